@@ -1,1 +1,58 @@
-"""Federated learning for parties that differ."""
+"""Descant: federated learning for parties that differ.
+
+Each party keeps a model of its own, learns from the others through a robust centre, and is told, in numbers, whether
+joining helped. Start with `examples/first.py`; the loop itself is in `descant.run`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import algorithms, parties
+    from .compare import Study, compare
+    from .core import Algorithm
+    from .errors import DescantError, DescantWarning
+    from .federation import Federation
+    from .piece import Metric
+    from .solvers import Sgd
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Algorithm",
+    "DescantError",
+    "DescantWarning",
+    "Federation",
+    "Metric",
+    "Sgd",
+    "Study",
+    "algorithms",
+    "compare",
+    "parties",
+]
+
+_HOME = {
+    "Algorithm": ".core",
+    "DescantError": ".errors",
+    "DescantWarning": ".errors",
+    "Federation": ".federation",
+    "Metric": ".piece",
+    "Sgd": ".solvers",
+    "Study": ".compare",
+    "compare": ".compare",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: torch takes seconds, and `descant --help` must not wait for it."""
+    if name in ("algorithms", "parties"):
+        return import_module(f".{name}", __name__)
+    if name in _HOME:
+        value = getattr(import_module(_HOME[name], __name__), name)
+        globals()[name] = value  # also hides the submodule of the same name, as in `descant.compare`
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,1 +1,5 @@
+"""How parties learn alone."""
 
+from .sgd import Sgd
+
+__all__ = ["Sgd"]

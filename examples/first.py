@@ -1,0 +1,21 @@
+"""A whole experiment on one screen: ten parties with unlike handwriting samples, each keeping a model of its own."""
+
+from torch import nn
+
+from descant import Federation, Sgd, algorithms, compare, parties
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+people = parties.digits(count=10, split="dirichlet", alpha=0.5, seed=0)
+solver = Sgd(lr=0.1, steps=20, batch=10)
+
+fed = Federation(net, people, algorithms.FedAvgPlus(alpha=1.0), solver=solver, seed=0)
+for round in fed.rounds(10):
+    print(round.index, f"{round.scores.own.mean:.3f}", f"{round.scores.center.mean:.3f}")
+print(fed.table())
+
+study = compare([algorithms.FedAvg(), algorithms.FedAvgPlus(alpha=1.0)], net, people, rounds=10, solver=solver)
+print(study.table())

@@ -1,0 +1,60 @@
+"""FedAvg, the base of all methods, and the methods that v2 §5.4 derives: Local, FedProx, RFA, coordinate median.
+
+McMahan et al. (2017), Communication-efficient learning of deep networks from decentralized data; Li et al. (2020),
+Federated optimization in heterogeneous networks; Pillutla et al. (2019), Robust aggregation for federated learning;
+Yin et al. (2018), Byzantine-robust distributed learning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..centers import CoordinateMedian as CoordinateMedianCenter
+from ..centers import GeometricMedian, Mean
+from ..core import Algorithm, Term
+from ..penalties import HalfSquare
+from ..settings import Schedule
+from .pieces import Distance, Mix, by_samples, everyone, fixed, keep_own, uniformly
+
+
+def FedAvg() -> Algorithm:
+    """Everybody begins at the centre, learns, and the mean is the new centre (v2 §5.4.2).
+
+    >>> FedAvg().start
+    Mix(init_mix=1.0)
+    """
+    return Algorithm(
+        name="FedAvg",
+        start=Mix(1.0),
+        terms=(),
+        pull=None,
+        aggregate=Mean(),
+        weigh=by_samples,
+        keep=None,
+        tune=fixed,
+        attend=everyone,
+    )
+
+
+def Local() -> Algorithm:
+    """Nobody learns from anybody (v2 §5.4.1: λ=0, θ=1): what a party reaches alone."""
+    return replace(FedAvg(), name="Local", start=Mix(0.0), keep=keep_own)
+
+
+def FedProx(mu: Schedule = 0.01) -> Algorithm:
+    """FedAvg with μ/2·‖w - w̃‖² in every party's loss (v2 §5.4.5, v1 Proposition 1). Not from the Fed+ papers: μ=0.01.
+
+    >>> FedProx(mu=0.1).terms[0].strength
+    0.1
+    """
+    return replace(FedAvg(), name="FedProx", terms=(Term(Distance(HalfSquare()), mu),))
+
+
+def RFA(smoothing: float = 1e-6) -> Algorithm:
+    """FedAvg with the geometric median for the mean (v2 §5.4.3, v1 Proposition 2)."""
+    return replace(FedAvg(), name="RFA", aggregate=GeometricMedian(smoothing))
+
+
+def CoordinateMedian() -> Algorithm:
+    """FedAvg with the coordinate-wise median for the mean (v2 §5.4.4, v1 Proposition 3)."""
+    return replace(FedAvg(), name="CoordinateMedian", aggregate=CoordinateMedianCenter(), weigh=uniformly)

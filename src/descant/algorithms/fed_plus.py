@@ -1,0 +1,139 @@
+"""Fed+: a unified approach to robust personalized federated learning. Yu, Kundu, Wynter, Lim (v1 2020, v2 2021).
+
+A party keeps its own model w_k, and is drawn, step by step, towards z_k = R(w̃, w_k), a robust combination of its own
+model and the centre. One penalty φ decides both the centre (eq. 4) and the combination (eq. 11).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..centers import Mean
+from ..core import Aggregate, Algorithm, Hyper, Term
+from ..penalties import HalfSquare, Norm1, Norm2, Penalty
+from ..settings import Schedule, setting
+from .baselines import FedAvg
+from .pieces import Distance, FedPlusPull, Mix, TowardFixed, TowardProx, keep_own, uniformly
+
+Over = Literal["active", "all"]
+
+
+def FedPlus(
+    penalty: Penalty = HalfSquare(),  # noqa: B008  a frozen value
+    alpha: Schedule = 0.01,
+    rho: float = 1.0,
+    init_mix: float = 0.0,
+    over: Over = "active",
+    name: str = "FedPlus",
+) -> Algorithm:
+    """Fed+ v2, Algorithm 1, for any penalty φ: layers may differ in theirs (`penalties.ByLayer`, §5.3).
+
+    α=0.01 is the paper's; ρ=1 is not from the paper, which gives ρ for its three named methods only.
+
+    >>> FedPlus(Norm1(), rho=0.1).pull.alpha
+    0.01
+    """
+    return replace(
+        FedAvg(),
+        name=name,
+        start=Mix(init_mix),
+        pull=FedPlusPull(alpha, TowardProx(penalty, rho)),
+        aggregate=Central(penalty, rho),
+        weigh=uniformly,
+        keep=keep_own,
+        over=over,
+    )
+
+
+@dataclass(frozen=True)
+class Central:
+    """A(W), eq. (4): the minimiser of the mean envelope of φ over the models."""
+
+    penalty: Penalty
+    rho: float = setting(1.0, "ρ = μ/α of eq. (5)", above=0)
+
+    def __call__(self, models: Tensor, weights: Tensor | None = None):  # type: ignore[no-untyped-def]
+        return self.penalty.center(self.rho)(models, weights)
+
+
+def FedAvgPlus(alpha: Schedule = 0.01, rho: float = 1000.0, init_mix: float = 0.0, over: Over = "active") -> Algorithm:
+    """φ = ½‖·‖²: the mean, and z_k = (w_k + ρ·w̃)/(1+ρ) (v2 §5.2.1). Defaults are the paper's §8.1."""
+    return FedPlus(HalfSquare(), alpha, rho, init_mix, over, "FedAvgPlus")
+
+
+def FedGeoMedPlus(alpha: Schedule = 0.01, rho: float = 10.0, init_mix: float = 0.0, over: Over = "active") -> Algorithm:
+    """φ = ‖·‖₂: the ρ-smoothed geometric median (v2 §5.2.2; RFA+ in v1). Defaults are the paper's §8.1."""
+    return FedPlus(Norm2(), alpha, rho, init_mix, over, "FedGeoMedPlus")
+
+
+def FedCoMedPlus(alpha: Schedule = 0.01, rho: float = 10.0, init_mix: float = 0.0, over: Over = "active") -> Algorithm:
+    """φ = ‖·‖₁: the ρ-smoothed coordinate median (v2 §5.2.3; coordinate-wise median+ in v1). Defaults are §8.1's."""
+    return FedPlus(Norm1(), alpha, rho, init_mix, over, "FedCoMedPlus")
+
+
+def FedPlusFixed(
+    gamma: float | tuple[float, ...] = 0.5,
+    aggregate: Aggregate = Mean(),  # noqa: B008  a frozen value
+    alpha: Schedule = 0.01,
+    init_mix: float = 0.0,
+    over: Over = "active",
+) -> Algorithm:
+    """z_k = (1-γ)·w_k + γ·w̃ with fixed γ and any centre: v2's Proposition 3, and its portfolio experiments (§8.2).
+
+    Not from the paper: γ=0.5. It reports the best of a grid.
+    """
+    pull = FedPlusPull(alpha, TowardFixed(gamma))
+    return replace(
+        FedPlus(alpha=alpha, init_mix=init_mix, over=over), name="FedPlusFixed", pull=pull, aggregate=aggregate
+    )
+
+
+def FedPlusV1(
+    penalty: Penalty = HalfSquare(),  # noqa: B008  a frozen value
+    aggregate: Aggregate = Mean(),  # noqa: B008  a frozen value
+    alpha: Schedule = 0.001,
+) -> Algorithm:
+    """Fed+ v1, Algorithm 1: w ← w - η(∇f + α·∇B(w, w̃)) from the party's own model, any distance B and centre C.
+
+    ``alpha`` may differ by party and round (`settings.PerParty`, `settings.Decay`); 0.001 is v1's §8. For B = ½‖·‖² it
+    takes v2's step under η₊ = η/(1-αη) (ERRATA 17).
+    """
+    terms = (Term(Distance(penalty), alpha),)
+    return replace(
+        FedAvg(), name="FedPlusV1", start=Mix(0.0), terms=terms, aggregate=aggregate, weigh=uniformly, keep=keep_own
+    )
+
+
+@dataclass(frozen=True)
+class CoinSteps:
+    """As many local steps as coins fall before the first that says "aggregate": P(g) = (1-p)^g · p."""
+
+    p: float = setting(0.1, "the probability of an aggregation step", above=0, below=1)
+
+    def __call__(self, round: int, hyper: Hyper, rng: np.random.Generator) -> Hyper:
+        return replace(hyper, work=int(rng.geometric(self.p)) - 1)
+
+
+@dataclass(frozen=True)
+class StepToMean:
+    """w_k ← (1-s)·w_k + s·w̃ with s = ηλ(1-p)/p: L2GD's aggregation step, η being the local step size."""
+
+    lam: float = setting(0.1, "λ: the strength of the mixture's penalty", least=0)
+    p: float = setting(0.1, "the probability of an aggregation step", above=0, below=1)
+
+    def __call__(self, models: Tensor, center: Tensor, hyper: Hyper) -> Tensor:
+        return torch.lerp(models, center.expand_as(models), hyper.lr * self.lam * (1 - self.p) / self.p)
+
+
+def L2GD(lam: float = 0.1, p: float = 0.1) -> Algorithm:
+    """The local-global mixture of Hanzely & Richtárik (2020) in rounds (v1 Remark 1). Not from the Fed+ papers: λ, p.
+
+    In the original every iteration tosses a coin: a local step of size a/(n(1-p)), or one of size aλ/(np) to the mean.
+    Here a round is the local steps up to the next "mean" and that step; the solver's learning rate is the local step's.
+    """
+    return replace(FedAvg(), name="L2GD", start=Mix(0.0), weigh=uniformly, keep=StepToMean(lam, p), tune=CoinSteps(p))

@@ -1,0 +1,96 @@
+"""Personalised baselines that people ask for: Ditto, APFL, pFedMe, FedPer.
+
+Li et al. (2021), Ditto; Deng et al. (2020), Adaptive personalized federated learning; T. Dinh et al. (2020),
+Personalized federated learning with Moreau envelopes; Arivazhagan et al. (2019), Federated learning with
+personalization layers.
+Their defaults here are not from the Fed+ papers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..core import Algorithm, Sight, Term
+from ..flat import Layout, Unbound
+from ..penalties import HalfSquare
+from ..settings import setting
+from .baselines import FedAvg, FedProx
+from .pieces import keep_own, uniformly
+
+
+def begin_at_received(received: Tensor) -> Tensor:
+    """A private model begins as a copy of the model that came from the centre."""
+    return received.clone()
+
+
+@dataclass(frozen=True)
+class DittoTerm:
+    """f_k(v) + λ/2·‖v - w̃‖² for the private model v: its gradient does not touch w, nor w's gradient v."""
+
+    lam: float = setting(0.1, "λ: how strongly the private model is held to the centre", least=0)
+
+    def __call__(self, sight: Sight) -> Tensor:
+        loss = sight.loss(sight.apply(sight.own, sight.x), sight.y).mean()
+        return loss + self.lam * HalfSquare().value(sight.own - sight.received)
+
+
+@dataclass(frozen=True)
+class PrivateModel:
+    """The party's own model is the first term's private columns, or ``share`` of them and the rest of the centre."""
+
+    share: float = setting(1.0, "of the private model", least=0, most=1)
+
+    def __call__(self, row: Tensor, memory: Mapping[str, Tensor]) -> Tensor:
+        if "private.0" not in memory:  # it never trained
+            return row
+        own = memory["private.0"]
+        return torch.cat([torch.lerp(row[: len(own)], own, self.share), row[len(own) :]])
+
+
+def Ditto(lam: float = 0.1) -> Algorithm:
+    """FedAvg, and beside it a private model of each party, held to the centre by λ/2·‖v - w̃‖²."""
+    term = Term(DittoTerm(lam), begin=begin_at_received)
+    return replace(FedAvg(), name="Ditto", terms=(term,), personal=PrivateModel())
+
+
+@dataclass(frozen=True)
+class MixtureTerm:
+    """f_k(a·v + (1-a)·w) for the private model v, w held fixed."""
+
+    share: float = setting(0.5, "a: the share of the private model in the mixture", least=0, most=1)
+
+    def __call__(self, sight: Sight) -> Tensor:
+        mixture = torch.lerp(sight.w.detach(), sight.own, self.share)
+        return sight.loss(sight.apply(mixture, sight.x), sight.y).mean()
+
+
+def APFL(share: float = 0.5) -> Algorithm:
+    """FedAvg, and a private model of each party that is trained and used mixed with it; a is fixed, not adapted."""
+    term = Term(MixtureTerm(share), begin=begin_at_received)
+    return replace(FedAvg(), name="APFL", terms=(term,), personal=PrivateModel(share))
+
+
+def pFedMe(lam: float = 1.0, server_step: float = 0.5) -> Algorithm:
+    """Parties solve min f_k(θ) + λ/2·‖θ - w̃‖² and keep θ; the centre steps towards their mean. One local round (R=1).
+
+    With R=1 the local step w ← w̃ - ηλ(w̃ - θ) and the server's averaging are one step of size ``server_step`` = βηλ.
+    """
+    return replace(FedProx(mu=lam), name="pFedMe", weigh=uniformly, keep=keep_own, server_step=server_step)
+
+
+@dataclass(frozen=True)
+class LastLayer(Unbound):
+    """The parameters of the last submodule that has any."""
+
+    def bind(self, layout: Layout) -> tuple[str, ...]:
+        owner = layout.layers[-1].rpartition(".")[0]
+        return tuple(name for name in layout.layers if name.rpartition(".")[0] == owner)
+
+
+def FedPer(layers: tuple[str, ...] | Unbound = LastLayer()) -> Algorithm:  # noqa: B008  a frozen value
+    """FedAvg in which the layers whose names match ``layers`` never leave their party: by default the last one."""
+    return replace(FedAvg(), name="FedPer", private=layers)

@@ -1,0 +1,156 @@
+"""The parts that methods are put together from: each answers one question of `core.Algorithm`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core import Attend, Hyper, Metrics, Sight
+from ..penalties import Penalty, personal
+from ..settings import Schedule, setting, value_at
+
+# ── start: where does a party begin its local work? ───────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Mix:
+    """(1-λ)·w_k + λ·w̃: Algorithm 1 of Fed+ v2, line 10. λ=1 begins at the centre, λ=0 at the party's own model.
+
+    >>> Mix(0.25)(torch.tensor([4.0]), torch.tensor([8.0]))
+    tensor([5.])
+    """
+
+    init_mix: float = setting(1.0, "λ of line 10 (ERRATA 13 keeps it apart from the prox factor)", least=0, most=1)
+
+    def __call__(self, own: Tensor, center: Tensor) -> Tensor:
+        if self.init_mix in (0.0, 1.0):  # the ends are exact, bit for bit
+            return center if self.init_mix else own
+        return torch.lerp(own, center, self.init_mix)
+
+
+# ── pull: what draws it back after each step? ─────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class TowardProx:
+    """z_k = w̃ + prox_φ^ρ(w_k - w̃), Fed+ v2 eq. (11)."""
+
+    penalty: Penalty
+    rho: float = setting(1.0, "ρ = μ/α of eq. (5): how far a party may stray before it is drawn back", above=0)
+
+    def __call__(self, own: Tensor, center: Tensor) -> Tensor:
+        return personal(self.penalty, own, center, self.rho)
+
+
+@dataclass(frozen=True)
+class TowardFixed:
+    """z_k = (1-γ)·w_k + γ·w̃ with a fixed γ, a number or one a column: the personalisation of v2's Proposition 3.
+
+    γ=1 is R = w̃ (FedProx, Corollary 1b), γ=0 is R = w_k (the local proximal-point method, Corollary 1a).
+
+    >>> TowardFixed((0.0, 1.0))(torch.tensor([[4.0, 4.0]]), torch.tensor([[8.0, 8.0]]))
+    tensor([[4., 8.]])
+    """
+
+    gamma: float | tuple[float, ...] | Mapping[str, float] = 1.0
+
+    def __call__(self, own: Tensor, center: Tensor) -> Tensor:
+        gamma = own.new_tensor(self.gamma)
+        return torch.lerp(own, center, gamma.expand_as(own))
+
+
+@dataclass(frozen=True)
+class FedPlusPull:
+    """w ← θ·w + (1-θ)·z after each step, with θ = 1/(1+αη): Fed+ v2 eq. (6) and Proposition 2."""
+
+    alpha: Schedule = setting(0.01, "α: how strongly a party is drawn to its anchor", least=0)
+    toward: TowardProx | TowardFixed = TowardFixed()
+
+    def anchor(self, own: Tensor, center: Tensor) -> Tensor:
+        return self.toward(own, center)
+
+    def alphas(self, round: int, parties: Sequence[str], like: Tensor) -> Tensor:
+        return like.new_tensor([[value_at(self.alpha, round, party)] for party in parties])
+
+
+# ── terms: what does it add to its loss? ──────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Distance:
+    """B(w_k, w̃) = φ(w_k - w̃), Fed+ v1 eq. (2)-(4), its gradient taken with w̃ held fixed (ERRATA 18)."""
+
+    penalty: Penalty
+
+    def __call__(self, sight: Sight) -> Tensor:
+        return self.penalty.value(sight.w - sight.received)
+
+
+# ── weigh: how much does a report count? ──────────────────────────────────────────────────────────────────────────────
+
+
+def by_samples(metrics: Sequence[Metrics]) -> Tensor:
+    """n_k: FedAvg's weights, and the baselines' (ERRATA 16)."""
+    return torch.tensor([float(metric["samples"]) for metric in metrics], dtype=torch.float64)
+
+
+def uniformly(metrics: Sequence[Metrics]) -> Tensor:
+    """1/K: the plain means and medians of the Fed+ papers (ERRATA 16)."""
+    return torch.ones(len(metrics), dtype=torch.float64)
+
+
+# ── keep: what does a party keep? ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def keep_own(models: Tensor, center: Tensor, hyper: Hyper) -> Tensor:
+    """The model it trained itself."""
+    return models
+
+
+# ── tune: which hyper-parameters move? ────────────────────────────────────────────────────────────────────────────────
+
+
+def fixed(round: int, hyper: Hyper, rng: np.random.Generator) -> Hyper:
+    """None: the solver's own settings in every round."""
+    return hyper
+
+
+# ── attend: who takes part, and with how much work? ───────────────────────────────────────────────────────────────────
+
+
+def everyone(names: Sequence[str], hyper: Hyper, rng: np.random.Generator) -> dict[str, Hyper]:
+    """All who can be reached."""
+    return dict.fromkeys(names, hyper)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some parties, drawn anew each round with equal probability.
+
+    >>> len(Sample(2)(["a", "b", "c"], Hyper(), np.random.default_rng(0)))
+    2
+    """
+
+    count: int = setting(10, "parties a round", least=1)
+
+    def __call__(self, names: Sequence[str], hyper: Hyper, rng: np.random.Generator) -> dict[str, Hyper]:
+        chosen = rng.choice(len(names), size=min(self.count, len(names)), replace=False)
+        return {names[i]: hyper for i in sorted(chosen.tolist())}
+
+
+@dataclass(frozen=True)
+class Stragglers:
+    """A share of those who take part does only 1 to E-1 units of its work (FedProx's protocol)."""
+
+    share: float = setting(0.9, "of those who take part, how many straggle", least=0, most=1)
+    attend: Attend = everyone
+
+    def __call__(self, names: Sequence[str], hyper: Hyper, rng: np.random.Generator) -> dict[str, Hyper]:
+        present = self.attend(names, hyper, rng)
+        slow = rng.permutation(list(present))[: round(self.share * len(present))].tolist()
+        less = {name: replace(hyper, work=int(rng.integers(1, max(2, hyper.work)))) for name in slow}
+        return {**present, **less}

@@ -1,0 +1,190 @@
+"""Methods side by side: the same parties, rounds, work and draws; local-only and the majority class stand beside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .algorithms.baselines import Local
+from .core import Algorithm
+from .errors import SettingError
+from .evaluate import Scores
+from .federation import Federation, Model, bar
+from .parties import People
+from .settings import describe
+from .table import Table
+
+MAJORITY = "majority class"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One method with one seed: its scores at the end, and a curve of (round, mean own, mean centre) on the way."""
+
+    method: str
+    seed: int
+    scores: Scores
+    curve: tuple[tuple[int, float, float], ...]
+    seconds: float
+    refused: int
+
+
+@dataclass(frozen=True)
+class Study:
+    """What came of a comparison."""
+
+    results: tuple[Result, ...]
+    settings: dict[str, Any]
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(result.method for result in self.results))
+
+    def of(self, method: str) -> list[Result]:
+        """The results of one method, one a seed."""
+        return [result for result in self.results if result.method == method]
+
+    def table(self) -> Table:
+        """One row a method: mean (± over seeds), worst and spread over parties, centre, who gained against Local."""
+        alone = self.of("Local")
+        rows = [self._majority(alone), *(self._row(method, alone) for method in self.methods)]
+        columns = ("method", "mean", "± seeds", "worst", "spread", "centre", "gained", "lost")
+        return Table(columns, rows, self.verdict())
+
+    def verdict(self) -> str:
+        """In a sentence: which method served the parties best, and for how many."""
+        alone, judged = self.of("Local"), self._judged()
+        others = [method for method in self.methods if method != "Local"]
+        if not others:
+            return ""
+        higher = alone[0].scores.own.higher_is_better
+        best = (max if higher else min)(others, key=lambda method: _mean(self.of(method), "own"))
+        gained = np.mean([r.scores.own.gained(a.scores.own) for r, a in zip(self.of(best), alone, strict=True)])
+        means = f"{_mean(self.of(best), 'own'):.3f} against {_mean(alone, 'own'):.3f} alone"
+        return f"{best} served the parties best: {means}; {gained:.3g} of {judged} parties gained by joining."
+
+    def plot(self, kind: str, file: str | Path) -> Path:
+        """Draw "curves" (score by round) or "parties" (each party with each method) into a PNG file."""
+        from .report import draw
+
+        return draw(self, kind, Path(file))
+
+    def save(self, folder: str | Path) -> Path:
+        """Write study.json, the pictures and report.html."""
+        from .report import write
+
+        return write(self, Path(folder))
+
+    def to_json(self) -> str:
+        """Everything in it, for programs."""
+        results = [
+            {
+                "method": r.method,
+                "seed": r.seed,
+                "metric": r.scores.metric,
+                "parties": list(r.scores.names),
+                "own": _plain(r.scores.own.values),
+                "center": _plain(r.scores.center.values),
+                "majority": _plain(r.scores.majority.values),
+                "curve": [list(point) for point in r.curve],
+                "seconds": r.seconds,
+                "refused": r.refused,
+            }
+            for r in self.results
+        ]
+        table = [{key: None if value != value else value for key, value in row.items()} for row in self.table().rows]
+        return json.dumps({"verdict": self.verdict(), "table": table, "settings": self.settings, "results": results})
+
+    def _judged(self) -> int:
+        return int((~np.isnan(self.results[0].scores.own.values)).sum())
+
+    def _majority(self, alone: list[Result]) -> dict[str, Any]:
+        columns = [result.scores.majority for result in alone]
+        pairs = [(r.scores.majority, r.scores.own) for r in alone]
+        return {
+            "method": MAJORITY,
+            "mean": float(np.mean([c.mean for c in columns])),
+            "± seeds": 0.0,
+            "worst": float(np.mean([c.worst for c in columns])),
+            "spread": float(np.mean([c.spread for c in columns])),
+            "centre": float("nan"),
+            "gained": float(np.mean([m.gained(own) for m, own in pairs])),
+            "lost": float(np.mean([own.gained(m) for m, own in pairs])),
+        }
+
+    def _row(self, method: str, alone: list[Result]) -> dict[str, Any]:
+        results = self.of(method)
+        pairs = [(r.scores.own, a.scores.own) for r, a in zip(results, alone, strict=True)]
+        return {
+            "method": method,
+            "mean": _mean(results, "own"),
+            "± seeds": float(np.std([r.scores.own.mean for r in results])),
+            "worst": float(np.mean([r.scores.own.worst for r in results])),
+            "spread": float(np.mean([r.scores.own.spread for r in results])),
+            "centre": _mean(results, "center"),
+            "gained": float(np.mean([own.gained(local) for own, local in pairs])),
+            "lost": float(np.mean([local.gained(own) for own, local in pairs])),
+        }
+
+
+def compare(
+    algorithms: Sequence[Algorithm],
+    model: Model,
+    people: People,
+    *,
+    rounds: int,
+    seeds: int = 1,
+    points: int = 10,
+    progress: bool = True,
+    **settings: Any,
+) -> Study:
+    """Run every algorithm with every seed; Local is added if it is not among them. ``settings`` are Federation's.
+
+    The curve is measured ``points`` times on the way.
+    """
+    if rounds < 1 or seeds < 1:
+        raise SettingError(f"compare needs at least one round and one seed. Got rounds={rounds}, seeds={seeds}.")
+    named = {algorithm.name: algorithm for algorithm in algorithms}
+    if len(named) != len(algorithms):
+        raise SettingError(
+            f"Two algorithms have one name: {[a.name for a in algorithms]}. Use dataclasses.replace."
+        )
+    named = {"Local": Local(), **named}
+    results = []
+    with bar(disable=not progress) as shown:
+        for algorithm in named.values():
+            line = shown.add_task(algorithm.name, total=rounds * seeds, loss="–")
+            for seed in range(seeds):
+                federation = Federation(model, people, algorithm, seed=seed, **settings)
+                results.append(
+                    _one(federation, rounds, points, lambda loss, at=line: shown.update(at, advance=1, loss=loss))
+                )
+    about = {"rounds": rounds, "seeds": seeds, "parties": len(people), **describe(settings)}
+    about["algorithms"] = [describe(algorithm) for algorithm in named.values()]
+    return Study(tuple(results), about)
+
+
+def _one(federation: Federation, rounds: int, points: int, tick: Any) -> Result:
+    looked = {round(at) for at in np.linspace(1, rounds, min(points, rounds))}
+    curve = []
+    seconds = 0.0
+    for scored in federation.rounds(rounds):
+        tick(f"{scored.round.loss:.4f}")
+        seconds += scored.round.seconds
+        if scored.index in looked:
+            curve.append((scored.index, scored.scores.own.mean, scored.scores.center.mean))
+    refused = len(federation.refusals_)
+    return Result(federation.algorithm.name, federation.seed, federation.scores(), tuple(curve), seconds, refused)
+
+
+def _mean(results: list[Result], column: str) -> float:
+    return float(np.mean([getattr(result.scores, column).mean for result in results]))
+
+
+def _plain(values: Any) -> list[float | None]:
+    return [None if value != value else float(value) for value in values]

@@ -1,0 +1,227 @@
+"""The words of the system: what an algorithm answers, what a solver is given, what crosses the boundary.
+
+Rows are parties: K models are a matrix ``[K, width]``, one flat model a row (see `flat`). A round, as `run` walks it:
+
+    tune -> attend -> Task -> start, terms, pull (at the party, by a solver) -> Report -> gate -> aggregate -> keep
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+from torch import Tensor
+
+from .flat import Net, Unbound
+from .settings import Schedule, setting
+
+Memory: TypeAlias = Mapping[str, Tensor]
+"""What a party keeps from round to round beside its model: optimiser moments, private columns. It never travels."""
+
+Metrics: TypeAlias = Mapping[str, float]
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(output, target) -> a number, or one number a sample, of which the mean is taken."""
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """The hyper-parameters of one round that an algorithm may tune."""
+
+    lr: float = setting(0.01, "the learning rate η", above=0)
+    work: int = setting(20, "how much a party learns in a round, in the solver's unit (steps or epochs)", least=0)
+
+
+# ── across the boundary: arrays, scalars and bytes, nothing else ──────────────────────────────────────────────────────
+
+Kind: TypeAlias = Literal["train", "evaluate", "personal"]
+Status: TypeAlias = Literal["ok", "error", "lost", "refused"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the round asks of one party."""
+
+    party: str
+    round: int
+    kind: Kind
+    arrays: Mapping[str, Tensor]  # "center" [width], and "own" [width] where the algorithm keeps models of their own
+    settings: Mapping[str, Any]  # JSON values: seed, lr, work, way, layout
+    deadline: float = 600.0  # seconds
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one party answers: a model by the names of its tensors, numbers about it, or why there is none."""
+
+    party: str
+    round: int
+    kind: Kind
+    status: Status = "ok"
+    arrays: Mapping[str, Tensor] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    sealed: bytes = b""
+    reason: str = ""
+
+
+class Store(Protocol):
+    """Tensors by party. What is staged counts only after :meth:`commit`, so a broken round leaves no trace."""
+
+    def get(self, party: str) -> dict[str, Tensor]: ...
+    def stage(self, party: str, tensors: Mapping[str, Tensor]) -> None: ...
+    def commit(self) -> None: ...
+    def rollback(self) -> None: ...
+    def names(self) -> list[str]: ...
+
+
+class Engine(Protocol):
+    """How tasks reach parties: it decides where the stack is cut, never what comes out of it."""
+
+    @property
+    def memory(self) -> Store:
+        """The parties' memories, as far as they live on this side of the boundary."""
+
+    def members(self) -> Sequence[str]:
+        """Who can be reached now, in a fixed order."""
+
+    def submit(self, tasks: Sequence[Task]) -> None:
+        """Take these tasks; it does not wait for their answers."""
+
+    def collect(self, timeout: float) -> list[Report]:
+        """What is ready, faults included; empty only when nothing came within ``timeout`` seconds."""
+
+
+# ── what an algorithm answers ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a term of the loss may read: one party, one batch. Shapes are those of one party."""
+
+    w: Tensor  # [d] the parameters that are being trained
+    received: Tensor  # [d] the parameters that came from the centre, frozen
+    own: Tensor  # [q] the term's private columns, trained with w and never reported
+    x: Tensor
+    y: Tensor
+    output: Tensor
+    seen: Mapping[str, Tensor]  # activations of the trained model at the term's points
+    seen_received: Mapping[str, Tensor]  # the same points in the frozen received model
+    apply: Callable[[Tensor, Tensor], Tensor]  # (parameters, x) -> output: the module with other numbers in it
+    loss: Loss
+
+
+@dataclass(frozen=True)
+class Term:
+    """What a party adds to its loss: strength · value(sight)."""
+
+    value: Callable[[Sight], Tensor]
+    strength: Schedule = setting(1.0, "the factor before the term", least=0)
+    points: tuple[str, ...] = ()  # submodules whose outputs the term reads, of both models
+    begin: Callable[[Tensor], Tensor] | None = None  # received [d] -> first values [q] of its private columns
+
+
+class Pull(Protocol):
+    """What draws a party back after each step: w ← θ·w + (1-θ)·z with θ = 1/(1+αη), Fed+ v2 eq. (6)."""
+
+    def anchor(self, own: Tensor, center: Tensor) -> Tensor:
+        """z = R(w̃, w_k), eq. (11); ``[K, d]``."""
+
+    def alphas(self, round: int, parties: Sequence[str], like: Tensor) -> Tensor:
+        """α of every party in this round, ``[K, 1]``, or ``[K, d]`` where it differs by layer."""
+
+
+class Aggregated(Protocol):
+    """A centre, and how far it is from the best one."""
+
+    @property
+    def point(self) -> Tensor: ...
+    @property
+    def gap(self) -> float: ...
+
+
+Start: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Aggregate: TypeAlias = Callable[[Tensor, Tensor | None], Aggregated]
+Weigh: TypeAlias = Callable[[Sequence[Metrics]], Tensor]
+Keep: TypeAlias = Callable[[Tensor, Tensor, Hyper], Tensor]
+Tune: TypeAlias = Callable[[int, Hyper, np.random.Generator], Hyper]
+Attend: TypeAlias = Callable[[Sequence[str], Hyper, np.random.Generator], dict[str, Hyper]]
+Personal: TypeAlias = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A federated method: its answers to the questions of a round. FedAvg is the base; a method is what it changes."""
+
+    name: str
+    start: Start  # (own [K, width], centre [K, width]) -> where each party begins its local work
+    terms: tuple[Term, ...]  # what it adds to its loss
+    pull: Pull | None  # what draws it back after each step
+    aggregate: Aggregate  # (models [K, d], weights [K]) -> what the reports add up to
+    weigh: Weigh  # metrics of the reports -> their weights [K]
+    keep: Keep | None  # (models [K, width], centre [width]) -> what each party keeps; None: only the centre
+    tune: Tune  # which hyper-parameters move, and how
+    attend: Attend  # who takes part, and with how much work
+    over: Literal["active", "all"] = setting(
+        "active", "whose models are aggregated (ERRATA 14)", one_of=("active", "all")
+    )
+    newcomer: Literal["initial", "center"] = setting(
+        "initial", "the own model of a party that never trained", one_of=("initial", "center")
+    )
+    report: Literal["model", "change"] = setting("model", "what a report carries (v1 §3)", one_of=("model", "change"))
+    server_step: float = setting(1.0, "how far the centre moves towards the aggregate", above=0)
+    private: tuple[str, ...] | Unbound = ()  # name patterns of layers that never leave their party
+    personal: Personal | None = None  # (model [width], memory) -> the party's own model, where terms hold it
+    max_staleness: int = setting(0, "how many rounds old a report may be", least=0)
+
+
+# ── what a solver is given ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Party(Protocol):
+    """One party, as far as the round needs to know it; its data is between it and the solver."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def samples(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """The local work of a stack of parties: rows are parties in every tensor and every sequence."""
+
+    net: Net
+    loss: Loss
+    parties: Sequence[Any]
+    hypers: Sequence[Hyper]
+    memories: Sequence[Memory]
+    seed: int
+    round: int
+    way: str  # how the stack is computed; chosen once a run
+    start: Tensor  # [K, width]
+    received: Tensor  # [K, width]
+    anchor: Tensor | None  # [K, d] z_k
+    alphas: Tensor | None  # [K, 1] or [K, d]
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of a job."""
+
+    rows: Tensor  # [K, width]
+    memories: Sequence[Memory]
+    metrics: Sequence[Metrics]
+
+
+class Solver(Protocol):
+    """How parties learn alone; it knows nothing of the federation but the terms and the pull in its job."""
+
+    @property
+    def hyper(self) -> Hyper: ...
+
+    def choose(self, net: Net, loss: Loss, party: Any, count: int) -> str:
+        """The way to compute stacks of ``count`` parties like this one; a bad model or loss is an error here."""
+
+    def train(self, job: Job) -> Trained: ...

@@ -1,0 +1,103 @@
+"""Did it help my party? Its own test set, judged with its own model, the centre and its majority class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from .core import Engine, Loss
+from .errors import EngineError
+from .piece import Metric, Plan
+from .run import State, gather, tasks_for
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number a party, and what they come to; a party without a test set is nan and does not count."""
+
+    values: Numbers
+    higher_is_better: bool = True
+
+    @property
+    def mean(self) -> float:
+        return float(self._known.mean()) if len(self._known) else float("nan")
+
+    @property
+    def worst(self) -> float:
+        if not len(self._known):
+            return float("nan")
+        return float(self._known.min() if self.higher_is_better else self._known.max())
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation over parties."""
+        return float(self._known.std()) if len(self._known) else float("nan")
+
+    def gained(self, alone: Column) -> int:
+        """How many parties are better off than with the other column.
+
+        >>> Column(np.array([0.9, 0.5])).gained(Column(np.array([0.8, 0.5])))
+        1
+        """
+        difference = self.values - alone.values
+        return int(((difference > 0) if self.higher_is_better else (difference < 0)).sum())
+
+    @property
+    def _known(self) -> Numbers:
+        known: Numbers = self.values[~np.isnan(self.values)]
+        return known
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the parties reach, in the order of ``names``."""
+
+    names: tuple[str, ...]
+    metric: str
+    own: Column
+    center: Column
+    majority: Column
+
+
+def accuracy(output: Tensor, target: Tensor) -> Tensor:
+    """1 where the largest output is the target's class, else 0."""
+    return (output.argmax(-1) == target).double()
+
+
+def default_metric(loss: Loss, target: Tensor) -> Metric:
+    """Accuracy where targets are classes and the loss is the cross entropy; the loss itself elsewhere."""
+    if loss is functional.cross_entropy and not target.is_floating_point() and target.ndim == 1:
+        return Metric("accuracy", accuracy)
+    return Metric("loss", loss, higher_is_better=False)
+
+
+def score(plan: Plan, engine: Engine, state: State, names: Iterable[str] | None = None) -> Scores:
+    """Ask parties (all, if none are named) to judge the models as they stand."""
+    parties: Sequence[str] = tuple(engine.members()) if names is None else tuple(names)
+    found: dict[str, dict[str, float]] = {}
+    for report in gather(engine, tasks_for(plan, state, parties, "evaluate", state.round)):
+        if report.status != "ok":
+            raise EngineError(f"Party {report.party!r} could not be evaluated: {report.reason or report.status}")
+        found[report.party] = {name: float(value) for name, value in report.metrics.items()}
+
+    def column(name: str) -> Column:
+        values = np.array([found[party].get(name, np.nan) for party in parties])
+        return Column(values, plan.metric.higher_is_better)
+
+    return Scores(tuple(parties), plan.metric.name, column("own"), column("center"), column("majority"))
+
+
+def personal_row(plan: Plan, engine: Engine, state: State, party: str) -> Tensor:
+    """The numbers of a party's own model, private layers included, as its owner would use it."""
+    (report,) = gather(engine, tasks_for(plan, state, [party], "personal", state.round))
+    if report.status != "ok":
+        raise EngineError(f"Party {party!r} could not show its model: {report.reason or report.status}")
+    return plan.net.layout.join({name: torch.as_tensor(tensor) for name, tensor in report.arrays.items()})

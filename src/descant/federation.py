@@ -1,0 +1,261 @@
+"""A federation you can hold: make it, fit it, ask each party's model and whether joining helped."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import nn
+from torch.nn import functional
+
+from . import checkpoint, seeds
+from .algorithms.baselines import Local
+from .core import Algorithm, Attend, Engine, Loss, Solver
+from .engines import InProcess
+from .errors import DescantError, DescantWarning, PartyError, SettingError
+from .evaluate import Scores, default_metric, personal_row, score
+from .flat import Net, bind
+from .gate import Refusal
+from .parties import People
+from .piece import Metric, Plan
+from .run import Round, State, begin, run
+from .solvers import Sgd
+from .table import Table
+
+Model: TypeAlias = nn.Module | Callable[[], nn.Module]
+MakeEngine: TypeAlias = Callable[[Plan], Engine]
+
+
+@dataclass(frozen=True)
+class ScoredRound:
+    """A round, and its scores when they are asked for: only while the run stands at it."""
+
+    round: Round
+    _measure: Callable[[int], Scores]
+
+    @property
+    def index(self) -> int:
+        return self.round.index
+
+    @cached_property
+    def scores(self) -> Scores:
+        """Every party's own test set with its own model, the centre and the majority class."""
+        return self._measure(self.round.index)
+
+
+class Federation:
+    """Parties that learn together by an algorithm, each with a model of its own.
+
+    >>> from descant import algorithms, parties
+    >>> people = parties.digits(count=4, seed=0)
+    >>> fed = Federation(lambda: nn.Linear(64, 10), people, algorithms.FedAvgPlus(), lr=0.1, steps=5, batch=10)
+    >>> fed.fit(2, progress=False).history_[-1]["round"]
+    2
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        people: People,
+        algorithm: Algorithm,
+        *,
+        solver: Solver | None = None,
+        lr: float | None = None,
+        steps: int | None = None,
+        batch: int | None = None,
+        loss: Loss = functional.cross_entropy,
+        metric: Metric | None = None,
+        attend: Attend | None = None,
+        seed: int = 0,
+        engine: MakeEngine = InProcess,
+    ) -> None:
+        self.model = model
+        self.people = people
+        self.algorithm = algorithm if attend is None else replace(algorithm, attend=attend)
+        self.solver = solver
+        shorthand: dict[str, Any] = {"lr": lr, "steps": steps, "batch": batch}
+        self.shorthand = {name: value for name, value in shorthand.items() if value is not None}
+        self.loss = loss
+        self.metric = metric
+        self.seed = seed
+        self.engine = engine
+        self.history_: list[dict[str, Any]] = []
+        self.refusals_: list[Refusal] = []
+
+    @cached_property
+    def _plan(self) -> Plan:
+        if not isinstance(self.people, People):
+            raise PartyError(
+                f"Give parties made by descant.parties, such as from_arrays(...). Got {type(self.people).__name__}."
+            )
+        if self.solver is not None and self.shorthand:
+            raise SettingError(f"Give a solver, or {', '.join(self.shorthand)} as shorthand for Sgd, not both.")
+        net = Net.made(self.model, seeds.torch_seed(self.seed, 0, seeds.EVERYBODY, "model"))
+        first = self.people[self.people.names[0]]
+        return Plan(
+            net=net,
+            people=self.people,
+            algorithm=bind(self.algorithm, net.layout),
+            solver=self.solver or Sgd(**self.shorthand),
+            loss=self.loss,
+            metric=self.metric or default_metric(self.loss, first.y),
+            seed=self.seed,
+        )
+
+    @cached_property
+    def _engine(self) -> Engine:
+        return self.engine(self._plan)
+
+    @property
+    def state(self) -> State:
+        """Where the run stands."""
+        if "_state" not in self.__dict__:
+            self._state = begin(self._plan)
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
+
+    def rounds(self, n: int) -> Iterator[ScoredRound]:
+        """The next n rounds, one at a time; `break` stops, and calling it again goes on."""
+        for round in run(self._plan, self._engine, self.state, n):
+            self.state = round.state
+            self.refusals_.extend(round.refusals)
+            if round.note:
+                warnings.warn(f"Round {round.index}: {round.note}.", DescantWarning, stacklevel=2)
+            self.history_.append(
+                {
+                    "round": round.index,
+                    "loss": round.loss,
+                    "gap": round.gap,
+                    "change": round.change,
+                    "present": len(round.present),
+                    "accepted": len(round.accepted),
+                    "seconds": round.seconds,
+                }
+            )
+            yield ScoredRound(round, self._measure)
+
+    def fit(self, rounds: int, progress: bool = True) -> Federation:
+        """Run some more rounds, with a progress bar; the history gains a score where the run ends."""
+        self.state  # noqa: B018  errors come before the bar
+        with bar(disable=not progress) as shown:
+            line = shown.add_task(self.algorithm.name, total=rounds)
+            for round in self.rounds(rounds):
+                shown.update(line, advance=1, loss=f"{round.round.loss:.4f}")
+        return self
+
+    def _measure(self, index: int) -> Scores:
+        if index != self.state.round:
+            raise DescantError(
+                f"The scores of round {index} must be read while the run stands there; it is at {self.state.round}."
+            )
+        scores = self.scores()
+        if self.history_ and self.history_[-1]["round"] == index:
+            self.history_[-1].update(own=scores.own.mean, center=scores.center.mean)
+        return scores
+
+    def scores(self) -> Scores:
+        """Every party's own test set, judged now."""
+        return score(self._plan, self._engine, self.state)
+
+    @cached_property
+    def _alone(self) -> Federation:
+        """The same parties, rounds, work and draws, without federation."""
+        local = replace(Local(), attend=self.algorithm.attend, tune=self.algorithm.tune)
+        return Federation(
+            self.model, self.people, local, solver=self._plan.solver, loss=self.loss, metric=self.metric, seed=self.seed
+        )
+
+    def table(self, progress: bool = False) -> Table:
+        """Each party: its own model, the centre, what it reaches alone with the same work, and its majority class.
+
+        The first call trains every party alone for as many rounds, which takes about as long as the run did.
+        """
+        self._alone.fit(self.state.round - self._alone.state.round, progress)
+        return party_table(self.people, self.scores(), self._alone.scores())
+
+    @property
+    def models_(self) -> Mapping[str, nn.Module]:
+        """Party name -> its personal module, made when it is asked for."""
+        return _Models(self)
+
+    @property
+    def center_(self) -> nn.Module:
+        """The common module."""
+        return self._plan.net.module_of(self.state.center)
+
+    def hash(self) -> str:
+        """A digest of the centre and of every party's model and memory."""
+        return checkpoint.digest(self.state, self._engine.memory)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the run as it stands into a folder, whole or not at all."""
+        return checkpoint.save(Path(folder), self._plan, self.state, self._engine.memory, self.history_)
+
+    def load(self, folder: str | Path) -> Federation:
+        """Go on from a folder that a federation of the same model, algorithm, solver and seed saved."""
+        self.state, self.history_ = checkpoint.load(Path(folder), self._plan, self._engine.memory)
+        return self
+
+
+class _Models(Mapping[str, nn.Module]):
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+
+    def __getitem__(self, party: str) -> nn.Module:
+        f = self._federation
+        f.people[party]  # an unknown name is an error here, with the names that exist
+        return f._plan.net.module_of(personal_row(f._plan, f._engine, f.state, party))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._federation.people)
+
+    def __len__(self) -> int:
+        return len(self._federation.people)
+
+
+def party_table(people: People, scores: Scores, alone: Scores) -> Table:
+    """One row a party, and the verdict below."""
+    sign = 1 if scores.own.higher_is_better else -1
+    rows = [
+        {
+            "party": name,
+            "samples": people[name].samples,
+            "own": float(scores.own.values[i]),
+            "center": float(scores.center.values[i]),
+            "alone": float(alone.own.values[i]),
+            "majority": float(scores.majority.values[i]),
+            "gain": sign * float(scores.own.values[i] - alone.own.values[i]),
+        }
+        for i, name in enumerate(scores.names)
+    ]
+    judged = int((~torch.isnan(torch.from_numpy(scores.own.values))).sum())
+    gained, lost = scores.own.gained(alone.own), alone.own.gained(scores.own)
+    verdict = (
+        f"{scores.metric}: own {scores.own.mean:.3f}, alone {alone.own.mean:.3f}, centre {scores.center.mean:.3f}"
+        + ("" if math.isnan(scores.majority.mean) else f", majority {scores.majority.mean:.3f}")
+        + f". {gained} of {judged} parties gained by joining, {lost} lost."
+    )
+    return Table(("party", "samples", "own", "center", "alone", "majority", "gain"), rows, verdict)
+
+
+def bar(disable: bool) -> Progress:
+    """The progress bar of long work."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]}"),
+        TimeRemainingColumn(),
+        disable=disable,
+        transient=True,
+    )

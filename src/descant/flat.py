@@ -1,0 +1,212 @@
+"""Any `torch.nn.Module` as a row of numbers, and back.
+
+A row is ``[parameters | statistics]``. Its first columns are the trainable parameters, one range of columns a tensor,
+in the order of ``named_parameters``; its last are the running statistics of normalisation layers. The rule for what is
+not a trainable parameter:
+
+- **running statistics** (buffers named ``running_mean`` or ``running_var``) travel with the row, are never pulled,
+  penalised or medianed, and add up by the weighted mean;
+- **every other buffer** (integers, masks, counters, constants) and every parameter with ``requires_grad=False`` stays
+  what the user's module made it: it is the same at every party and never travels. A module that changes such a buffer
+  while it trains is refused with its name, because the change would be lost.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import fnmatch
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from .errors import ModelError
+
+_STATISTICS = ("running_mean", "running_var")
+_COUNTER = "num_batches_tracked"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which columns of a row belong to which tensor.
+
+    >>> Layout.of(nn.Linear(3, 2)).names
+    ('weight', 'bias')
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    parameters: int  # how many of the names, counted from the first, are trainable parameters
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Layout:
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        statistics = {name: b for name, b in module.named_buffers() if name.rsplit(".", 1)[-1] in _STATISTICS}
+        if not trained:
+            raise ModelError(f"{type(module).__name__} has no trainable parameter: there is nothing to federate.")
+        tensors = {**trained, **statistics}
+        dtypes = {tensor.dtype for tensor in tensors.values()}
+        if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
+            found = {name: str(tensor.dtype) for name, tensor in tensors.items()}
+            raise ModelError(
+                f"All parameters must have one floating dtype; found {found}. Use module.to(torch.float32)."
+            )
+        return cls(tuple(tensors), tuple(tuple(t.shape) for t in tensors.values()), len(trained), dtypes.pop())
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [math.prod(shape) for shape in self.shapes]
+
+    @cached_property
+    def width(self) -> int:
+        """How many columns a row has."""
+        return sum(self.sizes)
+
+    @cached_property
+    def size(self) -> int:
+        """d: how many of the columns are trainable parameters; the rest are statistics."""
+        return sum(self.sizes[: self.parameters])
+
+    @cached_property
+    def _ranges(self) -> dict[str, tuple[int, int]]:
+        ranges, begin = {}, 0
+        for name, size in zip(self.names, self.sizes, strict=True):
+            ranges[name] = (begin, begin + size)
+            begin += size
+        return ranges
+
+    @cached_property
+    def digest(self) -> str:
+        """A fingerprint that two parties with the same model share."""
+        return hashlib.blake2b(repr((self.names, self.shapes, str(self.dtype))).encode(), digest_size=8).hexdigest()
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of the trainable parameters."""
+        return self.names[: self.parameters]
+
+    def range_of(self, name: str) -> tuple[int, int]:
+        """The first column of a tensor and the one after its last."""
+        return self._ranges[name]
+
+    def matching(self, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        """The trainable parameters whose name matches one of the patterns; a pattern without a match is an error."""
+        for pattern in patterns:
+            if not fnmatch.filter(self.layers, pattern):
+                raise ModelError(f"No layer matches {pattern!r}. The model's layers: {', '.join(self.layers)}.")
+        return tuple(name for name in self.layers if any(fnmatch.fnmatchcase(name, p) for p in patterns))
+
+    def split(self, rows: Tensor) -> dict[str, Tensor]:
+        """Named views of ``rows [..., width]``, or of its parameters alone when it is ``[..., size]``."""
+        sizes = self.sizes if rows.shape[-1] == self.width else self.sizes[: self.parameters]
+        # one split, not many slices: its gradient is one concatenation
+        parts = torch.split_with_sizes(rows, sizes, dim=-1)
+        shapes, lead = self.shapes[: len(sizes)], rows.shape[:-1]
+        return {n: part.reshape(lead + shape) for n, part, shape in zip(self.names, parts, shapes, strict=False)}
+
+    def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """One row from named tensors, the inverse of :meth:`split`."""
+        return torch.cat([tensors[name].reshape(-1) for name in self.names])
+
+
+class Unbound(ABC):
+    """Something that names layers by pattern, and becomes columns once a model is known."""
+
+    @abstractmethod
+    def bind(self, layout: Layout) -> Any:
+        """The same thing with columns in place of patterns."""
+
+
+def bind(record: Any, layout: Layout) -> Any:
+    """A record of settings in which every name pattern has become columns of this layout."""
+    if isinstance(record, Unbound):
+        return record.bind(layout)
+    if isinstance(record, tuple):
+        parts = tuple(bind(part, layout) for part in record)
+        return parts if any(new is not old for new, old in zip(parts, record, strict=True)) else record
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        old = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+        new = {name: bind(part, layout) for name, part in old.items()}
+        return dataclasses.replace(record, **new) if any(new[n] is not old[n] for n in old) else record
+    return record
+
+
+class Net:
+    """A user's module without its numbers: rows go in, outputs come out."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.layout = Layout.of(module)
+        for name, part in module.named_modules():
+            if getattr(part, _COUNTER, None) is not None and getattr(part, "momentum", 0.1) is None:
+                raise ModelError(f"{name!r} averages its statistics by a counter (momentum=None); give it a momentum.")
+
+    @classmethod
+    def made(cls, model: nn.Module | Callable[[], nn.Module], seed: int) -> Net:
+        """A net of a module (copied, so that the user's stays untouched), a class or a factory."""
+        if isinstance(model, nn.Module):
+            return cls(copy.deepcopy(model))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = model()
+        if not isinstance(module, nn.Module):
+            raise ModelError(f"The model must be an nn.Module or make one when called; it made {module!r}.")
+        return cls(module)
+
+    def row(self) -> Tensor:
+        """The module's own numbers, ``[width]``."""
+        tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        return self.layout.join({name: tensors[name].detach() for name in self.layout.names})
+
+    def module_of(self, row: Tensor) -> nn.Module:
+        """A module of the user's own kind that holds the numbers of a row, ready to be used."""
+        module = copy.deepcopy(self.module)
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        with torch.no_grad():
+            for name, values in self.layout.split(row).items():
+                tensors[name].copy_(values)
+        return module.eval()
+
+    def apply(self, parameters: Tensor, statistics: Tensor, x: Tensor) -> Tensor:
+        """The output for a batch; in training mode ``statistics [width - size]`` moves in place, as torch's do."""
+        row = self.layout.split(parameters)
+        if statistics.shape[-1]:
+            names, sizes = self.layout.names[self.layout.parameters :], self.layout.sizes[self.layout.parameters :]
+            shapes = self.layout.shapes[self.layout.parameters :]
+            parts = zip(names, torch.split_with_sizes(statistics, sizes), shapes, strict=True)
+            row.update({name: part.view(shape) for name, part, shape in parts})
+        output: Tensor = functional_call(self.module, row, (x,))
+        return output
+
+    @contextmanager
+    def watch(self, points: tuple[str, ...], seen: dict[str, Tensor]) -> Iterator[None]:
+        """While it is open, the outputs of the submodules named in ``points`` land in ``seen``."""
+        parts = dict(self.module.named_modules())
+        for point in points:
+            if point not in parts:
+                raise ModelError(
+                    f"The model has no submodule {point!r} to watch. It has: {', '.join(filter(None, parts))}."
+                )
+
+        def keep(point: str) -> Callable[[nn.Module, object, Tensor], None]:
+            def hook(module: nn.Module, inputs: object, output: Tensor) -> None:
+                seen[point] = output
+
+            return hook
+
+        handles = [parts[point].register_forward_hook(keep(point)) for point in points]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()

@@ -1,0 +1,117 @@
+"""The gate: every report passes it before any centre sees it.
+
+A bad report never changes a model, and the others go on. Rewards and losses are metrics: they are turned into weights
+afterwards and may have any sign. A finite but hostile model passes: standing up to it is the centre's work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .core import Report
+from .flat import Layout
+
+MOST_SAMPLES = 10**12
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a report did not count."""
+
+    party: str
+    round: int
+    reason: str
+    tensor: str = ""
+    expected: str = ""
+    found: str = ""
+
+    def __str__(self) -> str:
+        where = f", tensor {self.tensor!r}" if self.tensor else ""
+        numbers = f": expected {self.expected}, found {self.found}" if self.expected else ""
+        return f"round {self.round}, party {self.party!r}{where}: {self.reason}{numbers}"
+
+
+@dataclass
+class Gate:
+    """What the round expects, and whom it has already heard; it remembers answers across rounds."""
+
+    layout: Layout
+    private: Collection[str] = ()  # tensors that must not arrive: they never leave their party
+    max_staleness: int = 0
+    answered: set[tuple[str, int]] = field(default_factory=set)
+
+    def admit(self, report: Report, round: int, asked: Mapping[str, int], known: Collection[str]) -> Refusal | None:
+        """None for a report that may count; ``asked`` maps parties that owe an answer to the round of their task."""
+        refusal = self._addressed(report, round, asked, known) or self._counted(report) or self._shaped(report)
+        if refusal is None:
+            self.answered.add((report.party, report.round))
+        return refusal
+
+    def forget_before(self, round: int) -> None:
+        """Answers too old to be admitted again need not be remembered."""
+        self.answered = {(party, at) for party, at in self.answered if at >= round - self.max_staleness}
+
+    def _addressed(self, r: Report, round: int, asked: Mapping[str, int], known: Collection[str]) -> Refusal | None:
+        if r.party not in known:
+            return Refusal(r.party, r.round, "unknown party")
+        if r.status != "ok":
+            return Refusal(r.party, r.round, f"{r.status}: {r.reason}" if r.reason else r.status)
+        if (r.party, r.round) in self.answered:
+            return Refusal(r.party, r.round, "replayed: this party has already answered for this round")
+        age = round - r.round
+        if not 0 <= age <= self.max_staleness:
+            allowed = f"round {round}" if not self.max_staleness else f"rounds {round - self.max_staleness} to {round}"
+            return Refusal(r.party, r.round, "stale" if age > 0 else "from the future", "", allowed, f"round {r.round}")
+        if asked.get(r.party) != r.round:
+            return Refusal(r.party, r.round, "not asked in this round")
+        return None
+
+    def _counted(self, r: Report) -> Refusal | None:
+        samples = r.metrics.get("samples")
+        if isinstance(samples, bool) or not isinstance(samples, int | float) or not _whole(samples):
+            expected = f"a whole number from 1 to {MOST_SAMPLES:.0e}"
+            return Refusal(r.party, r.round, "absurd sample count", "", expected, repr(samples))
+        return None
+
+    def _shaped(self, r: Report) -> Refusal | None:
+        shapes = {
+            name: shape
+            for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)
+            if name not in self.private
+        }
+        for name in r.arrays:
+            if name not in shapes:
+                reason = "private tensor" if name in self.private else "unexpected tensor"
+                return Refusal(r.party, r.round, reason, name, ", ".join(shapes), name)
+        for name, shape in shapes.items():
+            if name not in r.arrays:
+                return Refusal(
+                    r.party, r.round, "missing tensor", name, ", ".join(shapes), ", ".join(r.arrays) or "none"
+                )
+            refusal = self._tensor(r, name, shape, r.arrays[name])
+            if refusal is not None:
+                return refusal
+        return None
+
+    def _tensor(self, r: Report, name: str, shape: tuple[int, ...], tensor: Tensor) -> Refusal | None:
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+            return Refusal(r.party, r.round, "not a dense tensor", name, "a dense tensor", type(tensor).__name__)
+        if tuple(tensor.shape) != shape:
+            return Refusal(r.party, r.round, "wrong shape", name, str(list(shape)), str(list(tensor.shape)))
+        if tensor.dtype != self.layout.dtype:
+            return Refusal(r.party, r.round, "wrong dtype", name, str(self.layout.dtype), str(tensor.dtype))
+        if not torch.isfinite(tensor).all():
+            bad = tensor[~torch.isfinite(tensor)]
+            return Refusal(
+                r.party, r.round, "not finite", name, "finite numbers", f"{len(bad)} of {tensor.numel()}: {bad[0]}"
+            )
+        return None
+
+
+def _whole(samples: float) -> bool:
+    return math.isfinite(samples) and samples == int(samples) and 0 < samples <= MOST_SAMPLES

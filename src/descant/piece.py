@@ -1,0 +1,167 @@
+"""The party's side of the boundary: what a stack of parties does with its tasks.
+
+A piece is a pure function of tasks and memories. Engines differ only in how they cut the tasks of a round into pieces
+and where they run them; a piece that was lost can be run again and gives the same answers.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .core import Algorithm, Hyper, Job, Loss, Memory, Report, Solver, Task, Trained
+from .errors import ModelError
+from .flat import Net
+from .parties.people import Party
+
+_AT_ONCE = 4096  # test samples a forward pass
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that says how good outputs are for their targets."""
+
+    name: str
+    value: Callable[[Tensor, Tensor], Tensor]  # (output, target) -> one number a sample
+    higher_is_better: bool = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a federation is made of; it does not change while it runs. The algorithm's patterns are bound to columns."""
+
+    net: Net
+    people: Mapping[str, Party]
+    algorithm: Algorithm
+    solver: Solver
+    loss: Loss
+    metric: Metric
+    seed: int
+
+    @property
+    def private(self) -> tuple[str, ...]:
+        """The layers that never leave their party."""
+        patterns = self.algorithm.private
+        return self.net.layout.matching(patterns) if isinstance(patterns, tuple) and patterns else ()
+
+
+Answer = tuple[Report, Memory | None]  # the memory is None where it does not change
+
+
+def work(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> list[Answer]:
+    """Answer every task; a party that fails is reported as such, and the others are not harmed."""
+    try:
+        return _by_kind(plan, tasks, memories)
+    except Exception as error:
+        if len(tasks) == 1:
+            task, reason = tasks[0], "".join(traceback.format_exception_only(error)).strip()
+            return [(Report(task.party, task.round, task.kind, "error", reason=reason), None)]
+        alone = (work(plan, [task], [memory]) for task, memory in zip(tasks, memories, strict=True))
+        return [answer for answers in alone for answer in answers]
+
+
+def _by_kind(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> list[Answer]:
+    for task in tasks:
+        if task.settings["layout"] != plan.net.layout.digest:
+            raise ModelError(f"Party {task.party!r} has another model than the federation: {plan.net.layout.names}.")
+    training = [i for i, task in enumerate(tasks) if task.kind == "train"]
+    answers: dict[int, Answer] = {}
+    if training:
+        trained = _train(plan, [tasks[i] for i in training], [memories[i] for i in training])
+        answers.update(zip(training, trained, strict=True))
+    for i, task in enumerate(tasks):
+        if task.kind == "evaluate":
+            answers[i] = (_evaluate(plan, task, memories[i]), None)
+        elif task.kind == "personal":
+            row = _personal(plan, task, memories[i])
+            answers[i] = (Report(task.party, task.round, task.kind, arrays=plan.net.layout.split(row)), None)
+    return [answers[i] for i in range(len(tasks))]
+
+
+def _completed(plan: Plan, row: Tensor, memory: Memory) -> Tensor:
+    """A row that came from outside, with the party's private layers put in."""
+    held = [name for name in plan.private if f"layer.{name}" in memory]
+    if not held:
+        return row
+    row = row.clone()
+    for name in held:
+        begin, end = plan.net.layout.range_of(name)
+        row[begin:end] = memory[f"layer.{name}"]
+    return row
+
+
+def _train(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> list[Answer]:
+    center = torch.stack([_completed(plan, t.arrays["center"], m) for t, m in zip(tasks, memories, strict=True)])
+    own = torch.stack(
+        [_completed(plan, t.arrays.get("own", t.arrays["center"]), m) for t, m in zip(tasks, memories, strict=True)]
+    )
+    algorithm, size, names = plan.algorithm, plan.net.layout.size, [task.party for task in tasks]
+    anchor = alphas = None
+    if algorithm.pull is not None:
+        alphas = algorithm.pull.alphas(tasks[0].round, names, center)
+        anchor = algorithm.pull.anchor(own[:, :size], center[:, :size]) if alphas.any() else None
+    job = Job(
+        net=plan.net,
+        loss=plan.loss,
+        parties=[plan.people[name] for name in names],
+        hypers=[Hyper(task.settings["lr"], task.settings["work"]) for task in tasks],
+        memories=memories,
+        seed=tasks[0].settings["seed"],
+        round=tasks[0].round,
+        way=tasks[0].settings["way"],
+        start=algorithm.start(own, center),
+        received=center,
+        anchor=anchor,
+        alphas=alphas,
+        terms=algorithm.terms,
+    )
+    trained = plan.solver.train(job)
+    if algorithm.report == "change":
+        trained = replace(trained, rows=trained.rows - center)
+    return [_answer(plan, task, row, center[row], trained) for row, task in enumerate(tasks)]
+
+
+def _answer(plan: Plan, task: Task, row: int, center: Tensor, trained: Trained) -> Answer:
+    tensors = plan.net.layout.split(trained.rows[row])
+    arrays = {name: tensor for name, tensor in tensors.items() if name not in plan.private}
+    report = Report(task.party, task.round, task.kind, arrays=arrays, metrics=trained.metrics[row])
+    memory = dict(trained.memories[row])
+    for name in plan.private:
+        begin, end = plan.net.layout.range_of(name)
+        layer = tensors[name].reshape(-1)
+        memory[f"layer.{name}"] = layer + center[begin:end] if plan.algorithm.report == "change" else layer
+    healthy = all(bool(torch.isfinite(tensor).all()) for tensor in (trained.rows[row], *memory.values()))
+    return report, memory if healthy else None  # a party that diverged forgets it, so that it can come back
+
+
+def _personal(plan: Plan, task: Task, memory: Memory) -> Tensor:
+    row = _completed(plan, task.arrays.get("own", task.arrays["center"]), memory)
+    return row if plan.algorithm.personal is None else plan.algorithm.personal(row, memory)
+
+
+def _evaluate(plan: Plan, task: Task, memory: Memory) -> Report:
+    party = plan.people[task.party]
+    metrics: dict[str, float] = {"test_samples": len(party.x_test)}
+    if len(party.x_test):
+        plan.net.module.eval()
+        center = _completed(plan, task.arrays["center"], memory)
+        own = _personal(plan, task, memory)
+        metrics["center"] = _measure(plan, center, party)
+        metrics["own"] = metrics["center"] if own is center else _measure(plan, own, party)
+        if not party.y.is_floating_point() and party.y.ndim == 1:
+            metrics["majority"] = float((party.y_test == party.y.mode().values).double().mean())
+    return Report(task.party, task.round, task.kind, metrics=metrics)
+
+
+@torch.no_grad()
+def _measure(plan: Plan, row: Tensor, party: Party) -> float:
+    size, total = plan.net.layout.size, 0.0
+    for begin in range(0, len(party.x_test), _AT_ONCE):
+        x, y = party.x_test[begin : begin + _AT_ONCE], party.y_test[begin : begin + _AT_ONCE]
+        output = plan.net.apply(row[:size], row[size:].clone(), x)
+        total += float(plan.metric.value(output, y).double().mean()) * len(x)
+    return total / len(party.x_test)

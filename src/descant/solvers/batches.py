@@ -1,0 +1,83 @@
+"""Which samples a party learns from in each step, and how the steps of unlike parties are put side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..parties.people import Party
+
+_WINDOW = 2**23  # numbers gathered ahead: few large gathers are cheaper than many small ones
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The samples of one party's steps: step s takes ``index[s, :lengths[s]]``."""
+
+    index: Tensor  # [steps, batch]
+    lengths: tuple[int, ...]
+
+
+def draw(n: int, batch: int | None, work: int, unit: str, rng: np.random.Generator) -> Draws:
+    """The batches of ``work`` steps or epochs over ``n`` samples, each epoch in a new order.
+
+    Steps all have the same size, ``min(batch, n)``: what is left of an order is passed over, so that parties stay side
+    by side. An epoch takes every sample once; its last batch may be short.
+
+    >>> draw(5, 2, 1, "epochs", np.random.default_rng(0)).lengths
+    (2, 2, 1)
+    """
+    size = n if batch is None else min(batch, n)
+    per_epoch = n // size if unit == "steps" else math.ceil(n / size)
+    steps = work if unit == "steps" else work * per_epoch
+    if size == n:
+        return Draws(torch.arange(n).expand(steps, n), (n,) * steps)
+    index = np.zeros((math.ceil(steps / per_epoch), per_epoch * size), dtype=np.int64)
+    for order in index:
+        taken = min(n, len(order))
+        order[:taken] = rng.permutation(n)[:taken]
+    lengths = [min(size, n - begin) for begin in range(0, per_epoch * size, size)]
+    return Draws(torch.from_numpy(index.reshape(-1, size)[:steps]), tuple((lengths * len(index))[:steps]))
+
+
+@dataclass(frozen=True)
+class Group:
+    """The parties whose batches have one length in one step."""
+
+    rows: list[int] | None  # None: all of them, in order
+    x: Tensor  # [k, batch, ...]
+    y: Tensor  # [k, batch, ...]
+
+
+def feed(parties: Sequence[Party], draws: Sequence[Draws]) -> Iterator[list[Group]]:
+    """For every step, the batches of the parties that still work, grouped by length; gathered a window at a time."""
+    steps = max((len(d.lengths) for d in draws), default=0)
+    widest = sum(d.index.shape[1] * p.x[0].numel() for p, d in zip(parties, draws, strict=True))
+    window = max(1, _WINDOW // max(1, widest))
+    alike = len({d.lengths for d in draws}) == 1 and len(set(draws[0].lengths)) == 1
+    for begin in range(0, steps, window):
+        indices = [d.index[begin : begin + window] for d in draws]
+        xs = [p.x[index] for p, index in zip(parties, indices, strict=True)]  # each [window, batch, ...]
+        ys = [p.y[index] for p, index in zip(parties, indices, strict=True)]
+        if alike:
+            for x, y in zip(torch.stack(xs, 1), torch.stack(ys, 1), strict=True):
+                yield [Group(None, x, y)]
+        else:
+            for step in range(begin, min(begin + window, steps)):
+                yield list(_grouped(step, step - begin, draws, xs, ys))
+
+
+def _grouped(step: int, at: int, draws: Sequence[Draws], xs: list[Tensor], ys: list[Tensor]) -> Iterator[Group]:
+    by_length: dict[int, list[int]] = {}
+    for row, d in enumerate(draws):
+        if step < len(d.lengths):
+            by_length.setdefault(d.lengths[step], []).append(row)
+    for length, rows in by_length.items():
+        x = torch.stack([xs[row][at, :length] for row in rows])
+        y = torch.stack([ys[row][at, :length] for row in rows])
+        yield Group(None if len(rows) == len(draws) else rows, x, y)

@@ -1,0 +1,114 @@
+"""Any element-wise torch optimiser over a stack of parties, whose memories may differ in age.
+
+An optimiser counts its steps once for a whole tensor, but a party that took part three times is younger than one that
+took part ten times. So rows of equal age stand together, and each such group is one tensor to the optimiser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..core import Memory
+from ..errors import SettingError
+from ..settings import unknown
+
+MakeOptimizer: TypeAlias = Callable[..., Optimizer]
+_PREFIX = "moment."
+
+
+def maker(optimizer: str | type[Optimizer], options: Mapping[str, Any]) -> MakeOptimizer:
+    """The constructor of an optimiser by its name in `torch.optim`, or of a class of the user's own."""
+    if not isinstance(optimizer, str):
+        return partial(optimizer, **options)
+    names = {name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type)} - {"Optimizer"}
+    if optimizer not in names:
+        raise unknown("optimizer", optimizer, names)
+    return partial(getattr(torch.optim, optimizer), **options)
+
+
+def check_elementwise(make: MakeOptimizer) -> None:
+    """Refuse an optimiser that mixes the rows of a stack: two parties stepped together must equal each alone."""
+
+    def stepped(rows: Tensor) -> Tensor:
+        rows = rows.clone()
+        optimizer = make([rows], lr=0.1)
+        for scale in (1.0, -0.3, 0.7):
+            rows.grad = scale * (rows + torch.tensor([[0.3, -2.0]]))
+            optimizer.step()
+        return rows
+
+    both = torch.tensor([[1.0, -2.0], [30.0, 0.5]])
+    name = getattr(getattr(make, "func", make), "__name__", repr(make))
+    try:
+        together = stepped(both)
+        alone = torch.cat([stepped(both[:1]), stepped(both[1:])])
+    except Exception as error:
+        raise SettingError(f"The optimizer {name} cannot step a stack of parties: {error}") from error
+    if not torch.allclose(together, alone):
+        raise SettingError(
+            f"The optimizer {name} is not element-wise: it would mix the parties of a stack. Use Sgd or Adam."
+        )
+
+
+def age(memory: Memory) -> tuple[tuple[str, float], ...]:
+    """What must be equal for two parties to share a tensor: which moments they have, and every scalar among them."""
+    moments = sorted((name, tensor) for name, tensor in memory.items() if name.startswith(_PREFIX))
+    return tuple((name, tensor.item() if tensor.ndim == 0 else -1.0) for name, tensor in moments)
+
+
+class Moments:
+    """An optimiser over ``columns [K, D]`` in place; rows with equal keys must stand next to each other."""
+
+    def __init__(
+        self,
+        make: MakeOptimizer,
+        columns: Tensor,
+        lrs: Sequence[float],
+        memories: Sequence[Memory],
+        keys: Sequence[Any],
+    ) -> None:
+        self._groups: list[tuple[slice, Tensor]] = []
+        settings = []
+        for _, rows in groupby(range(len(keys)), key=lambda row: keys[row]):
+            members = list(rows)
+            at = slice(members[0], members[-1] + 1)
+            self._groups.append((at, columns[at]))
+            settings.append({"params": [self._groups[-1][1]], "lr": lrs[members[0]]})
+        self._optimizer = make(settings, lr=lrs[0])
+        for at, group in self._groups:
+            self._optimizer.state[group] = _merged(memories[at])
+
+    def step(self, gradient: Tensor, alive: Sequence[bool]) -> None:
+        """One step of every group that still works."""
+        for at, group in self._groups:
+            group.grad = gradient[at] if alive[at.start] else None
+        self._optimizer.step()
+
+    def memories(self) -> list[dict[str, Tensor]]:
+        """The moments of each party, to be kept."""
+        kept: list[dict[str, Tensor]] = []
+        for _, group in self._groups:
+            state = self._optimizer.state.get(group, {})
+            tensors = {_PREFIX + name: value for name, value in state.items() if isinstance(value, Tensor)}
+            for row in range(group.shape[0]):
+                own = ((name, t[row] if t.shape == group.shape else t) for name, t in tensors.items())
+                kept.append({name: tensor.clone() for name, tensor in own})
+        return kept
+
+
+def _merged(memories: Sequence[Memory]) -> dict[str, Tensor]:
+    names = [name for name in memories[0] if name.startswith(_PREFIX)]
+    merged = {}
+    for name in names:
+        first = memories[0][name]
+        merged[name.removeprefix(_PREFIX)] = (
+            first.clone() if first.ndim == 0 else torch.stack([m[name] for m in memories])
+        )
+    return merged

@@ -1,0 +1,86 @@
+"""Tensors by party: in memory up to a budget, on disk beyond it, so that a hundred thousand parties fit."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+DEFAULT_BUDGET = 2**30
+
+
+class PartyStore:
+    """A `core.Store`. What was used last stays in memory; the rest goes to a folder that vanishes with the store.
+
+    >>> import torch
+    >>> store = PartyStore()
+    >>> store.stage("a", {"w": torch.ones(1)}); store.names()
+    []
+    >>> store.commit(); store.names()
+    ['a']
+    """
+
+    def __init__(self, budget: int = DEFAULT_BUDGET) -> None:
+        self._budget = budget
+        self._held: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
+        self._bytes = 0
+        self._staged: dict[str, dict[str, Tensor]] = {}
+        self._on_disk: set[str] = set()  # parties whose file is as new as their memory
+        self._all: set[str] = set()
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def get(self, party: str) -> dict[str, Tensor]:
+        """What is committed of a party; empty for one that never kept anything."""
+        if party not in self._all:
+            return {}
+        if party not in self._held:
+            self._hold(party, load_file(self._file(party)))
+        self._held.move_to_end(party)
+        return dict(self._held[party])
+
+    def stage(self, party: str, tensors: Mapping[str, Tensor]) -> None:
+        self._staged[party] = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+    def commit(self) -> None:
+        for party, tensors in self._staged.items():
+            self._on_disk.discard(party)
+            self._all.add(party)
+            self._hold(party, tensors)
+        self._staged = {}
+
+    def rollback(self) -> None:
+        self._staged = {}
+
+    def names(self) -> list[str]:
+        return sorted(self._all)
+
+    @property
+    def held_bytes(self) -> int:
+        """How much of it is in memory now."""
+        return self._bytes
+
+    def _hold(self, party: str, tensors: dict[str, Tensor]) -> None:
+        self._bytes -= _size(self._held.pop(party, {}))
+        self._held[party] = tensors
+        self._bytes += _size(tensors)
+        while self._bytes > self._budget and len(self._held) > 1:
+            oldest, spilled = self._held.popitem(last=False)
+            self._bytes -= _size(spilled)
+            if oldest not in self._on_disk:
+                save_file({name: tensor.contiguous() for name, tensor in spilled.items()}, self._file(oldest))
+                self._on_disk.add(oldest)
+
+    def _file(self, party: str) -> Path:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="descant-")
+        name = hashlib.blake2b(party.encode(), digest_size=16).hexdigest()
+        return Path(self._folder.name, f"{name}.safetensors")
+
+
+def _size(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

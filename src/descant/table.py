@@ -1,0 +1,51 @@
+"""A small table: records for programs, aligned text for people, HTML for pages."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under named columns, with a sentence below them.
+
+    >>> print(Table(("party", "own"), [{"party": "a", "own": 0.5}], "1 of 1 gained."))
+    party   own
+    a      0.500
+    1 of 1 gained.
+    """
+
+    columns: tuple[str, ...]
+    rows: Sequence[Mapping[str, Any]]
+    verdict: str = ""
+
+    def __str__(self) -> str:
+        cells = [list(self.columns), *([_text(row.get(name)) for name in self.columns] for row in self.rows)]
+        widths = [max(len(line[i]) for line in cells) for i in range(len(self.columns))]
+        lines = [
+            "  ".join(_pad(cell, width, i) for i, (cell, width) in enumerate(zip(line, widths, strict=True)))
+            for line in cells
+        ]
+        return "\n".join([*(line.rstrip() for line in lines), *([self.verdict] if self.verdict else [])])
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(_text(row.get(name)))}</td>" for name in self.columns) + "</tr>"
+            for row in self.rows
+        )
+        verdict = f"<p>{html.escape(self.verdict)}</p>" if self.verdict else ""
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{verdict}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return "–" if value != value else f"{value:.3f}"
+    return "–" if value is None else str(value)
+
+
+def _pad(cell: str, width: int, column: int) -> str:
+    return cell.ljust(width) if column == 0 else cell.rjust(width)
