@@ -54,19 +54,26 @@ class Study:
         alone = self.of("Local")
         rows = [self._majority(alone), *(self._row(method, alone) for method in self.methods)]
         columns = ("method", "mean", "± seeds", "worst", "spread", "centre", "gained", "lost")
-        return Table(columns, rows, self.verdict())
+        return Table(columns, rows, self.verdict(), {"gained": 1, "lost": 1})
 
     def verdict(self) -> str:
-        """In a sentence: which method served the parties best, and for how many."""
+        """In two sentences: which method served the parties best, if any did, and how many gained and lost."""
         alone, judged = self.of("Local"), self._judged()
-        others = [method for method in self.methods if method != "Local"]
-        if not others:
+        means = {method: _mean(self.of(method), "own") for method in self.methods if method != "Local"}
+        means = {method: mean for method, mean in means.items() if mean == mean}
+        if not means:
             return ""
-        higher = alone[0].scores.own.higher_is_better
-        best = (max if higher else min)(others, key=lambda method: _mean(self.of(method), "own"))
-        gained = np.mean([r.scores.own.gained(a.scores.own) for r, a in zip(self.of(best), alone, strict=True)])
-        means = f"{_mean(self.of(best), 'own'):.3f} against {_mean(alone, 'own'):.3f} alone"
-        return f"{best} served the parties best: {means}; {gained:.3g} of {judged} parties gained by joining."
+        sign = 1 if alone[0].scores.own.higher_is_better else -1
+        best = max(means, key=lambda method: sign * means[method])
+        row, local = self._row(best, alone), _mean(alone, "own")
+        numbers = f"{means[best]:.3f} {alone[0].scores.metric} against {local:.3f} alone"
+        if sign * (means[best] - local) > 0:
+            first = f"{best} served the parties best: {numbers}."
+        else:
+            first = f"Nothing beat training alone; {best} came closest: {numbers}."
+        over = ", on average over the seeds" if len(alone) > 1 else ""
+        gained, lost = (f"{round(row[name], 1):g}" for name in ("gained", "lost"))
+        return f"{first} {gained} of {judged} parties gained by joining, {lost} lost{over}."
 
     def plot(self, kind: str, file: str | Path) -> Path:
         """Draw "curves" (score by round) or "parties" (each party with each method) into a PNG file."""
@@ -91,7 +98,7 @@ class Study:
                 "own": _plain(r.scores.own.values),
                 "center": _plain(r.scores.center.values),
                 "majority": _plain(r.scores.majority.values),
-                "curve": [list(point) for point in r.curve],
+                "curve": [[point[0], *_plain(point[1:])] for point in r.curve],
                 "seconds": r.seconds,
                 "refused": r.refused,
             }
@@ -109,7 +116,7 @@ class Study:
         return {
             "method": MAJORITY,
             "mean": float(np.mean([c.mean for c in columns])),
-            "± seeds": 0.0,
+            "± seeds": float("nan"),
             "worst": float(np.mean([c.worst for c in columns])),
             "spread": float(np.mean([c.spread for c in columns])),
             "centre": float("nan"),
@@ -123,7 +130,7 @@ class Study:
         return {
             "method": method,
             "mean": _mean(results, "own"),
-            "± seeds": float(np.std([r.scores.own.mean for r in results])),
+            "± seeds": float(np.std([r.scores.own.mean for r in results])) if len(results) > 1 else float("nan"),
             "worst": float(np.mean([r.scores.own.worst for r in results])),
             "spread": float(np.mean([r.scores.own.spread for r in results])),
             "centre": _mean(results, "center"),

@@ -124,8 +124,8 @@ class Term:
 class Pull(Protocol):
     """What draws a party back after each step: w ← θ·w + (1-θ)·z with θ = 1/(1+αη), Fed+ v2 eq. (6)."""
 
-    def anchor(self, own: Tensor, center: Tensor) -> Tensor:
-        """z = R(w̃, w_k), eq. (11); ``[K, d]``."""
+    def anchor(self, own: Tensor, center: Tensor, round: int, parties: Sequence[str]) -> Tensor:
+        """z_k = R(w̃, w_k), eq. (11) or Proposition 3; ``[K, d]``."""
 
     def alphas(self, round: int, parties: Sequence[str], like: Tensor) -> Tensor:
         """α of every party in this round, ``[K, 1]``, or ``[K, d]`` where it differs by layer."""

@@ -48,6 +48,16 @@ def sorted_columns(block: Tensor) -> Tensor:
     return columns
 
 
+def _argsorted_columns(block: Tensor, stable: bool) -> tuple[Tensor, Tensor]:
+    """As above with the row of every value; if stable, rows of equal values stay in their order."""
+    columns = block.T.contiguous()
+    if columns.device.type == "cpu":
+        order = torch.from_numpy(columns.numpy().argsort(axis=1, kind="stable" if stable else "quicksort"))
+    else:
+        order = columns.argsort(dim=1, stable=stable)
+    return columns.gather(1, order), order
+
+
 def equal(shares: Tensor) -> bool:
     """Whether all weights are the same number, so that the unweighted formula holds exactly."""
     return bool((shares == shares[0]).all())
@@ -64,7 +74,7 @@ def median_interval(block: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
     if equal(shares):
         values = sorted_columns(block)
         return values[:, (count - 1) // 2], values[:, count // 2]
-    values, order = block.T.contiguous().sort(dim=1)  # [c, K]
+    values, order = _argsorted_columns(block, stable=False)
     mass = shares[order].cumsum(dim=1)
     first = (mass < 0.5 - _TIE).sum(dim=1, keepdim=True)
     last = (mass <= 0.5 + _TIE).sum(dim=1, keepdim=True).clamp(max=count - 1)
@@ -108,17 +118,20 @@ def _huber_root(x: Tensor, shares: Tensor, rho: float) -> tuple[Tensor, Tensor]:
     origin = (low + high) / 2
     x, low, high = x - origin, low - origin - rho, high - origin + rho
     z = torch.zeros_like(origin)
+    todo = torch.arange(len(z), device=z.device)  # columns that still move
+    band = x
     for turn in range(150):
-        psi, steepness = _psi(x, z, shares, rho)
-        low, high = torch.where(psi < 0, z, low), torch.where(psi > 0, z, high)
-        newton = z - rho * psi / steepness
-        middle = (low + high) / 2
-        usable = (newton > low) & (newton < high) & (turn % 3 != 2)  # every third step halves: no slow crawl
-        target = torch.where(usable, newton, middle)
-        moving = (psi.abs() > 1e-15) & (target != z)
+        psi, steepness = _psi(band, z[todo], shares, rho)
+        low[todo] = torch.where(psi < 0, z[todo], low[todo])
+        high[todo] = torch.where(psi > 0, z[todo], high[todo])
+        newton = z[todo] - rho * psi / steepness
+        usable = (newton > low[todo]) & (newton < high[todo]) & (turn % 4 != 3)  # every fourth step halves: no crawl
+        target = torch.where(usable, newton, (low[todo] + high[todo]) / 2)
+        moving = (psi.abs() > 1e-14) & (target != z[todo])
         if not moving.any():
             break
-        z = torch.where(moving, target, z)
+        todo, band = todo[moving], band[:, moving]
+        z[todo] = target[moving]
     psi, steepness = _psi(x, z, shares, rho)
     # No row in the band and psi = 0: every point between the nearest bands is a minimiser; take the midpoint.
     left = torch.where(x < z, x, -math.inf).amax(dim=0) + rho
@@ -149,7 +162,7 @@ def trimmed_mean(block: Tensor, shares: Tensor, cut: int) -> Tensor:
 
 
 def _weighted_trim(block: Tensor, shares: Tensor, kept: slice) -> Tensor:
-    values, order = block.T.contiguous().sort(dim=1, stable=True)
+    values, order = _argsorted_columns(block, stable=True)
     weight = shares[order][:, kept]
     return (weight * values[:, kept]).sum(dim=1) / weight.sum(dim=1)
 

@@ -9,6 +9,17 @@ import torch
 from torch import Tensor
 
 
+def norm(v: Tensor, p: float) -> Tensor:
+    """‖v‖_p of every row, by way of the largest entry so that a large p does not overflow.
+
+    >>> norm(torch.tensor([3000.0, 0.0]), 200.0)
+    tensor(3000.)
+    """
+    most = v.abs().amax(dim=-1, keepdim=True)
+    length: Tensor = torch.linalg.vector_norm(v / torch.where(most > 0, most, 1.0), ord=p, dim=-1)
+    return length * most.squeeze(-1)
+
+
 def prox_of_max(v: Tensor, rho: float) -> Tensor:
     """The prox of rho‖·‖_∞: entries are cut at the level tau where what is cut off adds up to rho.
 
@@ -44,7 +55,7 @@ def prox_of_norm(v: Tensor, rho: float, p: float) -> Tensor:
 
 def _unit_prox(size: Tensor, p: float) -> Tensor:
     """The prox at rho = 1 of rows known not to vanish, all entries >= 0."""
-    high = torch.linalg.vector_norm(size, ord=p, dim=1)
+    high = size.amax(dim=1) * size.shape[1] ** (1 / p)  # >= ‖v‖_p, without powers that overflow
     low = torch.zeros_like(high)
     s = high / 2
     for turn in range(200):

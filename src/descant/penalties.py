@@ -17,7 +17,7 @@ from torch import Tensor
 from . import centers
 from .centers import Aggregator, Ranges
 from .errors import SettingError
-from .norms import prox_of_max, prox_of_norm
+from .norms import norm, prox_of_max, prox_of_norm
 
 
 class Penalty(ABC):
@@ -90,8 +90,7 @@ class Norm2(Penalty):
     """
 
     def value(self, v: Tensor) -> Tensor:
-        length: Tensor = torch.linalg.vector_norm(v, dim=-1)
-        return length
+        return norm(v, 2.0)
 
     def prox(self, v: Tensor, rho: float) -> Tensor:
         length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
@@ -163,8 +162,7 @@ class NormP(Penalty):
     p: float  # 1 to infinity, so no plain bounds
 
     def value(self, v: Tensor) -> Tensor:
-        length: Tensor = torch.linalg.vector_norm(v, ord=self._exponent(), dim=-1)
-        return length
+        return norm(v, self._exponent())
 
     def prox(self, v: Tensor, rho: float) -> Tensor:
         p = self._exponent()

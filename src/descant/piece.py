@@ -103,7 +103,7 @@ def _train(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> lis
     anchor = alphas = None
     if algorithm.pull is not None:
         alphas = algorithm.pull.alphas(tasks[0].round, names, center)
-        anchor = algorithm.pull.anchor(own[:, :size], center[:, :size]) if alphas.any() else None
+        anchor = algorithm.pull.anchor(own[:, :size], center[:, :size], tasks[0].round, names) if alphas.any() else None
     job = Job(
         net=plan.net,
         loss=plan.loss,

@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from .errors import SettingError
 
 Schedule: TypeAlias = float | Callable[[int, str], float]
@@ -96,12 +98,13 @@ def _check_value(what: str, value: Any, metadata: Mapping[str, Any]) -> None:
         raise SettingError(f"{what} must be one of {', '.join(map(repr, allowed))}. Got {value!r}.")
     if isinstance(value, Decay):
         value = value.start
-    if not limits or value is None or callable(value):
+    if not limits or value is None or callable(value) or dataclasses.is_dataclass(value):
         return
     rule = " and ".join(f"{sign} {bound}" for sign, bound in limits)
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or not all(_COMPARE[sign](value, bound) for sign, bound in limits):
-        raise SettingError(f"{what} must be {rule}. Got {value!r}.")
+    for one in np.ravel(value).tolist():
+        number = isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one)
+        if not number or not all(_COMPARE[sign](one, bound) for sign, bound in limits):
+            raise SettingError(f"{what} must be {rule}. Got {one!r}.")
 
 
 def unknown(kind: str, name: str, allowed: Iterable[str]) -> SettingError:

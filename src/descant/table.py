@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -21,9 +21,10 @@ class Table:
     columns: tuple[str, ...]
     rows: Sequence[Mapping[str, Any]]
     verdict: str = ""
+    places: Mapping[str, int] = field(default_factory=dict)  # decimals of a column, where they are not 3
 
     def __str__(self) -> str:
-        cells = [list(self.columns), *([_text(row.get(name)) for name in self.columns] for row in self.rows)]
+        cells = [list(self.columns), *(self._texts(row) for row in self.rows)]
         widths = [max(len(line[i]) for line in cells) for i in range(len(self.columns))]
         lines = [
             "  ".join(_pad(cell, width, i) for i, (cell, width) in enumerate(zip(line, widths, strict=True)))
@@ -34,16 +35,19 @@ class Table:
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
         body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(_text(row.get(name)))}</td>" for name in self.columns) + "</tr>"
+            "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in self._texts(row)) + "</tr>"
             for row in self.rows
         )
         verdict = f"<p>{html.escape(self.verdict)}</p>" if self.verdict else ""
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{verdict}"
 
+    def _texts(self, row: Mapping[str, Any]) -> list[str]:
+        return [_text(row.get(name), self.places.get(name, 3)) for name in self.columns]
 
-def _text(value: Any) -> str:
+
+def _text(value: Any, places: int) -> str:
     if isinstance(value, float):
-        return "–" if value != value else f"{value:.3f}"
+        return "–" if value != value else f"{value:.{places}f}"
     return "–" if value is None else str(value)
 
 

@@ -18,7 +18,7 @@ from ..core import Aggregate, Algorithm, Hyper, Term
 from ..penalties import HalfSquare, Norm1, Norm2, Penalty
 from ..settings import Schedule, setting
 from .baselines import FedAvg
-from .pieces import Distance, FedPlusPull, Mix, TowardFixed, TowardProx, keep_own, uniformly
+from .pieces import Distance, FedPlusPull, Mix, PerLayer, TowardFixed, TowardProx, keep_own, uniformly
 
 Over = Literal["active", "all"]
 
@@ -77,7 +77,7 @@ def FedCoMedPlus(alpha: Schedule = 0.01, rho: float = 10.0, init_mix: float = 0.
 
 
 def FedPlusFixed(
-    gamma: float | tuple[float, ...] = 0.5,
+    gamma: Schedule | tuple[float, ...] | Tensor | PerLayer = 0.5,
     aggregate: Aggregate = Mean(),  # noqa: B008  a frozen value
     alpha: Schedule = 0.01,
     init_mix: float = 0.0,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..core import Attend, Hyper, Metrics, Sight
+from ..flat import Layout, Unbound
 from ..penalties import Penalty, personal
 from ..settings import Schedule, setting, value_at
 
@@ -42,25 +44,48 @@ class TowardProx:
     penalty: Penalty
     rho: float = setting(1.0, "ρ = μ/α of eq. (5): how far a party may stray before it is drawn back", above=0)
 
-    def __call__(self, own: Tensor, center: Tensor) -> Tensor:
+    def __call__(self, own: Tensor, center: Tensor, round: int, parties: Sequence[str]) -> Tensor:
         return personal(self.penalty, own, center, self.rho)
 
 
 @dataclass(frozen=True)
 class TowardFixed:
-    """z_k = (1-γ)·w_k + γ·w̃ with a fixed γ, a number or one a column: the personalisation of v2's Proposition 3.
+    """z_k = (1-γ_k)·w_k + γ_k·w̃ with fixed γ_k, a number a party or one a column: v2's Proposition 3.
 
     γ=1 is R = w̃ (FedProx, Corollary 1b), γ=0 is R = w_k (the local proximal-point method, Corollary 1a).
 
-    >>> TowardFixed((0.0, 1.0))(torch.tensor([[4.0, 4.0]]), torch.tensor([[8.0, 8.0]]))
+    >>> TowardFixed((0.0, 1.0))(torch.tensor([[4.0, 4.0]]), torch.tensor([[8.0, 8.0]]), 1, ["a"])
     tensor([[4., 8.]])
     """
 
-    gamma: float | tuple[float, ...] | Mapping[str, float] = 1.0
+    gamma: Schedule | tuple[float, ...] | Tensor | PerLayer = setting(
+        1.0, "γ: how far z is from the party's own model", least=0, most=1
+    )
 
-    def __call__(self, own: Tensor, center: Tensor) -> Tensor:
-        gamma = own.new_tensor(self.gamma)
-        return torch.lerp(own, center, gamma.expand_as(own))
+    def __call__(self, own: Tensor, center: Tensor, round: int, parties: Sequence[str]) -> Tensor:
+        if isinstance(self.gamma, PerLayer):
+            raise TypeError("bind this algorithm to a model's layout first: its γ goes by layer names")
+        if isinstance(self.gamma, tuple | Tensor):
+            gammas = torch.as_tensor(self.gamma, dtype=own.dtype)
+        else:
+            gammas = own.new_tensor([[value_at(self.gamma, round, party)] for party in parties])
+        return torch.lerp(own, center, gammas.expand_as(own))
+
+
+@dataclass(frozen=True)
+class PerLayer(Unbound):
+    """One number a layer, by name patterns; the first that matches counts, and 0 stands where none does."""
+
+    values: Mapping[str, float]
+
+    def bind(self, layout: Layout) -> Tensor:
+        layout.matching(tuple(self.values))
+        columns = torch.zeros(layout.size)
+        for name in layout.layers:
+            begin, end = layout.range_of(name)
+            found = (value for pattern, value in self.values.items() if fnmatchcase(name, pattern))
+            columns[begin:end] = next(found, 0.0)
+        return columns
 
 
 @dataclass(frozen=True)
@@ -70,8 +95,8 @@ class FedPlusPull:
     alpha: Schedule = setting(0.01, "α: how strongly a party is drawn to its anchor", least=0)
     toward: TowardProx | TowardFixed = TowardFixed()
 
-    def anchor(self, own: Tensor, center: Tensor) -> Tensor:
-        return self.toward(own, center)
+    def anchor(self, own: Tensor, center: Tensor, round: int, parties: Sequence[str]) -> Tensor:
+        return self.toward(own, center, round, parties)
 
     def alphas(self, round: int, parties: Sequence[str], like: Tensor) -> Tensor:
         return like.new_tensor([[value_at(self.alpha, round, party)] for party in parties])

@@ -1,0 +1,63 @@
+"""The cut never changes the result: every method, 1, 2, 3 and K pieces, some parties absent, through bytes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from fakes import Bytes
+from problems import METHODS, classes, network
+from torch import Tensor, nn
+
+from descant import Federation, Sgd
+
+
+def rows_after(name: str, pieces: int, dtype: torch.dtype, solver: Sgd, model: nn.Module | None = None) -> Tensor:
+    """The centre, and every personal model, as one matrix."""
+    engine = partial(Bytes, pieces=pieces, absent=("2",))
+    fed = Federation(model or network(dtype), classes(6, dtype), METHODS[name](), solver=solver, seed=5, engine=engine)
+    for _ in fed.rounds(3):
+        pass
+    assert not fed.refusals_
+    present = [name for name in fed.people if name != "2"]
+    modules = [fed.center_, *(fed.models_[name] for name in present)]
+    return torch.stack([nn.utils.parameters_to_vector(module.parameters()).detach() for module in modules])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", METHODS)
+def test_the_cut_never_changes_the_result(name: str, dtype: torch.dtype) -> None:
+    solver = Sgd(lr=0.1, steps=4, batch=4)
+    whole = rows_after(name, 1, dtype, solver)
+    assert whole.isfinite().all()
+    bound = (1e-6 if dtype == torch.float32 else 1e-9) * whole.abs().max()
+    for pieces in (2, 3, 5):
+        torch.testing.assert_close(rows_after(name, pieces, dtype, solver), whole, rtol=0, atol=float(bound))
+
+
+@pytest.mark.parametrize("options", [{"optimizer": "Adam"}, {"options": {"momentum": 0.9}}], ids=["Adam", "momentum"])
+def test_the_cut_holds_with_memories_of_unlike_age(options: dict[str, object]) -> None:
+    solver = Sgd(lr=0.05, epochs=2, batch=4, **options)  # type: ignore[arg-type]
+    whole = rows_after("stragglers", 1, torch.float64, solver)
+    torch.testing.assert_close(rows_after("stragglers", 3, torch.float64, solver), whole, rtol=0, atol=1e-9)
+
+
+class Dropped(nn.Module):
+    """A module that draws random numbers by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.body(x)
+        return output
+
+
+def test_the_cut_holds_for_modules_that_draw_by_themselves() -> None:
+    torch.manual_seed(0)
+    model = Dropped()
+    solver = Sgd(lr=0.1, steps=4, batch=4)
+    whole = rows_after("FedAvg", 1, torch.float64, solver, model)
+    assert torch.equal(rows_after("FedAvg", 3, torch.float64, solver, model), whole)

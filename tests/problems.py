@@ -1,0 +1,156 @@
+"""Toy problems with known answers, and the matrix of methods that every law runs over: a new method adds one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from descant import Algorithm, algorithms, parties
+from descant.core import Hyper, Job, Loss, Trained
+from descant.flat import Net
+from descant.parties import People
+from descant.penalties import ByLayer, HalfSquare, Indicator, Norm1, Norm2, NormP, Penalty, Zero
+from descant.settings import Decay, PerParty
+
+METHODS: dict[str, Callable[[], Algorithm]] = {
+    "Local": algorithms.Local,
+    "FedAvg": algorithms.FedAvg,
+    "FedProx": lambda: algorithms.FedProx(0.1),
+    "RFA": algorithms.RFA,
+    "CoordinateMedian": algorithms.CoordinateMedian,
+    "FedAvgPlus": lambda: algorithms.FedAvgPlus(alpha=1.0, rho=2.0),
+    "FedGeoMedPlus": lambda: algorithms.FedGeoMedPlus(alpha=1.0, rho=0.1),
+    "FedCoMedPlus": lambda: algorithms.FedCoMedPlus(alpha=1.0, rho=0.05),
+    "FedPlus, p=3": lambda: algorithms.FedPlus(NormP(3.0), alpha=1.0, rho=0.1),
+    "FedPlus, by layer": lambda: algorithms.FedPlus(ByLayer({"0.*": HalfSquare(), "2.*": Norm1()}), alpha=1.0, rho=0.1),
+    "FedPlus, over all": lambda: algorithms.FedPlus(Norm2(), alpha=1.0, rho=0.1, over="all"),
+    "FedPlus, mixed start": lambda: algorithms.FedPlus(Norm2(), alpha=1.0, rho=0.1, init_mix=0.3),
+    "FedPlusFixed": lambda: algorithms.FedPlusFixed(0.3, alpha=1.0),
+    "FedPlusV1": lambda: algorithms.FedPlusV1(Norm2(), alpha=PerParty({"1": 0.5}, Decay(0.3, 0.9))),
+    "FedAvg, changes": lambda: replace(algorithms.FedAvg(), report="change"),
+    "L2GD": lambda: algorithms.L2GD(lam=0.5, p=0.3),
+    "Ditto": algorithms.Ditto,
+    "APFL": algorithms.APFL,
+    "pFedMe": algorithms.pFedMe,
+    "FedPer": algorithms.FedPer,
+    "stragglers": lambda: replace(algorithms.FedAvg(), attend=algorithms.Stragglers(0.5)),
+}
+
+PENALTIES: dict[str, Penalty] = {
+    "half square": HalfSquare(),
+    "norm 2": Norm2(),
+    "norm 1": Norm1(),
+    "norm 3": NormP(3.0),
+    "zero": Zero(),
+    "indicator": Indicator(),
+}
+
+
+def classes(count: int = 5, dtype: torch.dtype = torch.float32, seed: int = 0) -> People:
+    """Small classification parties of unlike sizes; the last has one sample, the one before fewer than a batch."""
+    generator = torch.Generator().manual_seed(seed)
+    data = []
+    for k in range(count):
+        n = 1 if k == count - 1 else 3 if k == count - 2 else 9 + 4 * k
+        x = torch.randn(n, 6, generator=generator, dtype=dtype) + 0.5 * k
+        data.append((x, torch.randint(0, 3, (n,), generator=generator)))
+    return parties.from_arrays(data, test=0, dtype=dtype)
+
+
+def network(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).to(dtype)
+
+
+# ── least squares: every minimiser is known in closed form ────────────────────────────────────────────────────────────
+
+
+def half_squares(output: Tensor, y: Tensor) -> Tensor:
+    """½(output - y)² a sample: convex, curvature at most 1."""
+    return 0.5 * (output.squeeze(-1) - y) ** 2
+
+
+def waves(output: Tensor, y: Tensor) -> Tensor:
+    """1 - cos(output - y) a sample: not convex, curvature at most 1 in size."""
+    return 1 - torch.cos(output.squeeze(-1) - y)
+
+
+@dataclass(frozen=True)
+class Regression:
+    """K least-squares parties: f_k(w) = 1/(2n) ‖X_k w - y_k‖², so ∇f_k = A_k w - b_k."""
+
+    people: People
+
+    @classmethod
+    def made(cls, count: int = 5, d: int = 4, n: int = 12, seed: int = 0) -> Regression:
+        generator = torch.Generator().manual_seed(seed)
+        data = []
+        for _ in range(count):
+            x = torch.randn(n, d, generator=generator, dtype=torch.float64)
+            w = 2 * torch.randn(d, generator=generator, dtype=torch.float64)
+            noise = 0.3 * torch.randn(n, generator=generator, dtype=torch.float64)
+            data.append((x, x @ w + noise))
+        return cls(parties.from_arrays(data, test=0, dtype=torch.float64))
+
+    @property
+    def curvatures(self) -> Tensor:
+        """A_k, ``[K, d, d]``."""
+        return torch.stack([p.x.T @ p.x / len(p.x) for p in self.people.values()])
+
+    @property
+    def offsets(self) -> Tensor:
+        """b_k, ``[K, d]``."""
+        return torch.stack([p.x.T @ p.y / len(p.x) for p in self.people.values()])
+
+    @property
+    def lipschitz(self) -> float:
+        """L_f: the largest curvature of any party."""
+        return float(torch.linalg.eigvalsh(self.curvatures).max())
+
+    def minimisers(self) -> Tensor:
+        return torch.linalg.solve(self.curvatures, self.offsets.unsqueeze(-1)).squeeze(-1)
+
+    def gradient(self, rows: Tensor) -> Tensor:
+        return torch.einsum("kij,kj->ki", self.curvatures, rows) - self.offsets
+
+    def losses(self, rows: Tensor, loss: Loss) -> Tensor:
+        return torch.stack([loss((p.x @ w).unsqueeze(-1), p.y).mean() for p, w in zip(self.people.values(), rows, strict=True)])
+
+    def envelope_gradient(self, z: Tensor, alpha: float) -> Tensor:
+        """∇f̃_k(z) = α(z - prox(z)), the gradient of the Moreau envelope of f_k, eq. (16)."""
+        eye = torch.eye(z.shape[1], dtype=z.dtype)
+        solved = torch.linalg.solve(self.curvatures + alpha * eye, (self.offsets + alpha * z).unsqueeze(-1)).squeeze(-1)
+        return alpha * (z - solved)
+
+    def model(self) -> nn.Module:
+        """A line without an offset, all zeros."""
+        layer = nn.Linear(self.curvatures.shape[1], 1, bias=False, dtype=torch.float64)
+        with torch.no_grad():
+            layer.weight.zero_()
+        return layer
+
+
+@dataclass(frozen=True)
+class Exact:
+    """A solver that returns argmin f_k(w) + α/2 ‖w - z‖² itself, eq. (15): Assumption 1 of Fed+ v2."""
+
+    problem: Regression
+
+    @property
+    def hyper(self) -> Hyper:
+        return Hyper()
+
+    def choose(self, net: Net, loss: Loss, party: object, count: int) -> str:
+        return "exact"
+
+    def train(self, job: Job) -> Trained:
+        names: Sequence[str] = [party.name for party in job.parties]
+        rows = [self.problem.people.names.index(name) for name in names]
+        a, b = self.problem.curvatures[rows], self.problem.offsets[rows]
+        assert job.anchor is not None and job.alphas is not None
+        eye = torch.eye(b.shape[1], dtype=b.dtype)
+        w = torch.linalg.solve(a + job.alphas.unsqueeze(-1) * eye, (b + job.alphas * job.anchor).unsqueeze(-1)).squeeze(-1)
+        return Trained(w, [{}] * len(rows), [{"samples": party.samples} for party in job.parties])
