@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from descant import Algorithm, algorithms, parties
-from descant.core import Hyper, Job, Loss, Trained
+from descant.core import Hyper, Job, Loss, Term, Trained
 from descant.flat import Net
 from descant.parties import People
 from descant.penalties import ByLayer, HalfSquare, Indicator, Norm1, Norm2, NormP, Penalty, Zero
@@ -24,7 +25,7 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
     "FedAvgPlus": lambda: algorithms.FedAvgPlus(alpha=1.0, rho=2.0),
     "FedGeoMedPlus": lambda: algorithms.FedGeoMedPlus(alpha=1.0, rho=0.1),
     "FedCoMedPlus": lambda: algorithms.FedCoMedPlus(alpha=1.0, rho=0.05),
-    "FedPlus, p=3": lambda: algorithms.FedPlus(NormP(3.0), alpha=1.0, rho=0.1),
+    "FedPlus, p=∞": lambda: algorithms.FedPlus(NormP(math.inf), alpha=1.0, rho=0.1),
     "FedPlus, by layer": lambda: algorithms.FedPlus(ByLayer({"0.*": HalfSquare(), "2.*": Norm1()}), alpha=1.0, rho=0.1),
     "FedPlus, over all": lambda: algorithms.FedPlus(Norm2(), alpha=1.0, rho=0.1, over="all"),
     "FedPlus, mixed start": lambda: algorithms.FedPlus(Norm2(), alpha=1.0, rho=0.1, init_mix=0.3),
@@ -43,7 +44,7 @@ PENALTIES: dict[str, Penalty] = {
     "half square": HalfSquare(),
     "norm 2": Norm2(),
     "norm 1": Norm1(),
-    "norm 3": NormP(3.0),
+    "norm ∞": NormP(math.inf),
     "zero": Zero(),
     "indicator": Indicator(),
 }
@@ -143,7 +144,7 @@ class Exact:
     def hyper(self) -> Hyper:
         return Hyper()
 
-    def choose(self, net: Net, loss: Loss, party: object, count: int) -> str:
+    def choose(self, net: Net, loss: Loss, terms: tuple[Term, ...], party: object, count: int) -> str:
         return "exact"
 
     def train(self, job: Job) -> Trained:

@@ -205,11 +205,12 @@ class LayerCenter:
     groups: tuple[tuple[Ranges, Aggregator], ...]
 
     def __call__(self, models: Tensor, weights: Tensor | None = None) -> Center:
+        shares = shares_of(models, weights)
         point = torch.empty_like(models[0])
         rest = uncovered(tuple(pair for ranges, _ in self.groups for pair in ranges), models.shape[1])
         found: list[Center] = []
         for ranges, center in (*self.groups, *(((pair,), Mean()) for pair in rest)):
-            found.append(center(columns_of(models, ranges), weights))
+            found.append(center(columns_of(models, ranges), shares))
             put_columns(point, ranges, found[-1].point)
         gap = math.hypot(*(center.gap for center in found))
         return Center(point, gap, max((center.iterations for center in found), default=0))

@@ -49,9 +49,8 @@ def save(folder: Path, plan: Plan, state: State, memory: Store, history: list[di
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as made:
         new = Path(made, "new")
         new.mkdir()
-        save_file(
-            {"center": state.center.contiguous(), "initial": state.initial.contiguous()}, new / "center.safetensors"
-        )
+        models = {"center": state.center.clone(), "initial": state.initial.clone()}  # safetensors wants them apart
+        save_file(models, new / "center.safetensors")
         for label, store in (("own", state.own), ("memory", memory)):
             for number, part in enumerate(_parts(store)):
                 save_file(part, new / f"{label}-{number:04d}.safetensors")
@@ -79,12 +78,14 @@ def load(folder: Path, plan: Plan, memory: Store) -> tuple[State, list[dict[str,
         if manifest.get(key) != ours:
             found = manifest.get(key)
             raise StateError(f"{folder} was saved by another federation: {key} {found!r}, here {ours!r}.")
-    own = PartyStore()
-    _fill(own, folder, "own")
-    _fill(memory, folder, "memory")
+    own, remembered = _read(folder, "own"), _read(folder, "memory")
     state = State(manifest["round"], tensors["center"], tensors["initial"], manifest["way"], own)
-    if digest(state, memory) != manifest["digest"]:
+    if digest(state, remembered) != manifest["digest"]:
         raise StateError(f"{folder} is damaged: its tensors do not have the digest that was saved with them.")
+    memory.clear()
+    for party in remembered.names():
+        memory.stage(party, remembered.get(party))
+        memory.commit()
     return state, manifest["history"]
 
 
@@ -114,7 +115,8 @@ def _parts(store: Store) -> Iterator[dict[str, Tensor]]:
         yield part
 
 
-def _fill(store: Store, folder: Path, label: str) -> None:
+def _read(folder: Path, label: str) -> PartyStore:
+    store = PartyStore()
     for file in sorted(folder.glob(f"{label}-*.safetensors")):
         try:
             tensors: Mapping[str, Tensor] = load_file(file)
@@ -127,3 +129,4 @@ def _fill(store: Store, folder: Path, label: str) -> None:
         for party, kept in parties.items():
             store.stage(party, kept)
         store.commit()
+    return store

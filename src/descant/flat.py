@@ -147,6 +147,7 @@ class Net:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.layout = Layout.of(module)
+        self._counters = [name for name, _ in module.named_buffers() if name.rsplit(".", 1)[-1] == _COUNTER]
         for name, part in module.named_modules():
             if getattr(part, _COUNTER, None) is not None and getattr(part, "momentum", 0.1) is None:
                 raise ModelError(f"{name!r} averages its statistics by a counter (momentum=None); give it a momentum.")
@@ -177,16 +178,22 @@ class Net:
                 tensors[name].copy_(values)
         return module.eval()
 
-    def apply(self, parameters: Tensor, statistics: Tensor, x: Tensor) -> Tensor:
-        """The output for a batch; in training mode ``statistics [width - size]`` moves in place, as torch's do."""
+    def apply(self, parameters: Tensor, statistics: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The output for a batch, and the statistics ``[width - size]`` afterwards: in training mode they move."""
         row = self.layout.split(parameters)
-        if statistics.shape[-1]:
-            names, sizes = self.layout.names[self.layout.parameters :], self.layout.sizes[self.layout.parameters :]
-            shapes = self.layout.shapes[self.layout.parameters :]
-            parts = zip(names, torch.split_with_sizes(statistics, sizes), shapes, strict=True)
-            row.update({name: part.view(shape) for name, part, shape in parts})
-        output: Tensor = functional_call(self.module, row, (x,))
-        return output
+        moving = self._moving(statistics)
+        counters = {name: self.module.get_buffer(name).clone() for name in self._counters}
+        output: Tensor = functional_call(self.module, {**row, **moving, **counters}, (x,))
+        after = torch.cat([part.flatten() for part in moving.values()]) if moving else statistics
+        return output, after
+
+    def _moving(self, statistics: Tensor) -> dict[str, Tensor]:
+        """Tensors of their own for the statistics: vmap would lose what a module writes into a view."""
+        first, layout = self.layout.parameters, self.layout
+        if first == len(layout.names):
+            return {}
+        parts = zip(torch.split_with_sizes(statistics, layout.sizes[first:]), layout.shapes[first:], strict=True)
+        return dict(zip(layout.names[first:], (part.clone().view(shape) for part, shape in parts), strict=True))
 
     @contextmanager
     def watch(self, points: tuple[str, ...], seen: dict[str, Tensor]) -> Iterator[None]:

@@ -108,7 +108,7 @@ class Gate:
         if not torch.isfinite(tensor).all():
             bad = tensor[~torch.isfinite(tensor)]
             return Refusal(
-                r.party, r.round, "not finite", name, "finite numbers", f"{len(bad)} of {tensor.numel()}: {bad[0]}"
+                r.party, r.round, "not finite", name, "finite numbers", f"{len(bad)} of {tensor.numel()}, the first {bad[0]}"
             )
         return None
 

@@ -66,12 +66,11 @@ def _unit_prox(size: Tensor, p: float) -> Tensor:
         fall = p * torch.where(t > 0, t.pow(p - 1) * shrink, 0.0).sum(dim=1)
         # Newton on log Σ t^p, which is straighter than the sum for large p.
         newton = s + excess * excess.log() / fall
-        usable = (newton > low) & (newton < high) & (turn % 4 != 3)
-        target = torch.where(usable, newton, (low + high) / 2)
-        moving = (target != s) & ((excess - 1).abs() > 1e-15)
-        if not moving.any():
+        arrived = ((newton - s).abs() <= 1e-14 * s) | (high - low <= 1e-15 * high)
+        if arrived.all():
             break
-        s = torch.where(moving, target, s)
+        usable = (newton > low) & (newton < high) & (turn % 4 != 3)  # every fourth step halves: no crawl
+        s = torch.where(arrived, s, torch.where(usable, newton, (low + high) / 2))
     w: Tensor = s[:, None] * _directions(size, s, p)
     return w
 
@@ -90,7 +89,7 @@ def _directions(size: Tensor, s: Tensor, p: float) -> Tensor:
     for _ in range(100):
         curve = bend * y.pow(power - 1)
         step = (curve * y + line * y - size) / (power * curve + line)
-        if not (step > 4e-16 * y).any():
+        if not (step > 1e-15 * y).any():
             break
         y = y - step.clamp(min=0)
     return y if p >= 2 else y.pow(power)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from . import centers
 from .centers import Aggregator, Ranges
 from .errors import SettingError
+from .flat import Layout, Unbound
 from .norms import norm, prox_of_max, prox_of_norm
 
 
@@ -261,17 +262,8 @@ class LayerSum(Penalty):
         return pieces
 
 
-class Named(Protocol):
-    """A flat model whose columns have names: a layout."""
-
-    @property
-    def names(self) -> tuple[str, ...]: ...
-
-    def range_of(self, name: str) -> tuple[int, int]: ...
-
-
 @dataclass(frozen=True)
-class ByLayer:
+class ByLayer(Unbound):
     """Penalties by the names of layers, as shell patterns; the first pattern that matches a name has it.
 
     All names a pattern takes are one layer of eq. (14): phi sees their columns together.
@@ -282,15 +274,15 @@ class ByLayer:
 
     parts: Mapping[str, Penalty] | tuple[tuple[str, Penalty], ...]
 
-    def bind(self, layout: Named) -> LayerSum:
+    def bind(self, layout: Layout) -> LayerSum:
         """The sum over the layers of this model."""
-        free, bound = list(layout.names), []
+        free, bound = list(layout.layers), []
         for pattern, penalty in self.parts.items() if isinstance(self.parts, Mapping) else self.parts:
             taken = [name for name in free if fnmatchcase(name, pattern)]
             if not taken:
-                known = any(fnmatchcase(name, pattern) for name in layout.names)
+                known = any(fnmatchcase(name, pattern) for name in layout.layers)
                 reason = "comes after patterns that take all it matches" if known else "matches no layer"
-                raise SettingError(f"The pattern {pattern!r} {reason}. Layers: {', '.join(layout.names)}.")
+                raise SettingError(f"The pattern {pattern!r} {reason}. Layers: {', '.join(layout.layers)}.")
             free = [name for name in free if name not in taken]
             bound.append((_joined([layout.range_of(name) for name in taken]), penalty))
         return LayerSum(tuple(bound))

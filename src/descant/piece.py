@@ -162,6 +162,6 @@ def _measure(plan: Plan, row: Tensor, party: Party) -> float:
     size, total = plan.net.layout.size, 0.0
     for begin in range(0, len(party.x_test), _AT_ONCE):
         x, y = party.x_test[begin : begin + _AT_ONCE], party.y_test[begin : begin + _AT_ONCE]
-        output = plan.net.apply(row[:size], row[size:].clone(), x)
+        output, _ = plan.net.apply(row[:size], row[size:], x)
         total += float(plan.metric.value(output, y).double().mean()) * len(x)
     return total / len(party.x_test)

@@ -88,10 +88,9 @@ def _markers(study: Study, axes: Axes, order: Rows, alone: Numbers) -> None:
     for place in places[::2]:
         axes.axvspan(place - 0.5, place + 0.5, color="#f2f2f2", linewidth=0)
     axes.hlines(alone, places - 0.42, places + 0.42, color="black", linewidth=2.2, label="Local")
-    for number, method in enumerate(others):
-        aside = 0.0 if len(others) == 1 else -0.3 + 0.6 * number / (len(others) - 1)
-        style = {**_style(study, method), "linestyle": "none"}
-        axes.plot(places + aside, _own(study, method)[order], markersize=6.5, label=_label(method), **style)
+    for aside, method in zip(np.linspace(-0.45, 0.45, len(others) + 2)[1:-1], others, strict=True):
+        style = {**_style(study, method), "linestyle": "none", "markersize": 6 if len(order) < 16 else 4}
+        axes.plot(places + aside, _own(study, method)[order], label=_label(method), **style)
     axes.set_xlim(-0.5, max(len(order), 1) - 0.5)
     labels = [_label(study.results[0].scores.names[i], 18) for i in order]
     axes.set_xticks(places, labels, rotation=90 if max(map(len, labels), default=0) * len(labels) > 70 else 0)
@@ -111,7 +110,7 @@ def _gains(study: Study, axes: Axes, order: Rows, alone: Numbers) -> None:
             axes.plot(share, gain, markersize=5, linewidth=1.8, label=_label(method), **style)
     axes.set_xlabel(f"% of the {len(order)} parties, each line sorted from the greatest loss to the greatest gain")
     axes.set_ylabel(f"gain in {_label(study.results[0].scores.metric)} over training alone")
-    axes.set_title("Who gained by joining: right of where a line crosses zero, parties are better off", loc="left")
+    axes.set_title("Who gained by joining: where a line is above zero, parties beat training alone", loc="left")
 
 
 _KINDS: dict[str, Callable[[Study, Axes], None]] = {"curves": _curves, "parties": _parties}
@@ -143,11 +142,11 @@ def _metric(study: Study) -> str:
 def _label(text: str, most: int = 28) -> str:
     r"""Text as matplotlib takes it literally: no formulas, no line breaks, not too long.
 
-    >>> print(_label("costs $5\nand $6"), _label("_hidden"), _label("abcdefgh", most=5))
-    costs \$5 and \$6  _hidden abcd…
+    >>> print(_label("costs $5\nand $6"), _label("_hidden"), _label("party number 17", most=8))
+    costs \$5 and \$6  _hidden part… 17
     """
     line = " ".join(text.split())
-    line = line if len(line) <= most else line[: most - 1] + "…"
+    line = line if len(line) <= most else line[: most // 2] + "…" + line[1 - most // 2 :]  # ends tell names apart
     return (" " if line.startswith("_") else "") + line.replace("$", r"\$")
 
 
@@ -234,7 +233,7 @@ def _changes(record: dict[str, Any]) -> tuple[str, str]:
 
     base = describe(FedAvg())
     changed = {key: value for key, value in record.items() if key not in ("is", "name") and value != base.get(key)}
-    return str(record.get("name")), ", ".join(f"{key}: {_phrase(value)}" for key, value in changed.items()) or "–"
+    return str(record.get("name")), ", ".join(f"{key}: {_phrase(value)}" for key, value in changed.items()) or "nothing"
 
 
 def _phrase(value: Any) -> str:
@@ -264,7 +263,7 @@ p.verdict { font-size: 1.2rem; background: var(--card); border-left: 4px solid #
 th, td { padding: .4rem .7rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top }
 th { font-weight: 600; white-space: nowrap } thead th { border-bottom-width: 2px } td { overflow-wrap: anywhere }
 .scores th + th, .scores td + td { text-align: right; font-variant-numeric: tabular-nums }
-.scores td:first-child { font-weight: 600 } figure { margin: 0; break-inside: avoid }
+.scores td { white-space: nowrap } .scores td:first-child { font-weight: 600 } figure { margin: 0; break-inside: avoid }
 img { width: 100%; height: auto; background: #fff; border-radius: 6px }
 p, figcaption { color: var(--soft) } tr { break-inside: avoid }
 @media print { body { max-width: none; padding: 0; font-size: 11pt } }
@@ -283,12 +282,12 @@ parties that are better and worse off than with Local, which is training alone w
 what a party reaches by always giving its most frequent answer: a method below it is worse than no learning.</p>
 <h2>Score by round</h2>
 <figure><img alt="The mean score of the parties by round, one line a method" src="data:image/png;base64,{curves}">
-<figcaption>How to read it: where a line is {side} the dashed one of Local, joining helps on average. The shade spans the
-seeds.</figcaption></figure>
+<figcaption>How to read it: where a line is {side} the dashed one of Local, joining helps on average. The shade spans
+the seeds.</figcaption></figure>
 <h2>Party by party</h2>
 <figure><img alt="The score of every party with every method" src="data:image/png;base64,{parties}">
-<figcaption>How to read it: {side} the black line, a party is better off than alone; on the other side, it lost by joining.
-</figcaption></figure>
+<figcaption>How to read it: the black line is training alone; on the side of it that the title names, a party gained by
+joining, and on the other side it lost.</figcaption></figure>
 <h2>Settings and seeds</h2>
 <div class="wide"><table><tbody>{settings}</tbody></table></div>
 <h2>The methods, by what they change against FedAvg</h2>

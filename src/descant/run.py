@@ -56,7 +56,7 @@ def begin(plan: Plan, budget: int | None = None) -> State:
     first = next(iter(plan.people.values()))
     base = plan.solver.hyper
     present = plan.algorithm.attend(tuple(plan.people), base, seeds.stream(plan.seed, 1, seeds.EVERYBODY, "attend"))
-    way = plan.solver.choose(plan.net, plan.loss, first, len(present))
+    way = plan.solver.choose(plan.net, plan.loss, plan.algorithm.terms, first, len(present))
     row = plan.net.row()
     return State(0, row, row, way, PartyStore() if budget is None else PartyStore(budget))
 
@@ -72,7 +72,7 @@ def run(plan: Plan, engine: Engine, state: State, rounds: int) -> Iterator[Round
         present = plan.algorithm.attend(engine.members(), hyper, rng)
         tasks = tasks_for(plan, state, present, "train", index)
         gate.forget_before(index)
-        accepted, refusals = _hear(engine, gate, tasks, plan.people)
+        accepted, refusals = _hear(engine, gate, tasks, index, plan.people)
         outcome = _settle(plan, state, hyper, accepted)
         engine.memory.commit()
         state.own.commit()
@@ -87,7 +87,7 @@ def run(plan: Plan, engine: Engine, state: State, rounds: int) -> Iterator[Round
             outcome.gap,
             outcome.change,
             time.perf_counter() - began,
-            outcome.note,
+            outcome.note + (f" ({refusals[0]})" if refusals and not accepted else ""),
         )
 
 
@@ -131,12 +131,12 @@ def gather(engine: Engine, tasks: Sequence[Task]) -> Iterator[Report]:
 
 
 def _hear(
-    engine: Engine, gate: Gate, tasks: Sequence[Task], known: Mapping[str, Any]
+    engine: Engine, gate: Gate, tasks: Sequence[Task], index: int, known: Mapping[str, Any]
 ) -> tuple[list[Report], list[Refusal]]:
     asked = {task.party: task.round for task in tasks}
     accepted, refusals = [], []
     for report in gather(engine, tasks):
-        refusal = gate.admit(report, tasks[0].round, asked, known)
+        refusal = gate.admit(report, index, asked, known)
         if refusal is None:
             accepted.append(report)
         else:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from problems import PENALTIES, Regression, half_squares, waves
 from torch import Tensor
 
 from descant import Federation, Sgd, algorithms
 from descant.core import Loss
 from descant.penalties import Norm1, Norm2, Penalty, envelope, personal
+from problems import PENALTIES, Regression, half_squares, waves
 
 ALPHA = 0.5
 LOSSES: dict[str, Loss] = {"convex": half_squares, "not convex": waves}

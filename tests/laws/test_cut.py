@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 import torch
-from fakes import Bytes
-from problems import METHODS, classes, network
 from torch import Tensor, nn
 
 from descant import Federation, Sgd
+from fakes import Bytes
+from problems import METHODS, classes, network
 
 
 def rows_after(name: str, pieces: int, dtype: torch.dtype, solver: Sgd, model: nn.Module | None = None) -> Tensor:

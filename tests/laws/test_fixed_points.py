@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from problems import PENALTIES, Exact, Regression, half_squares
 from torch import Tensor
 
 from descant import Algorithm, Federation, algorithms
@@ -12,6 +11,7 @@ from descant.centers import CoordinateMedian, GeometricMedian, Mean
 from descant.core import Aggregate
 from descant.penalties import HalfSquare, Indicator, Zero, personal
 from descant.settings import PerParty
+from problems import PENALTIES, Exact, Regression, half_squares
 
 ALPHA = 0.8
 ATOL = 1e-9

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from problems import Regression, classes, half_squares, network
 from torch import Tensor
 
 from descant import Algorithm, Federation, Sgd, algorithms
@@ -15,6 +14,7 @@ from descant.algorithms.pieces import by_samples, uniformly
 from descant.centers import GeometricMedian, Mean
 from descant.penalties import HalfSquare, Indicator, Norm1, Norm2, Zero
 from descant.settings import Decay, PerParty
+from problems import Regression, classes, half_squares, network
 
 F64 = torch.float64
 

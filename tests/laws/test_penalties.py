@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from descant.centers import fixed_point_step
 from descant.errors import SettingError
+from descant.flat import Layout
 from descant.penalties import (
     ByLayer,
     DiagonalQ,
@@ -39,7 +39,7 @@ PENALTIES: dict[str, Penalty] = {
     "lp 1.5": NormP(1.5),
     "lp 2": NormP(2.0),
     "lp 3": NormP(3.0),
-    "lp 40": NormP(40.0),
+    "lp 8": NormP(8.0),
     "lp inf": NormP(math.inf),
     "zero": Zero(),
     "indicator": Indicator(),
@@ -151,7 +151,7 @@ def test_closed_forms_of_section_5_2(seed: int, rho: float) -> None:
     own, center = draw(seed, D), draw(seed + 1, D)
     gap = own - center
     mixes = {
-        HalfSquare(): torch.tensor(rho / (1 + rho)).double(),
+        HalfSquare(): torch.tensor(rho / (1 + rho), dtype=torch.float64),
         Norm2(): (rho / gap.norm()).clamp(max=1),
         Norm1(): (rho / gap.abs()).clamp(max=1),
     }
@@ -189,7 +189,7 @@ def test_erratum_9_the_printed_threshold_loses_negatives(sign: float, right: flo
 def test_center_is_the_minimiser(penalty: Penalty, weighted: bool, count: int, rho: float) -> None:
     models = 3 * draw(count, count, D)
     weights = 0.1 + draw(9, count).abs() if weighted else None
-    shares = torch.full((count,), 1 / count).double() if weights is None else weights / weights.sum()
+    shares = torch.full((count,), 1 / count, dtype=torch.float64) if weights is None else weights / weights.sum()
     center = penalty.center(rho)(models, weights)
     best = shares @ envelope(penalty, models - center.point, rho)
     for size in (1e-3, 0.1, 3.0):
@@ -201,14 +201,14 @@ def test_center_is_the_minimiser(penalty: Penalty, weighted: bool, count: int, r
     assert center.gap < 1e-8
 
 
-@pytest.mark.parametrize("name", ["l2", "l1", "lp 3", "lp inf", "layers", "half square"])
+@pytest.mark.parametrize("name", ["l2", "l1", "lp 1.5", "lp inf", "layers", "half square"])
 def test_center_agrees_with_equation_34_iterated(name: str) -> None:
     penalty, rho = PENALTIES[name], 1.0
     models = 2 * draw(11, 7, D)
-    shares = torch.full((7,), 1 / 7).double()
+    shares = torch.full((7,), 1 / 7, dtype=torch.float64)
     z = models.mean(0)
     before = objective(penalty, models, z, rho, shares)
-    for _ in range(600):
+    for _ in range(300):
         z = fixed_point_step(models, z, penalty, rho)
     oracle = objective(penalty, models, z, rho, shares)
     best = objective(penalty, models, penalty.center(rho)(models).point, rho, shares)
@@ -224,19 +224,7 @@ def test_norm_p_has_the_centres_of_its_neighbours() -> None:
         torch.testing.assert_close(a.point, b.point, rtol=0, atol=2e-3)
 
 
-@dataclass(frozen=True)
-class Layout:
-    ranges: dict[str, tuple[int, int]]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.ranges)
-
-    def range_of(self, name: str) -> tuple[int, int]:
-        return self.ranges[name]
-
-
-NET = Layout({"body.weight": (0, 3), "body.bias": (3, 4), "head.weight": (4, 7), "head.bias": (7, 8)})
+NET = Layout(("body.weight", "body.bias", "head.weight", "head.bias"), ((3, 1), (1,), (3, 1), (1,)), 4, torch.float32)
 
 
 def test_first_matching_pattern_has_the_layer_and_neighbours_join() -> None:
@@ -273,5 +261,5 @@ def test_wrong_settings_say_so() -> None:
     for ranges in (((0, 2), (1, 3)), ((2, 5),)):
         with pytest.raises(SettingError, match="disjoint and within"):
             LayerSum(((ranges, Norm1()),)).prox(v, 1.0)
-    with pytest.raises(SettingError, match="taken|after patterns"):
+    with pytest.raises(SettingError, match="after patterns that take all"):
         ByLayer({"*": Norm1(), "head.*": Norm2()}).bind(NET)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -62,18 +62,17 @@ class Objective:
     ) -> tuple[Tensor, Tensor]:
         """The loss of one party on one batch, and its statistics afterwards."""
         w, *private = torch.split_with_sizes(columns, [received.shape[-1], *self.widths])
-        after = statistics.clone()
         points = tuple(dict.fromkeys(point for term in self.terms for point in term.points))
         seen: dict[str, Tensor] = {}
         seen_received: dict[str, Tensor] = {}
 
         def elsewhere(parameters: Tensor, inputs: Tensor) -> Tensor:
-            return self.net.apply(parameters, statistics.clone(), inputs)
+            return self.net.apply(parameters, statistics, inputs)[0]
 
         with ExitStack() as stack:
             if points:
                 stack.enter_context(self.net.watch(points, seen))
-            output = self.net.apply(w, after, x)
+            output, after = self.net.apply(w, statistics, x)
         if points:
             with self.net.watch(points, seen_received), torch.no_grad():
                 elsewhere(received, x)
@@ -85,18 +84,21 @@ class Objective:
         return total, after
 
 
-def probe(net: Net, loss: Loss, x: Tensor, y: Tensor) -> str | None:
-    """Try a model on one batch: an error if it cannot learn, else why it must be looped, or None if it need not."""
+def probe(bare: Objective, x: Tensor, y: Tensor) -> str | None:
+    """Try an objective on one batch: an error if it cannot learn, else why it must be looped, or None if it need not."""
+    net = bare.net
     before = {name: buffer.clone() for name, buffer in net.module.named_buffers()}
     net.module.train()
-    row = net.row()
-    size = net.layout.size
-    objective = Objective(net, loss, ())
-    rest = (row[:size], row.new_empty(0), x, y)
+    row, size = net.row(), net.layout.size
+    private = bare.private(row[:size], {})
+    objective = replace(bare, widths=tuple(len(part) for part in private))
+    parts = (torch.cat([row[:size], *private]), row[size:], row[:size], row.new_ones(len(bare.terms)), x, y)
     with torch.random.fork_rng(devices=[]):
         state = torch.random.get_rng_state()
         try:
-            value, _ = objective.one(row[:size], row[size:], *rest)
+            value, _ = objective.one(*parts)
+        except ModelError:
+            raise
         except Exception as error:
             raise ModelError(
                 f"{type(net.module).__name__} or its loss fails on a batch of shape {tuple(x.shape)} with targets "
@@ -106,7 +108,7 @@ def probe(net: Net, loss: Loss, x: Tensor, y: Tensor) -> str | None:
     _check_probe(net, value, before)
     if draws:
         return "it draws random numbers (dropout, say), which are keyed by party"
-    return _why_not_vmap(objective, row, size, rest, value)
+    return _why_not_vmap(objective, parts, value)
 
 
 def _check_probe(net: Net, value: Tensor, before: dict[str, Tensor]) -> None:
@@ -125,13 +127,12 @@ def _check_probe(net: Net, value: Tensor, before: dict[str, Tensor]) -> None:
             )
 
 
-def _why_not_vmap(objective: Objective, row: Tensor, size: int, rest: tuple[Tensor, ...], value: Tensor) -> str | None:
+def _why_not_vmap(objective: Objective, parts: tuple[Tensor, ...], value: Tensor) -> str | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # torch warns where it would fall back to a loop of its own
-            parts = [part.expand(2, *part.shape) for part in (row[:size], row[size:], *rest)]
-            columns = parts[0].clone().requires_grad_()
-            losses, _ = objective.stacked(VECTORISED, columns, *parts[1:])
+            columns, *rest = (part.expand(2, *part.shape).clone() for part in parts)
+            losses, _ = objective.stacked(VECTORISED, columns.requires_grad_(), *rest)
             torch.autograd.grad(losses.sum(), columns)
     except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

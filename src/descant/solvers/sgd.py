@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .. import seeds
-from ..core import Hyper, Job, Loss, Memory, Metrics, Trained
+from ..core import Hyper, Job, Loss, Memory, Metrics, Term, Trained
 from ..errors import SettingError
 from ..flat import Net
 from ..parties.people import Party
@@ -51,14 +51,14 @@ class Sgd:
             return Hyper(self.lr, self.epochs)
         return Hyper(self.lr, 20 if self.steps is None else self.steps)
 
-    def choose(self, net: Net, loss: Loss, party: Party, count: int) -> str:
+    def choose(self, net: Net, loss: Loss, terms: tuple[Term, ...], party: Party, count: int) -> str:
         """How stacks of parties are computed: a function of the model's shapes, the count and torch's version alone."""
         check(self)
         if self.steps is not None and self.epochs is not None:
             raise SettingError(f"Give Sgd steps or epochs, not both. Got steps={self.steps} and epochs={self.epochs}.")
         check_elementwise(maker(self.optimizer, self.options))
         size = party.samples if self.batch is None else min(self.batch, party.samples)
-        why_looped = probe(net, loss, party.x[:size], party.y[:size])
+        why_looped = probe(Objective(net, loss, terms), party.x[:size], party.y[:size])
         small = net.layout.size <= MOST_VECTORISED and count > 1
         return VECTORISED if small and why_looped is None else LOOPED
 

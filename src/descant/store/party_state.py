@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import tempfile
+import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +34,7 @@ class PartyStore:
         self._staged: dict[str, dict[str, Tensor]] = {}
         self._on_disk: set[str] = set()  # parties whose file is as new as their memory
         self._all: set[str] = set()
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: Path | None = None
 
     def get(self, party: str) -> dict[str, Tensor]:
         """What is committed of a party; empty for one that never kept anything."""
@@ -56,6 +58,12 @@ class PartyStore:
     def rollback(self) -> None:
         self._staged = {}
 
+    def clear(self) -> None:
+        """Forget everybody."""
+        self._held.clear()
+        self._bytes = 0
+        self._staged, self._on_disk, self._all = {}, set(), set()
+
     def names(self) -> list[str]:
         return sorted(self._all)
 
@@ -77,9 +85,10 @@ class PartyStore:
 
     def _file(self, party: str) -> Path:
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="descant-")
+            self._folder = Path(tempfile.mkdtemp(prefix="descant-"))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         name = hashlib.blake2b(party.encode(), digest_size=16).hexdigest()
-        return Path(self._folder.name, f"{name}.safetensors")
+        return self._folder / f"{name}.safetensors"
 
 
 def _size(tensors: Mapping[str, Tensor]) -> int:

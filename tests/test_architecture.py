@@ -1,0 +1,126 @@
+"""The shape of the code itself: imports go one way, files stay small, the papers' index is true in both directions."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "descant"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# A module may import from its own line and from the lines above it.
+TIERS = [
+    {"errors", "settings", "seeds"},
+    {"flat"},
+    {"core"},
+    {"norms", "medians", "weiszfeld", "centers", "penalties", "gate", "wire"},
+    {"algorithms", "solvers", "problems", "parties"},
+    {"store", "piece"},
+    {"run", "engines"},
+    {"evaluate", "checkpoint", "table"},
+    {"federation", "compare"},
+    {"report", "demo"},
+    {"cli"},
+]
+TIER = {name: level for level, names in enumerate(TIERS) for name in names}
+
+
+def module_of(file: Path) -> str:
+    return file.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported(file: Path) -> set[str]:
+    """The modules of this package that a file imports, wherever in it."""
+    found = set()
+    depth = len(file.relative_to(SOURCE).parts) - 1
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == depth + 1:
+            found |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").startswith("descant."):
+            found.add((node.module or "").split(".")[1])
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_imports_go_one_way(file: Path) -> None:
+    here = module_of(file)
+    if here == "__init__":
+        return
+    for other in imported(file):
+        assert TIER[other] <= TIER[here], f"{here} imports {other}, which stands above it"
+
+
+def test_tiers_have_no_circles_within_a_line() -> None:
+    graph: dict[str, set[str]] = {}
+    for file in FILES:
+        graph.setdefault(module_of(file), set()).update(imported(file) - {module_of(file)})
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, f"a circle: {' -> '.join((*path, module))}"
+        if module not in done:
+            for other in graph.get(module, set()):
+                visit(other, (*path, module))
+            done.add(module)
+
+    for module in graph.keys() - {"__init__"}:
+        visit(module, ())
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_files_and_functions_stay_small(file: Path) -> None:
+    text = file.read_text()
+    assert len(text.splitlines()) <= 310
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            assert (node.end_lineno or 0) - node.lineno < 50, f"{node.name} has grown too long"
+
+
+INDEX = ROOT / "papers" / "fed_plus" / "index.md"
+ROW = re.compile(r"^\| (v[12] [^|]+?) \| (.+?) \|", re.MULTILINE)
+NAME = re.compile(r"`([\w.]+)`")
+
+
+def entries(part: str) -> list[tuple[str, str]]:
+    """(place in the paper, name) pairs under one heading of the index."""
+    text = INDEX.read_text().split(f"## {part}\n")[1].split("\n## ")[0]
+    rows = ROW.findall(text)
+    return [(place.split(" ", 1)[1].strip(), name) for place, names in rows for name in NAME.findall(names)]
+
+
+def docstring(name: str, package: str) -> str:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(package + module), attribute).__doc__ or ""
+
+
+@pytest.mark.parametrize(("place", "name"), entries("In the code"))
+def test_what_the_index_lists_exists_and_names_its_equation(place: str, name: str) -> None:
+    assert place.lower() in docstring(name, "descant.").lower(), f"{name} does not name {place} in its docstring"
+
+
+@pytest.mark.parametrize(("place", "name"), entries("As laws"))
+def test_the_laws_in_the_index_exist_and_name_their_equation(place: str, name: str) -> None:
+    tree = ast.parse((ROOT / "tests" / "laws" / f"{name.split('.')[0]}.py").read_text())
+    found = {node.name: ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    whole = found[name.split(".")[1]] + (ast.get_docstring(tree) or "")
+    assert place in whole, f"{name} does not name {place}"
+
+
+def test_every_equation_that_the_code_names_is_in_the_index() -> None:
+    listed = {place for place, _ in entries("In the code")}
+    named = re.compile(r"eq\. \(\d+\)(?:-\(\d+\))?|§5\.[2-4]\.\d")
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                for place in named.findall(ast.get_docstring(node) or ""):
+                    assert place in listed or _ends(place) & listed, f"{file.name}: {node.name} names {place}"
+
+
+def _ends(place: str) -> set[str]:
+    """A range such as eq. (4)-(5) counts where one of its ends is listed."""
+    return {f"eq. {number}" for number in re.findall(r"\(\d+\)", place)}

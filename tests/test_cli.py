@@ -1,0 +1,113 @@
+"""The command line: fast help, one JSON document, and sentences in place of tracebacks."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from descant import __version__
+from descant.cli import app, typer
+
+SIX = ["majority class", "Local", "FedAvg", "RFA", "FedAvgPlus", "FedGeoMedPlus"]
+
+
+def descant(*arguments):
+    return CliRunner().invoke(typer.main.get_command(app), list(arguments))
+
+
+def descant_process(*arguments, cwd, code="from descant.cli import main; main()"):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_help_and_version_import_nothing_heavy(tmp_path):
+    code = (
+        "import atexit, sys; from descant.cli import main\n"
+        "heavy = {'torch', 'matplotlib', 'sklearn'}\n"
+        "atexit.register(lambda: print('heavy:', sorted(heavy & set(sys.modules))))\n"
+        "main()"
+    )
+    shown = descant_process("--help", cwd=tmp_path, code=code)
+    assert shown.returncode == 0 and "demo" in shown.stdout and "heavy: []" in shown.stdout
+    shown = descant_process("--version", cwd=tmp_path, code=code)
+    assert shown.stdout.splitlines() == [f"descant {__version__}", "heavy: []"]
+
+
+def test_help_names_every_option_with_its_default():
+    shown = descant("demo", "--help").stdout
+    assert all(option in shown for option in ("--rounds", "--seeds", "--out", "--json", "Default: 30"))
+
+
+def test_demo_as_json_is_one_document_with_six_rows(tmp_path):
+    """In a process of its own, on a terminal that cannot even print α."""
+    ran = descant_process("demo", "--json", "--rounds", "2", "--seeds", "1", "--out", "made/here", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert [row["method"] for row in found["table"]] == SIX
+    assert all(0 <= row["mean"] <= 1 and 0 <= row["gained"] <= 10 for row in found["table"])
+    assert found["settings"]["rounds"] == 2 and len(found["results"]) == 5
+    assert len(found["results"][0]["own"]) == 10
+    assert (tmp_path / found["report"]).read_text("utf-8").startswith("<!doctype html>")
+    assert ran.stderr == ""
+
+
+def test_demo_for_people(tmp_path):
+    out = tmp_path / "report"
+    shown = descant("demo", "--rounds", "1", "--seeds", "2", "--out", str(out))
+    assert shown.exit_code == 0 and shown.stderr == ""
+    lines = shown.stdout.splitlines()
+    header = next(i for i, line in enumerate(lines) if line.startswith("method"))
+    assert {"mean", "worst", "spread", "gained"} <= set(lines[header].split())
+    assert [line.split("  ")[0] for line in lines[header + 1 : header + 7]] == SIX
+    assert "1 rounds, 2 seeds" in shown.stdout and "parties gained by joining" in shown.stdout
+    assert lines[-1].endswith(str(out / "report.html")) and (out / "report.html").exists()
+
+
+def forbid_work(monkeypatch):
+    def work(*arguments, **settings):
+        raise AssertionError("the work began")
+
+    monkeypatch.setattr("descant.demo.run_demo", work)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["demo", "--rounds", "0"], 1, "The 'rounds' of demo must be >= 1. Got 0."),
+        (["demo", "--seeds", "-2", "--json"], 1, "The 'seeds' of demo must be >= 1. Got -2."),
+        (["demo", "--rounds", "many"], 2, "'many' is not a valid integer"),
+        (["demo", "--round", "1", "--frobnicate"], 2, "No such option"),
+        (["demos"], 2, "No such command 'demos'"),
+    ],
+)
+def test_bad_input_is_a_sentence_and_a_status(monkeypatch, arguments, status, message):
+    forbid_work(monkeypatch)
+    shown = descant(*arguments)
+    assert shown.exit_code == status
+    assert message in shown.stderr and "Traceback" not in shown.output
+    assert shown.stdout == ""
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
+    forbid_work(monkeypatch)
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "below", tmp_path):
+        shown = descant("demo", "--json", "--out", str(out))
+        assert shown.exit_code == 1 and shown.stdout == ""
+        assert shown.stderr.startswith(f"Error: {out} ") and "Traceback" not in shown.output
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_interrupt_is_a_sentence_and_130(tmp_path, monkeypatch):
+    def interrupted(*arguments, **settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("descant.demo.run_demo", interrupted)
+    shown = descant("demo", "--json", "--out", str(tmp_path / "out"))
+    assert shown.exit_code == 130 and shown.stdout == ""
+    assert shown.stderr.startswith("Interrupted:") and not (tmp_path / "out").exists()

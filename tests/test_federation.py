@@ -1,0 +1,172 @@
+"""The Python interface, level by level: what a user holds, and what it says on bad input."""
+
+from __future__ import annotations
+
+import math
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from descant import DescantError, Federation, Metric, Sgd, algorithms, compare, parties
+from descant.centers import TrimmedMean
+from descant.engines import InProcess
+from descant.errors import ModelError, PartyError, SettingError
+from descant.parties import People
+from descant.run import begin, run
+from problems import classes, half_squares, network
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture(scope="module")
+def people() -> People:
+    return parties.digits(count=5, split="dirichlet", alpha=0.5, seed=1)
+
+
+def net() -> nn.Module:
+    return nn.Linear(64, 10)
+
+
+def test_the_generator_is_the_whole_system(people: People) -> None:
+    fed = Federation(net, people, algorithms.FedAvg(), lr=0.1, steps=5)
+    engine = InProcess(fed._plan)
+    rounds = list(run(fed._plan, engine, begin(fed._plan), 3))
+    assert [r.index for r in rounds] == [1, 2, 3]
+    assert rounds[0].accepted == people.names
+    assert rounds[2].loss < rounds[0].loss
+    assert torch.equal(rounds[-1].state.center, fed.fit(3, progress=False).state.center)
+
+
+def test_a_federation_tells_each_party_whether_joining_helped(people: People) -> None:
+    fed = Federation(net, people, algorithms.FedAvgPlus(alpha=1.0), lr=0.5, steps=10, seed=0)
+    assert fed.fit(5, progress=False) is fed
+    table = fed.table()
+    assert [row["party"] for row in table.rows] == list(people)
+    alone = Federation(net, people, algorithms.Local(), lr=0.5, steps=10, seed=0).fit(5, progress=False).scores()
+    for row, value in zip(table.rows, alone.own.values, strict=True):
+        assert row["alone"] == value
+        assert row["gain"] == row["own"] - row["alone"]
+    gained = sum(row["gain"] > 0 for row in table.rows)
+    assert f"{gained} of 5 parties gained by joining" in table.verdict
+
+
+def test_scores_are_the_accuracy_of_the_personal_modules(people: People) -> None:
+    for algorithm in (algorithms.FedAvgPlus(alpha=1.0), algorithms.Ditto(), algorithms.FedPer(), algorithms.APFL()):
+        model = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+        fed = Federation(model, people, algorithm, lr=0.3, steps=5, seed=0).fit(2, progress=False)
+        scores = fed.scores()
+        for i, (name, party) in enumerate(people.items()):
+            hits = (fed.models_[name](party.x_test).argmax(1) == party.y_test).double().mean().item()
+            assert scores.own.values[i] == pytest.approx(hits, abs=1e-12)
+            majority = (party.y_test == party.y.mode().values).double().mean().item()
+            assert scores.majority.values[i] == majority
+        assert set(fed.models_) == set(people)
+
+
+def test_a_party_that_never_trained_is_judged_by_the_centre(people: People) -> None:
+    """ERRATA 15."""
+    attend = algorithms.Sample(2)
+    fed = Federation(net, people, algorithms.FedAvgPlus(), lr=0.5, steps=5, attend=attend).fit(1, progress=False)
+    trained = fed.state.own.names()
+    assert len(trained) == 2
+    for name in people:
+        assert torch.equal(fed.models_[name].weight, fed.center_.weight) == (name not in trained)  # type: ignore[arg-type]
+
+
+def test_scores_of_a_round_must_be_read_in_time(people: People) -> None:
+    fed = Federation(net, people, algorithms.FedAvg(), lr=0.1, steps=2)
+    first, second = fed.rounds(2)
+    assert 0 <= second.scores.own.mean <= 1
+    assert fed.history_[-1]["own"] == second.scores.own.mean
+    with pytest.raises(DescantError, match="scores of round 1 must be read while the run stands there; it is at 2"):
+        _ = first.scores
+
+
+def test_a_loss_and_a_metric_of_the_users_own() -> None:
+    generator = torch.Generator().manual_seed(0)
+    data = [(x, x.sum(1)) for x in (torch.randn(30, 3, generator=generator) for _ in range(3))]
+    people = parties.from_arrays(data)
+    fed = Federation(lambda: nn.Linear(3, 1), people, algorithms.FedAvg(), lr=0.1, steps=20, loss=half_squares)
+    fed.fit(10, progress=False)
+    scores = fed.scores()
+    assert scores.metric == "loss" and scores.own.mean < 0.05
+    assert math.isnan(scores.majority.mean)
+    assert "gained" in fed.table().verdict
+    worst = Metric("worst miss", lambda output, y: (output.squeeze(-1) - y).abs(), higher_is_better=False)
+    fed.metric = worst
+    assert Federation(
+        lambda: nn.Linear(3, 1), people, algorithms.FedAvg(), lr=0.1, loss=half_squares, metric=worst
+    ).scores().own.worst > scores.own.worst
+
+
+def test_compare_puts_local_and_the_majority_beside_every_method(people: People) -> None:
+    study = compare(
+        [algorithms.FedAvg(), algorithms.FedAvgPlus()], net, people, rounds=3, seeds=2, progress=False, lr=0.3, steps=5
+    )
+    table = study.table()
+    assert [row["method"] for row in table.rows] == ["majority class", "Local", "FedAvg", "FedAvgPlus"]
+    alone, fedavg = study.of("Local"), study.of("FedAvg")
+    expected = np.mean([r.scores.own.gained(a.scores.own) for r, a in zip(fedavg, alone, strict=True)])
+    assert table.rows[2]["gained"] == expected
+    assert all(result.curve[-1][0] == 3 for result in study.results)
+    single = Federation(net, people, algorithms.FedAvg(), lr=0.3, steps=5, seed=1).fit(3, progress=False)
+    np.testing.assert_array_equal(study.of("FedAvg")[1].scores.own.values, single.scores().own.values)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (algorithms.FedGeoMedPlus(rho=-1.0), r"The 'rho' of FedGeoMedPlus must be > 0. Got -1.0."),
+        (algorithms.FedAvgPlus(alpha=-0.1), r"The 'alpha' of FedAvgPlus must be >= 0. Got -0.1."),
+        (algorithms.FedAvgPlus(init_mix=1.5), r"The 'init_mix' of FedAvgPlus must be >= 0 and <= 1. Got 1.5."),
+        (algorithms.FedPlusFixed((0.5, 2.0)), r"The 'gamma' of FedPlusFixed must be >= 0 and <= 1. Got 2.0."),
+        (algorithms.FedProx(mu=float("nan")), r"The 'strength' of FedProx must be >= 0. Got nan."),
+        (algorithms.L2GD(p=0.0), r"The 'p' of L2GD must be > 0 and < 1. Got 0.0."),
+        (algorithms.FedPlus(over="some"), r"The 'over' of FedPlus must be one of 'active', 'all'. Got 'some'."),  # type: ignore[arg-type]
+    ],
+)
+def test_a_value_out_of_bounds_is_named(algorithm: object, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        Federation(network(), classes(3), algorithm).fit(1, progress=False)  # type: ignore[arg-type]
+
+
+def test_parties_must_be_parties() -> None:
+    with pytest.raises(PartyError, match=r"made by descant.parties, such as from_arrays\(...\). Got list."):
+        Federation(network(), [1, 2], algorithms.FedAvg()).fit(1, progress=False)  # type: ignore[arg-type]
+
+
+def test_an_unknown_party_is_named(people: People) -> None:
+    fed = Federation(net, people, algorithms.FedAvg())
+    with pytest.raises(KeyError, match="99"):
+        fed.models_["99"]
+
+
+def test_bad_input_leaves_the_run_where_it_was(people: People) -> None:
+    fed = Federation(net, people, algorithms.FedAvg(), lr=0.1, steps=2).fit(1, progress=False)
+    before = fed.hash()
+    with pytest.raises(SettingError):
+        compare([algorithms.FedAvg()], net, people, rounds=0)
+    with pytest.raises(SettingError, match="Two algorithms have one name"):
+        compare([algorithms.FedAvg(), algorithms.FedAvg()], net, people, rounds=1)
+    with pytest.raises(ModelError):
+        Federation(nn.Linear(3, 3), people, algorithms.FedAvg()).fit(1, progress=False)
+    assert fed.hash() == before
+
+
+def test_any_centre_can_be_put_in(people: People) -> None:
+    from dataclasses import replace
+
+    algorithm = replace(algorithms.FedAvg(), name="trimmed", aggregate=TrimmedMean(0.2))
+    fed = Federation(net, people, algorithm, solver=Sgd(lr=0.3, steps=5)).fit(2, progress=False)
+    assert fed.scores().center.mean > 0.2
+
+
+def test_the_first_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "first.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "parties gained by joining" in printed
+    assert "majority class" in printed

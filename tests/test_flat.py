@@ -1,0 +1,124 @@
+"""Any module as a row and back; what is not a trainable parameter goes by the rule that `flat` states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from descant import Federation, algorithms
+from descant.errors import ModelError
+from descant.flat import Layout, Net
+from problems import classes
+
+
+class Mixed(nn.Module):
+    """Everything that modules hold: trained, frozen and tied parameters, statistics, counters, masks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.tied = self.frozen
+        self.head = nn.Linear(4, 3)
+        self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+        self.register_buffer("positions", torch.arange(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.head(self.frozen(self.norm(self.first(x)).relu()))
+        return output
+
+
+def test_the_layout_holds_what_the_rule_says() -> None:
+    layout = Layout.of(Mixed())
+    assert layout.layers == ("first.weight", "first.bias", "norm.weight", "norm.bias", "head.weight", "head.bias")
+    assert layout.names[layout.parameters :] == ("norm.running_mean", "norm.running_var")
+    assert (layout.size, layout.width) == (24 + 4 + 4 + 4 + 12 + 3, 24 + 4 + 4 + 4 + 12 + 3 + 8)
+
+
+def test_a_row_goes_out_and_comes_back() -> None:
+    torch.manual_seed(0)
+    module = Mixed().train()
+    for _ in range(3):
+        module(torch.randn(8, 6))
+    net = Net(module)
+    again = net.module_of(net.row())
+    for (name, old), (_, new) in zip(module.state_dict().items(), again.state_dict().items(), strict=True):
+        assert torch.equal(old, new), name
+    x = torch.randn(5, 6)
+    assert torch.equal(module.eval()(x), again(x))
+
+
+@settings(deadline=None, derandomize=True, max_examples=30)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 3))
+def test_split_and_join_are_inverse(sizes: list[int], rows: int) -> None:
+    layers = [nn.Linear(a, b) for a, b in zip(sizes, [*sizes[1:], 2], strict=True)]
+    layout = Layout.of(nn.Sequential(*layers))
+    stack = torch.randn(rows, layout.width)
+    for k in range(rows):
+        assert torch.equal(layout.join({name: part[k] for name, part in layout.split(stack).items()}), stack[k])
+
+
+def test_the_users_own_module_is_not_touched() -> None:
+    module = Mixed()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    fed = Federation(module, classes(4), algorithms.FedAvg(), lr=0.1, steps=3, batch=4).fit(2, progress=False)
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+    assert not torch.equal(fed.center_.get_parameter("head.weight"), before["head.weight"])
+    for name in ("frozen.weight", "positions", "mask"):
+        assert torch.equal(fed.center_.state_dict()[name], before[name])
+
+
+@pytest.mark.parametrize("way", ["vectorised", "looped"])
+def test_running_statistics_are_the_weighted_mean_of_the_parties(way: str) -> None:
+    """With one step each, the statistics of a party are momentum · its batch's; the centre has their mean by samples."""
+    people = classes(4).subset(["0", "1"])
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))
+    fed = Federation(model, people, algorithms.RFA(), lr=0.1, steps=1, batch=100)
+    fed.state = replace(fed.state, way=way)
+    fed.fit(1, progress=False)
+    n = torch.tensor([float(people[name].samples) for name in people])
+    means = torch.stack([0.1 * people[name].x.mean(0) for name in people])
+    variances = torch.stack([0.9 + 0.1 * people[name].x.var(0) for name in people])
+    expected = torch.cat([(n / n.sum()) @ means, (n / n.sum()) @ variances])
+    torch.testing.assert_close(fed.state.center[fed._plan.net.layout.size :], expected)
+    assert (fed.center_.state_dict()["0.running_var"] > 0).all()
+    assert fed.center_.state_dict()["0.num_batches_tracked"] == 0
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        output: Tensor = self.head(x)
+        return output
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Counting(), r"The buffer 'calls' changes while the model trains"),
+        (nn.Sequential(nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 3)), r"'0' averages its statistics by a counter"),
+        (nn.Identity(), r"Identity has no trainable parameter"),
+        (nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 3).double()), r"must have one floating dtype"),
+        (lambda: "model", r"must be an nn.Module or make one when called; it made 'model'"),
+    ],
+)
+def test_a_model_that_cannot_take_part_is_an_error(model: nn.Module, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        Federation(model, classes(3), algorithms.FedAvg()).fit(1, progress=False)
+
+
+def test_a_pattern_that_matches_nothing_names_the_layers() -> None:
+    with pytest.raises(ModelError, match=r"No layer matches 'hed\*'. The model's layers: first.weight"):
+        Federation(Mixed(), classes(3), algorithms.FedPer(("hed*",))).fit(1, progress=False)

@@ -1,0 +1,234 @@
+"""The SGD solver against plain torch, written out: one module, one optimiser, one loop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from descant import Federation, Sgd, algorithms, parties, seeds
+from descant.core import Sight, Term
+from descant.errors import ModelError, SettingError
+from descant.parties import People
+from descant.solvers import sgd
+from descant.solvers.batches import draw
+from problems import classes, network
+
+
+def plain(people: People, solver: Sgd, rounds: int, seed: int, model: nn.Module | None = None) -> list[Tensor]:
+    """Each party alone: its own module and its own torch optimiser, which lives through all rounds."""
+    rows = []
+    for party in people.values():
+        module = (model or network(torch.float64)).train()
+        make = getattr(torch.optim, str(solver.optimizer))
+        optimizer = make(module.parameters(), lr=solver.lr, **solver.options)
+        for t in range(1, rounds + 1):
+            if solver.moments == "reset":
+                optimizer = make(module.parameters(), lr=solver.lr, **solver.options)
+            rng = seeds.stream(seed, t, party.name, "batch")
+            draws = draw(party.samples, solver.batch, solver.hyper.work, solver.unit, rng)
+            for index, length in zip(draws.index, draws.lengths, strict=True):
+                optimizer.zero_grad()
+                output = module(party.x[index[:length]])
+                nn.functional.cross_entropy(output, party.y[index[:length]]).backward()
+                optimizer.step()
+        rows.append(nn.utils.parameters_to_vector(module.parameters()).detach())
+    return rows
+
+
+SOLVERS = {
+    "steps": Sgd(lr=0.1, steps=5, batch=4),
+    "epochs": Sgd(lr=0.1, epochs=2, batch=4),
+    "all at once": Sgd(lr=0.1, steps=3, batch=None),
+    "momentum": Sgd(lr=0.05, steps=5, batch=4, options={"momentum": 0.9, "weight_decay": 0.01}),
+    "Adam": Sgd(lr=0.02, steps=5, batch=4, optimizer="Adam"),
+    "Adam, epochs": Sgd(lr=0.02, epochs=2, batch=4, optimizer="Adam"),
+    "Adam, reset": Sgd(lr=0.02, steps=5, batch=4, optimizer="Adam", moments="reset"),
+    "RMSprop": Sgd(lr=0.01, steps=5, batch=4, optimizer="RMSprop"),
+    "AdamW": Sgd(lr=0.01, steps=5, batch=4, optimizer="AdamW"),
+}
+
+
+@pytest.mark.parametrize("way", ["vectorised", "looped"])
+@pytest.mark.parametrize("name", SOLVERS)
+def test_local_training_is_plain_torch_training(name: str, way: str) -> None:
+    people, solver = classes(5, torch.float64), SOLVERS[name]
+    fed = Federation(network(torch.float64), people, algorithms.Local(), solver=solver, seed=3)
+    fed.state = replace(fed.state, way=way)
+    fed.fit(3, progress=False)
+    for party, expected in zip(people, plain(people, solver, 3, seed=3), strict=True):
+        torch.testing.assert_close(fed.state.own.get(party)["model"], expected, rtol=0, atol=1e-12)
+
+
+def test_an_epoch_takes_every_sample_once_and_steps_are_of_one_size() -> None:
+    rng = seeds.stream(0, 1, "a", "batch")
+    epochs = draw(11, 4, 2, "epochs", rng)
+    assert epochs.lengths == (4, 4, 3, 4, 4, 3)
+    for first in (0, 3):
+        taken = [int(i) for step in range(first, first + 3) for i in epochs.index[step, : epochs.lengths[step]]]
+        assert sorted(taken) == list(range(11))
+    steps = draw(11, 4, 5, "steps", rng)
+    assert steps.lengths == (4,) * 5
+    assert all(len(set(row.tolist())) == 4 for row in steps.index)
+    assert draw(3, 4, 2, "steps", rng).lengths == (3, 3)
+    assert draw(1, 4, 2, "steps", rng).index.tolist() == [[0], [0]]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.head(self.lstm(x.reshape(-1, 2, 3))[0][:, -1])
+        return output
+
+
+def test_the_way_is_a_function_of_the_model() -> None:
+    def way(model: nn.Module, count: int = 5) -> str:
+        return Federation(model, classes(count), algorithms.FedAvg()).state.way
+
+    assert way(network()) == "vectorised"
+    assert way(Recurrent()) == "looped"
+    assert way(nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Linear(8, 3))) == "looped"
+    assert way(nn.Sequential(nn.Linear(6, sgd.MOST_VECTORISED // 6), nn.Linear(sgd.MOST_VECTORISED // 6, 3))) == "looped"
+    assert way(network(), count=1) == "looped"
+
+
+def test_a_module_that_cannot_be_vectorised_learns_all_the_same() -> None:
+    torch.manual_seed(0)
+    model = Recurrent().double()
+    people, solver = classes(4, torch.float64), Sgd(lr=0.1, steps=3, batch=4)
+    rows = []
+    for party in people.values():
+        torch.manual_seed(0)
+        alone = parties.from_arrays({party.name: (party.x, party.y)}, test=0, dtype=torch.float64)
+        rows += plain(alone, solver, 2, seed=1, model=Recurrent().double())
+    fed = Federation(model, people, algorithms.Local(), solver=solver, seed=1).fit(2, progress=False)
+    for party, expected in zip(people, rows, strict=True):
+        torch.testing.assert_close(fed.state.own.get(party)["model"], expected, rtol=0, atol=1e-12)
+
+
+# ── terms ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def begin_matching(received: Tensor) -> Tensor:
+    """Private columns: a 5 x 3 matrix from the top of the trained model to the hidden layer of the received one."""
+    return torch.linspace(-0.5, 0.5, 15, dtype=received.dtype)
+
+
+def matching(sight: Sight) -> Tensor:
+    """A toy of representation matching: the trained model's top must give back the received model's hidden layer."""
+    rebuilt = sight.seen["2"] @ sight.own.reshape(3, 5)
+    return (rebuilt - sight.seen_received["1"]).square().mean()
+
+
+MATCHING = replace(algorithms.FedAvg(), terms=(Term(matching, 0.5, points=("1", "2"), begin=begin_matching),))
+
+
+@pytest.mark.parametrize("way", ["vectorised", "looped"])
+def test_a_term_may_own_private_columns_and_read_activations_of_both_models(way: str) -> None:
+    people, lr = classes(3, torch.float64), 0.1
+    fed = Federation(network(torch.float64), people, MATCHING, lr=lr, steps=2, batch=100, seed=1)
+    fed.state = replace(fed.state, way=way)
+    fed.fit(2, progress=False)
+    for name, memory in ((name, fed._engine.memory.get(name)) for name in people):
+        assert set(memory) == {"private.0"}
+        torch.testing.assert_close(memory["private.0"], _by_hand(people, name, lr), rtol=0, atol=1e-12)
+
+
+def _by_hand(people: People, name: str, lr: float) -> Tensor:
+    """The same two rounds for everybody with plain modules, and the private matrix of one party at their end."""
+    center = network(torch.float64)
+    theta = {party: begin_matching(torch.zeros(1, dtype=torch.float64)) for party in people}
+    for _ in range(2):
+        modules, frozen = {}, [p.detach().clone() for p in center.parameters()]
+        for party in people.values():
+            module = network(torch.float64)
+            nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(frozen), module.parameters())
+            own = theta[party.name].clone().requires_grad_()
+            for _ in range(2):
+                with torch.no_grad():
+                    target = torch.tanh(party.x @ frozen[0].T + frozen[1])
+                output = module(party.x)
+                loss = nn.functional.cross_entropy(output, party.y)
+                loss = loss + 0.5 * (output @ own.reshape(3, 5) - target).square().mean()
+                trained = [*module.parameters(), own]
+                for parameter, gradient in zip(trained, torch.autograd.grad(loss, trained), strict=True):
+                    parameter.data -= lr * gradient
+            theta[party.name], modules[party.name] = own.detach(), module
+        total = sum(party.samples for party in people.values())
+        mean = [
+            sum(people[n].samples / total * list(m.parameters())[i].detach() for n, m in modules.items())
+            for i in range(4)
+        ]
+        nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(mean), center.parameters())  # type: ignore[arg-type]
+    return theta[name]
+
+
+def test_private_columns_are_never_reported() -> None:
+    from fakes import Bytes
+
+    seen: list[set[str]] = []
+
+    class Listening(Bytes):
+        def collect(self, timeout: float) -> list:  # type: ignore[type-arg]
+            reports = super().collect(timeout)
+            seen.extend(set(report.arrays) for report in reports)
+            return reports
+
+    names = {"0.weight", "0.bias", "2.weight", "2.bias"}
+    Federation(network(), classes(4), MATCHING, lr=0.1, steps=1, batch=4, engine=Listening).fit(2, progress=False)
+    Federation(network(), classes(4), algorithms.Ditto(), lr=0.1, steps=1, batch=4, engine=Listening).fit(1, progress=False)
+    assert all(arrays == names for arrays in seen)
+    seen.clear()
+    Federation(network(), classes(4), algorithms.FedPer(), lr=0.1, steps=1, batch=4, engine=Listening).fit(2, progress=False)
+    assert all(arrays == {"0.weight", "0.bias"} for arrays in seen)
+
+
+def test_a_point_that_does_not_exist_is_named() -> None:
+    algorithm = replace(algorithms.FedAvg(), terms=(Term(matching, points=("nowhere",)),))
+    with pytest.raises(ModelError, match=r"no submodule 'nowhere' to watch. It has: 0, 1, 2"):
+        Federation(network(), classes(3), algorithm).fit(1, progress=False)
+
+
+# ── bad input ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("solver", "message"),
+    [
+        (Sgd(lr=-1.0), r"The 'lr' of Sgd must be > 0. Got -1.0."),
+        (Sgd(lr=float("nan")), r"The 'lr' of Sgd must be > 0. Got nan."),
+        (Sgd(batch=0), r"The 'batch' of Sgd must be >= 1. Got 0."),
+        (Sgd(steps=3, epochs=2), r"steps or epochs, not both"),
+        (Sgd(optimizer="Adamm"), r"There is no optimizer 'Adamm'. Did you mean 'Adam'\?"),
+        (Sgd(optimizer="LBFGS"), r"LBFGS cannot step a stack"),
+        (Sgd(optimizer="Adafactor"), r"Adafactor is not element-wise"),
+        (Sgd(moments="forget"), r"The 'moments' of Sgd must be one of 'keep', 'reset'. Got 'forget'."),  # type: ignore[arg-type]
+    ],
+)
+def test_bad_settings_are_named_before_any_work(solver: Sgd, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        Federation(network(), classes(3), algorithms.FedAvg(), solver=solver).fit(1, progress=False)
+
+
+def test_a_solver_and_its_shorthand_exclude_each_other() -> None:
+    with pytest.raises(SettingError, match="not both"):
+        Federation(network(), classes(3), algorithms.FedAvg(), solver=Sgd(), lr=0.1).fit(1, progress=False)
+
+
+def test_a_loss_that_is_nan_at_the_start_is_an_error() -> None:
+    model = nn.Linear(6, 3)
+    with torch.no_grad():
+        model.weight.fill_(float("nan"))
+    with pytest.raises(ModelError, match="The loss is nan at the start"):
+        Federation(model, classes(3), algorithms.FedAvg()).fit(1, progress=False)
+
+
+def test_a_model_of_the_wrong_shape_is_an_error() -> None:
+    with pytest.raises(ModelError, match=r"Linear or its loss fails on a batch of shape \(9, 6\)"):
+        Federation(nn.Linear(7, 3), classes(4), algorithms.FedAvg()).fit(1, progress=False)
