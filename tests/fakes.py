@@ -1,4 +1,4 @@
-"""An engine for the laws: every task and report goes through bytes, and the stack is cut into as many pieces as asked."""
+"""An engine for the laws: tasks and reports go through bytes, and the stack is cut into as many pieces as asked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from descant.wire import pack, unpack
 
 
 class Bytes:
-    """Cuts every round into ``pieces``; ``absent`` parties cannot be reached; ``fault`` may falsify a report on its way."""
+    """Cuts every round into ``pieces``; ``absent`` parties cannot be reached; ``fault`` may falsify a report."""
 
     def __init__(
         self,

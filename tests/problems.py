@@ -118,7 +118,9 @@ class Regression:
         return torch.einsum("kij,kj->ki", self.curvatures, rows) - self.offsets
 
     def losses(self, rows: Tensor, loss: Loss) -> Tensor:
-        return torch.stack([loss((p.x @ w).unsqueeze(-1), p.y).mean() for p, w in zip(self.people.values(), rows, strict=True)])
+        return torch.stack(
+            [loss((p.x @ w).unsqueeze(-1), p.y).mean() for p, w in zip(self.people.values(), rows, strict=True)]
+        )
 
     def envelope_gradient(self, z: Tensor, alpha: float) -> Tensor:
         """∇f̃_k(z) = α(z - prox(z)), the gradient of the Moreau envelope of f_k, eq. (16)."""
@@ -153,5 +155,7 @@ class Exact:
         a, b = self.problem.curvatures[rows], self.problem.offsets[rows]
         assert job.anchor is not None and job.alphas is not None
         eye = torch.eye(b.shape[1], dtype=b.dtype)
-        w = torch.linalg.solve(a + job.alphas.unsqueeze(-1) * eye, (b + job.alphas * job.anchor).unsqueeze(-1)).squeeze(-1)
+        w = torch.linalg.solve(a + job.alphas.unsqueeze(-1) * eye, (b + job.alphas * job.anchor).unsqueeze(-1)).squeeze(
+            -1
+        )
         return Trained(w, [{}] * len(rows), [{"samples": party.samples} for party in job.parties])

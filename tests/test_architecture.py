@@ -23,8 +23,10 @@ TIERS = [
     {"store", "piece"},
     {"run", "engines"},
     {"evaluate", "checkpoint", "table"},
-    {"federation", "compare"},
-    {"report", "demo"},
+    {"federation"},
+    {"report"},
+    {"compare"},
+    {"demo"},
     {"cli"},
 ]
 TIER = {name: level for level, names in enumerate(TIERS) for name in names}
@@ -35,12 +37,19 @@ def module_of(file: Path) -> str:
 
 
 def imported(file: Path) -> set[str]:
-    """The modules of this package that a file imports, wherever in it."""
+    """The modules of this package that a file imports when it runs; those for types only do not count."""
     found = set()
     depth = len(file.relative_to(SOURCE).parts) - 1
-    for node in ast.walk(ast.parse(file.read_text())):
+    tree = ast.parse(file.read_text())
+    for_types = [
+        node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    ]
+    skipped = {id(node) for part in for_types for node in ast.walk(part)}
+    for node in (node for node in ast.walk(tree) if id(node) not in skipped):
         if isinstance(node, ast.ImportFrom) and node.level == depth + 1:
-            found |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
+            found |= (
+                {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names} - {"__version__"}
+            )
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").startswith("descant."):
             found.add((node.module or "").split(".")[1])
     return found

@@ -28,7 +28,7 @@ def descant_process(*arguments, cwd, code="from descant.cli import main; main()"
 def test_help_and_version_import_nothing_heavy(tmp_path):
     code = (
         "import atexit, sys; from descant.cli import main\n"
-        "heavy = {'torch', 'matplotlib', 'sklearn'}\n"
+        "heavy = {'torch', 'matplotlib', 'sklearn', 'numpy'}\n"
         "atexit.register(lambda: print('heavy:', sorted(heavy & set(sys.modules))))\n"
         "main()"
     )

@@ -98,9 +98,12 @@ def test_a_loss_and_a_metric_of_the_users_own() -> None:
     assert "gained" in fed.table().verdict
     worst = Metric("worst miss", lambda output, y: (output.squeeze(-1) - y).abs(), higher_is_better=False)
     fed.metric = worst
-    assert Federation(
-        lambda: nn.Linear(3, 1), people, algorithms.FedAvg(), lr=0.1, loss=half_squares, metric=worst
-    ).scores().own.worst > scores.own.worst
+    assert (
+        Federation(lambda: nn.Linear(3, 1), people, algorithms.FedAvg(), lr=0.1, loss=half_squares, metric=worst)
+        .scores()
+        .own.worst
+        > scores.own.worst
+    )
 
 
 def test_compare_puts_local_and_the_majority_beside_every_method(people: People) -> None:

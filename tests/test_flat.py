@@ -76,7 +76,7 @@ def test_the_users_own_module_is_not_touched() -> None:
 
 @pytest.mark.parametrize("way", ["vectorised", "looped"])
 def test_running_statistics_are_the_weighted_mean_of_the_parties(way: str) -> None:
-    """With one step each, the statistics of a party are momentum · its batch's; the centre has their mean by samples."""
+    """With one step each, a party's statistics are momentum · its batch's; the centre has their mean by samples."""
     people = classes(4).subset(["0", "1"])
     torch.manual_seed(1)
     model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))

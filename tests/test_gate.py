@@ -45,10 +45,18 @@ def spoilt(value: float) -> Tensor:
 
 
 BAD: dict[str, tuple[Report, str, str]] = {
-    "NaN": (with_tensor("0.weight", spoilt(math.nan)), "0.weight", "not finite: expected finite numbers, found 1 of 30"),
+    "NaN": (
+        with_tensor("0.weight", spoilt(math.nan)),
+        "0.weight",
+        "not finite: expected finite numbers, found 1 of 30",
+    ),
     "+Inf": (with_tensor("0.weight", spoilt(math.inf)), "0.weight", "the first inf"),
     "-Inf": (with_tensor("0.weight", spoilt(-math.inf)), "0.weight", "the first -inf"),
-    "shape": (with_tensor("0.weight", torch.zeros(6, 5)), "0.weight", r"wrong shape: expected \[5, 6\], found \[6, 5\]"),
+    "shape": (
+        with_tensor("0.weight", torch.zeros(6, 5)),
+        "0.weight",
+        r"wrong shape: expected \[5, 6\], found \[6, 5\]",
+    ),
     "broadcastable": (with_tensor("0.bias", torch.zeros(1)), "0.bias", r"expected \[5\], found \[1\]"),
     "scalar": (with_tensor("0.bias", torch.zeros(())), "0.bias", r"expected \[5\], found \[\]"),
     "double": (with_tensor("0.bias", torch.zeros(5).double()), "0.bias", "expected torch.float32, found torch.float64"),
@@ -136,7 +144,9 @@ def twice(report: Report) -> Sequence[Report]:
 def run(fault: Fault | None, absent: tuple[str, ...] = (), rounds: int = 3) -> Federation:
     engine = partial(Bytes, pieces=2, absent=absent, fault=fault)
     algorithm = algorithms.FedAvgPlus(alpha=1.0)
-    return Federation(network(), classes(5), algorithm, lr=0.1, steps=3, batch=4, engine=engine).fit(rounds, progress=False)
+    return Federation(network(), classes(5), algorithm, lr=0.1, steps=3, batch=4, engine=engine).fit(
+        rounds, progress=False
+    )
 
 
 def test_the_round_goes_on_without_the_refused_as_if_they_had_been_absent() -> None:
@@ -183,9 +193,7 @@ def silent(report: Report) -> Sequence[Report]:
 
 def test_a_party_that_never_answers_is_lost_and_named() -> None:
     fed = run(silent, rounds=1)
-    assert [str(refusal) for refusal in fed.refusals_] == [
-        "round 1, party '1': lost: no answer before the deadline"
-    ]
+    assert [str(refusal) for refusal in fed.refusals_] == ["round 1, party '1': lost: no answer before the deadline"]
 
 
 def test_a_party_whose_data_fails_is_named_and_the_others_go_on() -> None:

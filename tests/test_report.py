@@ -10,7 +10,8 @@ import pytest
 from descant import DescantError, Study, algorithms
 from descant.compare import Result
 from descant.evaluate import Column, Scores
-from descant.report import FILES, check_folder, draw, page, write
+from descant.report import FILES, draw, page, write
+from descant.store import check_replaceable
 from descant.settings import describe
 
 NASTY = "<script>alert('x')</script> & \"$x^$\""
@@ -175,7 +176,7 @@ def test_what_is_not_a_study_is_never_touched(tmp_path, occupy):
     folder.parent.mkdir()
     occupy(folder)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    for attempt in (check_folder, lambda place: write(study_of(), place)):
+    for attempt in (lambda place: check_replaceable(place, FILES), lambda place: write(study_of(), place)):
         with pytest.raises(DescantError, match=r"home.s (holds|is a file|cannot be written).*Give"):
             attempt(folder)
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before

@@ -94,7 +94,9 @@ def test_the_way_is_a_function_of_the_model() -> None:
     assert way(network()) == "vectorised"
     assert way(Recurrent()) == "looped"
     assert way(nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Linear(8, 3))) == "looped"
-    assert way(nn.Sequential(nn.Linear(6, sgd.MOST_VECTORISED // 6), nn.Linear(sgd.MOST_VECTORISED // 6, 3))) == "looped"
+    assert (
+        way(nn.Sequential(nn.Linear(6, sgd.MOST_VECTORISED // 6), nn.Linear(sgd.MOST_VECTORISED // 6, 3))) == "looped"
+    )
     assert way(network(), count=1) == "looped"
 
 
@@ -182,10 +184,14 @@ def test_private_columns_are_never_reported() -> None:
 
     names = {"0.weight", "0.bias", "2.weight", "2.bias"}
     Federation(network(), classes(4), MATCHING, lr=0.1, steps=1, batch=4, engine=Listening).fit(2, progress=False)
-    Federation(network(), classes(4), algorithms.Ditto(), lr=0.1, steps=1, batch=4, engine=Listening).fit(1, progress=False)
+    Federation(network(), classes(4), algorithms.Ditto(), lr=0.1, steps=1, batch=4, engine=Listening).fit(
+        1, progress=False
+    )
     assert all(arrays == names for arrays in seen)
     seen.clear()
-    Federation(network(), classes(4), algorithms.FedPer(), lr=0.1, steps=1, batch=4, engine=Listening).fit(2, progress=False)
+    Federation(network(), classes(4), algorithms.FedPer(), lr=0.1, steps=1, batch=4, engine=Listening).fit(
+        2, progress=False
+    )
     assert all(arrays == {"0.weight", "0.bias"} for arrays in seen)
 
 

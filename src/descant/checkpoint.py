@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from . import __version__
 from .core import Store
 from .errors import StateError
 from .piece import Plan
 from .run import State
 from .settings import describe
-from .store import PartyStore
+from .store import PartyStore, replacing
 
 _VERSION = 1
+_FILES = ("state.json", "center.safetensors", "own-*.safetensors", "memory-*.safetensors")
 _PART = 2**28  # bytes a file
 _SEPARATOR = "\x1f"  # between a party's name and a tensor's
 
@@ -44,26 +45,16 @@ def _feed(sha: Any, name: str, tensor: Tensor) -> None:
 
 
 def save(folder: Path, plan: Plan, state: State, memory: Store, history: list[dict[str, Any]]) -> Path:
-    """Write beside the folder, then put it in its place: a run that is killed here leaves the old one whole."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as made:
-        new = Path(made, "new")
-        new.mkdir()
+    """Write the run as it stands, whole or not at all: a save that is killed leaves the old one as it was."""
+    manifest = {**_identity(plan), "round": state.round, "way": state.way, "history": history}
+    manifest |= {"descant": __version__, "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
+    with replacing(folder, _FILES) as new:
         models = {"center": state.center.clone(), "initial": state.initial.clone()}  # safetensors wants them apart
         save_file(models, new / "center.safetensors")
         for label, store in (("own", state.own), ("memory", memory)):
             for number, part in enumerate(_parts(store)):
                 save_file(part, new / f"{label}-{number:04d}.safetensors")
-        manifest = {**_identity(plan), "round": state.round, "way": state.way, "history": history}
-        manifest |= {
-            "digest": digest(state, memory),
-            "torch": torch.__version__,
-            "cpu": torch.backends.cpu.get_cpu_capability(),
-        }
-        (new / "state.json").write_text(json.dumps(manifest, indent=1))
-        if folder.exists():
-            folder.replace(Path(made, "old"))
-        new.replace(folder)
+        (new / "state.json").write_text(json.dumps({**manifest, "digest": digest(state, memory)}, indent=1))
     return folder
 
 

@@ -7,20 +7,17 @@ import io
 import json
 import sys
 import textwrap
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from . import __version__
 from .demo import ABOUT, Demo
 from .errors import DescantError
 from .settings import check
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer 0.20 imports names that click 8.5 deprecates
-    import typer
 
 if TYPE_CHECKING:
     from .compare import Study
@@ -80,10 +77,10 @@ def demo(
 
 
 def _run(chosen: Demo, out: Path, progress: bool) -> Study:
-    from .report import check_folder, write
+    from .report import FILES, write
+    from .store import check_replaceable
 
-    check_folder(out)
-    import rich
+    check_replaceable(out, FILES)
     import torch
 
     from .demo import run_demo
@@ -91,7 +88,6 @@ def _run(chosen: Demo, out: Path, progress: bool) -> Study:
     # The models are small and stacked into one, so a second thread adds nothing (10 rounds, 1 seed, two cores: 3.3 s
     # with one, 3.2 s and 8.6 s with two) and costs much on busy cores (30 rounds, 3 seeds: 30 s and 158 s).
     torch.set_num_threads(1)
-    rich.reconfigure(stderr=True)  # the progress bar is for people; stdout is for the answer
     study = run_demo(chosen, progress=progress)
     write(study, out)
     return study

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from . import __version__
 from .algorithms.baselines import Local
 from .core import Algorithm
 from .errors import SettingError
@@ -105,7 +106,8 @@ class Study:
             for r in self.results
         ]
         table = [{key: None if value != value else value for key, value in row.items()} for row in self.table().rows]
-        return json.dumps({"verdict": self.verdict(), "table": table, "settings": self.settings, "results": results})
+        head = {"descant": __version__, "verdict": self.verdict(), "table": table}
+        return json.dumps({**head, "settings": self.settings, "results": results})
 
     def _judged(self) -> int:
         return int((~np.isnan(self.results[0].scores.own.values)).sum())
@@ -194,4 +196,4 @@ def _mean(results: list[Result], column: str) -> float:
 
 
 def _plain(values: Any) -> list[float | None]:
-    return [None if value != value else float(value) for value in values]
+    return [float(value) if np.isfinite(value) else None for value in values]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 from torch.nn import functional
@@ -256,6 +257,7 @@ def bar(disable: bool) -> Progress:
         MofNCompleteColumn(),
         TextColumn("loss {task.fields[loss]}"),
         TimeRemainingColumn(),
+        console=Console(stderr=True),  # it is for people; stdout is for answers
         disable=disable,
         transient=True,
     )

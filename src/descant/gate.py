@@ -107,9 +107,8 @@ class Gate:
             return Refusal(r.party, r.round, "wrong dtype", name, str(self.layout.dtype), str(tensor.dtype))
         if not torch.isfinite(tensor).all():
             bad = tensor[~torch.isfinite(tensor)]
-            return Refusal(
-                r.party, r.round, "not finite", name, "finite numbers", f"{len(bad)} of {tensor.numel()}, the first {bad[0]}"
-            )
+            found = f"{len(bad)} of {tensor.numel()}, the first {bad[0]}"
+            return Refusal(r.party, r.round, "not finite", name, "finite numbers", found)
         return None
 
 

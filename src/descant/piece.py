@@ -6,6 +6,7 @@ and where they run them; a piece that was lost can be run again and gives the sa
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -164,4 +165,6 @@ def _measure(plan: Plan, row: Tensor, party: Party) -> float:
         x, y = party.x_test[begin : begin + _AT_ONCE], party.y_test[begin : begin + _AT_ONCE]
         output, _ = plan.net.apply(row[:size], row[size:], x)
         total += float(plan.metric.value(output, y).double().mean()) * len(x)
-    return total / len(party.x_test)
+    mean = total / len(party.x_test)
+    worst = -math.inf if plan.metric.higher_is_better else math.inf
+    return worst if math.isnan(mean) else mean  # nan stands for a party without a test set, not for a failed model

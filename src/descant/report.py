@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import base64
 import html
-import json
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import __version__
-from .errors import StateError
 from .evaluate import Numbers
 from .parties.splits import Rows
 from .settings import describe, unknown
+from .store import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -152,55 +149,11 @@ def _label(text: str, most: int = 28) -> str:
 
 def write(study: Study, folder: Path) -> Path:
     """Write study.json, the pictures and report.html, whole or not at all; an older study there is replaced."""
-    check_folder(folder)
-    place = folder.resolve()
-    with _clear_errors(folder):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as made:
-            new, old = Path(made, "new"), Path(made, "old")
-            new.mkdir()
-            (new / "study.json").write_text(study.to_json(), encoding="utf-8")
-            pictures = {kind: draw(study, kind, new / f"{kind}.png").read_bytes() for kind in _KINDS}
-            (new / "report.html").write_text(page(study, pictures), encoding="utf-8")
-            if place.exists():
-                place.replace(old)
-            new.replace(place)
+    with replacing(folder, FILES) as new:
+        (new / "study.json").write_text(study.to_json(), encoding="utf-8")
+        pictures = {kind: draw(study, kind, new / f"{kind}.png").read_bytes() for kind in _KINDS}
+        (new / "report.html").write_text(page(study, pictures), encoding="utf-8")
     return folder
-
-
-def check_folder(folder: Path) -> None:
-    """Raise StateError unless a study can be written there: before the work, not after it."""
-    place = folder.resolve()
-    if place.is_dir():
-        strange = sorted({entry.name for entry in place.iterdir()}.difference(FILES))
-        if strange or not _is_study(place):
-            what = f"{strange[0]!r}, which is no part of a study" if strange else "files that are not a study's"
-            raise StateError(f"{folder} holds {what}, and would be replaced. Give a new or an empty folder.")
-        if place.is_mount():
-            raise StateError(f"{folder} is a mount point, which cannot be replaced. Give a folder inside it.")
-    elif place.exists():
-        raise StateError(f"{folder} is a file, and a study is a folder. Give a new or an empty folder.")
-    nearest = next(parent for parent in place.parents if parent.exists())
-    with _clear_errors(folder), tempfile.TemporaryDirectory(prefix=".descant-", dir=nearest):
-        pass
-
-
-def _is_study(folder: Path) -> bool:
-    if not any(folder.iterdir()):
-        return True  # or will be
-    try:
-        found = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and {"verdict", "table", "results"} <= found.keys()
-
-
-@contextmanager
-def _clear_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StateError(f"{folder} cannot be written: {error.strerror}. Give one that you may write to.") from error
 
 
 def page(study: Study, pictures: dict[str, bytes]) -> str:

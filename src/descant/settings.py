@@ -14,8 +14,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from .errors import SettingError
 
 Schedule: TypeAlias = float | Callable[[int, str], float]
@@ -101,7 +99,9 @@ def _check_value(what: str, value: Any, metadata: Mapping[str, Any]) -> None:
     if not limits or value is None or callable(value) or dataclasses.is_dataclass(value):
         return
     rule = " and ".join(f"{sign} {bound}" for sign, bound in limits)
-    for one in np.ravel(value).tolist():
+    from numpy import ravel  # here, because `descant --help` must not wait for it
+
+    for one in ravel(value).tolist():
         number = isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one)
         if not number or not all(_COMPARE[sign](one, bound) for sign, bound in limits):
             raise SettingError(f"{what} must be {rule}. Got {one!r}.")

@@ -24,6 +24,7 @@ _HEADER = "descant"
 def pack(parcel: Task | Report) -> bytes:
     """A task or a report as bytes.
 
+    >>> import torch
     >>> unpack(pack(Report("a", 1, "train", arrays={"w": torch.ones(2)})), Report).arrays["w"]
     tensor([1., 1.])
     """

@@ -1,4 +1,4 @@
-"""Where Fed+ comes to rest, v2 §6: Theorem 1 (17), Corollary 1 (23)-(25), Proposition 3 (27)-(29), with the missing ∇."""
+"""Where Fed+ comes to rest, v2 §6: Theorem 1 (17), Corollary 1 (23)-(25), Proposition 3 (27)-(29), with the ∇."""
 
 from __future__ import annotations
 

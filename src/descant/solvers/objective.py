@@ -85,7 +85,7 @@ class Objective:
 
 
 def probe(bare: Objective, x: Tensor, y: Tensor) -> str | None:
-    """Try an objective on one batch: an error if it cannot learn, else why it must be looped, or None if it need not."""
+    """Try an objective on one batch: an error if it cannot learn, else why it must be looped; None if it need not."""
     net = bare.net
     before = {name: buffer.clone() for name, buffer in net.module.named_buffers()}
     net.module.train()

@@ -1,0 +1,76 @@
+"""A folder that is written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from ..errors import StateError
+
+
+@contextmanager
+def replacing(folder: Path, files: Sequence[str]) -> Iterator[Path]:
+    """A new folder to fill, which takes the place of ``folder`` when the block ends well; else nothing has changed.
+
+    What is replaced must be of our own making: a folder is refused if it holds anything else than ``files`` (shell
+    patterns), or if the first of them, the manifest, is not JSON with the key "descant".
+    """
+    check_replaceable(folder, files)
+    place = folder.resolve()
+    with _clear_errors(folder):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as made:
+            new, old = Path(made, "new"), Path(made, "old")
+            new.mkdir()
+            yield new
+            if place.exists():
+                place.replace(old)
+            try:
+                new.replace(place)
+            except OSError:
+                if old.exists():
+                    old.replace(place)
+                raise
+
+
+def check_replaceable(folder: Path, files: Sequence[str]) -> None:
+    """Raise StateError unless such files can be written there: to be asked before long work, not after it."""
+    place = folder.resolve()
+    if place.is_dir():
+        found = sorted(entry.name for entry in place.iterdir())
+        strange = [name for name in found if not any(fnmatchcase(name, pattern) for pattern in files)]
+        if found and not strange and not _is_manifest(place / files[0]):
+            strange = found
+        if strange:
+            raise StateError(
+                f"{folder} holds {strange[0]!r}, which Descant did not write, and would be replaced. "
+                "Give a new or an empty folder."
+            )
+        if place.is_mount():
+            raise StateError(f"{folder} is a mount point, which cannot be replaced. Give a folder inside it.")
+    elif place.exists():
+        raise StateError(f"{folder} is a file, and a folder is needed. Give a new or an empty folder.")
+    nearest = next(parent for parent in place.parents if parent.exists())
+    with _clear_errors(folder), tempfile.TemporaryDirectory(prefix=".descant-", dir=nearest):
+        pass
+
+
+def _is_manifest(file: Path) -> bool:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and "descant" in found
+
+
+@contextmanager
+def _clear_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StateError(f"{folder} cannot be written: {reason}. Give one that you may write to.") from error
