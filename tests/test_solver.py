@@ -51,7 +51,7 @@ SOLVERS = {
 }
 
 
-@pytest.mark.parametrize("way", ["vectorised", "looped"])
+@pytest.mark.parametrize("way", ["stacked", "vectorised", "looped"])
 @pytest.mark.parametrize("name", SOLVERS)
 def test_local_training_is_plain_torch_training(name: str, way: str) -> None:
     people, solver = classes(5, torch.float64), SOLVERS[name]
@@ -91,13 +91,44 @@ def test_the_way_is_a_function_of_the_model() -> None:
     def way(model: nn.Module, count: int = 5) -> str:
         return Federation(model, classes(count), algorithms.FedAvg()).state.way
 
-    assert way(network()) == "vectorised"
+    assert way(network()) == "stacked"
+    assert way(nn.Linear(6, 3)) == "stacked"
+    assert way(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3))) == "vectorised"
+    assert way(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))) == "vectorised"
     assert way(Recurrent()) == "looped"
     assert way(nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Linear(8, 3))) == "looped"
-    assert (
-        way(nn.Sequential(nn.Linear(6, sgd.MOST_VECTORISED // 6), nn.Linear(sgd.MOST_VECTORISED // 6, 3))) == "looped"
-    )
+    wide = max(sgd.MOST.values()) // 6
+    assert way(nn.Sequential(nn.Linear(6, wide), nn.Linear(wide, 3))) == "looped"
     assert way(network(), count=1) == "looped"
+
+
+class Forward(nn.Module):
+    """Layers that are used by code: twice, added, flattened, with a frozen one among them."""
+
+    def __init__(self, frozen: bool) -> None:
+        super().__init__()
+        self.first, self.again, self.head = nn.Linear(6, 6), nn.Linear(6, 6, bias=False), nn.Linear(6, 3)
+        self.again.requires_grad_(not frozen)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(torch.flatten(x, 1)))
+        h = nn.functional.leaky_relu(self.again(h) + h, negative_slope=0.2)
+        output: Tensor = self.head(self.first(h).relu() * h)
+        return output
+
+
+@pytest.mark.parametrize(("frozen", "way"), [(False, "stacked"), (True, "vectorised")])
+def test_modules_with_code_of_their_own_are_stacked_where_that_is_safe(frozen: bool, way: str) -> None:
+    torch.manual_seed(0)
+    model = Forward(frozen).double()
+    people, solver = classes(4, torch.float64), Sgd(lr=0.1, steps=3, batch=4)
+    fed = Federation(model, people, algorithms.FedProx(0.3), solver=solver, seed=1)
+    assert fed.state.way == way
+    fed.fit(2, progress=False)
+    again = Federation(model, people, algorithms.FedProx(0.3), solver=solver, seed=1)
+    again.state = replace(again.state, way="looped")
+    again.fit(2, progress=False)
+    torch.testing.assert_close(fed.state.center, again.state.center, rtol=0, atol=1e-12)
 
 
 def test_a_module_that_cannot_be_vectorised_learns_all_the_same() -> None:

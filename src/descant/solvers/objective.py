@@ -1,26 +1,28 @@
 """What a party minimises, f_k + Σ terms, written for one party and computed for a stack of them.
 
-There are two ways to compute a stack. *Vectorised*: all parties at once by `torch.vmap`, for small models, where
-starting operations costs more than the operations. *Looped*: one party after another, for large models and for modules
-that draw random numbers or that vmap cannot take (an `nn.LSTM`, say).
+There are three ways to compute a stack. *Stacked*: all parties at once by operations with a party axis, for small
+models of common layers. *Vectorised*: all at once by `torch.vmap`, for other small models. *Looped*: one party after
+another, for large models and for modules that draw random numbers or that vmap cannot take (an `nn.LSTM`, say).
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..core import Loss, Memory, Sight, Term
 from ..errors import ModelError
 from ..flat import Net
 from ..settings import value_at
+from .stacked import kernel_of
 
-VECTORISED, LOOPED = "vectorised", "looped"
+STACKED, VECTORISED, LOOPED = "stacked", "vectorised", "looped"
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,43 @@ class Objective:
             loss, after = self.one(columns[0], statistics[0], *(part[0] for part in rest))
             return loss.unsqueeze(0), after.unsqueeze(0)
         parts = (columns, statistics, *rest)
-        if alone:  # vmap of one party rounds otherwise than vmap of many: a lone party is computed as two
+        if alone:  # one party rounds otherwise than many: a lone one is computed as two
             parts = tuple(part.expand(2, *part.shape[1:]) for part in parts)
-        losses, after = torch.vmap(self.one)(*parts)
+        losses, after = self._all(*parts) if way == STACKED else torch.vmap(self.one)(*parts)
         return (losses[:1], after[:1]) if alone else (losses, after)
+
+    def _all(
+        self, columns: Tensor, statistics: Tensor, received: Tensor, strengths: Tensor, x: Tensor, y: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The losses ``[K]`` by the stacked kernel; only the terms, written for one party, go through vmap."""
+        kernel = kernel_of(self.net)
+        if isinstance(kernel, str):
+            raise ModelError(f"{type(self.net.module).__name__} cannot be stacked: {kernel}.")
+        w, *private = torch.split_with_sizes(columns, [received.shape[-1], *self.widths], dim=1)
+        output = kernel(w, x)
+        losses = self._losses(output, y)
+        for i, term in enumerate(self.terms):
+            own = private[i] if private else w.new_empty(len(w), 0)
+            value = torch.vmap(partial(self._term, term))(w, received, own, x, y, output)
+            losses = losses + strengths[:, i] * value
+        return losses, statistics
+
+    def _losses(self, output: Tensor, y: Tensor) -> Tensor:
+        if self.loss is functional.cross_entropy and output.ndim == 3 and y.ndim == 2:
+            each = functional.cross_entropy(output.flatten(0, 1), y.flatten(), reduction="none")
+            return each.view(y.shape).mean(1)
+        return torch.vmap(self._mean_loss)(output, y)
+
+    def _mean_loss(self, output: Tensor, y: Tensor) -> Tensor:
+        return self.loss(output, y).mean()
+
+    def _term(
+        self, term: Term, w: Tensor, received: Tensor, own: Tensor, x: Tensor, y: Tensor, output: Tensor
+    ) -> Tensor:
+        return term.value(Sight(w, received, own, x, y, output, {}, {}, self._elsewhere, self.loss))
+
+    def _elsewhere(self, parameters: Tensor, inputs: Tensor) -> Tensor:
+        return self.net.apply(parameters, parameters.new_empty(0), inputs)[0]
 
     def one(
         self, columns: Tensor, statistics: Tensor, received: Tensor, strengths: Tensor, x: Tensor, y: Tensor
@@ -83,60 +118,3 @@ class Objective:
             total = total + strengths[i] * term.value(sight)
         return total, after
 
-
-def probe(bare: Objective, x: Tensor, y: Tensor) -> str | None:
-    """Try an objective on one batch: an error if it cannot learn, else why it must be looped; None if it need not."""
-    net = bare.net
-    before = {name: buffer.clone() for name, buffer in net.module.named_buffers()}
-    net.module.train()
-    row, size = net.row(), net.layout.size
-    private = bare.private(row[:size], {})
-    objective = replace(bare, widths=tuple(len(part) for part in private))
-    parts = (torch.cat([row[:size], *private]), row[size:], row[:size], row.new_ones(len(bare.terms)), x, y)
-    with torch.random.fork_rng(devices=[]):
-        state = torch.random.get_rng_state()
-        try:
-            value, _ = objective.one(*parts)
-        except ModelError:
-            raise
-        except Exception as error:
-            raise ModelError(
-                f"{type(net.module).__name__} or its loss fails on a batch of shape {tuple(x.shape)} with targets "
-                f"{tuple(y.shape)} {y.dtype}: {type(error).__name__}: {error}"
-            ) from error
-        draws = not torch.equal(state, torch.random.get_rng_state())
-    _check_probe(net, value, before)
-    if draws:
-        return "it draws random numbers (dropout, say), which are keyed by party"
-    return _why_not_vmap(objective, parts, value)
-
-
-def _check_probe(net: Net, value: Tensor, before: dict[str, Tensor]) -> None:
-    if not torch.isfinite(value):
-        raise ModelError(
-            f"The loss is {value.item()} at the start, before any training. Check the data's scale and the loss."
-        )
-    statistics = net.layout.names[net.layout.parameters :]
-    for name, buffer in net.module.named_buffers():
-        if name in statistics or name.endswith("num_batches_tracked"):
-            continue
-        if not torch.equal(buffer, before[name]):
-            raise ModelError(
-                f"The buffer {name!r} changes while the model trains, and only running_mean and running_var travel: "
-                "its change would be lost. Make it a parameter, or name it after the statistic that it is."
-            )
-
-
-def _why_not_vmap(objective: Objective, parts: tuple[Tensor, ...], value: Tensor) -> str | None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # torch warns where it would fall back to a loop of its own
-            columns, *rest = (part.expand(2, *part.shape).clone() for part in parts)
-            losses, _ = objective.stacked(VECTORISED, columns.requires_grad_(), *rest)
-            torch.autograd.grad(losses.sum(), columns)
-    except Exception as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return f"torch.vmap does not take it ({first})"
-    if not torch.allclose(losses, value.expand(2), rtol=1e-3, atol=1e-5):
-        return "torch.vmap computes another loss for it"
-    return None

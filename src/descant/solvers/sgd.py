@@ -18,9 +18,12 @@ from ..parties.people import Party
 from ..settings import check, setting
 from .batches import draw, feed
 from .moments import Moments, age, check_elementwise, maker
-from .objective import LOOPED, VECTORISED, Objective, probe
+from .objective import LOOPED, STACKED, VECTORISED, Objective
+from .probe import probe
 
-MOST_VECTORISED = 100_000  # parameters; above it one party fills the machine by itself: `python benchmarks/ways.py`
+# The largest model, in parameters, for each way of computing parties at once, the faster way first; above it one party
+# fills the machine by itself. Measured by `python benchmarks/ways.py`.
+MOST = {STACKED: 100_000, VECTORISED: 100_000}
 
 
 @dataclass(frozen=True)
@@ -58,14 +61,14 @@ class Sgd:
             raise SettingError(f"Give Sgd steps or epochs, not both. Got steps={self.steps} and epochs={self.epochs}.")
         check_elementwise(maker(self.optimizer, self.options))
         size = party.samples if self.batch is None else min(self.batch, party.samples)
-        why_looped = probe(Objective(net, loss, terms), party.x[:size], party.y[:size])
-        small = net.layout.size <= MOST_VECTORISED and count > 1
-        return VECTORISED if small and why_looped is None else LOOPED
+        reasons = probe(Objective(net, loss, terms), party.x[:size], party.y[:size])
+        fitting = [way for way, most in MOST.items() if net.layout.size <= most and not reasons[way]]
+        return fitting[0] if fitting and count > 1 else LOOPED
 
     def train(self, job: Job) -> Trained:
         """The local work of every party in the job."""
         job.net.module.train()
-        if job.way == VECTORISED:
+        if job.way != LOOPED:
             return self._train_stack(job)
         parts = []
         for row, party in enumerate(job.parties):
@@ -112,7 +115,11 @@ class Sgd:
                 values, after = objective.stacked(
                     job.way, leaf, statistics[rows], received[rows], strengths[rows], group.x, group.y
                 )
-                (gradient[rows],) = torch.autograd.grad(values.sum(), leaf)
+                (found,) = torch.autograd.grad(values.sum(), leaf)
+                if group.rows is None:
+                    gradient = found
+                else:
+                    gradient[rows] = found
                 statistics[rows] = after.detach()
                 losses[rows] += values.detach()
             alive = [step < length for length in lengths]

@@ -1,0 +1,71 @@
+"""Stacked, vectorised or looped: the time of a round each way, by the size of the model and the number of parties.
+
+`MOST` in `descant/solvers/sgd.py` comes from this table. Run it on a quiet machine:
+
+    python benchmarks/ways.py            # a minute or two; --threads 2 for two threads
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from descant import Federation, algorithms, parties
+from descant.table import Table
+
+WIDTHS = (0, 16, 64, 128, 256, 512)  # hidden units of 784-h-10; 0 is the logistic regression
+COUNTS = (2, 10, 50)
+
+
+def people(count: int) -> parties.People:
+    """Parties of 60 random images."""
+    generator = torch.Generator().manual_seed(0)
+    data = [
+        (torch.rand(60, 784, generator=generator), torch.randint(10, (60,), generator=generator)) for _ in range(count)
+    ]
+    return parties.from_arrays(data, test=0)
+
+
+def net(width: int) -> nn.Module:
+    """784-width-10, or a line if the width is 0."""
+    if not width:
+        return nn.Linear(784, 10)
+    return nn.Sequential(nn.Linear(784, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+def seconds(width: int, count: int, way: str, rounds: int = 3) -> float:
+    """The best time of a round of 20 steps of batch 10."""
+    fed = Federation(net(width), people(count), algorithms.FedAvg(), lr=0.1, steps=20, batch=10)
+    fed.state = replace(fed.state, way=way)
+    fed.fit(1, progress=False)
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        fed.fit(1, progress=False)
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    torch.set_num_threads(parser.parse_args().threads)
+    rows = []
+    for width in WIDTHS:
+        row: dict[str, object] = {"model": f"784-{width}-10" if width else "784-10"}
+        row["parameters"] = sum(p.numel() for p in net(width).parameters())
+        for count in COUNTS:
+            stacked, vectorised, looped = (seconds(width, count, way) for way in ("stacked", "vectorised", "looped"))
+            row[f"K={count} stacked ms"] = f"{1e3 * stacked:.1f}"
+            row["vectorised ×" + " " * count] = f"{vectorised / stacked:.2f}"
+            row["looped ×" + " " * count] = f"{looped / stacked:.2f}"
+        rows.append(row)
+    print(Table(tuple(rows[0]), rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Try a model on one batch before the work starts: what is wrong with it, and how its stacks can be computed."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..errors import ModelError
+from ..flat import Net
+from .objective import STACKED, VECTORISED, Objective
+from .stacked import kernel_of
+
+
+def probe(bare: Objective, x: Tensor, y: Tensor) -> dict[str, str]:
+    """Why each way of computing parties at once cannot be taken ("" if it can); an error if the model cannot learn."""
+    net = bare.net
+    buffers = {name: buffer.clone() for name, buffer in net.module.named_buffers()}
+    net.module.train()
+    row, size = net.row(), net.layout.size
+    private = bare.private(row[:size], {})
+    objective = replace(bare, widths=tuple(len(part) for part in private))
+    columns = torch.cat([row[:size], *private])
+    parts = (columns, row[size:], row[:size], row.new_ones(len(bare.terms)), x, y)
+    draws = _try(objective, parts)
+    _check_buffers(net, buffers)
+    if draws:
+        return dict.fromkeys((STACKED, VECTORISED), "it draws random numbers (dropout, say), which are keyed by party")
+    two = [part.expand(2, *part.shape).clone() for part in parts]
+    two[0][1] *= 1.1  # two unlike parties: a way that mixes them is found out
+    return {way: _why_not(objective, way, two) for way in (STACKED, VECTORISED)}
+
+
+def _try(objective: Objective, parts: tuple[Tensor, ...]) -> bool:
+    """Whether the module draws random numbers; an error if it fails or is not finite at the start."""
+    x, y = parts[-2:]
+    name = type(objective.net.module).__name__
+    with torch.random.fork_rng(devices=[]):
+        state = torch.random.get_rng_state()
+        try:
+            value, _ = objective.one(*parts)
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"{name} or its loss fails on a batch of shape {tuple(x.shape)} with targets {tuple(y.shape)} "
+                f"{y.dtype}: {type(error).__name__}: {error}"
+            ) from error
+        if not torch.isfinite(value):
+            raise ModelError(
+                f"The loss is {value.item()} at the start, before any training. Check the data's scale and the loss."
+            )
+        return not torch.equal(state, torch.random.get_rng_state())
+
+
+def _check_buffers(net: Net, before: dict[str, Tensor]) -> None:
+    statistics = net.layout.names[net.layout.parameters :]
+    for name, buffer in net.module.named_buffers():
+        if name not in statistics and not torch.equal(buffer, before[name]):
+            raise ModelError(
+                f"The buffer {name!r} changes while the model trains, and only running_mean and running_var travel: "
+                "its change would be lost. Make it a parameter, or name it after the statistic that it is."
+            )
+
+
+def _why_not(objective: Objective, way: str, parts: list[Tensor]) -> str:
+    if way == STACKED:
+        kernel = kernel_of(objective.net)
+        if isinstance(kernel, str):
+            return kernel
+        if any(term.points for term in objective.terms):
+            return "a term reads its activations"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # torch warns where it would fall back to a loop of its own
+            found = _gradient(objective, way, parts)
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        return f"torch does not take it ({lines[0] if lines else type(error).__name__})"
+    alone = torch.cat([_gradient(objective, "looped", [part[k : k + 1] for part in parts]) for k in range(2)])
+    close = torch.allclose(found, alone, rtol=1e-3, atol=1e-4 * float(alone.abs().max()))
+    return "" if close else "it computes another gradient"
+
+
+def _gradient(objective: Objective, way: str, parts: list[Tensor]) -> Tensor:
+    columns = parts[0].clone().requires_grad_()
+    losses, _ = objective.stacked(way, columns, *parts[1:])
+    (gradient,) = torch.autograd.grad(losses.sum(), columns)
+    return gradient
