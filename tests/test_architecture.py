@@ -19,7 +19,7 @@ TIERS = [
     {"flat"},
     {"core"},
     {"norms", "medians", "weiszfeld", "centers", "penalties", "gate", "wire"},
-    {"algorithms", "solvers", "problems", "parties"},
+    {"algorithms", "solvers", "parties"},
     {"store", "piece"},
     {"run", "engines"},
     {"evaluate", "checkpoint", "table"},
