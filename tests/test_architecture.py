@@ -18,7 +18,7 @@ TIERS = [
     {"errors", "settings", "seeds"},
     {"flat"},
     {"core"},
-    {"norms", "medians", "weiszfeld", "centers", "penalties", "gate", "wire"},
+    {"norms", "medians", "weiszfeld", "centers", "penalties", "gate", "wire", "metrics"},
     {"algorithms", "solvers", "parties"},
     {"store", "piece"},
     {"run", "engines"},

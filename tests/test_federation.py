@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import math
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
-from descant import DescantError, Federation, Metric, Sgd, algorithms, compare, parties
+from descant import DescantError, Federation, Metric, Sgd, algorithms, compare, federation, parties
 from descant.centers import TrimmedMean
 from descant.engines import InProcess
 from descant.errors import ModelError, PartyError, SettingError
 from descant.parties import People
+from descant.penalties import DiagonalQ
 from descant.run import begin, run
+from descant.settings import PerParty
 from problems import classes, half_squares, network
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -127,8 +132,18 @@ def test_compare_puts_local_and_the_majority_beside_every_method(people: People)
         (algorithms.FedAvgPlus(alpha=-0.1), r"The 'alpha' of FedAvgPlus must be >= 0. Got -0.1."),
         (algorithms.FedAvgPlus(init_mix=1.5), r"The 'init_mix' of FedAvgPlus must be >= 0 and <= 1. Got 1.5."),
         (algorithms.FedPlusFixed((0.5, 2.0)), r"The 'gamma' of FedPlusFixed must be >= 0 and <= 1. Got 2.0."),
-        (algorithms.FedProx(mu=float("nan")), r"The 'strength' of FedProx must be >= 0. Got nan."),
+        (algorithms.FedProx(mu=float("nan")), r"The 'mu' of FedProx must be >= 0. Got nan."),
         (algorithms.L2GD(p=0.0), r"The 'p' of L2GD must be > 0 and < 1. Got 0.0."),
+        (algorithms.FedPlusFixed(PerParty({"1": 5.0})), r"The 'gamma' of FedPlusFixed must be >= 0 and <= 1. Got 5.0."),
+        (algorithms.FedPlusFixed((0.5, 0.5)), r"FedPlusFixed does not fit a model of 53 parameters"),
+        (algorithms.FedPlus(DiagonalQ((1.0,))), r"FedPlus does not fit a model of 53 parameters"),
+        (algorithms.L2GD(lam=1000.0), r"L2GD's step to the mean, lr·λ\(1-p\)/p, must be <= 1. Got 90"),
+        (replace(algorithms.FedAvg(), over="all"), r"aggregates over all, but its parties keep no models"),
+        (replace(algorithms.FedAvg(), attend=algorithms.Sample(2.5)), r"'count' of Sample must be a whole number >= 1"),  # type: ignore[arg-type]
+        (algorithms.FedPer("2.*"), r"The 'private' of FedPer must be a tuple of name patterns. Got '2.\*'."),  # type: ignore[arg-type]
+        (algorithms.FedPer(("*",)), r"All layers of the model are private in FedPer: nothing is left to share."),
+        (algorithms.FedAvg, r"Give an algorithm, such as algorithms.FedAvg\(\) with its parentheses"),
+        ("fedavg", r"Give an algorithm, such as algorithms.FedAvg\(\)"),
         (algorithms.FedPlus(over="some"), r"The 'over' of FedPlus must be one of 'active', 'all'. Got 'some'."),  # type: ignore[arg-type]
     ],
 )
@@ -138,7 +153,7 @@ def test_a_value_out_of_bounds_is_named(algorithm: object, message: str) -> None
 
 
 def test_parties_must_be_parties() -> None:
-    with pytest.raises(PartyError, match=r"made by descant.parties, such as from_arrays\(...\). Got list."):
+    with pytest.raises(PartyError, match=r"made by descant.parties, such as from_arrays\(...\). Got .*list"):
         Federation(network(), [1, 2], algorithms.FedAvg()).fit(1, progress=False)  # type: ignore[arg-type]
 
 
@@ -161,11 +176,77 @@ def test_bad_input_leaves_the_run_where_it_was(people: People) -> None:
 
 
 def test_any_centre_can_be_put_in(people: People) -> None:
-    from dataclasses import replace
-
     algorithm = replace(algorithms.FedAvg(), name="trimmed", aggregate=TrimmedMean(0.2))
     fed = Federation(net, people, algorithm, solver=Sgd(lr=0.3, steps=5)).fit(2, progress=False)
     assert fed.scores().center.mean > 0.2
+
+
+def test_who_never_trained_alone_has_the_initial_model_and_nothing_of_the_others(people: People) -> None:
+    fed = Federation(net, people, algorithms.Local(), lr=0.5, steps=5, attend=2).fit(1, progress=False)
+    trained = fed.state.own.names()
+    assert len(trained) == 2
+    for name in people:
+        weight = fed.models_[name].get_parameter("weight").flatten()
+        assert torch.equal(weight, fed.state.initial[:640]) == (name not in trained)
+
+
+def test_local_only_has_the_same_attendance_and_work_as_what_it_is_compared_with(people: People) -> None:
+    l2gd = algorithms.L2GD(p=0.5)
+    study = compare([algorithms.FedAvg(), l2gd], net, people, rounds=4, progress=False, lr=0.3, steps=20)
+    assert study.methods == ("Local", "Local, as L2GD", "FedAvg", "L2GD")
+    fed = Federation(net, people, l2gd, lr=0.3, steps=20).fit(4, progress=False)
+    alone = [row["alone"] for row in fed.table().rows]
+    np.testing.assert_array_equal(study.alone("L2GD")[0].scores.own.values, alone)
+    assert study.alone("FedAvg")[0].method == "Local"
+    with pytest.raises(SettingError, match="'Local' is the name of training alone"):
+        compare([replace(algorithms.FedAvg(), name="Local")], net, people, rounds=1)
+
+
+def test_a_table_after_loading_an_earlier_round_compares_the_same_round(people: People, tmp_path: Path) -> None:
+    def made() -> Federation:
+        return Federation(net, people, algorithms.FedAvgPlus(alpha=1.0), lr=0.5, steps=5)
+
+    fed = made().fit(1, progress=False)
+    fed.save(tmp_path / "run")
+    expected = str(fed.table())
+    fed.fit(4, progress=False).table()
+    assert str(fed.load(tmp_path / "run").table()) == expected == str(made().load(tmp_path / "run").table())
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_the_progress_bar_shows_on_a_terminal(rounds: int, people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(federation, "Console", lambda **_: Console(file=shown, force_terminal=True))
+    Federation(net, people, algorithms.FedAvg(), lr=0.1, steps=2).fit(rounds)
+    assert "FedAvg" in shown.getvalue() and f"{rounds}/{rounds}" in shown.getvalue()
+
+
+def test_attendance_may_be_a_number_and_a_metric_a_function(people: People) -> None:
+    def hits(output: torch.Tensor, target: torch.Tensor) -> float:
+        return float((output.argmax(1) == target).float().mean())
+
+    fed = Federation(net, people, algorithms.FedAvg(), lr=0.1, steps=2, attend=3, metric=hits)  # type: ignore[arg-type]
+    fed.fit(1, progress=False)
+    assert fed.history_[-1]["present"] == 3
+    scores = fed.scores()
+    assert scores.metric == "hits" and 0 <= scores.own.mean <= 1
+    assert repr(fed) == "<Federation of 5 parties by FedAvg, after 1 rounds>"
+    with pytest.raises(SettingError, match="'attend' must be a number of parties a round"):
+        Federation(net, people, algorithms.FedAvg(), attend=algorithms.Sample).fit(1, progress=False)
+
+
+def test_numbers_are_not_classes() -> None:
+    people = parties.from_arrays([(torch.randn(9, 3), torch.randn(9))])
+    with pytest.raises(
+        SettingError, match="the targets are torch.float32 numbers. Give classes as whole numbers, or a"
+    ):
+        Federation(lambda: nn.Linear(3, 1), people, algorithms.FedAvg()).fit(1, progress=False)
+
+
+def test_data_of_another_dtype_than_the_model_says_what_to_do() -> None:
+    people = parties.from_arrays([(np.zeros((9, 6), dtype=np.uint8), np.zeros(9, dtype=int))])
+    with pytest.raises(ModelError, match=r"parties.from_arrays\(..., dtype=torch.float32\) makes the data so, too."):
+        Federation(network(), people, algorithms.FedAvg()).fit(1, progress=False)
 
 
 def test_the_first_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

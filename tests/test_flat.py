@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from descant import Federation, algorithms
+from descant import Algorithm, Federation, algorithms, parties
 from descant.errors import ModelError
 from descant.flat import Layout, Net
+from descant.parties import People
 from problems import classes
 
 
@@ -67,7 +68,8 @@ def test_split_and_join_are_inverse(sizes: list[int], rows: int) -> None:
 def test_the_users_own_module_is_not_touched() -> None:
     module = Mixed()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    fed = Federation(module, classes(4), algorithms.FedAvg(), lr=0.1, steps=3, batch=4).fit(2, progress=False)
+    people = classes(5).subset(["0", "1", "2"])  # batch normalisation needs two samples
+    fed = Federation(module, people, algorithms.FedAvg(), lr=0.1, steps=3, batch=4).fit(2, progress=False)
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
     assert not torch.equal(fed.center_.get_parameter("head.weight"), before["head.weight"])
     for name in ("frozen.weight", "positions", "mask"):
@@ -90,6 +92,33 @@ def test_running_statistics_are_the_weighted_mean_of_the_parties(way: str) -> No
     torch.testing.assert_close(fed.state.center[fed._plan.net.layout.size :], expected)
     assert (fed.center_.state_dict()["0.running_var"] > 0).all()
     assert fed.center_.state_dict()["0.num_batches_tracked"] == 0
+
+
+def unlike() -> People:
+    """Two parties whose data lie far apart, so that their statistics do."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(30) % 3
+    return parties.from_arrays([(torch.randn(30, 6, generator=generator) + shift, labels) for shift in (0.0, 100.0)])
+
+
+def normed() -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))
+
+
+def test_statistics_may_stay_private_as_in_fedbn() -> None:
+    algorithm = algorithms.FedPer(("0.*",))
+    fed = Federation(normed, unlike(), algorithm, lr=0.1, steps=40, batch=10).fit(1, progress=False)
+    means = [fed.models_[name].state_dict()["0.running_mean"].mean() for name in ("0", "1")]
+    assert abs(means[0]) < 1 and means[1] > 90
+    assert torch.equal(fed.center_.state_dict()["0.running_mean"], torch.zeros(6))  # none was ever sent
+
+
+@pytest.mark.parametrize("algorithm", [algorithms.Ditto(), algorithms.APFL(), algorithms.FedAvgPlus()])
+def test_a_personal_model_has_the_statistics_of_its_party(algorithm: Algorithm) -> None:
+    fed = Federation(normed, unlike(), algorithm, lr=0.1, steps=40, batch=10).fit(1, progress=False)
+    means = [fed.models_[name].state_dict()["0.running_mean"].mean() for name in ("0", "1")]
+    assert abs(means[0]) < 1 and means[1] > 90
 
 
 class Counting(nn.Module):

@@ -120,7 +120,7 @@ def test_the_page_gives_the_verdict_first_then_table_pictures_and_settings():
     assert "FedAvg served the parties best: 0.655 accuracy against 0.555 alone. 4 of 4" in text
     marks = ["served the parties best", "<td>FedAvg</td>", "base64,MQ==", "base64,Mg==", "<th>seeds</th><td>0, 1</td>"]
     assert [text.index(mark) for mark in marks] == sorted(text.index(mark) for mark in marks)
-    assert re.search(r"<th>Local</th><td>start: Mix\(init_mix=0\), keep: keep_own</td>", text)
+    assert re.search(r"<th>Local</th><td>start: Mix\(init_mix=0\), advance: stay, keep: keep_own</td>", text)
 
 
 def test_the_verdict_does_not_praise_a_method_that_lost_to_training_alone():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -148,7 +149,7 @@ def test_a_module_that_cannot_be_vectorised_learns_all_the_same() -> None:
 # ── terms ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def begin_matching(received: Tensor) -> Tensor:
+def begin_matching(received: Tensor, rng: np.random.Generator) -> Tensor:
     """Private columns: a 5 x 3 matrix from the top of the trained model to the hidden layer of the received one."""
     return torch.linspace(-0.5, 0.5, 15, dtype=received.dtype)
 
@@ -159,7 +160,9 @@ def matching(sight: Sight) -> Tensor:
     return (rebuilt - sight.seen_received["1"]).square().mean()
 
 
-MATCHING = replace(algorithms.FedAvg(), terms=(Term(matching, 0.5, points=("1", "2"), begin=begin_matching),))
+MATCHING = replace(
+    algorithms.FedAvg(), terms=(Term("matching", matching, 0.5, points=("1", "2"), begin=begin_matching),)
+)
 
 
 @pytest.mark.parametrize("way", ["vectorised", "looped"])
@@ -169,14 +172,14 @@ def test_a_term_may_own_private_columns_and_read_activations_of_both_models(way:
     fed.state = replace(fed.state, way=way)
     fed.fit(2, progress=False)
     for name, memory in ((name, fed._engine.memory.get(name)) for name in people):
-        assert set(memory) == {"private.0"}
-        torch.testing.assert_close(memory["private.0"], _by_hand(people, name, lr), rtol=0, atol=1e-12)
+        assert set(memory) == {"private.matching"}
+        torch.testing.assert_close(memory["private.matching"], _by_hand(people, name, lr), rtol=0, atol=1e-12)
 
 
 def _by_hand(people: People, name: str, lr: float) -> Tensor:
     """The same two rounds for everybody with plain modules, and the private matrix of one party at their end."""
-    center = network(torch.float64)
-    theta = {party: begin_matching(torch.zeros(1, dtype=torch.float64)) for party in people}
+    center, rng = network(torch.float64), np.random.default_rng(0)
+    theta = {party: begin_matching(torch.zeros(1, dtype=torch.float64), rng) for party in people}
     for _ in range(2):
         modules, frozen = {}, [p.detach().clone() for p in center.parameters()]
         for party in people.values():
@@ -226,8 +229,44 @@ def test_private_columns_are_never_reported() -> None:
     assert all(arrays == {"0.weight", "0.bias"} for arrays in seen)
 
 
+def drawn(received: Tensor, rng: np.random.Generator) -> Tensor:
+    return torch.from_numpy(rng.normal(size=3)).to(received.dtype)
+
+
+def nothing(sight: Sight) -> Tensor:
+    return 0 * sight.own.sum()
+
+
+def test_private_columns_begin_from_draws_of_the_party_s_own_and_terms_do_not_mix_them_up() -> None:
+    """A term before Ditto's leaves Ditto's private model alone: columns go by the term's name."""
+    people = classes(4)
+    first = Term("noise", nothing, begin=drawn)
+    both = replace(algorithms.Ditto(), terms=(first, *algorithms.Ditto().terms))
+    fed = Federation(network(), people, both, lr=0.1, steps=2, batch=4).fit(2, progress=False)
+    plain = Federation(network(), people, algorithms.Ditto(), lr=0.1, steps=2, batch=4).fit(2, progress=False)
+    begun = [fed._engine.memory.get(name)["private.noise"] for name in people]
+    assert not torch.equal(begun[0], begun[1])
+    for name in people:
+        ours, theirs = fed.models_[name].state_dict(), plain.models_[name].state_dict()
+        assert all(torch.allclose(ours[key], theirs[key], atol=1e-6) for key in ours)
+    with pytest.raises(SettingError, match="must have names of their own"):
+        Federation(network(), people, replace(both, terms=(first, first))).fit(1, progress=False)
+
+
+def test_the_loss_that_is_told_is_the_parties_own_and_not_the_terms() -> None:
+    people = classes(3)
+    losses = [
+        Federation(network(), people, algorithm, lr=0.1, steps=1, batch=100).fit(1, progress=False).history_[-1]["loss"]
+        for algorithm in (algorithms.FedAvg(), algorithms.Ditto(), algorithms.FedProx(5.0))
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6) == pytest.approx(losses[2], abs=1e-6)
+    idle = Federation(network(), people, algorithms.FedAvg(), lr=0.1, steps=0).fit(1, progress=False)
+    assert np.isnan(idle.history_[-1]["loss"])
+    assert torch.allclose(idle.state.center, idle.state.initial)
+
+
 def test_a_point_that_does_not_exist_is_named() -> None:
-    algorithm = replace(algorithms.FedAvg(), terms=(Term(matching, points=("nowhere",)),))
+    algorithm = replace(algorithms.FedAvg(), terms=(Term("matching", matching, points=("nowhere",)),))
     with pytest.raises(ModelError, match=r"no submodule 'nowhere' to watch. It has: 0, 1, 2"):
         Federation(network(), classes(3), algorithm).fit(1, progress=False)
 
@@ -240,7 +279,9 @@ def test_a_point_that_does_not_exist_is_named() -> None:
     [
         (Sgd(lr=-1.0), r"The 'lr' of Sgd must be > 0. Got -1.0."),
         (Sgd(lr=float("nan")), r"The 'lr' of Sgd must be > 0. Got nan."),
-        (Sgd(batch=0), r"The 'batch' of Sgd must be >= 1. Got 0."),
+        (Sgd(batch=0), r"The 'batch' of Sgd must be a whole number >= 1. Got 0."),
+        (Sgd(steps=2.5), r"The 'steps' of Sgd must be a whole number >= 0. Got 2.5."),  # type: ignore[arg-type]
+        (Sgd(lr="fast"), r"The 'lr' of Sgd must be > 0. Got 'fast'."),  # type: ignore[arg-type]
         (Sgd(steps=3, epochs=2), r"steps or epochs, not both"),
         (Sgd(optimizer="Adamm"), r"There is no optimizer 'Adamm'. Did you mean 'Adam'\?"),
         (Sgd(optimizer="LBFGS"), r"LBFGS cannot step a stack"),
@@ -267,5 +308,5 @@ def test_a_loss_that_is_nan_at_the_start_is_an_error() -> None:
 
 
 def test_a_model_of_the_wrong_shape_is_an_error() -> None:
-    with pytest.raises(ModelError, match=r"Linear or its loss fails on a batch of shape \(9, 6\)"):
+    with pytest.raises(ModelError, match=r"Linear, its loss or a term fails on a batch \(10, 6\) torch.float32"):
         Federation(nn.Linear(7, 3), classes(4), algorithms.FedAvg()).fit(1, progress=False)

@@ -23,7 +23,7 @@ def test_a_store_is_a_dictionary_whatever_its_budget(steps: list[tuple[str, int,
     for party, value, end in steps:
         store.stage(party, {"w": torch.full((4,), value), "step": torch.tensor(float(value))})
         if end == "commit":
-            store.commit()
+            store.commit(1, [party])
             expected[party] = value
         else:
             store.rollback()
@@ -37,9 +37,21 @@ def test_a_store_is_a_dictionary_whatever_its_budget(steps: list[tuple[str, int,
 def test_what_is_handed_out_or_in_is_not_shared() -> None:
     store, row = PartyStore(), torch.zeros(3)
     store.stage("a", {"w": row})
-    store.commit()
+    store.commit(1, ["a"])
     row += 1
     assert torch.equal(store.get("a")["w"], torch.zeros(3))
+    store.get("a")["w"].add_(1)
+    assert torch.equal(store.get("a")["w"], torch.zeros(3))
+
+
+def test_only_the_parties_that_count_are_committed() -> None:
+    store = PartyStore()
+    for name in "ab":
+        store.stage(name, {"w": torch.ones(1)})
+    store.commit(7, ["b", "c"])
+    assert (store.names(), store.round) == (["b"], 7)
+    store.commit(8, ["a"])
+    assert store.names() == ["b"]
 
 
 def test_a_hundred_thousand_parties_of_which_ten_take_part() -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .core import Algorithm
     from .errors import DescantError, DescantWarning
     from .federation import Federation
-    from .piece import Metric
+    from .metrics import Metric
     from .solvers import Sgd
 
 __version__ = "0.1.0"
@@ -36,7 +36,7 @@ _HOME = {
     "DescantError": ".errors",
     "DescantWarning": ".errors",
     "Federation": ".federation",
-    "Metric": ".piece",
+    "Metric": ".metrics",
     "Sgd": ".solvers",
     "Study": ".compare",
     "compare": ".compare",

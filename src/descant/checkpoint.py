@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +18,24 @@ from torch import Tensor
 from . import __version__
 from .core import Store
 from .errors import StateError
+from .gate import Refusal
 from .piece import Plan
 from .run import State
 from .settings import describe
 from .store import PartyStore, replacing
 
 _VERSION = 1
-_FILES = ("state.json", "center.safetensors", "own-*.safetensors", "memory-*.safetensors")
+_FILES = ("state.json", "center.safetensors", "server.safetensors", "own-*.safetensors", "memory-*.safetensors")
 _PART = 2**28  # bytes a file
 _SEPARATOR = "\x1f"  # between a party's name and a tensor's
 
 
 def digest(state: State, memory: Store) -> str:
-    """A digest of the centre and of every party's model and memory, tensor by tensor."""
+    """A digest of the centre, of what the server remembers, and of every party's model and memory, by tensor."""
     sha = hashlib.sha256()
     _feed(sha, "center", state.center)
+    for name, tensor in sorted(_server(state).items()):
+        _feed(sha, name, tensor)
     for label, store in (("own", state.own), ("memory", memory)):
         for party in store.names():
             for name, tensor in sorted(store.get(party).items()):
@@ -44,52 +49,97 @@ def _feed(sha: Any, name: str, tensor: Tensor) -> None:
     sha.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
 
 
-def save(folder: Path, plan: Plan, state: State, memory: Store, history: list[dict[str, Any]]) -> Path:
+def _server(state: State) -> dict[str, Tensor]:
+    """What the server's answers remember, in one mapping."""
+    return {
+        f"{answer}{_SEPARATOR}{name}": tensor
+        for answer, memory in state.memories.items()
+        for name, tensor in memory.items()
+    }
+
+
+def save(
+    folder: Path,
+    plan: Plan,
+    state: State,
+    memory: Store,
+    history: Sequence[Mapping[str, Any]],
+    refusals: Sequence[Refusal],
+) -> Path:
     """Write the run as it stands, whole or not at all: a save that is killed leaves the old one as it was."""
-    manifest = {**_identity(plan), "round": state.round, "way": state.way, "history": history}
+    manifest = {**_identity(plan), "round": state.round, "way": state.way, "feedback": _finite(state.feedback)}
+    manifest |= {
+        "history": [_finite(entry) for entry in history],
+        "refusals": [asdict(refusal) for refusal in refusals],
+    }
     manifest |= {"descant": __version__, "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
     with replacing(folder, _FILES) as new:
         models = {"center": state.center.clone(), "initial": state.initial.clone()}  # safetensors wants them apart
         save_file(models, new / "center.safetensors")
+        save_file({name: tensor.contiguous() for name, tensor in _server(state).items()}, new / "server.safetensors")
         for label, store in (("own", state.own), ("memory", memory)):
             for number, part in enumerate(_parts(store)):
                 save_file(part, new / f"{label}-{number:04d}.safetensors")
-        (new / "state.json").write_text(json.dumps({**manifest, "digest": digest(state, memory)}, indent=1))
+        manifest["digest"] = digest(state, memory)
+        (new / "state.json").write_text(json.dumps(manifest, indent=1, allow_nan=False), encoding="utf-8")
     return folder
 
 
-def load(folder: Path, plan: Plan, memory: Store) -> tuple[State, list[dict[str, Any]]]:
-    """The state and the history of a saved run; the memories go into the store."""
+def load(folder: Path, plan: Plan, memory: Store) -> tuple[State, list[dict[str, Any]], list[Refusal]]:
+    """The state, the history and the refusals of a saved run; the memories go into the store."""
     try:
-        manifest = json.loads((folder / "state.json").read_text())
+        manifest = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         tensors = load_file(folder / "center.safetensors")
-    except (OSError, ValueError, SafetensorError) as error:
+        server = load_file(folder / "server.safetensors")
+        _check_identity(folder, manifest, _identity(plan))
+        index = manifest["round"]
+        own, remembered = _read(folder, "own", index), _read(folder, "memory", index)
+        memories: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in server.items():
+            answer, name = key.split(_SEPARATOR, 1)
+            memories.setdefault(answer, {})[name] = tensor
+        models = (tensors["center"], tensors["initial"])
+        state = State(index, *models, manifest["way"], own, memories, manifest["feedback"])
+        if digest(state, remembered) != manifest["digest"]:
+            raise StateError(f"{folder} is damaged: its tensors do not have the digest that was saved with them.")
+        refusals = [Refusal(**entry) for entry in manifest["refusals"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise StateError(f"{folder} does not hold a run that can be continued: {error}") from error
-    for key, ours in _identity(plan).items():
-        if manifest.get(key) != ours:
-            found = manifest.get(key)
-            raise StateError(f"{folder} was saved by another federation: {key} {found!r}, here {ours!r}.")
-    own, remembered = _read(folder, "own"), _read(folder, "memory")
-    state = State(manifest["round"], tensors["center"], tensors["initial"], manifest["way"], own)
-    if digest(state, remembered) != manifest["digest"]:
-        raise StateError(f"{folder} is damaged: its tensors do not have the digest that was saved with them.")
     memory.clear()
     for party in remembered.names():
         memory.stage(party, remembered.get(party))
-        memory.commit()
-    return state, manifest["history"]
+    memory.commit(index, remembered.names())
+    return state, manifest["history"], refusals
 
 
 def _identity(plan: Plan) -> dict[str, Any]:
-    """What must be equal for a run to go on as if it had never stopped."""
+    """What must be equal for a run to go on as if it had never stopped; the parties' data is taken on trust."""
+    people = json.dumps(plan.people.samples).encode()
     return {
         "version": _VERSION,
         "seed": plan.seed,
         "layout": plan.net.layout.digest,
         "algorithm": describe(plan.algorithm),
         "solver": describe(plan.solver),
-        "parties": len(plan.people),
+        "loss": describe(plan.loss),
+        "parties": hashlib.sha256(people).hexdigest()[:16],
     }
+
+
+def _check_identity(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any], within: str = "") -> None:
+    for key, value in ours.items():
+        other = theirs.get(key)
+        if isinstance(value, Mapping) and isinstance(other, Mapping) and value.keys() == other.keys():
+            _check_identity(folder, other, value, f"{within}{key}.")
+        elif json.loads(json.dumps(value)) != other:
+            raise StateError(
+                f"{folder} was saved by another federation: {within}{key} {other!r:.80}, here {value!r:.80}."
+            )
+
+
+def _finite(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no nan and no infinity."""
+    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in numbers.items()}
 
 
 def _parts(store: Store) -> Iterator[dict[str, Tensor]]:
@@ -106,7 +156,7 @@ def _parts(store: Store) -> Iterator[dict[str, Tensor]]:
         yield part
 
 
-def _read(folder: Path, label: str) -> PartyStore:
+def _read(folder: Path, label: str, index: int) -> PartyStore:
     store = PartyStore()
     for file in sorted(folder.glob(f"{label}-*.safetensors")):
         try:
@@ -119,5 +169,6 @@ def _read(folder: Path, label: str) -> PartyStore:
             parties.setdefault(party, {})[name] = tensor
         for party, kept in parties.items():
             store.stage(party, kept)
-        store.commit()
+        store.commit(index, parties)
+    store.commit(index, ())
     return store

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,16 @@ import numpy as np
 
 from . import __version__
 from .algorithms.baselines import Local
-from .core import Algorithm
+from .core import Algorithm, Attend
 from .errors import SettingError
 from .evaluate import Scores
-from .federation import Federation, Model, bar
+from .federation import Federation, Model, attending, bar
 from .parties import People
 from .settings import describe
 from .table import Table
 
 MAJORITY = "majority class"
+LOCAL = "Local"
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Result:
     curve: tuple[tuple[int, float, float], ...]
     seconds: float
     refused: int
+    beside: str = LOCAL  # the local-only run with the same attendance and work
 
 
 @dataclass(frozen=True)
@@ -46,26 +49,33 @@ class Study:
     def methods(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(result.method for result in self.results))
 
+    def __repr__(self) -> str:
+        return f"<Study of {', '.join(self.methods)}>"
+
     def of(self, method: str) -> list[Result]:
         """The results of one method, one a seed."""
         return [result for result in self.results if result.method == method]
 
+    def alone(self, method: str) -> list[Result]:
+        """Local-only training with the same attendance and work, one result a seed."""
+        return self.of(self.of(method)[0].beside)
+
     def table(self) -> Table:
         """One row a method: mean (± over seeds), worst and spread over parties, centre, who gained against Local."""
-        alone = self.of("Local")
-        rows = [self._majority(alone), *(self._row(method, alone) for method in self.methods)]
+        rows = [self._majority(self.of(LOCAL)), *(self._row(method, self.alone(method)) for method in self.methods)]
         columns = ("method", "mean", "± seeds", "worst", "spread", "centre", "gained", "lost")
         return Table(columns, rows, self.verdict(), {"gained": 1, "lost": 1})
 
     def verdict(self) -> str:
         """In two sentences: which method served the parties best, if any did, and how many gained and lost."""
-        alone, judged = self.of("Local"), self._judged()
-        means = {method: _mean(self.of(method), "own") for method in self.methods if method != "Local"}
+        yardsticks = {result.beside for result in self.results}
+        means = {method: _mean(self.of(method), "own") for method in self.methods if method not in yardsticks}
         means = {method: mean for method, mean in means.items() if mean == mean}
         if not means:
             return ""
-        sign = 1 if alone[0].scores.own.higher_is_better else -1
+        sign = 1 if self.results[0].scores.own.higher_is_better else -1
         best = max(means, key=lambda method: sign * means[method])
+        alone, judged = self.alone(best), self._judged()
         row, local = self._row(best, alone), _mean(alone, "own")
         numbers = f"{means[best]:.3f} {alone[0].scores.metric} against {local:.3f} alone"
         if sign * (means[best] - local) > 0:
@@ -74,7 +84,9 @@ class Study:
             first = f"Nothing beat training alone; {best} came closest: {numbers}."
         over = ", on average over the seeds" if len(alone) > 1 else ""
         gained, lost = (f"{round(row[name], 1):g}" for name in ("gained", "lost"))
-        return f"{first} {gained} of {judged} parties gained by joining, {lost} lost{over}."
+        refused = sum(result.refused for result in self.results)
+        told = f" {refused} updates were refused on the way." if refused else ""
+        return f"{first} {gained} of {judged} parties gained by joining, {lost} lost{over}.{told}"
 
     def plot(self, kind: str, file: str | Path) -> Path:
         """Draw "curves" (score by round) or "parties" (each party with each method) into a PNG file."""
@@ -147,48 +159,69 @@ def compare(
     people: People,
     *,
     rounds: int,
-    seeds: int = 1,
+    seeds: int | Sequence[int] = 1,
     points: int = 10,
     progress: bool = True,
+    attend: Attend | int | None = None,
     **settings: Any,
 ) -> Study:
-    """Run every algorithm with every seed; Local is added if it is not among them. ``settings`` are Federation's.
+    """Run every algorithm with every seed, and local-only training beside. ``settings`` are Federation's.
 
-    The curve is measured ``points`` times on the way.
+    ``seeds`` is how many, or which; the curve is measured ``points`` times on the way.
     """
-    if rounds < 1 or seeds < 1:
-        raise SettingError(f"compare needs at least one round and one seed. Got rounds={rounds}, seeds={seeds}.")
-    named = {algorithm.name: algorithm for algorithm in algorithms}
-    if len(named) != len(algorithms):
+    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if isinstance(algorithms, Algorithm) or rounds < 1 or not chosen or "seed" in settings:
         raise SettingError(
-            f"Two algorithms have one name: {[a.name for a in algorithms]}. Use dataclasses.replace."
+            "compare needs a list of algorithms, at least one round and at least one seed (seeds=3, or seeds=[1, 2]). "
+            f"Got {algorithms!r:.40}, rounds={rounds}, seeds={seeds}."
         )
-    named = {"Local": Local(), **named}
+    pairs = _beside([attending(algorithm, attend) for algorithm in algorithms])
     results = []
     with bar(disable=not progress) as shown:
-        for algorithm in named.values():
-            line = shown.add_task(algorithm.name, total=rounds * seeds, loss="–")
-            for seed in range(seeds):
+        for algorithm, beside in pairs:
+            line = shown.add_task(algorithm.name, total=rounds * len(chosen), loss="–")
+            for seed in chosen:
                 federation = Federation(model, people, algorithm, seed=seed, **settings)
-                results.append(
-                    _one(federation, rounds, points, lambda loss, at=line: shown.update(at, advance=1, loss=loss))
-                )
-    about = {"rounds": rounds, "seeds": seeds, "parties": len(people), **describe(settings)}
-    about["algorithms"] = [describe(algorithm) for algorithm in named.values()]
+                tick = partial(shown.update, line, advance=1)
+                results.append(replace(_one(federation, rounds, points, tick), beside=beside))
+    about = {"rounds": rounds, "seeds": chosen, "parties": len(people), **describe(settings)}
+    about["algorithms"] = [describe(algorithm) for algorithm, _ in pairs]
     return Study(tuple(results), about)
 
 
-def _one(federation: Federation, rounds: int, points: int, tick: Any) -> Result:
+def _beside(algorithms: Sequence[Algorithm]) -> list[tuple[Algorithm, str]]:
+    """Every algorithm with the name of its yardstick: training alone, with the same attendance and tuning."""
+    yardsticks: list[Algorithm] = []
+    others: list[tuple[Algorithm, str]] = []
+    for algorithm in algorithms:
+        same = (algorithm.attend, algorithm.tune)
+        local = next((other for other in yardsticks if (other.attend, other.tune) == same), None)
+        if local is None:
+            name = f"{LOCAL}, as {algorithm.name}" if yardsticks else LOCAL
+            local = replace(Local(), name=name, attend=algorithm.attend, tune=algorithm.tune)
+            yardsticks.append(local)
+        if algorithm.name != LOCAL:
+            others.append((algorithm, local.name))
+        elif algorithm != replace(local, name=LOCAL):
+            raise SettingError(f"{LOCAL!r} is the name of training alone. Give your algorithm another one.")
+    pairs = [(local, local.name) for local in yardsticks] + others
+    names = [algorithm.name for algorithm, _ in pairs]
+    if len(set(names)) < len(names):
+        raise SettingError(f"Two algorithms have one name: {names}. Use dataclasses.replace(..., name=...).")
+    return pairs
+
+
+def _one(federation: Federation, rounds: int, points: int, tick: Callable[..., None]) -> Result:
     looked = {round(at) for at in np.linspace(1, rounds, min(points, rounds))}
     curve = []
     seconds = 0.0
     for scored in federation.rounds(rounds):
-        tick(f"{scored.round.loss:.4f}")
+        tick(loss=f"{scored.round.loss:.4f}")
         seconds += scored.round.seconds
         if scored.index in looked:
             curve.append((scored.index, scored.scores.own.mean, scored.scores.center.mean))
-    refused = len(federation.refusals_)
-    return Result(federation.algorithm.name, federation.seed, federation.scores(), tuple(curve), seconds, refused)
+    scores, refused = federation.scores(), len(federation.refusals_)
+    return Result(federation.algorithm.name, federation.seed, scores, tuple(curve), seconds, refused)
 
 
 def _mean(results: list[Result], column: str) -> float:

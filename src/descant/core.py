@@ -7,7 +7,7 @@ Rows are parties: K models are a matrix ``[K, width]``, one flat model a row (se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -30,7 +30,9 @@ class Hyper:
     """The hyper-parameters of one round that an algorithm may tune."""
 
     lr: float = setting(0.01, "the learning rate η", above=0)
-    work: int = setting(20, "how much a party learns in a round, in the solver's unit (steps or epochs)", least=0)
+    work: int = setting(
+        20, "how much a party learns in a round, in the solver's unit (steps or epochs)", least=0, whole=True
+    )
 
 
 # ── across the boundary: arrays, scalars and bytes, nothing else ──────────────────────────────────────────────────────
@@ -68,9 +70,15 @@ class Report:
 class Store(Protocol):
     """Tensors by party. What is staged counts only after :meth:`commit`, so a broken round leaves no trace."""
 
+    @property
+    def round(self) -> int:
+        """The round of the last commit."""
+
     def get(self, party: str) -> dict[str, Tensor]: ...
     def stage(self, party: str, tensors: Mapping[str, Tensor]) -> None: ...
-    def commit(self) -> None: ...
+    def commit(self, round: int, parties: Collection[str]) -> None:
+        """What is staged of these parties counts from now on; the rest of it is forgotten."""
+
     def rollback(self) -> None: ...
     def clear(self) -> None: ...
     def names(self) -> list[str]: ...
@@ -87,7 +95,7 @@ class Engine(Protocol):
         """Who can be reached now, in a fixed order."""
 
     def submit(self, tasks: Sequence[Task]) -> None:
-        """Take these tasks; it does not wait for their answers."""
+        """Take these tasks without waiting for their answers. A task that comes again has the same answer."""
 
     def collect(self, timeout: float) -> list[Report]:
         """What is ready, faults included; empty only when nothing came within ``timeout`` seconds."""
@@ -116,10 +124,12 @@ class Sight:
 class Term:
     """What a party adds to its loss: strength · value(sight)."""
 
+    name: str  # of its private columns in the party's memory: no two terms of an algorithm share it
     value: Callable[[Sight], Tensor]
-    strength: Schedule = setting(1.0, "the factor before the term", least=0)
+    strength: Schedule = setting(1.0, "the factor before the term", least=0, called="symbol")
     points: tuple[str, ...] = ()  # submodules whose outputs the term reads, of both models
-    begin: Callable[[Tensor], Tensor] | None = None  # received [d] -> first values [q] of its private columns
+    begin: Begin | None = None  # (received [d], draws) -> first values [q] of its private columns
+    symbol: str = "strength"  # the paper's letter for it
 
 
 class Pull(Protocol):
@@ -145,7 +155,9 @@ Start: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Aggregate: TypeAlias = Callable[[Tensor, Tensor | None], Aggregated]
 Weigh: TypeAlias = Callable[[Sequence[Metrics]], Tensor]
 Keep: TypeAlias = Callable[[Tensor, Tensor, Hyper], Tensor]
-Tune: TypeAlias = Callable[[int, Hyper, np.random.Generator], Hyper]
+Begin: TypeAlias = Callable[[Tensor, np.random.Generator], Tensor]
+Advance: TypeAlias = Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]
+Tune: TypeAlias = Callable[[int, Hyper, Memory, Metrics, np.random.Generator], tuple[Hyper, Memory]]
 Attend: TypeAlias = Callable[[Sequence[str], Hyper, np.random.Generator], dict[str, Hyper]]
 Personal: TypeAlias = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 
@@ -160,9 +172,10 @@ class Algorithm:
     pull: Pull | None  # what draws it back after each step
     aggregate: Aggregate  # (models [K, d], weights [K]) -> what the reports add up to
     weigh: Weigh  # metrics of the reports -> their weights [K]
+    advance: Advance  # (centre [d], aggregate [d], memory) -> the new centre, and what the server remembers
     keep: Keep | None  # (models [K, width], centre [width]) -> what each party keeps; None: only the centre
-    tune: Tune  # which hyper-parameters move, and how
-    attend: Attend  # who takes part, and with how much work
+    tune: Tune  # (round, hyper, memory, last round's metrics, draws) -> which hyper-parameters move, and how
+    attend: Attend = setting(help="who takes part, and with how much work", apart=True)
     over: Literal["active", "all"] = setting(
         "active", "whose models are aggregated (ERRATA 14)", one_of=("active", "all")
     )
@@ -170,10 +183,9 @@ class Algorithm:
         "initial", "the own model of a party that never trained", one_of=("initial", "center")
     )
     report: Literal["model", "change"] = setting("model", "what a report carries (v1 §3)", one_of=("model", "change"))
-    server_step: float = setting(1.0, "how far the centre moves towards the aggregate", above=0)
-    private: tuple[str, ...] | Unbound = ()  # name patterns of layers that never leave their party
+    private: tuple[str, ...] | Unbound = ()  # name patterns of tensors that never leave their party
     personal: Personal | None = None  # (model [width], memory) -> the party's own model, where terms hold it
-    max_staleness: int = setting(0, "how many rounds old a report may be", least=0)
+    max_staleness: int = setting(0, "how many rounds old a report may be", least=0, whole=True)
 
 
 # ── what a solver is given ────────────────────────────────────────────────────────────────────────────────────────────

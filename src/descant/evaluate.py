@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
-from .core import Engine, Loss
+from .core import Engine
 from .errors import EngineError
-from .piece import Metric, Plan
+from .piece import Plan
 from .run import State, gather, tasks_for
 
 Numbers = NDArray[np.float64]
+_AT_ONCE = 64  # parties whose models are in memory together
 
 
 @dataclass(frozen=True)
@@ -67,26 +67,18 @@ class Scores:
     majority: Column
 
 
-def accuracy(output: Tensor, target: Tensor) -> Tensor:
-    """1 where the largest output is the target's class, else 0."""
-    return (output.argmax(-1) == target).double()
-
-
-def default_metric(loss: Loss, target: Tensor) -> Metric:
-    """Accuracy where targets are classes and the loss is the cross entropy; the loss itself elsewhere."""
-    if loss is functional.cross_entropy and not target.is_floating_point() and target.ndim == 1:
-        return Metric("accuracy", accuracy)
-    return Metric("loss", loss, higher_is_better=False)
-
-
 def score(plan: Plan, engine: Engine, state: State, names: Iterable[str] | None = None) -> Scores:
     """Ask parties (all, if none are named) to judge the models as they stand."""
     parties: Sequence[str] = tuple(engine.members()) if names is None else tuple(names)
     found: dict[str, dict[str, float]] = {}
-    for report in gather(engine, tasks_for(plan, state, parties, "evaluate", state.round)):
-        if report.status != "ok":
-            raise EngineError(f"Party {report.party!r} could not be evaluated: {report.reason or report.status}")
-        found[report.party] = {name: float(value) for name, value in report.metrics.items()}
+    for first in range(0, len(parties), _AT_ONCE):
+        tasks = list(tasks_for(plan, state, parties[first : first + _AT_ONCE], "evaluate", state.round))
+        for report in gather(engine, tasks):
+            if report.kind != "evaluate":  # a late answer to something else
+                continue
+            if report.status != "ok":
+                raise EngineError(f"Party {report.party!r} could not be evaluated: {report.reason or report.status}")
+            found[report.party] = {name: float(value) for name, value in report.metrics.items()}
 
     def column(name: str) -> Column:
         values = np.array([found[party].get(name, np.nan) for party in parties])
@@ -97,7 +89,8 @@ def score(plan: Plan, engine: Engine, state: State, names: Iterable[str] | None 
 
 def personal_row(plan: Plan, engine: Engine, state: State, party: str) -> Tensor:
     """The numbers of a party's own model, private layers included, as its owner would use it."""
-    (report,) = gather(engine, tasks_for(plan, state, [party], "personal", state.round))
+    tasks = list(tasks_for(plan, state, [party], "personal", state.round))
+    (report,) = (report for report in gather(engine, tasks) if report.kind == "personal")
     if report.status != "ok":
         raise EngineError(f"Party {party!r} could not show its model: {report.reason or report.status}")
     return plan.net.layout.join({name: torch.as_tensor(tensor) for name, tensor in report.arrays.items()})

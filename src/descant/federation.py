@@ -13,19 +13,20 @@ from typing import Any, TypeAlias
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from . import checkpoint, seeds
-from .algorithms.baselines import Local
+from .algorithms import Local, Sample
 from .core import Algorithm, Attend, Engine, Loss, Solver
 from .engines import InProcess
 from .errors import DescantError, DescantWarning, PartyError, SettingError
-from .evaluate import Scores, default_metric, personal_row, score
+from .evaluate import Scores, personal_row, score
 from .flat import Net, bind
 from .gate import Refusal
+from .metrics import Metric, metric_for
 from .parties import People
-from .piece import Metric, Plan
+from .piece import Plan
 from .run import Round, State, begin, run
 from .solvers import Sgd
 from .table import Table
@@ -72,29 +73,35 @@ class Federation:
         steps: int | None = None,
         batch: int | None = None,
         loss: Loss = functional.cross_entropy,
-        metric: Metric | None = None,
-        attend: Attend | None = None,
+        metric: Metric | Callable[[Tensor, Tensor], Tensor] | None = None,
+        attend: Attend | int | None = None,
         seed: int = 0,
         engine: MakeEngine = InProcess,
     ) -> None:
         self.model = model
         self.people = people
-        self.algorithm = algorithm if attend is None else replace(algorithm, attend=attend)
+        self.algorithm = algorithm
         self.solver = solver
         shorthand: dict[str, Any] = {"lr": lr, "steps": steps, "batch": batch}
         self.shorthand = {name: value for name, value in shorthand.items() if value is not None}
         self.loss = loss
         self.metric = metric
+        self.attend = attend
         self.seed = seed
         self.engine = engine
         self.history_: list[dict[str, Any]] = []
         self.refusals_: list[Refusal] = []
 
+    def __repr__(self) -> str:
+        at = self._state.round if "_state" in self.__dict__ else 0
+        name = getattr(self.algorithm, "name", self.algorithm)
+        return f"<Federation of {len(self.people)} parties by {name}, after {at} rounds>"
+
     @cached_property
     def _plan(self) -> Plan:
         if not isinstance(self.people, People):
             raise PartyError(
-                f"Give parties made by descant.parties, such as from_arrays(...). Got {type(self.people).__name__}."
+                f"Give parties made by descant.parties, such as from_arrays(...). Got {type(self.people)}."
             )
         if self.solver is not None and self.shorthand:
             raise SettingError(f"Give a solver, or {', '.join(self.shorthand)} as shorthand for Sgd, not both.")
@@ -103,10 +110,10 @@ class Federation:
         return Plan(
             net=net,
             people=self.people,
-            algorithm=bind(self.algorithm, net.layout),
+            algorithm=bind(attending(self.algorithm, self.attend), net.layout),
             solver=self.solver or Sgd(**self.shorthand),
             loss=self.loss,
-            metric=self.metric or default_metric(self.loss, first.y),
+            metric=metric_for(self.metric, self.loss, first.y),
             seed=self.seed,
         )
 
@@ -128,10 +135,13 @@ class Federation:
     def rounds(self, n: int) -> Iterator[ScoredRound]:
         """The next n rounds, one at a time; `break` stops, and calling it again goes on."""
         for round in run(self._plan, self._engine, self.state, n):
+            if round.index != self.state.round + 1:
+                raise DescantError(
+                    f"Another loop has taken this federation to round {self.state.round}: start a new one."
+                )
             self.state = round.state
+            self._warn(round)
             self.refusals_.extend(round.refusals)
-            if round.note:
-                warnings.warn(f"Round {round.index}: {round.note}.", DescantWarning, stacklevel=2)
             self.history_.append(
                 {
                     "round": round.index,
@@ -145,11 +155,18 @@ class Federation:
             )
             yield ScoredRound(round, self._measure)
 
+    def _warn(self, round: Round) -> None:
+        if round.note:
+            warnings.warn(f"Round {round.index}: {round.note}.", DescantWarning, stacklevel=4)
+        elif round.refusals and not self.refusals_:  # the first time; the rest are in refusals_
+            told = f"{len(round.refusals)} of {len(round.present)} reports were refused, the first: {round.refusals[0]}"
+            warnings.warn(f"{told}. All are in refusals_.", DescantWarning, stacklevel=4)
+
     def fit(self, rounds: int, progress: bool = True) -> Federation:
-        """Run some more rounds, with a progress bar; the history gains a score where the run ends."""
+        """Run some more rounds, with a progress bar."""
         self.state  # noqa: B018  errors come before the bar
         with bar(disable=not progress) as shown:
-            line = shown.add_task(self.algorithm.name, total=rounds)
+            line = shown.add_task(self.algorithm.name, total=rounds, loss="–")
             for round in self.rounds(rounds):
                 shown.update(line, advance=1, loss=f"{round.round.loss:.4f}")
         return self
@@ -168,21 +185,27 @@ class Federation:
         """Every party's own test set, judged now."""
         return score(self._plan, self._engine, self.state)
 
-    @cached_property
-    def _alone(self) -> Federation:
+    def _alone(self) -> Scores:
         """The same parties, rounds, work and draws, without federation."""
-        local = replace(Local(), attend=self.algorithm.attend, tune=self.algorithm.tune)
-        return Federation(
-            self.model, self.people, local, solver=self._plan.solver, loss=self.loss, metric=self.metric, seed=self.seed
-        )
+        twin = self.__dict__.get("_twin")
+        if twin is None or twin.state.round > self.state.round:  # a run that was loaded may be younger than its twin
+            local = replace(Local(), attend=self._plan.algorithm.attend, tune=self._plan.algorithm.tune)
+            settings: dict[str, Any] = {
+                "loss": self.loss,
+                "metric": self.metric,
+                "seed": self.seed,
+                "engine": self.engine,
+            }
+            twin = self._twin = Federation(self.model, self.people, local, solver=self._plan.solver, **settings)
+        twin.fit(self.state.round - twin.state.round, progress=False)
+        return score(twin._plan, twin._engine, twin.state, self._engine.members())
 
-    def table(self, progress: bool = False) -> Table:
+    def table(self) -> Table:
         """Each party: its own model, the centre, what it reaches alone with the same work, and its majority class.
 
         The first call trains every party alone for as many rounds, which takes about as long as the run did.
         """
-        self._alone.fit(self.state.round - self._alone.state.round, progress)
-        return party_table(self.people, self.scores(), self._alone.scores())
+        return party_table(self.people, self.scores(), self._alone())
 
     @property
     def models_(self) -> Mapping[str, nn.Module]:
@@ -200,11 +223,12 @@ class Federation:
 
     def save(self, folder: str | Path) -> Path:
         """Write the run as it stands into a folder, whole or not at all."""
-        return checkpoint.save(Path(folder), self._plan, self.state, self._engine.memory, self.history_)
+        return checkpoint.save(Path(folder), self._plan, self.state, self._engine.memory, self.history_, self.refusals_)
 
     def load(self, folder: str | Path) -> Federation:
         """Go on from a folder that a federation of the same model, algorithm, solver and seed saved."""
-        self.state, self.history_ = checkpoint.load(Path(folder), self._plan, self._engine.memory)
+        loaded = checkpoint.load(Path(folder), self._plan, self._engine.memory)
+        self.state, self.history_, self.refusals_ = loaded
         return self
 
 
@@ -214,14 +238,31 @@ class _Models(Mapping[str, nn.Module]):
 
     def __getitem__(self, party: str) -> nn.Module:
         f = self._federation
-        f.people[party]  # an unknown name is an error here, with the names that exist
-        return f._plan.net.module_of(personal_row(f._plan, f._engine, f.state, party))
+        name = f.people[str(party)].name  # an unknown name is an error here, with the names that exist
+        return f._plan.net.module_of(personal_row(f._plan, f._engine, f.state, name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._federation.people)
 
     def __len__(self) -> int:
         return len(self._federation.people)
+
+
+def attending(algorithm: Algorithm, attend: Attend | int | None) -> Algorithm:
+    """The algorithm with who takes part as the user says; a number is so many a round, drawn anew each time."""
+    if not isinstance(algorithm, Algorithm):
+        raise SettingError(
+            f"Give an algorithm, such as algorithms.FedAvg() with its parentheses. Got {algorithm!r:.80}."
+        )
+    if attend is None:
+        return algorithm
+    if isinstance(attend, int) and not isinstance(attend, bool):
+        return replace(algorithm, attend=Sample(attend))
+    if isinstance(attend, type) or not callable(attend):
+        raise SettingError(
+            f"'attend' must be a number of parties a round, or such as algorithms.Sample(10). Got {attend!r:.80}."
+        )
+    return replace(algorithm, attend=attend)
 
 
 def party_table(people: People, scores: Scores, alone: Scores) -> Table:
@@ -241,10 +282,11 @@ def party_table(people: People, scores: Scores, alone: Scores) -> Table:
     ]
     judged = int((~torch.isnan(torch.from_numpy(scores.own.values))).sum())
     gained, lost = scores.own.gained(alone.own), alone.own.gained(scores.own)
+    hint = "" if judged else " No party has a test set: give parties.from_arrays(..., test=0.2)."
     verdict = (
         f"{scores.metric}: own {scores.own.mean:.3f}, alone {alone.own.mean:.3f}, centre {scores.center.mean:.3f}"
         + ("" if math.isnan(scores.majority.mean) else f", majority {scores.majority.mean:.3f}")
-        + f". {gained} of {judged} parties gained by joining, {lost} lost."
+        + f". {gained} of {judged} parties gained by joining, {lost} lost.{hint}"
     )
     return Table(("party", "samples", "own", "center", "alone", "majority", "gain"), rows, verdict)
 

@@ -100,11 +100,11 @@ class Layout:
         return self._ranges[name]
 
     def matching(self, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        """The trainable parameters whose name matches one of the patterns; a pattern without a match is an error."""
+        """The tensors whose name matches one of the patterns; a pattern without a match is an error."""
         for pattern in patterns:
-            if not fnmatch.filter(self.layers, pattern):
-                raise ModelError(f"No layer matches {pattern!r}. The model's layers: {', '.join(self.layers)}.")
-        return tuple(name for name in self.layers if any(fnmatch.fnmatchcase(name, p) for p in patterns))
+            if not fnmatch.filter(self.names, pattern):
+                raise ModelError(f"No layer matches {pattern!r}. The model's layers: {', '.join(self.names)}.")
+        return tuple(name for name in self.names if any(fnmatch.fnmatchcase(name, p) for p in patterns))
 
     def split(self, rows: Tensor) -> dict[str, Tensor]:
         """Named views of ``rows [..., width]``, or of its parameters alone when it is ``[..., size]``."""

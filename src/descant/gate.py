@@ -6,14 +6,13 @@ afterwards and may have any sign. A finite but hostile model passes: standing up
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from .core import Report
+from .core import Report, Task
 from .flat import Layout
 
 MOST_SAMPLES = 10**12
@@ -38,36 +37,59 @@ class Refusal:
 
 @dataclass
 class Gate:
-    """What the round expects, and whom it has already heard; it remembers answers across rounds."""
+    """What was asked and what was answered, as far back as the algorithm allows reports to be."""
 
     layout: Layout
+    known: Collection[str]  # the parties of the federation
     private: Collection[str] = ()  # tensors that must not arrive: they never leave their party
     max_staleness: int = 0
+    asked: set[tuple[str, int]] = field(default_factory=set)
     answered: set[tuple[str, int]] = field(default_factory=set)
 
-    def admit(self, report: Report, round: int, asked: Mapping[str, int], known: Collection[str]) -> Refusal | None:
-        """None for a report that may count; ``asked`` maps parties that owe an answer to the round of their task."""
-        refusal = self._addressed(report, round, asked, known) or self._counted(report) or self._shaped(report)
+    def expect(self, tasks: Iterable[Task], round: int) -> None:
+        """A round begins: these answers are owed, and those that are too old to be admitted are forgotten."""
+        oldest = round - self.max_staleness
+        self.asked = {(party, at) for party, at in self.asked if at >= oldest}
+        self.answered = {(party, at) for party, at in self.answered if at >= oldest}
+        self.asked |= {(task.party, task.round) for task in tasks}
+
+    def admit(self, report: Report, round: int) -> Refusal | None:
+        """None for a report that may count."""
+        refusal = self._typed(report) or self._addressed(report, round) or self._counted(report) or self._shaped(report)
         if refusal is None:
             self.answered.add((report.party, report.round))
         return refusal
 
-    def forget_before(self, round: int) -> None:
-        """Answers too old to be admitted again need not be remembered."""
-        self.answered = {(party, at) for party, at in self.answered if at >= round - self.max_staleness}
+    def _typed(self, r: Report) -> Refusal | None:
+        """Whatever came over a wire may be anything."""
+        plain = (
+            isinstance(r.party, str) and type(r.round) is int and isinstance(r.kind, str) and isinstance(r.status, str)
+        )
+        if not plain or not isinstance(r.arrays, Mapping) or not isinstance(r.metrics, Mapping):
+            expected = "a party's name, a whole round, a kind, a status, arrays and metrics"
+            found = f"{r.party!r:.40}, {r.round!r:.40}, {r.kind!r:.40}, {r.status!r:.40}"
+            return Refusal(f"{r.party!s:.40}", -1, "malformed report", "", expected, found)
+        for name, value in r.metrics.items():
+            if name != "samples" and not isinstance(value, int | float):  # samples are looked at below
+                return Refusal(
+                    r.party, r.round, f"the metric {name!r:.40} is not a number", "", "numbers", f"{value!r:.40}"
+                )
+        return None
 
-    def _addressed(self, r: Report, round: int, asked: Mapping[str, int], known: Collection[str]) -> Refusal | None:
-        if r.party not in known:
+    def _addressed(self, r: Report, round: int) -> Refusal | None:
+        if r.party not in self.known:
             return Refusal(r.party, r.round, "unknown party")
         if r.status != "ok":
             return Refusal(r.party, r.round, f"{r.status}: {r.reason}" if r.reason else r.status)
+        if r.kind != "train":
+            return Refusal(r.party, r.round, "an answer to another kind of task", "", "train", r.kind)
         if (r.party, r.round) in self.answered:
             return Refusal(r.party, r.round, "replayed: this party has already answered for this round")
         age = round - r.round
         if not 0 <= age <= self.max_staleness:
             allowed = f"round {round}" if not self.max_staleness else f"rounds {round - self.max_staleness} to {round}"
             return Refusal(r.party, r.round, "stale" if age > 0 else "from the future", "", allowed, f"round {r.round}")
-        if asked.get(r.party) != r.round:
+        if (r.party, r.round) not in self.asked:
             return Refusal(r.party, r.round, "not asked in this round")
         return None
 
@@ -75,7 +97,7 @@ class Gate:
         samples = r.metrics.get("samples")
         if isinstance(samples, bool) or not isinstance(samples, int | float) or not _whole(samples):
             expected = f"a whole number from 1 to {MOST_SAMPLES:.0e}"
-            return Refusal(r.party, r.round, "absurd sample count", "", expected, repr(samples))
+            return Refusal(r.party, r.round, "absurd sample count", "", expected, f"{samples!r:.40}")
         return None
 
     def _shaped(self, r: Report) -> Refusal | None:
@@ -113,4 +135,4 @@ class Gate:
 
 
 def _whole(samples: float) -> bool:
-    return math.isfinite(samples) and samples == int(samples) and 0 < samples <= MOST_SAMPLES
+    return 0 < samples <= MOST_SAMPLES and samples == int(samples)  # nan compares false

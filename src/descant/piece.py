@@ -8,27 +8,20 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from .core import Algorithm, Hyper, Job, Loss, Memory, Report, Solver, Task, Trained
-from .errors import ModelError
+from .errors import ModelError, SettingError
 from .flat import Net
-from .parties.people import Party
+from .metrics import Metric, accuracy
+from .parties.people import Party, People
 
 _AT_ONCE = 4096  # test samples a forward pass
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A number that says how good outputs are for their targets."""
-
-    name: str
-    value: Callable[[Tensor, Tensor], Tensor]  # (output, target) -> one number a sample
-    higher_is_better: bool = True
 
 
 @dataclass(frozen=True)
@@ -36,25 +29,32 @@ class Plan:
     """What a federation is made of; it does not change while it runs. The algorithm's patterns are bound to columns."""
 
     net: Net
-    people: Mapping[str, Party]
+    people: People
     algorithm: Algorithm
     solver: Solver
     loss: Loss
     metric: Metric
     seed: int
 
-    @property
+    @cached_property
     def private(self) -> tuple[str, ...]:
-        """The layers that never leave their party."""
+        """The tensors that never leave their party."""
         patterns = self.algorithm.private
-        return self.net.layout.matching(patterns) if isinstance(patterns, tuple) and patterns else ()
+        if not isinstance(patterns, tuple) or not all(isinstance(pattern, str) for pattern in patterns):
+            raise SettingError(
+                f"The 'private' of {self.algorithm.name} must be a tuple of name patterns. Got {patterns!r}."
+            )
+        return self.net.layout.matching(patterns)
 
 
 Answer = tuple[Report, Memory | None]  # the memory is None where it does not change
 
 
 def work(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> list[Answer]:
-    """Answer every task; a party that fails is reported as such, and the others are not harmed."""
+    """Answer every task; a party that fails is reported as such, and the others are not harmed.
+
+    A "personal" task shows a party's whole model, private layers included: it is for those who simulate their parties.
+    """
     try:
         return _by_kind(plan, tasks, memories)
     except Exception as error:
@@ -121,20 +121,18 @@ def _train(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> lis
         terms=algorithm.terms,
     )
     trained = plan.solver.train(job)
-    if algorithm.report == "change":
-        trained = replace(trained, rows=trained.rows - center)
     return [_answer(plan, task, row, center[row], trained) for row, task in enumerate(tasks)]
 
 
 def _answer(plan: Plan, task: Task, row: int, center: Tensor, trained: Trained) -> Answer:
     tensors = plan.net.layout.split(trained.rows[row])
-    arrays = {name: tensor for name, tensor in tensors.items() if name not in plan.private}
+    sent = tensors if plan.algorithm.report == "model" else plan.net.layout.split(trained.rows[row] - center)
+    arrays = {name: tensor for name, tensor in sent.items() if name not in plan.private}
     report = Report(task.party, task.round, task.kind, arrays=arrays, metrics=trained.metrics[row])
     memory = dict(trained.memories[row])
-    for name in plan.private:
-        begin, end = plan.net.layout.range_of(name)
-        layer = tensors[name].reshape(-1)
-        memory[f"layer.{name}"] = layer + center[begin:end] if plan.algorithm.report == "change" else layer
+    memory |= {f"layer.{name}": tensors[name].reshape(-1) for name in plan.private}
+    if plan.algorithm.personal is not None:
+        memory["statistics"] = trained.rows[row, plan.net.layout.size :]
     healthy = all(bool(torch.isfinite(tensor).all()) for tensor in (trained.rows[row], *memory.values()))
     return report, memory if healthy else None  # a party that diverged forgets it, so that it can come back
 
@@ -153,7 +151,7 @@ def _evaluate(plan: Plan, task: Task, memory: Memory) -> Report:
         own = _personal(plan, task, memory)
         metrics["center"] = _measure(plan, center, party)
         metrics["own"] = metrics["center"] if own is center else _measure(plan, own, party)
-        if not party.y.is_floating_point() and party.y.ndim == 1:
+        if plan.metric.value is accuracy:
             metrics["majority"] = float((party.y_test == party.y.mode().values).double().mean())
     return Report(task.party, task.round, task.kind, metrics=metrics)
 
@@ -164,7 +162,7 @@ def _measure(plan: Plan, row: Tensor, party: Party) -> float:
     for begin in range(0, len(party.x_test), _AT_ONCE):
         x, y = party.x_test[begin : begin + _AT_ONCE], party.y_test[begin : begin + _AT_ONCE]
         output, _ = plan.net.apply(row[:size], row[size:], x)
-        total += float(plan.metric.value(output, y).double().mean()) * len(x)
+        total += float(torch.as_tensor(plan.metric.value(output, y)).double().mean()) * len(x)
     mean = total / len(party.x_test)
     worst = -math.inf if plan.metric.higher_is_better else math.inf
     return worst if math.isnan(mean) else mean  # nan stands for a party without a test set, not for a failed model

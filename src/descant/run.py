@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import seeds
-from .core import Engine, Hyper, Kind, Report, Store, Task
+from .core import Engine, Hyper, Kind, Memory, Metrics, Report, Store, Task
+from .errors import DescantError, SettingError, StateError
 from .gate import Gate, Refusal
 from .piece import Plan
 from .settings import check
@@ -31,7 +32,9 @@ class State:
     center: Tensor  # [width] w̃
     initial: Tensor  # [width] the model that everybody began with
     way: str  # how stacks are computed: chosen once, and kept on resume
-    own: Store  # w_k of the parties that ever trained, where the algorithm keeps them
+    own: Store  # w_k of the parties that ever trained, where the algorithm keeps them: there is one, at one round
+    memories: Mapping[str, Memory] = field(default_factory=dict)  # what the server's answers remember, by their name
+    feedback: Metrics = field(default_factory=dict)  # the metrics of the last round, for `tune`
 
 
 @dataclass(frozen=True)
@@ -43,68 +46,100 @@ class Round:
     present: Mapping[str, Hyper]
     accepted: tuple[str, ...]
     refusals: tuple[Refusal, ...]
-    loss: float  # mean training loss over the accepted reports
     gap: float  # the centre's distance from optimality
     change: float  # ‖w̃ after - w̃ before‖₂
     seconds: float
     note: str = ""  # why the model did not change, if it did not
 
+    @property
+    def loss(self) -> float:
+        """The mean training loss over the accepted reports; nan if nobody took a step."""
+        return self.state.feedback.get("loss", math.nan)
+
 
 def begin(plan: Plan, budget: int | None = None) -> State:
     """The state before the first round; a model, a loss or a setting that cannot work is an error here."""
     check(plan.algorithm, plan.algorithm.name)
-    first = next(iter(plan.people.values()))
-    base = plan.solver.hyper
-    present = plan.algorithm.attend(tuple(plan.people), base, seeds.stream(plan.seed, 1, seeds.EVERYBODY, "attend"))
-    way = plan.solver.choose(plan.net, plan.loss, plan.algorithm.terms, first, len(present))
+    largest = plan.people[max(plan.people, key=plan.people.samples.__getitem__)]
+    hyper = plan.solver.hyper
+    present = plan.algorithm.attend(plan.people.names, hyper, seeds.stream(plan.seed, 1, seeds.EVERYBODY, "attend"))
+    way = plan.solver.choose(plan.net, plan.loss, plan.algorithm.terms, largest, len(present))
     row = plan.net.row()
+    _rehearse(plan, row, hyper)
     return State(0, row, row, way, PartyStore() if budget is None else PartyStore(budget))
+
+
+def _rehearse(plan: Plan, row: Tensor, hyper: Hyper) -> None:
+    """Every answer once, on two copies of the first model: what does not fit the model is found before the work."""
+    algorithm, size = plan.algorithm, plan.net.layout.size
+    names = [term.name for term in algorithm.terms]
+    if len(set(names)) < len(names):
+        raise SettingError(f"The terms of {algorithm.name} must have names of their own. Got {names}.")
+    if set(plan.private) >= set(plan.net.layout.layers):
+        raise SettingError(f"All layers of the model are private in {algorithm.name}: nothing is left to share.")
+    if algorithm.over == "all" and algorithm.keep is None:
+        raise SettingError(f"{algorithm.name} aggregates over all, but its parties keep no models of their own.")
+    rows = row.repeat(2, 1)
+    try:
+        algorithm.start(rows, rows)
+        if algorithm.pull is not None:
+            algorithm.pull.anchor(rows[:, :size], rows[:, :size], 1, ["", ""])
+        point = algorithm.aggregate(rows[:, :size], torch.ones(2)).point
+        algorithm.advance(row[:size], point, {})
+        if algorithm.keep is not None:
+            algorithm.keep(rows, row, hyper)
+    except DescantError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise SettingError(f"{algorithm.name} does not fit a model of {size} parameters: {reason}") from error
 
 
 def run(plan: Plan, engine: Engine, state: State, rounds: int) -> Iterator[Round]:
     """The rounds that follow a state, one at a time."""
-    gate = Gate(plan.net.layout, plan.private, plan.algorithm.max_staleness)
+    gate = Gate(plan.net.layout, plan.people, plan.private, plan.algorithm.max_staleness)
     for index in range(state.round + 1, state.round + rounds + 1):
+        if not state.round == state.own.round == engine.memory.round:
+            at = (state.own.round, engine.memory.round)
+            raise StateError(f"This state is of round {state.round}, but the parties' models and memories are at {at}.")
         began = time.perf_counter()
         engine.memory.rollback()  # of a round that was broken off
-        hyper = plan.algorithm.tune(index, plan.solver.hyper, seeds.stream(plan.seed, index, seeds.EVERYBODY, "tune"))
+        state.own.rollback()
+        hyper, tuned = plan.algorithm.tune(
+            index,
+            plan.solver.hyper,
+            state.memories.get("tune", {}),
+            state.feedback,
+            seeds.stream(plan.seed, index, seeds.EVERYBODY, "tune"),
+        )
         rng = seeds.stream(plan.seed, index, seeds.EVERYBODY, "attend")
         present = plan.algorithm.attend(engine.members(), hyper, rng)
-        tasks = tasks_for(plan, state, present, "train", index)
-        gate.forget_before(index)
-        accepted, refusals = _hear(engine, gate, tasks, index, plan.people)
+        tasks = list(tasks_for(plan, state, present, "train", index))
+        accepted, refusals = _hear(engine, gate, tasks, index)
         outcome = _settle(plan, state, hyper, accepted)
-        engine.memory.commit()
-        state.own.commit()
-        state = replace(state, round=index, center=outcome.center)
-        yield Round(
-            index,
-            state,
-            present,
-            tuple(report.party for report in accepted),
-            tuple(refusals),
-            _mean_loss(accepted),
-            outcome.gap,
-            outcome.change,
-            time.perf_counter() - began,
-            outcome.note + (f" ({refusals[0]})" if refusals and not accepted else ""),
-        )
+        counted = [] if outcome.note else [report.party for report in accepted]
+        engine.memory.commit(index, counted)
+        state.own.commit(index, counted)
+        change = float(torch.linalg.vector_norm(outcome.center - state.center))
+        memories = {"tune": tuned, "advance": outcome.memory}
+        feedback = _feedback(accepted)
+        state = replace(state, round=index, center=outcome.center, memories=memories, feedback=feedback)
+        seconds = time.perf_counter() - began
+        note = outcome.note + (f" ({refusals[0]})" if refusals and not accepted else "")
+        yield Round(index, state, present, tuple(counted), tuple(refusals), outcome.gap, change, seconds, note)
 
 
 def tasks_for(
     plan: Plan, state: State, present: Mapping[str, Hyper] | Sequence[str], kind: Kind, index: int
-) -> list[Task]:
+) -> Iterator[Task]:
     """One task a party: the centre, its own model where it has one, and the numbers of the round."""
-    settings: dict[str, Any] = {"seed": plan.seed, "way": state.way, "layout": plan.net.layout.digest}
-    tasks = []
+    common: dict[str, Any] = {"seed": plan.seed, "way": state.way, "layout": plan.net.layout.digest}
     for party in present:
         arrays = {"center": state.center}
         if plan.algorithm.keep is not None:
             arrays["own"] = own_row(plan, state, party, training=kind == "train")
-        if isinstance(present, Mapping):
-            settings = {**settings, "lr": present[party].lr, "work": present[party].work}
-        tasks.append(Task(party, index, kind, arrays, settings))
-    return tasks
+        hyper = {"lr": present[party].lr, "work": present[party].work} if isinstance(present, Mapping) else {}
+        yield Task(party, index, kind, arrays, {**common, **hyper})
 
 
 def own_row(plan: Plan, state: State, party: str, training: bool) -> Tensor:
@@ -116,63 +151,62 @@ def own_row(plan: Plan, state: State, party: str, training: bool) -> Tensor:
 
 
 def gather(engine: Engine, tasks: Sequence[Task]) -> Iterator[Report]:
-    """The answers to tasks as they come; a party that does not answer before its deadline is reported lost."""
+    """What comes while answers to these tasks are owed; a party that misses its deadline is reported lost."""
     engine.submit(tasks)
-    waiting = {task.party: task for task in tasks}
+    waiting = {(task.party, task.round, task.kind): task for task in tasks}
+    began = time.monotonic()
     while waiting:
-        reports = engine.collect(max(task.deadline for task in waiting.values()))
+        left = began + max(task.deadline for task in waiting.values()) - time.monotonic()
+        reports = engine.collect(left) if left > 0 else []
         if not reports:
-            for task in waiting.values():
-                yield Report(task.party, task.round, task.kind, "lost", reason="no answer before the deadline")
-            return
+            break
         for report in reports:
-            waiting.pop(report.party, None)
+            waiting.pop((report.party, report.round, report.kind), None)
             yield report
+    for task in waiting.values():
+        yield Report(task.party, task.round, task.kind, "lost", reason="no answer before the deadline")
 
 
-def _hear(
-    engine: Engine, gate: Gate, tasks: Sequence[Task], index: int, known: Mapping[str, Any]
-) -> tuple[list[Report], list[Refusal]]:
-    asked = {task.party: task.round for task in tasks}
-    accepted, refusals = [], []
+def _hear(engine: Engine, gate: Gate, tasks: Sequence[Task], index: int) -> tuple[list[Report], list[Refusal]]:
+    gate.expect(tasks, index)
+    accepted: dict[str, Report] = {}
+    refusals = []
     for report in gather(engine, tasks):
-        refusal = gate.admit(report, index, asked, known)
-        if refusal is None:
-            accepted.append(report)
-        else:
+        refusal = gate.admit(report, index)
+        if refusal is not None:
             refusals.append(refusal)
-    order = {party: i for i, party in enumerate(asked)}
-    return sorted(accepted, key=lambda report: order[report.party]), refusals
+        elif report.party not in accepted or accepted[report.party].round < report.round:
+            accepted[report.party] = report  # of a late answer and one in time, the newer counts
+    order = {task.party: i for i, task in enumerate(tasks)}
+    return sorted(accepted.values(), key=lambda r: (order.get(r.party, len(order)), r.party)), refusals
 
 
 @dataclass(frozen=True)
 class _Outcome:
     center: Tensor
+    memory: Memory
     gap: float = 0.0
-    change: float = 0.0
     note: str = ""
 
 
 def _settle(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report]) -> _Outcome:
-    """aggregate -> keep: the new centre, and what each party keeps (staged)."""
-    algorithm, size = plan.algorithm, plan.net.layout.size
-    state.own.rollback()
+    """aggregate -> advance -> keep: the new centre, and what each party keeps (staged)."""
+    algorithm, size, memory = plan.algorithm, plan.net.layout.size, state.memories.get("advance", {})
     if not accepted:
-        return _Outcome(state.center, note="no report was accepted: the model is unchanged")
+        return _Outcome(state.center, memory, note="no report was accepted: the model is unchanged")
     models = _models(plan, state, accepted)  # [K, width]
     weights = algorithm.weigh([report.metrics for report in accepted])
     everybody, all_weights = _with_absent(plan, state, accepted, models, weights)
     aggregated = algorithm.aggregate(everybody[:, :size], all_weights)
     share = (all_weights / all_weights.sum()).to(models.dtype)
-    center = torch.cat([aggregated.point, share @ everybody[:, size:]])
-    if algorithm.server_step != 1.0:
-        center = torch.lerp(state.center, center, algorithm.server_step)
+    point, remembered = algorithm.advance(state.center[:size], aggregated.point, memory)
+    center = torch.cat([point, share @ everybody[:, size:]])  # statistics always add up by the mean
     if not torch.isfinite(center).all():
-        return _Outcome(state.center, note="the aggregate is not finite: the model is unchanged")
+        return _Outcome(state.center, memory, note="the aggregate is not finite: the model is unchanged")
     if algorithm.keep is not None:
         for report, row in zip(accepted, algorithm.keep(models, center, hyper), strict=True):
             state.own.stage(report.party, {"model": row})
-    return _Outcome(center, aggregated.gap, float(torch.linalg.vector_norm(center - state.center)))
+    return _Outcome(center, remembered, aggregated.gap)
 
 
 def _models(plan: Plan, state: State, accepted: Sequence[Report]) -> Tensor:
@@ -199,6 +233,11 @@ def _with_absent(
     return torch.stack(rows), torch.ones(len(rows), dtype=weights.dtype)
 
 
-def _mean_loss(accepted: Sequence[Report]) -> float:
-    losses = [float(report.metrics["loss"]) for report in accepted if "loss" in report.metrics]
-    return math.fsum(losses) / len(losses) if losses else math.nan
+def _feedback(accepted: Sequence[Report]) -> dict[str, float]:
+    """The mean of every metric over the reports that have it; one that is nan says nothing."""
+    values: dict[str, list[float]] = {}
+    for report in accepted:
+        for name, value in report.metrics.items():
+            if not math.isnan(value):
+                values.setdefault(name, []).append(float(value))
+    return {name: math.fsum(found) / len(found) for name, found in values.items()}

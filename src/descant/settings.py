@@ -12,7 +12,8 @@ import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from hashlib import blake2b
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from .errors import SettingError
 
@@ -59,12 +60,15 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def setting(default: Any = dataclasses.MISSING, help: str = "", **bounds: Any) -> Any:
-    """A dataclass field with its help and bounds: ``above``, ``least``, ``below``, ``most`` or ``one_of``."""
+def setting(default: Any = dataclasses.MISSING, help: str = "", **rules: Any) -> Any:
+    """A dataclass field with its help and its bounds: ``above``, ``least``, ``below``, ``most``, ``one_of``, ``whole``.
+
+    ``called`` is the field that holds the name for messages; ``apart`` says that a record in it speaks for itself.
+    """
     signs = {"above": ">", "least": ">=", "below": "<", "most": "<="}
-    limits = tuple((signs[name], bound) for name, bound in bounds.items() if name in signs)
-    metadata = {"help": help, "limits": limits, "one_of": bounds.get("one_of")}
-    return dataclasses.field(default=default, metadata=metadata)
+    limits = tuple((signs[name], bound) for name, bound in rules.items() if name in signs)
+    others = {name: rule for name, rule in rules.items() if name not in signs}
+    return dataclasses.field(default=default, metadata={"help": help, "limits": limits, **others})
 
 
 def check(record: Any, owner: str | None = None) -> None:
@@ -86,8 +90,9 @@ def check(record: Any, owner: str | None = None) -> None:
     owner = owner or type(record).__name__
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
-        _check_value(f"The {field.name!r} of {owner}", value, field.metadata)
-        check(value, owner)
+        name = getattr(record, field.metadata.get("called", ""), field.name)
+        _check_value(f"The {name!r} of {owner}", value, field.metadata)
+        check(value, None if field.metadata.get("apart") else owner)
 
 
 def _check_value(what: str, value: Any, metadata: Mapping[str, Any]) -> None:
@@ -96,13 +101,18 @@ def _check_value(what: str, value: Any, metadata: Mapping[str, Any]) -> None:
         raise SettingError(f"{what} must be one of {', '.join(map(repr, allowed))}. Got {value!r}.")
     if isinstance(value, Decay):
         value = value.start
+    if isinstance(value, PerParty):
+        for one in (*value.values.values(), value.otherwise):
+            _check_value(what, one, metadata)
+        return
     if not limits or value is None or callable(value) or dataclasses.is_dataclass(value):
         return
-    rule = " and ".join(f"{sign} {bound}" for sign, bound in limits)
+    whole = metadata.get("whole", False)
+    rule = ("a whole number " if whole else "") + " and ".join(f"{sign} {bound}" for sign, bound in limits)
     from numpy import ravel  # here, because `descant --help` must not wait for it
 
     for one in ravel(value).tolist():
-        number = isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one)
+        number = isinstance(one, int if whole else int | float) and not isinstance(one, bool) and math.isfinite(one)
         if not number or not all(_COMPARE[sign](one, bound) for sign, bound in limits):
             raise SettingError(f"{what} must be {rule}. Got {one!r}.")
 
@@ -128,6 +138,18 @@ def describe(record: Any) -> Any:
         return {str(key): describe(value) for key, value in record.items()}
     if isinstance(record, tuple | list):
         return [describe(part) for part in record]
+    if isinstance(record, float) and not math.isfinite(record):
+        return repr(record)  # JSON has no infinity
     if record is None or isinstance(record, bool | int | float | str):
         return record
-    return getattr(record, "__qualname__", repr(record))
+    if isinstance(record, SupportsNumpy):
+        numbers = record.numpy()
+        return {"is": "numbers", "shape": list(numbers.shape), "digest": blake2b(numbers.tobytes()).hexdigest()[:16]}
+    return getattr(record, "__qualname__", None) or type(record).__qualname__
+
+
+@runtime_checkable
+class SupportsNumpy(Protocol):
+    """A tensor, told without importing torch."""
+
+    def numpy(self) -> Any: ...

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor
 
 from .core import Report, Task
 from .errors import EngineError
@@ -41,9 +39,10 @@ def unpack(data: bytes, kind: type[Parcel]) -> Parcel:
         fields = _fields(data)
         arrays = load(data)
         if kind is Report:
-            fields["sealed"] = base64.b64decode(fields["sealed"])
+            fields["sealed"] = base64.b64decode(fields["sealed"], validate=True)
+        _check_fields(fields, kind)
         return kind(arrays=arrays, **fields)
-    except (SafetensorError, ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
         raise EngineError(f"These {len(data)} bytes are not a {kind.__name__} of this version: {error}") from error
 
 
@@ -58,6 +57,20 @@ def _fields(data: bytes) -> dict[str, Any]:
     return fields
 
 
-def pack_tensors(tensors: Mapping[str, Tensor]) -> bytes:
-    """Named tensors as safetensors bytes."""
-    return save({name: tensor.detach().contiguous() for name, tensor in tensors.items()})
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "party": str,
+    "round": int,
+    "kind": str,
+    "status": str,
+    "reason": str,
+    "sealed": bytes,
+    "settings": dict,
+    "metrics": dict,
+    "deadline": (int, float),
+}
+
+
+def _check_fields(fields: dict[str, Any], kind: type[Task] | type[Report]) -> None:
+    for name, value in fields.items():
+        if name not in _TYPES or not isinstance(value, _TYPES[name]) or isinstance(value, bool):
+            raise ValueError(f"its {name!r:.40} is {value!r:.40}")

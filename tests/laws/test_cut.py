@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from descant import Federation, Sgd
+from descant import Federation, Sgd, algorithms
 from fakes import Bytes
 from problems import METHODS, classes, network
 
@@ -41,6 +42,32 @@ def test_the_cut_holds_with_memories_of_unlike_age(options: dict[str, object]) -
     solver = Sgd(lr=0.05, epochs=2, batch=4, **options)  # type: ignore[arg-type]
     whole = rows_after("stragglers", 1, torch.float64, solver)
     torch.testing.assert_close(rows_after("stragglers", 3, torch.float64, solver), whole, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("way", ["vectorised", "looped"])
+@pytest.mark.parametrize("name", ["FedGeoMedPlus", "FedProx", "Ditto", "stragglers"])
+def test_the_cut_holds_whatever_way_a_stack_is_computed(name: str, way: str) -> None:
+    def hashed(pieces: int) -> str:
+        solver = Sgd(lr=0.05, epochs=1, batch=4, optimizer="Adam")
+        engine = partial(Bytes, pieces=pieces, absent=("2",))
+        fed = Federation(network(), classes(6), METHODS[name](), solver=solver, seed=5, engine=engine)
+        fed.state = replace(fed.state, way=way)
+        return fed.fit(2, progress=False).hash()
+
+    assert hashed(1) == hashed(3) == hashed(5)  # bit for bit, memories included
+
+
+def test_the_cut_holds_with_running_statistics() -> None:
+    def hashed(pieces: int) -> str:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+        people = classes(7).subset(["0", "1", "2", "3", "4"])
+        engine = partial(Bytes, pieces=pieces)
+        fed = Federation(model, people, algorithms.FedAvgPlus(), lr=0.1, steps=3, batch=4, engine=engine)
+        assert fed.state.way == "vectorised"
+        return fed.fit(2, progress=False).hash()
+
+    assert hashed(1) == hashed(2) == hashed(5)
 
 
 class Dropped(nn.Module):

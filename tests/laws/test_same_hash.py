@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from descant import Federation, Sgd, algorithms
+from descant import DescantError, Federation, Sgd, algorithms, parties
+from descant.checkpoint import digest
+from descant.core import Memory
 from descant.errors import StateError
+from descant.run import run as rounds
 from problems import METHODS, classes, network
 
 ROUNDS = 4
@@ -79,11 +84,58 @@ def threads() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedGeoMedPlus", "FedCoMedPlus"])
 def test_another_number_of_threads_agrees(name: str, threads: None) -> None:
-    torch.set_num_threads(1)
-    one = run(made(name)).state.center
-    torch.set_num_threads(2)
-    two = run(made(name)).state.center
-    torch.testing.assert_close(one, two, rtol=0, atol=1e-6)
+    """On a model so wide that torch does share its work among threads."""
+    generator = torch.Generator().manual_seed(0)
+    data = [
+        (torch.randn(80, 200, generator=generator), torch.randint(0, 5, (80,), generator=generator)) for _ in range(3)
+    ]
+    people, model = parties.from_arrays(data, test=0), nn.Sequential(nn.Linear(200, 300), nn.Tanh(), nn.Linear(300, 5))
+    centers = []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        fed = Federation(model, people, METHODS[name](), lr=0.1, steps=3, batch=64)
+        centers.append(run(fed, 3).state.center)
+    torch.testing.assert_close(*centers, rtol=0, atol=1e-6)
+
+
+def test_an_old_state_is_refused_because_the_parties_have_moved_on() -> None:
+    fed = made("FedAvgPlus")
+    first = next(iter(fed.rounds(1))).round
+    run(fed, 2)
+    with pytest.raises(StateError, match=r"state is of round 1, but the parties' models and memories are at \(3, 3\)"):
+        next(rounds(fed._plan, fed._engine, first.state, 1))
+
+
+def test_two_loops_over_one_federation_are_told_apart() -> None:
+    fed = made("FedAvgPlus")
+    loop = fed.rounds(5)
+    next(loop)
+    run(fed, 2)
+    with pytest.raises(DescantError):
+        next(loop)
+    assert fed.state.round == 3
+    assert run(fed, 1).hash() == run(made("FedAvgPlus")).hash()
+
+
+def momentum(center: Tensor, aggregate: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+    """FedAvgM: the server remembers its last move."""
+    move = 0.5 * memory.get("move", torch.zeros_like(center)) + aggregate - center
+    return center + move, {"move": move}
+
+
+def test_what_the_server_remembers_is_saved_and_hashed(tmp_path: Path) -> None:
+    def server() -> Federation:
+        return Federation(
+            network(), classes(4), replace(algorithms.FedAvg(), advance=momentum), lr=0.1, steps=2, batch=4
+        )
+
+    whole = run(server())
+    assert (whole.state.center - run(made("FedAvg")).state.center).abs().max() > 1e-3
+    run(server(), 2).save(tmp_path / "run")
+    again = server().load(tmp_path / "run")
+    assert run(again, ROUNDS - 2).hash() == whole.hash()
+    forgetful = replace(whole.state, memories={})
+    assert digest(forgetful, whole._engine.memory) != whole.hash()
 
 
 def test_the_hash_covers_every_party_and_its_memory() -> None:
@@ -92,11 +144,11 @@ def test_the_hash_covers_every_party_and_its_memory() -> None:
     row = fed.state.own.get("3")["model"]
     row[0] += 1e-7
     fed.state.own.stage("3", {"model": row})
-    fed.state.own.commit()
+    fed.state.own.commit(ROUNDS, ["3"])
     changed = fed.hash()
     memory = fed._engine.memory.get("0")
     fed._engine.memory.stage("0", {**memory, "moment.step": memory["moment.step"] + 1})
-    fed._engine.memory.commit()
+    fed._engine.memory.commit(ROUNDS, ["0"])
     assert len({before, changed, fed.hash()}) == 3
 
 
@@ -108,8 +160,16 @@ def saved(tmp_path: Path) -> Path:
 def test_a_run_of_another_federation_is_refused(saved: Path) -> None:
     with pytest.raises(StateError, match="another federation: seed 7, here 8"):
         made("FedAvgPlus", seed=8).load(saved)
-    with pytest.raises(StateError, match="algorithm"):
+    with pytest.raises(StateError, match=r"algorithm.name 'FedAvgPlus', here 'FedAvg'"):
         made("FedAvg").load(saved)
+    with pytest.raises(StateError, match=r"algorithm.pull.alpha 1.0, here 0.5"):
+        Federation(network(), classes(5), algorithms.FedAvgPlus(0.5, 2.0), lr=0.1, steps=3, batch=4, seed=7).load(saved)
+    with pytest.raises(StateError, match="parties"):
+        Federation(network(), classes(6), METHODS["FedAvgPlus"](), lr=0.1, steps=3, batch=4, seed=7).load(saved)
+    with pytest.raises(StateError, match="loss"):
+        other = Federation(network(), classes(5), METHODS["FedAvgPlus"](), lr=0.1, steps=3, batch=4, seed=7)
+        other.loss = torch.nn.functional.multi_margin_loss
+        other.load(saved)
     with pytest.raises(StateError, match="layout"):
         Federation(torch.nn.Linear(6, 3), classes(5), algorithms.FedAvgPlus(), seed=7).load(saved)
 

@@ -14,7 +14,7 @@ from ..centers import GeometricMedian, Mean
 from ..core import Algorithm, Term
 from ..penalties import HalfSquare
 from ..settings import Schedule
-from .pieces import Distance, Mix, by_samples, everyone, fixed, keep_own, uniformly
+from .pieces import Distance, Mix, by_samples, everyone, fixed, keep_own, stay, take, uniformly
 
 
 def FedAvg() -> Algorithm:
@@ -30,6 +30,7 @@ def FedAvg() -> Algorithm:
         pull=None,
         aggregate=Mean(),
         weigh=by_samples,
+        advance=take,
         keep=None,
         tune=fixed,
         attend=everyone,
@@ -37,8 +38,8 @@ def FedAvg() -> Algorithm:
 
 
 def Local() -> Algorithm:
-    """Nobody learns from anybody (v2 §5.4.1: λ=0, θ=1): what a party reaches alone."""
-    return replace(FedAvg(), name="Local", start=Mix(0.0), keep=keep_own)
+    """Nobody learns from anybody (v2 §5.4.1: λ=0, θ=1): what a party reaches alone. The centre stays as it began."""
+    return replace(FedAvg(), name="Local", start=Mix(0.0), advance=stay, keep=keep_own)
 
 
 def FedProx(mu: Schedule = 0.01) -> Algorithm:
@@ -47,7 +48,7 @@ def FedProx(mu: Schedule = 0.01) -> Algorithm:
     >>> FedProx(mu=0.1).terms[0].strength
     0.1
     """
-    return replace(FedAvg(), name="FedProx", terms=(Term(Distance(HalfSquare()), mu),))
+    return replace(FedAvg(), name="FedProx", terms=(Term("proximal", Distance(HalfSquare()), mu, symbol="mu"),))
 
 
 def RFA(smoothing: float = 1e-6) -> Algorithm:

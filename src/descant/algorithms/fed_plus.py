@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ..centers import Mean
-from ..core import Aggregate, Algorithm, Hyper, Term
+from ..core import Aggregate, Aggregated, Algorithm, Hyper, Memory, Metrics, Term
+from ..errors import SettingError
 from ..penalties import HalfSquare, Norm1, Norm2, Penalty
 from ..settings import Schedule, setting
 from .baselines import FedAvg
@@ -57,7 +58,7 @@ class Central:
     penalty: Penalty
     rho: float = setting(1.0, "ρ = μ/α of eq. (5)", above=0)
 
-    def __call__(self, models: Tensor, weights: Tensor | None = None):  # type: ignore[no-untyped-def]
+    def __call__(self, models: Tensor, weights: Tensor | None = None) -> Aggregated:
         return self.penalty.center(self.rho)(models, weights)
 
 
@@ -103,7 +104,7 @@ def FedPlusV1(
     ``alpha`` may differ by party and round (`settings.PerParty`, `settings.Decay`); 0.001 is v1's §8. For B = ½‖·‖² it
     takes v2's step under η₊ = η/(1-αη) (ERRATA 17).
     """
-    terms = (Term(Distance(penalty), alpha),)
+    terms = (Term("distance", Distance(penalty), alpha, symbol="alpha"),)
     return replace(
         FedAvg(), name="FedPlusV1", start=Mix(0.0), terms=terms, aggregate=aggregate, weigh=uniformly, keep=keep_own
     )
@@ -115,8 +116,10 @@ class CoinSteps:
 
     p: float = setting(0.1, "the probability of an aggregation step", above=0, below=1)
 
-    def __call__(self, round: int, hyper: Hyper, rng: np.random.Generator) -> Hyper:
-        return replace(hyper, work=int(rng.geometric(self.p)) - 1)
+    def __call__(
+        self, round: int, hyper: Hyper, memory: Memory, feedback: Metrics, rng: np.random.Generator
+    ) -> tuple[Hyper, Memory]:
+        return replace(hyper, work=int(rng.geometric(self.p)) - 1), memory
 
 
 @dataclass(frozen=True)
@@ -127,13 +130,17 @@ class StepToMean:
     p: float = setting(0.1, "the probability of an aggregation step", above=0, below=1)
 
     def __call__(self, models: Tensor, center: Tensor, hyper: Hyper) -> Tensor:
-        return torch.lerp(models, center.expand_as(models), hyper.lr * self.lam * (1 - self.p) / self.p)
+        s = hyper.lr * self.lam * (1 - self.p) / self.p
+        if s > 1:
+            raise SettingError(f"L2GD's step to the mean, lr·λ(1-p)/p, must be <= 1. Got {s:.3g}: lower lr or lam.")
+        return torch.lerp(models, center.expand_as(models), s)
 
 
 def L2GD(lam: float = 0.1, p: float = 0.1) -> Algorithm:
     """The local-global mixture of Hanzely & Richtárik (2020) in rounds (v1 Remark 1). Not from the Fed+ papers: λ, p.
 
     In the original every iteration tosses a coin: a local step of size a/(n(1-p)), or one of size aλ/(np) to the mean.
-    Here a round is the local steps up to the next "mean" and that step; the solver's learning rate is the local step's.
+    Here a round is the local steps up to the next "mean" and that step; the solver's learning rate is the local step's,
+    and the coin stands in for its number of steps.
     """
     return replace(FedAvg(), name="L2GD", start=Mix(0.0), weigh=uniformly, keep=StepToMean(lam, p), tune=CoinSteps(p))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,10 +20,10 @@ from ..flat import Layout, Unbound
 from ..penalties import HalfSquare
 from ..settings import setting
 from .baselines import FedAvg, FedProx
-from .pieces import keep_own, uniformly
+from .pieces import Step, keep_own, uniformly
 
 
-def begin_at_received(received: Tensor) -> Tensor:
+def begin_at_received(received: Tensor, rng: np.random.Generator) -> Tensor:
     """A private model begins as a copy of the model that came from the centre."""
     return received.clone()
 
@@ -40,21 +41,26 @@ class DittoTerm:
 
 @dataclass(frozen=True)
 class PrivateModel:
-    """The party's own model is the first term's private columns, or ``share`` of them and the rest of the centre."""
+    """The party's own model is in a term's private columns: all of it, or a ``share`` mixed with the centre.
 
+    Running statistics are those of the party's last local work.
+    """
+
+    term: str
     share: float = setting(1.0, "of the private model", least=0, most=1)
 
     def __call__(self, row: Tensor, memory: Mapping[str, Tensor]) -> Tensor:
-        if "private.0" not in memory:  # it never trained
+        own = memory.get(f"private.{self.term}")
+        if own is None:  # it never trained
             return row
-        own = memory["private.0"]
-        return torch.cat([torch.lerp(row[: len(own)], own, self.share), row[len(own) :]])
+        mixed = torch.lerp(row[: len(own)], own, self.share)
+        return torch.cat([mixed, memory.get("statistics", row[len(own) :])])
 
 
 def Ditto(lam: float = 0.1) -> Algorithm:
     """FedAvg, and beside it a private model of each party, held to the centre by λ/2·‖v - w̃‖²."""
-    term = Term(DittoTerm(lam), begin=begin_at_received)
-    return replace(FedAvg(), name="Ditto", terms=(term,), personal=PrivateModel())
+    term = Term("ditto", DittoTerm(lam), begin=begin_at_received)
+    return replace(FedAvg(), name="Ditto", terms=(term,), personal=PrivateModel("ditto"))
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,8 @@ class MixtureTerm:
 
 def APFL(share: float = 0.5) -> Algorithm:
     """FedAvg, and a private model of each party that is trained and used mixed with it; a is fixed, not adapted."""
-    term = Term(MixtureTerm(share), begin=begin_at_received)
-    return replace(FedAvg(), name="APFL", terms=(term,), personal=PrivateModel(share))
+    term = Term("mixture", MixtureTerm(share), begin=begin_at_received)
+    return replace(FedAvg(), name="APFL", terms=(term,), personal=PrivateModel("mixture", share))
 
 
 def pFedMe(lam: float = 1.0, server_step: float = 0.5) -> Algorithm:
@@ -79,7 +85,7 @@ def pFedMe(lam: float = 1.0, server_step: float = 0.5) -> Algorithm:
 
     With R=1 the local step w ← w̃ - ηλ(w̃ - θ) and the server's averaging are one step of size ``server_step`` = βηλ.
     """
-    return replace(FedProx(mu=lam), name="pFedMe", weigh=uniformly, keep=keep_own, server_step=server_step)
+    return replace(FedProx(mu=lam), name="pFedMe", weigh=uniformly, advance=Step(server_step), keep=keep_own)
 
 
 @dataclass(frozen=True)
@@ -92,5 +98,8 @@ class LastLayer(Unbound):
 
 
 def FedPer(layers: tuple[str, ...] | Unbound = LastLayer()) -> Algorithm:  # noqa: B008  a frozen value
-    """FedAvg in which the layers whose names match ``layers`` never leave their party: by default the last one."""
+    """FedAvg in which the tensors whose names match ``layers`` never leave their party: by default the last layer.
+
+    With the names of normalisation layers, statistics included, it is FedBN: ``FedPer(("*norm*",))``.
+    """
     return replace(FedAvg(), name="FedPer", private=layers)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core import Attend, Hyper, Metrics, Sight
+from ..core import Attend, Hyper, Memory, Metrics, Sight
 from ..flat import Layout, Unbound
 from ..penalties import Penalty, personal
 from ..settings import Schedule, setting, value_at
@@ -128,6 +128,29 @@ def uniformly(metrics: Sequence[Metrics]) -> Tensor:
     return torch.ones(len(metrics), dtype=torch.float64)
 
 
+# ── advance: where does the centre go? ────────────────────────────────────────────────────────────────────────────────
+
+
+def take(center: Tensor, aggregate: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+    """To the aggregate."""
+    return aggregate, memory
+
+
+def stay(center: Tensor, aggregate: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+    """Nowhere: there is no common model."""
+    return center, memory
+
+
+@dataclass(frozen=True)
+class Step:
+    """Some of the way to the aggregate: a learning rate of the server's."""
+
+    size: float = setting(1.0, "of the way from the centre to the aggregate", above=0)
+
+    def __call__(self, center: Tensor, aggregate: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        return torch.lerp(center, aggregate, self.size), memory
+
+
 # ── keep: what does a party keep? ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -139,9 +162,11 @@ def keep_own(models: Tensor, center: Tensor, hyper: Hyper) -> Tensor:
 # ── tune: which hyper-parameters move? ────────────────────────────────────────────────────────────────────────────────
 
 
-def fixed(round: int, hyper: Hyper, rng: np.random.Generator) -> Hyper:
+def fixed(
+    round: int, hyper: Hyper, memory: Memory, feedback: Metrics, rng: np.random.Generator
+) -> tuple[Hyper, Memory]:
     """None: the solver's own settings in every round."""
-    return hyper
+    return hyper, memory
 
 
 # ── attend: who takes part, and with how much work? ───────────────────────────────────────────────────────────────────
@@ -160,7 +185,7 @@ class Sample:
     2
     """
 
-    count: int = setting(10, "parties a round", least=1)
+    count: int = setting(10, "parties a round", least=1, whole=True)
 
     def __call__(self, names: Sequence[str], hyper: Hyper, rng: np.random.Generator) -> dict[str, Hyper]:
         chosen = rng.choice(len(names), size=min(self.count, len(names)), replace=False)
@@ -172,10 +197,10 @@ class Stragglers:
     """A share of those who take part does only 1 to E-1 units of its work (FedProx's protocol)."""
 
     share: float = setting(0.9, "of those who take part, how many straggle", least=0, most=1)
-    attend: Attend = everyone
+    attend: Attend = setting(everyone, "who takes part", apart=True)
 
     def __call__(self, names: Sequence[str], hyper: Hyper, rng: np.random.Generator) -> dict[str, Hyper]:
         present = self.attend(names, hyper, rng)
         slow = rng.permutation(list(present))[: round(self.share * len(present))].tolist()
-        less = {name: replace(hyper, work=int(rng.integers(1, max(2, hyper.work)))) for name in slow}
+        less = {name: replace(present[name], work=int(rng.integers(1, max(2, hyper.work)))) for name in slow}
         return {**present, **less}

@@ -32,7 +32,7 @@ class InProcess:
         return self._names
 
     def submit(self, tasks: Sequence[Task]) -> None:
-        self._waiting.extend(tasks)
+        self._waiting = list(tasks)  # what is left of a round that was broken off is dropped
 
     def collect(self, timeout: float) -> list[Report]:
         now, self._waiting = self._waiting[: self._most], self._waiting[self._most :]

@@ -7,11 +7,13 @@ another, for large models and for modules that draw random numbers or that vmap 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -24,6 +26,21 @@ from .stacked import kernel_of
 
 STACKED, VECTORISED, LOOPED = "stacked", "vectorised", "looped"
 
+Outcome: TypeAlias = tuple[Tensor, Tensor, Tensor]
+
+
+def private_columns(
+    terms: Sequence[Term], received: Tensor, memory: Memory, draws: Callable[[str], np.random.Generator]
+) -> list[Tensor]:
+    """The private columns of each term: remembered, or begun from what was received."""
+    columns = []
+    for term in terms:
+        own = memory.get(f"private.{term.name}")
+        if own is None:
+            own = received.new_empty(0) if term.begin is None else term.begin(received, draws(term.name))
+        columns.append(own)
+    return columns
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -32,48 +49,41 @@ class Objective:
     net: Net
     loss: Loss
     terms: tuple[Term, ...]
-    widths: tuple[int, ...] = ()  # how many private columns each term owns
-
-    def private(self, received: Tensor, memory: Memory) -> list[Tensor]:
-        """The private columns of each term: remembered, or begun from what was received."""
-        empty = received.new_empty(0)
-        begun = ((i, term.begin) for i, term in enumerate(self.terms))
-        return [memory.get(f"private.{i}", empty if begin is None else begin(received)) for i, begin in begun]
+    widths: tuple[int, ...]  # how many private columns each term owns
 
     def strengths(self, round: int, names: Sequence[str], like: Tensor) -> Tensor:
         """The factor before each term for each party, ``[K, terms]``."""
         values = [[value_at(term.strength, round, name) for term in self.terms] for name in names]
         return like.new_tensor(values).reshape(len(names), len(self.terms))
 
-    def stacked(self, way: str, columns: Tensor, statistics: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
-        """Losses ``[K]`` and new statistics ``[K, s]`` of a stack ``columns [K, d + private]``."""
+    def stacked(self, way: str, columns: Tensor, statistics: Tensor, *rest: Tensor) -> Outcome:
+        """What is minimised ``[K]``, the losses alone ``[K]`` and new statistics ``[K, s]`` of a stack of columns."""
         alone = columns.shape[0] == 1
         if way == LOOPED:
             if not alone:
                 raise ValueError("the looped way takes one party at a time")
-            loss, after = self.one(columns[0], statistics[0], *(part[0] for part in rest))
-            return loss.unsqueeze(0), after.unsqueeze(0)
+            total, loss, after = self.one(columns[0], statistics[0], *(part[0] for part in rest))
+            return total.unsqueeze(0), loss.unsqueeze(0), after.unsqueeze(0)
         parts = (columns, statistics, *rest)
         if alone:  # one party rounds otherwise than many: a lone one is computed as two
             parts = tuple(part.expand(2, *part.shape[1:]) for part in parts)
-        losses, after = self._all(*parts) if way == STACKED else torch.vmap(self.one)(*parts)
-        return (losses[:1], after[:1]) if alone else (losses, after)
+        totals, losses, after = self._all(*parts) if way == STACKED else torch.vmap(self.one)(*parts)
+        return (totals[:1], losses[:1], after[:1]) if alone else (totals, losses, after)
 
     def _all(
         self, columns: Tensor, statistics: Tensor, received: Tensor, strengths: Tensor, x: Tensor, y: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The losses ``[K]`` by the stacked kernel; only the terms, written for one party, go through vmap."""
+    ) -> Outcome:
+        """The whole stack by its kernel; only the terms, written for one party, go through vmap."""
         kernel = kernel_of(self.net)
         if isinstance(kernel, str):
             raise ModelError(f"{type(self.net.module).__name__} cannot be stacked: {kernel}.")
         w, *private = torch.split_with_sizes(columns, [received.shape[-1], *self.widths], dim=1)
         output = kernel(w, x)
-        losses = self._losses(output, y)
+        totals = losses = self._losses(output, y)
         for i, term in enumerate(self.terms):
-            own = private[i] if private else w.new_empty(len(w), 0)
-            value = torch.vmap(partial(self._term, term))(w, received, own, x, y, output)
-            losses = losses + strengths[:, i] * value
-        return losses, statistics
+            value = torch.vmap(partial(self._term, term))(w, received, private[i], x, y, output)
+            totals = totals + strengths[:, i] * value
+        return totals, losses, statistics
 
     def _losses(self, output: Tensor, y: Tensor) -> Tensor:
         if self.loss is functional.cross_entropy and output.ndim == 3 and y.ndim == 2:
@@ -94,8 +104,8 @@ class Objective:
 
     def one(
         self, columns: Tensor, statistics: Tensor, received: Tensor, strengths: Tensor, x: Tensor, y: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The loss of one party on one batch, and its statistics afterwards."""
+    ) -> Outcome:
+        """What one party minimises on one batch, its loss alone, and its statistics afterwards."""
         w, *private = torch.split_with_sizes(columns, [received.shape[-1], *self.widths])
         points = tuple(dict.fromkeys(point for term in self.terms for point in term.points))
         seen: dict[str, Tensor] = {}
@@ -111,10 +121,8 @@ class Objective:
         if points:
             with self.net.watch(points, seen_received), torch.no_grad():
                 elsewhere(received, x)
-        total = self.loss(output, y).mean()
+        total = loss = self.loss(output, y).mean()
         for i, term in enumerate(self.terms):
-            own = private[i] if private else w.new_empty(0)
-            sight = Sight(w, received, own, x, y, output, seen, seen_received, elsewhere, self.loss)
+            sight = Sight(w, received, private[i], x, y, output, seen, seen_received, elsewhere, self.loss)
             total = total + strengths[i] * term.value(sight)
-        return total, after
-
+        return total, loss, after

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from .. import seeds
+from ..core import Loss, Term
 from ..errors import ModelError
 from ..flat import Net
-from .objective import STACKED, VECTORISED, Objective
+from .objective import STACKED, VECTORISED, Objective, private_columns
 from .stacked import kernel_of
 
 
-def probe(bare: Objective, x: Tensor, y: Tensor) -> dict[str, str]:
+def probe(net: Net, loss: Loss, terms: tuple[Term, ...], x: Tensor, y: Tensor) -> dict[str, str]:
     """Why each way of computing parties at once cannot be taken ("" if it can); an error if the model cannot learn."""
-    net = bare.net
     buffers = {name: buffer.clone() for name, buffer in net.module.named_buffers()}
     net.module.train()
     row, size = net.row(), net.layout.size
-    private = bare.private(row[:size], {})
-    objective = replace(bare, widths=tuple(len(part) for part in private))
+    private = private_columns(terms, row[:size], {}, partial(seeds.stream, 0, 0, "probe"))
+    objective = Objective(net, loss, terms, tuple(len(part) for part in private))
     columns = torch.cat([row[:size], *private])
-    parts = (columns, row[size:], row[:size], row.new_ones(len(bare.terms)), x, y)
+    parts = (columns, row[size:], row[:size], row.new_ones(len(terms)), x, y)
     draws = _try(objective, parts)
     _check_buffers(net, buffers)
     if draws:
@@ -40,19 +41,29 @@ def _try(objective: Objective, parts: tuple[Tensor, ...]) -> bool:
     with torch.random.fork_rng(devices=[]):
         state = torch.random.get_rng_state()
         try:
-            value, _ = objective.one(*parts)
+            value, _, _ = objective.one(*parts)
         except ModelError:
             raise
         except Exception as error:
             raise ModelError(
-                f"{name} or its loss fails on a batch of shape {tuple(x.shape)} with targets {tuple(y.shape)} "
-                f"{y.dtype}: {type(error).__name__}: {error}"
+                f"{name}, its loss or a term fails on a batch {tuple(x.shape)} {x.dtype} with targets {tuple(y.shape)} "
+                f"{y.dtype}: {type(error).__name__}: {error}{_hint(objective.net, x)}"
             ) from error
+        if not isinstance(value, Tensor) or value.ndim:
+            raise ModelError(f"The loss and every term must give one number a batch; they gave {value!r:.80}.")
         if not torch.isfinite(value):
             raise ModelError(
                 f"The loss is {value.item()} at the start, before any training. Check the data's scale and the loss."
             )
         return not torch.equal(state, torch.random.get_rng_state())
+
+
+def _hint(net: Net, x: Tensor) -> str:
+    if x.dtype == net.layout.dtype:
+        return ""
+    return (
+        f". The model is {net.layout.dtype}: parties.from_arrays(..., dtype={net.layout.dtype}) makes the data so, too."
+    )
 
 
 def _check_buffers(net: Net, before: dict[str, Tensor]) -> None:
@@ -86,6 +97,6 @@ def _why_not(objective: Objective, way: str, parts: list[Tensor]) -> str:
 
 def _gradient(objective: Objective, way: str, parts: list[Tensor]) -> Tensor:
     columns = parts[0].clone().requires_grad_()
-    losses, _ = objective.stacked(way, columns, *parts[1:])
-    (gradient,) = torch.autograd.grad(losses.sum(), columns)
+    totals, _, _ = objective.stacked(way, columns, *parts[1:])
+    (gradient,) = torch.autograd.grad(totals.sum(), columns)
     return gradient

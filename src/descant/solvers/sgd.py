@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -11,14 +12,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .. import seeds
-from ..core import Hyper, Job, Loss, Memory, Metrics, Term, Trained
+from ..core import Hyper, Job, Loss, Memory, Term, Trained
 from ..errors import SettingError
 from ..flat import Net
 from ..parties.people import Party
 from ..settings import check, setting
-from .batches import draw, feed
+from .batches import Draws, draw, feed
 from .moments import Moments, age, check_elementwise, maker
-from .objective import LOOPED, STACKED, VECTORISED, Objective
+from .objective import LOOPED, STACKED, VECTORISED, Objective, private_columns
 from .probe import probe
 
 # The largest model, in parameters, for each way of computing parties at once, the faster way first; above it one party
@@ -35,9 +36,11 @@ class Sgd:
     """
 
     lr: float = setting(0.01, "the learning rate η", above=0)
-    steps: int | None = setting(None, "local steps a round (20 if neither steps nor epochs is given)", least=0)
-    batch: int | None = setting(10, "samples a step; None takes all that a party has", least=1)
-    epochs: int | None = setting(None, "local epochs a round, instead of steps", least=0)
+    steps: int | None = setting(
+        None, "local steps a round (20 if neither steps nor epochs is given)", least=0, whole=True
+    )
+    batch: int | None = setting(10, "samples a step; None takes all that a party has", least=1, whole=True)
+    epochs: int | None = setting(None, "local epochs a round, instead of steps", least=0, whole=True)
     optimizer: str | type[Optimizer] = "SGD"
     options: Mapping[str, Any] = field(default_factory=dict)
     moments: Literal["keep", "reset"] = setting(
@@ -61,7 +64,7 @@ class Sgd:
             raise SettingError(f"Give Sgd steps or epochs, not both. Got steps={self.steps} and epochs={self.epochs}.")
         check_elementwise(maker(self.optimizer, self.options))
         size = party.samples if self.batch is None else min(self.batch, party.samples)
-        reasons = probe(Objective(net, loss, terms), party.x[:size], party.y[:size])
+        reasons = probe(net, loss, terms, party.x[:size], party.y[:size])
         fitting = [way for way, most in MOST.items() if net.layout.size <= most and not reasons[way]]
         return fitting[0] if fitting and count > 1 else LOOPED
 
@@ -93,12 +96,10 @@ class Sgd:
             return Trained(trained.rows[back], [trained.memories[i] for i in back], [trained.metrics[i] for i in back])
         return self._descend(replace(job, memories=memories), draws, keys)
 
-    def _descend(self, job: Job, draws: Sequence[Any], keys: Sequence[Any]) -> Trained:
+    def _descend(self, job: Job, draws: Sequence[Draws], keys: Sequence[Any]) -> Trained:
         size = job.net.layout.size
         received = job.received[:, :size]
-        private = [
-            Objective(job.net, job.loss, job.terms).private(r, m) for r, m in zip(received, job.memories, strict=True)
-        ]
+        private = [_private(job, row) for row in range(len(draws))]
         objective = Objective(job.net, job.loss, job.terms, tuple(len(part) for part in private[0]))
         columns = torch.stack([torch.cat([w, *own]) for w, own in zip(job.start[:, :size], private, strict=True)])
         statistics = job.start[:, size:].clone()
@@ -112,10 +113,9 @@ class Sgd:
             for group in groups:
                 rows = slice(None) if group.rows is None else group.rows
                 leaf = columns[rows].detach().requires_grad_()
-                values, after = objective.stacked(
-                    job.way, leaf, statistics[rows], received[rows], strengths[rows], group.x, group.y
-                )
-                (found,) = torch.autograd.grad(values.sum(), leaf)
+                parts = (statistics[rows], received[rows], strengths[rows], group.x, group.y)
+                totals, values, after = objective.stacked(job.way, leaf, *parts)
+                (found,) = torch.autograd.grad(totals.sum(), leaf)
                 if group.rows is None:
                     gradient = found
                 else:
@@ -125,12 +125,18 @@ class Sgd:
             alive = [step < length for length in lengths]
             moments.step(gradient, alive)
             _pull(columns[:, :size], job, lrs, alive)
-        losses /= torch.tensor(lengths).clamp(min=1)
+        losses /= losses.new_tensor(lengths)  # nan for a party that took no step
         return Trained(
             torch.cat([columns[:, :size], statistics], 1),
             _kept(columns[:, size:], objective, moments),
-            [_metrics(party, loss) for party, loss in zip(job.parties, losses.tolist(), strict=True)],
+            [{"loss": loss, "samples": p.samples} for p, loss in zip(job.parties, losses.tolist(), strict=True)],
         )
+
+
+def _private(job: Job, row: int) -> list[Tensor]:
+    received = job.received[row, : job.net.layout.size]
+    draws = partial(seeds.stream, job.seed, job.round, job.parties[row].name)
+    return private_columns(job.terms, received, job.memories[row], draws)
 
 
 def _pull(w: Tensor, job: Job, lrs: Sequence[float], alive: Sequence[bool]) -> None:
@@ -146,13 +152,9 @@ def _pull(w: Tensor, job: Job, lrs: Sequence[float], alive: Sequence[bool]) -> N
 def _kept(private: Tensor, objective: Objective, moments: Moments) -> list[Memory]:
     kept: list[Memory] = []
     for own, memory in zip(private, moments.memories(), strict=True):
-        parts = torch.split_with_sizes(own, list(objective.widths)) if objective.widths else ()
-        kept.append({**memory, **{f"private.{i}": part.clone() for i, part in enumerate(parts) if len(part)}})
+        parts = zip(objective.terms, torch.split_with_sizes(own, list(objective.widths)), strict=True)
+        kept.append({**memory, **{f"private.{term.name}": part.clone() for term, part in parts if len(part)}})
     return kept
-
-
-def _metrics(party: Party, loss: float) -> Metrics:
-    return {"loss": loss, "samples": party.samples}
 
 
 def _without_moments(memory: Memory) -> Memory:

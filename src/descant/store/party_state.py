@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
@@ -23,7 +23,7 @@ class PartyStore:
     >>> store = PartyStore()
     >>> store.stage("a", {"w": torch.ones(1)}); store.names()
     []
-    >>> store.commit(); store.names()
+    >>> store.commit(1, ["a"]); store.names()
     ['a']
     """
 
@@ -34,6 +34,7 @@ class PartyStore:
         self._staged: dict[str, dict[str, Tensor]] = {}
         self._on_disk: set[str] = set()  # parties whose file is as new as their memory
         self._all: set[str] = set()
+        self._round = 0
         self._folder: Path | None = None
 
     def get(self, party: str) -> dict[str, Tensor]:
@@ -43,17 +44,22 @@ class PartyStore:
         if party not in self._held:
             self._hold(party, load_file(self._file(party)))
         self._held.move_to_end(party)
-        return dict(self._held[party])
+        return {name: tensor.clone() for name, tensor in self._held[party].items()}
 
     def stage(self, party: str, tensors: Mapping[str, Tensor]) -> None:
         self._staged[party] = {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
-    def commit(self) -> None:
-        for party, tensors in self._staged.items():
+    @property
+    def round(self) -> int:
+        return self._round
+
+    def commit(self, round: int, parties: Collection[str]) -> None:
+        for party in self._staged.keys() & set(parties):
             self._on_disk.discard(party)
             self._all.add(party)
-            self._hold(party, tensors)
+            self._hold(party, self._staged[party])
         self._staged = {}
+        self._round = round
 
     def rollback(self) -> None:
         self._staged = {}
@@ -62,7 +68,7 @@ class PartyStore:
         """Forget everybody."""
         self._held.clear()
         self._bytes = 0
-        self._staged, self._on_disk, self._all = {}, set(), set()
+        self._staged, self._on_disk, self._all, self._round = {}, set(), set(), 0
 
     def names(self) -> list[str]:
         return sorted(self._all)

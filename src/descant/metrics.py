@@ -1,0 +1,47 @@
+"""What says how good a model's outputs are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .core import Loss
+from .errors import SettingError
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that says how good outputs are for their targets."""
+
+    name: str
+    value: Callable[[Tensor, Tensor], Tensor]  # (output, target) -> one number, or one a sample
+    higher_is_better: bool = True
+
+
+def accuracy(output: Tensor, target: Tensor) -> Tensor:
+    """1 where the largest output is the target's class, else 0."""
+    return (output.argmax(-1) == target).double()
+
+
+def is_cross_entropy(loss: Loss) -> bool:
+    """Whether targets are classes, as far as the loss tells."""
+    return loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+
+
+def metric_for(metric: Metric | Callable[[Tensor, Tensor], Tensor] | None, loss: Loss, target: Tensor) -> Metric:
+    """The user's metric; else accuracy where the loss is the cross entropy of classes; else the loss itself."""
+    if isinstance(metric, Metric):
+        return metric
+    if metric is not None:
+        return Metric(getattr(metric, "__name__", type(metric).__name__), metric)
+    if not is_cross_entropy(loss):
+        return Metric("loss", loss, higher_is_better=False)
+    if target.is_floating_point() and target.ndim == 1:
+        raise SettingError(
+            f"The loss is the cross entropy, but the targets are {target.dtype} numbers. Give classes as whole "
+            "numbers, or a loss of your own: Federation(..., loss=...)."
+        )
+    return Metric("accuracy", accuracy) if target.ndim == 1 else Metric("loss", loss, higher_is_better=False)
