@@ -147,7 +147,7 @@ class Study:
             "± seeds": float(np.std([r.scores.own.mean for r in results])) if len(results) > 1 else float("nan"),
             "worst": float(np.mean([r.scores.own.worst for r in results])),
             "spread": float(np.mean([r.scores.own.spread for r in results])),
-            "centre": _mean(results, "center"),
+            "centre": float("nan") if method == results[0].beside else _mean(results, "center"),  # alone has none
             "gained": float(np.mean([own.gained(local) for own, local in pairs])),
             "lost": float(np.mean([local.gained(own) for own, local in pairs])),
         }

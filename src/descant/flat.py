@@ -147,6 +147,8 @@ class Net:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.layout = Layout.of(module)
+        everything = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+        self._tied = len(everything) > len({id(tensor) for _, tensor in everything})  # torch need not look each time
         self._counters = [name for name, _ in module.named_buffers() if name.rsplit(".", 1)[-1] == _COUNTER]
         for name, part in module.named_modules():
             if getattr(part, _COUNTER, None) is not None and getattr(part, "momentum", 0.1) is None:
@@ -183,7 +185,7 @@ class Net:
         row = self.layout.split(parameters)
         moving = self._moving(statistics)
         counters = {name: self.module.get_buffer(name).clone() for name in self._counters}
-        output: Tensor = functional_call(self.module, {**row, **moving, **counters}, (x,))
+        output: Tensor = functional_call(self.module, {**row, **moving, **counters}, (x,), tie_weights=self._tied)
         after = torch.cat([part.flatten() for part in moving.values()]) if moving else statistics
         return output, after
 
