@@ -25,7 +25,7 @@ TIERS = [
     {"evaluate", "checkpoint", "table"},
     {"federation"},
     {"report"},
-    {"compare"},
+    {"study"},
     {"demo"},
     {"cli"},
 ]
@@ -133,3 +133,11 @@ def test_every_equation_that_the_code_names_is_in_the_index() -> None:
 def _ends(place: str) -> set[str]:
     """A range such as eq. (4)-(5) counts where one of its ends is listed."""
     return {f"eq. {number}" for number in re.findall(r"\(\d+\)", place)}
+
+
+def test_no_module_stands_in_the_way_of_a_public_name() -> None:
+    """`from descant import compare` must be the function, whatever was imported before."""
+    import descant
+
+    modules = {module_of(file) for file in FILES}
+    assert set(descant.__all__) & modules == {"algorithms", "parties"}

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from descant import DescantError, Study, algorithms
-from descant.compare import Result
 from descant.evaluate import Column, Scores
 from descant.report import FILES, draw, page, write
 from descant.settings import describe
 from descant.store import check_replaceable
+from descant.study import Result
 
 NASTY = "<script>alert('x')</script> & \"$x^$\""
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import algorithms, parties
-    from .compare import Study, compare
     from .core import Algorithm
     from .errors import DescantError, DescantWarning
     from .federation import Federation
     from .metrics import Metric
     from .solvers import Sgd
+    from .study import Study, compare
 
 __version__ = "0.1.0"
 
@@ -38,8 +38,8 @@ _HOME = {
     "Federation": ".federation",
     "Metric": ".metrics",
     "Sgd": ".solvers",
-    "Study": ".compare",
-    "compare": ".compare",
+    "Study": ".study",
+    "compare": ".study",
 }
 
 
@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f".{name}", __name__)
     if name in _HOME:
         value = getattr(import_module(_HOME[name], __name__), name)
-        globals()[name] = value  # also hides the submodule of the same name, as in `descant.compare`
+        globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

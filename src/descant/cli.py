@@ -20,7 +20,7 @@ from .errors import DescantError
 from .settings import check
 
 if TYPE_CHECKING:
-    from .compare import Study
+    from .study import Study
 
 app = typer.Typer(
     add_completion=False,

@@ -10,8 +10,8 @@ from .settings import check, setting
 if TYPE_CHECKING:
     from torch import nn
 
-    from .compare import Study
     from .core import Algorithm
+    from .study import Study
 
 ABOUT = {
     "data": "the 1797 handwritten digits that come with scikit-learn, over 10 parties; each digit is dealt out in "
@@ -41,8 +41,8 @@ def run_demo(demo: Demo = Demo(), progress: bool = False) -> Study:  # noqa: B00
     """
     check(demo, "demo")
     from . import parties
-    from .compare import compare
     from .solvers import Sgd
+    from .study import compare
 
     people = parties.digits(count=10, split="dirichlet", alpha=0.5, seed=0)
     solver = Sgd(lr=0.1, steps=20, batch=10)

@@ -21,7 +21,7 @@ from .store import replacing
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from .compare import Study
+    from .study import Study
 
 FILES = ("study.json", "curves.png", "parties.png", "report.html")
 MANY = 30  # parties: beyond this their names and markers do not fit, and sorted gains are drawn instead
