@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from descant import Federation, Sgd, algorithms
-from descant.algorithms.pieces import Step
+from descant.algorithms.pieces import Step, uniformly
 from descant.core import Report, Task
 from descant.engines import InProcess
 from descant.errors import DescantWarning
 from descant.flat import Layout
 from descant.gate import Gate, Refusal
 from fakes import Bytes
-from problems import classes, network
+from problems import METHODS, classes, network
 
 LAYOUT = Layout.of(network())
 SHAPES = dict(zip(LAYOUT.names, LAYOUT.shapes, strict=True))
@@ -287,6 +287,26 @@ def test_finite_reports_whose_aggregate_is_not_leave_the_model_unchanged() -> No
     with pytest.warns(DescantWarning, match="the aggregate is not finite"):
         fed.fit(1, progress=False)
     assert torch.equal(fed.state.center, fed.state.initial)
+
+
+def hostile(report: Report) -> Sequence[Report]:
+    """Two of five parties send finite nonsense, which the gate lets through: it is the centre's work."""
+    if report.party not in ("3", "4"):
+        return [report]
+    return [replace(report, arrays={name: torch.full_like(t, 1e4) for name, t in report.arrays.items()})]
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "RFA", "CoordinateMedian", "FedGeoMedPlus", "FedCoMedPlus"])
+def test_medians_stand_up_to_forty_percent_of_hostile_parties_and_the_mean_does_not(name: str) -> None:
+    algorithm = replace(METHODS[name](), weigh=uniformly)
+
+    def center(fault: Fault | None) -> torch.Tensor:
+        engine = partial(Bytes, fault=fault)
+        fed = Federation(network(), classes(5), algorithm, lr=0.1, steps=2, batch=4, engine=engine)
+        return fed.fit(3, progress=False).state.center
+
+    moved = (center(hostile) - center(None)).abs().max()
+    assert moved > 1e3 if name == "FedAvg" else moved < 2
 
 
 def silent(report: Report) -> Sequence[Report]:

@@ -63,6 +63,18 @@ def test_local_training_is_plain_torch_training(name: str, way: str) -> None:
         torch.testing.assert_close(fed.state.own.get(party)["model"], expected, rtol=0, atol=1e-12)
 
 
+def test_stragglers_take_as_many_steps_as_the_round_says() -> None:
+    people, solver = classes(5, torch.float64), Sgd(lr=0.05, steps=6, batch=4, optimizer="Adam")
+    algorithm = replace(algorithms.Local(), attend=algorithms.Stragglers(0.6))
+    fed = Federation(network(torch.float64), people, algorithm, solver=solver, seed=3)
+    (first,) = fed.rounds(1)
+    works = {name: hyper.work for name, hyper in first.round.present.items()}
+    assert sum(work < 6 for work in works.values()) == 3 and min(works.values()) >= 1
+    for name, work in works.items():
+        (expected,) = plain(people.subset([name]), replace(solver, steps=work), 1, seed=3)
+        torch.testing.assert_close(fed.state.own.get(name)["model"], expected, rtol=0, atol=1e-12)
+
+
 def test_an_epoch_takes_every_sample_once_and_steps_are_of_one_size() -> None:
     rng = seeds.stream(0, 1, "a", "batch")
     epochs = draw(11, 4, 2, "epochs", rng)

@@ -10,7 +10,6 @@ from torch import nn
 
 from descant import Federation, algorithms, parties
 from descant.engines import InProcess
-from descant.run import begin
 from descant.store import PartyStore
 
 Steps = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 99), st.sampled_from(["commit", "rollback"])))
@@ -60,9 +59,8 @@ def test_a_hundred_thousand_parties_of_which_ten_take_part() -> None:
     x, y = rng.normal(size=(3, 784)).astype(np.float32), np.array([0, 1, 2])
     people = parties.from_arrays([(x, y)] * 100_000, test=0)
     algorithm = algorithms.FedAvgPlus(alpha=1.0)
-    fed = Federation(nn.Linear(784, 10), people, algorithm, lr=0.1, steps=1, batch=3, attend=algorithms.Sample(10))
     budget = 25 * 7850 * 4
-    fed.state = begin(fed._plan, budget=budget)
+    fed = Federation(nn.Linear(784, 10), people, algorithm, lr=0.1, steps=1, batch=3, attend=10, budget=budget)
     fed.fit(8, progress=False)
     own = fed.state.own
     assert isinstance(own, PartyStore)

@@ -29,6 +29,7 @@ from .parties import People
 from .piece import Plan
 from .run import Round, State, begin, run
 from .solvers import Sgd
+from .store import DEFAULT_BUDGET
 from .table import Table
 
 Model: TypeAlias = nn.Module | Callable[[], nn.Module]
@@ -77,6 +78,7 @@ class Federation:
         attend: Attend | int | None = None,
         seed: int = 0,
         engine: MakeEngine = InProcess,
+        budget: int = DEFAULT_BUDGET,
     ) -> None:
         self.model = model
         self.people = people
@@ -89,6 +91,7 @@ class Federation:
         self.attend = attend
         self.seed = seed
         self.engine = engine
+        self.budget = budget  # bytes of party state in memory, for models and for memories each; the rest is on disk
         self.history_: list[dict[str, Any]] = []
         self.refusals_: list[Refusal] = []
 
@@ -115,6 +118,7 @@ class Federation:
             loss=self.loss,
             metric=metric_for(self.metric, self.loss, first.y),
             seed=self.seed,
+            budget=self.budget,
         )
 
     @cached_property

@@ -20,6 +20,7 @@ from .errors import ModelError, SettingError
 from .flat import Net
 from .metrics import Metric, accuracy
 from .parties.people import Party, People
+from .store import DEFAULT_BUDGET
 
 _AT_ONCE = 4096  # test samples a forward pass
 
@@ -35,6 +36,7 @@ class Plan:
     loss: Loss
     metric: Metric
     seed: int
+    budget: int = DEFAULT_BUDGET  # bytes of party state in memory; the rest is on disk
 
     @cached_property
     def private(self) -> tuple[str, ...]:

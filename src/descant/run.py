@@ -57,16 +57,18 @@ class Round:
         return self.state.feedback.get("loss", math.nan)
 
 
-def begin(plan: Plan, budget: int | None = None) -> State:
+def begin(plan: Plan) -> State:
     """The state before the first round; a model, a loss or a setting that cannot work is an error here."""
     check(plan.algorithm, plan.algorithm.name)
+    if plan.budget < 0:
+        raise SettingError(f"The budget for party state must be >= 0 bytes. Got {plan.budget}.")
     largest = plan.people[max(plan.people, key=plan.people.samples.__getitem__)]
     hyper = plan.solver.hyper
     present = plan.algorithm.attend(plan.people.names, hyper, seeds.stream(plan.seed, 1, seeds.EVERYBODY, "attend"))
     way = plan.solver.choose(plan.net, plan.loss, plan.algorithm.terms, largest, len(present))
     row = plan.net.row()
     _rehearse(plan, row, hyper)
-    return State(0, row, row, way, PartyStore() if budget is None else PartyStore(budget))
+    return State(0, row, row, way, PartyStore(plan.budget))
 
 
 def _rehearse(plan: Plan, row: Tensor, hyper: Hyper) -> None:

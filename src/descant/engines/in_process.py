@@ -16,13 +16,13 @@ _COPIES = 8
 class InProcess:
     """Runs the tasks of a round as one stack, or as several of at most ``most`` parties."""
 
-    def __init__(self, plan: Plan, most: int | None = None, budget: int | None = None) -> None:
+    def __init__(self, plan: Plan, most: int | None = None) -> None:
         row = plan.net.layout.width * plan.net.layout.dtype.itemsize
         self._most = most or max(2, _STACK_BYTES // (row * _COPIES))
         self._names = tuple(plan.people)
         self._work = partial(work, plan)
         self._waiting: list[Task] = []
-        self._memory = PartyStore() if budget is None else PartyStore(budget)
+        self._memory = PartyStore(plan.budget)
 
     @property
     def memory(self) -> Store:
