@@ -149,7 +149,11 @@ class Net:
         self.layout = Layout.of(module)
         everything = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
         self._tied = len(everything) > len({id(tensor) for _, tensor in everything})  # torch need not look each time
-        self._counters = [name for name, _ in module.named_buffers() if name.rsplit(".", 1)[-1] == _COUNTER]
+        parameters = dict(module.named_parameters())
+        self._own: dict[str, Tensor] = {**parameters, **dict(module.named_buffers())}
+        self._trained = [parameters[name] for name in self.layout.layers]
+        counted = (name for name in self._own if name.rsplit(".", 1)[-1] == _COUNTER)
+        self._counters = {name: self._own[name].clone() for name in counted}
         for name, part in module.named_modules():
             if getattr(part, _COUNTER, None) is not None and getattr(part, "momentum", 0.1) is None:
                 raise ModelError(f"{name!r} averages its statistics by a counter (momentum=None); give it a momentum.")
@@ -168,15 +172,14 @@ class Net:
 
     def row(self) -> Tensor:
         """The module's own numbers, ``[width]``."""
-        tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
-        return self.layout.join({name: tensors[name].detach() for name in self.layout.names})
+        return self.layout.join({name: self._own[name].detach() for name in self.layout.names})
 
     def module_of(self, row: Tensor) -> nn.Module:
         """A module of the user's own kind that holds the numbers of a row, ready to be used."""
         module = copy.deepcopy(self.module)
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with torch.no_grad():
-            for name, values in self.layout.split(row).items():
+            for name, values in {**self.layout.split(row), **self._counters}.items():
                 tensors[name].copy_(values)
         return module.eval()
 
@@ -184,18 +187,34 @@ class Net:
         """The output for a batch, and the statistics ``[width - size]`` afterwards: in training mode they move."""
         row = self.layout.split(parameters)
         moving = self._moving(statistics)
-        counters = {name: self.module.get_buffer(name).clone() for name in self._counters}
+        counters = {name: value.clone() for name, value in self._counters.items()}
         output: Tensor = functional_call(self.module, {**row, **moving, **counters}, (x,), tie_weights=self._tied)
         after = torch.cat([part.flatten() for part in moving.values()]) if moving else statistics
         return output, after
 
+    def run(self, parameters: Tensor, statistics: Tensor, x: Tensor) -> tuple[Tensor, list[nn.Parameter]]:
+        """The output of the module itself, its tensors made views of these; with its parameters, to take gradients by.
+
+        As fast as plain torch, where :meth:`apply` spends time on putting tensors in and out; statistics move in place.
+        """
+        tensors = {**self.layout.split(parameters), **self._views(statistics)}
+        for name, view in tensors.items():
+            self._own[name].data = view
+        for name, value in self._counters.items():
+            self._own[name].data = value.clone()
+        output: Tensor = self.module(x)
+        return output, self._trained
+
     def _moving(self, statistics: Tensor) -> dict[str, Tensor]:
         """Tensors of their own for the statistics: vmap would lose what a module writes into a view."""
+        return {name: view.clone() for name, view in self._views(statistics).items()}
+
+    def _views(self, statistics: Tensor) -> dict[str, Tensor]:
         first, layout = self.layout.parameters, self.layout
         if first == len(layout.names):
             return {}
         parts = zip(torch.split_with_sizes(statistics, layout.sizes[first:]), layout.shapes[first:], strict=True)
-        return dict(zip(layout.names[first:], (part.clone().view(shape) for part, shape in parts), strict=True))
+        return dict(zip(layout.names[first:], (part.view(shape) for part, shape in parts), strict=True))
 
     @contextmanager
     def watch(self, points: tuple[str, ...], seen: dict[str, Tensor]) -> Iterator[None]:

@@ -56,6 +56,24 @@ class Objective:
         values = [[value_at(term.strength, round, name) for term in self.terms] for name in names]
         return like.new_tensor(values).reshape(len(names), len(self.terms))
 
+    def descent(self, way: str, columns: Tensor, statistics: Tensor, *rest: Tensor) -> Outcome:
+        """The gradient ``[K, d + private]`` of what is minimised, the losses ``[K]`` and new statistics ``[K, s]``."""
+        if way == LOOPED and not self.terms:
+            return self._alone(columns, statistics, *rest[-2:])
+        leaf = columns.detach().requires_grad_()
+        totals, losses, after = self.stacked(way, leaf, statistics, *rest)
+        (gradient,) = torch.autograd.grad(totals.sum(), leaf)
+        return gradient, losses.detach(), after.detach()
+
+    def _alone(self, columns: Tensor, statistics: Tensor, x: Tensor, y: Tensor) -> Outcome:
+        """One party without terms: the module runs as it is."""
+        after = statistics.clone()
+        output, parameters = self.net.run(columns[0], after[0], x[0])
+        loss = self.loss(output, y[0]).mean()
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        return flat.unsqueeze(0), loss.detach().unsqueeze(0), after
+
     def stacked(self, way: str, columns: Tensor, statistics: Tensor, *rest: Tensor) -> Outcome:
         """What is minimised ``[K]``, the losses alone ``[K]`` and new statistics ``[K, s]`` of a stack of columns."""
         alone = columns.shape[0] == 1

@@ -112,16 +112,14 @@ class Sgd:
         for step, groups in enumerate(feed(job.parties, draws)):
             for group in groups:
                 rows = slice(None) if group.rows is None else group.rows
-                leaf = columns[rows].detach().requires_grad_()
                 parts = (statistics[rows], received[rows], strengths[rows], group.x, group.y)
-                totals, values, after = objective.stacked(job.way, leaf, *parts)
-                (found,) = torch.autograd.grad(totals.sum(), leaf)
+                found, values, after = objective.descent(job.way, columns[rows], *parts)
                 if group.rows is None:
                     gradient = found
                 else:
                     gradient[rows] = found
-                statistics[rows] = after.detach()
-                losses[rows] += values.detach()
+                statistics[rows] = after
+                losses[rows] += values
             alive = [step < length for length in lengths]
             moments.step(gradient, alive)
             _pull(columns[:, :size], job, lrs, alive)

@@ -110,13 +110,13 @@ class _Linear:
     bias: str | None = None
 
     def __call__(self, named: dict[str, Tensor], x: Tensor) -> Tensor:
-        weight = named[self.weight].transpose(1, 2)  # [K, in, out]
-        rows = x.flatten(1, -2)  # [K, batch, in]
+        # weight times input, not input times weight: so the gradient of the weights comes out as they lie in the row
+        weight, columns = named[self.weight], x.flatten(1, -2).mT  # [K, out, in], [K, in, batch]
         if self.bias is None:
-            output = torch.bmm(rows, weight)
+            output = torch.bmm(weight, columns)
         else:
-            output = torch.baddbmm(named[self.bias].unsqueeze(1), rows, weight)
-        return output.view(*x.shape[:-1], -1)
+            output = torch.baddbmm(named[self.bias].unsqueeze(2), weight, columns)
+        return output.mT.reshape(*x.shape[:-1], -1)
 
 
 @dataclass(frozen=True)
