@@ -82,7 +82,7 @@ def test_running_statistics_are_the_weighted_mean_of_the_parties(way: str) -> No
     people = classes(4).subset(["0", "1"])
     torch.manual_seed(1)
     model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))
-    fed = Federation(model, people, algorithms.RFA(), lr=0.1, steps=1, batch=100)
+    fed = Federation(model, people, algorithms.FedAvg(), lr=0.1, steps=1, batch=100)
     fed.state = replace(fed.state, way=way)
     fed.fit(1, progress=False)
     n = torch.tensor([float(people[name].samples) for name in people])

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from descant import Federation, Sgd, algorithms
+from descant import Algorithm, Federation, Sgd, algorithms, parties
 from descant.algorithms.pieces import Step, uniformly
 from descant.core import Report, Task
 from descant.engines import InProcess
@@ -126,6 +126,9 @@ def test_a_good_report_passes_whatever_its_loss_or_reward(report: Report) -> Non
         {"metrics": None},
         {"metrics": {"samples": 10, "loss": "low"}},
         {"metrics": {"samples": 10, "loss": None}},
+        {"metrics": {"samples": 10, "loss": 10**400}},
+        {"metrics": {"samples": 10**400}},
+        {"arrays": {**good().arrays, "0.bias": torch.zeros(5, device="meta")}},
         {"arrays": [torch.zeros(1)]},
         {"arrays": {"0.weight": [0.0]}},
     ],
@@ -307,6 +310,84 @@ def test_medians_stand_up_to_forty_percent_of_hostile_parties_and_the_mean_does_
 
     moved = (center(hostile) - center(None)).abs().max()
     assert moved > 1e3 if name == "FedAvg" else moved < 2
+
+
+def extreme(report: Report) -> Sequence[Report]:
+    losses = {"0": math.inf, "1": -math.inf, "2": math.nan}
+    return [replace(report, metrics={**report.metrics, "loss": losses.get(report.party, 1.7e308)})]
+
+
+def test_metrics_may_be_anything_that_is_a_number() -> None:
+    fed = run(extreme, rounds=2)
+    assert [entry["accepted"] for entry in fed.history_] == [5, 5]
+    assert fed.history_[-1]["loss"] == pytest.approx(1.7e308)
+
+
+def test_what_is_no_report_is_told_and_the_round_goes_on() -> None:
+    class Chatty(Bytes):
+        def collect(self, timeout: float) -> list[Report]:
+            return [None, "x", {}, replace(good(), party=["1"]), *super().collect(timeout)]  # type: ignore[list-item, arg-type]
+
+    fed = Federation(network(), classes(5), algorithms.FedAvg(), lr=0.1, steps=1, batch=4, engine=Chatty)
+    with pytest.warns(DescantWarning, match="4 of 5 reports were refused"):
+        fed.fit(1, progress=False)
+    assert fed.history_[-1]["accepted"] == 5
+    plain = Federation(network(), classes(5), algorithms.FedAvg(), lr=0.1, steps=1, batch=4).fit(1, progress=False)
+    assert fed.hash() == plain.hash()
+
+
+def test_tensors_that_ask_for_gradients_are_as_good_as_others() -> None:
+    class Parameters(Bytes):
+        def collect(self, timeout: float) -> list[Report]:
+            found = super().collect(timeout)
+            return [replace(r, arrays={n: torch.nn.Parameter(t) for n, t in r.arrays.items()}) for r in found]
+
+    fed = Federation(network(), classes(5), algorithms.FedAvgPlus(), lr=0.1, steps=1, batch=4, engine=Parameters)
+    plain = Federation(network(), classes(5), algorithms.FedAvgPlus(), lr=0.1, steps=1, batch=4).fit(2, progress=False)
+    assert fed.fit(2, progress=False).hash() == plain.hash()
+
+
+def test_statistics_of_a_hostile_party_do_not_pass_a_robust_method() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3))
+    people = classes(7).subset(["0", "1", "2", "3", "4"])
+
+    def spoiling(values: dict[str, float]) -> Fault:
+        def fault(report: Report) -> Sequence[Report]:
+            bad = {name: torch.full((6,), value) for name, value in values.items()}
+            return [replace(report, arrays={**report.arrays, **bad}) if report.party == "4" else report]
+
+        return fault
+
+    def center(algorithm: Algorithm, fault: Fault) -> dict[str, torch.Tensor]:
+        engine = partial(Bytes, fault=fault)
+        fed = Federation(model, people, algorithm, lr=0.1, steps=2, batch=4, engine=engine)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DescantWarning)
+            return fed.fit(2, progress=False).center_.state_dict()
+
+    far = spoiling({"0.running_mean": 1e6})
+    assert center(algorithms.FedAvg(), far)["0.running_mean"].abs().max() > 1e4
+    for algorithm in (algorithms.RFA(), algorithms.FedGeoMedPlus(), algorithms.FedCoMedPlus()):
+        assert center(algorithm, far)["0.running_mean"].abs().max() < 10
+    negative = center(algorithms.FedAvg(), spoiling({"0.running_var": -1000.0}))
+    assert (negative["0.running_var"] > 0).all()  # refused at the gate
+
+
+def test_a_party_that_cannot_be_evaluated_does_not_count_and_is_named() -> None:
+    def unable(report: Report) -> Sequence[Report]:
+        if report.kind != "evaluate":
+            return [report, report]
+        lost = report.party == "1"
+        return [replace(report, status="lost") if lost else replace(report, metrics={**report.metrics, "note": "abc"})]
+
+    people = parties.digits(count=4, seed=0)
+    engine = partial(Bytes, fault=unable)
+    fed = Federation(lambda: torch.nn.Linear(64, 10), people, algorithms.FedAvg(), lr=0.1, steps=1, engine=engine)
+    with pytest.warns(DescantWarning, match="Party '1' could not be evaluated, and does not count: lost"):
+        scores = fed.scores()
+    assert [math.isnan(value) for value in scores.own.values] == [False, True, False, False]
+    assert torch.equal(fed.models_["1"].get_parameter("bias"), fed.center_.get_parameter("bias"))
 
 
 def silent(report: Report) -> Sequence[Report]:

@@ -25,7 +25,7 @@ def test_a_store_is_a_dictionary_whatever_its_budget(steps: list[tuple[str, int,
             store.commit(1, [party])
             expected[party] = value
         else:
-            store.rollback()
+            store.rollback(store.round)
         assert store.names() == sorted(expected)
         for name, number in expected.items():
             assert torch.equal(store.get(name)["w"], torch.full((4,), number))

@@ -26,6 +26,9 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Columns of a flat model, as (start, stop) pairs."""
 
 
+FARTHEST = 1e50  # of a number in a float64 row, before its squares and their sums overflow
+
+
 @dataclass(frozen=True)
 class Center:
     """A centre, and how far from optimal it is: the norm of the smallest (sub)gradient of the mean objective there.
@@ -80,8 +83,20 @@ class GeometricMedian:
     def __call__(self, models: Tensor, weights: Tensor | None = None) -> Center:
         check(self)
         shares = shares_of(models, weights)
-        point, gap, iterations = geometric_median(models, shares, self.rho, self.tolerance, self.most_iterations)
+        near = _nearer(models)
+        point, gap, iterations = geometric_median(near, shares, self.rho, self.tolerance, self.most_iterations)
         return Center(point, gap, iterations)
+
+
+def _nearer(models: Tensor) -> Tensor:
+    """Rows so far out that their squares overflow, moved in along their own direction: it is all that they count by."""
+    reach = models.abs().amax(1) if models.dtype == torch.float64 else models.new_zeros(len(models))
+    far = reach > FARTHEST
+    if not far.any():
+        return models
+    moved = models.clone()
+    moved[far] *= (FARTHEST / reach[far]).unsqueeze(1)
+    return moved
 
 
 @dataclass(frozen=True)
@@ -159,7 +174,8 @@ class ProximalCenter:
 
     def __call__(self, models: Tensor, weights: Tensor | None = None) -> Center:
         check(self)
-        last = ahead = weighted_sum(models, shares_of(models, weights))  # [d], float64
+        # From the median, not the mean: a step is no longer than rho, and an outlier would carry the start away.
+        last = ahead = CoordinateMedian()(models, weights).point.double()
         momentum, iterations = 1.0, 0
         while iterations < self.most_iterations:
             iterations += 1
@@ -174,7 +190,10 @@ class ProximalCenter:
             momentum = grown
         point = ahead.to(models.dtype)
         left = point.double() - fixed_point_step(models, point.double(), self.penalty, self.rho, weights)
-        return Center(point, float(left.norm()) / self.rho, iterations)
+        lost = 2**-52 * float(
+            shares_of(models, weights) @ (models - point).double().norm(dim=1)
+        )  # to rounding, in prox
+        return Center(point, (float(left.norm()) + lost) / self.rho, iterations)
 
 
 def fixed_point_step(models: Tensor, z: Tensor, penalty: Proximal, rho: float, weights: Tensor | None = None) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,10 +23,18 @@ from .gate import Refusal
 from .piece import Plan
 from .run import State
 from .settings import describe
-from .store import PartyStore, replacing
+from .store import PartyStore, check_replaceable, clear_errors
 
 _VERSION = 1
-_FILES = ("state.json", "center.safetensors", "server.safetensors", "own-*.safetensors", "memory-*.safetensors")
+_FILES = (
+    "state.json",
+    "state-*.json",
+    "center-*.safetensors",
+    "server-*.safetensors",
+    "own-*.safetensors",
+    "memory-*.safetensors",
+)
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
 _PART = 2**28  # bytes a file
 _SEPARATOR = "\x1f"  # between a party's name and a tensor's
 
@@ -66,50 +75,108 @@ def save(
     history: Sequence[Mapping[str, Any]],
     refusals: Sequence[Refusal],
 ) -> Path:
-    """Write the run as it stands, whole or not at all: a save that is killed leaves the old one as it was."""
+    """Write the run as it stands: new files beside the old ones, then one rename of the manifest makes them count.
+
+    Killed at any moment, the folder holds the old run or the new one, whole; what is left over goes with the next save.
+    """
     manifest = {**_identity(plan), "round": state.round, "way": state.way, "feedback": _finite(state.feedback)}
     manifest |= {
         "history": [_finite(entry) for entry in history],
         "refusals": [asdict(refusal) for refusal in refusals],
     }
     manifest |= {"descant": __version__, "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
-    with replacing(folder, _FILES) as new:
-        models = {"center": state.center.clone(), "initial": state.initial.clone()}  # safetensors wants them apart
-        save_file(models, new / "center.safetensors")
-        save_file({name: tensor.contiguous() for name, tensor in _server(state).items()}, new / "server.safetensors")
-        for label, store in (("own", state.own), ("memory", memory)):
-            for number, part in enumerate(_parts(store)):
-                save_file(part, new / f"{label}-{number:04d}.safetensors")
-        manifest["digest"] = digest(state, memory)
-        (new / "state.json").write_text(json.dumps(manifest, indent=1, allow_nan=False), encoding="utf-8")
+    check_replaceable(folder, _FILES, unfinished=True)
+    place, mark = folder.resolve(), secrets.token_hex(4)
+    written: list[str] = []
+    with clear_errors(folder):
+        place.mkdir(parents=True, exist_ok=True)
+        try:
+            for label, tensors in _files(state, memory):
+                written.append(f"{label}-{mark}-{len(written):04d}.safetensors")
+                save_file(tensors, place / written[-1])
+            manifest |= {"files": written, "digest": digest(state, memory)}
+            text = json.dumps({**manifest, "seal": _seal(manifest)}, indent=1, allow_nan=False)
+            (place / f"state-{mark}.json").write_text(text, encoding="utf-8")
+            (place / f"state-{mark}.json").replace(place / "state.json")
+        finally:
+            _sweep(place)
     return folder
 
 
+def _files(state: State, memory: Store) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    yield "center", {"center": state.center.clone(), "initial": state.initial.clone()}  # safetensors wants them apart
+    yield "server", {name: tensor.clone() for name, tensor in _server(state).items()}
+    for label, store in (("own", state.own), ("memory", memory)):
+        for part in _parts(store):
+            yield label, part
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    """A digest of the manifest itself; the tensors have one in it."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _sweep(place: Path) -> None:
+    """Remove what the manifest does not name: files of an older save, or of one that failed."""
+    if (place / "state.json").exists():
+        kept = {"state.json", *json.loads((place / "state.json").read_text(encoding="utf-8"))["files"]}
+    else:
+        kept = set()
+    for entry in place.iterdir():
+        if entry.name not in kept:
+            entry.unlink()
+
+
 def load(folder: Path, plan: Plan, memory: Store) -> tuple[State, list[dict[str, Any]], list[Refusal]]:
-    """The state, the history and the refusals of a saved run; the memories go into the store."""
+    """The state, the history and the refusals of a saved run; the memories go into the store when all is checked."""
     try:
         manifest = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        tensors = load_file(folder / "center.safetensors")
-        server = load_file(folder / "server.safetensors")
         _check_identity(folder, manifest, _identity(plan))
-        index = manifest["round"]
-        own, remembered = _read(folder, "own", index), _read(folder, "memory", index)
-        memories: dict[str, dict[str, Tensor]] = {}
-        for key, tensor in server.items():
-            answer, name = key.split(_SEPARATOR, 1)
-            memories.setdefault(answer, {})[name] = tensor
-        models = (tensors["center"], tensors["initial"])
-        state = State(index, *models, manifest["way"], own, memories, manifest["feedback"])
-        if digest(state, remembered) != manifest["digest"]:
-            raise StateError(f"{folder} is damaged: its tensors do not have the digest that was saved with them.")
+        seal = manifest.pop("seal")
+        state, remembered = _read(folder, plan, manifest)
+        if seal != _seal(manifest) or digest(state, remembered) != manifest["digest"]:
+            raise StateError(f"{folder} is damaged: it does not have the digest that was saved with it.")
+        history = list(manifest["history"])
         refusals = [Refusal(**entry) for entry in manifest["refusals"]]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+    except _UNREADABLE as error:
         raise StateError(f"{folder} does not hold a run that can be continued: {error}") from error
     memory.clear()
     for party in remembered.names():
         memory.stage(party, remembered.get(party))
-    memory.commit(index, remembered.names())
-    return state, manifest["history"], refusals
+        memory.commit(state.round, [party])
+    memory.commit(state.round, ())
+    return state, history, refusals
+
+
+def _read(folder: Path, plan: Plan, manifest: Mapping[str, Any]) -> tuple[State, PartyStore]:
+    """Every file that the manifest names, checked against the model."""
+    stores = {"own": PartyStore(plan.budget), "memory": PartyStore(plan.budget)}
+    memories: dict[str, dict[str, Tensor]] = {}
+    models: dict[str, Tensor] = {}
+    for name in manifest["files"]:
+        label = name.split("-")[0]
+        for key, tensor in load_file(folder / Path(name).name).items():
+            if label == "center":
+                models[key] = tensor
+            elif label == "server":
+                answer, inner = key.split(_SEPARATOR, 1)
+                memories.setdefault(answer, {})[inner] = tensor
+            else:
+                party, inner = key.rsplit(_SEPARATOR, 1)
+                stores[label].stage(party, {**stores[label].get(party), inner: tensor})
+                stores[label].commit(manifest["round"], [party])
+    for store in stores.values():
+        store.commit(manifest["round"], ())
+    rows = [
+        models["center"],
+        models["initial"],
+        *(stores["own"].get(party)["model"] for party in stores["own"].names()),
+    ]
+    width, dtype = plan.net.layout.width, plan.net.layout.dtype
+    if any(row.shape != (width,) or row.dtype != dtype or not torch.isfinite(row).all() for row in rows):
+        raise StateError(f"{folder} is damaged: its models are not rows of {width} finite {dtype} numbers.")
+    numbers = (manifest["round"], models["center"], models["initial"], manifest["way"])
+    return State(*numbers, stores["own"], memories, manifest["feedback"]), stores["memory"]
 
 
 def _identity(plan: Plan) -> dict[str, Any]:
@@ -154,21 +221,3 @@ def _parts(store: Store) -> Iterator[dict[str, Tensor]]:
             part, size = {}, 0
     if part:
         yield part
-
-
-def _read(folder: Path, label: str, index: int) -> PartyStore:
-    store = PartyStore()
-    for file in sorted(folder.glob(f"{label}-*.safetensors")):
-        try:
-            tensors: Mapping[str, Tensor] = load_file(file)
-        except (OSError, SafetensorError) as error:
-            raise StateError(f"{file} is damaged: {error}") from error
-        parties: dict[str, dict[str, Tensor]] = {}
-        for key, tensor in tensors.items():
-            party, name = key.rsplit(_SEPARATOR, 1)
-            parties.setdefault(party, {})[name] = tensor
-        for party, kept in parties.items():
-            store.stage(party, kept)
-        store.commit(index, parties)
-    store.commit(index, ())
-    return store

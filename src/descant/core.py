@@ -79,7 +79,9 @@ class Store(Protocol):
     def commit(self, round: int, parties: Collection[str]) -> None:
         """What is staged of these parties counts from now on; the rest of it is forgotten."""
 
-    def rollback(self) -> None: ...
+    def rollback(self, round: int) -> None:
+        """Forget what is staged, and a commit that went beyond this round."""
+
     def clear(self) -> None: ...
     def names(self) -> list[str]: ...
 
@@ -172,6 +174,7 @@ class Algorithm:
     pull: Pull | None  # what draws it back after each step
     aggregate: Aggregate  # (models [K, d], weights [K]) -> what the reports add up to
     weigh: Weigh  # metrics of the reports -> their weights [K]
+    statistics: Aggregate  # (statistics [K, s], weights [K]) -> what running means and variances add up to
     advance: Advance  # (centre [d], aggregate [d], memory) -> the new centre, and what the server remembers
     keep: Keep | None  # (models [K, width], centre [width]) -> what each party keeps; None: only the centre
     tune: Tune  # (round, hyper, memory, last round's metrics, draws) -> which hyper-parameters move, and how

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from .core import Engine
-from .errors import EngineError
+from .errors import DescantWarning, EngineError
+from .gate import Gate
 from .piece import Plan
 from .run import State, gather, tasks_for
 
@@ -76,12 +77,15 @@ def score(plan: Plan, engine: Engine, state: State, names: Iterable[str] | None 
         for report in gather(engine, tasks):
             if report.kind != "evaluate":  # a late answer to something else
                 continue
-            if report.status != "ok":
-                raise EngineError(f"Party {report.party!r} could not be evaluated: {report.reason or report.status}")
-            found[report.party] = {name: float(value) for name, value in report.metrics.items()}
+            if report.status == "ok":
+                found[report.party] = {n: float(v) for n, v in report.metrics.items() if isinstance(v, int | float)}
+            else:
+                why = report.reason or report.status
+                told = f"Party {report.party!r} could not be evaluated, and does not count: {why}"
+                warnings.warn(told, DescantWarning, stacklevel=3)
 
     def column(name: str) -> Column:
-        values = np.array([found[party].get(name, np.nan) for party in parties])
+        values = np.array([found.get(party, {}).get(name, np.nan) for party in parties])
         return Column(values, plan.metric.higher_is_better)
 
     return Scores(tuple(parties), plan.metric.name, column("own"), column("center"), column("majority"))
@@ -90,7 +94,14 @@ def score(plan: Plan, engine: Engine, state: State, names: Iterable[str] | None 
 def personal_row(plan: Plan, engine: Engine, state: State, party: str) -> Tensor:
     """The numbers of a party's own model, private layers included, as its owner would use it."""
     tasks = list(tasks_for(plan, state, [party], "personal", state.round))
-    (report,) = (report for report in gather(engine, tasks) if report.kind == "personal")
-    if report.status != "ok":
-        raise EngineError(f"Party {party!r} could not show its model: {report.reason or report.status}")
-    return plan.net.layout.join({name: torch.as_tensor(tensor) for name, tensor in report.arrays.items()})
+    for report in gather(engine, tasks):
+        if report.kind == "personal" and report.party == party:
+            refusal = (
+                report.reason or report.status
+                if report.status != "ok"
+                else Gate(plan.net.layout, [party]).shaped(report)
+            )
+            if refusal is None:
+                return plan.net.layout.join(report.arrays)
+            raise EngineError(f"Party {party!r} could not show its model: {refusal}")
+    raise EngineError(f"Party {party!r} did not show its model.")

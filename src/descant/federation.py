@@ -89,7 +89,7 @@ class Federation:
         self.loss = loss
         self.metric = metric
         self.attend = attend
-        self.seed = seed
+        self.seed = int(seed)
         self.engine = engine
         self.budget = budget  # bytes of party state in memory, for models and for memories each; the rest is on disk
         self.history_: list[dict[str, Any]] = []

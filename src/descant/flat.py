@@ -4,8 +4,8 @@ A row is ``[parameters | statistics]``. Its first columns are the trainable para
 in the order of ``named_parameters``; its last are the running statistics of normalisation layers. The rule for what is
 not a trainable parameter:
 
-- **running statistics** (buffers named ``running_mean`` or ``running_var``) travel with the row, are never pulled,
-  penalised or medianed, and add up by the weighted mean;
+- **running statistics** (buffers named ``running_mean`` or ``running_var``) travel with the row, are never pulled or
+  penalised, and add up by the weighted mean, or by the coordinate median where the method is a robust one;
 - **every other buffer** (integers, masks, counters, constants) and every parameter with ``requires_grad=False`` stays
   what the user's module made it: it is the same at every party and never travels. A module that changes such a buffer
   while it trains is refused with its name, because the change would be lost.
@@ -168,7 +168,7 @@ class Net:
             module = model()
         if not isinstance(module, nn.Module):
             raise ModelError(f"The model must be an nn.Module or make one when called; it made {module!r}.")
-        return cls(module)
+        return cls(copy.deepcopy(module))  # a factory may hand out one that somebody else has, too
 
     def row(self) -> Tensor:
         """The module's own numbers, ``[width]``."""

@@ -43,6 +43,7 @@ class Gate:
     known: Collection[str]  # the parties of the federation
     private: Collection[str] = ()  # tensors that must not arrive: they never leave their party
     max_staleness: int = 0
+    changes: bool = False  # reports carry a model's change: it may have any sign
     asked: set[tuple[str, int]] = field(default_factory=set)
     answered: set[tuple[str, int]] = field(default_factory=set)
 
@@ -55,7 +56,7 @@ class Gate:
 
     def admit(self, report: Report, round: int) -> Refusal | None:
         """None for a report that may count."""
-        refusal = self._typed(report) or self._addressed(report, round) or self._counted(report) or self._shaped(report)
+        refusal = self._typed(report) or self._addressed(report, round) or self._counted(report) or self.shaped(report)
         if refusal is None:
             self.answered.add((report.party, report.round))
         return refusal
@@ -70,7 +71,7 @@ class Gate:
             found = f"{r.party!r:.40}, {r.round!r:.40}, {r.kind!r:.40}, {r.status!r:.40}"
             return Refusal(f"{r.party!s:.40}", -1, "malformed report", "", expected, found)
         for name, value in r.metrics.items():
-            if name != "samples" and not isinstance(value, int | float):  # samples are looked at below
+            if name != "samples" and not _number(value):  # samples are looked at below
                 return Refusal(
                     r.party, r.round, f"the metric {name!r:.40} is not a number", "", "numbers", f"{value!r:.40}"
                 )
@@ -100,7 +101,8 @@ class Gate:
             return Refusal(r.party, r.round, "absurd sample count", "", expected, f"{samples!r:.40}")
         return None
 
-    def _shaped(self, r: Report) -> Refusal | None:
+    def shaped(self, r: Report) -> Refusal | None:
+        """None for a report that carries a whole and healthy model."""
         shapes = {
             name: shape
             for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)
@@ -121,8 +123,10 @@ class Gate:
         return None
 
     def _tensor(self, r: Report, name: str, shape: tuple[int, ...], tensor: Tensor) -> Refusal | None:
-        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
-            return Refusal(r.party, r.round, "not a dense tensor", name, "a dense tensor", type(tensor).__name__)
+        dense = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_nested
+        if not dense or tensor.device.type != "cpu":
+            found = f"{type(tensor).__name__} {getattr(tensor, 'layout', '')} {getattr(tensor, 'device', '')}"
+            return Refusal(r.party, r.round, "not a dense tensor", name, "a dense tensor in memory", found)
         if tuple(tensor.shape) != shape:
             return Refusal(r.party, r.round, "wrong shape", name, str(list(shape)), str(list(tensor.shape)))
         if tensor.dtype != self.layout.dtype:
@@ -131,7 +135,16 @@ class Gate:
             bad = tensor[~torch.isfinite(tensor)]
             found = f"{len(bad)} of {tensor.numel()}, the first {bad[0]}"
             return Refusal(r.party, r.round, "not finite", name, "finite numbers", found)
+        if not self.changes and name.endswith("running_var") and (tensor < 0).any():
+            return Refusal(r.party, r.round, "negative variance", name, ">= 0", str(tensor.min().item()))
         return None
+
+
+def _number(value: object) -> bool:
+    try:
+        return (isinstance(value, int | float) and float(value) == float(value)) or isinstance(value, float)
+    except OverflowError:
+        return False
 
 
 def _whole(samples: float) -> bool:

@@ -7,6 +7,7 @@ and where they run them; a piece that was lost can be run again and gives the sa
 from __future__ import annotations
 
 import math
+import threading
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ class Plan:
         return self.net.layout.matching(patterns)
 
 
+_ONE_AT_A_TIME = threading.RLock()  # torch's own random numbers and a module's tensors belong to the whole process
 Answer = tuple[Report, Memory | None]  # the memory is None where it does not change
 
 
@@ -58,7 +60,8 @@ def work(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> list[
     A "personal" task shows a party's whole model, private layers included: it is for those who simulate their parties.
     """
     try:
-        return _by_kind(plan, tasks, memories)
+        with _ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
+            return _by_kind(plan, tasks, memories)
     except Exception as error:
         if len(tasks) == 1:
             task, reason = tasks[0], "".join(traceback.format_exception_only(error)).strip()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import seeds
 from .core import Engine, Hyper, Kind, Memory, Metrics, Report, Store, Task
-from .errors import DescantError, SettingError, StateError
+from .errors import DescantError, SettingError
 from .gate import Gate, Refusal
 from .piece import Plan
 from .settings import check
@@ -57,6 +57,8 @@ class Round:
         return self.state.feedback.get("loss", math.nan)
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def begin(plan: Plan) -> State:
     """The state before the first round; a model, a loss or a setting that cannot work is an error here."""
     check(plan.algorithm, plan.algorithm.name)
@@ -67,7 +69,8 @@ def begin(plan: Plan) -> State:
     present = plan.algorithm.attend(plan.people.names, hyper, seeds.stream(plan.seed, 1, seeds.EVERYBODY, "attend"))
     way = plan.solver.choose(plan.net, plan.loss, plan.algorithm.terms, largest, len(present))
     row = plan.net.row()
-    _rehearse(plan, row, hyper)
+    with torch.no_grad():
+        _rehearse(plan, row, hyper)
     return State(0, row, row, way, PartyStore(plan.budget))
 
 
@@ -99,14 +102,12 @@ def _rehearse(plan: Plan, row: Tensor, hyper: Hyper) -> None:
 
 def run(plan: Plan, engine: Engine, state: State, rounds: int) -> Iterator[Round]:
     """The rounds that follow a state, one at a time."""
-    gate = Gate(plan.net.layout, plan.people, plan.private, plan.algorithm.max_staleness)
+    changes = plan.algorithm.report == "change"
+    gate = Gate(plan.net.layout, plan.people, plan.private, plan.algorithm.max_staleness, changes)
     for index in range(state.round + 1, state.round + rounds + 1):
-        if not state.round == state.own.round == engine.memory.round:
-            at = (state.own.round, engine.memory.round)
-            raise StateError(f"This state is of round {state.round}, but the parties' models and memories are at {at}.")
         began = time.perf_counter()
-        engine.memory.rollback()  # of a round that was broken off
-        state.own.rollback()
+        engine.memory.rollback(state.round)  # of a round that was broken off
+        state.own.rollback(state.round)
         hyper, tuned = plan.algorithm.tune(
             index,
             plan.solver.hyper,
@@ -118,14 +119,14 @@ def run(plan: Plan, engine: Engine, state: State, rounds: int) -> Iterator[Round
         present = plan.algorithm.attend(engine.members(), hyper, rng)
         tasks = list(tasks_for(plan, state, present, "train", index))
         accepted, refusals = _hear(engine, gate, tasks, index)
-        outcome = _settle(plan, state, hyper, accepted)
+        outcome = _settled(plan, state, hyper, accepted)
         counted = [] if outcome.note else [report.party for report in accepted]
-        engine.memory.commit(index, counted)
-        state.own.commit(index, counted)
         change = float(torch.linalg.vector_norm(outcome.center - state.center))
         memories = {"tune": tuned, "advance": outcome.memory}
-        feedback = _feedback(accepted)
-        state = replace(state, round=index, center=outcome.center, memories=memories, feedback=feedback)
+        after = replace(state, round=index, center=outcome.center, memories=memories, feedback=_feedback(accepted))
+        engine.memory.commit(index, counted)
+        state.own.commit(index, counted)
+        state = after
         seconds = time.perf_counter() - began
         note = outcome.note + (f" ({refusals[0]})" if refusals and not accepted else "")
         yield Round(index, state, present, tuple(counted), tuple(refusals), outcome.gap, change, seconds, note)
@@ -140,7 +141,9 @@ def tasks_for(
         arrays = {"center": state.center}
         if plan.algorithm.keep is not None:
             arrays["own"] = own_row(plan, state, party, training=kind == "train")
-        hyper = {"lr": present[party].lr, "work": present[party].work} if isinstance(present, Mapping) else {}
+        hyper: dict[str, Any] = {}
+        if isinstance(present, Mapping):
+            hyper = {"lr": float(present[party].lr), "work": int(present[party].work)}
         yield Task(party, index, kind, arrays, {**common, **hyper})
 
 
@@ -162,11 +165,18 @@ def gather(engine: Engine, tasks: Sequence[Task]) -> Iterator[Report]:
         reports = engine.collect(left) if left > 0 else []
         if not reports:
             break
-        for report in reports:
-            waiting.pop((report.party, report.round, report.kind), None)
+        for found in reports:
+            report = found if isinstance(found, Report) else _no_report(found)
+            if isinstance(report.party, str) and isinstance(report.round, int) and isinstance(report.kind, str):
+                waiting.pop((report.party, report.round, report.kind), None)
             yield report
     for task in waiting.values():
         yield Report(task.party, task.round, task.kind, "lost", reason="no answer before the deadline")
+
+
+def _no_report(found: object) -> Report:
+    reason = f"the engine handed over {type(found).__name__} in place of a report"
+    return Report("", -1, "train", "error", reason=reason)
 
 
 def _hear(engine: Engine, gate: Gate, tasks: Sequence[Task], index: int) -> tuple[list[Report], list[Refusal]]:
@@ -191,6 +201,17 @@ class _Outcome:
     note: str = ""
 
 
+def _settled(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report]) -> _Outcome:
+    """What came of the reports; a centre that fails on them (numbers that overflow, say) leaves the model unchanged."""
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            return _settle(plan, state, hyper, accepted)
+    except Exception as error:
+        state.own.rollback(state.round)
+        reason = f"{type(error).__name__}: {error}"
+        return _Outcome(state.center, state.memories.get("advance", {}), note=f"the model is unchanged: {reason}")
+
+
 def _settle(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report]) -> _Outcome:
     """aggregate -> advance -> keep: the new centre, and what each party keeps (staged)."""
     algorithm, size, memory = plan.algorithm, plan.net.layout.size, state.memories.get("advance", {})
@@ -200,9 +221,8 @@ def _settle(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report]) 
     weights = algorithm.weigh([report.metrics for report in accepted])
     everybody, all_weights = _with_absent(plan, state, accepted, models, weights)
     aggregated = algorithm.aggregate(everybody[:, :size], all_weights)
-    share = (all_weights / all_weights.sum()).to(models.dtype)
     point, remembered = algorithm.advance(state.center[:size], aggregated.point, memory)
-    center = torch.cat([point, share @ everybody[:, size:]])  # statistics always add up by the mean
+    center = torch.cat([point, algorithm.statistics(everybody[:, size:], all_weights).point])
     if not torch.isfinite(center).all():
         return _Outcome(state.center, memory, note="the aggregate is not finite: the model is unchanged")
     if algorithm.keep is not None:
@@ -217,10 +237,8 @@ def _models(plan: Plan, state: State, accepted: Sequence[Report]) -> Tensor:
     for row, report in zip(models, accepted, strict=True):
         for name, tensor in report.arrays.items():
             begin, end = plan.net.layout.range_of(name)
-            if plan.algorithm.report == "change":
-                row[begin:end] += tensor.reshape(-1)
-            else:
-                row[begin:end] = tensor.reshape(-1)
+            values = tensor.detach().reshape(-1)
+            row[begin:end] = row[begin:end] + values if plan.algorithm.report == "change" else values
     return models
 
 
@@ -236,10 +254,10 @@ def _with_absent(
 
 
 def _feedback(accepted: Sequence[Report]) -> dict[str, float]:
-    """The mean of every metric over the reports that have it; one that is nan says nothing."""
+    """The mean of every metric over the reports that have it; one that is not finite says nothing."""
     values: dict[str, list[float]] = {}
     for report in accepted:
         for name, value in report.metrics.items():
-            if not math.isnan(value):
+            if math.isfinite(value):
                 values.setdefault(name, []).append(float(value))
-    return {name: math.fsum(found) / len(found) for name, found in values.items()}
+    return {name: sum(value / len(found) for value in found) for name, found in values.items()}

@@ -118,6 +118,27 @@ def test_forty_percent_outliers_move_the_mean_only() -> None:
     assert (TrimmedMean(0.1)(models).point - good).norm() > 1e3
 
 
+@pytest.mark.parametrize("d", [3, 200])
+@pytest.mark.parametrize("far", [1e30, 1e200, 1.7e308])
+def test_a_row_whose_squares_overflow_does_not_stop_the_geometric_median(d: int, far: float) -> None:
+    models = draw(0, 9, d)
+    models[4] = far
+    center = GeometricMedian(rho=0.1)(models)
+    assert center.point.isfinite().all()
+    assert (center.point - GeometricMedian(rho=0.1)(models[[0, 1, 2, 3, 5, 6, 7, 8]]).point).norm() < 2
+
+
+@pytest.mark.parametrize("p", [1.5, 3.0, math.inf])
+def test_centres_without_a_closed_form_stand_up_to_an_outlier_too(p: float) -> None:
+    models = draw(0, 9, 4)
+    models[4] = 1e9
+    center = ProximalCenter(NormP(p), rho=1.0)(models)
+    assert center.point.norm() < 10
+    assert center.gap < 1e-6
+    models[4] = 3e38
+    assert ProximalCenter(NormP(p), rho=1e-6)(models).gap > 1e10  # its pull is lost to rounding, and that is said
+
+
 def test_medians_of_few_numbers() -> None:
     even = torch.tensor([[4.0], [1.0], [100.0], [2.0]])
     assert CoordinateMedian()(even).point.item() == 3.0  # torch.median says 2: ERRATA 25

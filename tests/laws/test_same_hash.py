@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from descant import DescantError, Federation, Sgd, algorithms, parties
+from descant import DescantError, Federation, Sgd, algorithms, checkpoint, parties
 from descant.checkpoint import digest
 from descant.core import Memory
 from descant.errors import StateError
 from descant.run import run as rounds
+from descant.store import party_state
 from problems import METHODS, classes, network
 
 ROUNDS = 4
@@ -102,7 +106,7 @@ def test_an_old_state_is_refused_because_the_parties_have_moved_on() -> None:
     fed = made("FedAvgPlus")
     first = next(iter(fed.rounds(1))).round
     run(fed, 2)
-    with pytest.raises(StateError, match=r"state is of round 1, but the parties' models and memories are at \(3, 3\)"):
+    with pytest.raises(StateError, match="state is of round 1, but the parties' models and memories are at 3"):
         next(rounds(fed._plan, fed._engine, first.state, 1))
 
 
@@ -174,22 +178,116 @@ def test_a_run_of_another_federation_is_refused(saved: Path) -> None:
         Federation(torch.nn.Linear(6, 3), classes(5), algorithms.FedAvgPlus(), seed=7).load(saved)
 
 
-@pytest.mark.parametrize("damage", ["missing", "torn json", "torn tensors", "edited"])
+@pytest.mark.parametrize(
+    "damage", ["missing", "torn json", "torn tensors", "digest", "round", "way", "history", "deep"]
+)
 def test_a_damaged_run_is_named_and_nothing_is_lost(saved: Path, damage: str) -> None:
     if damage == "missing":
         saved = saved.parent / "nowhere"
     elif damage == "torn json":
         (saved / "state.json").write_text((saved / "state.json").read_text()[:-20])
     elif damage == "torn tensors":
-        (saved / "own-0000.safetensors").write_bytes((saved / "own-0000.safetensors").read_bytes()[:-5])
+        (file,) = saved.glob("own-*.safetensors")
+        file.write_bytes(file.read_bytes()[:-5])
+    elif damage == "deep":
+        (saved / "state.json").write_text("[" * 100_000)
     else:
         manifest = json.loads((saved / "state.json").read_text())
-        (saved / "state.json").write_text(json.dumps(manifest | {"digest": "0" * 64}))
+        edited = {"digest": "0" * 64, "round": 0, "way": "looped", "history": None}[damage]
+        (saved / "state.json").write_text(json.dumps(manifest | {damage: edited}))
     fed = run(made("FedAvgPlus"), 2)
     before = fed.hash()
     with pytest.raises(StateError):
         fed.load(saved)
     assert fed.hash() == before
+
+
+class Nth:
+    """Calls through, but raises instead of the n-th call."""
+
+    def __init__(self, function: Callable[..., Any], n: int, error: BaseException) -> None:
+        self.function, self.left, self.error = function, n, error
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+        return self.function(*arguments)
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), OSError(28, "No space left on device")], ids=["interrupt", "full"]
+)
+@pytest.mark.parametrize("n", range(1, 12))
+def test_a_commit_that_breaks_off_is_undone(n: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a budget of one byte every row goes to disk: whichever write fails, the round is done again as if new."""
+
+    def small() -> Federation:
+        fed = made("FedAvgPlus", optimizer="Adam")
+        fed.budget = 1
+        return run(fed, 1)
+
+    fed = small()
+    with monkeypatch.context() as patch:
+        patch.setattr(party_state, "save_file", Nth(party_state.save_file, n, error))
+        with contextlib.suppress(KeyboardInterrupt, StateError):
+            run(fed, 1)
+    assert run(fed, ROUNDS - fed.state.round).hash() == run(small(), ROUNDS - 1).hash()
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_a_save_that_is_killed_leaves_the_old_run_or_the_new_one(
+    n: int, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, fed = made("FedAvgPlus").load(saved).hash(), run(made("FedAvgPlus"), 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", Nth(checkpoint.save_file, n, KeyboardInterrupt()))
+        patch.setattr(checkpoint, "_sweep", Nth(checkpoint._sweep, n - 3, KeyboardInterrupt()))
+        renaming = Nth(Path.replace, n - 4, KeyboardInterrupt())
+        patch.setattr(Path, "replace", lambda file, target: renaming(file, target))
+        with contextlib.suppress(KeyboardInterrupt):
+            fed.save(saved)
+    assert made("FedAvgPlus").load(saved).hash() in (old, fed.hash())
+    fed.save(saved)
+    assert made("FedAvgPlus").load(saved).hash() == fed.hash()
+    assert len(list(saved.iterdir())) == 4  # the manifest, the centre, the server, the own models: nothing left over
+
+
+def test_a_first_save_that_is_killed_is_no_run_and_does_not_stand_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed = run(made("FedAvgPlus"), 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_sweep", lambda place: None)
+        patch.setattr(checkpoint, "save_file", Nth(checkpoint.save_file, 2, KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            fed.save(tmp_path / "run")
+    with pytest.raises(StateError):
+        made("FedAvgPlus").load(tmp_path / "run")
+    assert made("FedAvgPlus").load(fed.save(tmp_path / "run")).hash() == fed.hash()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_the_users_own_grad_mode_changes_nothing(mode: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    with mode():
+        fed = run(made("FedGeoMedPlus"))
+        table = fed.scores()
+    assert fed.hash() == run(made("FedGeoMedPlus")).hash()
+    assert table.names == fed.people.names
+
+
+def test_federations_in_two_threads_do_not_disturb_each_other() -> None:
+    def dropped(seed: int) -> str:
+        torch.random.fork_rng(devices=[])
+        model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(0.1 + seed / 10)
+        return run(Federation(model, classes(4), algorithms.FedAvg(), lr=0.1, steps=5, batch=4, seed=seed)).hash()
+
+    alone = [dropped(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(dropped, range(4))) == alone
 
 
 def test_saving_twice_keeps_the_newest(saved: Path) -> None:

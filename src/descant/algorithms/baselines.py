@@ -29,6 +29,7 @@ def FedAvg() -> Algorithm:
         terms=(),
         pull=None,
         aggregate=Mean(),
+        statistics=Mean(),
         weigh=by_samples,
         advance=take,
         keep=None,
@@ -53,9 +54,10 @@ def FedProx(mu: Schedule = 0.01) -> Algorithm:
 
 def RFA(smoothing: float = 1e-6) -> Algorithm:
     """FedAvg with the geometric median for the mean (v2 §5.4.3, v1 Proposition 2)."""
-    return replace(FedAvg(), name="RFA", aggregate=GeometricMedian(smoothing))
+    return replace(FedAvg(), name="RFA", aggregate=GeometricMedian(smoothing), statistics=CoordinateMedianCenter())
 
 
 def CoordinateMedian() -> Algorithm:
     """FedAvg with the coordinate-wise median for the mean (v2 §5.4.4, v1 Proposition 3)."""
-    return replace(FedAvg(), name="CoordinateMedian", aggregate=CoordinateMedianCenter(), weigh=uniformly)
+    median = CoordinateMedianCenter()
+    return replace(FedAvg(), name="CoordinateMedian", aggregate=median, statistics=median, weigh=uniformly)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..centers import Mean
+from ..centers import CoordinateMedian, Mean
 from ..core import Aggregate, Aggregated, Algorithm, Hyper, Memory, Metrics, Term
 from ..errors import SettingError
 from ..penalties import HalfSquare, Norm1, Norm2, Penalty
@@ -69,12 +69,12 @@ def FedAvgPlus(alpha: Schedule = 0.01, rho: float = 1000.0, init_mix: float = 0.
 
 def FedGeoMedPlus(alpha: Schedule = 0.01, rho: float = 10.0, init_mix: float = 0.0, over: Over = "active") -> Algorithm:
     """φ = ‖·‖₂: the ρ-smoothed geometric median (v2 §5.2.2; RFA+ in v1). Defaults are the paper's §8.1."""
-    return FedPlus(Norm2(), alpha, rho, init_mix, over, "FedGeoMedPlus")
+    return replace(FedPlus(Norm2(), alpha, rho, init_mix, over, "FedGeoMedPlus"), statistics=CoordinateMedian())
 
 
 def FedCoMedPlus(alpha: Schedule = 0.01, rho: float = 10.0, init_mix: float = 0.0, over: Over = "active") -> Algorithm:
     """φ = ‖·‖₁: the ρ-smoothed coordinate median (v2 §5.2.3; coordinate-wise median+ in v1). Defaults are §8.1's."""
-    return FedPlus(Norm1(), alpha, rho, init_mix, over, "FedCoMedPlus")
+    return replace(FedPlus(Norm1(), alpha, rho, init_mix, over, "FedCoMedPlus"), statistics=CoordinateMedian())
 
 
 def FedPlusFixed(

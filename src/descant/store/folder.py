@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from ..errors import StateError
 
 
@@ -21,29 +23,33 @@ def replacing(folder: Path, files: Sequence[str]) -> Iterator[Path]:
     """
     check_replaceable(folder, files)
     place = folder.resolve()
-    with _clear_errors(folder):
+    with clear_errors(folder):
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as made:
             new, old = Path(made, "new"), Path(made, "old")
             new.mkdir()
             yield new
-            if place.exists():
-                place.replace(old)
             try:
+                if place.exists():
+                    place.replace(old)
                 new.replace(place)
-            except OSError:
-                if old.exists():
+            except BaseException:  # an interrupt, too: the old folder goes back before the temporary one is cleared
+                if old.exists() and not place.exists():
                     old.replace(place)
                 raise
 
 
-def check_replaceable(folder: Path, files: Sequence[str]) -> None:
-    """Raise StateError unless such files can be written there: to be asked before long work, not after it."""
+def check_replaceable(folder: Path, files: Sequence[str], unfinished: bool = False) -> None:
+    """Raise StateError unless such files can be written there: to be asked before long work, not after it.
+
+    ``unfinished`` allows such files without their manifest: of a first save that was killed.
+    """
     place = folder.resolve()
     if place.is_dir():
         found = sorted(entry.name for entry in place.iterdir())
         strange = [name for name in found if not any(fnmatchcase(name, pattern) for pattern in files)]
-        if found and not strange and not _is_manifest(place / files[0]):
+        known = _is_manifest(place / files[0]) or (unfinished and files[0] not in found)
+        if found and not strange and not known:
             strange = found
         if strange:
             raise StateError(
@@ -55,7 +61,7 @@ def check_replaceable(folder: Path, files: Sequence[str]) -> None:
     elif place.exists():
         raise StateError(f"{folder} is a file, and a folder is needed. Give a new or an empty folder.")
     nearest = next(parent for parent in place.parents if parent.exists())
-    with _clear_errors(folder), tempfile.TemporaryDirectory(prefix=".descant-", dir=nearest):
+    with clear_errors(folder), tempfile.TemporaryDirectory(prefix=".descant-", dir=nearest):
         pass
 
 
@@ -68,9 +74,10 @@ def _is_manifest(file: Path) -> bool:
 
 
 @contextmanager
-def _clear_errors(folder: Path) -> Iterator[None]:
+def clear_errors(folder: Path) -> Iterator[None]:
+    """What goes wrong while a folder is written, as one sentence."""
     try:
         yield
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise StateError(f"{folder} cannot be written: {reason}. Give one that you may write to.") from error

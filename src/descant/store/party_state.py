@@ -10,14 +10,20 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from ..errors import StateError
 
 DEFAULT_BUDGET = 2**30
 
 
 class PartyStore:
     """A `core.Store`. What was used last stays in memory; the rest goes to a folder that vanishes with the store.
+
+    A commit can be undone, even one that was broken off half-way by an interrupt or a full disk: what it replaces is
+    noted before anything changes, and :meth:`rollback` to the round before puts it back.
 
     >>> import torch
     >>> store = PartyStore()
@@ -35,40 +41,45 @@ class PartyStore:
         self._on_disk: set[str] = set()  # parties whose file is as new as their memory
         self._all: set[str] = set()
         self._round = 0
+        self._before: tuple[int, dict[str, dict[str, Tensor]]] | None = None  # the round before, and what was replaced
         self._folder: Path | None = None
-
-    def get(self, party: str) -> dict[str, Tensor]:
-        """What is committed of a party; empty for one that never kept anything."""
-        if party not in self._all:
-            return {}
-        if party not in self._held:
-            self._hold(party, load_file(self._file(party)))
-        self._held.move_to_end(party)
-        return {name: tensor.clone() for name, tensor in self._held[party].items()}
-
-    def stage(self, party: str, tensors: Mapping[str, Tensor]) -> None:
-        self._staged[party] = {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
     @property
     def round(self) -> int:
         return self._round
 
-    def commit(self, round: int, parties: Collection[str]) -> None:
-        for party in self._staged.keys() & set(parties):
-            self._on_disk.discard(party)
-            self._all.add(party)
-            self._hold(party, self._staged[party])
-        self._staged = {}
-        self._round = round
+    def get(self, party: str) -> dict[str, Tensor]:
+        """What is committed of a party; empty for one that never kept anything."""
+        return {name: tensor.clone() for name, tensor in self._look(party).items()}
 
-    def rollback(self) -> None:
+    def stage(self, party: str, tensors: Mapping[str, Tensor]) -> None:
+        self._staged[party] = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+    def commit(self, round: int, parties: Collection[str]) -> None:
+        chosen = {party: self._staged[party] for party in self._staged.keys() & set(parties)}
+        self._before = (self._round, {party: self._look(party) for party in chosen})  # first, before anything changes
+        self._round = round
+        self._put(chosen)
         self._staged = {}
+
+    def rollback(self, round: int) -> None:
+        """Forget what is staged, and a commit that went beyond this round."""
+        self._staged = {}
+        if self._round == round:
+            return
+        if self._before is None or self._before[0] != round:
+            raise StateError(
+                f"The state is of round {round}, but the parties' models and memories are at {self._round}."
+            )
+        self._put(self._before[1])
+        self._bytes = sum(map(_size, self._held.values()))  # the broken commit may have lost count
+        self._round, self._before = round, None
 
     def clear(self) -> None:
         """Forget everybody."""
         self._held.clear()
         self._bytes = 0
-        self._staged, self._on_disk, self._all, self._round = {}, set(), set(), 0
+        self._staged, self._on_disk, self._all, self._round, self._before = {}, set(), set(), 0, None
 
     def names(self) -> list[str]:
         return sorted(self._all)
@@ -78,16 +89,43 @@ class PartyStore:
         """How much of it is in memory now."""
         return self._bytes
 
+    def _look(self, party: str) -> dict[str, Tensor]:
+        if party not in self._all:
+            return {}
+        if party not in self._held:
+            self._hold(party, load_file(self._file(party)))
+        self._held.move_to_end(party)
+        return self._held[party]
+
+    def _put(self, parties: Mapping[str, dict[str, Tensor]]) -> None:
+        for party, tensors in parties.items():
+            self._on_disk.discard(party)
+            if tensors:
+                self._hold(party, tensors)
+                self._all.add(party)
+            else:
+                self._bytes -= _size(self._held.pop(party, {}))
+                self._all.discard(party)
+
     def _hold(self, party: str, tensors: dict[str, Tensor]) -> None:
-        self._bytes -= _size(self._held.pop(party, {}))
+        self._bytes += _size(tensors) - _size(self._held.get(party, {}))
         self._held[party] = tensors
-        self._bytes += _size(tensors)
+        self._held.move_to_end(party)
         while self._bytes > self._budget and len(self._held) > 1:
-            oldest, spilled = self._held.popitem(last=False)
-            self._bytes -= _size(spilled)
-            if oldest not in self._on_disk:
-                save_file({name: tensor.contiguous() for name, tensor in spilled.items()}, self._file(oldest))
-                self._on_disk.add(oldest)
+            oldest = next(iter(self._held))
+            self._spill(oldest)  # on disk first: a row that cannot be written stays in memory
+            self._bytes -= _size(self._held.pop(oldest))
+
+    def _spill(self, party: str) -> None:
+        if party in self._on_disk:
+            return
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in self._held[party].items()}, self._file(party))
+        except (OSError, SafetensorError) as error:
+            raise StateError(
+                f"The state of party {party!r:.40} cannot be written to {self._folder}: {error}"
+            ) from error
+        self._on_disk.add(party)
 
     def _file(self, party: str) -> Path:
         if self._folder is None:
