@@ -18,6 +18,7 @@ import dataclasses
 import fnmatch
 import hashlib
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +31,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .errors import ModelError
+
+ONE_AT_A_TIME = threading.RLock()
+"""Held while modules run: torch's own random numbers, warnings and a module's tensors belong to the whole process."""
 
 _STATISTICS = ("running_mean", "running_var")
 _COUNTER = "num_batches_tracked"
@@ -163,7 +167,7 @@ class Net:
         """A net of a module (copied, so that the user's stays untouched), a class or a factory."""
         if isinstance(model, nn.Module):
             return cls(copy.deepcopy(model))
-        with torch.random.fork_rng(devices=[]):
+        with ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = model()
         if not isinstance(module, nn.Module):

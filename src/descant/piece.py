@@ -7,7 +7,6 @@ and where they run them; a piece that was lost can be run again and gives the sa
 from __future__ import annotations
 
 import math
-import threading
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from .core import Algorithm, Hyper, Job, Loss, Memory, Report, Solver, Task, Trained
 from .errors import ModelError, SettingError
-from .flat import Net
+from .flat import ONE_AT_A_TIME, Net
 from .metrics import Metric, accuracy
 from .parties.people import Party, People
 from .store import DEFAULT_BUDGET
@@ -50,7 +49,6 @@ class Plan:
         return self.net.layout.matching(patterns)
 
 
-_ONE_AT_A_TIME = threading.RLock()  # torch's own random numbers and a module's tensors belong to the whole process
 Answer = tuple[Report, Memory | None]  # the memory is None where it does not change
 
 
@@ -60,7 +58,7 @@ def work(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> list[
     A "personal" task shows a party's whole model, private layers included: it is for those who simulate their parties.
     """
     try:
-        with _ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
+        with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
             return _by_kind(plan, tasks, memories)
     except Exception as error:
         if len(tasks) == 1:

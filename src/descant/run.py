@@ -18,6 +18,7 @@ from torch import Tensor
 from . import seeds
 from .core import Engine, Hyper, Kind, Memory, Metrics, Report, Store, Task
 from .errors import DescantError, SettingError
+from .flat import ONE_AT_A_TIME
 from .gate import Gate, Refusal
 from .piece import Plan
 from .settings import check
@@ -67,7 +68,8 @@ def begin(plan: Plan) -> State:
     largest = plan.people[max(plan.people, key=plan.people.samples.__getitem__)]
     hyper = plan.solver.hyper
     present = plan.algorithm.attend(plan.people.names, hyper, seeds.stream(plan.seed, 1, seeds.EVERYBODY, "attend"))
-    way = plan.solver.choose(plan.net, plan.loss, plan.algorithm.terms, largest, len(present))
+    with ONE_AT_A_TIME:
+        way = plan.solver.choose(plan.net, plan.loss, plan.algorithm.terms, largest, len(present))
     row = plan.net.row()
     with torch.no_grad():
         _rehearse(plan, row, hyper)

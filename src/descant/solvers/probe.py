@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from functools import partial
 
@@ -15,8 +14,6 @@ from ..errors import ModelError
 from ..flat import Net
 from .objective import STACKED, VECTORISED, Objective, private_columns
 from .stacked import kernel_of
-
-_ONE_AT_A_TIME = threading.Lock()  # warnings and tracing belong to the whole process
 
 
 def probe(net: Net, loss: Loss, terms: tuple[Term, ...], x: Tensor, y: Tensor) -> dict[str, str]:
@@ -34,8 +31,7 @@ def probe(net: Net, loss: Loss, terms: tuple[Term, ...], x: Tensor, y: Tensor) -
         return dict.fromkeys((STACKED, VECTORISED), "it draws random numbers (dropout, say), which are keyed by party")
     two = [part.expand(2, *part.shape).clone() for part in parts]
     two[0][1] *= 1.1  # two unlike parties: a way that mixes them is found out
-    with _ONE_AT_A_TIME:
-        return {way: _why_not(objective, way, two) for way in (STACKED, VECTORISED)}
+    return {way: _why_not(objective, way, two) for way in (STACKED, VECTORISED)}
 
 
 def _try(objective: Objective, parts: tuple[Tensor, ...]) -> bool:
