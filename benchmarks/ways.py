@@ -56,15 +56,19 @@ def main() -> None:
     torch.set_num_threads(parser.parse_args().threads)
     rows = []
     for width in WIDTHS:
-        row: dict[str, object] = {"model": f"784-{width}-10" if width else "784-10"}
-        row["parameters"] = sum(p.numel() for p in net(width).parameters())
         for count in COUNTS:
             stacked, vectorised, looped = (seconds(width, count, way) for way in ("stacked", "vectorised", "looped"))
-            row[f"K={count} stacked ms"] = f"{1e3 * stacked:.1f}"
-            row["vectorised ×" + " " * count] = f"{vectorised / stacked:.2f}"
-            row["looped ×" + " " * count] = f"{looped / stacked:.2f}"
-        rows.append(row)
-    print(Table(tuple(rows[0]), rows))
+            rows.append(
+                {
+                    "model": f"784-{width}-10" if width else "784-10",
+                    "parameters": sum(p.numel() for p in net(width).parameters()),
+                    "parties": count,
+                    "stacked ms": 1e3 * stacked,
+                    "vectorised ×": vectorised / stacked,
+                    "looped ×": looped / stacked,
+                }
+            )
+    print(Table(tuple(rows[0]), rows, "× is the time relative to stacked.", {"stacked ms": 1}))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
     "APFL": algorithms.APFL,
     "pFedMe": algorithms.pFedMe,
     "FedPer": algorithms.FedPer,
+    "FedRep": algorithms.FedRep,
     "stragglers": lambda: replace(algorithms.FedAvg(), attend=algorithms.Stragglers(0.5)),
 }
 

@@ -75,6 +75,30 @@ def test_stragglers_take_as_many_steps_as_the_round_says() -> None:
         torch.testing.assert_close(fed.state.own.get(name)["model"], expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_fedrep_trains_the_head_and_then_the_body(optimizer: str) -> None:
+    """With one party: two steps on the last layer alone, then two on the first alone, as plain torch does them."""
+    people = classes(5, torch.float64).subset(["0"])
+    fed = Federation(
+        network(torch.float64), people, algorithms.FedRep(), solver=Sgd(lr=0.1, steps=4, batch=100, optimizer=optimizer)
+    )
+    fed.fit(1, progress=False)
+    module, party = network(torch.float64), people["0"]
+    for layer in (2, 0):
+        part = dict(module.named_modules())[str(layer)]
+        stepper = getattr(torch.optim, optimizer)(part.parameters(), lr=0.1)
+        for _ in range(2):
+            module.zero_grad()
+            nn.functional.cross_entropy(module(party.x), party.y).backward()
+            stepper.step()
+    trained = fed.models_["0"].state_dict()
+    if optimizer == "SGD":  # Adam's own count of steps goes on for the body while it stands still
+        for name, expected in module.state_dict().items():
+            torch.testing.assert_close(trained[name], expected, rtol=0, atol=1e-12)
+    halfway = Federation(network(torch.float64), people, algorithms.FedRep(share=1.0), solver=fed.solver).fit(1, False)
+    assert torch.equal(halfway.models_["0"].state_dict()["0.weight"], network(torch.float64).state_dict()["0.weight"])
+
+
 def test_an_epoch_takes_every_sample_once_and_steps_are_of_one_size() -> None:
     rng = seeds.stream(0, 1, "a", "batch")
     epochs = draw(11, 4, 2, "epochs", rng)

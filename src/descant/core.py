@@ -153,6 +153,13 @@ class Aggregated(Protocol):
     def gap(self) -> float: ...
 
 
+class Hold(Protocol):
+    """Which parameters stand still while others learn."""
+
+    def moving(self, step: int, steps: Sequence[int], d: int) -> Tensor:
+        """True ``[K, d]`` where a party's parameters move in this step, of as many as each party takes."""
+
+
 Start: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Aggregate: TypeAlias = Callable[[Tensor, Tensor | None], Aggregated]
 Weigh: TypeAlias = Callable[[Sequence[Metrics]], Tensor]
@@ -188,6 +195,7 @@ class Algorithm:
     report: Literal["model", "change"] = setting("model", "what a report carries (v1 §3)", one_of=("model", "change"))
     private: tuple[str, ...] | Unbound = ()  # name patterns of tensors that never leave their party
     personal: Personal | None = None  # (model [width], memory) -> the party's own model, where terms hold it
+    hold: Hold | Unbound | None = None  # which parameters stand still in a local step
     max_staleness: int = setting(0, "how many rounds old a report may be", least=0, whole=True)
 
 
@@ -220,6 +228,7 @@ class Job:
     anchor: Tensor | None  # [K, d] z_k
     alphas: Tensor | None  # [K, 1] or [K, d]
     terms: tuple[Term, ...]
+    hold: Hold | None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .core import Algorithm, Hyper, Job, Loss, Memory, Report, Solver, Task, Trained
 from .errors import ModelError, SettingError
-from .flat import ONE_AT_A_TIME, Net
+from .flat import ONE_AT_A_TIME, Net, Unbound
 from .metrics import Metric, accuracy
 from .parties.people import Party, People
 from .store import DEFAULT_BUDGET
@@ -122,6 +122,7 @@ def _train(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> lis
         anchor=anchor,
         alphas=alphas,
         terms=algorithm.terms,
+        hold=None if isinstance(algorithm.hold, Unbound) else algorithm.hold,  # a plan's algorithm is bound
     )
     trained = plan.solver.train(job)
     return [_answer(plan, task, row, center[row], trained) for row, task in enumerate(tasks)]

@@ -91,7 +91,10 @@ def test_proposition_3(problem: Regression, name: str) -> None:
 
 def test_proposition_3_with_a_diagonal(problem: Regression) -> None:
     """γ may differ by column: the Λ of v2 §8.2, kept constant."""
-    gamma = torch.tensor([0.2, 0.9, 0.5, 0.4], dtype=torch.float64)
-    w, center = at_rest(problem, algorithms.FedPlusFixed(tuple(gamma.tolist()), alpha=ALPHA))
-    gradient = problem.envelope_gradient((1 - gamma) * w + gamma * center, ALPHA)
-    torch.testing.assert_close(w, center - gradient / (ALPHA * gamma), rtol=0, atol=ATOL)
+    shared = torch.tensor([0.2, 0.9, 0.5, 0.4], dtype=torch.float64)
+    own = {party: tuple((shared * (1 - 0.1 * k)).tolist()) for k, party in enumerate(problem.people)}
+    each = torch.tensor([*own.values()], dtype=torch.float64)
+    for given, gamma in ((tuple(shared.tolist()), shared), (PerParty(own), each)):
+        w, center = at_rest(problem, algorithms.FedPlusFixed(given, alpha=ALPHA))  # type: ignore[arg-type]
+        gradient = problem.envelope_gradient((1 - gamma) * w + gamma * center, ALPHA)
+        torch.testing.assert_close(w, center - gradient / (ALPHA * gamma), rtol=0, atol=ATOL)

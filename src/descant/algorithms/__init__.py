@@ -2,7 +2,7 @@
 
 from .baselines import RFA, CoordinateMedian, FedAvg, FedProx, Local
 from .fed_plus import L2GD, FedAvgPlus, FedCoMedPlus, FedGeoMedPlus, FedPlus, FedPlusFixed, FedPlusV1
-from .personal import APFL, Ditto, FedPer, pFedMe
+from .personal import APFL, Ditto, FedPer, FedRep, pFedMe
 from .pieces import Sample, Stragglers
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "FedPlusFixed",
     "FedPlusV1",
     "FedProx",
+    "FedRep",
     "L2GD",
     "Local",
     "RFA",

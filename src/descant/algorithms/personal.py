@@ -1,14 +1,14 @@
-"""Personalised baselines that people ask for: Ditto, APFL, pFedMe, FedPer.
+"""Personalised baselines that people ask for: Ditto, APFL, pFedMe, FedPer, FedRep.
 
 Li et al. (2021), Ditto; Deng et al. (2020), Adaptive personalized federated learning; T. Dinh et al. (2020),
 Personalized federated learning with Moreau envelopes; Arivazhagan et al. (2019), Federated learning with
-personalization layers.
+personalization layers; Collins et al. (2021), Exploiting shared representations for personalized federated learning.
 Their defaults here are not from the Fed+ papers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..core import Algorithm, Sight, Term
-from ..flat import Layout, Unbound
+from ..flat import Layout, Unbound, bind
 from ..penalties import HalfSquare
 from ..settings import setting
 from .baselines import FedAvg, FedProx
@@ -103,3 +103,39 @@ def FedPer(layers: tuple[str, ...] | Unbound = LastLayer()) -> Algorithm:  # noq
     With the names of normalisation layers, statistics included, it is FedBN: ``FedPer(("*norm*",))``.
     """
     return replace(FedAvg(), name="FedPer", private=layers)
+
+
+@dataclass(frozen=True)
+class HeadFirst:
+    """The private layers learn first, the others standing still; then the others, the private ones standing still."""
+
+    head: tuple[tuple[int, int], ...]  # columns of the private layers
+    share: float = setting(0.5, "of the local steps that train the private layers", least=0, most=1)
+
+    def moving(self, step: int, steps: Sequence[int], d: int) -> Tensor:
+        head = torch.zeros(d, dtype=torch.bool)
+        for begin, end in self.head:
+            head[begin:end] = True
+        first = torch.tensor([step < round(self.share * most) for most in steps])
+        return torch.where(first.unsqueeze(1), head, ~head)
+
+
+@dataclass(frozen=True)
+class HeadFirstBy(Unbound):
+    """`HeadFirst`, its layers not yet columns."""
+
+    layers: tuple[str, ...] | Unbound
+    share: float
+
+    def bind(self, layout: Layout) -> HeadFirst:
+        names = layout.matching(bind(self.layers, layout))
+        ranges = tuple(layout.range_of(name) for name in names if name in layout.layers)
+        return HeadFirst(ranges, self.share)
+
+
+def FedRep(layers: tuple[str, ...] | Unbound = LastLayer(), share: float = 0.5) -> Algorithm:  # noqa: B008
+    """FedPer that trains its private layers first and then, with these held still, the common ones: by turns.
+
+    Not from the paper: ``share`` = 0.5 of a round's steps for the private layers.
+    """
+    return replace(FedPer(layers), name="FedRep", hold=HeadFirstBy(layers, share))

@@ -67,8 +67,9 @@ class TowardFixed:
             raise TypeError("bind this algorithm to a model's layout first: its γ goes by layer names")
         if isinstance(self.gamma, tuple | Tensor):
             gammas = torch.as_tensor(self.gamma, dtype=own.dtype)
-        else:
-            gammas = own.new_tensor([[value_at(self.gamma, round, party)] for party in parties])
+        else:  # a schedule may give a party a number, or one a column
+            each = [torch.as_tensor(value_at(self.gamma, round, party), dtype=own.dtype) for party in parties]
+            gammas = torch.stack([gamma.expand(own.shape[1]) for gamma in each])
         return torch.lerp(own, center, gammas.expand_as(own))
 
 

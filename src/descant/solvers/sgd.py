@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -121,8 +122,9 @@ class Sgd:
                 statistics[rows] = after
                 losses[rows] += values
             alive = [step < length for length in lengths]
-            moments.step(gradient, alive)
-            _pull(columns[:, :size], job, lrs, alive)
+            with _held(columns[:, :size], gradient[:, :size], job, step, lengths):
+                moments.step(gradient, alive)
+                _pull(columns[:, :size], job, lrs, alive)
         losses /= losses.new_tensor(lengths)  # nan for a party that took no step
         return Trained(
             torch.cat([columns[:, :size], statistics], 1),
@@ -135,6 +137,18 @@ def _private(job: Job, row: int) -> list[Tensor]:
     received = job.received[row, : job.net.layout.size]
     draws = partial(seeds.stream, job.seed, job.round, job.parties[row].name)
     return private_columns(job.terms, received, job.memories[row], draws)
+
+
+@contextmanager
+def _held(w: Tensor, gradient: Tensor, job: Job, step: int, lengths: Sequence[int]) -> Iterator[None]:
+    """Parameters that stand still in this step have no gradient, and are afterwards what they were before."""
+    if job.hold is None:
+        yield
+        return
+    still, before = ~job.hold.moving(step, lengths, w.shape[1]), w.clone()
+    gradient[still] = 0
+    yield
+    w[still] = before[still]
 
 
 def _pull(w: Tensor, job: Job, lrs: Sequence[float], alive: Sequence[bool]) -> None:
