@@ -63,6 +63,14 @@ def test_local_training_is_plain_torch_training(name: str, way: str) -> None:
         torch.testing.assert_close(fed.state.own.get(party)["model"], expected, rtol=0, atol=1e-12)
 
 
+def test_moments_that_are_reset_are_not_kept() -> None:
+    people = classes(3)
+    for moments, kept in (("keep", 3), ("reset", 0)):
+        solver = Sgd(lr=0.02, steps=2, batch=4, optimizer="Adam", moments=moments)  # type: ignore[arg-type]
+        fed = Federation(network(), people, algorithms.FedAvg(), solver=solver).fit(1, progress=False)
+        assert len(fed._engine.memory.names()) == kept
+
+
 def test_stragglers_take_as_many_steps_as_the_round_says() -> None:
     people, solver = classes(5, torch.float64), Sgd(lr=0.05, steps=6, batch=4, optimizer="Adam")
     algorithm = replace(algorithms.Local(), attend=algorithms.Stragglers(0.6))

@@ -128,7 +128,7 @@ class Sgd:
         losses /= losses.new_tensor(lengths)  # nan for a party that took no step
         return Trained(
             torch.cat([columns[:, :size], statistics], 1),
-            _kept(columns[:, size:], objective, moments),
+            _kept(columns[:, size:], objective, moments.memories() if self.moments == "keep" else [{}] * len(draws)),
             [{"loss": loss, "samples": p.samples} for p, loss in zip(job.parties, losses.tolist(), strict=True)],
         )
 
@@ -161,9 +161,9 @@ def _pull(w: Tensor, job: Job, lrs: Sequence[float], alive: Sequence[bool]) -> N
     w.mul_(theta).addcmul_(1 - theta, job.anchor)
 
 
-def _kept(private: Tensor, objective: Objective, moments: Moments) -> list[Memory]:
+def _kept(private: Tensor, objective: Objective, moments: Sequence[Memory]) -> list[Memory]:
     kept: list[Memory] = []
-    for own, memory in zip(private, moments.memories(), strict=True):
+    for own, memory in zip(private, moments, strict=True):
         parts = zip(objective.terms, torch.split_with_sizes(own, list(objective.widths)), strict=True)
         kept.append({**memory, **{f"private.{term.name}": part.clone() for term, part in parts if len(part)}})
     return kept
