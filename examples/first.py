@@ -12,10 +12,10 @@ def net() -> nn.Module:
 people = parties.digits(count=10, split="dirichlet", alpha=0.5, seed=0)
 solver = Sgd(lr=0.1, steps=20, batch=10)
 
-fed = Federation(net, people, algorithms.FedAvgPlus(alpha=1.0), solver=solver, seed=0)
+fed = Federation(net, people, algorithms.FedAvgPlus(), solver=solver, seed=0)
 for round in fed.rounds(10):
     print(round.index, f"{round.scores.own.mean:.3f}", f"{round.scores.center.mean:.3f}")
 print(fed.table())
 
-study = compare([algorithms.FedAvg(), algorithms.FedAvgPlus(alpha=1.0)], net, people, rounds=10, solver=solver)
+study = compare([algorithms.FedAvg(), algorithms.FedAvgPlus()], net, people, rounds=10, solver=solver)
 print(study.table())
