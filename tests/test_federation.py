@@ -152,6 +152,29 @@ def test_a_value_out_of_bounds_is_named(algorithm: object, message: str) -> None
         Federation(network(), classes(3), algorithm).fit(1, progress=False)  # type: ignore[arg-type]
 
 
+def test_a_plan_begins_anew_each_time_with_the_same_model() -> None:
+    """The looped way runs the module itself; what it learns must not become the next run's beginning."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Linear(8, 3))
+    fed = Federation(model, classes(3), algorithms.FedAvg(), lr=0.5, steps=5, batch=4)
+    first = begin(fed._plan)
+    assert first.way == "looped"
+    (after,) = run(fed._plan, InProcess(fed._plan), first, 1)
+    assert not torch.equal(after.state.center, first.center)
+    assert torch.equal(begin(fed._plan).center, first.center)
+
+
+@pytest.mark.parametrize("given", [{"solver": "sgd"}, {"solver": Sgd}, {"engine": "ray"}, {"engine": None}])
+def test_what_is_no_solver_and_no_engine_is_named(given: dict[str, object]) -> None:
+    with pytest.raises(SettingError, match=r"Give a solver such as Sgd\(lr=0.1\), and an engine such as InProcess"):
+        Federation(network(), classes(3), algorithms.FedAvg(), **given).fit(1, progress=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rounds", [-1, 2.5, "3", True])
+def test_rounds_are_counted_in_whole_numbers(rounds: object) -> None:
+    with pytest.raises(SettingError, match=r"The number of rounds must be a whole number >= 0. Got"):
+        Federation(network(), classes(3), algorithms.FedAvg()).fit(rounds, progress=False)  # type: ignore[arg-type]
+
+
 def test_parties_must_be_parties() -> None:
     with pytest.raises(PartyError, match=r"made by descant.parties, such as from_arrays\(...\). Got .*list"):
         Federation(network(), [1, 2], algorithms.FedAvg()).fit(1, progress=False)  # type: ignore[arg-type]

@@ -13,8 +13,10 @@ from torch import Tensor
 from .core import Engine
 from .errors import DescantWarning, EngineError
 from .gate import Gate
+from .parties import People
 from .piece import Plan
 from .run import State, gather, tasks_for
+from .table import Table
 
 Numbers = NDArray[np.float64]
 _AT_ONCE = 64  # parties whose models are in memory together
@@ -105,3 +107,29 @@ def personal_row(plan: Plan, engine: Engine, state: State, party: str) -> Tensor
                 return plan.net.layout.join(report.arrays)
             raise EngineError(f"Party {party!r} could not show its model: {refusal}")
     raise EngineError(f"Party {party!r} did not show its model.")
+
+
+def party_table(people: People, scores: Scores, alone: Scores) -> Table:
+    """One row a party, and the verdict below."""
+    sign = 1 if scores.own.higher_is_better else -1
+    rows = [
+        {
+            "party": name,
+            "samples": people[name].samples,
+            "own": float(scores.own.values[i]),
+            "center": float(scores.center.values[i]),
+            "alone": float(alone.own.values[i]),
+            "majority": float(scores.majority.values[i]),
+            "gain": sign * float(scores.own.values[i] - alone.own.values[i]),
+        }
+        for i, name in enumerate(scores.names)
+    ]
+    judged = int((~np.isnan(scores.own.values)).sum())
+    gained, lost = scores.own.gained(alone.own), alone.own.gained(scores.own)
+    hint = "" if judged else " No party has a test set: give parties.from_arrays(..., test=0.2)."
+    verdict = (
+        f"{scores.metric}: own {scores.own.mean:.3f}, alone {alone.own.mean:.3f}, centre {scores.center.mean:.3f}"
+        + ("" if np.isnan(scores.majority.mean) else f", majority {scores.majority.mean:.3f}")
+        + f". {gained} of {judged} parties gained by joining, {lost} lost.{hint}"
+    )
+    return Table(("party", "samples", "own", "center", "alone", "majority", "gain"), rows, verdict)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
@@ -21,7 +19,7 @@ from .algorithms import Local, Sample
 from .core import Algorithm, Attend, Engine, Loss, Solver
 from .engines import InProcess
 from .errors import DescantError, DescantWarning, PartyError, SettingError
-from .evaluate import Scores, personal_row, score
+from .evaluate import Scores, party_table, personal_row, score
 from .flat import Net, bind
 from .gate import Refusal
 from .metrics import Metric, metric_for
@@ -108,6 +106,10 @@ class Federation:
             )
         if self.solver is not None and self.shorthand:
             raise SettingError(f"Give a solver, or {', '.join(self.shorthand)} as shorthand for Sgd, not both.")
+        solver: object = self.solver
+        if isinstance(solver, str | type) or not callable(self.engine):
+            given = f"solver={self.solver!r:.60}, engine={self.engine!r:.60}"
+            raise SettingError(f"Give a solver such as Sgd(lr=0.1), and an engine such as InProcess. Got {given}.")
         net = Net.made(self.model, seeds.torch_seed(self.seed, 0, seeds.EVERYBODY, "model"))
         first = self.people[self.people.names[0]]
         return Plan(
@@ -138,6 +140,8 @@ class Federation:
 
     def rounds(self, n: int) -> Iterator[ScoredRound]:
         """The next n rounds, one at a time; `break` stops, and calling it again goes on."""
+        if not isinstance(n, int) or isinstance(n, bool) or n < 0:
+            raise SettingError(f"The number of rounds must be a whole number >= 0. Got {n!r}.")
         for round in run(self._plan, self._engine, self.state, n):
             if round.index != self.state.round + 1:
                 raise DescantError(
@@ -267,32 +271,6 @@ def attending(algorithm: Algorithm, attend: Attend | int | None) -> Algorithm:
             f"'attend' must be a number of parties a round, or such as algorithms.Sample(10). Got {attend!r:.80}."
         )
     return replace(algorithm, attend=attend)
-
-
-def party_table(people: People, scores: Scores, alone: Scores) -> Table:
-    """One row a party, and the verdict below."""
-    sign = 1 if scores.own.higher_is_better else -1
-    rows = [
-        {
-            "party": name,
-            "samples": people[name].samples,
-            "own": float(scores.own.values[i]),
-            "center": float(scores.center.values[i]),
-            "alone": float(alone.own.values[i]),
-            "majority": float(scores.majority.values[i]),
-            "gain": sign * float(scores.own.values[i] - alone.own.values[i]),
-        }
-        for i, name in enumerate(scores.names)
-    ]
-    judged = int((~torch.isnan(torch.from_numpy(scores.own.values))).sum())
-    gained, lost = scores.own.gained(alone.own), alone.own.gained(scores.own)
-    hint = "" if judged else " No party has a test set: give parties.from_arrays(..., test=0.2)."
-    verdict = (
-        f"{scores.metric}: own {scores.own.mean:.3f}, alone {alone.own.mean:.3f}, centre {scores.center.mean:.3f}"
-        + ("" if math.isnan(scores.majority.mean) else f", majority {scores.majority.mean:.3f}")
-        + f". {gained} of {judged} parties gained by joining, {lost} lost.{hint}"
-    )
-    return Table(("party", "samples", "own", "center", "alone", "majority", "gain"), rows, verdict)
 
 
 def bar(disable: bool) -> Progress:

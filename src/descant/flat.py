@@ -155,6 +155,7 @@ class Net:
         self._tied = len(everything) > len({id(tensor) for _, tensor in everything})  # torch need not look each time
         parameters = dict(module.named_parameters())
         self._own: dict[str, Tensor] = {**parameters, **dict(module.named_buffers())}
+        self._first = self.layout.join({name: self._own[name].detach() for name in self.layout.names})
         self._trained = [parameters[name] for name in self.layout.layers]
         counted = (name for name in self._own if name.rsplit(".", 1)[-1] == _COUNTER)
         self._counters = {name: self._own[name].clone() for name in counted}
@@ -175,8 +176,8 @@ class Net:
         return cls(copy.deepcopy(module))  # a factory may hand out one that somebody else has, too
 
     def row(self) -> Tensor:
-        """The module's own numbers, ``[width]``."""
-        return self.layout.join({name: self._own[name].detach() for name in self.layout.names})
+        """The numbers that the module came with, ``[width]``."""
+        return self._first.clone()
 
     def module_of(self, row: Tensor) -> nn.Module:
         """A module of the user's own kind that holds the numbers of a row, ready to be used."""
