@@ -63,6 +63,12 @@ def test_local_training_is_plain_torch_training(name: str, way: str) -> None:
         torch.testing.assert_close(fed.state.own.get(party)["model"], expected, rtol=0, atol=1e-12)
 
 
+def test_fedrep_with_one_step_trains_both_halves() -> None:
+    fed = Federation(network(), classes(3), algorithms.FedRep(), lr=0.1, steps=1, batch=4).fit(1, progress=False)
+    trained, start = fed.models_["0"].state_dict(), network().state_dict()
+    assert all(not torch.equal(trained[name], start[name]) for name in start)
+
+
 def test_moments_that_are_reset_are_not_kept() -> None:
     people = classes(3)
     for moments, kept in (("keep", 3), ("reset", 0)):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from . import checkpoint, seeds
 from .algorithms import Local, Sample
 from .core import Algorithm, Attend, Engine, Loss, Solver
 from .engines import InProcess
-from .errors import DescantError, DescantWarning, PartyError, SettingError
+from .errors import DescantError, DescantWarning, PartyError, SettingError, StateError
 from .evaluate import Scores, party_table, personal_row, score
 from .flat import Net, bind
 from .gate import Refusal
@@ -142,7 +143,7 @@ class Federation:
         """The next n rounds, one at a time; `break` stops, and calling it again goes on."""
         if not isinstance(n, int) or isinstance(n, bool) or n < 0:
             raise SettingError(f"The number of rounds must be a whole number >= 0. Got {n!r}.")
-        for round in run(self._plan, self._engine, self.state, n):
+        for round in self._whole(run(self._plan, self._engine, self.state, n)):
             if round.index != self.state.round + 1:
                 raise DescantError(
                     f"Another loop has taken this federation to round {self.state.round}: start a new one."
@@ -162,6 +163,16 @@ class Federation:
                 }
             )
             yield ScoredRound(round, self._measure)
+
+    def _whole(self, rounds: Iterator[Round]) -> Iterator[Round]:
+        """The same rounds; one that breaks off is undone at once, so that hash, save and scores see none of it."""
+        try:
+            yield from rounds
+        except BaseException:
+            with suppress(StateError):
+                self._engine.memory.rollback(self.state.round)
+                self.state.own.rollback(self.state.round)
+            raise
 
     def _warn(self, round: Round) -> None:
         if round.note:
@@ -193,7 +204,7 @@ class Federation:
         """Every party's own test set, judged now."""
         return score(self._plan, self._engine, self.state)
 
-    def _alone(self) -> Scores:
+    def _alone(self, names: Sequence[str]) -> Scores:
         """The same parties, rounds, work and draws, without federation."""
         twin = self.__dict__.get("_twin")
         if twin is None or twin.state.round > self.state.round:  # a run that was loaded may be younger than its twin
@@ -203,17 +214,19 @@ class Federation:
                 "metric": self.metric,
                 "seed": self.seed,
                 "engine": self.engine,
+                "budget": self.budget,
             }
             twin = self._twin = Federation(self.model, self.people, local, solver=self._plan.solver, **settings)
         twin.fit(self.state.round - twin.state.round, progress=False)
-        return score(twin._plan, twin._engine, twin.state, self._engine.members())
+        return score(twin._plan, twin._engine, twin.state, names)
 
     def table(self) -> Table:
         """Each party: its own model, the centre, what it reaches alone with the same work, and its majority class.
 
         The first call trains every party alone for as many rounds, which takes about as long as the run did.
         """
-        return party_table(self.people, self.scores(), self._alone())
+        scores = self.scores()
+        return party_table(self.people, scores, self._alone(scores.names))
 
     @property
     def models_(self) -> Mapping[str, nn.Module]:

@@ -43,7 +43,7 @@ class Gate:
     known: Collection[str]  # the parties of the federation
     private: Collection[str] = ()  # tensors that must not arrive: they never leave their party
     max_staleness: int = 0
-    changes: bool = False  # reports carry a model's change: it may have any sign
+    changes_from: Tensor | None = None  # [width] where reports carry a model's change: what it is the change of
     asked: set[tuple[str, int]] = field(default_factory=set)
     answered: set[tuple[str, int]] = field(default_factory=set)
 
@@ -135,9 +135,16 @@ class Gate:
             bad = tensor[~torch.isfinite(tensor)]
             found = f"{len(bad)} of {tensor.numel()}, the first {bad[0]}"
             return Refusal(r.party, r.round, "not finite", name, "finite numbers", found)
-        if not self.changes and name.endswith("running_var") and (tensor < 0).any():
-            return Refusal(r.party, r.round, "negative variance", name, ">= 0", str(tensor.min().item()))
+        least = self._least_variance(name, tensor) if name.endswith("running_var") else 0.0
+        if least < 0:
+            return Refusal(r.party, r.round, "negative variance", name, ">= 0", str(least))
         return None
+
+    def _least_variance(self, name: str, tensor: Tensor) -> float:
+        if self.changes_from is None:
+            return float(tensor.min())
+        begin, end = self.layout.range_of(name)
+        return float((self.changes_from[begin:end] + tensor.detach().reshape(-1)).min())
 
 
 def _number(value: object) -> bool:

@@ -104,8 +104,7 @@ def _rehearse(plan: Plan, row: Tensor, hyper: Hyper) -> None:
 
 def run(plan: Plan, engine: Engine, state: State, rounds: int) -> Iterator[Round]:
     """The rounds that follow a state, one at a time."""
-    changes = plan.algorithm.report == "change"
-    gate = Gate(plan.net.layout, plan.people, plan.private, plan.algorithm.max_staleness, changes)
+    gate = Gate(plan.net.layout, plan.people, plan.private, plan.algorithm.max_staleness)
     for index in range(state.round + 1, state.round + rounds + 1):
         began = time.perf_counter()
         engine.memory.rollback(state.round)  # of a round that was broken off
@@ -120,6 +119,7 @@ def run(plan: Plan, engine: Engine, state: State, rounds: int) -> Iterator[Round
         rng = seeds.stream(plan.seed, index, seeds.EVERYBODY, "attend")
         present = plan.algorithm.attend(engine.members(), hyper, rng)
         tasks = list(tasks_for(plan, state, present, "train", index))
+        gate.changes_from = state.center if plan.algorithm.report == "change" else None
         accepted, refusals = _hear(engine, gate, tasks, index)
         outcome = _settled(plan, state, hyper, accepted)
         counted = [] if outcome.note else [report.party for report in accepted]

@@ -235,6 +235,22 @@ def test_a_commit_that_breaks_off_is_undone(n: int, error: BaseException, monkey
     assert run(fed, ROUNDS - fed.state.round).hash() == run(small(), ROUNDS - 1).hash()
 
 
+def test_a_save_after_a_commit_that_broke_off_holds_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memories were committed, the models were not: neither counts, for hash, save and all."""
+    fed = run(made("Ditto", optimizer="Adam"), 2)
+    before = fed.hash()
+    with monkeypatch.context() as patch:
+        patch.setattr(fed.state.own, "commit", Nth(fed.state.own.commit, 1, KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            run(fed, 1)
+    assert fed.hash() == before
+    fed.save(tmp_path / "run")
+    again = made("Ditto", optimizer="Adam").load(tmp_path / "run")
+    assert run(again, ROUNDS - 2).hash() == run(made("Ditto", optimizer="Adam")).hash()
+
+
 @pytest.mark.parametrize("n", range(1, 9))
 def test_a_save_that_is_killed_leaves_the_old_run_or_the_new_one(
     n: int, saved: Path, monkeypatch: pytest.MonkeyPatch

@@ -117,7 +117,8 @@ class HeadFirst:
         for begin, end in self.head:
             head[begin:end] = True
         first = torch.tensor([step < round(self.share * most) for most in steps])
-        return torch.where(first.unsqueeze(1), head, ~head)
+        single = torch.tensor([most == 1 and 0 < self.share < 1 for most in steps])  # one step has no halves
+        return torch.where(first.unsqueeze(1), head, ~head) | single.unsqueeze(1)
 
 
 @dataclass(frozen=True)
