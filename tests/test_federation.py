@@ -258,6 +258,11 @@ def test_attendance_may_be_a_number_and_a_metric_a_function(people: People) -> N
         Federation(net, people, algorithms.FedAvg(), attend=algorithms.Sample).fit(1, progress=False)
 
 
+def test_a_name_is_no_metric(people: People) -> None:
+    with pytest.raises(SettingError, match=r"A metric is a function of \(output, target\), or a descant.Metric"):
+        Federation(net, people, algorithms.FedAvg(), metric="acc").fit(1, progress=False)  # type: ignore[arg-type]
+
+
 def test_numbers_are_not_classes() -> None:
     people = parties.from_arrays([(torch.randn(9, 3), torch.randn(9))])
     with pytest.raises(SettingError, match=r"the targets are torch.float32 numbers. Give classes as whole"):

@@ -69,6 +69,24 @@ def test_fedrep_with_one_step_trains_both_halves() -> None:
     assert all(not torch.equal(trained[name], start[name]) for name in start)
 
 
+class Counting(torch.optim.Optimizer):
+    """Counts its steps in a Python number, which would be lost between rounds."""
+
+    def __init__(self, params: object, lr: float) -> None:
+        super().__init__(params, {"lr": lr})  # type: ignore[arg-type]
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["step"] = self.state[parameter].get("step", 0) + 1
+                parameter.data -= group["lr"] * parameter.grad
+
+
+def test_an_optimiser_whose_memory_cannot_be_kept_is_refused() -> None:
+    with pytest.raises(SettingError, match="Counting cannot step a stack of parties: it keeps 'step' as"):
+        Federation(network(), classes(3), algorithms.FedAvg(), solver=Sgd(optimizer=Counting)).fit(1, progress=False)
+
+
 def test_moments_that_are_reset_are_not_kept() -> None:
     people = classes(3)
     for moments, kept in (("keep", 3), ("reset", 0)):

@@ -186,6 +186,7 @@ def _identity(plan: Plan) -> dict[str, Any]:
         "version": _VERSION,
         "seed": plan.seed,
         "layout": plan.net.layout.digest,
+        "constants": plan.net.constants,
         "algorithm": describe(plan.algorithm),
         "solver": describe(plan.solver),
         "loss": describe(plan.loss),

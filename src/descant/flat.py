@@ -179,6 +179,15 @@ class Net:
         """The numbers that the module came with, ``[width]``."""
         return self._first.clone()
 
+    @cached_property
+    def constants(self) -> str:
+        """A fingerprint of what the module holds beside its row: frozen parameters, masks, other buffers."""
+        sha = hashlib.blake2b(digest_size=8)
+        for name, tensor in sorted(self._own.items()):
+            if name not in self.layout.names and name not in self._counters:
+                sha.update(name.encode() + tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        return sha.hexdigest()
+
     def module_of(self, row: Tensor) -> nn.Module:
         """A module of the user's own kind that holds the numbers of a row, ready to be used."""
         module = copy.deepcopy(self.module)

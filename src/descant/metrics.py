@@ -35,6 +35,8 @@ def metric_for(metric: Metric | Callable[[Tensor, Tensor], Tensor] | None, loss:
     """The user's metric; else accuracy where the loss is the cross entropy of classes; else the loss itself."""
     if isinstance(metric, Metric):
         return metric
+    if metric is not None and not callable(metric):
+        raise SettingError(f"A metric is a function of (output, target), or a descant.Metric. Got {metric!r:.60}.")
     if metric is not None:
         return Metric(getattr(metric, "__name__", type(metric).__name__), metric)
     if not is_cross_entropy(loss):

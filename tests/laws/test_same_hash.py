@@ -310,3 +310,17 @@ def test_saving_twice_keeps_the_newest(saved: Path) -> None:
     run(fed, 2).save(saved)
     assert made("FedAvgPlus").load(saved).hash() == fed.hash()
     assert [file.name for file in saved.parent.iterdir()] == ["run"]
+
+
+def test_a_run_with_other_frozen_layers_is_refused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    first, head = nn.Linear(6, 6).requires_grad_(False), nn.Linear(6, 3)
+
+    def frozen(value: float) -> Federation:
+        first.weight.fill_(value)
+        return Federation(nn.Sequential(first, head), classes(4), algorithms.FedAvg(), lr=0.1, steps=1, batch=4)
+
+    run(frozen(0.1), 1).save(tmp_path / "run")
+    frozen(0.1).load(tmp_path / "run")
+    with pytest.raises(StateError, match="constants"):
+        frozen(0.2).load(tmp_path / "run")

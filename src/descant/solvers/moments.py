@@ -42,6 +42,9 @@ def check_elementwise(make: MakeOptimizer) -> None:
         for scale in (1.0, -0.3, 0.7):
             rows.grad = scale * (rows + torch.tensor([[0.3, -2.0]]))
             optimizer.step()
+        strange = [key for key, value in optimizer.state[rows].items() if not isinstance(value, Tensor | None)]
+        if strange:
+            raise TypeError(f"it keeps {strange[0]!r} as something else than a tensor, which cannot be saved")
         return rows
 
     both = torch.tensor([[1.0, -2.0], [30.0, 0.5]])
