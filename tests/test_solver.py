@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from descant import Federation, Sgd, algorithms, parties, seeds
+from descant import Algorithm, Federation, Sgd, algorithms, parties, seeds
 from descant.core import Sight, Term
 from descant.errors import ModelError, SettingError
 from descant.parties import People
@@ -52,7 +53,7 @@ SOLVERS = {
 }
 
 
-@pytest.mark.parametrize("way", ["stacked", "vectorised", "looped"])
+@pytest.mark.parametrize("way", ["stacked", "single", "vectorised", "looped"])
 @pytest.mark.parametrize("name", SOLVERS)
 def test_local_training_is_plain_torch_training(name: str, way: str) -> None:
     people, solver = classes(5, torch.float64), SOLVERS[name]
@@ -162,13 +163,130 @@ def test_the_way_is_a_function_of_the_model() -> None:
 
     assert way(network()) == "stacked"
     assert way(nn.Linear(6, 3)) == "stacked"
-    assert way(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3))) == "vectorised"
+    assert way(nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.Linear(8, 3))) == "vectorised"
     assert way(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))) == "vectorised"
     assert way(Recurrent()) == "looped"
     assert way(nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Linear(8, 3))) == "looped"
-    wide = max(sgd.MOST.values()) // 6
-    assert way(nn.Sequential(nn.Linear(6, wide), nn.Linear(wide, 3))) == "looped"
-    assert way(network(), count=1) == "looped"
+    wide = sgd.CACHE // 4 // 6
+    assert way(nn.Sequential(nn.Linear(6, wide), nn.Linear(wide, 3))) == "single"
+    assert way(nn.Sequential(nn.Linear(6, wide), nn.GroupNorm(1, wide), nn.Linear(wide, 3))) == "looped"
+    assert way(network(), count=1) == "single"
+
+
+LAYERS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
+    "linear on rows": ((2, 3), lambda: nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Flatten(), nn.Linear(8, 3))),
+    "no bias": ((6,), lambda: nn.Sequential(nn.Linear(6, 20, bias=False), nn.ReLU(inplace=True), nn.Linear(20, 3))),
+    "wide": ((6,), lambda: nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 33), nn.SiLU(), nn.Linear(33, 3))),
+    "layer norm": ((6,), lambda: nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ELU(), nn.Linear(8, 3))),
+    "layer norm of rows": ((2, 3), lambda: nn.Sequential(nn.LayerNorm((2, 3)), nn.Flatten(), nn.Linear(6, 3))),
+    "convolution": (
+        (1, 6, 6),
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(4, 2, 2, bias=False),
+            nn.LeakyReLU(),
+            nn.AvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(2, 3),
+        ),
+    ),
+    "convolution of a line": (
+        (2, 5),
+        lambda: nn.Sequential(
+            nn.Conv1d(2, 4, 3, stride=2),
+            nn.Softplus(),
+            nn.MaxPool1d(2),
+            nn.AdaptiveAvgPool1d(1),
+            nn.Flatten(),
+            nn.Linear(4, 3),
+        ),
+    ),
+}
+
+
+def shaped(count: int, shape: tuple[int, ...], whole: bool = False) -> People:
+    """Small parties of unlike sizes with samples of some shape; whole numbers below 7 on request."""
+    generator = torch.Generator().manual_seed(2)
+    data = []
+    for n in range(3, 3 + 2 * count, 2):
+        x = torch.randn(n, *shape, generator=generator, dtype=torch.float64)
+        x = torch.randint(7, (n, *shape), generator=generator) if whole else x
+        data.append((x, torch.randint(0, 3, (n,), generator=generator)))
+    return parties.from_arrays(data, test=0, dtype=None if whole else torch.float64)
+
+
+def agree(model: nn.Module, people: People, algorithm: Algorithm, solver: Sgd) -> None:
+    """All ways of the kernel give what autograd and the module itself give."""
+    rows = {}
+    for way in ("stacked", "single", "looped"):
+        fed = Federation(model, people, algorithm, solver=solver, seed=1)
+        assert fed.state.way == "stacked"
+        fed.state = replace(fed.state, way=way)
+        fed.fit(2, progress=False)
+        assert not fed.refusals_
+        rows[way] = torch.stack([fed.state.own.get(name)["model"] for name in people])
+        losses = rows.setdefault("loss of " + way, torch.tensor([entry["loss"] for entry in fed.history_]))
+        torch.testing.assert_close(losses, rows["loss of stacked"], rtol=1e-12, atol=0)
+    torch.testing.assert_close(rows["stacked"], rows["looped"], rtol=0, atol=1e-12)
+    torch.testing.assert_close(rows["single"], rows["looped"], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("solver", [Sgd(lr=0.1, epochs=2, batch=4), Sgd(lr=0.01, steps=3, batch=2, optimizer="Adam")])
+@pytest.mark.parametrize("name", LAYERS)
+def test_kernels_of_common_layers_give_what_the_module_gives(name: str, solver: Sgd) -> None:
+    torch.manual_seed(0)
+    shape, make = LAYERS[name]
+    agree(make().double(), shaped(4, shape), algorithms.FedAvgPlus(alpha=0.5), solver)
+
+
+def test_kernels_look_up_words() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, 3)).double()
+    agree(model, shaped(4, (3,), whole=True), algorithms.FedAvgPlus(), Sgd(lr=0.1, steps=3, batch=2))
+
+
+def squared(output: Tensor, y: Tensor) -> Tensor:
+    return (output - nn.functional.one_hot(y, 3)).square().sum(1)
+
+
+def test_kernels_take_any_loss_and_term() -> None:
+    rows = []
+    for way in ("stacked", "single", "vectorised", "looped"):
+        algorithm = replace(algorithms.FedProx(0.5), keep=algorithms.FedAvgPlus().keep)
+        fed = Federation(network(torch.float64), classes(5, torch.float64), algorithm, loss=squared, lr=0.1, steps=3)
+        fed.state = replace(fed.state, way=way)
+        rows.append(fed.fit(2, progress=False).state.center)
+    for row in rows[:-1]:
+        torch.testing.assert_close(row, rows[-1], rtol=0, atol=1e-12)
+
+
+class Twisted(nn.Module):
+    """What looks like common layers and must not be stacked."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.first, self.head = kind, nn.Linear(6, 6), nn.Linear(6, 3)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.first(x)
+        if self.kind == "overwrites":
+            h = self.relu(h) + h  # h itself is changed by then
+        elif self.kind == "mixes samples":
+            h = h - h.mean(0)
+        elif self.kind == "flattens all":
+            h = torch.flatten(h).view(-1, 6)
+        output: Tensor = self.head(h)
+        return output
+
+
+@pytest.mark.parametrize("kind", ["overwrites", "mixes samples", "flattens all"])
+def test_modules_that_only_look_common_are_not_stacked(kind: str) -> None:
+    fed = Federation(Twisted(kind), classes(4), algorithms.FedAvg(), lr=0.1, steps=2)
+    assert fed.state.way == "vectorised"
+    fed.fit(1, progress=False)
 
 
 class Forward(nn.Module):

@@ -6,6 +6,7 @@ afterwards and may have any sign. A finite but hostile model passes: standing up
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -131,7 +132,7 @@ class Gate:
             return Refusal(r.party, r.round, "wrong shape", name, str(list(shape)), str(list(tensor.shape)))
         if tensor.dtype != self.layout.dtype:
             return Refusal(r.party, r.round, "wrong dtype", name, str(self.layout.dtype), str(tensor.dtype))
-        if not torch.isfinite(tensor).all():
+        if not finite(tensor):
             bad = tensor[~torch.isfinite(tensor)]
             found = f"{len(bad)} of {tensor.numel()}, the first {bad[0]}"
             return Refusal(r.party, r.round, "not finite", name, "finite numbers", found)
@@ -145,6 +146,15 @@ class Gate:
             return float(tensor.min())
         begin, end = self.layout.range_of(name)
         return float((self.changes_from[begin:end] + tensor.detach().reshape(-1)).min())
+
+
+def finite(tensor: Tensor) -> bool:
+    """Whether every number is finite; a finite sum says so at a tenth of the cost.
+
+    >>> finite(torch.tensor([3e38, 3e38])), finite(torch.tensor([1.0, torch.nan]))
+    (True, False)
+    """
+    return math.isfinite(tensor.sum()) or bool(torch.isfinite(tensor).all())
 
 
 def _number(value: object) -> bool:

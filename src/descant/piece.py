@@ -18,6 +18,7 @@ from torch import Tensor
 from .core import Algorithm, Hyper, Job, Loss, Memory, Report, Solver, Task, Trained
 from .errors import ModelError, SettingError
 from .flat import ONE_AT_A_TIME, Net, Unbound
+from .gate import finite
 from .metrics import Metric, accuracy
 from .parties.people import Party, People
 from .store import DEFAULT_BUDGET
@@ -98,9 +99,15 @@ def _completed(plan: Plan, row: Tensor, memory: Memory) -> Tensor:
     return row
 
 
+def _stacked(rows: Sequence[Tensor]) -> Tensor:
+    """``[K, width]``; one row that all parties share is not copied."""
+    shared = all(row is rows[0] for row in rows)
+    return rows[0].expand(len(rows), -1) if shared else torch.stack(list(rows))
+
+
 def _train(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> list[Answer]:
-    center = torch.stack([_completed(plan, t.arrays["center"], m) for t, m in zip(tasks, memories, strict=True)])
-    own = torch.stack(
+    center = _stacked([_completed(plan, t.arrays["center"], m) for t, m in zip(tasks, memories, strict=True)])
+    own = _stacked(
         [_completed(plan, t.arrays.get("own", t.arrays["center"]), m) for t, m in zip(tasks, memories, strict=True)]
     )
     algorithm, size, names = plan.algorithm, plan.net.layout.size, [task.party for task in tasks]
@@ -137,7 +144,7 @@ def _answer(plan: Plan, task: Task, row: int, center: Tensor, trained: Trained) 
     memory |= {f"layer.{name}": tensors[name].reshape(-1) for name in plan.private}
     if plan.algorithm.personal is not None:
         memory["statistics"] = trained.rows[row, plan.net.layout.size :]
-    healthy = all(bool(torch.isfinite(tensor).all()) for tensor in (trained.rows[row], *memory.values()))
+    healthy = all(map(finite, (trained.rows[row], *memory.values())))
     return report, memory if healthy else None  # a party that diverged forgets it, so that it can come back
 
 

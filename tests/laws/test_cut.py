@@ -44,7 +44,7 @@ def test_the_cut_holds_with_memories_of_unlike_age(options: dict[str, object]) -
     torch.testing.assert_close(rows_after("stragglers", 3, torch.float64, solver), whole, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("way", ["stacked", "vectorised", "looped"])
+@pytest.mark.parametrize("way", ["stacked", "single", "vectorised", "looped"])
 @pytest.mark.parametrize("name", ["FedGeoMedPlus", "FedProx", "Ditto", "stragglers"])
 def test_the_cut_holds_whatever_way_a_stack_is_computed(name: str, way: str) -> None:
     def hashed(pieces: int) -> str:

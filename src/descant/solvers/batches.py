@@ -62,14 +62,24 @@ def feed(parties: Sequence[Party], draws: Sequence[Draws]) -> Iterator[list[Grou
     alike = len({d.lengths for d in draws}) == 1 and len(set(draws[0].lengths)) == 1
     for begin in range(0, steps, window):
         indices = [d.index[begin : begin + window] for d in draws]
-        xs = [p.x[index] for p, index in zip(parties, indices, strict=True)]  # each [window, batch, ...]
-        ys = [p.y[index] for p, index in zip(parties, indices, strict=True)]
         if alike:
-            for x, y in zip(torch.stack(xs, 1), torch.stack(ys, 1), strict=True):
+            xs, ys = _gathered([p.x for p in parties], indices), _gathered([p.y for p in parties], indices)
+            for x, y in zip(xs.unbind(1), ys.unbind(1), strict=True):
                 yield [Group(None, x, y)]
         else:
+            by_party = [p.x[index] for p, index in zip(parties, indices, strict=True)]  # each [window, batch, ...]
+            targets = [p.y[index] for p, index in zip(parties, indices, strict=True)]
             for step in range(begin, min(begin + window, steps)):
-                yield list(_grouped(step, step - begin, draws, xs, ys))
+                yield list(_grouped(step, step - begin, draws, by_party, targets))
+
+
+def _gathered(data: Sequence[Tensor], indices: Sequence[Tensor]) -> Tensor:
+    """``[K, window, batch, ...]``, copied once."""
+    shape = data[0].shape[1:]
+    gathered = data[0].new_empty(len(data), indices[0].numel(), *shape)
+    for into, values, index in zip(gathered, data, indices, strict=True):
+        torch.index_select(values, 0, index.reshape(-1), out=into)
+    return gathered.view(len(data), *indices[0].shape, *shape)
 
 
 def _grouped(step: int, at: int, draws: Sequence[Draws], xs: list[Tensor], ys: list[Tensor]) -> Iterator[Group]:

@@ -7,6 +7,7 @@ took part ten times. So rows of equal age stand together, and each such group is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import Any, TypeAlias
@@ -18,6 +19,7 @@ from torch.optim import Optimizer
 from ..core import Memory
 from ..errors import SettingError
 from ..settings import unknown
+from .stacked import Stack
 
 MakeOptimizer: TypeAlias = Callable[..., Optimizer]
 _PREFIX = "moment."
@@ -66,42 +68,60 @@ def age(memory: Memory) -> tuple[tuple[str, float], ...]:
     return tuple((name, tensor.item() if tensor.ndim == 0 else -1.0) for name, tensor in moments)
 
 
+def is_plain(make: MakeOptimizer) -> bool:
+    """Whether a step is w ← w - η·gradient and nothing else, which needs no optimiser."""
+    return isinstance(make, partial) and make.func is torch.optim.SGD and not any(make.keywords.values())
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    at: slice
+    lr: float
+    columns: Tensor  # [k, D]
+    gradient: Tensor  # [k, D]
+
+
 class Moments:
-    """An optimiser over ``columns [K, D]`` in place; rows with equal keys must stand next to each other."""
+    """An optimiser over the columns of a stack, in place; rows with equal keys must stand next to each other."""
 
     def __init__(
         self,
         make: MakeOptimizer,
-        columns: Tensor,
+        stack: Stack,
         lrs: Sequence[float],
         memories: Sequence[Memory],
         keys: Sequence[Any],
     ) -> None:
-        self._groups: list[tuple[slice, Tensor]] = []
-        settings = []
+        self._groups: list[_Group] = []
         for _, rows in groupby(range(len(keys)), key=lambda row: keys[row]):
             members = list(rows)
             at = slice(members[0], members[-1] + 1)
-            self._groups.append((at, columns[at]))
-            settings.append({"params": [self._groups[-1][1]], "lr": lrs[members[0]]})
-        self._optimizer = make(settings, lr=lrs[0])
-        for at, group in self._groups:
-            self._optimizer.state[group] = _merged(memories[at])
+            self._groups.append(_Group(at, lrs[at.start], stack.columns[at], stack.gradient[at]))
+        self._plain = is_plain(make)
+        if not self._plain:
+            self._optimizer = make([{"params": [group.columns], "lr": group.lr} for group in self._groups], lr=lrs[0])
+            for group in self._groups:
+                self._optimizer.state[group.columns] = _merged(memories[group.at])
 
-    def step(self, gradient: Tensor, alive: Sequence[bool]) -> None:
+    def step(self, alive: Sequence[bool]) -> None:
         """One step of every group that still works."""
-        for at, group in self._groups:
-            group.grad = gradient[at] if alive[at.start] else None
+        working = [group for group in self._groups if alive[group.at.start]]
+        if self._plain:
+            for group in working:
+                group.columns.add_(group.gradient, alpha=-group.lr)
+            return
+        for group in self._groups:
+            group.columns.grad = group.gradient if group in working else None
         self._optimizer.step()
 
     def memories(self) -> list[dict[str, Tensor]]:
         """The moments of each party, to be kept."""
         kept: list[dict[str, Tensor]] = []
-        for _, group in self._groups:
-            state = self._optimizer.state.get(group, {})
+        for group in self._groups:
+            state = {} if self._plain else self._optimizer.state.get(group.columns, {})
             tensors = {_PREFIX + name: value for name, value in state.items() if isinstance(value, Tensor)}
-            for row in range(group.shape[0]):
-                own = ((name, t[row] if t.shape == group.shape else t) for name, t in tensors.items())
+            for row in range(len(group.columns)):
+                own = ((name, t[row] if t.shape == group.columns.shape else t) for name, t in tensors.items())
                 kept.append({name: tensor.clone() for name, tensor in own})
         return kept
 

@@ -12,8 +12,9 @@ from .. import seeds
 from ..core import Loss, Term
 from ..errors import ModelError
 from ..flat import Net
-from .objective import STACKED, VECTORISED, Objective, private_columns
-from .stacked import kernel_of
+from .descent import LOOPED, STACKED, VECTORISED, Descent
+from .objective import Objective, private_columns
+from .stacked import Stack, kernel_of
 
 
 def probe(net: Net, loss: Loss, terms: tuple[Term, ...], x: Tensor, y: Tensor) -> dict[str, str]:
@@ -90,13 +91,16 @@ def _why_not(objective: Objective, way: str, parts: list[Tensor]) -> str:
     except Exception as error:
         lines = str(error).strip().splitlines()
         return f"torch does not take it ({lines[0] if lines else type(error).__name__})"
-    alone = torch.cat([_gradient(objective, "looped", [part[k : k + 1] for part in parts]) for k in range(2)])
+    alone = torch.cat([_gradient(objective, LOOPED, [part[k : k + 1] for part in parts]) for k in range(2)])
     close = torch.allclose(found, alone, rtol=1e-3, atol=1e-4 * float(alone.abs().max()))
     return "" if close else "it computes another gradient"
 
 
+@torch.no_grad()
 def _gradient(objective: Objective, way: str, parts: list[Tensor]) -> Tensor:
-    columns = parts[0].clone().requires_grad_()
-    totals, _, _ = objective.stacked(way, columns, *parts[1:])
-    (gradient,) = torch.autograd.grad(totals.sum(), columns)
-    return gradient
+    columns, statistics, received, strengths, x, y = parts
+    descent = Descent(
+        objective, way, Stack(objective.net.layout, columns.clone()), statistics.clone(), received, strengths
+    )
+    descent(x, y)
+    return descent.stack.gradient

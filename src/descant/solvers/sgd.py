@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -13,19 +13,21 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .. import seeds
-from ..core import Hyper, Job, Loss, Memory, Term, Trained
+from ..core import Hold, Hyper, Job, Loss, Memory, Metrics, Term, Trained
 from ..errors import SettingError
-from ..flat import Net
+from ..flat import Layout, Net
 from ..parties.people import Party
 from ..settings import check, setting
 from .batches import Draws, draw, feed
-from .moments import Moments, age, check_elementwise, maker
-from .objective import LOOPED, STACKED, VECTORISED, Objective, private_columns
+from .descent import LOOPED, SINGLE, STACKED, VECTORISED, Descent, steps_at_once
+from .moments import Moments, age, check_elementwise, is_plain, maker
+from .objective import Objective, private_columns
 from .probe import probe
+from .stacked import Stack
 
-# The largest model, in parameters, for each way of computing parties at once, the faster way first; above it one party
-# fills the machine by itself. Measured by `python benchmarks/ways.py`.
-MOST = {STACKED: 100_000, VECTORISED: 100_000}
+CACHE = 2**20  # bytes of parameters that are stacked at once
+MOST_VECTORISED = 100_000  # parameters; above it one party fills the machine by itself
+# Both measured by `python benchmarks/ways.py`.
 
 
 @dataclass(frozen=True)
@@ -66,71 +68,85 @@ class Sgd:
         check_elementwise(maker(self.optimizer, self.options))
         size = party.samples if self.batch is None else min(self.batch, party.samples)
         reasons = probe(net, loss, terms, party.x[:size], party.y[:size])
-        fitting = [way for way, most in MOST.items() if net.layout.size <= most and not reasons[way]]
-        return fitting[0] if fitting and count > 1 else LOOPED
+        if not reasons[STACKED]:
+            return STACKED if count > 1 and together(net.layout) > 1 else SINGLE
+        small = net.layout.size <= MOST_VECTORISED
+        return VECTORISED if count > 1 and small and not reasons[VECTORISED] else LOOPED
 
     def train(self, job: Job) -> Trained:
-        """The local work of every party in the job."""
+        """The local work of every party in the job, as many at once as the way allows."""
         job.net.module.train()
-        if job.way != LOOPED:
-            return self._train_stack(job)
-        parts = []
-        for row, party in enumerate(job.parties):
-            with torch.random.fork_rng(devices=[]):  # what the module itself draws is keyed by party, too
-                torch.manual_seed(seeds.torch_seed(job.seed, job.round, party.name, "module"))
-                parts.append(self._train_stack(_rows(job, [row])))
-        memories = [memory for part in parts for memory in part.memories]
-        metrics = [metric for part in parts for metric in part.metrics]
-        return Trained(torch.cat([part.rows for part in parts]), memories, metrics)
-
-    def _train_stack(self, job: Job) -> Trained:
         draws = [
             draw(p.samples, self.batch, h.work, self.unit, seeds.stream(job.seed, job.round, p.name, "batch"))
             for p, h in zip(job.parties, job.hypers, strict=True)
         ]
-        memories = job.memories if self.moments == "keep" else [_without_moments(m) for m in job.memories]
-        keys = [(h.lr, len(d.lengths), age(memory)) for h, d, memory in zip(job.hypers, draws, memories, strict=True)]
-        order = sorted(range(len(keys)), key=lambda row: keys[row])
-        if order != list(range(len(keys))):  # rows of one age stand together: see moments.py
-            trained = self._train_stack(_rows(job, order))
-            back = sorted(range(len(order)), key=order.__getitem__)
-            return Trained(trained.rows[back], [trained.memories[i] for i in back], [trained.metrics[i] for i in back])
-        return self._descend(replace(job, memories=memories), draws, keys)
+        if self.moments == "reset":
+            job = replace(job, memories=[_without_moments(memory) for memory in job.memories])
+        keys = [(h.lr, len(d.lengths), age(m)) for h, d, m in zip(job.hypers, draws, job.memories, strict=True)]
+        order = sorted(range(len(keys)), key=keys.__getitem__)  # rows of one age stand together: see moments.py
+        most = {STACKED: together(job.net.layout), VECTORISED: len(order)}.get(job.way, 1)
+        rows = torch.empty_like(job.start)
+        memories: list[Memory] = [{}] * len(order)
+        metrics: list[Metrics] = [{}] * len(order)
+        for first in range(0, len(order), most):
+            part = order[first : first + most]
+            with _own_draws(job, part):
+                trained = self._descend(_rows(job, part), [draws[i] for i in part], [keys[i] for i in part])
+            rows[part] = trained.rows
+            for i, memory, metric in zip(part, trained.memories, trained.metrics, strict=True):
+                memories[i], metrics[i] = memory, metric
+        return Trained(rows, memories, metrics)
 
+    @torch.no_grad()
     def _descend(self, job: Job, draws: Sequence[Draws], keys: Sequence[Any]) -> Trained:
-        size = job.net.layout.size
-        received = job.received[:, :size]
+        size, names = job.net.layout.size, [party.name for party in job.parties]
         private = [_private(job, row) for row in range(len(draws))]
         objective = Objective(job.net, job.loss, job.terms, tuple(len(part) for part in private[0]))
-        columns = torch.stack([torch.cat([w, *own]) for w, own in zip(job.start[:, :size], private, strict=True)])
-        statistics = job.start[:, size:].clone()
-        strengths = objective.strengths(job.round, [party.name for party in job.parties], columns)
-        lrs = [hyper.lr for hyper in job.hypers]
-        moments = Moments(maker(self.optimizer, self.options), columns, lrs, job.memories, keys)
+        beside = [torch.stack(parts) for parts in zip(*private, strict=True)]
+        stack = Stack(job.net.layout, torch.cat([job.start[:, :size], *beside], 1))
+        make, rates = maker(self.optimizer, self.options), [hyper.lr for hyper in job.hypers]
+        moments = Moments(make, stack, rates, job.memories, keys)
+        at_once = is_plain(make) and job.hold is None and steps_at_once(objective, job.way)
+        strengths = objective.strengths(job.round, names, stack.columns)
+        parts = (job.start[:, size:].clone(), job.received[:, :size], strengths)
+        descent = Descent(objective, job.way, stack, *parts, rates[0] if at_once else None)
+        pull = Pulling(job, stack.columns[:, :size])
         lengths = [len(d.lengths) for d in draws]
-        losses = columns.new_zeros(len(draws))
-        gradient = torch.zeros_like(columns)
+        everybody, shortest = [True] * len(draws), min(lengths)
         for step, groups in enumerate(feed(job.parties, draws)):
             for group in groups:
-                rows = slice(None) if group.rows is None else group.rows
-                parts = (statistics[rows], received[rows], strengths[rows], group.x, group.y)
-                found, values, after = objective.descent(job.way, columns[rows], *parts)
                 if group.rows is None:
-                    gradient = found
+                    descent(group.x, group.y)
                 else:
-                    gradient[rows] = found
-                statistics[rows] = after
-                losses[rows] += values
-            alive = [step < length for length in lengths]
-            with _held(columns[:, :size], gradient[:, :size], job, step, lengths):
-                moments.step(gradient, alive)
-                _pull(columns[:, :size], job, lrs, alive)
-        losses /= losses.new_tensor(lengths)  # nan for a party that took no step
+                    descent.of(group.rows, group.x, group.y)
+            alive = everybody if step < shortest else [step < length for length in lengths]
+            with _held(stack, job, step, lengths):
+                if not at_once:
+                    moments.step(alive)
+                pull(alive)
+        losses = descent.losses.total / stack.columns.new_tensor(lengths)  # nan for a party that took no step
+        kept = moments.memories() if self.moments == "keep" else [{}] * len(draws)
         return Trained(
-            torch.cat([columns[:, :size], statistics], 1),
-            _kept(columns[:, size:], objective, moments.memories() if self.moments == "keep" else [{}] * len(draws)),
+            torch.cat([stack.columns[:, :size], descent.statistics], 1),
+            _kept(stack.columns[:, size:], objective, kept),
             [{"loss": loss, "samples": p.samples} for p, loss in zip(job.parties, losses.tolist(), strict=True)],
         )
+
+
+def together(layout: Layout) -> int:
+    """How many parties are stacked at once: as many as the cache holds, since every step goes through all of them."""
+    return max(1, CACHE // (layout.size * layout.dtype.itemsize))
+
+
+@contextmanager
+def _own_draws(job: Job, part: Sequence[int]) -> Iterator[None]:
+    """What a looped module draws by itself is keyed by its party, too; in other ways modules do not draw."""
+    if job.way != LOOPED:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeds.torch_seed(job.seed, job.round, job.parties[part[0]].name, "module"))
+        yield
 
 
 def _private(job: Job, row: int) -> list[Tensor]:
@@ -139,26 +155,39 @@ def _private(job: Job, row: int) -> list[Tensor]:
     return private_columns(job.terms, received, job.memories[row], draws)
 
 
-@contextmanager
-def _held(w: Tensor, gradient: Tensor, job: Job, step: int, lengths: Sequence[int]) -> Iterator[None]:
+_NOTHING_HELD = nullcontext()
+
+
+def _held(stack: Stack, job: Job, step: int, lengths: Sequence[int]) -> AbstractContextManager[None]:
     """Parameters that stand still in this step have no gradient, and are afterwards what they were before."""
-    if job.hold is None:
-        yield
-        return
-    still, before = ~job.hold.moving(step, lengths, w.shape[1]), w.clone()
-    gradient[still] = 0
+    return _NOTHING_HELD if job.hold is None else _holding(stack, job.hold, step, lengths)
+
+
+@contextmanager
+def _holding(stack: Stack, hold: Hold, step: int, lengths: Sequence[int]) -> Iterator[None]:
+    w = stack.columns[:, : stack.layout.size]
+    still, before = ~hold.moving(step, lengths, w.shape[1]), w.clone()
+    stack.gradient[:, : stack.layout.size][still] = 0
     yield
     w[still] = before[still]
 
 
-def _pull(w: Tensor, job: Job, lrs: Sequence[float], alive: Sequence[bool]) -> None:
+class Pulling:
     """w ← θ·w + (1-θ)·z in place, Fed+ v2 eq. (6), with θ = 1/(1+αη) of Proposition 2."""
-    if job.anchor is None or job.alphas is None:
-        return
-    eta = w.new_tensor(lrs).unsqueeze(1)
-    alpha = job.alphas * w.new_tensor(alive).unsqueeze(1)
-    theta = 1 / (1 + alpha * eta)
-    w.mul_(theta).addcmul_(1 - theta, job.anchor)
+
+    def __init__(self, job: Job, w: Tensor) -> None:
+        self._job, self._w = job, w
+        self._alive: Sequence[bool] | None = None
+
+    def __call__(self, alive: Sequence[bool]) -> None:
+        """Draw every party back that still works."""
+        if self._job.anchor is None or self._job.alphas is None:
+            return
+        if alive != self._alive:
+            eta = self._w.new_tensor([h.lr * works for h, works in zip(self._job.hypers, alive, strict=True)])
+            product = self._job.alphas * eta.unsqueeze(1)
+            self._alive, self._share = alive, product / (1 + product)  # 1-θ
+        self._w.lerp_(self._job.anchor, self._share)
 
 
 def _kept(private: Tensor, objective: Objective, moments: Sequence[Memory]) -> list[Memory]:
@@ -175,13 +204,16 @@ def _without_moments(memory: Memory) -> Memory:
 
 def _rows(job: Job, rows: list[int]) -> Job:
     """The same job for some of its parties."""
+    at: slice | list[int] = rows
+    if rows == list(range(rows[0], rows[-1] + 1)):
+        at = slice(rows[0], rows[-1] + 1)  # a view
     return replace(
         job,
         parties=[job.parties[row] for row in rows],
         hypers=[job.hypers[row] for row in rows],
         memories=[job.memories[row] for row in rows],
-        start=job.start[rows],
-        received=job.received[rows],
-        anchor=None if job.anchor is None else job.anchor[rows],
-        alphas=None if job.alphas is None else job.alphas[rows],
+        start=job.start[at],
+        received=job.received[at],
+        anchor=None if job.anchor is None else job.anchor[at],
+        alphas=None if job.alphas is None else job.alphas[at],
     )

@@ -1,14 +1,14 @@
-"""Models of common layers computed for a whole stack of parties at once, by operations on ``[K, batch, ...]``.
+"""A user's module as a kernel: traced once, and then computed for a whole stack of parties, forwards and backwards.
 
-`torch.vmap` can do the same for nearly any module, but spends several times as long on starting its operations. Here a
-module is traced once, and each of its layers becomes one operation with a leading party axis.
+`torch.vmap` with autograd can do the same for nearly any module, but spends several times as long on starting its
+operations. Here each layer is one operation with a leading party axis (see `layers`), and the way back is a loop.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -17,33 +17,83 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from ..flat import Layout, Net
+from .layers import Elementwise, Flatten, Into, Operation, Recorded, Relu, Views, operation_of
 
-Operation: TypeAlias = Callable[..., Tensor]
-"""(parameters [K, ...] by name, inputs [K, batch, ...]) -> output [K, batch, ...]"""
-
-Step: TypeAlias = tuple[Operation, tuple[int, ...]]
-
-_ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.ELU, nn.LeakyReLU, nn.SiLU, nn.Softplus, nn.Identity)
-_FUNCTIONS = {torch.relu, functional.relu, torch.tanh, functional.tanh, torch.sigmoid, functional.sigmoid}
-_FUNCTIONS |= {functional.gelu, functional.silu, functional.elu, functional.leaky_relu}
+_ALONE = {torch.tanh, functional.tanh, torch.sigmoid, functional.sigmoid, functional.gelu, functional.silu}
+_ALONE |= {functional.elu, functional.leaky_relu, functional.softplus}
 _ARITHMETIC = {operator.add, operator.sub, operator.mul, torch.add, torch.sub, torch.mul}
-_METHODS = {"relu": torch.relu, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
+_METHODS = {"tanh": torch.tanh, "sigmoid": torch.sigmoid}
+_RELU = {torch.relu, functional.relu, "relu"}
+_FLATTEN = {torch.flatten, "flatten"}
+
+
+class Stack:
+    """The columns ``[K, D]`` of some parties, room for their gradient, and both by the names of their tensors."""
+
+    def __init__(self, layout: Layout, columns: Tensor) -> None:
+        self.layout = layout
+        self.columns = columns
+
+    @cached_property
+    def gradient(self) -> Tensor:
+        return torch.zeros_like(self.columns)
+
+    @cached_property
+    def w(self) -> Views:
+        return self.layout.split(self.columns[:, : self.layout.size])
+
+    @cached_property
+    def g(self) -> Views:
+        return self.layout.split(self.gradient[:, : self.layout.size])
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation of a traced module."""
+
+    operation: Operation
+    sources: tuple[int, ...]  # the places of its inputs among the values before it
+    wanted: bool  # whether an input depends on the parameters
+    add: bool  # whether a call of the same layer behind it has put a gradient there already
+
+
+Run: TypeAlias = list[Any]
+"""What each step saved for the way back."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A traced module: operations in order, each with the places of its inputs among the values before it."""
+    """A traced module: operations in order."""
 
-    layout: Layout
     steps: tuple[Step, ...]
+    result: int  # the place of the output among the values
 
-    def __call__(self, parameters: Tensor, x: Tensor) -> Tensor:
-        """Outputs ``[K, batch, ...]`` of ``parameters [K, d]`` on ``x [K, batch, ...]``."""
-        named = self.layout.split(parameters)
-        values = [x]
-        for operation, sources in self.steps:
-            values.append(operation(named, *(values[source] for source in sources)))
-        return values[-1]
+    def forward(self, w: Views, x: Tensor) -> tuple[Tensor, Run]:
+        """The outputs ``[K, batch, ...]`` on ``x [K, batch, ...]``."""
+        values, run = [x], []
+        for step in self.steps:
+            value, saved = step.operation.forward(w, *[values[source] for source in step.sources])
+            values.append(value)
+            run.append(saved)
+        return values[self.result], run
+
+    def backward(self, w: Views, into: Into, run: Run, slope: Tensor) -> None:
+        """Put the gradient of all parameters where it goes, given that of the outputs."""
+        slopes, stepping = {self.result: slope}, into.scale != 1
+        for place in range(len(self.steps), 0, -1):
+            if place not in slopes:  # nothing before it learns
+                continue
+            step = self.steps[place - 1]
+            found = step.operation.backward(
+                w, into, step.add or stepping, run[place - 1], slopes.pop(place), step.wanted
+            )
+            for source, one in zip(step.sources, found, strict=False):
+                slopes[source] = slopes[source] + one if source in slopes else one
+
+    @cached_property
+    def steps_at_once(self) -> bool:
+        """Whether parameters may move on the way back: not if a layer is used twice."""
+        return not any(step.add for step in self.steps)
 
 
 _TRACED: WeakKeyDictionary[nn.Module, Kernel | str] = WeakKeyDictionary()
@@ -59,80 +109,62 @@ def kernel_of(net: Net) -> Kernel | str:
 def _trace(module: nn.Module, layout: Layout) -> Kernel | str:
     if layout.parameters < len(layout.names):
         return "it has running statistics"
+    wrapped = nn.Sequential(module)  # so that a lone layer is a layer, too
     try:
-        nodes = list(fx.Tracer().trace(nn.Sequential(module)).nodes)  # so that a lone layer is a layer, too
+        graph = fx.symbolic_trace(wrapped).graph
     except Exception as error:  # tracing runs the user's own forward, which may do anything
         return f"torch.fx cannot trace it ({type(error).__name__})"
-    parts, places, steps = dict(nn.Sequential(module).named_modules()), {nodes[0]: 0}, list[Step]()
-    for node in nodes[1:]:
-        sources = node.all_input_nodes
-        if node.op == "output" and len(sources) == 1 and node.args == (sources[0],):
-            return Kernel(layout, (*steps, (_passed, (places[sources[0]],))))
-        operation = _operation(node, parts, layout)
-        if operation is None or any(source not in places for source in sources):
+    graph.eliminate_dead_code()
+    nodes, parts = list(graph.nodes), dict(wrapped.named_modules())
+    if nodes[-1].args != tuple(nodes[-1].all_input_nodes) or len(nodes[-1].args) != 1:
+        return "it does not return one tensor"
+    places, steps, depends = {nodes[0]: 0}, list[Step](), [False]
+    for node in nodes[1:-1]:
+        found = _operation(node, parts, layout)
+        if found is None or any(source not in places for source in node.all_input_nodes):
             what = parts[str(node.target)] if node.op == "call_module" else node.target
-            return f"it uses {type(what).__name__ if isinstance(what, nn.Module) else what}, which is not stacked yet"
-        steps.append((operation, tuple(places[source] for source in sources)))
+            name = type(what).__name__ if isinstance(what, nn.Module) else getattr(what, "__name__", str(what))
+            return f"it uses {name} in a way that is not stacked"
+        sources = tuple(places[source] for source in node.all_input_nodes)
+        wanted = any(depends[source] for source in sources)
+        learns = node.op == "call_module" and any(True for _ in parts[str(node.target)].parameters())
+        again = learns and any(other.target == node.target for other in nodes[nodes.index(node) + 1 :])
+        steps.append(Step(found, sources, wanted, again))
+        depends.append(wanted or learns)
         places[node] = len(steps)
-    return "it does not return one tensor"
+    result = places[nodes[-1].all_input_nodes[0]]
+    return Kernel(tuple(steps), result) if depends[result] else "its output does not depend on its parameters"
 
 
 def _operation(node: fx.Node, parts: dict[str, nn.Module], layout: Layout) -> Operation | None:
     """What computes a node on the stack; None where that is not known to be the same as party by party."""
     alone = len(node.args) == 1 and isinstance(node.args[0], fx.Node)
-    if node.op == "call_module" and alone and not node.kwargs:
-        return _layer(str(node.target), parts[str(node.target)], layout)
-    if node.target in ("flatten", torch.flatten) and node.args[1:] == (1,) and not node.kwargs:
-        return _flattened
-    if node.op == "call_function" and node.target in _FUNCTIONS and alone:
-        options = {name: value for name, value in node.kwargs.items() if name != "inplace"}
-        return _Plain(node.target, options)
+    if node.op == "call_module":
+        return _layer(node, parts[str(node.target)], layout) if alone and not node.kwargs else None
+    if node.target in _FLATTEN and node.args[1:] == (1,) and not node.kwargs:
+        return Flatten()
+    if node.target in _RELU and alone:
+        return Relu() if _overwrites_nothing(node, bool(node.kwargs.get("inplace"))) else None
+    if node.op == "call_function" and node.target in _ALONE and alone and not node.kwargs.get("inplace"):
+        return Recorded(Elementwise(node.target, {k: v for k, v in node.kwargs.items() if k != "inplace"}))
     if node.op == "call_function" and node.target in _ARITHMETIC and len(node.all_input_nodes) == len(node.args) == 2:
-        return None if node.kwargs else _Plain(node.target)
+        return None if node.kwargs else Recorded(Elementwise(node.target))
     if node.op == "call_method" and node.target in _METHODS and alone:
-        return _Plain(_METHODS[str(node.target)])
+        return Recorded(Elementwise(_METHODS[str(node.target)]))
     return None
 
 
-def _layer(name: str, module: nn.Module, layout: Layout) -> Operation | None:
-    if type(module) is nn.Linear:
-        path = name.partition(".")[2]  # without the wrapper's own "0"
-        names = [f"{path}.{parameter}" if path else parameter for parameter, _ in module.named_parameters()]
-        return _Linear(*names) if set(names) <= set(layout.layers) else None
-    if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
-        return _flattened
-    return _Plain(module) if type(module) in _ELEMENTWISE and not getattr(module, "inplace", False) else None
+def _layer(node: fx.Node, module: nn.Module, layout: Layout) -> Operation | None:
+    path = str(node.target).partition(".")[2]  # without the wrapper's own "0"
+    prefix = f"{path}." if path else ""
+    if not {prefix + name for name, _ in module.named_parameters()} <= set(layout.layers):
+        return None  # a frozen layer, or one that shares its parameters with another
+    in_place = bool(getattr(module, "inplace", False))
+    if in_place and type(module) is not nn.ReLU:
+        return None
+    return operation_of(module, prefix) if _overwrites_nothing(node, in_place) else None
 
 
-@dataclass(frozen=True)
-class _Linear:
-    weight: str
-    bias: str | None = None
-
-    def __call__(self, named: dict[str, Tensor], x: Tensor) -> Tensor:
-        # weight times input, not input times weight: so the gradient of the weights comes out as they lie in the row
-        weight, columns = named[self.weight], x.flatten(1, -2).mT  # [K, out, in], [K, in, batch]
-        if self.bias is None:
-            output = torch.bmm(weight, columns)
-        else:
-            output = torch.baddbmm(named[self.bias].unsqueeze(2), weight, columns)
-        return output.mT.reshape(*x.shape[:-1], -1)
-
-
-@dataclass(frozen=True)
-class _Plain:
-    """A function of each number by itself: the party axis makes no difference to it."""
-
-    function: Callable[..., Tensor]
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def __call__(self, named: dict[str, Tensor], *inputs: Tensor) -> Tensor:
-        return self.function(*inputs, **self.options)
-
-
-def _flattened(named: dict[str, Tensor], x: Tensor) -> Tensor:
-    return x.flatten(2)  # all behind the party and the batch
-
-
-def _passed(named: dict[str, Tensor], x: Tensor) -> Tensor:
-    return x
+def _overwrites_nothing(node: fx.Node, in_place: bool) -> bool:
+    """An operation in place may be done elsewhere if nobody else looks at what it would have overwritten."""
+    return not in_place or len(node.all_input_nodes[0].users) == 1

@@ -1,0 +1,192 @@
+"""The gradient of what parties minimise, for a stack of them at once.
+
+There are four ways. Models of common layers go by a kernel (see `stacked`): small ones *stacked*, many parties at once,
+large ones *single*, one party after another. Others go by autograd: small ones *vectorised*, many at once by
+`torch.vmap`, and *looped*, one after another, what is large, draws random numbers, or is refused by vmap (an `nn.LSTM`,
+say).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..core import Sight
+from ..errors import ModelError
+from .layers import Into
+from .objective import Objective
+from .stacked import Kernel, Stack, kernel_of
+
+STACKED, SINGLE, VECTORISED, LOOPED = "stacked", "single", "vectorised", "looped"
+TOGETHER = (STACKED, VECTORISED)
+
+
+def steps_at_once(objective: Objective, way: str) -> bool:
+    """Whether a :class:`Descent` can step by itself: a large model then goes through the cache once less."""
+    kernel = kernel_of(objective.net) if way == SINGLE and not objective.terms else ""
+    return not isinstance(kernel, str) and kernel.steps_at_once
+
+
+class Descent:
+    """Called with a batch, it puts the gradient of what is minimised into its stack; statistics and losses add up.
+
+    With a ``rate`` (where :func:`steps_at_once`), it is a step of descent, and the gradient is nowhere.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        way: str,
+        stack: Stack,
+        statistics: Tensor,  # [K, s]
+        received: Tensor,  # [K, d]
+        strengths: Tensor,  # [K, terms]
+        rate: float | None = None,
+    ) -> None:
+        self.objective, self.way, self.stack = objective, way, stack
+        self.statistics, self.received, self.strengths = statistics, received, strengths
+        self.losses = Losses(stack.columns.new_zeros(len(stack.columns)))
+        if way in (STACKED, SINGLE):
+            kernel = kernel_of(objective.net)
+            if isinstance(kernel, str):
+                raise ModelError(f"{type(objective.net.module).__name__} cannot be stacked: {kernel}.")
+            self._kernel: Kernel = kernel
+            self._into = Into(stack.g) if rate is None else Into(stack.w, -rate)
+        alone = way in TOGETHER and len(stack.columns) == 1
+        self._two = self._some([0, 0]) if alone else None  # one party rounds otherwise than many
+
+    def _some(self, rows: list[int]) -> Descent:
+        """The same for some of the parties, with numbers of their own."""
+        stack = Stack(self.stack.layout, self.stack.columns[rows])
+        parts = (self.statistics[rows], self.received[rows], self.strengths[rows])
+        return Descent(self.objective, self.way, stack, *parts)
+
+    def of(self, rows: list[int], x: Tensor, y: Tensor) -> None:
+        """The gradient of some of the parties alone."""
+        some = self._some(rows)
+        some(x, y)
+        self.stack.gradient[rows], self.statistics[rows] = some.stack.gradient, some.statistics
+        self.losses.total[rows] += some.losses.total
+
+    def __call__(self, x: Tensor, y: Tensor) -> None:
+        """The gradient on a batch ``[K, batch, ...]``."""
+        if self._two is not None:
+            self._as_two(self._two, x, y)
+        elif self.way in (STACKED, SINGLE):
+            self._by_kernel(x, y)
+        else:
+            with torch.enable_grad():
+                self._by_autograd(x, y) if self.objective.terms or self.way == VECTORISED else self._by_module(x, y)
+
+    def _as_two(self, two: Descent, x: Tensor, y: Tensor) -> None:
+        two.stack.columns.copy_(self.stack.columns)
+        two(x.expand(2, *x.shape[1:]), y.expand(2, *y.shape[1:]))
+        self.stack.gradient.copy_(two.stack.gradient[:1])
+        self.statistics = two.statistics[:1]
+        self.losses.total.copy_(two.losses.total[:1])
+
+    def _by_module(self, x: Tensor, y: Tensor) -> None:
+        """One party without terms: the module runs as it is."""
+        output, parameters = self.objective.net.run(self.stack.columns[0], self.statistics[0], x[0])
+        loss = self.objective.loss(output, y[0]).mean()
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        with torch.no_grad():
+            torch.cat([gradient.reshape(-1) for gradient in gradients], out=self.stack.gradient[0])
+        self.losses.total.add_(loss.detach())
+
+    def _by_autograd(self, x: Tensor, y: Tensor) -> None:
+        leaf = self.stack.columns.detach().requires_grad_()
+        parts = (leaf, self.statistics, self.received, self.strengths, x, y)
+        if self.way == VECTORISED:
+            totals, losses, after = torch.vmap(self.objective.one)(*parts)
+        else:
+            found = self.objective.one(*(part[0] for part in parts))
+            totals, losses, after = (part.unsqueeze(0) for part in found)
+        (gradient,) = torch.autograd.grad(totals.sum(), leaf)
+        self.stack.gradient.copy_(gradient)
+        self.statistics = after.detach()
+        self.losses.total.add_(losses.detach())
+
+    def _by_kernel(self, x: Tensor, y: Tensor) -> None:
+        """The whole stack by its kernel; only the terms, written for one party, go through vmap."""
+        w = self.stack.w
+        output, run = self._kernel.forward(w, x)
+        slope = self._slope(output, y)
+        if not self.objective.terms:
+            self._kernel.backward(w, self._into, run, slope)
+            return
+        size = self.stack.layout.size
+        parts = torch.split_with_sizes(self.stack.columns, [size, *self.objective.widths], dim=1)
+        leaves = [part.detach().requires_grad_() for part in (output, *parts)]
+        with torch.enable_grad():
+            values = torch.stack([self._term(i, leaves, x, y) for i in range(len(self.objective.terms))], 1)
+            total = (self.strengths * values).sum()
+        along, *columns = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+        self._kernel.backward(w, self._into, run, slope + along)
+        self.stack.gradient[:, size:] = 0
+        self.stack.gradient += torch.cat(columns, 1)
+
+    def _term(self, i: int, leaves: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """A term of every party, ``[K]``; leaves are the output, w, and the private columns of each term."""
+
+        def value(output: Tensor, w: Tensor, own: Tensor, received: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            sight = Sight(w, received, own, x, y, output, {}, {}, self._elsewhere, self.objective.loss)
+            return self.objective.terms[i].value(sight)
+
+        values: Tensor = torch.vmap(value)(leaves[0], leaves[1], leaves[2 + i], self.received, x, y)
+        return values
+
+    def _elsewhere(self, parameters: Tensor, inputs: Tensor) -> Tensor:
+        return self.objective.net.apply(parameters, parameters.new_empty(0), inputs)[0]
+
+    def _slope(self, output: Tensor, y: Tensor) -> Tensor:
+        """The gradient of the loss along the outputs."""
+        if self.objective.loss is functional.cross_entropy and output.ndim == 3 and y.ndim == 2:
+            self.losses.later(output, y)
+            chances = torch.softmax(output, 2)
+            return chances.scatter_add_(2, y.unsqueeze(2), self._minus_one(y)).div_(y.shape[1])
+        leaf = output.detach().requires_grad_()
+        with torch.enable_grad():
+            each = torch.vmap(self._mean_loss)(leaf, y)
+            (slope,) = torch.autograd.grad(each.sum(), leaf)
+        self.losses.total.add_(each.detach())
+        return slope
+
+    def _minus_one(self, y: Tensor) -> Tensor:
+        return self._one.expand(*y.shape, 1)
+
+    @cached_property
+    def _one(self) -> Tensor:
+        return -self.stack.columns.new_ones(1, 1, 1)
+
+    def _mean_loss(self, output: Tensor, y: Tensor) -> Tensor:
+        return self.objective.loss(output, y).mean()
+
+
+class Losses:
+    """The sum of each party's losses over its batches; cross-entropies are reckoned many batches at a time."""
+
+    def __init__(self, total: Tensor) -> None:
+        self._total = total  # [K]
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def total(self) -> Tensor:
+        """The sum so far, ``[K]``."""
+        if self._waiting:
+            outputs, targets = zip(*self._waiting, strict=True)
+            log = torch.log_softmax(torch.cat(outputs, 1), 2)
+            picked = log.gather(2, torch.cat(targets, 1).unsqueeze(2))
+            self._total -= picked.sum((1, 2)) / targets[0].shape[1]
+            self._waiting = []
+        return self._total
+
+    def later(self, output: Tensor, y: Tensor) -> None:
+        """Remember outputs ``[K, batch, classes]`` and targets, as long as they are few and of one shape."""
+        if self._waiting and (output.shape != self._waiting[0][0].shape or len(self._waiting) >= 32):
+            self.total  # noqa: B018  it reckons what waits
+        self._waiting.append((output, y))
