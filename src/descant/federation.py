@@ -15,23 +15,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 from torch.nn import functional
 
-from . import checkpoint, seeds
+from . import checkpoint
 from .algorithms import Local, Sample
 from .core import Algorithm, Attend, Engine, Loss, Solver
 from .engines import InProcess
-from .errors import DescantError, DescantWarning, PartyError, SettingError, StateError
+from .errors import DescantError, DescantWarning, SettingError, StateError
 from .evaluate import Scores, party_table, personal_row, score
-from .flat import Net, bind
 from .gate import Refusal
 from .metrics import Metric, metric_for
 from .parties import People
-from .piece import Plan
+from .piece import Data, Model, Plan, parties_of
 from .run import Round, State, begin, run
 from .solvers import Sgd
 from .store import DEFAULT_BUDGET
 from .table import Table
 
-Model: TypeAlias = nn.Module | Callable[[], nn.Module]
 MakeEngine: TypeAlias = Callable[[Plan], Engine]
 
 
@@ -65,7 +63,7 @@ class Federation:
     def __init__(
         self,
         model: Model,
-        people: People,
+        people: Data,
         algorithm: Algorithm,
         *,
         solver: Solver | None = None,
@@ -80,7 +78,7 @@ class Federation:
         budget: int = DEFAULT_BUDGET,
     ) -> None:
         self.model = model
-        self.people = people
+        self.data = people
         self.algorithm = algorithm
         self.solver = solver
         shorthand: dict[str, Any] = {"lr": lr, "steps": steps, "batch": batch}
@@ -100,29 +98,30 @@ class Federation:
         return f"<Federation of {len(self.people)} parties by {name}, after {at} rounds>"
 
     @cached_property
+    def people(self) -> People:
+        """The parties."""
+        return parties_of(self.data)
+
+    @cached_property
     def _plan(self) -> Plan:
-        if not isinstance(self.people, People):
-            raise PartyError(
-                f"Give parties made by descant.parties, such as from_arrays(...). Got {type(self.people)}."
-            )
         if self.solver is not None and self.shorthand:
             raise SettingError(f"Give a solver, or {', '.join(self.shorthand)} as shorthand for Sgd, not both.")
         solver: object = self.solver
         if isinstance(solver, str | type) or not callable(self.engine):
             given = f"solver={self.solver!r:.60}, engine={self.engine!r:.60}"
             raise SettingError(f"Give a solver such as Sgd(lr=0.1), and an engine such as InProcess. Got {given}.")
-        net = Net.made(self.model, seeds.torch_seed(self.seed, 0, seeds.EVERYBODY, "model"))
         first = self.people[self.people.names[0]]
-        return Plan(
-            net=net,
-            people=self.people,
-            algorithm=bind(attending(self.algorithm, self.attend), net.layout),
+        plan = Plan.made(
+            self.model,
+            self.people,
+            attending(self.algorithm, self.attend),
+            self.seed,
             solver=self.solver or Sgd(**self.shorthand),
             loss=self.loss,
             metric=metric_for(self.metric, self.loss, first.y),
-            seed=self.seed,
             budget=self.budget,
         )
+        return replace(plan, origin=(self.model, self.data))
 
     @cached_property
     def _engine(self) -> Engine:
@@ -216,7 +215,7 @@ class Federation:
                 "engine": self.engine,
                 "budget": self.budget,
             }
-            twin = self._twin = Federation(self.model, self.people, local, solver=self._plan.solver, **settings)
+            twin = self._twin = Federation(self.model, self.data, local, solver=self._plan.solver, **settings)
         twin.fit(self.state.round - twin.state.round, progress=False)
         return score(twin._plan, twin._engine, twin.state, names)
 

@@ -164,6 +164,7 @@ class Net:
                 raise ModelError(f"{name!r} averages its statistics by a counter (momentum=None); give it a momentum.")
 
     @classmethod
+    @torch.inference_mode(False)
     def made(cls, model: nn.Module | Callable[[], nn.Module], seed: int) -> Net:
         """A net of a module (copied, so that the user's stays untouched), a class or a factory."""
         if isinstance(model, nn.Module):

@@ -154,7 +154,7 @@ def finite(tensor: Tensor) -> bool:
     >>> finite(torch.tensor([3e38, 3e38])), finite(torch.tensor([1.0, torch.nan]))
     (True, False)
     """
-    return math.isfinite(tensor.sum()) or bool(torch.isfinite(tensor).all())
+    return math.isfinite(tensor.detach().sum()) or bool(torch.isfinite(tensor).all())
 
 
 def _number(value: object) -> bool:

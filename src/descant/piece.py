@@ -8,22 +8,32 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from . import seeds
+from .address import find
 from .core import Algorithm, Hyper, Job, Loss, Memory, Report, Solver, Task, Trained
-from .errors import ModelError, SettingError
-from .flat import ONE_AT_A_TIME, Net, Unbound
+from .errors import ModelError, PartyError, SettingError
+from .flat import ONE_AT_A_TIME, Net, Unbound, bind
 from .gate import finite
 from .metrics import Metric, accuracy
 from .parties.people import Party, People
 from .store import DEFAULT_BUDGET
 
 _AT_ONCE = 4096  # test samples a forward pass
+
+
+Model: TypeAlias = nn.Module | Callable[[], nn.Module] | str
+"""A module, a class or a function that makes one, or the address of such a thing: "package.module:name"."""
+
+Data: TypeAlias = People | Callable[[], People] | str
+"""Parties, a function that makes them, or its address."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,15 @@ class Plan:
     metric: Metric
     seed: int
     budget: int = DEFAULT_BUDGET  # bytes of party state in memory; the rest is on disk
+    origin: tuple[Model, Data] | None = None  # what net and people were made of, for engines that make them elsewhere
+
+    @classmethod
+    def made(cls, model: Model, data: Data, algorithm: Algorithm, seed: int, **rest: Any) -> Plan:
+        """A plan whose net and parties are made here, of what may be an address; the same on every machine."""
+        make = find(model) if isinstance(model, str) else model
+        net = Net.made(make, seeds.torch_seed(seed, 0, seeds.EVERYBODY, "model"))
+        people = parties_of(data)
+        return cls(net, people, bind(algorithm, net.layout), seed=seed, origin=(model, data), **rest)
 
     @cached_property
     def private(self) -> tuple[str, ...]:
@@ -48,6 +67,17 @@ class Plan:
                 f"The 'private' of {self.algorithm.name} must be a tuple of name patterns. Got {patterns!r}."
             )
         return self.net.layout.matching(patterns)
+
+
+def parties_of(data: Data) -> People:
+    """The parties, made if need be."""
+    found = find(data) if isinstance(data, str) else data
+    people = found() if callable(found) else found
+    if not isinstance(people, People):
+        raise PartyError(
+            f"Give what makes parties, or parties made by descant.parties, such as from_arrays(...). Got {type(people)}."
+        )
+    return people
 
 
 Answer = tuple[Report, Memory | None]  # the memory is None where it does not change

@@ -16,8 +16,8 @@ from .algorithms.baselines import Local
 from .core import Algorithm, Attend
 from .errors import SettingError
 from .evaluate import Scores
-from .federation import Federation, Model, attending, bar
-from .parties import People
+from .federation import Federation, attending, bar
+from .piece import Data, Model, parties_of
 from .settings import describe
 from .table import Table
 
@@ -156,7 +156,7 @@ class Study:
 def compare(
     algorithms: Sequence[Algorithm],
     model: Model,
-    people: People,
+    people: Data,
     *,
     rounds: int,
     seeds: int | Sequence[int] = 1,
@@ -176,15 +176,17 @@ def compare(
             f"Got {algorithms!r:.40}, rounds={rounds}, seeds={seeds}."
         )
     pairs = _beside([attending(algorithm, attend) for algorithm in algorithms])
+    made = parties_of(people)
     results = []
     with bar(disable=not progress) as shown:
         for algorithm, beside in pairs:
             line = shown.add_task(algorithm.name, total=rounds * len(chosen), loss="–")
             for seed in chosen:
                 federation = Federation(model, people, algorithm, seed=seed, **settings)
+                federation.people = made
                 tick = partial(shown.update, line, advance=1)
                 results.append(replace(_one(federation, rounds, points, tick), beside=beside))
-    about = {"rounds": rounds, "seeds": chosen, "parties": len(people), **describe(settings)}
+    about = {"rounds": rounds, "seeds": chosen, "parties": len(made), **describe(settings)}
     about["algorithms"] = [describe(algorithm) for algorithm, _ in pairs]
     return Study(tuple(results), about)
 

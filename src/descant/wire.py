@@ -7,16 +7,60 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import Tensor
 
 from .core import Report, Task
 from .errors import EngineError
 
 Parcel = TypeVar("Parcel", Task, Report)
 _HEADER = "descant"
+_WRONG = (SafetensorError, ValueError, KeyError, TypeError, RecursionError, AttributeError)
+
+
+class Crate:
+    """The arrays of many parcels, each once: what a hundred tasks share is carried a single time."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, Tensor] = {}
+        self._keys: dict[int, str] = {}
+        self._seen: list[Tensor] = []  # alive, so that no other tensor takes its identity
+
+    def put(self, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+        """Take tensors in; what they are called inside."""
+        return {name: self._put(tensor) for name, tensor in tensors.items()}
+
+    def _put(self, tensor: Tensor) -> str:
+        if id(tensor) not in self._keys:
+            self._seen.append(tensor)
+            self._keys[id(tensor)] = str(len(self._keys))
+            self.arrays[self._keys[id(tensor)]] = tensor.detach().contiguous()
+        return self._keys[id(tensor)]
+
+
+def sheet(parcel: Task | Report, crate: Crate) -> dict[str, Any]:
+    """A task or a report as JSON values, its arrays put into a crate."""
+    fields = {**vars(parcel), "arrays": crate.put(parcel.arrays)}
+    if isinstance(parcel, Report):
+        fields["sealed"] = base64.b64encode(parcel.sealed).decode()
+    return fields
+
+
+def parcel_of(fields: Any, arrays: Mapping[str, Tensor], kind: type[Parcel]) -> Parcel:
+    """The task or the report of a sheet; anything else is an :class:`EngineError`."""
+    try:
+        fields = dict(fields)
+        fields["arrays"] = {name: arrays[key] for name, key in fields["arrays"].items()}
+        if kind is Report:
+            fields["sealed"] = base64.b64decode(fields["sealed"], validate=True)
+        _check_fields(fields)
+        return kind(**fields)
+    except _WRONG as error:
+        raise EngineError(f"This is not a {kind.__name__} of this version: {error}") from error
 
 
 def pack(parcel: Task | Report) -> bytes:
@@ -26,35 +70,25 @@ def pack(parcel: Task | Report) -> bytes:
     >>> unpack(pack(Report("a", 1, "train", arrays={"w": torch.ones(2)})), Report).arrays["w"]
     tensor([1., 1.])
     """
-    fields = {name: value for name, value in vars(parcel).items() if name != "arrays"}
-    if isinstance(parcel, Report):
-        fields["sealed"] = base64.b64encode(parcel.sealed).decode()
-    arrays = {name: tensor.detach().contiguous().clone() for name, tensor in parcel.arrays.items()}
-    return save(arrays, {_HEADER: json.dumps(fields)})
+    crate = Crate()
+    fields = sheet(parcel, crate)
+    return save(crate.arrays, {_HEADER: json.dumps(fields)})
 
 
 def unpack(data: bytes, kind: type[Parcel]) -> Parcel:
     """The task or the report that was packed; anything else is an :class:`EngineError`."""
     try:
-        fields = _fields(data)
-        arrays = load(data)
-        if kind is Report:
-            fields["sealed"] = base64.b64decode(fields["sealed"], validate=True)
-        _check_fields(fields, kind)
-        return kind(arrays=arrays, **fields)
-    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
+        return parcel_of(_fields(data), load(data), kind)
+    except _WRONG as error:
         raise EngineError(f"These {len(data)} bytes are not a {kind.__name__} of this version: {error}") from error
 
 
-def _fields(data: bytes) -> dict[str, Any]:
+def _fields(data: bytes) -> Any:
     """The JSON beside the arrays: safetensors keeps it in its own header, whose length stands in the first 8 bytes."""
     length = int.from_bytes(data[:8], "little")
     if not 0 < length <= len(data) - 8:
         raise ValueError("the header is cut off")
-    fields = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_HEADER])
-    if not isinstance(fields, dict):
-        raise ValueError("the header is not a JSON object")
-    return fields
+    return json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_HEADER])
 
 
 _TYPES: dict[str, type | tuple[type, ...]] = {
@@ -64,13 +98,14 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "status": str,
     "reason": str,
     "sealed": bytes,
+    "arrays": dict,
     "settings": dict,
     "metrics": dict,
     "deadline": (int, float),
 }
 
 
-def _check_fields(fields: dict[str, Any], kind: type[Task] | type[Report]) -> None:
+def _check_fields(fields: dict[str, Any]) -> None:
     for name, value in fields.items():
         if name not in _TYPES or not isinstance(value, _TYPES[name]) or isinstance(value, bool):
             raise ValueError(f"its {name!r:.40} is {value!r:.40}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -98,6 +99,7 @@ class Sgd:
         return Trained(rows, memories, metrics)
 
     @torch.no_grad()
+    @np.errstate(all="ignore")  # numbers that overflow are the gate's business
     def _descend(self, job: Job, draws: Sequence[Draws], keys: Sequence[Any]) -> Trained:
         size, names = job.net.layout.size, [party.name for party in job.parties]
         private = [_private(job, row) for row in range(len(draws))]

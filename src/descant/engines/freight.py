@@ -1,0 +1,125 @@
+"""What goes to a worker: a plan, spelled out, and the tasks of a round, cut into pieces."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..address import spell
+from ..core import Memory, Task
+from ..errors import EngineError, SettingError
+from ..piece import Plan
+from ..wire import Crate, sheet
+
+if TYPE_CHECKING:
+    from .processes import ProcessEngine
+
+NUMBER = partial(next, itertools.count())
+"""A number that nothing else in this process has."""
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """A plan as bytes."""
+
+    text: dict[str, Any]
+    arrays: dict[str, Tensor]
+    number: int = field(default_factory=NUMBER)
+
+    @classmethod
+    def of(cls, plan: Plan) -> Spelled:
+        arrays: dict[str, Tensor] = {}
+        if plan.origin is None:
+            raise EngineError("This plan does not say what it was made of. Make it by Plan.made(...).")
+        parts = {"model": plan.origin[0], "data": plan.origin[1]}
+        parts |= {name: getattr(plan, name) for name in ("algorithm", "solver", "loss", "metric", "seed")}
+        return cls({name: _part(name, part, arrays) for name, part in parts.items()}, arrays)
+
+    def message(self, folder: Path) -> dict[str, Any]:
+        """Its text, and where the tensors among the settings lie; most plans have none."""
+        place = folder / f"plan-{self.number}.safetensors"
+        if self.arrays and not place.exists():
+            save_file({name: tensor.contiguous() for name, tensor in self.arrays.items()}, place)
+        return {"spelled": self.text, "file": str(place) if self.arrays else ""}
+
+
+def _part(name: str, part: Any, arrays: dict[str, Tensor]) -> Any:
+    try:
+        return spell(part, arrays)
+    except SettingError as error:
+        raise SettingError(f"The {name} cannot go to a worker process. {error}") from None
+
+
+@dataclass(eq=False)
+class Batch:
+    """The tasks of one `submit`: their arrays lie in one file, which goes when the last piece is done."""
+
+    tasks: Sequence[Task]
+    memories: Sequence[Memory]
+    folder: Path
+    left: int = 0
+    number: int = field(default_factory=NUMBER)
+
+    @cached_property
+    def written(self) -> tuple[Path, list[dict[str, Any]], list[dict[str, str]]]:
+        """The file, and every task and memory as JSON values that point into it."""
+        crate = Crate()
+        sheets = [sheet(task, crate) for task in self.tasks]
+        memories = [crate.put(memory) for memory in self.memories]
+        place = self.folder / f"tasks-{self.number}.safetensors"
+        save_file(crate.arrays, place)
+        return place, sheets, memories
+
+    def done(self) -> None:
+        """One piece less is owed."""
+        self.left -= 1
+        if self.left == 0 and "written" in self.__dict__:
+            self.written[0].unlink(missing_ok=True)
+
+
+@dataclass(eq=False)
+class Piece:
+    """Some tasks of a batch, for one worker."""
+
+    engine: ProcessEngine
+    batch: Batch
+    rows: range
+    deaths: int = 0
+    number: int = field(default_factory=NUMBER)
+    begun: float = field(default_factory=time.monotonic)
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        return self.batch.tasks[self.rows.start : self.rows.stop]
+
+    @property
+    def memories(self) -> Sequence[Memory]:
+        return self.batch.memories[self.rows.start : self.rows.stop]
+
+    def message(self) -> dict[str, Any]:
+        file, sheets, memories = self.batch.written
+        at = slice(self.rows.start, self.rows.stop)
+        plan = self.engine.number
+        return {"piece": self.number, "plan": plan, "file": str(file), "tasks": sheets[at], "memories": memories[at]}
+
+    def overdue(self) -> bool:
+        return time.monotonic() - self.begun > max(task.deadline for task in self.tasks)
+
+
+def cut(count: int, workers: int, most: int) -> list[range]:
+    """An equal share for each worker, in pieces of at most ``most``; the first pieces of all shares come first.
+
+    >>> cut(10, 2, 2)
+    [range(0, 2), range(5, 7), range(2, 4), range(7, 9), range(4, 5), range(9, 10)]
+    """
+    shares = [range(i * count // workers, (i + 1) * count // workers) for i in range(workers)]
+    pieces = [[share[at : at + most] for at in range(0, len(share), most)] for share in shares]
+    return [piece for level in itertools.zip_longest(*pieces) for piece in level if piece]

@@ -1,0 +1,125 @@
+"""Worker processes as the `processes` engine sees them: started, spoken to, named when they die, and replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from ..errors import EngineError
+
+Message = dict[str, Any]
+_SHARED = "/dev/shm"  # files there are shared memory; elsewhere they are the page cache's, which is nearly as good
+
+
+class Member:
+    """One worker process."""
+
+    def __init__(self, index: int, folder: Path, threads: int, heard: queue.SimpleQueue[tuple[Member, Message | None]]):
+        self.index = index
+        self.plans: dict[int, bool] = {}  # sent to it, and whether it has made them
+        self.doing: deque[Any] = deque()  # pieces, the one that it works on first
+        settings = {"folder": str(folder), "threads": threads, "path": sys.path}
+        count = str(threads)
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", f"from {__package__}.worker import main; main()", json.dumps(settings)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **dict.fromkeys(names, count)},
+            start_new_session=True,  # an interrupt at the keyboard is for the round, not for its workers
+        )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._asking: IO[bytes] = self.process.stdin
+        self._listener = threading.Thread(target=_listen, args=(self, self.process.stdout, heard), daemon=True)
+        self._listener.start()
+
+    def say(self, message: Message) -> None:
+        """Send a message; a worker that is dead says so by its silence."""
+        with suppress(OSError):
+            self._asking.write(json.dumps(message).encode() + b"\n")
+            self._asking.flush()
+
+    def end(self) -> None:
+        """Stop it at once."""
+        self.process.kill()
+        self.process.wait()
+        self._listener.join()
+        with suppress(OSError):  # what it was never told
+            self._asking.close()
+
+    def __str__(self) -> str:
+        return f"worker {self.index} (process {self.process.pid})"
+
+    def fate(self) -> str:
+        """How it ended, in words."""
+        code = self.process.wait()
+        if code == -signal.SIGKILL:
+            return "was killed (SIGKILL; most often because the machine ran out of memory)"
+        return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def _listen(member: Member, answers: IO[bytes], heard: queue.SimpleQueue[tuple[Member, Message | None]]) -> None:
+    with answers:
+        for line in answers:
+            if line.endswith(b"\n"):
+                heard.put((member, json.loads(line)))
+    heard.put((member, None))
+
+
+class Pool:
+    """Some workers, a folder that they share with this process, and what they have said."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.lock = threading.RLock()
+        self.heard: queue.SimpleQueue[tuple[Member, Message | None]] = queue.SimpleQueue()
+        self.members: list[Member] = []
+        self._starts_that_failed = 0
+        place = _SHARED if os.access(_SHARED, os.W_OK) else None
+        self.folder = Path(tempfile.mkdtemp(prefix="descant-", dir=place))
+        self._end = weakref.finalize(self, _end, self.members, self.folder)
+
+    def grow(self, count: int) -> None:
+        """Have at least so many workers; they start while this process goes on."""
+        while len(self.members) < count:
+            self.members.append(self._started(len(self.members)))
+
+    def _started(self, index: int) -> Member:
+        return Member(index, self.folder, self.threads, self.heard)
+
+    def replace(self, member: Member) -> None:
+        """Put a new worker in the place of a dead one; one that never came to work is not tried for ever."""
+        self._starts_that_failed = 0 if any(member.plans.values()) else self._starts_that_failed + 1
+        if self._starts_that_failed > len(self.members) + 1:
+            fate = member.fate()
+            self.close()
+            raise EngineError(f"Workers do not start: {member} {fate}. What it printed is on standard error.")
+        member.end()
+        self.members[member.index] = self._started(member.index)
+
+    @property
+    def closed(self) -> bool:
+        return not self._end.alive
+
+    def close(self) -> None:
+        """End all workers and remove their folder."""
+        self._end()
+
+
+def _end(members: list[Member], folder: Path) -> None:
+    for member in members:
+        member.end()
+    members.clear()
+    shutil.rmtree(folder, ignore_errors=True)

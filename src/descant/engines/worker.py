@@ -1,0 +1,112 @@
+"""The other side of the `processes` engine: a process that makes plans and answers pieces, one message a line.
+
+    {"plan": id, "spelled": ..., "file": f}             ->  {"plan": id, "mark": ...}, or {"plan": id, "why": traceback}
+    {"piece": id, "plan": id, "tasks": ..., "file": f}  ->  {"answered": id, "answers": ..., "file": f}
+
+Arrays lie in safetensors files in a folder that both sides map into memory; a message only says where. It ends when its
+standard input does, so that it never outlives the process that started it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ..address import read
+from ..core import Task
+from ..parties import People
+from ..piece import Plan, parties_of, work
+from ..wire import Crate, parcel_of, sheet
+
+INSIDE = "DESCANT_WORKER"
+"""Set in the environment of a worker."""
+
+
+def mark_of(plan: Plan) -> str:
+    """What two processes must agree on before they share work: the model's shapes and constants, names and sizes."""
+    parts = (plan.net.layout.digest, plan.net.constants, sorted(plan.people.samples.items()))
+    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+
+class Worker:
+    """Plans by number, and the parties that several of them may share."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.plans: dict[int, Plan] = {}
+        self._people: tuple[str, People] | None = None  # the data made last: plans that are compared share it
+
+    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        """What comes of one message."""
+        if "spelled" in message:
+            try:
+                return self._make(message)
+            except Exception:
+                return {"plan": message["plan"], "why": traceback.format_exc()}
+        return self._work(message)
+
+    def _make(self, message: dict[str, Any]) -> dict[str, Any]:
+        arrays = load_file(message["file"]) if message["file"] else {}
+        spelled = {name: part for name, part in message["spelled"].items() if name != "data"}
+        settings = {name: read(part, arrays) for name, part in spelled.items()}
+        key = json.dumps(message["spelled"]["data"])
+        if self._people is None or self._people[0] != key:
+            self._people = (key, parties_of(read(message["spelled"]["data"], arrays)))
+        plan = self.plans[message["plan"]] = Plan.made(data=self._people[1], **settings)
+        return {"plan": message["plan"], "mark": mark_of(plan)}
+
+    def _work(self, message: dict[str, Any]) -> dict[str, Any]:
+        with safe_open(message["file"], "pt") as file:
+            arrays = _Lazily(file)
+            tasks = [parcel_of(fields, arrays, Task) for fields in message["tasks"]]
+            memories = [{name: arrays[key] for name, key in memory.items()} for memory in message["memories"]]
+        crate = Crate()
+        answers = [
+            {"report": sheet(report, crate), "memory": None if memory is None else crate.put(memory)}
+            for report, memory in work(self.plans[message["plan"]], tasks, memories)
+        ]
+        place = self.folder / f"answer-{message['piece']}-{os.getpid()}.safetensors"
+        save_file(crate.arrays, place)
+        return {"answered": message["piece"], "answers": answers, "file": str(place)}
+
+
+class _Lazily(dict[str, Tensor]):
+    """Tensors of a file, read when they are first asked for; the same key is the same tensor."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__()
+        self._file = file
+
+    def __missing__(self, key: str) -> Tensor:
+        tensor: Tensor = self._file.get_tensor(key)
+        self[key] = tensor
+        return tensor
+
+
+def serve(folder: Path, asked: TextIO, answered: TextIO) -> None:
+    """Answer messages until there are no more."""
+    worker = Worker(folder)
+    for line in asked:
+        answered.write(json.dumps(worker.answer(json.loads(line))) + "\n")
+        answered.flush()
+
+
+def main() -> None:
+    """The whole life of a worker process."""
+    settings = json.loads(sys.argv[1])
+    os.environ[INSIDE] = "1"
+    sys.path[:] = settings["path"]
+    torch.set_num_threads(settings["threads"])
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what the user's own code prints must not come between the answers
+    serve(Path(settings["folder"]), sys.stdin, answers)

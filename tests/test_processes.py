@@ -1,0 +1,333 @@
+"""Worker processes: the same numbers as in one process, and what happens when something goes wrong with them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from descant import DescantError, DescantWarning, Federation, Sgd, algorithms, compare, parties
+from descant.address import address_of, find, read, spell
+from descant.core import Engine
+from descant.engines import InProcess, Processes
+from descant.engines.processes import ProcessEngine, cores
+from descant.engines.worker import INSIDE
+from descant.errors import EngineError, SettingError
+from descant.flat import bind
+from descant.parties import People
+from descant.piece import Plan
+from descant.run import gather, tasks_for
+from problems import METHODS, classes, network
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*workers share:descant.errors.DescantWarning")  # on a small machine
+
+
+class Waiting(Processes):
+    """Workers that are waited for, so that every piece goes through them."""
+
+    def __call__(self, plan: Plan) -> ProcessEngine:
+        return super().__call__(plan).wait()
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Processes]:
+    pool = Waiting(workers=2, threads=1)
+    yield pool
+    pool.close()
+
+
+def made(name: str, engine: Any, **settings: Any) -> Federation:
+    solver = settings.pop("solver", Sgd(lr=0.1, steps=3, batch=4))
+    return Federation(
+        partial(network, torch.float32), partial(classes, 6), METHODS[name](), solver=solver, seed=7, engine=engine,
+        **settings,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_workers_give_the_same_hash_for_every_method(name: str, two: Processes) -> None:
+    fed = made(name, two).fit(3, progress=False)
+    assert not fed.refusals_
+    assert fed.hash() == made(name, InProcess).fit(3, progress=False).hash()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_number_of_workers_changes_nothing(workers: int, tmp_path: Path) -> None:
+    pool = Waiting(workers=workers, threads=1)
+    adam = Sgd(lr=0.05, epochs=2, batch=4, optimizer="Adam")
+    for name in ("FedGeoMedPlus", "Ditto", "stragglers"):
+        whole = made(name, InProcess, solver=adam).fit(4, progress=False)
+        made(name, pool, solver=adam).fit(2, progress=False).save(tmp_path / name)
+        again = made(name, pool, solver=adam).load(tmp_path / name).fit(2, progress=False)
+        assert again.hash() == whole.hash()
+        assert str(again.table()) == str(whole.table())
+        alone = made(name, InProcess, solver=adam).load(tmp_path / name).fit(2, progress=False)
+        assert alone.hash() == whole.hash()
+    pool.close()
+
+
+def test_work_begins_here_while_workers_start() -> None:
+    pool = Processes(workers=2, threads=1)
+    assert made("FedAvgPlus", pool).fit(3, progress=False).hash() == made("FedAvgPlus", InProcess).fit(3, False).hash()
+    pool.close()
+
+
+def test_a_study_shares_its_workers(two: Processes) -> None:
+    settings: dict[str, Any] = {"rounds": 2, "lr": 0.1, "steps": 2, "batch": 4, "progress": False}
+    methods = [algorithms.FedAvg(), algorithms.FedAvgPlus()]
+    ours = compare(methods, network, partial(classes, 4), engine=two, **settings)
+    assert str(ours.table()) == str(compare(methods, network, classes(4), **settings).table())
+
+
+def test_private_models_are_shown_by_workers(two: Processes) -> None:
+    ours, theirs = (made("FedPer", engine).fit(2, progress=False) for engine in (two, InProcess))
+    for name in ours.people:
+        pairs = zip(ours.models_[name].parameters(), theirs.models_[name].parameters(), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+
+
+# ── what goes wrong ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def fragile(output: Tensor, y: Tensor) -> Tensor:
+    """A loss whose worker dies once, when a file says so."""
+    order = Path(os.environ["DESCANT_TEST_ORDER"])
+    if INSIDE in os.environ and order.exists():
+        order.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return nn.functional.cross_entropy(output, y)
+
+
+def test_a_worker_that_dies_is_named_replaced_and_its_piece_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = tmp_path / "die"
+    monkeypatch.setenv("DESCANT_TEST_ORDER", str(order))
+    pool = Waiting(workers=2, threads=1)
+    adam = Sgd(lr=0.05, steps=2, batch=4, optimizer="Adam")
+    fed = made("FedAvgPlus", pool, loss=fragile, solver=adam).fit(1, progress=False)
+    order.touch()
+    with pytest.warns(DescantWarning, match=r"worker \d \(process \d+\) was killed \(SIGKILL.*while it worked on '"):
+        fed.fit(2, progress=False)
+    assert not order.exists() and not fed.refusals_
+    whole = made("FedAvgPlus", InProcess, loss=fragile, solver=adam).fit(3, progress=False)
+    assert fed.hash() == whole.hash()
+    pool.close()
+
+
+def deadly(output: Tensor, y: Tensor) -> Tensor:
+    """A loss that no worker survives for one party."""
+    if INSIDE in os.environ and (y == 2).all():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return nn.functional.cross_entropy(output, y)
+
+
+def looped() -> nn.Module:
+    """Dropout is drawn party by party, so that the loss sees one party's targets."""
+    return nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.1))
+
+
+def mostly_fine() -> People:
+    generator = torch.Generator().manual_seed(0)
+    targets = [torch.tensor([0, 1, 0, 1]), torch.tensor([2, 2, 2]), torch.tensor([0, 1, 1])]
+    return parties.from_arrays([(torch.randn(len(y), 6, generator=generator), y) for y in targets], test=0)
+
+
+def test_a_party_that_kills_every_worker_is_lost_and_the_others_go_on() -> None:
+    pool = Waiting(workers=1, threads=1)
+    fed = Federation(looped, mostly_fine, algorithms.FedAvg(), loss=deadly, lr=0.1, steps=1, engine=pool)
+    with pytest.warns(DescantWarning) as told:
+        (round,) = fed.rounds(1)
+    assert round.round.accepted == ("0", "2")
+    (refusal,) = fed.refusals_
+    assert refusal.party == "1"
+    assert re.search("lost: worker 0 .* was killed .* Use fewer workers", refusal.reason)
+    assert any("1 of 3 reports were refused" in str(warning.message) for warning in told)
+    pool.close()
+
+
+def nowhere() -> nn.Module:
+    if INSIDE in os.environ:
+        raise ZeroDivisionError("there is no such thing here")
+    return network()
+
+
+def otherwise() -> People:
+    return classes(5 if INSIDE in os.environ else 4)
+
+
+def test_a_factory_that_fails_in_the_worker_shows_its_own_traceback() -> None:
+    pool = Waiting(workers=1)
+    fed = Federation(nowhere, partial(classes, 4), algorithms.FedAvg(), engine=pool)
+    with pytest.raises(EngineError, match=r"(?s)could not make the federation.*in nowhere.*ZeroDivisionError"):
+        fed.fit(1, progress=False)
+    pool.close()
+
+
+def test_a_factory_that_makes_something_else_every_time_is_found_out() -> None:
+    pool = Waiting(workers=1)
+    with pytest.raises(EngineError, match=r"other parties than this process.*seed what it draws"):
+        Federation(network, otherwise, algorithms.FedAvg(), engine=pool).fit(1, progress=False)
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": nn.Linear(6, 3)}, r"The model cannot go to a worker process. A live Linear .* give what makes it"),
+        ({"model": lambda: nn.Linear(6, 3)}, r"The model cannot go .*lambda.* cannot be found by another process"),
+        ({"people": classes(3)}, "The data cannot go to a worker process"),
+        ({"loss": lambda output, y: nn.functional.cross_entropy(output, y)}, "The loss cannot go to a worker process"),
+        ({"model": "problems:net"}, "There is no 'net' in problems"),
+        ({"model": "problem:network"}, "There is no module 'problem'"),
+        ({"model": "network"}, "An address looks like 'package.module:name'"),
+    ],
+)
+def test_what_cannot_travel_is_refused_at_once_with_what_to_do(settings: dict[str, Any], message: str) -> None:
+    given = {"model": network, "people": partial(classes, 3), "loss": nn.functional.cross_entropy, **settings}
+    pool = Processes(1)
+    fed = Federation(given["model"], given["people"], algorithms.FedAvg(), loss=given["loss"], engine=pool)
+    with pytest.raises(DescantError, match=message):
+        fed.fit(1, progress=False)
+
+
+@pytest.mark.parametrize("workers", [0, 2.5, True])
+def test_a_number_of_workers_that_is_none_is_refused(workers: Any) -> None:
+    with pytest.raises(SettingError, match="The 'workers' of Processes must be a whole number >= 1"):
+        made("FedAvg", Processes(workers=workers)).fit(1, progress=False)
+
+
+@pytest.mark.filterwarnings("default")
+def test_more_workers_than_cores_or_parties() -> None:
+    pool = Processes(workers=cores() + 5)
+    fed = Federation(network, partial(classes, 2), algorithms.FedAvg(), lr=0.1, steps=1, engine=pool)
+    with pytest.warns(DescantWarning, match=f"{cores() + 5} workers share {cores()} cores"):
+        fed.fit(1, progress=False)
+    assert pool._pool is not None and len(pool._pool.members) == 2  # one a party
+    pool.close()
+
+
+def test_an_interrupted_round_is_done_again(two: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = made("FedAvgPlus", two).fit(1, progress=False)
+    hear, heard = ProcessEngine._reports, []
+
+    def interrupted(engine: ProcessEngine) -> Any:
+        heard.append(hear(engine))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ProcessEngine, "_reports", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fed.fit(1, progress=False)
+    monkeypatch.undo()
+    assert fed.fit(2, progress=False).hash() == made("FedAvgPlus", InProcess).fit(3, progress=False).hash()
+
+
+def slow(output: Tensor, y: Tensor) -> Tensor:
+    if INSIDE in os.environ:
+        time.sleep(60)
+    return nn.functional.cross_entropy(output, y)
+
+
+def test_a_worker_that_hangs_is_given_up_at_the_deadline_and_replaced() -> None:
+    pool = Waiting(workers=1, threads=1)
+    fed = Federation(network, partial(classes, 2), algorithms.FedAvg(), loss=slow, lr=0.1, steps=1, engine=pool)
+    engine = fed._engine
+
+    tasks = [replace(task, deadline=1.0) for task in tasks_for(fed._plan, fed.state, {"0": Sgd().hyper}, "train", 1)]
+    assert [report.status for report in gather(engine, tasks)] == ["lost"]
+    assert pool._pool is not None
+    (hanging,) = pool._pool.members
+    with pytest.warns(DescantWarning, match="was killed"):
+        list(gather(engine, [replace(tasks[0], kind="evaluate", deadline=20.0)]))
+    assert hanging.process.poll() is not None
+    pool.close()
+
+
+def test_nothing_is_left_behind() -> None:
+    pool = Waiting(workers=2)
+    made("FedAvgPlus", pool).fit(2, progress=False)
+    assert pool._pool is not None
+    members, folder = list(pool._pool.members), pool._pool.folder
+    assert [file.name for file in folder.iterdir()] == []  # every file went when it had been read
+    pool.close()
+    assert all(member.process.poll() is not None for member in members) and not folder.exists()
+
+
+SCRIPT = """
+    import sys
+    from functools import partial
+    from torch import nn
+    from descant import Federation, algorithms, parties
+    from descant.engines import Processes
+
+    print("loaded")  # what a script prints must not come between a worker's answers
+
+    def net(width):
+        return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+
+    def main():
+        engine = Processes(workers=1)
+        fed = Federation(partial(net, 8), partial(parties.digits, count=3), algorithms.FedAvg(), engine=engine)
+        fed._engine.wait()
+        print(fed.fit(2, progress=False).history_[-1]["round"])
+
+    {}
+"""
+
+
+def run_script(tmp_path: Path, last: str) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT.format(last)))
+    return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_script_s_own_functions_travel(tmp_path: Path) -> None:
+    done = run_script(tmp_path, 'if __name__ == "__main__":\n        main()')
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["loaded", "2"]
+
+
+def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "main()")
+    assert done.returncode != 0
+    assert "Put that part of it under `if __name__ == '__main__':`" in done.stderr
+
+
+# ── addresses ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_algorithm_can_be_spelled_and_read_again(name: str) -> None:
+    algorithm = bind(METHODS[name](), Federation(network, classes(3), algorithms.FedAvg())._plan.net.layout)
+    arrays: dict[str, Tensor] = {}
+    again = read(spell(algorithm, arrays), arrays)
+    assert repr(again) == repr(algorithm)
+    assert type(again) is type(algorithm)
+
+
+def test_addresses_are_found_again() -> None:
+    for thing in (network, nn.Linear, nn.functional.cross_entropy, People.subset):
+        assert find(address_of(thing)) is thing
+    with pytest.raises(SettingError, match="cannot be found"):
+        address_of(lambda: None)
+    with pytest.raises(SettingError, match="There is no file"):
+        find("nowhere.py:net")
+
+
+def test_engines_agree_on_their_protocol(two: Processes) -> None:
+    engine: Engine = two(made("FedAvg", two)._plan)
+    assert list(engine.members()) == list(classes(6))
+    assert engine.collect(0.0) == []
