@@ -147,8 +147,8 @@ class Exact:
     def hyper(self) -> Hyper:
         return Hyper()
 
-    def choose(self, net: Net, loss: Loss, terms: tuple[Term, ...], party: object, count: int) -> str:
-        return "exact"
+    def ways(self, net: Net, loss: Loss, terms: tuple[Term, ...], party: object, count: int) -> dict[str, str]:
+        return {"exact": ""}
 
     def train(self, job: Job) -> Trained:
         names: Sequence[str] = [party.name for party in job.parties]

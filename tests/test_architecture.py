@@ -16,7 +16,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # A module may import from its own line and from the lines above it.
 TIERS = [
     {"errors", "settings", "seeds"},
-    {"flat"},
+    {"flat", "address"},
     {"core"},
     {"norms", "medians", "weiszfeld", "centers", "penalties", "gate", "wire", "metrics"},
     {"algorithms", "solvers", "parties"},
@@ -27,7 +27,7 @@ TIERS = [
     {"federation"},
     {"report"},
     {"study"},
-    {"demo"},
+    {"demo", "doctor"},
     {"cli"},
 ]
 TIER = {name: level for level, names in enumerate(TIERS) for name in names}

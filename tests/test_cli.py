@@ -111,3 +111,53 @@ def test_an_interrupt_is_a_sentence_and_130(tmp_path, monkeypatch):
     shown = descant("demo", "--json", "--out", str(tmp_path / "out"))
     assert shown.exit_code == 130 and shown.stdout == ""
     assert shown.stderr.startswith("Interrupted:") and not (tmp_path / "out").exists()
+
+
+MINE = """
+from torch import nn
+from descant import parties
+
+def net():
+    return nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+
+def wide():
+    return nn.Sequential(nn.Linear(64, 5000), nn.ReLU(), nn.Linear(5000, 10))
+
+def dropped():
+    return nn.Sequential(nn.Linear(64, 10), nn.Dropout())
+
+def people():
+    return parties.digits(count=3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("net", "your model runs stacked: many parties at once"),
+        ("wide", "not stacked: because one model of 1.5 MB fills the cache by itself"),
+        ("dropped", "your model runs looped: one party after another"),
+        ("dropped", "because it draws random numbers"),
+    ],
+)
+def test_the_doctor_says_how_a_model_would_run(tmp_path, model, said):
+    file = tmp_path / "mine.py"
+    file.write_text(MINE)
+    shown = descant("doctor", f"{file}:{model}", "--parties", f"{file}:people")
+    assert shown.exit_code == 0, shown.output
+    assert said in shown.stdout and "torch uses" in shown.stdout
+    found = json.loads(descant("doctor", f"{file}:{model}", "--parties", f"{file}:people", "--json").stdout)
+    assert {"model", "parties", "way"} <= {finding["what"] for finding in found}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["doctor", "mine:net"], "Give a model and --parties together"),
+        (["doctor", "nowhere:net", "--parties", "nowhere:people"], "There is no module 'nowhere'"),
+        (["doctor", "nowhere.py:net", "--parties", "nowhere.py:people"], "There is no file nowhere.py"),
+    ],
+)
+def test_the_doctor_names_what_it_cannot_find(arguments, message):
+    shown = descant(*arguments)
+    assert shown.exit_code == 1 and message in shown.stderr and "Traceback" not in shown.output

@@ -206,6 +206,24 @@ LAYERS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
 }
 
 
+class Written(nn.Module):
+    """A network as tutorials write it: functions, views by the batch's own length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 2, 3, padding=1), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.max_pool2d(nn.functional.relu(self.conv(x.view(-1, 1, 4, 4))), 2)
+        x = nn.functional.avg_pool2d(x, 1).reshape(x.shape[0], -1)
+        output: Tensor = self.head(x.view(x.size(0), -1))
+        return output
+
+
+LAYERS["as tutorials write it"] = ((4, 4), Written)
+LAYERS["unflattened"] = ((16,), lambda: nn.Sequential(nn.Unflatten(1, (1, 4, 4)), Written()))
+
+
 def shaped(count: int, shape: tuple[int, ...], whole: bool = False) -> People:
     """Small parties of unlike sizes with samples of some shape; whole numbers below 7 on request."""
     generator = torch.Generator().manual_seed(2)
@@ -278,11 +296,13 @@ class Twisted(nn.Module):
             h = h - h.mean(0)
         elif self.kind == "flattens all":
             h = torch.flatten(h).view(-1, 6)
+        elif self.kind == "scales by the batch":
+            h = h / h.size(0)
         output: Tensor = self.head(h)
         return output
 
 
-@pytest.mark.parametrize("kind", ["overwrites", "mixes samples", "flattens all"])
+@pytest.mark.parametrize("kind", ["overwrites", "mixes samples", "flattens all", "scales by the batch"])
 def test_modules_that_only_look_common_are_not_stacked(kind: str) -> None:
     fed = Federation(Twisted(kind), classes(4), algorithms.FedAvg(), lr=0.1, steps=2)
     assert fed.state.way == "vectorised"

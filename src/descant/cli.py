@@ -16,7 +16,7 @@ import typer
 
 from . import __version__
 from .demo import ABOUT, Demo
-from .errors import DescantError
+from .errors import DescantError, SettingError
 from .settings import check
 
 if TYPE_CHECKING:
@@ -76,6 +76,36 @@ def demo(
             typer.echo(_summary(study, out))
 
 
+@app.command()
+def doctor(
+    model: str = typer.Argument("", help="What makes your model: package.module:name, or file.py:name."),
+    people: str = typer.Option("", "--parties", help="What makes your parties, in the same form."),
+    loss: str = typer.Option("torch.nn.functional:cross_entropy", help="The loss."),
+    attend: int = typer.Option(10, help="Parties a round."),
+    batch: int = typer.Option(10, help="Samples a step."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON document and nothing else."),
+) -> None:
+    """Say what is installed here, and how your model would be computed: stacked, single, vectorised or looped."""
+    with _plain_endings(None):
+        if bool(model) != bool(people):
+            raise SettingError("Give a model and --parties together: a model is tried on a batch of their data.")
+        sys.path.insert(0, "")  # as python -c and python -m have it: modules in this folder are found
+        from .doctor import explain, look
+
+        findings = look()
+        if model:
+            from .address import find
+            from .algorithms import FedAvg
+            from .federation import Federation
+
+            settings: dict[str, Any] = {"loss": find(loss), "attend": attend, "batch": batch}
+            findings += explain(Federation(model, people, FedAvg(), **settings))
+        if as_json:
+            typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings]))
+        else:
+            typer.echo("\n".join(map(str, findings)))
+
+
 def _run(chosen: Demo, out: Path, progress: bool) -> Study:
     from .report import FILES, write
     from .store import check_replaceable
@@ -103,7 +133,7 @@ def _summary(study: Study, out: Path) -> str:
 
 
 @contextmanager
-def _plain_endings(out: Path) -> Iterator[None]:
+def _plain_endings(out: Path | None) -> Iterator[None]:
     """One sentence and an exit status for what can go wrong, in place of a traceback."""
     try:
         yield
@@ -111,7 +141,8 @@ def _plain_endings(out: Path) -> Iterator[None]:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
-        typer.echo(f"Interrupted: the work was not finished, and {out} was left as it was.", err=True)
+        left = "" if out is None else f", and {out} was left as it was"
+        typer.echo(f"Interrupted: the work was not finished{left}.", err=True)
         raise typer.Exit(130) from error
 
 

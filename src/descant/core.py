@@ -246,7 +246,10 @@ class Solver(Protocol):
     @property
     def hyper(self) -> Hyper: ...
 
-    def choose(self, net: Net, loss: Loss, terms: tuple[Term, ...], party: Any, count: int) -> str:
-        """The way to compute stacks of ``count`` parties like this one; a bad model, loss or term is an error here."""
+    def ways(self, net: Net, loss: Loss, terms: tuple[Term, ...], party: Any, count: int) -> dict[str, str]:
+        """The ways to compute stacks of ``count`` parties like this one, the best first, and why each is not taken.
+
+        The first whose reason is "" is taken; a bad model, loss or term is an error here.
+        """
 
     def train(self, job: Job) -> Trained: ...

@@ -25,7 +25,7 @@ from .gate import Refusal
 from .metrics import Metric, metric_for
 from .parties import People
 from .piece import Data, Model, Plan, parties_of
-from .run import Round, State, begin, run
+from .run import Round, State, begin, possible_ways, run
 from .solvers import Sgd
 from .store import DEFAULT_BUDGET
 from .table import Table
@@ -236,6 +236,10 @@ class Federation:
     def center_(self) -> nn.Module:
         """The common module."""
         return self._plan.net.module_of(self.state.center)
+
+    def ways(self) -> dict[str, str]:
+        """The ways to compute the parties' local work, the best first, and why each is not taken ("" if it can be)."""
+        return possible_ways(self._plan)
 
     def hash(self) -> str:
         """A digest of the centre and of every party's model and memory."""

@@ -75,7 +75,7 @@ def parties_of(data: Data) -> People:
     people = found() if callable(found) else found
     if not isinstance(people, People):
         raise PartyError(
-            f"Give what makes parties, or parties made by descant.parties, such as from_arrays(...). Got {type(people)}."
+            f"Give parties (or their maker) made by descant.parties, such as from_arrays(...). Got {type(people)}."
         )
     return people
 

@@ -65,15 +65,23 @@ def begin(plan: Plan) -> State:
     check(plan.algorithm, plan.algorithm.name)
     if plan.budget < 0:
         raise SettingError(f"The budget for party state must be >= 0 bytes. Got {plan.budget}.")
-    largest = plan.people[max(plan.people, key=plan.people.samples.__getitem__)]
-    hyper = plan.solver.hyper
-    present = plan.algorithm.attend(plan.people.names, hyper, seeds.stream(plan.seed, 1, seeds.EVERYBODY, "attend"))
-    with ONE_AT_A_TIME:
-        way = plan.solver.choose(plan.net, plan.loss, plan.algorithm.terms, largest, len(present))
+    way = next(way for way, reason in possible_ways(plan).items() if not reason)
     row = plan.net.row()
     with torch.no_grad():
-        _rehearse(plan, row, hyper)
+        _rehearse(plan, row, plan.solver.hyper)
     return State(0, row, row, way, PartyStore(plan.budget))
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def possible_ways(plan: Plan) -> dict[str, str]:
+    """The solver's ways to compute a stack of as many parties as the first round has; a bad model is an error here."""
+    sizes = plan.people.samples
+    rng = seeds.stream(plan.seed, 1, seeds.EVERYBODY, "attend")
+    present = plan.algorithm.attend(plan.people.names, plan.solver.hyper, rng)
+    with ONE_AT_A_TIME:
+        largest = plan.people[max(sizes, key=sizes.__getitem__)]
+        return plan.solver.ways(plan.net, plan.loss, plan.algorithm.terms, largest, len(present))
 
 
 def _rehearse(plan: Plan, row: Tensor, hyper: Hyper) -> None:

@@ -110,7 +110,21 @@ class Flatten:
         return inputs[0].flatten(2), inputs[0].shape
 
     def backward(self, w: Views, into: Into, add: bool, saved: Any, slope: Tensor, wanted: bool) -> Sequence[Tensor]:
-        return [slope.view(saved)]
+        return [slope.reshape(saved)]
+
+
+@dataclass(frozen=True)
+class Reshape:
+    """Another shape for each party's batch; None stands for the length of the batch."""
+
+    shape: tuple[int | None, ...]
+
+    def forward(self, w: Views, *inputs: Tensor) -> tuple[Tensor, Any]:
+        (x,) = inputs
+        return x.reshape(len(x), *(x.shape[1] if size is None else size for size in self.shape)), x.shape
+
+    def backward(self, w: Views, into: Into, add: bool, saved: Any, slope: Tensor, wanted: bool) -> Sequence[Tensor]:
+        return [slope.reshape(saved)]
 
 
 @dataclass(frozen=True)
@@ -178,9 +192,10 @@ class Elementwise:
 
     function: Callable[..., Tensor]
     options: dict[str, Any] = field(default_factory=dict)
+    rest: tuple[Any, ...] = ()  # what it is given behind its inputs
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        return self.function(*inputs, **self.options)
+        return self.function(*inputs, *self.rest, **self.options)
 
 
 @dataclass(frozen=True)
@@ -217,6 +232,8 @@ def operation_of(module: nn.Module, prefix: str) -> Operation | None:
         return Relu()
     if type(module) is nn.Flatten:
         return Flatten() if module.start_dim == 1 and module.end_dim == -1 else None
+    if type(module) is nn.Unflatten:
+        return Reshape((None, *module.unflattened_size)) if module.dim == 1 else None
     if type(module) is nn.Conv1d or type(module) is nn.Conv2d:
         return Recorded(PartyByParty(_convolution(module)), names) if module.padding_mode == "zeros" else None
     if type(module) is nn.LayerNorm:

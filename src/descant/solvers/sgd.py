@@ -61,22 +61,34 @@ class Sgd:
             return Hyper(self.lr, self.epochs)
         return Hyper(self.lr, 20 if self.steps is None else self.steps)
 
-    def choose(self, net: Net, loss: Loss, terms: tuple[Term, ...], party: Party, count: int) -> str:
-        """How stacks of parties are computed: a function of the model's shapes, the count and torch's version alone."""
+    def ways(self, net: Net, loss: Loss, terms: tuple[Term, ...], party: Party, count: int) -> dict[str, str]:
+        """A function of the model's shapes, the count and torch's version alone."""
         check(self)
         if self.steps is not None and self.epochs is not None:
             raise SettingError(f"Give Sgd steps or epochs, not both. Got steps={self.steps} and epochs={self.epochs}.")
         check_elementwise(maker(self.optimizer, self.options))
         size = party.samples if self.batch is None else min(self.batch, party.samples)
         reasons = probe(net, loss, terms, party.x[:size], party.y[:size])
-        if not reasons[STACKED]:
-            return STACKED if count > 1 and together(net.layout) > 1 else SINGLE
-        small = net.layout.size <= MOST_VECTORISED
-        return VECTORISED if count > 1 and small and not reasons[VECTORISED] else LOOPED
+        alone = "" if count > 1 else "one party a round works alone"
+        megabytes = net.layout.size * net.layout.dtype.itemsize / 1e6
+        full = "" if together(net.layout) > 1 else f"one model of {megabytes:.1f} MB fills the cache by itself"
+        large = (
+            "" if net.layout.size <= MOST_VECTORISED else f"above {MOST_VECTORISED} parameters it is slower than a loop"
+        )
+        return {
+            STACKED: reasons[STACKED] or full or alone,
+            SINGLE: reasons[STACKED],
+            VECTORISED: reasons[VECTORISED] or large or alone,
+            LOOPED: "",
+        }
 
     def train(self, job: Job) -> Trained:
         """The local work of every party in the job, as many at once as the way allows."""
         job.net.module.train()
+        with _threads(job.way):
+            return self._train(job)
+
+    def _train(self, job: Job) -> Trained:
         draws = [
             draw(p.samples, self.batch, h.work, self.unit, seeds.stream(job.seed, job.round, p.name, "batch"))
             for p, h in zip(job.parties, job.hypers, strict=True)
@@ -138,6 +150,19 @@ class Sgd:
 def together(layout: Layout) -> int:
     """How many parties are stacked at once: as many as the cache holds, since every step goes through all of them."""
     return max(1, CACHE // (layout.size * layout.dtype.itemsize))
+
+
+@contextmanager
+def _threads(way: str) -> Iterator[None]:
+    """A stack in the cache is too small to share: a second thread gains nothing, and loses much on busy cores."""
+    before = torch.get_num_threads()
+    if way == STACKED:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if way == STACKED:
+            torch.set_num_threads(before)
 
 
 @contextmanager

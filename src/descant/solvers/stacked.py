@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from ..flat import Layout, Net
-from .layers import Elementwise, Flatten, Into, Operation, Recorded, Relu, Views, operation_of
+from .layers import Elementwise, Flatten, Folded, Into, Operation, Recorded, Relu, Reshape, Views, operation_of
 
 _ALONE = {torch.tanh, functional.tanh, torch.sigmoid, functional.sigmoid, functional.gelu, functional.silu}
 _ALONE |= {functional.elu, functional.leaky_relu, functional.softplus}
@@ -25,6 +25,7 @@ _ARITHMETIC = {operator.add, operator.sub, operator.mul, torch.add, torch.sub, t
 _METHODS = {"tanh": torch.tanh, "sigmoid": torch.sigmoid}
 _RELU = {torch.relu, functional.relu, "relu"}
 _FLATTEN = {torch.flatten, "flatten"}
+_POOLS = {functional.max_pool2d, functional.avg_pool2d, functional.adaptive_avg_pool2d}
 
 
 class Stack:
@@ -119,13 +120,18 @@ def _trace(module: nn.Module, layout: Layout) -> Kernel | str:
     if nodes[-1].args != tuple(nodes[-1].all_input_nodes) or len(nodes[-1].args) != 1:
         return "it does not return one tensor"
     places, steps, depends = {nodes[0]: 0}, list[Step](), [False]
+    lengths: set[fx.Node] = set()  # nodes that are the length of the batch, not values
     for node in nodes[1:-1]:
-        found = _operation(node, parts, layout)
-        if found is None or any(source not in places for source in node.all_input_nodes):
+        if _is_length(node, lengths):
+            lengths.add(node)
+            continue
+        found = _reshaped(node, lengths) if lengths & set(node.all_input_nodes) else _operation(node, parts, layout)
+        inputs = [source for source in node.all_input_nodes if source not in lengths]
+        if found is None or any(source not in places for source in inputs):
             what = parts[str(node.target)] if node.op == "call_module" else node.target
             name = type(what).__name__ if isinstance(what, nn.Module) else getattr(what, "__name__", str(what))
-            return f"it uses {name} in a way that is not stacked"
-        sources = tuple(places[source] for source in node.all_input_nodes)
+            return f"no kernel is known for its {name}"
+        sources = tuple(places[source] for source in inputs)
         wanted = any(depends[source] for source in sources)
         learns = node.op == "call_module" and any(True for _ in parts[str(node.target)].parameters())
         again = learns and any(other.target == node.target for other in nodes[nodes.index(node) + 1 :])
@@ -151,7 +157,28 @@ def _operation(node: fx.Node, parts: dict[str, nn.Module], layout: Layout) -> Op
         return None if node.kwargs else Recorded(Elementwise(node.target))
     if node.op == "call_method" and node.target in _METHODS and alone:
         return Recorded(Elementwise(_METHODS[str(node.target)]))
-    return None
+    if node.op == "call_function" and node.target in _POOLS and len(node.all_input_nodes) == 1:
+        return Recorded(Folded(Elementwise(node.target, dict(node.kwargs), node.args[1:])))
+    return _reshaped(node, set())
+
+
+def _is_length(node: fx.Node, lengths: set[fx.Node]) -> bool:
+    """Whether a node is x.size(0), x.shape[0], or x.shape on the way to it."""
+    if node.op == "call_method":
+        return node.target == "size" and node.args[1:] == (0,)
+    if node.op == "call_function" and node.target is getattr:
+        return node.args[1] == "shape"
+    return (
+        node.op == "call_function" and node.target is operator.getitem and node.args[0] in lengths and node.args[1] == 0
+    )
+
+
+def _reshaped(node: fx.Node, lengths: set[fx.Node]) -> Operation | None:
+    """x.view(len(x), -1), x.reshape(-1, 784) and the like: what a party's batch becomes."""
+    if node.op != "call_method" or node.target not in ("view", "reshape") or node.kwargs:
+        return None
+    shape = tuple(None if size in lengths else size for size in node.args[1:])
+    return Reshape(shape) if all(size is None or isinstance(size, int) for size in shape) else None  # type: ignore[arg-type]
 
 
 def _layer(node: fx.Node, module: nn.Module, layout: Layout) -> Operation | None:
