@@ -25,7 +25,7 @@ from .weiszfeld import geometric_median
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Columns of a flat model, as (start, stop) pairs."""
 
-
+Locate: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # a block [K, c] and the shares of its rows -> [c]
 FARTHEST = 1e50  # of a number in a float64 row, before its squares and their sums overflow
 
 
@@ -83,14 +83,13 @@ class GeometricMedian:
     def __call__(self, models: Tensor, weights: Tensor | None = None) -> Center:
         check(self)
         shares = shares_of(models, weights)
-        near = _nearer(models)
-        point, gap, iterations = geometric_median(near, shares, self.rho, self.tolerance, self.most_iterations)
-        return Center(point, gap, iterations)
+        near = _nearer(models) if models.dtype == torch.float64 else models
+        return Center(*geometric_median(near, shares, self.rho, self.tolerance, self.most_iterations))
 
 
 def _nearer(models: Tensor) -> Tensor:
     """Rows so far out that their squares overflow, moved in along their own direction: it is all that they count by."""
-    reach = models.abs().amax(1) if models.dtype == torch.float64 else models.new_zeros(len(models))
+    reach = torch.linalg.vector_norm(models, torch.inf, dim=1)
     far = reach > FARTHEST
     if not far.any():
         return models
@@ -108,7 +107,7 @@ class CoordinateMedian:
     """
 
     def __call__(self, models: Tensor, weights: Tensor | None = None) -> Center:
-        return Center(_by_column(models, weights, median), gap=0.0)
+        return Center(_by_column(models, weights, median, size=8), gap=0.0)
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ class SmoothedCoordinateMedian:
             squares += float(slope @ slope)
             return z
 
-        point = _by_column(models, weights, locate)
+        point = _by_column(models, weights, locate, size=8)
         return Center(point, gap=math.sqrt(squares))
 
 
@@ -190,9 +189,8 @@ class ProximalCenter:
             momentum = grown
         point = ahead.to(models.dtype)
         left = point.double() - fixed_point_step(models, point.double(), self.penalty, self.rho, weights)
-        lost = 2**-52 * float(
-            shares_of(models, weights) @ (models - point).double().norm(dim=1)
-        )  # to rounding, in prox
+        distance = shares_of(models, weights) @ (models - point).double().norm(dim=1)
+        lost = 2**-52 * float(distance)  # to rounding, in prox
         return Center(point, (float(left.norm()) + lost) / self.rho, iterations)
 
 
@@ -291,12 +289,12 @@ def shares_of(models: Tensor, weights: Tensor | None) -> Tensor:
     return wide / wide.sum()
 
 
-def _by_column(models: Tensor, weights: Tensor | None, locate: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def _by_column(models: Tensor, weights: Tensor | None, locate: Locate, size: int = 1) -> Tensor:
     """A centre that treats every column alone, over the rows that are present."""
     shares = shares_of(models, weights)
     present = shares > 0
     whole = bool(present.all())
     point = torch.empty_like(models[0])
-    for cut, block in column_blocks(models):
+    for cut, block in column_blocks(models, size):
         point[cut] = locate(block if whole else block[present], shares if whole else shares[present])
     return point

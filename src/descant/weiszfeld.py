@@ -5,17 +5,24 @@ Three things make it quick and sure: where the stack is small in one direction, 
 few dimensions is solved by Newton steps first; a row that is itself the answer is recognised, not crawled to; and
 the answer is judged where it is returned, in float64, rounded to the dtype of the models.
 
+So it takes four passes: one for the Gram matrix, one for the answer as a mixture of rows, two to judge it.
+
 Pillutla, Kakade, Harchaoui: Robust Aggregation for Federated Learning (2019) names the method RFA.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from .medians import column_blocks, weighted_sum
+from . import medians
+from .medians import centred_blocks, weighted_sum
 
 FEW_COLUMNS = 64
 """With at most this many columns the rows themselves are the few-dimensional copy."""
@@ -25,7 +32,11 @@ FEW_ROWS = 256
 two threads: on easy stacks (3-5 Weiszfeld iterations) the Gram matrix takes 0.5 to 2 times as long as the passes, 2 at
 K = 256; where models spread or 30 % are outliers (7-16 iterations) it takes 0.2 to 0.7 times as long at every K."""
 
-_NEWTON_STEPS = 100
+_NEWTON_STEPS = 300
+_SAMPLE = 256  # columns, at least, that tell which row is in the middle
+
+Numbers: TypeAlias = NDArray[np.float64]
+"""What has no dimension of size d: numpy needs a microsecond for an operation on it, torch four."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +44,31 @@ class View:
     """What one look at the stack from the point z tells."""
 
     z: Tensor  # [d], in the dtype of the models
-    nu: float  # rho, or the rounding of z where that is coarser
-    distances: Tensor  # [K]
+    distances: Numbers  # [K]
     following: Tensor  # [d], float64: where Weiszfeld's step leads
     gap: float
     step: float
     settled: bool  # the minimiser is within nu of z, which is a row
     resolution: float
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The models as they are read, their shares, and the dtype that answers are rounded to."""
+
+    rows: Tensor  # [K, d]
+    shares: Numbers  # [K]
+    rho: float
+    dtype: torch.dtype
+
+    def rounded(self, z: Tensor) -> tuple[Tensor, float, float]:
+        """z in the dtype of the models, what its last bits amount to, and rho or that where it is coarser."""
+        z = z.to(self.dtype)
+        rounding = 2 * torch.finfo(self.dtype).eps * float(torch.linalg.vector_norm(z, dtype=torch.float64))
+        return z, rounding, max(self.rho, rounding)
+
+    def mixture(self, coefficients: Numbers, origin: Tensor | None = None) -> Tensor:
+        return weighted_sum(self.rows, torch.from_numpy(coefficients).to(self.rows.device), origin)
 
 
 def geometric_median(
@@ -52,49 +81,50 @@ def geometric_median(
     [2.0, 2.0]
     """
     leaping = min(models.shape[1] - FEW_COLUMNS, models.shape[0] - FEW_ROWS) <= 0
-    z = weighted_sum(models, shares).to(models.dtype)
-    if leaping:
-        z = _leap(models, shares, z, rho)
-    here = look(models, shares, z, rho)
-    tried: set[int] = set()  # rows that were looked at as the answer
+    small = models.numel() <= medians.BLOCK  # then it is widened once, not in every pass
+    stack = Stack(models.double() if small else models, shares.cpu().numpy(), rho, models.dtype)
+    here = look(stack, _leap(stack, _middle_row(stack)) if leaping else stack.mixture(stack.shares))
+    fine = 16 * torch.finfo(stack.rows.dtype).eps  # no Gram matrix of this dtype leads much below such a gap
+    tried, crawling = set[int](), False  # rows that were looked at as the answer; steps that did not halve the gap
     for iteration in range(1, most_iterations + 1):
         if here.gap <= tolerance or here.step <= here.resolution:
             return here.z, here.gap, iteration
-        if leaping:
-            there = look(models, shares, _leap(models, shares, here.z, rho), rho)
+        if leaping and (here.gap > fine or crawling):
+            there = look(stack, _leap(stack, here.z))
             leaping = there.gap < here.gap / 2
             here = there if there.gap < here.gap else here
             continue
-        row = _nearest(here.distances, shares)
-        if row not in tried and here.distances[row] < 0.1 * here.distances.mean():
+        row = _nearest(here.distances, stack.shares)
+        if not leaping and row not in tried and here.distances[row] < 0.1 * here.distances.mean():
             tried.add(row)
-            there = look(models, shares, models[row], rho)
+            there = look(stack, models[row])
             here = there if there.settled else here
-        here = look(models, shares, here.following.to(models.dtype), rho)
+        there = look(stack, here.following)
+        here, crawling = there, there.gap > here.gap / 2
     return here.z, here.gap, most_iterations
 
 
-def look(models: Tensor, shares: Tensor, z: Tensor, rho: float) -> View:
+def look(stack: Stack, z: Tensor) -> View:
     """Distances, Weiszfeld's step and the gap at z, in two passes of float64 arithmetic over the columns.
 
     The gap is the norm of the smallest gradient that z may have within its own rounding. Only a row nearer than
     rho can make a difference there: as rho -> 0 this is the smallest subgradient at a data point.
     """
-    squares = torch.zeros_like(shares)
-    for cut, block in column_blocks(models):
-        squares += torch.linalg.vector_norm(block - z[cut].double(), dim=1) ** 2
-    distances = squares.sqrt()
-    rounding = 2 * torch.finfo(models.dtype).eps * float(torch.linalg.vector_norm(z, dtype=torch.float64))
-    nu = max(rho, rounding)
-    near = float(shares[distances <= nu].sum())
-    pulls = shares / distances.clamp(min=nu)
-    downhill = weighted_sum(models, pulls, origin=z)
-    slope, strength = float(downhill.norm()), float(pulls.sum())
+    z, rounding, nu = stack.rounded(z)
+    squares = torch.zeros(len(stack.shares), dtype=torch.float64, device=z.device)
+    offsets = stack.rows[:, :0]
+    for _, offsets in centred_blocks(stack.rows, z, torch.float64):
+        squares += torch.linalg.vector_norm(offsets, dim=1).square_()
+    distances = np.sqrt(squares.cpu().numpy())
+    near = float(stack.shares[distances <= nu].sum())
+    pulls = stack.shares / np.maximum(distances, nu)
+    whole = offsets if offsets.shape == stack.rows.shape else None
+    downhill = stack.mixture(pulls, z) if whole is None else torch.from_numpy(pulls).to(z.device) @ whole
+    slope, strength = float(torch.linalg.vector_norm(downhill)), float(pulls.sum())
     return View(
         z=z,
-        nu=nu,
         distances=distances,
-        following=z + downhill / strength,
+        following=downhill.div_(strength).add_(z),
         gap=max(0.0, slope - near * rounding / nu),
         step=slope / strength,
         settled=slope <= near,
@@ -102,76 +132,98 @@ def look(models: Tensor, shares: Tensor, z: Tensor, rho: float) -> View:
     )
 
 
-def _leap(models: Tensor, shares: Tensor, z: Tensor, rho: float) -> Tensor:
-    """The minimiser as found in a few-dimensional copy of the rows about z, brought back as a mixture of rows."""
-    rounding = 2 * torch.finfo(models.dtype).eps * float(torch.linalg.vector_norm(z, dtype=torch.float64))
-    nu = max(rho, rounding)
-    rows = models.double() - z if models.shape[1] <= FEW_COLUMNS else _isometric_rows(models, z)
-    best = _newton(rows, shares, nu)
-    pulls = shares / torch.linalg.vector_norm(rows - best, dim=1).clamp(min=nu)
-    return (z + weighted_sum(models, pulls / pulls.sum(), origin=z)).to(models.dtype)
+def _middle_row(stack: Stack) -> Tensor:
+    """The row with the least mean distance to the others, by a sample of columns: no minority leads it away."""
+    sample = stack.rows[:, :: max(1, stack.rows.shape[1] // _SAMPLE)].double()
+    distances = torch.cdist(sample, sample, compute_mode="donot_use_mm_for_euclid_dist")
+    return stack.rows[int(np.argmin(distances.cpu().numpy() @ stack.shares))]
 
 
-def _isometric_rows(models: Tensor, z: Tensor) -> Tensor:
-    """K points in K dimensions that lie to one another, and to 0, as the rows lie to one another and to z."""
-    count = models.shape[0]
-    gram = torch.zeros(count, count, dtype=torch.float64, device=models.device)
-    for cut, block in column_blocks(models):
-        centred = block - z[cut].double()
-        gram.addmm_(centred, centred.T)
+def _leap(stack: Stack, origin: Tensor) -> Tensor:
+    """The minimiser as found in a few-dimensional copy of the rows about the origin, brought back as their mixture."""
+    origin, _, nu = stack.rounded(origin)
+    if stack.rows.shape[1] <= FEW_COLUMNS:
+        rows = (stack.rows.double() - origin).cpu().numpy()
+    else:
+        rows = _isometric_rows(stack, origin)
+    best = _newton(rows, stack.shares, nu)
+    pulls = stack.shares / np.maximum(_lengths(rows - best), nu)
+    return stack.mixture(pulls / pulls.sum())
+
+
+def _isometric_rows(stack: Stack, origin: Tensor) -> Numbers:
+    """K points in K dimensions that lie to one another, and to 0, as the rows lie to one another and to the origin."""
+    gram = _gram(stack.rows, origin, stack.rows.dtype)
+    if not np.isfinite(gram).all():
+        gram = _gram(stack.rows, origin, torch.float64)
     # Rows are scaled to length 1 before the factorisation, so that a far outlier does not drown the near rows.
-    lengths = gram.diagonal().sqrt()
-    units = torch.where(lengths > 0, 1 / lengths, 0.0)
-    values, vectors = torch.linalg.eigh(gram * units[:, None] * units)
-    rows: Tensor = lengths[:, None] * vectors * values.clamp(min=0).sqrt()
+    lengths = np.sqrt(gram.diagonal())
+    units = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    # By torch: numpy takes 7 times as long for K = 100.
+    values, vectors = torch.linalg.eigh(torch.from_numpy(gram * units[:, None] * units))
+    rows: Numbers = lengths[:, None] * (vectors * values.clamp(min=0).sqrt()).numpy()
     return rows
 
 
-def _newton(rows: Tensor, shares: Tensor, nu: float) -> Tensor:
-    """Newton's method on the smoothed objective from 0; a step that does not serve gives way to Weiszfeld's."""
-    p, tried = torch.zeros_like(rows[0]), set[int]()
-    objective, gradient = _objective(rows, shares, nu, p)
+def _gram(models: Tensor, origin: Tensor, dtype: torch.dtype) -> Numbers:
+    """The inner products of the centred rows: a block in the given dtype, the sum of the blocks in float64."""
+    gram = torch.zeros(len(models), len(models), dtype=torch.float64, device=models.device)
+    for _, offsets in centred_blocks(models, origin, dtype):
+        gram += offsets @ offsets.T
+    return gram.cpu().numpy()
+
+
+def _newton(rows: Numbers, shares: Numbers, nu: float) -> Numbers:
+    """Newton's method on the smoothed objective; a step that does not serve gives way to Weiszfeld's.
+
+    A Newton step must halve the least slope so far, and Weiszfeld's never climbs: whichever of them occurs without
+    end leads to the minimiser.
+    """
+    # From the mean: where the minimisers are a segment, the answer is then the same for every order of the rows.
+    here, tried = Pull(rows, shares, nu, shares @ rows), set[int]()
+    least = here.slope
     for _ in range(_NEWTON_STEPS):
-        steepness = float(gradient.norm())
-        offsets = rows - p
-        distances = torch.linalg.vector_norm(offsets, dim=1)
-        strength = (shares / distances.clamp(min=nu)).sum()
-        if steepness <= 1e-14 + 4e-16 * strength * p.norm():  # what a change of p in its last bit makes
+        if here.slope <= 1e-14 + 4e-16 * here.strength * math.sqrt(here.p @ here.p):  # a last bit of p makes as much
             break
-        row = _nearest(distances, shares)
+        row = _nearest(here.distances, shares)
         if row not in tried:
             tried.add(row)
-            near = shares[torch.linalg.vector_norm(rows - rows[row], dim=1) <= nu].sum()
-            at_row = _objective(rows, shares, nu, rows[row])
-            if at_row[1].norm() <= near:  # the minimiser is within nu of this row
-                p, (objective, gradient) = rows[row], at_row
+            there = Pull(rows, shares, nu, rows[row])
+            if there.slope <= shares[there.distances <= nu].sum():  # the minimiser is within nu of this row
+                here, least = there, min(least, there.slope)
                 continue
-        trial = p - _newton_step(offsets, distances, shares, nu, gradient)
-        after = _objective(rows, shares, nu, trial)
-        if not (after[0] <= objective * (1 + 1e-14) and after[1].norm() <= steepness / 2):
-            trial = p - gradient / strength
-            after = _objective(rows, shares, nu, trial)
-        if after[1].norm() >= steepness and steepness < 1e-11:
+        there = Pull(rows, shares, nu, here.p - here.newton_step())
+        if not there.slope <= least / 2:
+            there = Pull(rows, shares, nu, here.p - here.gradient / here.strength)
+        if there.slope >= here.slope and here.slope < 1e-11:
             break  # rounding has the last word
-        p, (objective, gradient) = trial, after
-    return p
+        here, least = there, min(least, there.slope)
+    return here.p
 
 
-def _nearest(distances: Tensor, shares: Tensor) -> int:
-    return int(torch.where(shares > 0, distances, torch.inf).argmin())
+class Pull:
+    """The gradient of mean Phi_nu(rows - p) in p, and what it is made of."""
+
+    def __init__(self, rows: Numbers, shares: Numbers, nu: float, p: Numbers) -> None:
+        self.p, self.nu = p, nu
+        self.offsets = p - rows
+        self.distances = _lengths(self.offsets)
+        self.pulls = shares / np.maximum(self.distances, nu)
+        self.strength = float(self.pulls.sum())
+        self.gradient = self.pulls @ self.offsets
+        self.slope = math.sqrt(self.gradient @ self.gradient)
+
+    def newton_step(self) -> Numbers:
+        bend = np.where(self.distances > self.nu, self.pulls / np.maximum(self.distances, self.nu) ** 2, 0.0)
+        hessian = (self.offsets * -bend[:, None]).T @ self.offsets
+        hessian.flat[:: len(hessian) + 1] += self.strength * (1 + 1e-12)  # flat directions have a long step, not none
+        return np.asarray(np.linalg.solve(hessian, self.gradient), np.float64)
 
 
-def _newton_step(offsets: Tensor, distances: Tensor, shares: Tensor, nu: float, gradient: Tensor) -> Tensor:
-    pulls = shares / distances.clamp(min=nu)
-    bend = torch.where(distances > nu, pulls / distances**2, 0.0)
-    hessian = pulls.sum() * torch.eye(len(gradient), dtype=gradient.dtype) - (offsets * bend[:, None]).T @ offsets
-    step, _ = torch.linalg.solve_ex(hessian, gradient)
-    return torch.nan_to_num(step, nan=0.0, posinf=0.0, neginf=0.0)  # a flat direction: the trial then fails
+def _lengths(rows: Numbers) -> Numbers:
+    lengths: Numbers = np.sqrt(np.einsum("kd,kd->k", rows, rows))
+    return lengths
 
 
-def _objective(rows: Tensor, shares: Tensor, nu: float, p: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean Phi_nu(rows - p) and its gradient in p."""
-    offsets = p - rows
-    distances = torch.linalg.vector_norm(offsets, dim=1)
-    losses = torch.where(distances > nu, distances - nu / 2, distances**2 / (2 * nu))
-    return shares @ losses, (shares / distances.clamp(min=nu)) @ offsets
+def _nearest(distances: Numbers, shares: Numbers) -> int:
+    return int(np.where(shares > 0, distances, np.inf).argmin())

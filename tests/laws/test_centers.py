@@ -152,6 +152,27 @@ def test_medians_of_few_numbers() -> None:
     assert torch.equal(CoordinateMedian()(models).point, models.sort(dim=0).values[1:3].mean(dim=0))
 
 
+@pytest.mark.parametrize("count", [*range(1, 18), 31, 64, 100, 128, 129])
+def test_the_median_is_that_of_the_sorted_column(count: int) -> None:
+    models = draw(count, count, 60).float()
+    models[:, :20] = models[:, :20].round()  # ties
+    models[count // 2, 20:30] = math.nan  # goes to the end, like infinity
+    values = models.sort(dim=0).values
+    right = (values[(count - 1) // 2] + values[count // 2]) / 2
+    assert torch.equal(CoordinateMedian()(models).point.nan_to_num(7), right.nan_to_num(7))
+
+
+@law
+@given(seed=seeds, count=st.integers(2, 40), grid=st.booleans())
+def test_the_weighted_median_halves_the_weight(seed: int, count: int, grid: bool) -> None:
+    models = draw(seed, count, 30).round() if grid else draw(seed, count, 30)
+    weights = torch.randint(0, 4, (count,), generator=torch.Generator().manual_seed(seed))
+    weights[0] = 1
+    for column, z in zip(models.T, CoordinateMedian()(models, weights).point, strict=True):
+        repeated = column.repeat_interleave(weights).sort().values
+        assert z == (repeated[(len(repeated) - 1) // 2] + repeated[len(repeated) // 2]) / 2
+
+
 @law
 @given(
     seed=seeds, count=counts, rho=st.sampled_from([1e-3, 0.3, 1.0, 50.0]), weighted=st.booleans(), grid=st.booleans()
@@ -262,6 +283,19 @@ def test_float32_geometric_median_is_the_float64_one_rounded(name: str) -> None:
     center = GeometricMedian()(models)
     assert center.gap < 1e-6
     torch.testing.assert_close(center.point.double(), GeometricMedian()(models.double()).point, rtol=1e-6, atol=1e-7)
+
+
+HOSTILE = {"a million away": 1e6, "as far as float32 goes": 3e38, "the same": 0.0}
+
+
+@pytest.mark.parametrize("far", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("rho", [1e-6, 0.1])
+def test_one_gram_matrix_of_float32_is_enough_for_a_gap_of_a_millionth(far: float, rho: float) -> None:
+    models = draw(12, 40, 30_000).float()  # more than a block
+    models[:12] = far
+    center = GeometricMedian(rho, tolerance=1e-6)(models)
+    assert center.gap < 1e-6
+    assert center.iterations == 1
 
 
 @every_center

@@ -1,0 +1,97 @@
+"""How long a centre takes: in sums of the same stack where it is large, in microseconds where it is small.
+
+`models.sum(0)` reads the stack once and does next to nothing else: it is the yardstick of what memory allows. Every
+centre is timed in turn with it, the best of several turns counts. Run it on a quiet machine:
+
+    python benchmarks/centers.py            # --threads 2, --json for a program
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from descant.centers import CoordinateMedian, GeometricMedian, Mean, SmoothedCoordinateMedian, TrimmedMean
+from descant.table import Table
+
+SIZES = ((100, 1_000_000), (10, 7_850))  # the second is a logistic regression on 28 x 28 images
+
+
+def stacks(count: int, d: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Random models, the same with 30 % of the rows a million away, and weights."""
+    generator = torch.Generator().manual_seed(0)
+    models = torch.randn(count, d, generator=generator)
+    hostile = models.clone()
+    hostile[: 3 * count // 10] += 1e6
+    return models, hostile, 0.1 + torch.rand(count, generator=generator)
+
+
+def works(count: int, d: int) -> dict[str, Callable[[], Any]]:
+    """What is timed, the yardstick first."""
+    models, hostile, weights = stacks(count, d)
+    return {
+        "models.sum(0)": lambda: models.sum(0),
+        "Mean": lambda: Mean()(models),
+        "Mean, weighted": lambda: Mean()(models, weights),
+        "GeometricMedian": lambda: GeometricMedian()(models),
+        "GeometricMedian, weighted": lambda: GeometricMedian()(models, weights),
+        "GeometricMedian, rho 0.1": lambda: GeometricMedian(0.1)(models),
+        "GeometricMedian, 30 % outliers": lambda: GeometricMedian()(hostile),
+        "GeometricMedian to 1e-6, 30 % outliers": lambda: GeometricMedian(tolerance=1e-6)(hostile),
+        "CoordinateMedian": lambda: CoordinateMedian()(models),
+        "CoordinateMedian, weighted": lambda: CoordinateMedian()(models, weights),
+        "SmoothedCoordinateMedian, rho 0.1": lambda: SmoothedCoordinateMedian(0.1)(models),
+        "SmoothedCoordinateMedian, rho 0.1, weighted": lambda: SmoothedCoordinateMedian(0.1)(models, weights),
+        "SmoothedCoordinateMedian, rho 9": lambda: SmoothedCoordinateMedian(9.0)(models),
+        "TrimmedMean": lambda: TrimmedMean()(models),
+        "torch.median(dim=0)": lambda: torch.median(models, dim=0),
+        "numpy.median(axis=0)": lambda: np.median(models.numpy(), axis=0),
+    }
+
+
+def best_seconds(works: dict[str, Callable[[], Any]], turns: int, calls: int) -> dict[str, float]:
+    """The least time of a call of each, by turns, so that a noisy minute falls on all."""
+    best = dict.fromkeys(works, float("inf"))
+    for _ in range(turns):
+        for name, work in works.items():
+            began = time.perf_counter()
+            for _ in range(calls):
+                work()
+            best[name] = min(best[name], (time.perf_counter() - began) / calls)
+    return best
+
+
+def table(count: int, d: int, turns: int) -> Table:
+    """The times for a stack of this shape."""
+    small = count * d < 10**6
+    best = best_seconds(works(count, d), turns * (10 if small else 1), 10 if small else 1)
+    unit, scale = ("µs", 1e6) if small else ("ms", 1e3)
+    yardstick = best["models.sum(0)"]
+    rows = [{"centre": name, unit: scale * took, "sums": took / yardstick} for name, took in best.items()]
+    verdict = f"K = {count}, d = {d}, float32, {torch.get_num_threads()} threads; best of {turns} turns."
+    return Table(("centre", unit, "sums"), rows, verdict, {unit: 1, "sums": 1})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="print records instead of tables")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    tables = [table(count, d, options.turns) for count, d in SIZES]
+    if options.json:
+        print(json.dumps([{"verdict": made.verdict, "rows": list(made.rows)} for made in tables]))
+        return
+    print(*tables, sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()
