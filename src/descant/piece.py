@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -161,21 +161,22 @@ def _train(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> lis
         terms=algorithm.terms,
         hold=None if isinstance(algorithm.hold, Unbound) else algorithm.hold,  # a plan's algorithm is bound
     )
-    trained = plan.solver.train(job)
-    return [_answer(plan, task, row, center[row], trained) for row, task in enumerate(tasks)]
+    return list(_answers(plan, tasks, center, plan.solver.train(job)))
 
 
-def _answer(plan: Plan, task: Task, row: int, center: Tensor, trained: Trained) -> Answer:
-    tensors = plan.net.layout.split(trained.rows[row])
-    sent = tensors if plan.algorithm.report == "model" else plan.net.layout.split(trained.rows[row] - center)
-    arrays = {name: tensor for name, tensor in sent.items() if name not in plan.private}
-    report = Report(task.party, task.round, task.kind, arrays=arrays, metrics=trained.metrics[row])
-    memory = dict(trained.memories[row])
-    memory |= {f"layer.{name}": tensors[name].reshape(-1) for name in plan.private}
-    if plan.algorithm.personal is not None:
-        memory["statistics"] = trained.rows[row, plan.net.layout.size :]
-    healthy = all(map(finite, (trained.rows[row], *memory.values())))
-    return report, memory if healthy else None  # a party that diverged forgets it, so that it can come back
+def _answers(plan: Plan, tasks: Sequence[Task], center: Tensor, trained: Trained) -> Iterator[Answer]:
+    layout, rows = plan.net.layout, trained.rows
+    tensors = layout.split(rows)  # [K, ...] each
+    sent = tensors if plan.algorithm.report == "model" else layout.split(rows - center)
+    for k, task in enumerate(tasks):
+        arrays = {name: tensor[k] for name, tensor in sent.items() if name not in plan.private}
+        report = Report(task.party, task.round, task.kind, arrays=arrays, metrics=trained.metrics[k])
+        memory = dict(trained.memories[k])
+        memory |= {f"layer.{name}": tensors[name][k].reshape(-1) for name in plan.private}
+        if plan.algorithm.personal is not None:
+            memory["statistics"] = rows[k, layout.size :]
+        healthy = not memory or all(map(finite, (rows[k], *memory.values())))
+        yield report, memory if healthy else None  # a party that diverged forgets it, so that it can come back
 
 
 def _personal(plan: Plan, task: Task, memory: Memory) -> Tensor:

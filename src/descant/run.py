@@ -19,7 +19,7 @@ from . import seeds
 from .core import Engine, Hyper, Kind, Memory, Metrics, Report, Store, Task
 from .errors import DescantError, SettingError
 from .flat import ONE_AT_A_TIME
-from .gate import Gate, Refusal
+from .gate import Gate, Refusal, finite
 from .piece import Plan
 from .settings import check
 from .store import PartyStore
@@ -232,8 +232,10 @@ def _settle(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report]) 
     everybody, all_weights = _with_absent(plan, state, accepted, models, weights)
     aggregated = algorithm.aggregate(everybody[:, :size], all_weights)
     point, remembered = algorithm.advance(state.center[:size], aggregated.point, memory)
-    center = torch.cat([point, algorithm.statistics(everybody[:, size:], all_weights).point])
-    if not torch.isfinite(center).all():
+    center = point
+    if everybody.shape[1] > size:
+        center = torch.cat([point, algorithm.statistics(everybody[:, size:], all_weights).point])
+    if not finite(center):
         return _Outcome(state.center, memory, note="the aggregate is not finite: the model is unchanged")
     if algorithm.keep is not None:
         for report, row in zip(accepted, algorithm.keep(models, center, hyper), strict=True):
@@ -243,7 +245,9 @@ def _settle(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report]) 
 
 def _models(plan: Plan, state: State, accepted: Sequence[Report]) -> Tensor:
     """The reported models as rows; columns that are private to their party keep the centre's values."""
-    models = state.center.repeat(len(accepted), 1)
+    models = state.center.new_empty(len(accepted), len(state.center))
+    if plan.private or plan.algorithm.report == "change":
+        models[:] = state.center
     for row, report in zip(models, accepted, strict=True):
         for name, tensor in report.arrays.items():
             begin, end = plan.net.layout.range_of(name)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ..parties.people import Party
 
-_WINDOW = 2**23  # numbers gathered ahead: few large gathers are cheaper than many small ones
+_WINDOW = 2**21  # numbers gathered ahead: few large gathers are cheaper than many small ones
+_SCRATCH: dict[torch.dtype, Tensor] = {}  # a window by dtype: memory that is new each time costs as much as the copying
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,9 @@ def draw(n: int, batch: int | None, work: int, unit: str, rng: np.random.Generat
     steps = work if unit == "steps" else work * per_epoch
     if size == n:
         return Draws(torch.arange(n).expand(steps, n), (n,) * steps)
-    index = np.zeros((math.ceil(steps / per_epoch), per_epoch * size), dtype=np.int64)
-    for order in index:
-        taken = min(n, len(order))
-        order[:taken] = rng.permutation(n)[:taken]
+    epochs, taken = math.ceil(steps / per_epoch), min(n, per_epoch * size)
+    index = np.zeros((epochs, per_epoch * size), dtype=np.int64)
+    index[:, :taken] = rng.random((epochs, n)).argsort(1)[:, :taken]  # a new order each; quicker than to shuffle
     lengths = [min(size, n - begin) for begin in range(0, per_epoch * size, size)]
     return Draws(torch.from_numpy(index.reshape(-1, size)[:steps]), tuple((lengths * len(index))[:steps]))
 
@@ -63,7 +63,8 @@ def feed(parties: Sequence[Party], draws: Sequence[Draws]) -> Iterator[list[Grou
     for begin in range(0, steps, window):
         indices = [d.index[begin : begin + window] for d in draws]
         if alike:
-            xs, ys = _gathered([p.x for p in parties], indices), _gathered([p.y for p in parties], indices)
+            xs = _gathered([p.x for p in parties], indices, _SCRATCH)
+            ys = _gathered([p.y for p in parties], indices, {})
             for x, y in zip(xs.unbind(1), ys.unbind(1), strict=True):
                 yield [Group(None, x, y)]
         else:
@@ -73,13 +74,16 @@ def feed(parties: Sequence[Party], draws: Sequence[Draws]) -> Iterator[list[Grou
                 yield list(_grouped(step, step - begin, draws, by_party, targets))
 
 
-def _gathered(data: Sequence[Tensor], indices: Sequence[Tensor]) -> Tensor:
-    """``[K, window, batch, ...]``, copied once."""
-    shape = data[0].shape[1:]
-    gathered = data[0].new_empty(len(data), indices[0].numel(), *shape)
+def _gathered(data: Sequence[Tensor], indices: Sequence[Tensor], kept: dict[torch.dtype, Tensor]) -> Tensor:
+    """``[K, window, batch, ...]``, copied once; into memory that is kept, where there is enough of it."""
+    shape, like = (len(data), indices[0].numel(), *data[0].shape[1:]), data[0]
+    needed = math.prod(shape)
+    if like.dtype not in kept or kept[like.dtype].numel() < needed:
+        kept[like.dtype] = like.new_empty(needed)
+    gathered = kept[like.dtype][:needed].view(shape)
     for into, values, index in zip(gathered, data, indices, strict=True):
         torch.index_select(values, 0, index.reshape(-1), out=into)
-    return gathered.view(len(data), *indices[0].shape, *shape)
+    return gathered.view(len(data), *indices[0].shape, *like.shape[1:])
 
 
 def _grouped(step: int, at: int, draws: Sequence[Draws], xs: list[Tensor], ys: list[Tensor]) -> Iterator[Group]:

@@ -19,7 +19,7 @@ from ..core import Sight
 from ..errors import ModelError
 from .layers import Into
 from .objective import Objective
-from .stacked import Kernel, Stack, kernel_of
+from .stacked import Stack, kernel_of
 
 STACKED, SINGLE, VECTORISED, LOOPED = "stacked", "single", "vectorised", "looped"
 TOGETHER = (STACKED, VECTORISED)
@@ -27,7 +27,7 @@ TOGETHER = (STACKED, VECTORISED)
 
 def steps_at_once(objective: Objective, way: str) -> bool:
     """Whether a :class:`Descent` can step by itself: a large model then goes through the cache once less."""
-    kernel = kernel_of(objective.net) if way == SINGLE and not objective.terms else ""
+    kernel = kernel_of(objective.net, 0) if way == SINGLE and not objective.terms else ""
     return not isinstance(kernel, str) and kernel.steps_at_once
 
 
@@ -51,17 +51,16 @@ class Descent:
         self.statistics, self.received, self.strengths = statistics, received, strengths
         self.losses = Losses(stack.columns.new_zeros(len(stack.columns)))
         if way in (STACKED, SINGLE):
-            kernel = kernel_of(objective.net)
+            kernel = kernel_of(objective.net, stack.lead)
             if isinstance(kernel, str):
                 raise ModelError(f"{type(objective.net.module).__name__} cannot be stacked: {kernel}.")
-            self._kernel: Kernel = kernel
-            self._into = Into(stack.g) if rate is None else Into(stack.w, -rate)
+            self._kernel = kernel.bind(stack.w, Into(stack.g) if rate is None else Into(stack.w, -rate))
         alone = way in TOGETHER and len(stack.columns) == 1
         self._two = self._some([0, 0]) if alone else None  # one party rounds otherwise than many
 
     def _some(self, rows: list[int]) -> Descent:
         """The same for some of the parties, with numbers of their own."""
-        stack = Stack(self.stack.layout, self.stack.columns[rows])
+        stack = Stack(self.stack.layout, [self.stack.columns[rows]], self.stack.lead)
         parts = (self.statistics[rows], self.received[rows], self.strengths[rows])
         return Descent(self.objective, self.way, stack, *parts)
 
@@ -113,20 +112,20 @@ class Descent:
 
     def _by_kernel(self, x: Tensor, y: Tensor) -> None:
         """The whole stack by its kernel; only the terms, written for one party, go through vmap."""
-        w = self.stack.w
-        output, run = self._kernel.forward(w, x)
-        slope = self._slope(output, y)
+        lead = self.stack.lead
+        output = self._kernel.forward(x if lead else x[0])
+        slope = self._slope(output, y if lead else y[0])
         if not self.objective.terms:
-            self._kernel.backward(w, self._into, run, slope)
+            self._kernel.backward(slope)
             return
         size = self.stack.layout.size
         parts = torch.split_with_sizes(self.stack.columns, [size, *self.objective.widths], dim=1)
-        leaves = [part.detach().requires_grad_() for part in (output, *parts)]
+        leaves = [part.detach().requires_grad_() for part in (output if lead else output.unsqueeze(0), *parts)]
         with torch.enable_grad():
             values = torch.stack([self._term(i, leaves, x, y) for i in range(len(self.objective.terms))], 1)
             total = (self.strengths * values).sum()
         along, *columns = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
-        self._kernel.backward(w, self._into, run, slope + along)
+        self._kernel.backward(slope + (along if lead else along[0]))
         self.stack.gradient[:, size:] = 0
         self.stack.gradient += torch.cat(columns, 1)
 
@@ -145,13 +144,14 @@ class Descent:
 
     def _slope(self, output: Tensor, y: Tensor) -> Tensor:
         """The gradient of the loss along the outputs."""
-        if self.objective.loss is functional.cross_entropy and output.ndim == 3 and y.ndim == 2:
+        lead = self.stack.lead
+        if self.objective.loss is functional.cross_entropy and output.ndim == 2 + lead and y.ndim == 1 + lead:
             self.losses.later(output, y)
-            chances = torch.softmax(output, 2)
-            return chances.scatter_add_(2, y.unsqueeze(2), self._minus_one(y)).div_(y.shape[1])
+            chances = _softmax(output) if lead else torch.softmax(output, -1)
+            return chances.scatter_add_(-1, y.unsqueeze(-1), self._minus_one(y)).div_(y.shape[-1])
         leaf = output.detach().requires_grad_()
         with torch.enable_grad():
-            each = torch.vmap(self._mean_loss)(leaf, y)
+            each = torch.vmap(self._mean_loss)(leaf, y) if lead else self._mean_loss(leaf, y)
             (slope,) = torch.autograd.grad(each.sum(), leaf)
         self.losses.total.add_(each.detach())
         return slope
@@ -161,7 +161,7 @@ class Descent:
 
     @cached_property
     def _one(self) -> Tensor:
-        return -self.stack.columns.new_ones(1, 1, 1)
+        return -self.stack.columns.new_ones(1)
 
     def _mean_loss(self, output: Tensor, y: Tensor) -> Tensor:
         return self.objective.loss(output, y).mean()
@@ -178,15 +178,22 @@ class Losses:
     def total(self) -> Tensor:
         """The sum so far, ``[K]``."""
         if self._waiting:
-            outputs, targets = zip(*self._waiting, strict=True)
-            log = torch.log_softmax(torch.cat(outputs, 1), 2)
-            picked = log.gather(2, torch.cat(targets, 1).unsqueeze(2))
-            self._total -= picked.sum((1, 2)) / targets[0].shape[1]
+            waiting = zip(*self._waiting, strict=True)
+            outputs, targets = (torch.cat(parts, self._waiting[0][1].ndim - 1) for parts in waiting)
+            below = outputs - outputs.amax(-1, keepdim=True)
+            each = below.exp().sum(-1, keepdim=True).log_() - below.gather(-1, targets.unsqueeze(-1))
+            self._total += each.sum((-2, -1)) / self._waiting[0][1].shape[-1]
             self._waiting = []
         return self._total
 
     def later(self, output: Tensor, y: Tensor) -> None:
-        """Remember outputs ``[K, batch, classes]`` and targets, as long as they are few and of one shape."""
+        """Remember outputs ``[..., batch, classes]`` and targets, as long as they are few and of one shape."""
         if self._waiting and (output.shape != self._waiting[0][0].shape or len(self._waiting) >= 32):
             self.total  # noqa: B018  it reckons what waits
         self._waiting.append((output, y))
+
+
+def _softmax(output: Tensor) -> Tensor:
+    """Over the last axis; torch's own takes twice as long for many rows of few classes."""
+    chances = (output - output.amax(-1, keepdim=True)).exp_()
+    return chances.div_(chances.sum(-1, keepdim=True))

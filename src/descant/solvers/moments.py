@@ -82,7 +82,8 @@ class _Group:
 
 
 class Moments:
-    """An optimiser over the columns of a stack, in place; rows with equal keys must stand next to each other."""
+    """An optimiser over the columns of a stack, in place; rows with equal keys must stand next to each other, and
+    without keys there is nothing to do."""
 
     def __init__(
         self,
@@ -105,14 +106,14 @@ class Moments:
 
     def step(self, alive: Sequence[bool]) -> None:
         """One step of every group that still works."""
-        working = [group for group in self._groups if alive[group.at.start]]
-        if self._plain:
-            for group in working:
-                group.columns.add_(group.gradient, alpha=-group.lr)
-            return
         for group in self._groups:
-            group.columns.grad = group.gradient if group in working else None
-        self._optimizer.step()
+            works = alive[group.at.start]
+            if not self._plain:
+                group.columns.grad = group.gradient if works else None
+            elif works:
+                group.columns.add_(group.gradient, alpha=-group.lr)
+        if not self._plain:
+            self._optimizer.step()
 
     def memories(self) -> list[dict[str, Tensor]]:
         """The moments of each party, to be kept."""

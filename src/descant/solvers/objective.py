@@ -43,6 +43,8 @@ class Objective:
 
     def strengths(self, round: int, names: Sequence[str], like: Tensor) -> Tensor:
         """The factor before each term for each party, ``[K, terms]``."""
+        if not self.terms:
+            return like.new_empty(len(names), 0)
         values = [[value_at(term.strength, round, name) for term in self.terms] for name in names]
         return like.new_tensor(values).reshape(len(names), len(self.terms))
 

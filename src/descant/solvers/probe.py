@@ -12,9 +12,11 @@ from .. import seeds
 from ..core import Loss, Term
 from ..errors import ModelError
 from ..flat import Net
-from .descent import LOOPED, STACKED, VECTORISED, Descent
+from .descent import LOOPED, SINGLE, STACKED, TOGETHER, VECTORISED, Descent
 from .objective import Objective, private_columns
 from .stacked import Stack, kernel_of
+
+WAYS = (STACKED, SINGLE, VECTORISED)
 
 
 def probe(net: Net, loss: Loss, terms: tuple[Term, ...], x: Tensor, y: Tensor) -> dict[str, str]:
@@ -29,10 +31,10 @@ def probe(net: Net, loss: Loss, terms: tuple[Term, ...], x: Tensor, y: Tensor) -
     draws = _try(objective, parts)
     _check_buffers(net, buffers)
     if draws:
-        return dict.fromkeys((STACKED, VECTORISED), "it draws random numbers (dropout, say), which are keyed by party")
+        return dict.fromkeys(WAYS, "it draws random numbers (dropout, say), which are keyed by party")
     two = [part.expand(2, *part.shape).clone() for part in parts]
     two[0][1] *= 1.1  # two unlike parties: a way that mixes them is found out
-    return {way: _why_not(objective, way, two) for way in (STACKED, VECTORISED)}
+    return {way: _why_not(objective, way, two) for way in WAYS}
 
 
 def _try(objective: Objective, parts: tuple[Tensor, ...]) -> bool:
@@ -78,8 +80,8 @@ def _check_buffers(net: Net, before: dict[str, Tensor]) -> None:
 
 
 def _why_not(objective: Objective, way: str, parts: list[Tensor]) -> str:
-    if way == STACKED:
-        kernel = kernel_of(objective.net)
+    if way != VECTORISED:
+        kernel = kernel_of(objective.net, int(way == STACKED))
         if isinstance(kernel, str):
             return kernel
         if any(term.points for term in objective.terms):
@@ -87,20 +89,23 @@ def _why_not(objective: Objective, way: str, parts: list[Tensor]) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # torch warns where it would fall back to a loop of its own
-            found = _gradient(objective, way, parts)
+            found = _gradient(objective, way, parts) if way in TOGETHER else _by_turns(objective, way, parts)
     except Exception as error:
         lines = str(error).strip().splitlines()
         return f"torch does not take it ({lines[0] if lines else type(error).__name__})"
-    alone = torch.cat([_gradient(objective, LOOPED, [part[k : k + 1] for part in parts]) for k in range(2)])
+    alone = _by_turns(objective, LOOPED, parts)
     close = torch.allclose(found, alone, rtol=1e-3, atol=1e-4 * float(alone.abs().max()))
     return "" if close else "it computes another gradient"
+
+
+def _by_turns(objective: Objective, way: str, parts: list[Tensor]) -> Tensor:
+    return torch.cat([_gradient(objective, way, [part[k : k + 1] for part in parts]) for k in range(2)])
 
 
 @torch.no_grad()
 def _gradient(objective: Objective, way: str, parts: list[Tensor]) -> Tensor:
     columns, statistics, received, strengths, x, y = parts
-    descent = Descent(
-        objective, way, Stack(objective.net.layout, columns.clone()), statistics.clone(), received, strengths
-    )
+    stack = Stack(objective.net.layout, [columns], lead=int(way != SINGLE))
+    descent = Descent(objective, way, stack, statistics.clone(), received, strengths)
     descent(x, y)
     return descent.stack.gradient

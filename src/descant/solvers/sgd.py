@@ -77,7 +77,7 @@ class Sgd:
         )
         return {
             STACKED: reasons[STACKED] or full or alone,
-            SINGLE: reasons[STACKED],
+            SINGLE: reasons[SINGLE],
             VECTORISED: reasons[VECTORISED] or large or alone,
             LOOPED: "",
         }
@@ -98,7 +98,7 @@ class Sgd:
         keys = [(h.lr, len(d.lengths), age(m)) for h, d, m in zip(job.hypers, draws, job.memories, strict=True)]
         order = sorted(range(len(keys)), key=keys.__getitem__)  # rows of one age stand together: see moments.py
         most = {STACKED: together(job.net.layout), VECTORISED: len(order)}.get(job.way, 1)
-        rows = torch.empty_like(job.start)
+        rows = torch.empty_like(job.start, memory_format=torch.contiguous_format)
         memories: list[Memory] = [{}] * len(order)
         metrics: list[Metrics] = [{}] * len(order)
         for first in range(0, len(order), most):
@@ -117,14 +117,14 @@ class Sgd:
         private = [_private(job, row) for row in range(len(draws))]
         objective = Objective(job.net, job.loss, job.terms, tuple(len(part) for part in private[0]))
         beside = [torch.stack(parts) for parts in zip(*private, strict=True)]
-        stack = Stack(job.net.layout, torch.cat([job.start[:, :size], *beside], 1))
+        stack = Stack(job.net.layout, [job.start[:, :size], *beside], lead=int(job.way != SINGLE))
+        columns = stack.columns
         make, rates = maker(self.optimizer, self.options), [hyper.lr for hyper in job.hypers]
-        moments = Moments(make, stack, rates, job.memories, keys)
         at_once = is_plain(make) and job.hold is None and steps_at_once(objective, job.way)
-        strengths = objective.strengths(job.round, names, stack.columns)
-        parts = (job.start[:, size:].clone(), job.received[:, :size], strengths)
+        parts = (job.start[:, size:].clone(), job.received[:, :size], objective.strengths(job.round, names, columns))
         descent = Descent(objective, job.way, stack, *parts, rates[0] if at_once else None)
-        pull = Pulling(job, stack.columns[:, :size])
+        moments = Moments(make, stack, rates, job.memories, [] if at_once else keys)
+        pull = Pulling(job, columns[:, :size])
         lengths = [len(d.lengths) for d in draws]
         everybody, shortest = [True] * len(draws), min(lengths)
         for step, groups in enumerate(feed(job.parties, draws)):
@@ -135,16 +135,19 @@ class Sgd:
                     descent.of(group.rows, group.x, group.y)
             alive = everybody if step < shortest else [step < length for length in lengths]
             with _held(stack, job, step, lengths):
-                if not at_once:
-                    moments.step(alive)
+                moments.step(alive)
                 pull(alive)
-        losses = descent.losses.total / stack.columns.new_tensor(lengths)  # nan for a party that took no step
-        kept = moments.memories() if self.moments == "keep" else [{}] * len(draws)
-        return Trained(
-            torch.cat([stack.columns[:, :size], descent.statistics], 1),
-            _kept(stack.columns[:, size:], objective, kept),
-            [{"loss": loss, "samples": p.samples} for p, loss in zip(job.parties, losses.tolist(), strict=True)],
+        losses = descent.losses.total / columns.new_tensor(lengths)  # nan for a party that took no step
+        kept: Sequence[Memory] = [{}] * len(draws)
+        if self.moments == "keep" and not at_once:
+            kept = moments.memories()
+        if job.terms:
+            kept = _with_private(kept, columns[:, size:], objective)
+        metrics = [{"loss": loss, "samples": p.samples} for p, loss in zip(job.parties, losses.tolist(), strict=True)]
+        rows = (
+            torch.cat([columns[:, :size], descent.statistics], 1) if descent.statistics.numel() else columns[:, :size]
         )
+        return Trained(rows, kept, metrics)
 
 
 def together(layout: Layout) -> int:
@@ -217,7 +220,7 @@ class Pulling:
         self._w.lerp_(self._job.anchor, self._share)
 
 
-def _kept(private: Tensor, objective: Objective, moments: Sequence[Memory]) -> list[Memory]:
+def _with_private(moments: Sequence[Memory], private: Tensor, objective: Objective) -> list[Memory]:
     kept: list[Memory] = []
     for own, memory in zip(private, moments, strict=True):
         parts = zip(objective.terms, torch.split_with_sizes(own, list(objective.widths)), strict=True)

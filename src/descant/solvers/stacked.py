@@ -7,9 +7,9 @@ operations. Here each layer is one operation with a leading party axis (see `lay
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from ..flat import Layout, Net
-from .layers import Elementwise, Flatten, Folded, Into, Operation, Recorded, Relu, Reshape, Views, operation_of
+from .layers import FLAT, Elementwise, Folded, Into, Operation, Place, Recorded, Relu, Reshape, Views, operation_of
 
 _ALONE = {torch.tanh, functional.tanh, torch.sigmoid, functional.sigmoid, functional.gelu, functional.silu}
 _ALONE |= {functional.elu, functional.leaky_relu, functional.softplus}
@@ -31,21 +31,32 @@ _POOLS = {functional.max_pool2d, functional.avg_pool2d, functional.adaptive_avg_
 class Stack:
     """The columns ``[K, D]`` of some parties, room for their gradient, and both by the names of their tensors."""
 
-    def __init__(self, layout: Layout, columns: Tensor) -> None:
+    def __init__(self, layout: Layout, columns: Sequence[Tensor], lead: int = 1) -> None:
         self.layout = layout
-        self.columns = columns
+        self.lead = lead  # 0: one party, whose tensors have no party axis
+        self.columns = _lines(columns[0], sum(part.shape[1] for part in columns))
+        torch.cat(list(columns), 1, out=self.columns)
 
     @cached_property
     def gradient(self) -> Tensor:
-        return torch.zeros_like(self.columns)
+        return _lines(self.columns, self.columns.shape[1]).zero_()
 
     @cached_property
     def w(self) -> Views:
-        return self.layout.split(self.columns[:, : self.layout.size])
+        return self._views(self.columns)
 
     @cached_property
     def g(self) -> Views:
-        return self.layout.split(self.gradient[:, : self.layout.size])
+        return self._views(self.gradient)
+
+    def _views(self, columns: Tensor) -> Views:
+        return self.layout.split((columns if self.lead else columns[0])[..., : self.layout.size])
+
+
+def _lines(like: Tensor, width: int) -> Tensor:
+    """``[K, width]`` whose rows begin at a cache line: a product is faster so, and does not depend on the row."""
+    each = 64 // like.element_size()
+    return like.new_empty(len(like), -(-width // each) * each)[:, :width]
 
 
 @dataclass(frozen=True)
@@ -58,10 +69,6 @@ class Step:
     add: bool  # whether a call of the same layer behind it has put a gradient there already
 
 
-Run: TypeAlias = list[Any]
-"""What each step saved for the way back."""
-
-
 @dataclass(frozen=True)
 class Kernel:
     """A traced module: operations in order."""
@@ -69,27 +76,9 @@ class Kernel:
     steps: tuple[Step, ...]
     result: int  # the place of the output among the values
 
-    def forward(self, w: Views, x: Tensor) -> tuple[Tensor, Run]:
-        """The outputs ``[K, batch, ...]`` on ``x [K, batch, ...]``."""
-        values, run = [x], []
-        for step in self.steps:
-            value, saved = step.operation.forward(w, *[values[source] for source in step.sources])
-            values.append(value)
-            run.append(saved)
-        return values[self.result], run
-
-    def backward(self, w: Views, into: Into, run: Run, slope: Tensor) -> None:
-        """Put the gradient of all parameters where it goes, given that of the outputs."""
-        slopes, stepping = {self.result: slope}, into.scale != 1
-        for place in range(len(self.steps), 0, -1):
-            if place not in slopes:  # nothing before it learns
-                continue
-            step = self.steps[place - 1]
-            found = step.operation.backward(
-                w, into, step.add or stepping, run[place - 1], slopes.pop(place), step.wanted
-            )
-            for source, one in zip(step.sources, found, strict=False):
-                slopes[source] = slopes[source] + one if source in slopes else one
+    def bind(self, w: Views, into: Into) -> BoundKernel:
+        """The kernel with its parameters, and where their gradient goes."""
+        return BoundKernel(self, w, into)
 
     @cached_property
     def steps_at_once(self) -> bool:
@@ -97,17 +86,46 @@ class Kernel:
         return not any(step.add for step in self.steps)
 
 
-_TRACED: WeakKeyDictionary[nn.Module, Kernel | str] = WeakKeyDictionary()
+class BoundKernel:
+    """A kernel at work."""
+
+    def __init__(self, kernel: Kernel, w: Views, into: Into) -> None:
+        stepping = into.scale != 1
+        self._result = kernel.result
+        self._steps = [
+            (step.operation.bind(w, Place(into, step.add or stepping), step.wanted), step.sources)
+            for step in kernel.steps
+        ]
+        self._back = list(enumerate(self._steps, 1))[::-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The outputs ``[K, batch, ...]`` on ``x [K, batch, ...]``."""
+        values = [x]
+        for bound, sources in self._steps:
+            values.append(bound.forward(*[values[source] for source in sources]))
+        return values[self._result]
+
+    def backward(self, slope: Tensor) -> None:
+        """Put the gradient of all parameters where it goes, given that of the outputs."""
+        slopes = {self._result: slope}
+        for place, (bound, sources) in self._back:
+            if place in slopes:  # else nothing before it learns
+                found = bound.backward(slopes.pop(place))
+                for source, one in zip(sources, found, strict=False):
+                    slopes[source] = slopes[source] + one if source in slopes else one
 
 
-def kernel_of(net: Net) -> Kernel | str:
-    """The net's module as a kernel, or why it cannot be one; traced once."""
+_TRACED: WeakKeyDictionary[nn.Module, list[Kernel | str]] = WeakKeyDictionary()
+
+
+def kernel_of(net: Net, lead: int) -> Kernel | str:
+    """The net's module as a kernel with or without a party axis, or why it cannot be one; traced once."""
     if net.module not in _TRACED:
-        _TRACED[net.module] = _trace(net.module, net.layout)
-    return _TRACED[net.module]
+        _TRACED[net.module] = [_trace(net.module, net.layout, lead) for lead in (0, 1)]
+    return _TRACED[net.module][lead]
 
 
-def _trace(module: nn.Module, layout: Layout) -> Kernel | str:
+def _trace(module: nn.Module, layout: Layout, lead: int) -> Kernel | str:
     if layout.parameters < len(layout.names):
         return "it has running statistics"
     wrapped = nn.Sequential(module)  # so that a lone layer is a layer, too
@@ -125,7 +143,8 @@ def _trace(module: nn.Module, layout: Layout) -> Kernel | str:
         if _is_length(node, lengths):
             lengths.add(node)
             continue
-        found = _reshaped(node, lengths) if lengths & set(node.all_input_nodes) else _operation(node, parts, layout)
+        by_length = bool(lengths & set(node.all_input_nodes))
+        found = _reshaped(node, lengths, lead) if by_length else _operation(node, parts, layout, lead)
         inputs = [source for source in node.all_input_nodes if source not in lengths]
         if found is None or any(source not in places for source in inputs):
             what = parts[str(node.target)] if node.op == "call_module" else node.target
@@ -142,13 +161,13 @@ def _trace(module: nn.Module, layout: Layout) -> Kernel | str:
     return Kernel(tuple(steps), result) if depends[result] else "its output does not depend on its parameters"
 
 
-def _operation(node: fx.Node, parts: dict[str, nn.Module], layout: Layout) -> Operation | None:
+def _operation(node: fx.Node, parts: dict[str, nn.Module], layout: Layout, lead: int) -> Operation | None:
     """What computes a node on the stack; None where that is not known to be the same as party by party."""
     alone = len(node.args) == 1 and isinstance(node.args[0], fx.Node)
     if node.op == "call_module":
-        return _layer(node, parts[str(node.target)], layout) if alone and not node.kwargs else None
+        return _layer(node, parts[str(node.target)], layout, lead) if alone and not node.kwargs else None
     if node.target in _FLATTEN and node.args[1:] == (1,) and not node.kwargs:
-        return Flatten()
+        return Reshape(FLAT, lead)
     if node.target in _RELU and alone:
         return Relu() if _overwrites_nothing(node, bool(node.kwargs.get("inplace"))) else None
     if node.op == "call_function" and node.target in _ALONE and alone and not node.kwargs.get("inplace"):
@@ -158,8 +177,9 @@ def _operation(node: fx.Node, parts: dict[str, nn.Module], layout: Layout) -> Op
     if node.op == "call_method" and node.target in _METHODS and alone:
         return Recorded(Elementwise(_METHODS[str(node.target)]))
     if node.op == "call_function" and node.target in _POOLS and len(node.all_input_nodes) == 1:
-        return Recorded(Folded(Elementwise(node.target, dict(node.kwargs), node.args[1:])))
-    return _reshaped(node, set())
+        pooled = Elementwise(node.target, dict(node.kwargs), node.args[1:])
+        return Recorded(Folded(pooled) if lead else pooled)
+    return _reshaped(node, set(), lead)
 
 
 def _is_length(node: fx.Node, lengths: set[fx.Node]) -> bool:
@@ -168,20 +188,21 @@ def _is_length(node: fx.Node, lengths: set[fx.Node]) -> bool:
         return node.target == "size" and node.args[1:] == (0,)
     if node.op == "call_function" and node.target is getattr:
         return node.args[1] == "shape"
-    return (
-        node.op == "call_function" and node.target is operator.getitem and node.args[0] in lengths and node.args[1] == 0
-    )
+    if node.target is not operator.getitem:
+        return False
+    of, index = node.args
+    return of in lengths and isinstance(index, int) and index == 0
 
 
-def _reshaped(node: fx.Node, lengths: set[fx.Node]) -> Operation | None:
+def _reshaped(node: fx.Node, lengths: set[fx.Node], lead: int) -> Operation | None:
     """x.view(len(x), -1), x.reshape(-1, 784) and the like: what a party's batch becomes."""
     if node.op != "call_method" or node.target not in ("view", "reshape") or node.kwargs:
         return None
     shape = tuple(None if size in lengths else size for size in node.args[1:])
-    return Reshape(shape) if all(size is None or isinstance(size, int) for size in shape) else None  # type: ignore[arg-type]
+    return Reshape(shape, lead) if all(size is None or isinstance(size, int) for size in shape) else None  # type: ignore[arg-type]
 
 
-def _layer(node: fx.Node, module: nn.Module, layout: Layout) -> Operation | None:
+def _layer(node: fx.Node, module: nn.Module, layout: Layout, lead: int) -> Operation | None:
     path = str(node.target).partition(".")[2]  # without the wrapper's own "0"
     prefix = f"{path}." if path else ""
     if not {prefix + name for name, _ in module.named_parameters()} <= set(layout.layers):
@@ -189,7 +210,7 @@ def _layer(node: fx.Node, module: nn.Module, layout: Layout) -> Operation | None
     in_place = bool(getattr(module, "inplace", False))
     if in_place and type(module) is not nn.ReLU:
         return None
-    return operation_of(module, prefix) if _overwrites_nothing(node, in_place) else None
+    return operation_of(module, prefix, lead) if _overwrites_nothing(node, in_place) else None
 
 
 def _overwrites_nothing(node: fx.Node, in_place: bool) -> bool:

@@ -1,0 +1,135 @@
+"""How time and memory of a round grow: with the parties that take part, with the parameters, with the population.
+
+    python benchmarks/growth.py --out growth        # about three minutes; writes growth.json and growth.png
+
+Each point is a process of its own. Memory is what a run adds to a process that already holds the data: the peak over
+its rounds, less what it had before the first. Every party keeps a model of its own and Adam's moments (four rows a party
+that took part); beyond a budget of 32 MB they are on disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+BUDGET = 2**25
+FEATURES, CLASSES = 20, 10
+AXES = {"present": "parties a round", "parameters": "parameters", "population": "parties in all"}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement: what is varied, and all three numbers."""
+
+    axis: str
+    present: int = 10
+    parameters: int = 10_000
+    population: int = 1000
+
+
+POINTS = [
+    *(Point("present", present=count) for count in (1, 3, 10, 30, 100, 300, 1000)),
+    *(Point("parameters", parameters=d, population=10) for d in (1000, 10_000, 100_000, 1_000_000, 10_000_000)),
+    *(Point("population", population=count) for count in (100, 1000, 10_000, 100_000)),
+]
+
+
+def kilobytes(field: str) -> int:
+    """A line of /proc/self/status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def measure(point: Point) -> dict[str, Any]:
+    """The time of a round, and what it needs in memory beyond the data."""
+    import torch
+    from torch import nn
+
+    from descant import Federation, Sgd, algorithms, parties
+
+    torch.set_num_threads(1)
+    width = max(1, point.parameters // (FEATURES + CLASSES + 1))
+    net = nn.Sequential(nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, CLASSES))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(point.population * 10, FEATURES, generator=generator)
+    y = torch.randint(CLASSES, (len(x),), generator=generator)
+    cuts = range(0, len(x), 10)
+    people = parties.from_arrays([(x[at : at + 10], y[at : at + 10]) for at in cuts], test=0)
+    solver = Sgd(lr=0.001, steps=5, batch=10, optimizer="Adam")
+    attend = min(point.present, point.population)
+    fed = Federation(net, people, algorithms.FedAvgPlus(), solver=solver, attend=attend, budget=BUDGET)
+    way, seconds = fed.state.way, []
+    fed._engine  # noqa: B018  made before memory is looked at
+    before = kilobytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+    end = time.perf_counter() + 4
+    while len(seconds) < 3 or (len(seconds) < 40 and time.perf_counter() < end):
+        began = time.perf_counter()
+        fed.fit(1, progress=False)
+        seconds.append(time.perf_counter() - began)
+    megabytes = (kilobytes("VmHWM") - before) / 1e3
+    rows = attend * fed.state.center.numel() * 4 / 1e6
+    return {"way": way, "rounds": len(seconds), "ms": 1e3 * median(seconds[1:]), "MB": megabytes, "rows MB": rows}
+
+
+def draw(results: list[dict[str, Any]], file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 3, figsize=(12, 6.5), sharex="col", layout="constrained")
+    for column, (axis, label) in enumerate(AXES.items()):
+        points = [result for result in results if result["axis"] == axis]
+        at = [point[axis] for point in points]
+        for row, name in enumerate(("ms", "MB")):
+            shown = axes[row][column]
+            shown.loglog(at, [point[name] for point in points], "o-", color="#1f6f8b", label="measured")
+            if name == "MB":
+                held = [point["rows MB"] for point in points]
+                shown.loglog(at, held, ":", color="#888888", label="the models that take part")
+                shown.axhline(BUDGET / 1e6, color="#c0603a", linewidth=0.8, label="the budget for party state")
+            shown.grid(True, which="major", alpha=0.3)
+            shown.set_ylim(bottom=0.5)
+        axes[1][column].set_xlabel(label)
+    axes[0][0].set_ylabel("ms a round")
+    axes[1][0].set_ylabel("MB beyond the data")
+    axes[1][0].legend(fontsize=8)
+    figure.suptitle("How a round grows: 5 steps of Adam a party, own models kept, one thread")
+    figure.savefig(file, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("growth"), help="the folder for growth.json and growth.png")
+    parser.add_argument("--point", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.point:
+        print(json.dumps(measure(Point(**json.loads(given.point)))))
+        return
+    results: list[dict[str, Any]] = []
+    for point in POINTS:
+        command = [sys.executable, __file__, "--point", json.dumps(asdict(point))]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"{point} failed:\n{done.stderr}")
+        results.append({**asdict(point), **json.loads(done.stdout)})
+        found = results[-1]
+        print(
+            f"{AXES[point.axis]:>16} {found[point.axis]:>10,}: {found['ms']:9.1f} ms {found['MB']:8.1f} MB", flush=True
+        )
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "growth.json").write_text(json.dumps(results, indent=1))
+    draw(results, given.out / "growth.png")
+    print(f"written to {given.out}")
+
+
+if __name__ == "__main__":
+    main()
