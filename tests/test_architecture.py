@@ -27,7 +27,7 @@ TIERS = [
     {"federation"},
     {"report"},
     {"study"},
-    {"demo", "doctor"},
+    {"demo", "doctor", "bench"},
     {"cli"},
 ]
 TIER = {name: level for level, names in enumerate(TIERS) for name in names}
