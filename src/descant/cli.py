@@ -126,7 +126,7 @@ def bench(
     """Run the same work by Descant and its peers, side by side: a table and a picture. About half an hour.
 
     W1: logistic regression, 1,000 parties, FedAvg (W1+: FedGeoMed+). W2: a network of 784-200-200-10, 100 parties.
-    W3: two convolutions, 100 parties. Peers that are missing are installed into environments of their own, some GB in all.
+    W3: two convolutions, 100 parties. Peers that are missing are installed into environments of their own (4 GB).
     """
     works, names = (tuple(name.strip() for name in text.split(",") if name.strip()) for text in (workloads, peers))
     chosen = Bench(works, names, turns, rounds, cold, install, environments=environments)

@@ -18,6 +18,7 @@ from ..core import Memory, Task
 from ..errors import EngineError, SettingError
 from ..piece import Plan
 from ..wire import Crate, sheet
+from .shelf import Shelf
 
 if TYPE_CHECKING:
     from .processes import ProcessEngine
@@ -60,29 +61,20 @@ def _part(name: str, part: Any, arrays: dict[str, Tensor]) -> Any:
 
 @dataclass(eq=False)
 class Batch:
-    """The tasks of one `submit`: their arrays lie in one file, which goes when the last piece is done."""
+    """The tasks of one `submit`: their arrays lie together on one shelf."""
 
     tasks: Sequence[Task]
     memories: Sequence[Memory]
-    folder: Path
-    left: int = 0
-    number: int = field(default_factory=NUMBER)
+    shelf: Shelf
 
     @cached_property
-    def written(self) -> tuple[Path, list[dict[str, Any]], list[dict[str, str]]]:
-        """The file, and every task and memory as JSON values that point into it."""
+    def written(self) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+        """Every task and memory as JSON values that point into the shelf."""
         crate = Crate()
         sheets = [sheet(task, crate) for task in self.tasks]
         memories = [crate.put(memory) for memory in self.memories]
-        place = self.folder / f"tasks-{self.number}.safetensors"
-        save_file(crate.arrays, place)
-        return place, sheets, memories
-
-    def done(self) -> None:
-        """One piece less is owed."""
-        self.left -= 1
-        if self.left == 0 and "written" in self.__dict__:
-            self.written[0].unlink(missing_ok=True)
+        self.shelf.write(crate.arrays)
+        return sheets, memories
 
 
 @dataclass(eq=False)
@@ -105,10 +97,14 @@ class Piece:
         return self.batch.memories[self.rows.start : self.rows.stop]
 
     def message(self) -> dict[str, Any]:
-        file, sheets, memories = self.batch.written
-        at = slice(self.rows.start, self.rows.stop)
-        plan = self.engine.number
-        return {"piece": self.number, "plan": plan, "file": str(file), "tasks": sheets[at], "memories": memories[at]}
+        sheets, memories = (part[self.rows.start : self.rows.stop] for part in self.batch.written)
+        return {
+            "piece": self.number,
+            "plan": self.engine.number,
+            "file": str(self.batch.shelf.file),
+            "tasks": sheets,
+            "memories": memories,
+        }
 
     def overdue(self) -> bool:
         return time.monotonic() - self.begun > max(task.deadline for task in self.tasks)

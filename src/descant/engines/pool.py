@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from collections import deque
 from contextlib import suppress
@@ -18,8 +19,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import EngineError
+from .shelf import Shelf
 
 Message = dict[str, Any]
+_PATIENCE = 1.0  # seconds of work before workers are started
 _SHARED = "/dev/shm"  # files there are shared memory; elsewhere they are the page cache's, which is nearly as good
 
 
@@ -86,7 +89,9 @@ class Pool:
         self.lock = threading.RLock()
         self.heard: queue.SimpleQueue[tuple[Member, Message | None]] = queue.SimpleQueue()
         self.members: list[Member] = []
+        self._since = 0.0  # when work began
         self._starts_that_failed = 0
+        self._shelves: dict[str, Shelf] = {}
         place = _SHARED if os.access(_SHARED, os.W_OK) else None
         self.folder = Path(tempfile.mkdtemp(prefix="descant-", dir=place))
         self._end = weakref.finalize(self, _end, self.members, self.folder)
@@ -96,8 +101,17 @@ class Pool:
         while len(self.members) < count:
             self.members.append(self._started(len(self.members)))
 
+    def worth_it(self) -> bool:
+        """Whether work has gone on for long enough: starting a worker takes as long as many short runs do in all."""
+        self._since = self._since or time.monotonic()
+        return time.monotonic() - self._since > _PATIENCE
+
     def _started(self, index: int) -> Member:
         return Member(index, self.folder, self.threads, self.heard)
+
+    def shelf(self, file: str) -> Shelf:
+        """Where a worker has put its answer."""
+        return self._shelves.setdefault(file, Shelf(Path(file)))
 
     def replace(self, member: Member) -> None:
         """Put a new worker in the place of a dead one; one that never came to work is not tried for ever."""

@@ -2,7 +2,7 @@
 
 Model, data, algorithm and solver go to a worker by their address (see `address`), arrays by files in shared memory. A
 worker that dies is named and replaced, and its piece is done again with the same result: a piece is a pure function.
-While the workers start, the round is worked on here, so that nobody waits for them.
+Until workers have started the round is worked on here, and they start only once that has taken a second.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ import warnings
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from ..core import Report, Store, Task
 from ..errors import DescantWarning, EngineError, SettingError
@@ -27,6 +25,7 @@ from ..store import PartyStore
 from ..wire import parcel_of
 from .freight import NUMBER, Batch, Piece, Spelled, cut
 from .pool import Member, Message, Pool
+from .shelf import Shelf
 from .worker import INSIDE, mark_of
 
 _PIECE = 2**21  # bytes of models a piece: small enough that the cores end together, large enough to be worth a message
@@ -90,8 +89,7 @@ class ProcessEngine:
         self._owed: dict[int, Piece] = {}
         self._answers: list[Answer] = []
         self._wrong: EngineError | None = None
-        with pool.lock:
-            pool.grow(self._workers)
+        self._shelves = [Shelf(pool.folder / f"tasks-{self.number}-{side}") for side in "ab"]
 
     @property
     def memory(self) -> Store:
@@ -103,15 +101,13 @@ class ProcessEngine:
     def submit(self, tasks: Sequence[Task]) -> None:
         with self._pool.lock:
             self._forget()
-            batch = Batch(tasks, [self._memory.get(task.party) for task in tasks], self._pool.folder)
+            self._shelves.reverse()  # a worker may still read what belongs to a round that was broken off
+            batch = Batch(tasks, [self._memory.get(task.party) for task in tasks], self._shelves[0])
             self._waiting = deque(Piece(self, batch, rows) for rows in cut(len(tasks), self._workers, self._most))
-            batch.left = len(self._waiting)
             self._owed = {piece.number: piece for piece in self._waiting}
 
     def _forget(self) -> None:
         """What is left of a round that was broken off; a worker that hangs on it is ended."""
-        for piece in self._waiting:
-            piece.batch.done()
         for member in self._pool.members:
             if member.doing and member.doing[0].engine is self and member.doing[0].overdue():
                 member.process.kill()
@@ -139,6 +135,7 @@ class ProcessEngine:
         """Wait until every worker has started and made the plan; a round does not need it."""
         while True:
             with self._pool.lock:
+                self._pool.grow(self._workers)
                 self._give()
                 members = self._pool.members[: self._workers]
                 if all(member.plans.get(self.number) for member in members):
@@ -149,6 +146,8 @@ class ProcessEngine:
 
     def _give(self) -> bool:
         """Hand out what waits, two pieces a worker, so that none runs dry; whether any worker is ready."""
+        if self._pool.worth_it():
+            self._pool.grow(self._workers)
         members = self._pool.members[: self._workers]
         for member in members:
             if self.number not in member.plans:
@@ -204,11 +203,10 @@ class ProcessEngine:
     def again(self, piece: Piece, why: str) -> None:
         """A piece whose worker died is repeated, then cut in two, and a party that does it alone is given up."""
         if self._owed.pop(piece.number, None) is None:
-            piece.batch.done()
-        elif piece.deaths < _TRIES:
+            return
+        if piece.deaths < _TRIES:
             self._owe([replace(piece, number=NUMBER())])
         elif len(piece.rows) > 1:
-            piece.batch.left += 1
             middle = (piece.rows.start + piece.rows.stop) // 2
             halves = (range(piece.rows.start, middle), range(middle, piece.rows.stop))
             self._owe([Piece(self, piece.batch, half, deaths=1) for half in halves])
@@ -216,7 +214,6 @@ class ProcessEngine:
             task = piece.tasks[0]
             advice = "Use fewer workers, smaller batches or a smaller model, or leave the party out."
             self._answers.append((Report(task.party, task.round, task.kind, "lost", reason=f"{why}. {advice}"), None))
-            piece.batch.done()
 
     def _owe(self, pieces: Sequence[Piece]) -> None:
         self._owed |= {piece.number: piece for piece in pieces}
@@ -224,15 +221,14 @@ class ProcessEngine:
 
     def receive(self, piece: Piece, message: Message) -> None:
         """The answers to a piece, if they are still wanted."""
-        piece.batch.done()
-        file = Path(message["file"])
-        if self._owed.pop(piece.number, None) is not None:
-            arrays = load_file(file)
-            for answer in message["answers"]:
-                memory = answer["memory"]
-                kept = None if memory is None else {name: arrays[key] for name, key in memory.items()}
-                self._answers.append((parcel_of(answer["report"], arrays, Report), kept))
-        file.unlink(missing_ok=True)
+        if self._owed.pop(piece.number, None) is None:
+            return
+        shelf = self._pool.shelf(message["file"])
+        arrays = {key: array.clone() for key, array in shelf.read().items()}  # the worker will write there again
+        for answer in message["answers"]:
+            memory = answer["memory"]
+            kept = None if memory is None else {name: arrays[key] for name, key in memory.items()}
+            self._answers.append((parcel_of(answer["report"], arrays, Report), kept))
 
     def _work_here(self, piece: Piece) -> None:
         """As a worker would do it, with as many threads."""
@@ -244,7 +240,6 @@ class ProcessEngine:
         finally:
             torch.set_num_threads(before)
         self._owed.pop(piece.number)
-        piece.batch.done()
 
     def _reports(self) -> list[Report]:
         answers, self._answers = self._answers, []

@@ -3,8 +3,8 @@
     {"plan": id, "spelled": ..., "file": f}             ->  {"plan": id, "mark": ...}, or {"plan": id, "why": traceback}
     {"piece": id, "plan": id, "tasks": ..., "file": f}  ->  {"answered": id, "answers": ..., "file": f}
 
-Arrays lie in safetensors files in a folder that both sides map into memory; a message only says where. It ends when its
-standard input does, so that it never outlives the process that started it.
+Arrays lie in files that both sides map into memory (see `shelf`); a message only says where. It ends when its standard
+input does, so that it never outlives the process that started it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import load_file
 
 from ..address import read
 from ..core import Task
 from ..parties import People
 from ..piece import Plan, parties_of, work
 from ..wire import Crate, parcel_of, sheet
+from .shelf import Shelf
+
+SLOTS = 3
+"""Files that a worker answers in by turns: the one that is being read, and those of the two pieces that it may have."""
 
 INSIDE = "DESCANT_WORKER"
 """Set in the environment of a worker."""
@@ -44,6 +46,8 @@ class Worker:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.plans: dict[int, Plan] = {}
+        self._answered = 0
+        self._shelves: dict[str, Shelf] = {}
         self._people: tuple[str, People] | None = None  # the data made last: plans that are compared share it
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -66,31 +70,21 @@ class Worker:
         return {"plan": message["plan"], "mark": mark_of(plan)}
 
     def _work(self, message: dict[str, Any]) -> dict[str, Any]:
-        with safe_open(message["file"], "pt") as file:
-            arrays = _Lazily(file)
-            tasks = [parcel_of(fields, arrays, Task) for fields in message["tasks"]]
-            memories = [{name: arrays[key] for name, key in memory.items()} for memory in message["memories"]]
+        arrays = self._shelf(message["file"]).read()
+        tasks = [parcel_of(fields, arrays, Task) for fields in message["tasks"]]
+        memories = [{name: arrays[key] for name, key in memory.items()} for memory in message["memories"]]
         crate = Crate()
         answers = [
             {"report": sheet(report, crate), "memory": None if memory is None else crate.put(memory)}
             for report, memory in work(self.plans[message["plan"]], tasks, memories)
         ]
-        place = self.folder / f"answer-{message['piece']}-{os.getpid()}.safetensors"
-        save_file(crate.arrays, place)
-        return {"answered": message["piece"], "answers": answers, "file": str(place)}
+        self._answered += 1
+        place = str(self.folder / f"answer-{os.getpid()}-{self._answered % SLOTS}")
+        self._shelf(place).write(crate.arrays)
+        return {"answered": message["piece"], "answers": answers, "file": place}
 
-
-class _Lazily(dict[str, Tensor]):
-    """Tensors of a file, read when they are first asked for; the same key is the same tensor."""
-
-    def __init__(self, file: Any) -> None:
-        super().__init__()
-        self._file = file
-
-    def __missing__(self, key: str) -> Tensor:
-        tensor: Tensor = self._file.get_tensor(key)
-        self[key] = tensor
-        return tensor
+    def _shelf(self, file: str) -> Shelf:
+        return self._shelves.setdefault(file, Shelf(Path(file)))
 
 
 def serve(folder: Path, asked: TextIO, answered: TextIO) -> None:
