@@ -3,8 +3,8 @@
     python benchmarks/growth.py --out growth        # about three minutes; writes growth.json and growth.png
 
 Each point is a process of its own. Memory is what a run adds to a process that already holds the data: the peak over
-its rounds, less what it had before the first. Every party keeps a model of its own and Adam's moments (four rows a party
-that took part); beyond a budget of 32 MB they are on disk.
+its rounds, less what it had before the first. Every party keeps a model of its own and Adam's moments, three rows in
+all; beyond a budget of 32 MB for models and as much for moments they are on disk.
 """
 
 from __future__ import annotations

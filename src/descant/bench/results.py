@@ -143,7 +143,7 @@ def _about(pace: Pace) -> str:
         "processor time of all processes. *warm-up*: start-up (reading the data, compilation, worker start) and the "
         f"first round; *from cold*: the first {pace.cold} rounds with it. Imports are left out for all alike. *peak "
         "MB*: the highest memory seen, data included; pages that processes share count once. Who is not said to have "
-        "several threads or workers has one thread."
+        "several threads or workers has one thread, on one core."
     )
 
 

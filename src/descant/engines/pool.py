@@ -22,7 +22,7 @@ from ..errors import EngineError
 from .shelf import Shelf
 
 Message = dict[str, Any]
-_PATIENCE = 1.0  # seconds of work before workers are started
+_PATIENCE = 3.0  # seconds of work before workers are started, which takes about as long
 _SHARED = "/dev/shm"  # files there are shared memory; elsewhere they are the page cache's, which is nearly as good
 
 

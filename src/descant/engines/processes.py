@@ -2,7 +2,7 @@
 
 Model, data, algorithm and solver go to a worker by their address (see `address`), arrays by files in shared memory. A
 worker that dies is named and replaced, and its piece is done again with the same result: a piece is a pure function.
-Until workers have started the round is worked on here, and they start only once that has taken a second.
+Until workers have started the round is worked on here, and they start only once that has taken some seconds.
 """
 
 from __future__ import annotations

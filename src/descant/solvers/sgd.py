@@ -20,7 +20,7 @@ from ..flat import Layout, Net
 from ..parties.people import Party
 from ..settings import check, setting
 from .batches import Draws, draw, feed
-from .descent import LOOPED, SINGLE, STACKED, VECTORISED, Descent, steps_at_once
+from .descent import LOOPED, SINGLE, STACKED, VECTORISED, Descent, Losses, steps_at_once
 from .moments import Moments, age, check_elementwise, is_plain, maker
 from .objective import Objective, private_columns
 from .probe import probe
@@ -101,10 +101,12 @@ class Sgd:
         rows = torch.empty_like(job.start, memory_format=torch.contiguous_format)
         memories: list[Memory] = [{}] * len(order)
         metrics: list[Metrics] = [{}] * len(order)
+        slope: Slope | None = None
         for first in range(0, len(order), most):
             part = order[first : first + most]
+            some = [draws[i] for i in part], [keys[i] for i in part]
             with _own_draws(job, part):
-                trained = self._descend(_rows(job, part), [draws[i] for i in part], [keys[i] for i in part])
+                trained, slope = self._descend(_rows(job, part), *some, slope)
             rows[part] = trained.rows
             for i, memory, metric in zip(part, trained.memories, trained.metrics, strict=True):
                 memories[i], metrics[i] = memory, metric
@@ -112,18 +114,15 @@ class Sgd:
 
     @torch.no_grad()
     @np.errstate(all="ignore")  # numbers that overflow are the gate's business
-    def _descend(self, job: Job, draws: Sequence[Draws], keys: Sequence[Any]) -> Trained:
-        size, names = job.net.layout.size, [party.name for party in job.parties]
-        private = [_private(job, row) for row in range(len(draws))]
-        objective = Objective(job.net, job.loss, job.terms, tuple(len(part) for part in private[0]))
-        beside = [torch.stack(parts) for parts in zip(*private, strict=True)]
-        stack = Stack(job.net.layout, [job.start[:, :size], *beside], lead=int(job.way != SINGLE))
-        columns = stack.columns
-        make, rates = maker(self.optimizer, self.options), [hyper.lr for hyper in job.hypers]
-        at_once = is_plain(make) and job.hold is None and steps_at_once(objective, job.way)
-        parts = (job.start[:, size:].clone(), job.received[:, :size], objective.strengths(job.round, names, columns))
-        descent = Descent(objective, job.way, stack, *parts, rates[0] if at_once else None)
-        moments = Moments(make, stack, rates, job.memories, [] if at_once else keys)
+    def _descend(
+        self, job: Job, draws: Sequence[Draws], keys: Sequence[Any], slope: Slope | None
+    ) -> tuple[Trained, Slope]:
+        """The local work of some parties; the slope that an earlier call used serves again where it can."""
+        if slope is None or not slope.serves(job):
+            slope = Slope(self, job, keys)
+        else:
+            slope.begin(job)
+        descent, columns, size = slope.descent, slope.stack.columns, job.net.layout.size
         pull = Pulling(job, columns[:, :size])
         lengths = [len(d.lengths) for d in draws]
         everybody, shortest = [True] * len(draws), min(lengths)
@@ -134,20 +133,44 @@ class Sgd:
                 else:
                     descent.of(group.rows, group.x, group.y)
             alive = everybody if step < shortest else [step < length for length in lengths]
-            with _held(stack, job, step, lengths):
-                moments.step(alive)
+            with _held(slope.stack, job, step, lengths):
+                slope.moments.step(alive)
                 pull(alive)
         losses = descent.losses.total / columns.new_tensor(lengths)  # nan for a party that took no step
         kept: Sequence[Memory] = [{}] * len(draws)
-        if self.moments == "keep" and not at_once:
-            kept = moments.memories()
+        if self.moments == "keep" and not slope.at_once:
+            kept = slope.moments.memories()
         if job.terms:
-            kept = _with_private(kept, columns[:, size:], objective)
+            kept = _with_private(kept, columns[:, size:], slope.objective)
         metrics = [{"loss": loss, "samples": p.samples} for p, loss in zip(job.parties, losses.tolist(), strict=True)]
-        rows = (
-            torch.cat([columns[:, :size], descent.statistics], 1) if descent.statistics.numel() else columns[:, :size]
-        )
-        return Trained(rows, kept, metrics)
+        return Trained(torch.cat([columns[:, :size], descent.statistics], 1), kept, metrics), slope
+
+
+class Slope:
+    """What some parties go down: their columns, the gradient of their objective, and the optimiser."""
+
+    def __init__(self, solver: Sgd, job: Job, keys: Sequence[Any]) -> None:
+        size, names = job.net.layout.size, [party.name for party in job.parties]
+        private = [_private(job, row) for row in range(len(names))]
+        self.objective = Objective(job.net, job.loss, job.terms, tuple(len(part) for part in private[0]))
+        beside = [torch.stack(parts) for parts in zip(*private, strict=True)]
+        self.stack = Stack(job.net.layout, [job.start[:, :size], *beside], lead=int(job.way != SINGLE))
+        make, rates = maker(solver.optimizer, solver.options), [hyper.lr for hyper in job.hypers]
+        self.at_once = is_plain(make) and job.hold is None and steps_at_once(self.objective, job.way)
+        self.rate = rates[0] if self.at_once else None
+        strengths = self.objective.strengths(job.round, names, self.stack.columns)
+        parts = (job.start[:, size:].clone(), job.received[:, :size], strengths)
+        self.descent = Descent(self.objective, job.way, self.stack, *parts, self.rate)
+        self.moments = Moments(make, self.stack, rates, job.memories, [] if self.at_once else keys)
+
+    def serves(self, job: Job) -> bool:
+        """Whether the same can be done with other parties' numbers: with one party, and no memory of it."""
+        return self.at_once and self.rate == job.hypers[0].lr
+
+    def begin(self, job: Job) -> None:
+        """Put a party's numbers in place of another's."""
+        self.stack.columns.copy_(job.start[:, : job.net.layout.size])
+        self.descent.losses = Losses(torch.zeros_like(self.stack.columns[:, 0]))
 
 
 def together(layout: Layout) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import shutil
+import sys
 import tempfile
 import weakref
 from collections import OrderedDict
@@ -17,6 +19,7 @@ from torch import Tensor
 from ..errors import StateError
 
 DEFAULT_BUDGET = 2**30
+_WORTH_GIVING_BACK = 2**25
 
 
 class PartyStore:
@@ -43,6 +46,7 @@ class PartyStore:
         self._round = 0
         self._before: tuple[int, dict[str, dict[str, Tensor]]] | None = None  # the round before, and what was replaced
         self._folder: Path | None = None
+        self._spilled = 0  # bytes since memory was last given back
 
     @property
     def round(self) -> int:
@@ -126,6 +130,10 @@ class PartyStore:
                 f"The state of party {party!r:.40} cannot be written to {self._folder}: {error}"
             ) from error
         self._on_disk.add(party)
+        self._spilled += _size(self._held[party])
+        if self._spilled > max(self._budget, _WORTH_GIVING_BACK):
+            self._spilled = 0
+            _give_back()
 
     def _file(self, party: str) -> Path:
         if self._folder is None:
@@ -137,3 +145,10 @@ class PartyStore:
 
 def _size(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def _give_back() -> None:
+    """Return freed memory to the system: rows that come and go between larger arrays leave holes that glibc keeps."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)

@@ -32,6 +32,8 @@ def told(arguments: list[str] | None = None) -> Shared:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args(arguments)
+    if given.threads == 1 and arguments is None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # JAX takes every core it sees, whatever it is told
     return open_shared(given.folder, given.threads)
 
 
