@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -89,15 +91,13 @@ def test_work_begins_here_and_workers_start_only_when_it_takes_long(monkeypatch:
     fed = made("FedAvgPlus", pool).fit(2, progress=False)
     assert pool._pool is not None and not pool._pool.members
     monkeypatch.setattr("descant.engines.pool._PATIENCE", 0.0)
-    fed.fit(1, progress=False)
+    fed.fit(1, progress=False)  # begun here, while they start
     assert len(pool._pool.members) == 2
-    assert fed.hash() == made("FedAvgPlus", InProcess).fit(3, progress=False).hash()
-    pool.close()
-
-
-def test_work_here_and_work_there_give_the_same() -> None:
-    pool = Processes(workers=2, threads=1)
-    assert made("FedAvgPlus", pool).fit(3, progress=False).hash() == made("FedAvgPlus", InProcess).fit(3, False).hash()
+    fed._engine.wait()  # type: ignore[attr-defined]
+    spent = pool._pool.spent
+    fed.fit(1, progress=False)
+    assert pool._pool.spent == spent  # all of it was done there
+    assert fed.hash() == made("FedAvgPlus", InProcess).fit(4, progress=False).hash()
     pool.close()
 
 
@@ -272,6 +272,108 @@ def test_a_worker_that_hangs_is_given_up_at_the_deadline_and_replaced() -> None:
     pool.close()
 
 
+def given_data(x: Tensor) -> People:
+    return parties.from_arrays([(x[:8], torch.arange(8) % 3), (x[8:], torch.arange(8) % 3)], test=0)
+
+
+def drawn() -> People:
+    return given_data(torch.rand(16, 6, generator=torch.Generator().manual_seed(os.getpid())))
+
+
+def test_workers_take_the_data_that_was_given_and_not_another_federation_s(two: Processes) -> None:
+    for seed in range(2):
+        x = torch.rand(16, 6, generator=torch.Generator().manual_seed(seed))
+        settings: dict[str, Any] = {"lr": 0.1, "steps": 2, "batch": 4}
+        ours = Federation(network, partial(given_data, x), algorithms.FedAvg(), engine=two, **settings)
+        theirs = Federation(network, partial(given_data, x), algorithms.FedAvg(), **settings)
+        assert ours.fit(1, progress=False).hash() == theirs.fit(1, progress=False).hash()
+    with pytest.raises(EngineError, match="seed what it draws"):
+        Federation(network, drawn, algorithms.FedAvg(), engine=two).fit(1, progress=False)
+
+
+def test_two_federations_in_two_threads_share_the_workers(two: Processes) -> None:
+    def run(name: str) -> str:
+        return made(name, two).fit(4, progress=False).hash()
+
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(run, ["FedAvgPlus", "Ditto", "FedAvg"]))
+    assert found == [made(name, InProcess).fit(4, progress=False).hash() for name in ("FedAvgPlus", "Ditto", "FedAvg")]
+
+
+def test_one_engine_s_failure_is_told_to_that_engine_only(two: Processes) -> None:
+    good = made("FedAvg", two)
+    good.fit(1, progress=False)
+    with pytest.raises(EngineError, match="ZeroDivisionError"):
+        Federation(nowhere, partial(classes, 4), algorithms.FedAvg(), engine=two).fit(1, progress=False)
+    assert good.fit(1, progress=False).hash() == made("FedAvg", InProcess).fit(2, progress=False).hash()
+
+
+def test_an_answer_that_was_lost_is_asked_for_again(two: Processes) -> None:
+    fed = made("FedAvgPlus", two).fit(1, progress=False)
+    engine, pool = fed._engine, two._pool
+    assert isinstance(engine, ProcessEngine) and pool is not None
+    hear = engine._hear
+
+    def deaf(timeout: float) -> None:
+        if not pool.heard.empty() and not lost:
+            lost.append(pool.heard.get())  # what an interrupt may do
+        hear(timeout)
+
+    lost: list[Any] = []
+    engine._hear = deaf  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("descant.engines.processes._TASKS", 1)
+        engine._most = 1  # so that each worker has more than one piece
+        fed.fit(1, progress=False)
+    assert lost and not fed.refusals_
+    assert fed.hash() == made("FedAvgPlus", InProcess).fit(2, progress=False).hash()
+
+
+def test_closing_in_the_middle_means_that_the_work_goes_on_here() -> None:
+    pool = Waiting(workers=1)
+    fed = made("FedAvgPlus", pool).fit(1, progress=False)
+    pool.close()
+    assert fed.fit(2, progress=False).hash() == made("FedAvgPlus", InProcess).fit(3, progress=False).hash()
+    assert pool._pool is not None and not pool._pool.members
+
+
+def test_an_engine_that_is_gone_leaves_nothing_with_its_workers() -> None:
+    pool = Waiting(workers=1)
+    fed = made("FedAvgPlus", pool).fit(1, progress=False)
+    assert pool._pool is not None
+    (member,) = pool._pool.members
+    assert len(member.plans) == 1 and list(pool._pool.folder.glob("tasks-*"))
+    del fed
+    gc.collect()
+    assert not member.plans and not list(pool._pool.folder.glob("tasks-*"))
+    pool.close()
+
+
+def wrapped() -> nn.Module:
+    return network()
+
+
+def disguised() -> nn.Module:
+    return nn.Linear(6, 3)
+
+
+disguised.__qualname__ = "wrapped"
+
+
+def test_what_goes_by_another_s_name_is_refused() -> None:
+    with pytest.raises(SettingError, match="cannot be found by another process"):
+        address_of(disguised)
+
+
+def test_no_room_in_shared_memory_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(EngineError, match=r"cannot be had: No space left on device. Make room there"):
+        Shelf(tmp_path / "shelf").write({"w": torch.ones(3)})
+
+
 def test_nothing_is_left_behind() -> None:
     pool = Waiting(workers=2)
     made("FedAvgPlus", pool).fit(2, progress=False)
@@ -314,6 +416,13 @@ def test_a_script_s_own_functions_travel(tmp_path: Path) -> None:
     done = run_script(tmp_path, 'if __name__ == "__main__":\n        main()')
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["loaded", "2"]
+
+
+def test_the_example_runs() -> None:
+    example = Path(__file__).parents[1] / "examples" / "processes.py"
+    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True"]
 
 
 def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:

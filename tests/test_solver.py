@@ -302,6 +302,55 @@ class Twisted(nn.Module):
         return output
 
 
+class Spare(nn.Module):
+    """A head that the output does not use, and that only a term draws back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.spare = nn.Linear(6, 3), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.head(x)
+        return output
+
+
+def decay(sight: Sight) -> Tensor:
+    return sight.w.square().sum()
+
+
+def test_parameters_that_only_a_term_sees_learn_from_it_alone() -> None:
+    algorithm = replace(algorithms.FedAvg(), terms=(Term("decay", decay, 0.1),))
+    rows = []
+    for way in ("", "looped"):
+        torch.manual_seed(0)
+        fed = Federation(Spare().double(), classes(4, torch.float64), algorithm, lr=0.1, steps=3, batch=4)
+        fed.state = replace(fed.state, way=way or fed.state.way)
+        rows.append(fed.fit(2, progress=False).state.center)
+    torch.testing.assert_close(rows[0], rows[1], rtol=0, atol=1e-12)
+
+
+class Writing(nn.Module):
+    """Changes what it is given, in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.head(x.div_(2.0))
+        return output
+
+
+def test_a_module_that_writes_into_its_input_does_not_change_anybody_s_data() -> None:
+    x = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
+    before = x.clone()
+    people = parties.from_arrays([(x[:10], torch.arange(10) % 3), (x[10:], torch.arange(10) % 3)], test=0.3)
+    fed = Federation(Writing(), people, algorithms.FedAvg(), lr=0.1, steps=2, batch=3).fit(1, progress=False)
+    fed.scores()
+    assert torch.equal(x, before)
+    assert fed.scores().own.values.tolist() == fed.scores().own.values.tolist()
+
+
 @pytest.mark.parametrize("kind", ["overwrites", "mixes samples", "flattens all", "scales by the batch"])
 def test_modules_that_only_look_common_are_not_stacked(kind: str) -> None:
     fed = Federation(Twisted(kind), classes(4), algorithms.FedAvg(), lr=0.1, steps=2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import importlib
 import importlib.util
 import math
@@ -37,13 +38,13 @@ def address_of(thing: Any) -> str:
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
         raise SettingError(f"{thing!r:.80} has no address that another process could find it by. {_HOW}")
-    if module == "__main__":
-        file = getattr(sys.modules["__main__"], "__file__", None)
+    if module == "__main__" or module.startswith("descant_file_"):
+        file = getattr(sys.modules[module], "__file__", None)
         if file is None:
             raise SettingError(f"{name!r} was defined in an interactive session, which no other process sees. {_HOW}")
         module = str(Path(file).resolve())
     address = f"{module}:{name}"
-    if "<" in name or (not module.endswith(".py") and find(address) is not thing):
+    if "<" in name or find(address) is not thing:
         raise SettingError(f"{name!r} of {module} cannot be found by another process. {_HOW}")
     return address
 
@@ -77,7 +78,7 @@ def _module(place: str) -> ModuleType:
     main = sys.modules["__main__"]
     if getattr(main, "__file__", None) and Path(str(main.__file__)).resolve() == file:
         return main
-    name = f"descant_file_{file.stem}_{abs(hash(str(file))):x}"
+    name = f"descant_file_{file.stem}_{hashlib.blake2b(str(file).encode(), digest_size=8).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]
     if not file.is_file():

@@ -202,7 +202,7 @@ def _evaluate(plan: Plan, task: Task, memory: Memory) -> Report:
 def _measure(plan: Plan, row: Tensor, party: Party) -> float:
     size, total = plan.net.layout.size, 0.0
     for begin in range(0, len(party.x_test), _AT_ONCE):
-        x, y = party.x_test[begin : begin + _AT_ONCE], party.y_test[begin : begin + _AT_ONCE]
+        x, y = (part[begin : begin + _AT_ONCE].clone() for part in (party.x_test, party.y_test))  # a module may write
         output, _ = plan.net.apply(row[:size], row[size:], x)
         total += float(torch.as_tensor(plan.metric.value(output, y)).double().mean()) * len(x)
     mean = total / len(party.x_test)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -33,7 +34,6 @@ class Spelled:
 
     text: dict[str, Any]
     arrays: dict[str, Tensor]
-    number: int = field(default_factory=NUMBER)
 
     @classmethod
     def of(cls, plan: Plan) -> Spelled:
@@ -44,12 +44,12 @@ class Spelled:
         parts |= {name: getattr(plan, name) for name in ("algorithm", "solver", "loss", "metric", "seed")}
         return cls({name: _part(name, part, arrays) for name, part in parts.items()}, arrays)
 
-    def message(self, folder: Path) -> dict[str, Any]:
+    def message(self, number: int, folder: Path) -> dict[str, Any]:
         """Its text, and where the tensors among the settings lie; most plans have none."""
-        place = folder / f"plan-{self.number}.safetensors"
+        place = folder / f"plan-{number}-settings"
         if self.arrays and not place.exists():
-            save_file({name: tensor.contiguous() for name, tensor in self.arrays.items()}, place)
-        return {"spelled": self.text, "file": str(place) if self.arrays else ""}
+            save_file({name: tensor.contiguous().clone() for name, tensor in self.arrays.items()}, place)
+        return {"plan": number, "spelled": self.text, "file": str(place) if self.arrays else ""}
 
 
 def _part(name: str, part: Any, arrays: dict[str, Tensor]) -> Any:
@@ -81,7 +81,8 @@ class Batch:
 class Piece:
     """Some tasks of a batch, for one worker."""
 
-    engine: ProcessEngine
+    owner: weakref.ref[ProcessEngine]  # not the engine itself: a piece that is forgotten must not keep it alive
+    plan: int
     batch: Batch
     rows: range
     deaths: int = 0
@@ -100,14 +101,15 @@ class Piece:
         sheets, memories = (part[self.rows.start : self.rows.stop] for part in self.batch.written)
         return {
             "piece": self.number,
-            "plan": self.engine.number,
+            "plan": self.plan,
             "file": str(self.batch.shelf.file),
             "tasks": sheets,
             "memories": memories,
         }
 
     def overdue(self) -> bool:
-        return time.monotonic() - self.begun > max(task.deadline for task in self.tasks)
+        """Whether its deadline is over, or so near that whoever waits for it, who began a little earlier, has left."""
+        return time.monotonic() - self.begun > 0.95 * max(task.deadline for task in self.tasks)
 
 
 def cut(count: int, workers: int, most: int) -> list[range]:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import weakref
 from collections import deque
 from contextlib import suppress
@@ -31,7 +30,7 @@ class Member:
 
     def __init__(self, index: int, folder: Path, threads: int, heard: queue.SimpleQueue[tuple[Member, Message | None]]):
         self.index = index
-        self.plans: dict[int, bool] = {}  # sent to it, and whether it has made them
+        self.plans: dict[int, Message | None] = {}  # sent to it, and what it said of them
         self.doing: deque[Any] = deque()  # pieces, the one that it works on first
         settings = {"folder": str(folder), "threads": threads, "path": sys.path}
         count = str(threads)
@@ -56,9 +55,11 @@ class Member:
 
     def end(self) -> None:
         """Stop it at once."""
-        self.process.kill()
+        with suppress(OSError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # with whatever its own code may have started
         self.process.wait()
-        self._listener.join()
+        if self._listener is not threading.current_thread():
+            self._listener.join(timeout=5)
         with suppress(OSError):  # what it was never told
             self._asking.close()
 
@@ -74,11 +75,13 @@ class Member:
 
 
 def _listen(member: Member, answers: IO[bytes], heard: queue.SimpleQueue[tuple[Member, Message | None]]) -> None:
-    with answers:
-        for line in answers:
-            if line.endswith(b"\n"):
-                heard.put((member, json.loads(line)))
-    heard.put((member, None))
+    try:
+        with answers:
+            for line in answers:
+                with suppress(ValueError):  # what was printed before it could be kept apart
+                    heard.put((member, json.loads(line)))
+    finally:
+        heard.put((member, None))
 
 
 class Pool:
@@ -89,7 +92,7 @@ class Pool:
         self.lock = threading.RLock()
         self.heard: queue.SimpleQueue[tuple[Member, Message | None]] = queue.SimpleQueue()
         self.members: list[Member] = []
-        self._since = 0.0  # when work began
+        self.spent = 0.0  # seconds of work that was done here
         self._starts_that_failed = 0
         self._shelves: dict[str, Shelf] = {}
         place = _SHARED if os.access(_SHARED, os.W_OK) else None
@@ -98,16 +101,28 @@ class Pool:
 
     def grow(self, count: int) -> None:
         """Have at least so many workers; they start while this process goes on."""
+        if self.closed:
+            raise EngineError("These workers have been closed. Make a new Processes(...).")
         while len(self.members) < count:
             self.members.append(self._started(len(self.members)))
 
     def worth_it(self) -> bool:
-        """Whether work has gone on for long enough: starting a worker takes as long as many short runs do in all."""
-        self._since = self._since or time.monotonic()
-        return time.monotonic() - self._since > _PATIENCE
+        """Whether work here has taken long enough: starting workers takes as long as many a short run in all."""
+        return self.spent >= _PATIENCE and not self.closed
 
     def _started(self, index: int) -> Member:
         return Member(index, self.folder, self.threads, self.heard)
+
+    def forget(self, number: int) -> None:
+        """A plan that nobody will ask about any more."""
+        if self.closed:
+            return
+        for file in self.folder.glob(f"*-{number}-*"):
+            if file.name.startswith(("tasks", "plan")):
+                file.unlink(missing_ok=True)
+        for member in self.members:
+            if member.plans.pop(number, None) is not None:
+                member.say({"forget": number})
 
     def shelf(self, file: str) -> Shelf:
         """Where a worker has put its answer."""
@@ -116,6 +131,8 @@ class Pool:
     def replace(self, member: Member) -> None:
         """Put a new worker in the place of a dead one; one that never came to work is not tried for ever."""
         self._starts_that_failed = 0 if any(member.plans.values()) else self._starts_that_failed + 1
+        for file in [file for file in self._shelves if f"-{member.process.pid}-" in file]:
+            self._shelves.pop(file).file.unlink(missing_ok=True)
         if self._starts_that_failed > len(self.members) + 1:
             fate = member.fate()
             self.close()

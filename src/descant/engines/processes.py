@@ -7,18 +7,18 @@ Until workers have started the round is worked on here, and they start only once
 
 from __future__ import annotations
 
-import itertools
 import os
 import queue
+import threading
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
-from ..core import Report, Store, Task
+from ..core import Report, Status, Store, Task
 from ..errors import DescantWarning, EngineError, SettingError
 from ..piece import Answer, Plan, work
 from ..store import PartyStore
@@ -29,6 +29,7 @@ from .shelf import Shelf
 from .worker import INSIDE, mark_of
 
 _PIECE = 2**21  # bytes of models a piece: small enough that the cores end together, large enough to be worth a message
+_TASKS = 64  # a piece: a message must fit into a pipe, so that nobody waits for a worker that hangs
 _TRIES = 2
 
 
@@ -48,6 +49,7 @@ class Processes:
         self.workers = cores() if workers is None else workers
         self.threads = threads if threads is not None else max(1, cores() // max(1, self.workers))
         self._pool: Pool | None = None
+        self._making = threading.Lock()
 
     def __repr__(self) -> str:
         return f"Processes(workers={self.workers}, threads={self.threads})"
@@ -66,9 +68,10 @@ class Processes:
             told = f"{self.workers} workers share {cores()} cores and take turns; workers={cores()} is as fast"
             warnings.warn(f"{told}, with less memory.", DescantWarning, stacklevel=2)
         spelled = Spelled.of(plan)  # what cannot travel is an error now
-        if self._pool is None or self._pool.closed:
-            self._pool = Pool(self.threads)
-        return ProcessEngine(plan, spelled, self._pool, self.workers)
+        with self._making:
+            if self._pool is None or self._pool.closed:
+                self._pool = Pool(self.threads)
+            return ProcessEngine(plan, spelled, self._pool, self.workers)
 
     def close(self) -> None:
         """End the workers; they also end with this process, or when nobody has this object any more."""
@@ -83,13 +86,14 @@ class ProcessEngine:
         self.number = NUMBER()
         self._plan, self._spelled, self._pool = plan, spelled, pool
         self._workers = min(workers, len(plan.people))  # a worker without a party would have nothing to do
-        self._most = max(1, _PIECE // (plan.net.layout.width * plan.net.layout.dtype.itemsize))
+        self._most = min(_TASKS, max(1, _PIECE // (plan.net.layout.width * plan.net.layout.dtype.itemsize)))
         self._memory = PartyStore(plan.budget)
         self._waiting: deque[Piece] = deque()
         self._owed: dict[int, Piece] = {}
         self._answers: list[Answer] = []
-        self._wrong: EngineError | None = None
+        self._mark = mark_of(plan)
         self._shelves = [Shelf(pool.folder / f"tasks-{self.number}-{side}") for side in "ab"]
+        weakref.finalize(self, pool.forget, self.number)
 
     @property
     def memory(self) -> Store:
@@ -103,13 +107,15 @@ class ProcessEngine:
             self._forget()
             self._shelves.reverse()  # a worker may still read what belongs to a round that was broken off
             batch = Batch(tasks, [self._memory.get(task.party) for task in tasks], self._shelves[0])
-            self._waiting = deque(Piece(self, batch, rows) for rows in cut(len(tasks), self._workers, self._most))
-            self._owed = {piece.number: piece for piece in self._waiting}
+            self._owe([self._piece(batch, rows) for rows in cut(len(tasks), self._workers, self._most)])
+
+    def _piece(self, batch: Batch, rows: range, deaths: int = 0) -> Piece:
+        return Piece(weakref.ref(self), self.number, batch, rows, deaths)
 
     def _forget(self) -> None:
-        """What is left of a round that was broken off; a worker that hangs on it is ended."""
+        """What is left of a round that was broken off; a worker that hangs, on whatever, is ended."""
         for member in self._pool.members:
-            if member.doing and member.doing[0].engine is self and member.doing[0].overdue():
+            if member.doing and member.doing[0].overdue():
                 member.process.kill()
         self._waiting, self._owed, self._answers = deque(), {}, []
 
@@ -118,17 +124,16 @@ class ProcessEngine:
         while self._owed or self._answers:
             with self._pool.lock:
                 self._hear(0)
-                if self._wrong is not None:
-                    raise self._wrong
                 if self._answers:
                     return self._reports()
+                ready = self._give()
                 safe = [piece for piece in self._waiting if not piece.deaths]  # others have killed a worker
-                if not self._give() and safe:
+                if not ready and safe:
                     self._work_here(safe[0])
-                elif time.monotonic() < end:
-                    self._hear(min(0.1, end - time.monotonic()))
-                else:
-                    break
+                    continue
+            if time.monotonic() >= end:
+                break
+            self._hear(min(0.1, end - time.monotonic()))
         return []
 
     def wait(self) -> ProcessEngine:
@@ -137,83 +142,88 @@ class ProcessEngine:
             with self._pool.lock:
                 self._pool.grow(self._workers)
                 self._give()
-                members = self._pool.members[: self._workers]
-                if all(member.plans.get(self.number) for member in members):
+                if all(self._has_made(member) for member in self._pool.members[: self._workers]):
                     return self
-                self._hear(0.1)
-                if self._wrong is not None:
-                    raise self._wrong
+            self._hear(0.1)
 
     def _give(self) -> bool:
         """Hand out what waits, two pieces a worker, so that none runs dry; whether any worker is ready."""
+        if self._pool.closed:  # by somebody, in the middle of the work: it goes on here
+            self._waiting = deque(self._owed.values())
+            return False
         if self._pool.worth_it():
             self._pool.grow(self._workers)
         members = self._pool.members[: self._workers]
         for member in members:
             if self.number not in member.plans:
-                member.plans[self.number] = False
-                member.say({"plan": self.number, **self._spelled.message(self._pool.folder)})
-        ready = [member for member in members if member.plans[self.number]]
+                member.say(self._spelled.message(self.number, self._pool.folder))
+                member.plans[self.number] = None
+        ready = [member for member in members if self._has_made(member)]
         for member in sorted(ready, key=lambda member: len(member.doing)) * 2:
             if self._waiting and len(member.doing) < 2:
+                message = self._waiting[0].message()
                 piece = self._waiting.popleft()
                 piece.begun = time.monotonic()
                 member.doing.append(piece)
-                member.say(piece.message())
+                member.say(message)
         return bool(ready)
 
+    def _has_made(self, member: Member) -> bool:
+        """Whether a worker has made this plan; an error if it could not, or made another one."""
+        said = member.plans.get(self.number)
+        if said is None:
+            return False
+        if "why" in said:
+            raise EngineError(f"{member} could not make the federation:\n{said['why']}")
+        if said["mark"] != self._mark:
+            raise EngineError(
+                f"{member} made another model or other parties than this process. "
+                "What makes them must make the same every time: seed what it draws."
+            )
+        return True
+
     def _hear(self, timeout: float) -> None:
-        """Take in what workers have said: for this engine, or for another one on the same pool."""
+        """Take in what a worker has said, for this engine or for another one on the same pool."""
         try:
             member, message = self._pool.heard.get(timeout=timeout) if timeout else self._pool.heard.get_nowait()
         except queue.Empty:
             return
-        if message is None:
-            self._bury(member)
-        elif "answered" in message:
-            piece = member.doing.popleft()
-            piece.engine.receive(piece, message)
-        elif message["plan"] == self.number:
-            self._made(member, message)
-        else:
-            member.plans[message["plan"]] = "mark" in message
-
-    def _made(self, member: Member, message: Message) -> None:
-        member.plans[self.number] = True
-        if "why" in message:
-            self._wrong = EngineError(f"{member} could not make the federation:\n{message['why']}")
-        elif message["mark"] != mark_of(self._plan):
-            self._wrong = EngineError(
-                f"{member} made another model or other parties than this process. "
-                "What makes them must make the same every time: seed what it draws."
-            )
+        with self._pool.lock:
+            if message is None:
+                self._bury(member)
+            elif "answered" in message:
+                _settle(member, message)
+            else:
+                member.plans[message["plan"]] = message
 
     def _bury(self, member: Member) -> None:
-        """A worker is dead: say so, replace it, and give back what it had."""
+        """A worker is dead: replace it, give back what it had, and say so."""
         if self._pool.closed or self._pool.members[member.index] is not member:
             return
         parties = ", ".join(repr(task.party) for piece in list(member.doing)[:1] for task in piece.tasks)
         told = f"{member} {member.fate()}" + (f" while it worked on {parties:.200}" if parties else "")
-        warnings.warn(f"{told}. It is replaced, and its work is done again.", DescantWarning, stacklevel=4)
-        for first, piece in zip(itertools.chain([True], itertools.repeat(False)), member.doing, strict=False):
-            piece.deaths += first
-            piece.engine.again(piece, told)
+        for at, piece in enumerate(member.doing):
+            piece.deaths += at == 0
+            _give_back(piece, told)
         self._pool.replace(member)
+        warnings.warn(f"{told}. It is replaced, and its work is done again.", DescantWarning, stacklevel=4)
 
     def again(self, piece: Piece, why: str) -> None:
         """A piece whose worker died is repeated, then cut in two, and a party that does it alone is given up."""
         if self._owed.pop(piece.number, None) is None:
             return
         if piece.deaths < _TRIES:
-            self._owe([replace(piece, number=NUMBER())])
+            self._owe([self._piece(piece.batch, piece.rows, piece.deaths)])
         elif len(piece.rows) > 1:
             middle = (piece.rows.start + piece.rows.stop) // 2
             halves = (range(piece.rows.start, middle), range(middle, piece.rows.stop))
-            self._owe([Piece(self, piece.batch, half, deaths=1) for half in halves])
+            self._owe([self._piece(piece.batch, half, deaths=1) for half in halves])
         else:
-            task = piece.tasks[0]
             advice = "Use fewer workers, smaller batches or a smaller model, or leave the party out."
-            self._answers.append((Report(task.party, task.round, task.kind, "lost", reason=f"{why}. {advice}"), None))
+            self._refuse(piece, "lost", f"{why}. {advice}")
+
+    def _refuse(self, piece: Piece, status: Status, reason: str) -> None:
+        self._answers += [(Report(t.party, t.round, t.kind, status, reason=reason), None) for t in piece.tasks]
 
     def _owe(self, pieces: Sequence[Piece]) -> None:
         self._owed |= {piece.number: piece for piece in pieces}
@@ -222,6 +232,9 @@ class ProcessEngine:
     def receive(self, piece: Piece, message: Message) -> None:
         """The answers to a piece, if they are still wanted."""
         if self._owed.pop(piece.number, None) is None:
+            return
+        if "why" in message:
+            self._refuse(piece, "error", message["why"])
             return
         shelf = self._pool.shelf(message["file"])
         arrays = {key: array.clone() for key, array in shelf.read().items()}  # the worker will write there again
@@ -233,12 +246,13 @@ class ProcessEngine:
     def _work_here(self, piece: Piece) -> None:
         """As a worker would do it, with as many threads."""
         self._waiting.remove(piece)
-        before = torch.get_num_threads()
+        before, began = torch.get_num_threads(), time.monotonic()
         torch.set_num_threads(self._pool.threads)
         try:
             self._answers.extend(work(self._plan, piece.tasks, piece.memories))
         finally:
             torch.set_num_threads(before)
+        self._pool.spent += time.monotonic() - began
         self._owed.pop(piece.number)
 
     def _reports(self) -> list[Report]:
@@ -247,3 +261,21 @@ class ProcessEngine:
             if memory:
                 self._memory.stage(report.party, memory)
         return [report for report, _ in answers]
+
+
+def _settle(member: Member, message: Message) -> None:
+    """An answer goes to the engine that asked; what the worker had before it was not answered, and is done again."""
+    while member.doing:
+        piece = member.doing.popleft()
+        if piece.number == message["answered"]:
+            engine = piece.owner()
+            if engine is not None:
+                engine.receive(piece, message)
+            return
+        _give_back(piece, "an answer was lost")
+
+
+def _give_back(piece: Piece, why: str) -> None:
+    engine = piece.owner()
+    if engine is not None:
+        engine.again(piece, why)

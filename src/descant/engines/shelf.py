@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -64,9 +65,17 @@ class Shelf:
     def _reach(self, size: int) -> None:
         if len(self._bytes) >= size:
             return
-        with self.file.open("a+b") as file:
-            file.truncate(max(size, file.seek(0, 2)))
-            self._map(file.fileno())
+        try:
+            with self.file.open("a+b") as file:
+                file.truncate(max(size, file.seek(0, 2)))
+                if hasattr(os, "posix_fallocate"):  # else a full disk would be found out by a signal, which ends all
+                    os.posix_fallocate(file.fileno(), 0, size)
+                self._map(file.fileno())
+        except OSError as error:
+            raise EngineError(
+                f"{size / 1e6:.0f} MB for {self.file.parent} cannot be had: {error.strerror}. Make room there, or use "
+                "fewer parties a round or the engine that runs in one process."
+            ) from error
 
     def _map(self, descriptor: int) -> None:
         self._bytes = torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)  # keeps the map alive

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sys
 import traceback
 from pathlib import Path
@@ -37,7 +38,12 @@ INSIDE = "DESCANT_WORKER"
 def mark_of(plan: Plan) -> str:
     """What two processes must agree on before they share work: the model's shapes and constants, names and sizes."""
     parts = (plan.net.layout.digest, plan.net.constants, sorted(plan.people.samples.items()))
-    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+    mark = hashlib.blake2b(repr(parts).encode(), digest_size=8)
+    for name in (plan.people.names[0], plan.people.names[-1]):  # enough to find out what is drawn anew every time
+        party = plan.people[name]
+        for data in (party.x[:1000], party.y[:1000]):
+            mark.update(data.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return mark.hexdigest()
 
 
 class Worker:
@@ -52,19 +58,22 @@ class Worker:
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         """What comes of one message."""
-        if "spelled" in message:
-            try:
-                return self._make(message)
-            except Exception:
-                return {"plan": message["plan"], "why": traceback.format_exc()}
-        return self._work(message)
+        if "forget" in message:
+            self.plans.pop(message["forget"], None)
+            self._shelves = {file: shelf for file, shelf in self._shelves.items() if shelf.file.exists()}
+            return {}
+        number = {"plan": message["plan"]} if "spelled" in message else {"answered": message["piece"]}
+        try:
+            return self._make(message) if "spelled" in message else self._work(message)
+        except Exception:
+            return {**number, "why": traceback.format_exc()}
 
     def _make(self, message: dict[str, Any]) -> dict[str, Any]:
         arrays = load_file(message["file"]) if message["file"] else {}
         spelled = {name: part for name, part in message["spelled"].items() if name != "data"}
         settings = {name: read(part, arrays) for name, part in spelled.items()}
         key = json.dumps(message["spelled"]["data"])
-        if self._people is None or self._people[0] != key:
+        if self._people is None or self._people[0] != key or arrays:  # arrays are not in the key
             self._people = (key, parties_of(read(message["spelled"]["data"], arrays)))
         plan = self.plans[message["plan"]] = Plan.made(data=self._people[1], **settings)
         return {"plan": message["plan"], "mark": mark_of(plan)}
@@ -91,8 +100,11 @@ def serve(folder: Path, asked: TextIO, answered: TextIO) -> None:
     """Answer messages until there are no more."""
     worker = Worker(folder)
     for line in asked:
-        answered.write(json.dumps(worker.answer(json.loads(line))) + "\n")
-        answered.flush()
+        answer = worker.answer(json.loads(line))
+        if answer:
+            answered.write(json.dumps(answer) + "\n")
+            answered.flush()
+    shutil.rmtree(folder, ignore_errors=True)  # whoever started it has died, and cannot do so itself
 
 
 def main() -> None:

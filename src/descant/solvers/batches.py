@@ -78,6 +78,8 @@ def _gathered(data: Sequence[Tensor], indices: Sequence[Tensor], kept: dict[torc
     """``[K, window, batch, ...]``, copied once; into memory that is kept, where there is enough of it."""
     shape, like = (len(data), indices[0].numel(), *data[0].shape[1:]), data[0]
     needed = math.prod(shape)
+    if needed > _WINDOW:  # one step of all that a party has, say: too much to keep
+        kept = {}
     if like.dtype not in kept or kept[like.dtype].numel() < needed:
         kept[like.dtype] = like.new_empty(needed)
     gathered = kept[like.dtype][:needed].view(shape)

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ..core import Sight
 from ..errors import ModelError
-from .layers import Into
+from .layers import Array, Into, Value
 from .objective import Objective
 from .stacked import Stack, kernel_of
 
@@ -113,19 +114,20 @@ class Descent:
     def _by_kernel(self, x: Tensor, y: Tensor) -> None:
         """The whole stack by its kernel; only the terms, written for one party, go through vmap."""
         lead = self.stack.lead
-        output = self._kernel.forward(x if lead else x[0])
-        slope = self._slope(output, y if lead else y[0])
+        output = self._kernel.forward(x.numpy() if lead else x[0])
+        slope = self._slope(output, y)
         if not self.objective.terms:
             self._kernel.backward(slope)
             return
         size = self.stack.layout.size
         parts = torch.split_with_sizes(self.stack.columns, [size, *self.objective.widths], dim=1)
-        leaves = [part.detach().requires_grad_() for part in (output if lead else output.unsqueeze(0), *parts)]
+        tops = torch.from_numpy(output) if lead else output.unsqueeze(0)
+        leaves = [part.detach().requires_grad_() for part in (tops, *parts)]
         with torch.enable_grad():
             values = torch.stack([self._term(i, leaves, x, y) for i in range(len(self.objective.terms))], 1)
             total = (self.strengths * values).sum()
         along, *columns = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
-        self._kernel.backward(slope + (along if lead else along[0]))
+        self._kernel.backward(slope + (along.numpy() if lead else along[0]))
         self.stack.gradient[:, size:] = 0
         self.stack.gradient += torch.cat(columns, 1)
 
@@ -142,26 +144,26 @@ class Descent:
     def _elsewhere(self, parameters: Tensor, inputs: Tensor) -> Tensor:
         return self.objective.net.apply(parameters, parameters.new_empty(0), inputs)[0]
 
-    def _slope(self, output: Tensor, y: Tensor) -> Tensor:
+    def _slope(self, output: Value, y: Tensor) -> Value:
         """The gradient of the loss along the outputs."""
         lead = self.stack.lead
-        if self.objective.loss is functional.cross_entropy and output.ndim == 2 + lead and y.ndim == 1 + lead:
-            self.losses.later(output, y)
-            chances = _softmax(output) if lead else torch.softmax(output, -1)
-            return chances.scatter_add_(-1, y.unsqueeze(-1), self._minus_one(y)).div_(y.shape[-1])
-        leaf = output.detach().requires_grad_()
+        if self.objective.loss is functional.cross_entropy and output.ndim == 2 + lead and y.ndim == 2:
+            if lead:
+                self.losses.later(torch.from_numpy(output), y)
+                return _softmax_less_one(output, y.numpy())
+            self.losses.later(output, y[0])
+            chances = torch.softmax(output, 1)
+            return chances.scatter_add_(1, y.mT, self._minus_one.expand(len(output), 1)).div_(len(output))
+        leaf = (torch.from_numpy(output) if lead else output.unsqueeze(0)).detach().requires_grad_()
         with torch.enable_grad():
-            each = torch.vmap(self._mean_loss)(leaf, y) if lead else self._mean_loss(leaf, y)
+            each = torch.vmap(self._mean_loss)(leaf, y) if lead else self._mean_loss(leaf[0], y[0]).unsqueeze(0)
             (slope,) = torch.autograd.grad(each.sum(), leaf)
         self.losses.total.add_(each.detach())
-        return slope
-
-    def _minus_one(self, y: Tensor) -> Tensor:
-        return self._one.expand(*y.shape, 1)
+        return slope.numpy() if lead else slope[0]
 
     @cached_property
-    def _one(self) -> Tensor:
-        return -self.stack.columns.new_ones(1)
+    def _minus_one(self) -> Tensor:
+        return -self.stack.columns.new_ones(1, 1)
 
     def _mean_loss(self, output: Tensor, y: Tensor) -> Tensor:
         return self.objective.loss(output, y).mean()
@@ -193,7 +195,12 @@ class Losses:
         self._waiting.append((output, y))
 
 
-def _softmax(output: Tensor) -> Tensor:
-    """Over the last axis; torch's own takes twice as long for many rows of few classes."""
-    chances = (output - output.amax(-1, keepdim=True)).exp_()
-    return chances.div_(chances.sum(-1, keepdim=True))
+def _softmax_less_one(output: Array, y: Array) -> Array:
+    """The gradient of the mean cross-entropy of each party: (softmax - one-hot) / batch, ``[K, batch, classes]``."""
+    chances: Array = output - output.max(2, keepdims=True)
+    np.exp(chances, out=chances)
+    chances /= chances.sum(2, keepdims=True)
+    flat = chances.reshape(-1)  # a label that is out of bounds is found when the losses are reckoned
+    flat[np.arange(0, chances.size, chances.shape[2]) + y.reshape(-1)] -= 1
+    chances /= y.shape[1]
+    return chances

@@ -68,7 +68,7 @@ class Sgd:
             raise SettingError(f"Give Sgd steps or epochs, not both. Got steps={self.steps} and epochs={self.epochs}.")
         check_elementwise(maker(self.optimizer, self.options))
         size = party.samples if self.batch is None else min(self.batch, party.samples)
-        reasons = probe(net, loss, terms, party.x[:size], party.y[:size])
+        reasons = probe(net, loss, terms, party.x[:size].clone(), party.y[:size].clone())  # a module may write
         alone = "" if count > 1 else "one party a round works alone"
         megabytes = net.layout.size * net.layout.dtype.itemsize / 1e6
         full = "" if together(net.layout) > 1 else f"one model of {megabytes:.1f} MB fills the cache by itself"

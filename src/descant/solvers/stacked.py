@@ -17,7 +17,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from ..flat import Layout, Net
-from .layers import FLAT, Elementwise, Folded, Into, Operation, Place, Recorded, Relu, Reshape, Views, operation_of
+from .layers import FLAT, Into, Operation, Place, Relu, Reshape, Value, Views
+from .recorded import Elementwise, Folded, Recorded, operation_of
 
 _ALONE = {torch.tanh, functional.tanh, torch.sigmoid, functional.sigmoid, functional.gelu, functional.silu}
 _ALONE |= {functional.elu, functional.leaky_relu, functional.softplus}
@@ -98,14 +99,14 @@ class BoundKernel:
         ]
         self._back = list(enumerate(self._steps, 1))[::-1]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Value) -> Value:
         """The outputs ``[K, batch, ...]`` on ``x [K, batch, ...]``."""
         values = [x]
         for bound, sources in self._steps:
             values.append(bound.forward(*[values[source] for source in sources]))
         return values[self._result]
 
-    def backward(self, slope: Tensor) -> None:
+    def backward(self, slope: Value) -> None:
         """Put the gradient of all parameters where it goes, given that of the outputs."""
         slopes = {self._result: slope}
         for place, (bound, sources) in self._back:
@@ -128,6 +129,8 @@ def kernel_of(net: Net, lead: int) -> Kernel | str:
 def _trace(module: nn.Module, layout: Layout, lead: int) -> Kernel | str:
     if layout.parameters < len(layout.names):
         return "it has running statistics"
+    if layout.dtype not in (torch.float32, torch.float64):
+        return f"its numbers are {layout.dtype}"
     wrapped = nn.Sequential(module)  # so that a lone layer is a layer, too
     try:
         graph = fx.symbolic_trace(wrapped).graph
@@ -157,8 +160,10 @@ def _trace(module: nn.Module, layout: Layout, lead: int) -> Kernel | str:
         steps.append(Step(found, sources, wanted, again))
         depends.append(wanted or learns)
         places[node] = len(steps)
-    result = places[nodes[-1].all_input_nodes[0]]
-    return Kernel(tuple(steps), result) if depends[result] else "its output does not depend on its parameters"
+    reached = {name for node in nodes if node.op == "call_module" for name in _names(node, parts[str(node.target)])}
+    if reached != set(layout.layers):
+        return "some of its parameters are used by no layer"
+    return Kernel(tuple(steps), places[nodes[-1].all_input_nodes[0]])
 
 
 def _operation(node: fx.Node, parts: dict[str, nn.Module], layout: Layout, lead: int) -> Operation | None:
@@ -169,16 +174,16 @@ def _operation(node: fx.Node, parts: dict[str, nn.Module], layout: Layout, lead:
     if node.target in _FLATTEN and node.args[1:] == (1,) and not node.kwargs:
         return Reshape(FLAT, lead)
     if node.target in _RELU and alone:
-        return Relu() if _overwrites_nothing(node, bool(node.kwargs.get("inplace"))) else None
+        return Relu(lead) if _overwrites_nothing(node, bool(node.kwargs.get("inplace"))) else None
     if node.op == "call_function" and node.target in _ALONE and alone and not node.kwargs.get("inplace"):
-        return Recorded(Elementwise(node.target, {k: v for k, v in node.kwargs.items() if k != "inplace"}))
+        return Recorded(Elementwise(node.target, {k: v for k, v in node.kwargs.items() if k != "inplace"}), lead)
     if node.op == "call_function" and node.target in _ARITHMETIC and len(node.all_input_nodes) == len(node.args) == 2:
-        return None if node.kwargs else Recorded(Elementwise(node.target))
+        return None if node.kwargs else Recorded(Elementwise(node.target), lead)
     if node.op == "call_method" and node.target in _METHODS and alone:
-        return Recorded(Elementwise(_METHODS[str(node.target)]))
+        return Recorded(Elementwise(_METHODS[str(node.target)]), lead)
     if node.op == "call_function" and node.target in _POOLS and len(node.all_input_nodes) == 1:
         pooled = Elementwise(node.target, dict(node.kwargs), node.args[1:])
-        return Recorded(Folded(pooled) if lead else pooled)
+        return Recorded(Folded(pooled) if lead else pooled, lead)
     return _reshaped(node, set(), lead)
 
 
@@ -202,15 +207,22 @@ def _reshaped(node: fx.Node, lengths: set[fx.Node], lead: int) -> Operation | No
     return Reshape(shape, lead) if all(size is None or isinstance(size, int) for size in shape) else None  # type: ignore[arg-type]
 
 
-def _layer(node: fx.Node, module: nn.Module, layout: Layout, lead: int) -> Operation | None:
+def _prefix(node: fx.Node) -> str:
     path = str(node.target).partition(".")[2]  # without the wrapper's own "0"
-    prefix = f"{path}." if path else ""
-    if not {prefix + name for name, _ in module.named_parameters()} <= set(layout.layers):
+    return f"{path}." if path else ""
+
+
+def _names(node: fx.Node, module: nn.Module) -> list[str]:
+    return [_prefix(node) + name for name, _ in module.named_parameters()]
+
+
+def _layer(node: fx.Node, module: nn.Module, layout: Layout, lead: int) -> Operation | None:
+    if not set(_names(node, module)) <= set(layout.layers):
         return None  # a frozen layer, or one that shares its parameters with another
     in_place = bool(getattr(module, "inplace", False))
     if in_place and type(module) is not nn.ReLU:
         return None
-    return operation_of(module, prefix, lead) if _overwrites_nothing(node, in_place) else None
+    return operation_of(module, _prefix(node), lead) if _overwrites_nothing(node, in_place) else None
 
 
 def _overwrites_nothing(node: fx.Node, in_place: bool) -> bool:
