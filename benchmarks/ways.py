@@ -1,6 +1,6 @@
-"""Stacked, vectorised or looped: the time of a round each way, by the size of the model and the number of parties.
+"""Stacked, single, vectorised or looped: the time of a round each way, by the size of the model and the parties.
 
-`MOST` in `descant/solvers/sgd.py` comes from this table. Run it on a quiet machine:
+`CACHE` and `MOST_VECTORISED` in `descant/solvers/sgd.py` come from this table. Run it on a quiet machine:
 
     python benchmarks/ways.py            # a minute or two; --threads 2 for two threads
 """
@@ -19,6 +19,7 @@ from descant.table import Table
 
 WIDTHS = (0, 16, 64, 128, 256, 512)  # hidden units of 784-h-10; 0 is the logistic regression
 COUNTS = (2, 10, 50)
+OTHERS = ("single", "vectorised", "looped")
 
 
 def people(count: int) -> parties.People:
@@ -57,15 +58,14 @@ def main() -> None:
     rows = []
     for width in WIDTHS:
         for count in COUNTS:
-            stacked, vectorised, looped = (seconds(width, count, way) for way in ("stacked", "vectorised", "looped"))
+            stacked, *others = (seconds(width, count, way) for way in ("stacked", *OTHERS))
             rows.append(
                 {
                     "model": f"784-{width}-10" if width else "784-10",
                     "parameters": sum(p.numel() for p in net(width).parameters()),
                     "parties": count,
                     "stacked ms": 1e3 * stacked,
-                    "vectorised ×": vectorised / stacked,
-                    "looped ×": looped / stacked,
+                    **{f"{way} ×": time / stacked for way, time in zip(OTHERS, others, strict=True)},
                 }
             )
     print(Table(tuple(rows[0]), rows, "× is the time relative to stacked.", {"stacked ms": 1}))

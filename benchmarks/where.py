@@ -1,4 +1,4 @@
-"""Where the time of a round goes: W1 of `descant bench`, FedAvg (logistic regression, 10 parties, 20 steps of batch 10).
+"""Where the time of a round goes: W1 of `descant bench` (logistic regression, 10 parties, 20 steps of batch 10).
 
     python benchmarks/where.py [--steps 20]        # some seconds; on one thread
 
@@ -22,7 +22,7 @@ from descant.table import Table
 
 STAGES = {  # a stage: where it is, and the stage that it is a part of
     "the round": ("descant.federation:Federation.fit", ""),
-    "local work": ("descant.piece:work", "the round"),
+    "local work": ("descant.engines.in_process:work", "the round"),
     "draws: which samples": ("descant.solvers.sgd:draw", "local work"),
     "batches: samples copied together": ("descant.solvers.batches:_gathered", "local work"),
     "forwards": ("descant.solvers.stacked:BoundKernel.forward", "local work"),
@@ -75,11 +75,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20)
     torch.set_num_threads(1)
-    fed = federation(parser.parse_args().steps)
-    fed.fit(20, progress=False)
-    clock = Clock()
+    steps, clock = parser.parse_args().steps, Clock()
     for stage, (address, _) in STAGES.items():
         clock.put_before(stage, address)
+    fed = federation(steps)
+    fed.fit(20, progress=False)
     rounds: dict[str, list[float]] = {stage: [] for stage in STAGES}
     for _ in range(200):
         clock.spent = dict.fromkeys(STAGES, 0.0)

@@ -58,6 +58,8 @@ def personal(penalty: Penalty, own: Tensor, center: Tensor, rho: float) -> Tenso
     """
     v = own - center
     kept = penalty.prox(v, rho)
+    if not kept.any():
+        return center.expand_as(v)
     # w̃ + (w_k - w̃) is not w_k in floating point: where the prox changes nothing, the party keeps its own bits.
     return torch.where(kept == v, own, torch.where(kept == 0, center, center + kept))
 

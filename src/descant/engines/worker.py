@@ -1,7 +1,8 @@
 """The other side of the `processes` engine: a process that makes plans and answers pieces, one message a line.
 
     {"plan": id, "spelled": ..., "file": f}             ->  {"plan": id, "mark": ...}, or {"plan": id, "why": traceback}
-    {"piece": id, "plan": id, "tasks": ..., "file": f}  ->  {"answered": id, "answers": ..., "file": f}
+    {"piece": id, "plan": id, "tasks": ..., "file": f}  ->  {"answered": id, "answers": ..., "file": f}, or {..., "why"}
+    {"forget": id}                                      ->  nothing
 
 Arrays lie in files that both sides map into memory (see `shelf`); a message only says where. It ends when its standard
 input does, so that it never outlives the process that started it.

@@ -167,14 +167,18 @@ class Relu:
     """max(x, 0)."""
 
     lead: int
+    in_place: bool  # nobody else looks at x, which then need not be kept: the less there is, the more fits the cache
 
     def bind(self, w: Views, place: Place, wanted: bool) -> Bound:
-        return _StackedRelu() if self.lead else _OneRelu()
+        return _StackedRelu(self.in_place) if self.lead else _OneRelu(self.in_place)
 
 
 class _OneRelu:
+    def __init__(self, in_place: bool) -> None:
+        self._relu = torch.relu_ if in_place else torch.relu
+
     def forward(self, *inputs: Tensor) -> Tensor:
-        self._output = torch.relu(inputs[0])
+        self._output = self._relu(inputs[0])
         return self._output
 
     def backward(self, slope: Tensor) -> Sequence[Tensor]:
@@ -182,8 +186,11 @@ class _OneRelu:
 
 
 class _StackedRelu:
+    def __init__(self, in_place: bool) -> None:
+        self._in_place = in_place
+
     def forward(self, *inputs: Array) -> Array:
-        self._output: Array = np.maximum(inputs[0], 0)
+        self._output: Array = np.maximum(inputs[0], 0, out=inputs[0] if self._in_place else None)
         return self._output
 
     def backward(self, slope: Array) -> Sequence[Array]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .layers import FLAT, Bound, Linear, Operation, Place, Relu, Reshape, Value, Views
+from .layers import FLAT, Bound, Linear, Operation, Place, Reshape, Value, Views
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,6 @@ def operation_of(module: nn.Module, prefix: str, lead: int) -> Operation | None:
     names = tuple(prefix + name for name, _ in module.named_parameters())
     if type(module) is nn.Linear:
         return Linear(names[0], names[1] if module.bias is not None else None, lead)
-    if type(module) is nn.ReLU:
-        return Relu(lead)
     if type(module) is nn.Flatten:
         return Reshape(FLAT, lead) if module.start_dim == 1 and module.end_dim == -1 else None
     if type(module) is nn.Unflatten:

@@ -170,11 +170,11 @@ def _operation(node: fx.Node, parts: dict[str, nn.Module], layout: Layout, lead:
     """What computes a node on the stack; None where that is not known to be the same as party by party."""
     alone = len(node.args) == 1 and isinstance(node.args[0], fx.Node)
     if node.op == "call_module":
-        return _layer(node, parts[str(node.target)], layout, lead) if alone and not node.kwargs else None
+        return _layer(node, parts, layout, lead) if alone and not node.kwargs else None
     if node.target in _FLATTEN and node.args[1:] == (1,) and not node.kwargs:
         return Reshape(FLAT, lead)
     if node.target in _RELU and alone:
-        return Relu(lead) if _overwrites_nothing(node, bool(node.kwargs.get("inplace"))) else None
+        return _relu(node, parts, lead) if _overwrites_nothing(node, bool(node.kwargs.get("inplace"))) else None
     if node.op == "call_function" and node.target in _ALONE and alone and not node.kwargs.get("inplace"):
         return Recorded(Elementwise(node.target, {k: v for k, v in node.kwargs.items() if k != "inplace"}), lead)
     if node.op == "call_function" and node.target in _ARITHMETIC and len(node.all_input_nodes) == len(node.args) == 2:
@@ -216,13 +216,23 @@ def _names(node: fx.Node, module: nn.Module) -> list[str]:
     return [_prefix(node) + name for name, _ in module.named_parameters()]
 
 
-def _layer(node: fx.Node, module: nn.Module, layout: Layout, lead: int) -> Operation | None:
+def _relu(node: fx.Node, parts: dict[str, nn.Module], lead: int) -> Relu:
+    """In place behind a linear layer that nobody else reads: it does not need its own output on the way back."""
+    source = node.all_input_nodes[0]
+    linear = source.op == "call_module" and type(parts[str(source.target)]) is nn.Linear
+    return Relu(lead, in_place=linear and len(source.users) == 1)
+
+
+def _layer(node: fx.Node, parts: dict[str, nn.Module], layout: Layout, lead: int) -> Operation | None:
+    module = parts[str(node.target)]
     if not set(_names(node, module)) <= set(layout.layers):
         return None  # a frozen layer, or one that shares its parameters with another
     in_place = bool(getattr(module, "inplace", False))
     if in_place and type(module) is not nn.ReLU:
         return None
-    return operation_of(module, _prefix(node), lead) if _overwrites_nothing(node, in_place) else None
+    if not _overwrites_nothing(node, in_place):
+        return None
+    return _relu(node, parts, lead) if type(module) is nn.ReLU else operation_of(module, _prefix(node), lead)
 
 
 def _overwrites_nothing(node: fx.Node, in_place: bool) -> bool:
