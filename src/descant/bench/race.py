@@ -122,6 +122,7 @@ def _begin(entrant: _Entrant, python: Python, folder: Path, log: Path, pace: Pac
         entrant.loss = loss_of(read_named(weights), folder)
     except (RuntimeError, OSError, ValueError) as error:
         raise CannotRun(f"its weights do not fit the model: {' '.join(str(error).split())[:150]}") from error
+    running.ask("settle", pace.patience)
 
 
 def _turn(entrant: _Entrant, work: Work, pace: Pace) -> None:

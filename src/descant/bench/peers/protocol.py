@@ -1,4 +1,4 @@
-"""What a contestant says and hears: JSON lines out; "rounds N", "weights FILE" and "stop" in."""
+"""What a contestant says and hears: JSON lines out; "rounds N", "weights FILE", "settle" and "stop" in."""
 
 from __future__ import annotations
 
@@ -37,10 +37,13 @@ def told(arguments: list[str] | None = None) -> Shared:
     return open_shared(given.folder, given.threads)
 
 
-def serve(start: Callable[[], Contestant], began: float | None = None) -> None:
+def serve(
+    start: Callable[[], Contestant], began: float | None = None, settle: Callable[[], None] | None = None
+) -> None:
     """Start, run the first round, say how long that took, and then do as told until "stop" or the end of input.
 
     ``began`` is when the start-up began, if before this call. Imports are over by then: they count for nobody.
+    ``settle`` waits for what has been started on the side; the turns after it are not about starting.
     """
     answers = _private_output()
     began = time.perf_counter() if began is None else began
@@ -55,6 +58,10 @@ def serve(start: Callable[[], Contestant], began: float | None = None) -> None:
             began = time.perf_counter()
             contestant.rounds(int(rest))
             _say(answers, {"seconds": time.perf_counter() - began})
+        elif word == "settle":
+            if settle is not None:
+                settle()
+            _say(answers, {"settled": True})
         elif word == "weights":
             np.savez(rest, **contestant.weights())  # type: ignore[arg-type]  # its stub allows names no arrays
             _say(answers, {"written": rest})

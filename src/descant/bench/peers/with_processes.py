@@ -8,6 +8,7 @@ from descant.bench.peers.protocol import serve, told
 from descant.bench.peers.with_descant import Ours
 from descant.bench.peers.work import Shared
 from descant.engines import Processes
+from descant.engines.processes import ProcessEngine
 
 
 def start(shared: Shared) -> Ours:
@@ -15,6 +16,21 @@ def start(shared: Shared) -> Ours:
     return Ours(replace(shared, threads=1), engine=Processes(workers=shared.threads, threads=1))
 
 
-if __name__ == "__main__":
+def main() -> None:
+    federations: list[Ours] = []
+
+    def begin() -> Ours:
+        federations.append(start(shared))
+        return federations[0]
+
+    def settle() -> None:
+        engine = federations[0].federation._engine
+        assert isinstance(engine, ProcessEngine)
+        engine.wait()
+
     shared = told()
-    serve(lambda: start(shared))
+    serve(begin, settle=settle)
+
+
+if __name__ == "__main__":
+    main()
