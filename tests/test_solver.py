@@ -538,6 +538,7 @@ def test_a_point_that_does_not_exist_is_named() -> None:
         (Sgd(steps=2.5), r"The 'steps' of Sgd must be a whole number >= 0. Got 2.5."),  # type: ignore[arg-type]
         (Sgd(lr="fast"), r"The 'lr' of Sgd must be > 0. Got 'fast'."),  # type: ignore[arg-type]
         (Sgd(steps=3, epochs=2), r"steps or epochs, not both"),
+        (Sgd(optimizer=3), r"Give the name of an optimiser of torch.optim, or its class. Got 3."),  # type: ignore[arg-type]
         (Sgd(optimizer="Adamm"), r"There is no optimizer 'Adamm'. Did you mean 'Adam'\?"),
         (Sgd(optimizer="LBFGS"), r"LBFGS cannot step a stack"),
         (Sgd(optimizer="Adafactor"), r"Adafactor is not element-wise"),
@@ -547,6 +548,13 @@ def test_a_point_that_does_not_exist_is_named() -> None:
 def test_bad_settings_are_named_before_any_work(solver: Sgd, message: str) -> None:
     with pytest.raises(SettingError, match=message):
         Federation(network(), classes(3), algorithms.FedAvg(), solver=solver).fit(1, progress=False)
+
+
+@pytest.mark.parametrize("settings", [{"seed": "x"}, {"seed": 1.5}, {"budget": "1 GB"}, {"seed": True}])
+def test_numbers_that_are_none_are_named(settings: dict[str, object]) -> None:
+    (name,) = settings
+    with pytest.raises(SettingError, match=f"The '{name}' of Federation must be a whole number. Got"):
+        Federation(network(), classes(3), algorithms.FedAvg(), **settings).fit(1, progress=False)  # type: ignore[arg-type]
 
 
 def test_a_solver_and_its_shorthand_exclude_each_other() -> None:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
@@ -86,7 +87,7 @@ class Federation:
         self.loss = loss
         self.metric = metric
         self.attend = attend
-        self.seed = int(seed)
+        self.seed = seed
         self.engine = engine
         self.budget = budget  # bytes of party state in memory, for models and for memories each; the rest is on disk
         self.history_: list[dict[str, Any]] = []
@@ -110,12 +111,15 @@ class Federation:
         if isinstance(solver, str | type) or not callable(self.engine):
             given = f"solver={self.solver!r:.60}, engine={self.engine!r:.60}"
             raise SettingError(f"Give a solver such as Sgd(lr=0.1), and an engine such as InProcess. Got {given}.")
+        for name, number in (("seed", self.seed), ("budget", self.budget)):
+            if not isinstance(number, int | np.integer) or isinstance(number, bool):
+                raise SettingError(f"The {name!r} of Federation must be a whole number. Got {number!r:.60}.")
         first = self.people[self.people.names[0]]
         plan = Plan.made(
             self.model,
             self.people,
             attending(self.algorithm, self.attend),
-            self.seed,
+            int(self.seed),
             solver=self.solver or Sgd(**self.shorthand),
             loss=self.loss,
             metric=metric_for(self.metric, self.loss, first.y),

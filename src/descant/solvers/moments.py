@@ -27,8 +27,10 @@ _PREFIX = "moment."
 
 def maker(optimizer: str | type[Optimizer], options: Mapping[str, Any]) -> MakeOptimizer:
     """The constructor of an optimiser by its name in `torch.optim`, or of a class of the user's own."""
-    if not isinstance(optimizer, str):
+    if isinstance(optimizer, type):
         return partial(optimizer, **options)
+    if not isinstance(optimizer, str):
+        raise SettingError(f"Give the name of an optimiser of torch.optim, or its class. Got {optimizer!r:.60}.")
     names = {name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type)} - {"Optimizer"}
     if optimizer not in names:
         raise unknown("optimizer", optimizer, names)
