@@ -308,27 +308,6 @@ def test_one_engine_s_failure_is_told_to_that_engine_only(two: Processes) -> Non
     assert good.fit(1, progress=False).hash() == made("FedAvg", InProcess).fit(2, progress=False).hash()
 
 
-def test_an_answer_that_was_lost_is_asked_for_again(two: Processes) -> None:
-    fed = made("FedAvgPlus", two).fit(1, progress=False)
-    engine, pool = fed._engine, two._pool
-    assert isinstance(engine, ProcessEngine) and pool is not None
-    hear = engine._hear
-
-    def deaf(timeout: float) -> None:
-        if not pool.heard.empty() and not lost:
-            lost.append(pool.heard.get())  # what an interrupt may do
-        hear(timeout)
-
-    lost: list[Any] = []
-    engine._hear = deaf  # type: ignore[method-assign]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("descant.engines.processes._TASKS", 1)
-        engine._most = 1  # so that each worker has more than one piece
-        fed.fit(1, progress=False)
-    assert lost and not fed.refusals_
-    assert fed.hash() == made("FedAvgPlus", InProcess).fit(2, progress=False).hash()
-
-
 def test_closing_in_the_middle_means_that_the_work_goes_on_here() -> None:
     pool = Waiting(workers=1)
     fed = made("FedAvgPlus", pool).fit(1, progress=False)
