@@ -14,7 +14,7 @@ from descant import Algorithm, Federation, Sgd, algorithms, parties, seeds
 from descant.core import Sight, Term
 from descant.errors import ModelError, SettingError
 from descant.parties import People
-from descant.solvers import sgd
+from descant.solvers import descent, sgd
 from descant.solvers.batches import draw
 from problems import classes, network
 
@@ -158,8 +158,8 @@ class Recurrent(nn.Module):
 
 
 def test_the_way_is_a_function_of_the_model() -> None:
-    def way(model: nn.Module, count: int = 5) -> str:
-        return Federation(model, classes(count), algorithms.FedAvg()).state.way
+    def way(model: nn.Module, count: int = 5, algorithm: Algorithm = algorithms.FedAvg()) -> str:  # noqa: B008
+        return Federation(model, classes(count), algorithm).state.way
 
     assert way(network()) == "stacked"
     assert way(nn.Linear(6, 3)) == "stacked"
@@ -168,7 +168,10 @@ def test_the_way_is_a_function_of_the_model() -> None:
     assert way(Recurrent()) == "looped"
     assert way(nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Linear(8, 3))) == "looped"
     wide = sgd.CACHE // 4 // 6
-    assert way(nn.Sequential(nn.Linear(6, wide), nn.Linear(wide, 3))) == "single"
+    large = nn.Sequential(nn.Linear(6, wide), nn.Linear(wide, 3))
+    assert way(large) == "stacked"
+    assert way(large, algorithm=algorithms.FedProx()) == "single"
+    assert way(nn.Sequential(nn.Linear(6, wide), nn.LayerNorm(wide), nn.Linear(wide, 3))) == "single"
     assert way(nn.Sequential(nn.Linear(6, wide), nn.GroupNorm(1, wide), nn.Linear(wide, 3))) == "looped"
     assert way(network(), count=1) == "single"
 
@@ -257,6 +260,24 @@ def test_kernels_of_common_layers_give_what_the_module_gives(name: str, solver: 
     torch.manual_seed(0)
     shape, make = LAYERS[name]
     agree(make().double(), shaped(4, shape), algorithms.FedAvgPlus(alpha=0.5), solver)
+
+
+@pytest.mark.parametrize("solver", [Sgd(lr=0.1, epochs=2, batch=4), Sgd(lr=0.1, steps=3, batch=2)])
+@pytest.mark.parametrize("method", ["FedAvgPlus", "FedRep", "stragglers"])
+@pytest.mark.parametrize("name", ["linear on rows", "no bias", "wide"])
+def test_stacks_that_step_at_once_give_what_the_module_gives(
+    name: str, method: str, solver: Sgd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As large models do: equal ones together, of unlike lengths apart, and not at all if a part must stand still."""
+    monkeypatch.setattr(descent, "LARGE", 0)
+    torch.manual_seed(0)
+    shape, make = LAYERS[name]
+    algorithm = {
+        "FedAvgPlus": algorithms.FedAvgPlus(alpha=0.5),
+        "FedRep": replace(algorithms.FedAvgPlus(), hold=algorithms.FedRep().hold),
+        "stragglers": replace(algorithms.FedAvgPlus(), attend=algorithms.Stragglers(share=0.5)),
+    }[method]
+    agree(make().double(), shaped(4, shape), algorithm, solver)
 
 
 def test_kernels_look_up_words() -> None:

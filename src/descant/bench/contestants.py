@@ -101,7 +101,7 @@ _ALL = (
 )
 PEERS = {peer.name: peer for peer in _ALL}
 DEFAULT = ("plain", "descant", "processes", "pfl", "fedjax", "fedlab", "flower")
-LARGE = ("plain", "plain@2", *DEFAULT[1:])  # a second thread helps the plain loop with large models only
+LARGE = ("plain", "plain@2", "descant", "descant@2", *DEFAULT[2:])  # a second thread helps with large models only
 
 
 def peer(name: str) -> Peer:

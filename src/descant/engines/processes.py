@@ -28,7 +28,7 @@ from .pool import Member, Message, Pool
 from .shelf import Shelf
 from .worker import INSIDE, mark_of
 
-_PIECE = 2**21  # bytes of models a piece: small enough that the cores end together, large enough to be worth a message
+_PIECE = 2**22  # bytes of models a piece: small enough that the cores end together, large enough to be worth a message
 _TASKS = 64  # a piece: a message must fit into a pipe, so that nobody waits for a worker that hangs
 _TRIES = 2
 

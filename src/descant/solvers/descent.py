@@ -9,7 +9,6 @@ say).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -18,18 +17,25 @@ from torch.nn import functional
 
 from ..core import Sight
 from ..errors import ModelError
+from ..flat import Net
 from .layers import Array, Into, Value
 from .objective import Objective
 from .stacked import Stack, kernel_of
 
 STACKED, SINGLE, VECTORISED, LOOPED = "stacked", "single", "vectorised", "looped"
 TOGETHER = (STACKED, VECTORISED)
+LARGE = 2**18  # bytes of parameters from which a stack steps at once: measured by `python benchmarks/ways.py`
 
 
-def steps_at_once(objective: Objective, way: str) -> bool:
-    """Whether a :class:`Descent` can step by itself: a large model then goes through the cache once less."""
-    kernel = kernel_of(objective.net, 0) if way == SINGLE and not objective.terms else ""
-    return not isinstance(kernel, str) and kernel.steps_at_once
+def steps_at_once(net: Net, way: str) -> bool:
+    """Whether a :class:`Descent` without terms can step by itself: a large model then goes through the cache once less.
+
+    A stack of small models does better with a gradient, which is one more operation on all of them.
+    """
+    kernel = kernel_of(net, int(way == STACKED)) if way in (STACKED, SINGLE) else ""
+    if isinstance(kernel, str) or not kernel.steps_at_once:
+        return False
+    return way == SINGLE or (kernel.all_linear and net.layout.size * net.layout.dtype.itemsize >= LARGE)
 
 
 class Descent:
@@ -56,7 +62,7 @@ class Descent:
             if isinstance(kernel, str):
                 raise ModelError(f"{type(objective.net.module).__name__} cannot be stacked: {kernel}.")
             self._kernel = kernel.bind(stack.w, Into(stack.g) if rate is None else Into(stack.w, -rate))
-        alone = way in TOGETHER and len(stack.columns) == 1
+        alone = way in TOGETHER and len(stack.columns) == 1 and rate is None
         self._two = self._some([0, 0]) if alone else None  # one party rounds otherwise than many
 
     def _some(self, rows: list[int]) -> Descent:
@@ -148,22 +154,16 @@ class Descent:
         """The gradient of the loss along the outputs."""
         lead = self.stack.lead
         if self.objective.loss is functional.cross_entropy and output.ndim == 2 + lead and y.ndim == 2:
-            if lead:
-                self.losses.later(torch.from_numpy(output), y)
-                return _softmax_less_one(output, y.numpy())
-            self.losses.later(output, y[0])
-            chances = torch.softmax(output, 1)
-            return chances.scatter_add_(1, y.mT, self._minus_one.expand(len(output), 1)).div_(len(output))
+            array, targets = (output, y) if lead else (output.numpy(), y[0])
+            self.losses.later(torch.from_numpy(output) if lead else output, targets)
+            chances = _softmax_less_one(array, targets.numpy())
+            return chances if lead else torch.from_numpy(chances)
         leaf = (torch.from_numpy(output) if lead else output.unsqueeze(0)).detach().requires_grad_()
         with torch.enable_grad():
             each = torch.vmap(self._mean_loss)(leaf, y) if lead else self._mean_loss(leaf[0], y[0]).unsqueeze(0)
             (slope,) = torch.autograd.grad(each.sum(), leaf)
         self.losses.total.add_(each.detach())
         return slope.numpy() if lead else slope[0]
-
-    @cached_property
-    def _minus_one(self) -> Tensor:
-        return -self.stack.columns.new_ones(1, 1)
 
     def _mean_loss(self, output: Tensor, y: Tensor) -> Tensor:
         return self.objective.loss(output, y).mean()
@@ -196,11 +196,11 @@ class Losses:
 
 
 def _softmax_less_one(output: Array, y: Array) -> Array:
-    """The gradient of the mean cross-entropy of each party: (softmax - one-hot) / batch, ``[K, batch, classes]``."""
-    chances: Array = output - output.max(2, keepdims=True)
+    """The gradient of the mean cross-entropy of each party: (softmax - one-hot) / batch, ``[..., batch, classes]``."""
+    chances: Array = output - output.max(-1, keepdims=True)
     np.exp(chances, out=chances)
-    chances /= chances.sum(2, keepdims=True)
+    chances /= chances.sum(-1, keepdims=True)
     flat = chances.reshape(-1)  # a label that is out of bounds is found when the losses are reckoned
-    flat[np.arange(0, chances.size, chances.shape[2]) + y.reshape(-1)] -= 1
-    chances /= y.shape[1]
+    flat[np.arange(0, chances.size, chances.shape[-1]) + y.reshape(-1)] -= 1
+    chances /= y.shape[-1]
     return chances

@@ -88,6 +88,7 @@ class _OneLinear:
         self._target = place.into.tensors[names.weight]
         self._bias = None if names.bias is None else w[names.bias]
         self._bias_target = None if names.bias is None else place.into.tensors[names.bias]
+        self._ones: Tensor | None = None
 
     def forward(self, *inputs: Tensor) -> Tensor:
         (x,) = inputs
@@ -105,7 +106,9 @@ class _OneLinear:
         else:
             torch.mm(slope.t(), self._x, out=self._target)
         if self._bias_target is not None and self._place.add:
-            self._bias_target.add_(slope.sum(0), alpha=self._scale)
+            if self._ones is None or len(self._ones) != len(slope):
+                self._ones = slope.new_ones(len(slope))
+            self._bias_target.addmv_(slope.t(), self._ones, alpha=self._scale)
         elif self._bias_target is not None:
             torch.sum(slope, 0, out=self._bias_target)
         return before
@@ -115,7 +118,7 @@ class _StackedLinear:
     """Many parties, by numpy: x [K, n, in], W [K, out, in]."""
 
     def __init__(self, names: Linear, w: Views, place: Place, wanted: bool) -> None:
-        self._place, self._wanted = place, wanted
+        self._place, self._wanted, self._scale = place, wanted, place.into.scale
         self._weight = w[names.weight].numpy()
         self._turned = self._weight.transpose(0, 2, 1)
         self._target = place.into.tensors[names.weight].numpy()
@@ -127,6 +130,8 @@ class _StackedLinear:
         if x.ndim > 3:
             return self.forward(x.reshape(len(x), -1, x.shape[-1])).reshape(*x.shape[:-1], -1)
         self._x = x
+        if self._bias is not None and not _thin(x, self._turned):
+            return torch.baddbmm(*map(torch.from_numpy, (self._bias, x, self._turned))).numpy()
         output = product(x, self._turned)
         if self._bias is not None:
             output += self._bias
@@ -136,16 +141,17 @@ class _StackedLinear:
         if slope.ndim > 3:
             flat = self.backward(slope.reshape(len(slope), -1, slope.shape[-1]))
             return [one.reshape(*slope.shape[:-1], -1) for one in flat]
+        before = [product(slope, self._weight)] if self._wanted else []  # before the weight may move
         turned = slope.transpose(0, 2, 1)
         if self._place.add:
-            self._target += product(turned, self._x)
+            add_product(self._target, self._scale, turned, self._x)
         else:
             product(turned, self._x, self._target)
         if self._bias_target is not None and self._place.add:
-            self._bias_target += slope.sum(1)
+            self._bias_target += self._scale * slope.sum(1)
         elif self._bias_target is not None:
             slope.sum(1, out=self._bias_target)
-        return [product(slope, self._weight)] if self._wanted else []
+        return before
 
 
 def product(a: Array, b: Array, out: Array | None = None) -> Array:
@@ -153,13 +159,27 @@ def product(a: Array, b: Array, out: Array | None = None) -> Array:
 
     Thin ones, as at the top of every classifier, go by numpy, which does not share so small a work among threads.
     """
-    (_, rows, inner), columns = a.shape, b.shape[2]
-    thinnest = min(rows, inner, columns)
-    if 1 < thinnest <= 16 and rows * inner * columns <= 2**18:
+    if _thin(a, b):
         thin: Array = np.matmul(a, b, out=out)
         return thin
     into = None if out is None else torch.from_numpy(out)
     return torch.bmm(torch.from_numpy(a), torch.from_numpy(b), out=into).numpy()
+
+
+def add_product(into: Array, scale: float, a: Array, b: Array) -> None:
+    """``into`` += scale·a·b, matrix by matrix; a wide product is nowhere else in memory."""
+    if _thin(a, b):
+        into += scale * np.matmul(a, b)
+    else:
+        torch.from_numpy(into).baddbmm_(torch.from_numpy(a), torch.from_numpy(b), alpha=scale)
+
+
+def _thin(a: Array, b: Array) -> bool:
+    rows, inner, columns = int(a.shape[1]), int(a.shape[2]), int(b.shape[2])
+    return 1 < min(rows, inner, columns) <= 16 and rows * inner * columns <= 2**18
+
+
+_MANY = 2**13
 
 
 @dataclass(frozen=True)
@@ -186,14 +206,21 @@ class _OneRelu:
 
 
 class _StackedRelu:
+    """As for one party where there are many numbers; few are quicker by numpy, and come out the same."""
+
     def __init__(self, in_place: bool) -> None:
-        self._in_place = in_place
+        self._in_place, self._one = in_place, _OneRelu(in_place)
 
     def forward(self, *inputs: Array) -> Array:
-        self._output: Array = np.maximum(inputs[0], 0, out=inputs[0] if self._in_place else None)
+        if inputs[0].size >= _MANY:
+            self._output: Array = self._one.forward(torch.from_numpy(inputs[0])).numpy()
+        else:
+            self._output = np.maximum(inputs[0], 0, out=inputs[0] if self._in_place else None)
         return self._output
 
     def backward(self, slope: Array) -> Sequence[Array]:
+        if slope.size >= _MANY:
+            return [one.numpy() for one in self._one.backward(torch.from_numpy(slope))]
         return [slope * (self._output > 0)]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
@@ -27,6 +28,7 @@ from .probe import probe
 from .stacked import Stack
 
 CACHE = 2**20  # bytes of parameters that are stacked at once
+FAR = 2**24  # the same where they step at once, and need not stay in the nearest cache from step to step
 MOST_VECTORISED = 100_000  # parameters; above it one party fills the machine by itself
 # Both measured by `python benchmarks/ways.py`.
 
@@ -71,7 +73,8 @@ class Sgd:
         reasons = probe(net, loss, terms, party.x[:size].clone(), party.y[:size].clone())  # a module may write
         alone = "" if count > 1 else "one party a round works alone"
         megabytes = net.layout.size * net.layout.dtype.itemsize / 1e6
-        full = "" if together(net.layout) > 1 else f"one model of {megabytes:.1f} MB fills the cache by itself"
+        most = together(net.layout, not terms and self._steps_at_once(net, STACKED))
+        full = "" if most > 1 else f"one model of {megabytes:.1f} MB fills the cache by itself"
         large = (
             "" if net.layout.size <= MOST_VECTORISED else f"above {MOST_VECTORISED} parameters it is slower than a loop"
         )
@@ -82,29 +85,40 @@ class Sgd:
             LOOPED: "",
         }
 
+    def _steps_at_once(self, net: Net, way: str) -> bool:
+        return is_plain(maker(self.optimizer, self.options)) and steps_at_once(net, way)
+
     def train(self, job: Job) -> Trained:
         """The local work of every party in the job, as many at once as the way allows."""
         job.net.module.train()
-        with _threads(job.way):
-            return self._train(job)
+        at_once = not job.terms and job.hold is None and self._steps_at_once(job.net, job.way)
+        if job.way == STACKED and not at_once and together(job.net.layout, at_once) == 1:
+            return self.train(replace(job, way=SINGLE))  # a part of it stands still, and all of it is large
+        with _threads(job.way, at_once):
+            return self._train(job, at_once)
 
-    def _train(self, job: Job) -> Trained:
+    def _train(self, job: Job, at_once: bool) -> Trained:
         draws = [
             draw(p.samples, self.batch, h.work, self.unit, seeds.stream(job.seed, job.round, p.name, "batch"))
             for p, h in zip(job.parties, job.hypers, strict=True)
         ]
         if self.moments == "reset":
             job = replace(job, memories=[_without_moments(memory) for memory in job.memories])
-        keys = [(h.lr, len(d.lengths), age(m)) for h, d, m in zip(job.hypers, draws, job.memories, strict=True)]
+        keys = [
+            (h.lr, len(d.lengths), d.lengths if at_once else (), age(m))
+            for h, d, m in zip(job.hypers, draws, job.memories, strict=True)
+        ]
         order = sorted(range(len(keys)), key=keys.__getitem__)  # rows of one age stand together: see moments.py
-        most = {STACKED: together(job.net.layout), VECTORISED: len(order)}.get(job.way, 1)
+        most = {STACKED: together(job.net.layout, at_once), VECTORISED: len(order)}.get(job.way, 1)
+        parts = list(_parts(order, keys if at_once else [()] * len(keys), most))
+        if parts == [list(range(len(keys)))] and job.way != LOOPED:
+            return self._descend(job, draws, [] if at_once else keys, None)[0]  # nothing to put together
         rows = torch.empty_like(job.start, memory_format=torch.contiguous_format)
         memories: list[Memory] = [{}] * len(order)
         metrics: list[Metrics] = [{}] * len(order)
         slope: Slope | None = None
-        for first in range(0, len(order), most):
-            part = order[first : first + most]
-            some = [draws[i] for i in part], [keys[i] for i in part]
+        for part in parts:
+            some = [draws[i] for i in part], [] if at_once else [keys[i] for i in part]
             with _own_draws(job, part):
                 trained, slope = self._descend(_rows(job, part), *some, slope)
             rows[part] = trained.rows
@@ -143,7 +157,10 @@ class Sgd:
         if job.terms:
             kept = _with_private(kept, columns[:, size:], slope.objective)
         metrics = [{"loss": loss, "samples": p.samples} for p, loss in zip(job.parties, losses.tolist(), strict=True)]
-        return Trained(torch.cat([columns[:, :size], descent.statistics], 1), kept, metrics), slope
+        rows = columns[:, :size]
+        if descent.statistics.shape[1]:
+            rows = torch.cat([rows, descent.statistics], 1)
+        return Trained(rows, kept, metrics), slope
 
 
 class Slope:
@@ -156,16 +173,16 @@ class Slope:
         beside = [torch.stack(parts) for parts in zip(*private, strict=True)]
         self.stack = Stack(job.net.layout, [job.start[:, :size], *beside], lead=int(job.way != SINGLE))
         make, rates = maker(solver.optimizer, solver.options), [hyper.lr for hyper in job.hypers]
-        self.at_once = is_plain(make) and job.hold is None and steps_at_once(self.objective, job.way)
+        self.at_once = not keys
         self.rate = rates[0] if self.at_once else None
         strengths = self.objective.strengths(job.round, names, self.stack.columns)
         parts = (job.start[:, size:].clone(), job.received[:, :size], strengths)
         self.descent = Descent(self.objective, job.way, self.stack, *parts, self.rate)
-        self.moments = Moments(make, self.stack, rates, job.memories, [] if self.at_once else keys)
+        self.moments = Moments(make, self.stack, rates, job.memories, keys)
 
     def serves(self, job: Job) -> bool:
-        """Whether the same can be done with other parties' numbers: with one party, and no memory of it."""
-        return self.at_once and self.rate == job.hypers[0].lr
+        """Whether the same can be done with other parties' numbers: with as many, and no memory of them."""
+        return self.at_once and self.rate == job.hypers[0].lr and len(job.parties) == len(self.stack.columns)
 
     def begin(self, job: Job) -> None:
         """Put a party's numbers in place of another's."""
@@ -173,22 +190,28 @@ class Slope:
         self.descent.losses = Losses(torch.zeros_like(self.stack.columns[:, 0]))
 
 
-def together(layout: Layout) -> int:
-    """How many parties are stacked at once: as many as the cache holds, since every step goes through all of them."""
-    return max(1, CACHE // (layout.size * layout.dtype.itemsize))
+def together(layout: Layout, at_once: bool) -> int:
+    """How many parties are stacked at once: as many as a cache holds, since every step goes through all of them."""
+    return max(1, (FAR if at_once else CACHE) // (layout.size * layout.dtype.itemsize))
+
+
+def _parts(order: Sequence[int], keys: Sequence[Any], most: int) -> Iterator[list[int]]:
+    """Some parties at a time, all of one key."""
+    for _, rows in groupby(order, key=keys.__getitem__):
+        run = list(rows)
+        yield from (run[first : first + most] for first in range(0, len(run), most))
 
 
 @contextmanager
-def _threads(way: str) -> Iterator[None]:
-    """A stack in the cache is too small to share: a second thread gains nothing, and loses much on busy cores."""
+def _threads(way: str, at_once: bool) -> Iterator[None]:
+    """Small stacks are too small to share: a second thread gains nothing, and loses much on busy cores."""
     before = torch.get_num_threads()
-    if way == STACKED:
+    if way == STACKED and not at_once:
         torch.set_num_threads(1)
     try:
         yield
     finally:
-        if way == STACKED:
-            torch.set_num_threads(before)
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -86,6 +86,11 @@ class Kernel:
         """Whether parameters may move on the way back: not if a layer is used twice."""
         return not any(step.add for step in self.steps)
 
+    @cached_property
+    def all_linear(self) -> bool:
+        """Whether all that learns is linear layers: these multiply a stack of any size as fast as one party."""
+        return not any(isinstance(step.operation, Recorded) and step.operation.names for step in self.steps)
+
 
 class BoundKernel:
     """A kernel at work."""
