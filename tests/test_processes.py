@@ -29,6 +29,7 @@ from descant import DescantError, DescantWarning, Federation, Sgd, algorithms, c
 from descant.address import address_of, find, read, spell
 from descant.core import Engine
 from descant.engines import InProcess, Processes
+from descant.engines.pool import Member
 from descant.engines.processes import ProcessEngine, cores
 from descant.engines.shelf import Shelf
 from descant.engines.worker import INSIDE, SLOTS
@@ -308,6 +309,47 @@ def test_one_engine_s_failure_is_told_to_that_engine_only(two: Processes) -> Non
     assert good.fit(1, progress=False).hash() == made("FedAvg", InProcess).fit(2, progress=False).hash()
 
 
+def test_an_interrupt_while_an_answer_is_taken_in_loses_nothing(two: Processes) -> None:
+    fed = made("FedAvgPlus", two).fit(1, progress=False)
+    receive = ProcessEngine.receive
+
+    def interrupted(engine: ProcessEngine, piece: Any, message: Any) -> None:
+        if not interrupts:
+            interrupts.append(piece.number)
+            raise KeyboardInterrupt
+        receive(engine, piece, message)
+
+    interrupts: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProcessEngine, "receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fed.fit(1, progress=False)
+        fed.fit(1, progress=False)
+    assert interrupts and not fed.refusals_
+    assert two._pool is not None and not any(member.doing for member in two._pool.members)
+    assert fed.hash() == made("FedAvgPlus", InProcess).fit(2, progress=False).hash()
+
+
+def test_a_piece_that_never_came_to_its_worker_is_done_again(two: Processes) -> None:
+    fed = made("FedAvgPlus", two).fit(1, progress=False)
+    engine, say = fed._engine, Member.say
+    assert isinstance(engine, ProcessEngine)
+    engine._most = 1  # so that each worker has more than one piece
+
+    def mute(member: Member, message: Any) -> None:
+        if "piece" in message and not unsaid:
+            unsaid.append(message["piece"])  # as an interrupt may have it
+        else:
+            say(member, message)
+
+    unsaid: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Member, "say", mute)
+        fed.fit(1, progress=False)
+    assert unsaid and not fed.refusals_
+    assert fed.hash() == made("FedAvgPlus", InProcess).fit(2, progress=False).hash()
+
+
 def test_closing_in_the_middle_means_that_the_work_goes_on_here() -> None:
     pool = Waiting(workers=1)
     fed = made("FedAvgPlus", pool).fit(1, progress=False)
@@ -324,7 +366,9 @@ def test_an_engine_that_is_gone_leaves_nothing_with_its_workers() -> None:
     assert len(member.plans) == 1 and list(pool._pool.folder.glob("tasks-*"))
     del fed
     gc.collect()
-    assert not member.plans and not list(pool._pool.folder.glob("tasks-*"))
+    assert not list(pool._pool.folder.glob("tasks-*"))
+    other = made("FedAvg", pool).fit(1, progress=False)
+    assert list(member.plans) == [other._engine.number]  # type: ignore[attr-defined]
     pool.close()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import shutil
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import tempfile
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -28,7 +28,7 @@ _SHARED = "/dev/shm"  # files there are shared memory; elsewhere they are the pa
 class Member:
     """One worker process."""
 
-    def __init__(self, index: int, folder: Path, threads: int, heard: queue.SimpleQueue[tuple[Member, Message | None]]):
+    def __init__(self, index: int, folder: Path, threads: int, mail: Mailbox) -> None:
         self.index = index
         self.plans: dict[int, Message | None] = {}  # sent to it, and what it said of them
         self.doing: deque[Any] = deque()  # pieces, the one that it works on first
@@ -44,7 +44,7 @@ class Member:
         )
         assert self.process.stdin is not None and self.process.stdout is not None
         self._asking: IO[bytes] = self.process.stdin
-        self._listener = threading.Thread(target=_listen, args=(self, self.process.stdout, heard), daemon=True)
+        self._listener = threading.Thread(target=_listen, args=(self, self.process.stdout, mail), daemon=True)
         self._listener.start()
 
     def say(self, message: Message) -> None:
@@ -74,14 +74,38 @@ class Member:
         return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def _listen(member: Member, answers: IO[bytes], heard: queue.SimpleQueue[tuple[Member, Message | None]]) -> None:
+class Mailbox:
+    """What workers have said, in order. A message is gone only when it was dealt with, whatever interrupts that."""
+
+    def __init__(self) -> None:
+        self._letters: deque[tuple[Member, Message | None]] = deque()
+        self._came = threading.Event()
+
+    def put(self, member: Member, message: Message | None) -> None:
+        """A message; None for a worker that will say no more."""
+        self._letters.append((member, message))
+        self._came.set()
+
+    def wait(self, timeout: float) -> None:
+        """Until there is a message, but not for ever."""
+        self._came.wait(timeout)
+
+    def deal(self, take: Callable[[Member, Message | None], None]) -> None:
+        """Hand over all messages; one that came half through comes again."""
+        self._came.clear()
+        while self._letters:
+            take(*self._letters[0])
+            self._letters.popleft()
+
+
+def _listen(member: Member, answers: IO[bytes], mail: Mailbox) -> None:
     try:
         with answers:
             for line in answers:
                 with suppress(ValueError):  # what was printed before it could be kept apart
-                    heard.put((member, json.loads(line)))
+                    mail.put(member, json.loads(line))
     finally:
-        heard.put((member, None))
+        mail.put(member, None)
 
 
 class Pool:
@@ -90,7 +114,8 @@ class Pool:
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self.lock = threading.RLock()
-        self.heard: queue.SimpleQueue[tuple[Member, Message | None]] = queue.SimpleQueue()
+        self.mail = Mailbox()
+        self._forgotten: deque[int] = deque()
         self.members: list[Member] = []
         self.spent = 0.0  # seconds of work that was done here
         self._starts_that_failed = 0
@@ -111,18 +136,24 @@ class Pool:
         return self.spent >= _PATIENCE and not self.closed
 
     def _started(self, index: int) -> Member:
-        return Member(index, self.folder, self.threads, self.heard)
+        return Member(index, self.folder, self.threads, self.mail)
 
     def forget(self, number: int) -> None:
-        """A plan that nobody will ask about any more."""
-        if self.closed:
-            return
+        """A plan that nobody will ask about any more. This may be called in the midst of anything: files go at once,
+        and the workers are told when something else is said to them."""
         for file in self.folder.glob(f"*-{number}-*"):
             if file.name.startswith(("tasks", "plan")):
                 file.unlink(missing_ok=True)
-        for member in self.members:
-            if member.plans.pop(number, None) is not None:
-                member.say({"forget": number})
+        self._forgotten.append(number)
+
+    def tidy(self) -> None:
+        """Tell the workers of plans that were forgotten."""
+        while self._forgotten:
+            number = self._forgotten.popleft()
+            for member in self.members:
+                if number in member.plans:
+                    del member.plans[number]
+                    member.say({"forget": number})
 
     def shelf(self, file: str) -> Shelf:
         """Where a worker has put its answer."""

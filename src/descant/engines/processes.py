@@ -8,15 +8,15 @@ Until workers have started the round is worked on here, and they start only once
 from __future__ import annotations
 
 import os
-import queue
 import threading
 import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from ..core import Report, Status, Store, Task
 from ..errors import DescantWarning, EngineError, SettingError
@@ -150,7 +150,12 @@ class ProcessEngine:
         """Hand out what waits, two pieces a worker, so that none runs dry; whether any worker is ready."""
         if self._pool.closed:  # by somebody, in the middle of the work: it goes on here
             self._waiting = deque(self._owed.values())
+            for piece in [piece for piece in self._waiting if piece.deaths]:
+                self._waiting.remove(piece)
+                self._owed.pop(piece.number)
+                self._refuse(piece, "lost", "a worker died of it, and the workers have been closed")
             return False
+        self._pool.tidy()
         if self._pool.worth_it():
             self._pool.grow(self._workers)
         members = self._pool.members[: self._workers]
@@ -183,18 +188,19 @@ class ProcessEngine:
         return True
 
     def _hear(self, timeout: float) -> None:
-        """Take in what a worker has said, for this engine or for another one on the same pool."""
-        try:
-            member, message = self._pool.heard.get(timeout=timeout) if timeout else self._pool.heard.get_nowait()
-        except queue.Empty:
-            return
+        """Take in what workers have said, for this engine or for another one on the same pool."""
+        if timeout:
+            self._pool.mail.wait(timeout)
         with self._pool.lock:
-            if message is None:
-                self._bury(member)
-            elif "answered" in message:
-                _settle(member, message)
-            else:
-                member.plans[message["plan"]] = message
+            self._pool.mail.deal(self._take)
+
+    def _take(self, member: Member, message: Message | None) -> None:
+        if message is None:
+            self._bury(member)
+        elif "answered" in message:
+            _settle(member, message)
+        elif message["plan"] in member.plans:
+            member.plans[message["plan"]] = message
 
     def _bury(self, member: Member) -> None:
         """A worker is dead: replace it, give back what it had, and say so."""
@@ -231,17 +237,15 @@ class ProcessEngine:
 
     def receive(self, piece: Piece, message: Message) -> None:
         """The answers to a piece, if they are still wanted."""
-        if self._owed.pop(piece.number, None) is None:
+        if piece.number not in self._owed:
             return
         if "why" in message:
             self._refuse(piece, "error", message["why"])
-            return
-        shelf = self._pool.shelf(message["file"])
-        arrays = {key: array.clone() for key, array in shelf.read().items()}  # the worker will write there again
-        for answer in message["answers"]:
-            memory = answer["memory"]
-            kept = None if memory is None else {name: arrays[key] for name, key in memory.items()}
-            self._answers.append((parcel_of(answer["report"], arrays, Report), kept))
+        else:
+            shelf = self._pool.shelf(message["file"])
+            arrays = {key: array.clone() for key, array in shelf.read().items()}  # the worker will write there again
+            self._answers += [_answer(fields, arrays) for fields in message["answers"]]
+        del self._owed[piece.number]
 
     def _work_here(self, piece: Piece) -> None:
         """As a worker would do it, with as many threads."""
@@ -263,16 +267,22 @@ class ProcessEngine:
         return [report for report, _ in answers]
 
 
+def _answer(fields: Message, arrays: Mapping[str, Tensor]) -> Answer:
+    memory = fields["memory"]
+    kept = None if memory is None else {name: arrays[key] for name, key in memory.items()}
+    return parcel_of(fields["report"], arrays, Report), kept
+
+
 def _settle(member: Member, message: Message) -> None:
-    """An answer goes to the engine that asked; what the worker had before it was not answered, and is done again."""
-    while member.doing:
-        piece = member.doing.popleft()
-        if piece.number == message["answered"]:
-            engine = piece.owner()
-            if engine is not None:
-                engine.receive(piece, message)
-            return
-        _give_back(piece, "an answer was lost")
+    """An answer goes to the engine that asked; what the worker should have done before it never came to it."""
+    if message["answered"] not in [piece.number for piece in member.doing]:
+        return
+    while member.doing[0].number != message["answered"]:
+        _give_back(member.doing.popleft(), "the worker was never asked")
+    engine = member.doing[0].owner()
+    if engine is not None:
+        engine.receive(member.doing[0], message)
+    member.doing.popleft()
 
 
 def _give_back(piece: Piece, why: str) -> None:

@@ -24,7 +24,7 @@ from .stacked import Stack, kernel_of
 
 STACKED, SINGLE, VECTORISED, LOOPED = "stacked", "single", "vectorised", "looped"
 TOGETHER = (STACKED, VECTORISED)
-LARGE = 2**18  # bytes of parameters from which a stack steps at once: measured by `python benchmarks/ways.py`
+LARGE = 2**17  # bytes of parameters from which a stack steps at once: measured by `python benchmarks/ways.py`
 
 
 def steps_at_once(net: Net, way: str) -> bool:
