@@ -154,10 +154,9 @@ class Descent:
         """The gradient of the loss along the outputs."""
         lead = self.stack.lead
         if self.objective.loss is functional.cross_entropy and output.ndim == 2 + lead and y.ndim == 2:
-            array, targets = (output, y) if lead else (output.numpy(), y[0])
-            self.losses.later(torch.from_numpy(output) if lead else output, targets)
-            chances = _softmax_less_one(array, targets.numpy())
-            return chances if lead else torch.from_numpy(chances)
+            if lead:
+                return self.losses.slope(output, y.numpy())
+            return torch.from_numpy(self.losses.slope(output.numpy(), y[0].numpy()))
         leaf = (torch.from_numpy(output) if lead else output.unsqueeze(0)).detach().requires_grad_()
         with torch.enable_grad():
             each = torch.vmap(self._mean_loss)(leaf, y) if lead else self._mean_loss(leaf[0], y[0]).unsqueeze(0)
@@ -174,33 +173,34 @@ class Losses:
 
     def __init__(self, total: Tensor) -> None:
         self._total = total  # [K]
-        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._waiting: list[tuple[Array, Array, Array]] = []
 
     @property
     def total(self) -> Tensor:
         """The sum so far, ``[K]``."""
         if self._waiting:
-            waiting = zip(*self._waiting, strict=True)
-            outputs, targets = (torch.cat(parts, self._waiting[0][1].ndim - 1) for parts in waiting)
-            below = outputs - outputs.amax(-1, keepdim=True)
-            each = below.exp().sum(-1, keepdim=True).log_() - below.gather(-1, targets.unsqueeze(-1))
-            self._total += each.sum((-2, -1)) / self._waiting[0][1].shape[-1]
+            sums, chosen, targets = (np.stack(parts) for parts in zip(*self._waiting, strict=True))
+            if targets.max() >= self._classes:
+                raise ModelError(f"Target {targets.max()} is out of bounds: the model knows {self._classes} classes")
+            each = (np.log(sums) - chosen).reshape(len(self._waiting), len(self._total), -1)
+            self._total += torch.from_numpy(each.mean(2).sum(0))
             self._waiting = []
         return self._total
 
-    def later(self, output: Tensor, y: Tensor) -> None:
-        """Remember outputs ``[..., batch, classes]`` and targets, as long as they are few and of one shape."""
-        if self._waiting and (output.shape != self._waiting[0][0].shape or len(self._waiting) >= 32):
+    def slope(self, output: Array, y: Array) -> Array:
+        """The gradient of the mean cross-entropy, (softmax - one-hot) / batch; ``[..., batch, classes]``, y without
+        the last. Losses wait as long as they are few and of one shape, and with them what a label out of bounds does.
+        """
+        if self._waiting and (y.shape != self._waiting[0][2].shape or len(self._waiting) >= 32):
             self.total  # noqa: B018  it reckons what waits
-        self._waiting.append((output, y))
-
-
-def _softmax_less_one(output: Array, y: Array) -> Array:
-    """The gradient of the mean cross-entropy of each party: (softmax - one-hot) / batch, ``[..., batch, classes]``."""
-    chances: Array = output - output.max(-1, keepdims=True)
-    np.exp(chances, out=chances)
-    chances /= chances.sum(-1, keepdims=True)
-    flat = chances.reshape(-1)  # a label that is out of bounds is found when the losses are reckoned
-    flat[np.arange(0, chances.size, chances.shape[-1]) + y.reshape(-1)] -= 1
-    chances /= y.shape[-1]
-    return chances
+        self._classes = output.shape[-1]
+        chances: Array = output - output.max(-1, keepdims=True)
+        flat, places = chances.reshape(-1), np.arange(0, chances.size, self._classes) + y.reshape(-1)
+        chosen = flat.take(places, mode="clip")
+        np.exp(chances, out=chances)
+        sums = chances.sum(-1, keepdims=True)
+        self._waiting.append((sums.reshape(-1), chosen, y))
+        chances /= sums
+        flat[places.clip(max=flat.size - 1)] -= 1
+        chances /= y.shape[-1]
+        return chances
