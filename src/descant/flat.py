@@ -151,6 +151,7 @@ class Net:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.layout = Layout.of(module)
+        self.kept: dict[str, Any] = {}  # what a solver need not make anew each time; nothing depends on it
         everything = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
         self._tied = len(everything) > len({id(tensor) for _, tensor in everything})  # torch need not look each time
         parameters = dict(module.named_parameters())

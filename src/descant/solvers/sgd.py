@@ -111,16 +111,21 @@ class Sgd:
         order = sorted(range(len(keys)), key=keys.__getitem__)  # rows of one age stand together: see moments.py
         most = {STACKED: together(job.net.layout, at_once), VECTORISED: len(order)}.get(job.way, 1)
         parts = list(_parts(order, keys if at_once else [()] * len(keys), most))
-        if parts == [list(range(len(keys)))] and job.way != LOOPED:
-            return self._descend(job, draws, [] if at_once else keys, None)[0]  # nothing to put together
+        if parts == [list(range(len(keys)))] and job.way != LOOPED:  # nothing to put together
+            if at_once:
+                return self._descend(job, draws, [], None)[0]
+            trained, slope = self._descend(job, draws, keys, job.net.kept.pop("slope", None))
+            if slope.reusable:
+                job.net.kept["slope"] = slope
+            return replace(trained, rows=trained.rows.clone())
         rows = torch.empty_like(job.start, memory_format=torch.contiguous_format)
         memories: list[Memory] = [{}] * len(order)
         metrics: list[Metrics] = [{}] * len(order)
-        slope: Slope | None = None
+        last: Slope | None = None
         for part in parts:
             some = [draws[i] for i in part], [] if at_once else [keys[i] for i in part]
             with _own_draws(job, part):
-                trained, slope = self._descend(_rows(job, part), *some, slope)
+                trained, last = self._descend(_rows(job, part), *some, last)
             rows[part] = trained.rows
             for i, memory, metric in zip(part, trained.memories, trained.metrics, strict=True):
                 memories[i], metrics[i] = memory, metric
@@ -132,7 +137,7 @@ class Sgd:
         self, job: Job, draws: Sequence[Draws], keys: Sequence[Any], slope: Slope | None
     ) -> tuple[Trained, Slope]:
         """The local work of some parties; the slope that an earlier call used serves again where it can."""
-        if slope is None or not slope.serves(job):
+        if slope is None or not slope.serves(self, job, keys):
             slope = Slope(self, job, keys)
         else:
             slope.begin(job)
@@ -174,18 +179,20 @@ class Slope:
         self.stack = Stack(job.net.layout, [job.start[:, :size], *beside], lead=int(job.way != SINGLE))
         make, rates = maker(solver.optimizer, solver.options), [hyper.lr for hyper in job.hypers]
         self.at_once = not keys
-        self.rate = rates[0] if self.at_once else None
+        self._for = (solver, keys, rates, job.way, job.loss)
+        self.reusable = is_plain(make) and not job.terms and job.way in (STACKED, SINGLE)
         strengths = self.objective.strengths(job.round, names, self.stack.columns)
         parts = (job.start[:, size:].clone(), job.received[:, :size], strengths)
-        self.descent = Descent(self.objective, job.way, self.stack, *parts, self.rate)
+        self.descent = Descent(self.objective, job.way, self.stack, *parts, rates[0] if self.at_once else None)
         self.moments = Moments(make, self.stack, rates, job.memories, keys)
 
-    def serves(self, job: Job) -> bool:
+    def serves(self, solver: Sgd, job: Job, keys: Sequence[Any]) -> bool:
         """Whether the same can be done with other parties' numbers: with as many, and no memory of them."""
-        return self.at_once and self.rate == job.hypers[0].lr and len(job.parties) == len(self.stack.columns)
+        same = (solver, keys, [hyper.lr for hyper in job.hypers], job.way, job.loss)
+        return self.reusable and not job.terms and self._for == same
 
     def begin(self, job: Job) -> None:
-        """Put a party's numbers in place of another's."""
+        """Put some parties' numbers in place of others'."""
         self.stack.columns.copy_(job.start[:, : job.net.layout.size])
         self.descent.losses = Losses(torch.zeros_like(self.stack.columns[:, 0]))
 
