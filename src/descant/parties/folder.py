@@ -54,8 +54,8 @@ DATA_SETS: Mapping[str, DataSet] = {
         (_CIFAR, ("cifar10.npz",), tuple(f"cifar10/{name}" for name in _SHEETS)),
     ),
     "svhn": DataSet(
-        "SVHN, its cropped digits, as an npz (x_train, y_train, x_test, y_test; most people have .mat files: the images "
-        "of X go into x as [n, 32, 32, 3], and label 10 becomes 0) or as WebP sheets",
+        "SVHN, its cropped digits, as an npz (x_train, y_train, x_test, y_test; most people have .mat files: their X "
+        "goes into x as [n, 32, 32, 3], and label 10 becomes 0) or as WebP sheets",
         "ufldl.stanford.edu/housenumbers",
         (("svhn.npz",), tuple(f"svhn/{name}" for name in _SHEETS)),
     ),

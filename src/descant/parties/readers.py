@@ -131,6 +131,11 @@ def read_table(
     return dict(zip(columns, found, strict=True))
 
 
+def read_header(file: str | Path, encoding: str = "utf-8") -> list[str]:
+    """The names of the columns of a CSV file."""
+    return next(csv.reader(read_text(file, "a CSV file whose first line names its columns", encoding)), [])
+
+
 def read_text(file: str | Path, expected: str, encoding: str = "utf-8") -> Iterator[str]:
     """The lines of a text file, packed or not."""
     with reading(Path(file), expected), _text(Path(file), encoding) as text:
