@@ -68,6 +68,7 @@ def test_word_vectors_neither_learn_nor_travel_nor_are_copied(
     fed = Federation(make, people, algorithms.FedAvgPlus(), lr=0.5, steps=2, batch=5).fit(2, progress=False)
     models = [fed.models_[name] for name in ("0", "1")]
     assert len({model.words.table.data_ptr() for model in models}) == 1, "one table for all"
+    assert make().words.table is module.words.table, "of other federations, too"
     assert copy.deepcopy(models[0]).words.table is models[0].words.table
     assert torch.equal(models[0].words.table, module.words.table)
     assert not torch.equal(models[0].lstm.weight_hh_l0, models[1].lstm.weight_hh_l0)
@@ -77,6 +78,7 @@ def test_two_layers_of_256_units_are_the_default(sentiment: tuple[parties.People
     _, make = sentiment
     shapes = {name: tuple(p.shape) for name, p in problems.lstm(data=make.keywords["data"]).named_parameters()}
     assert shapes["lstm.weight_ih_l0"] == (1024, 100) and shapes["lstm.weight_hh_l1"] == (1024, 256)
+    assert (problems.lstm(data=make.keywords["data"], hidden=8).lstm.bias_ih_l1[8:16] == 1).all()
     assert shapes["dense.weight"] == (30, 256) and shapes["head.weight"] == (2, 30)
 
 
