@@ -79,7 +79,7 @@ def shared(
     that parties can gain.
 
     >>> shared(count=3)["0"]
-    Party('0', 84 to train, 200 to test, x (60,))
+    Party('0', 73 to train, 200 to test, x (60,))
     """
     check(_Shared(count, offset, shift, least, tests), "shared")
     common = stream(seed, 0, EVERYBODY, "shared").normal(size=(INPUTS, OUTPUTS))
