@@ -38,7 +38,7 @@ def synthetic(
     (ERRATA 24). Sizes are ⌊log-normal(4, 2)⌋ + 50, as in that code; the papers say "a power law" (ERRATA 23).
 
     The printed ζ=1000, β=10 are the default, for history's sake. Know that they are degenerate: u moves all classes
-    alike, so **ζ has no effect at all**; at β=10 one class holds 96 % of a party's rows on average; and since every
+    alike, so **ζ has no effect at all**; at β=10 one class holds 95 % of a party's rows on average; and since every
     party has a model of its own there is nothing to share: training alone is hard to beat. With `class_shift` each
     class has a u of its own, and ζ acts. :func:`shared` is a population on which federation can help.
 
