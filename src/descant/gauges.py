@@ -29,18 +29,18 @@ class Gauges:
         return self if math.isnan(other) or other <= self.reach else replace(self, reach=other)
 
 
-def gauged(algorithm: Algorithm, models: Tensor, kept: Tensor, center: Tensor) -> Gauges:
-    """The change at aggregation of Fed+ v2, fig. 1a, over the models ``[K, d]`` that were reported.
+def gauged(algorithm: Algorithm, models: Tensor, kept: Tensor, center: Tensor, d: int) -> Gauges:
+    """The change at aggregation of Fed+ v2, fig. 1a, over the models ``[K, width]`` that were reported.
 
     The paper says "the change in neural network parameter values before and after a federated learning aggregation
     step"; we take its length ‖·‖₂ party by party. Where nobody is moved (λ=0) it is 0, not the noise of a difference.
     """
     start = algorithm.start(kept, center.expand_as(models))
-    lengths = torch.zeros(len(models)) if start is models else distances(models, start)
-    return Gauges(float(lengths.mean()), float(lengths.std(correction=0)), reach(algorithm, models, center))
+    lengths = torch.zeros(len(models)) if start is models else distances(models[:, :d], start[:, :d])
+    return Gauges(float(lengths.mean()), float(lengths.std(correction=0)), reach(algorithm, models, center, d))
 
 
-def reach(algorithm: Algorithm, models: Tensor | Sequence[Tensor], center: Tensor) -> float:
+def reach(algorithm: Algorithm, models: Tensor | Sequence[Tensor], center: Tensor, d: int) -> float:
     """How far the farthest model is from the centre, in the norm that the ρ of Fed+ is compared with; else nan.
 
     While it is at most ρ, prox(w_k - w̃) is 0: the party is drawn to the centre, and the centre is the mean.
@@ -48,9 +48,9 @@ def reach(algorithm: Algorithm, models: Tensor | Sequence[Tensor], center: Tenso
     bound = bound_of(algorithm)
     if bound is None or not len(models):
         return math.nan
-    rows = models if isinstance(models, Tensor) else torch.stack(list(models))
+    rows = (models if isinstance(models, Tensor) else torch.stack(list(models)))[:, :d]
     order = 2.0 if isinstance(bound.penalty, Norm2) else math.inf
-    return float(distances(rows, center.expand_as(rows), order).max())
+    return float(distances(rows, center[:d].expand_as(rows), order).max())
 
 
 def bound_of(algorithm: Algorithm) -> TowardProx | None:
@@ -66,5 +66,5 @@ def distances(rows: Tensor, others: Tensor, order: float = 2.0) -> Tensor:
     tensor([5., 1.])
     """
     step = max(1, _AT_ONCE // max(1, rows.shape[1]))
-    parts = zip(rows.split(step), others.split(step), strict=True)
+    parts = zip(torch.split(rows, step), torch.split(others, step), strict=True)
     return torch.cat([torch.linalg.vector_norm(a - b, ord=order, dim=1) for a, b in parts])

@@ -97,7 +97,7 @@ def run(plan: Plan, engine: Engine, state: State, rounds: int, judge: Collection
 
 def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, judge: bool) -> Round:
     """tune -> attend -> tasks -> reports -> outcome; what parties keep of it is staged."""
-    algorithm, memories = plan.algorithm, state.memories
+    algorithm, memories, d = plan.algorithm, state.memories, plan.net.layout.size
     rng = seeds.stream(plan.seed, index, seeds.EVERYBODY, "tune")
     hyper, tuned = algorithm.tune(index, plan.solver.hyper, memories.get("tune", {}), state.feedback, rng)
     rng = seeds.stream(plan.seed, index, seeds.EVERYBODY, "attend")
@@ -107,7 +107,7 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
     accepted, refusals = _hear(engine, gate, tasks, index)
     outcome = _settled(plan, state, hyper, accepted)
     counted = tuple([] if outcome.note else [report.party for report in accepted])
-    came = reach(algorithm, [task.arrays["own"] for task in tasks if "own" in task.arrays], state.center)
+    came = reach(algorithm, [task.arrays["own"] for task in tasks if "own" in task.arrays], state.center, d)
     attended = state.attended(plan).clone()
     attended[[plan.places[party] for party in counted]] += 1
     after = replace(
@@ -233,7 +233,7 @@ def _settle(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report]) 
         kept = algorithm.keep(models, center, hyper)
         for report, row in zip(accepted, kept, strict=True):
             state.own.stage(report.party, {"model": row})
-    return _Outcome(center, remembered, aggregated.gap, gauges=gauged(algorithm, models, kept, center))
+    return _Outcome(center, remembered, aggregated.gap, gauges=gauged(algorithm, models, kept, center, size))
 
 
 def models_of(plan: Plan, state: State, accepted: Sequence[Report]) -> Tensor:
