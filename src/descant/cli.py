@@ -161,9 +161,7 @@ def _summary(study: Study, out: Path) -> str:
     from .report import LEGEND
 
     table = dataclasses.replace(study.table(), verdict="", notes=())
-    told = [study.verdict(), *(f"- {finding}" for finding in study.findings())]
-    told = [textwrap.fill(text, 110, subsequent_indent="  " * text.startswith("- ")) for text in told]
-    found = "\n".join(told)
+    found = "\n".join([study.verdict(), *(f"- {finding}" for finding in study.findings())])
     return f"{table}\n\n{textwrap.fill(LEGEND, 110)}\n\n{found}\n\nThe report with pictures: {out / 'report.html'}"
 
 
