@@ -21,7 +21,7 @@ from .core import Store
 from .errors import StateError
 from .gate import Refusal
 from .piece import Plan
-from .run import State
+from .run import Judged, State
 from .settings import describe
 from .store import PartyStore, check_replaceable, clear_errors
 
@@ -81,6 +81,7 @@ def save(
     """
     manifest = {**_identity(plan), "round": state.round, "way": state.way, "feedback": _finite(state.feedback)}
     manifest |= {
+        "judged": {name: [found.round, repr(found.before), repr(found.after)] for name, found in state.judged.items()},
         "history": [_finite(entry) for entry in history],
         "refusals": [asdict(refusal) for refusal in refusals],
     }
@@ -136,7 +137,7 @@ def load(folder: Path, plan: Plan, memory: Store) -> tuple[State, list[dict[str,
         state, remembered = _read(folder, plan, manifest)
         if seal != _seal(manifest) or digest(state, remembered) != manifest["digest"]:
             raise StateError(f"{folder} is damaged: it does not have the digest that was saved with it.")
-        history = list(manifest["history"])
+        history = [_with_nan(entry) for entry in manifest["history"]]
         refusals = [Refusal(**entry) for entry in manifest["refusals"]]
     except _UNREADABLE as error:
         raise StateError(f"{folder} does not hold a run that can be continued: {error}") from error
@@ -176,7 +177,8 @@ def _read(folder: Path, plan: Plan, manifest: Mapping[str, Any]) -> tuple[State,
     if any(row.shape != (width,) or row.dtype != dtype or not torch.isfinite(row).all() for row in rows):
         raise StateError(f"{folder} is damaged: its models are not rows of {width} finite {dtype} numbers.")
     numbers = (manifest["round"], models["center"], models["initial"], manifest["way"])
-    return State(*numbers, stores["own"], memories, manifest["feedback"]), stores["memory"]
+    judged = {name: Judged(at, float(a), float(b)) for name, (at, a, b) in manifest.get("judged", {}).items()}
+    return State(*numbers, stores["own"], memories, _with_nan(manifest["feedback"]), judged), stores["memory"]
 
 
 def _identity(plan: Plan) -> dict[str, Any]:
@@ -208,6 +210,11 @@ def _check_identity(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, 
 def _finite(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """JSON has no nan and no infinity."""
     return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in numbers.items()}
+
+
+def _with_nan(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """What :func:`_finite` left out is nan again."""
+    return {key: math.nan if value is None else value for key, value in numbers.items()}
 
 
 def _parts(store: Store) -> Iterator[dict[str, Tensor]]:

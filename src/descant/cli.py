@@ -158,12 +158,11 @@ def _run(chosen: Demo, out: Path, progress: bool) -> Study:
 
 
 def _summary(study: Study, out: Path) -> str:
-    table = dataclasses.replace(study.table(), verdict="")
-    legend = (
-        "mean, worst and spread: over the parties, each with its own model on its own test set. centre: the common\n"
-        "model. gained, lost: parties better and worse off than with Local, which is training alone."
-    )
-    return f"{table}\n\n{legend}\n\n{study.verdict()}\n\nThe report with pictures: {out / 'report.html'}"
+    from .report import LEGEND
+
+    table = dataclasses.replace(study.table(), verdict="", notes=())
+    found = "\n".join([study.verdict(), *(f"- {finding}" for finding in study.findings())])
+    return f"{table}\n\n{textwrap.fill(LEGEND, 110)}\n\n{found}\n\nThe report with pictures: {out / 'report.html'}"
 
 
 @contextmanager
