@@ -12,21 +12,25 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from descant import DescantWarning, Federation, algorithms, parties
-from descant.core import Report
+from descant.core import Hyper, Job, Loss, Report, Term, Trained
 from descant.errors import SettingError, StateError
+from descant.flat import Net
 from descant.parties.fingerprint import fingerprints
 from descant.record import Recorded, Run, is_run, read, runs
 from descant.record.writer import Sync
+from descant.seeds import stream
+from descant.store import tables
 from dying import Death, faults, full
 from fakes import Bytes
 
@@ -44,13 +48,34 @@ def data(shift: float = 0.0) -> parties.People:
 PEOPLE = data()
 
 
+@dataclass(frozen=True)
+class Walk:
+    """A solver that costs next to nothing: a step at random, with a memory of the steps before."""
+
+    @property
+    def hyper(self) -> Hyper:
+        return Hyper()
+
+    def ways(self, net: Net, loss: Loss, terms: tuple[Term, ...], party: object, count: int) -> dict[str, str]:
+        return {"walk": ""}
+
+    def train(self, job: Job) -> Trained:
+        steps = [
+            stream(job.seed, job.round, party.name, "walk").normal(size=job.start.shape[1]) for party in job.parties
+        ]
+        moved = torch.from_numpy(np.array(steps)).float()
+        sums = [m.get("sum", torch.zeros(moved.shape[1])) + step for m, step in zip(job.memories, moved, strict=True)]
+        metrics = [{"loss": float(row.norm()), "samples": p.samples} for row, p in zip(sums, job.parties, strict=True)]
+        return Trained(job.start + torch.stack(sums), [{"sum": row} for row in sums], metrics)
+
+
 def model() -> nn.Module:
     return nn.Linear(2, 2)
 
 
 def made(people: parties.People = PEOPLE, seed: int = 0) -> Federation:
     algorithm = algorithms.FedGeoMedPlus(alpha=1.0, rho=0.1)
-    return Federation(model, people, algorithm, lr=0.1, steps=2, batch=4, attend=2, seed=seed)
+    return Federation(model, people, algorithm, solver=Walk(), attend=2, seed=seed)
 
 
 def opened(folder: Path, sync: Sync, fed: Federation) -> Run:
@@ -90,9 +115,24 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Recorded]:
     return fed.hash(), read(folder)
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes that are not waited for: a process that is killed, unlike a machine, loses nothing that was written."""
+    connect = tables._connect
+
+    def unsynced(*arguments: Any) -> sqlite3.Connection:
+        connection = connect(*arguments)
+        connection.execute("PRAGMA synchronous = OFF")
+        return connection
+
+    monkeypatch.setattr(tables, "_connect", unsynced)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
 # ── killed ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("sync", SYNCS)
 def test_killed_at_every_write_it_ends_the_same(sync: Sync, whole: tuple[str, Recorded], tmp_path: Path) -> None:
     """Before every change to the disk, and in the middle of every write; nothing acknowledged is lost."""
@@ -108,9 +148,8 @@ def test_killed_at_every_write_it_ends_the_same(sync: Sync, whole: tuple[str, Re
             torn += half
             if is_run(folder):
                 assert read(folder).state in (("broken", "ended") if met.reached else ("ended",))
-            if sync == "always" and seen and met.reached:
-                with Run.resume(folder, made()) as run:
-                    assert run.round >= seen[-1]
+            if sync == "always" and seen:
+                assert int(max((folder / "models").glob("*/state.json")).parent.name) >= seen[-1]
             assert go(folder, sync) == whole[0]
             alike(read(folder), whole[1])
             assert len(list((folder / "models").iterdir())) <= 2
@@ -188,6 +227,7 @@ def test_a_child_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path)
 # ── a disk that is full, a folder that cannot be written, two at once ─────────────────────────────────────────────────
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("sync", SYNCS)
 def test_a_full_disk_is_named_and_nothing_acknowledged_is_lost(
     sync: Sync, whole: tuple[str, Recorded], tmp_path: Path
@@ -202,7 +242,7 @@ def test_a_full_disk_is_named_and_nothing_acknowledged_is_lost(
                 assert "No space left on device" in str(error) and "free some space" in str(error)
         if is_run(folder):
             read(folder)  # the log is whole
-        if sync == "always" and seen and met.reached:
+        if sync == "always" and seen:
             assert int(max((folder / "models").glob("*/state.json")).parent.name) >= seen[-1]
         assert go(folder, sync) == whole[0]
         alike(read(folder), whole[1])
@@ -435,16 +475,14 @@ def test_export(whole: tuple[str, Recorded], tmp_path: Path) -> None:
 
 
 def test_a_score_that_is_new_becomes_a_column(whole: tuple[str, Recorded], tmp_path: Path) -> None:
-    from descant.store.tables import Tables, read
-
     file = tmp_path / "metrics.db"
-    tables = Tables.create(file, {"a": 1, "b": 2})
+    made = tables.Tables.create(file, {"a": 1, "b": 2})
     for round in (1, 2):
-        tables.add_round(round, {"loss": float("nan")}, {"b": True})
-        tables.add_scores(round, ["b"], {"own": np.array([0.5]), "before": np.array([np.inf])})
-    tables.commit()
-    tables.close()
-    held = read(file)
+        made.add_round(round, {"loss": float("nan")}, {"b": True})
+        made.add_scores(round, ["b"], {"own": np.array([0.5]), "before": np.array([np.inf])})
+    made.commit()
+    made.close()
+    held = tables.read(file)
     assert np.isnan(held.metrics["loss"]).all() and held.present.tolist() == [[False, True]] * 2
     np.testing.assert_array_equal(held.scores["before"], [[np.nan, np.inf]] * 2)
     assert np.isnan(held.scores["center"]).all()
