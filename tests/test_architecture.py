@@ -27,10 +27,11 @@ TIERS = [
     {"evaluate", "checkpoint", "table", "pictures"},
     {"instruments"},
     {"federation"},
-    {"results"},
+    {"record", "results"},
     {"report"},
     {"study"},
-    {"demo", "doctor", "bench"},
+    {"demo", "doctor", "bench", "config", "judged"},
+    {"papers"},
     {"cli"},
 ]
 TIER = {name: level for level, names in enumerate(TIERS) for name in names}

@@ -8,6 +8,7 @@ import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ from . import __version__
 from .core import Store
 from .errors import StateError
 from .gate import Refusal
+from .parties.fingerprint import fingerprints
 from .piece import Plan
 from .run import Judged, State
 from .settings import describe
-from .store import PartyStore, check_replaceable, clear_errors
+from .store import PartyStore, check_replaceable, clear_errors, disk
+from .store.log import plain
 
-_VERSION = 1
+_VERSION = 2
 _FILES = (
     "state.json",
     "state-*.json",
@@ -77,12 +80,13 @@ def save(
 ) -> Path:
     """Write the run as it stands: new files beside the old ones, then one rename of the manifest makes them count.
 
-    Killed at any moment, the folder holds the old run or the new one, whole; what is left over goes with the next save.
+    Killed at any moment, or at a power cut, the folder holds the old run or the new one, whole, and the new one once
+    this returns; what is left over goes with the next save.
     """
-    manifest = {**_identity(plan), "round": state.round, "way": state.way, "feedback": _finite(state.feedback)}
+    manifest = {**_identity(plan), "round": state.round, "way": state.way, "feedback": plain(state.feedback)}
     manifest |= {
         "judged": {name: [found.round, repr(found.before), repr(found.after)] for name, found in state.judged.items()},
-        "history": [_finite(entry) for entry in history],
+        "history": [plain(entry) for entry in history],
         "refusals": [asdict(refusal) for refusal in refusals],
     }
     manifest |= {"descant": __version__, "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
@@ -90,15 +94,14 @@ def save(
     place, mark = folder.resolve(), secrets.token_hex(4)
     written: list[str] = []
     with clear_errors(folder):
-        place.mkdir(parents=True, exist_ok=True)
+        disk.make(place)
         try:
             for label, tensors in _files(state, memory):
                 written.append(f"{label}-{mark}-{len(written):04d}.safetensors")
-                save_file(tensors, place / written[-1])
+                disk.fill(place / written[-1], partial(save_file, tensors))
             manifest |= {"files": written, "digest": digest(state, memory)}
-            text = json.dumps({**manifest, "seal": _seal(manifest)}, indent=1, allow_nan=False)
-            (place / f"state-{mark}.json").write_text(text, encoding="utf-8")
-            (place / f"state-{mark}.json").replace(place / "state.json")
+            text = json.dumps({**manifest, "seal": _seal(manifest)}, allow_nan=False)
+            disk.replace(place / "state.json", text.encode(), f"state-{mark}.json")
         finally:
             _sweep(place)
     return folder
@@ -125,7 +128,7 @@ def _sweep(place: Path) -> None:
         kept = set()
     for entry in place.iterdir():
         if entry.name not in kept:
-            entry.unlink()
+            disk.remove(entry)
 
 
 def load(folder: Path, plan: Plan, memory: Store) -> tuple[State, list[dict[str, Any]], list[Refusal]]:
@@ -182,7 +185,7 @@ def _read(folder: Path, plan: Plan, manifest: Mapping[str, Any]) -> tuple[State,
 
 
 def _identity(plan: Plan) -> dict[str, Any]:
-    """What must be equal for a run to go on as if it had never stopped; the parties' data is taken on trust."""
+    """What must be equal for a run to go on as if it had never stopped, the parties' data included."""
     people = json.dumps(plan.people.samples).encode()
     return {
         "version": _VERSION,
@@ -193,6 +196,7 @@ def _identity(plan: Plan) -> dict[str, Any]:
         "solver": describe(plan.solver),
         "loss": describe(plan.loss),
         "parties": hashlib.sha256(people).hexdigest()[:16],
+        "data": fingerprints(plan.people),
     }
 
 
@@ -207,13 +211,8 @@ def _check_identity(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, 
             )
 
 
-def _finite(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no nan and no infinity."""
-    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in numbers.items()}
-
-
 def _with_nan(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """What :func:`_finite` left out is nan again."""
+    """What `plain` left out is nan again."""
     return {key: math.nan if value is None else value for key, value in numbers.items()}
 
 
