@@ -146,3 +146,18 @@ def test_no_module_stands_in_the_way_of_a_public_name() -> None:
 
     modules = {module_of(file) for file in FILES}
     assert set(descant.__all__) & modules == {"algorithms", "parties", "problems"}
+
+
+READING = (ROOT / "docs" / "reading-the-papers.md").read_text()
+
+
+@pytest.mark.parametrize("test", re.findall(r"`([\w/]+\.py::\w+)`", READING))
+def test_what_shows_a_departure_from_the_papers_exists(test: str) -> None:
+    file, _, name = test.partition("::")
+    assert f"def {name}(" in (ROOT / "tests" / file).read_text()
+
+
+def test_every_row_of_the_errata_of_fed_plus_has_its_test() -> None:
+    rows = re.findall(r"^\| (\d+) \|", READING, re.MULTILINE)
+    listed = re.findall(r"^\| (\d+) \| Fed\+ ?(?!v1/v2)", (ROOT / "papers" / "ERRATA.md").read_text(), re.MULTILINE)
+    assert rows == listed

@@ -104,13 +104,13 @@ class Sgd:
         ]
         if self.moments == "reset":
             job = replace(job, memories=[_without_moments(memory) for memory in job.memories])
+        alike = [self._alike(h, d, at_once) for h, d in zip(job.hypers, draws, strict=True)]
         keys = [
-            (h.lr, len(d.lengths), d.lengths if at_once else (), age(m))
-            for h, d, m in zip(job.hypers, draws, job.memories, strict=True)
+            (a, h.lr, len(d.lengths), age(m)) for a, h, d, m in zip(alike, job.hypers, draws, job.memories, strict=True)
         ]
         order = sorted(range(len(keys)), key=keys.__getitem__)  # rows of one age stand together: see moments.py
         most = {STACKED: together(job.net.layout, at_once), VECTORISED: len(order)}.get(job.way, 1)
-        parts = list(_parts(order, keys if at_once else [()] * len(keys), most))
+        parts = list(_parts(order, alike, most))
         if parts == [list(range(len(keys)))] and job.way != LOOPED:  # nothing to put together
             if at_once:
                 return self._descend(job, draws, [], None)[0]
@@ -130,6 +130,12 @@ class Sgd:
             for i, memory, metric in zip(part, trained.memories, trained.metrics, strict=True):
                 memories[i], metrics[i] = memory, metric
         return Trained(rows, memories, metrics)
+
+    def _alike(self, hyper: Hyper, draws: Draws, at_once: bool) -> tuple[Any, ...]:
+        """What parties of one stack have in common; what differs beside costs less than to take them apart."""
+        if at_once:
+            return hyper.lr, draws.lengths
+        return (draws.index.shape[1],) if self.unit == "steps" else ()
 
     @torch.no_grad()
     @np.errstate(all="ignore")  # numbers that overflow are the gate's business
