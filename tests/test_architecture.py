@@ -27,7 +27,8 @@ TIERS = [
     {"federation"},
     {"report"},
     {"study"},
-    {"demo", "doctor", "bench"},
+    {"demo", "doctor", "bench", "config"},
+    {"papers"},
     {"cli"},
 ]
 TIER = {name: level for level, names in enumerate(TIERS) for name in names}

@@ -71,6 +71,11 @@ class Recipe:
         written = toml.write({**counted, "methods": self._list("methods"), "method": self._table("method")})
         return hashlib.blake2b(written.encode(), digest_size=8).hexdigest()
 
+    @property
+    def swept(self) -> bool:
+        """Whether it goes through values."""
+        return bool(self._table("sweep"))
+
     # ── another recipe ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def quick(self) -> Recipe:
