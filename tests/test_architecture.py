@@ -25,6 +25,7 @@ TIERS = [
     {"run", "engines"},
     {"evaluate", "checkpoint", "table"},
     {"federation"},
+    {"record"},
     {"report"},
     {"study"},
     {"demo", "doctor", "bench", "config"},

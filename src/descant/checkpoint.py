@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,14 @@ from . import __version__
 from .core import Store
 from .errors import StateError
 from .gate import Refusal
+from .parties.fingerprint import fingerprints
 from .piece import Plan
 from .run import State
 from .settings import describe
-from .store import PartyStore, check_replaceable, clear_errors
+from .store import PartyStore, check_replaceable, clear_errors, disk
+from .store.log import plain
 
-_VERSION = 1
+_VERSION = 2
 _FILES = (
     "state.json",
     "state-*.json",
@@ -77,11 +79,12 @@ def save(
 ) -> Path:
     """Write the run as it stands: new files beside the old ones, then one rename of the manifest makes them count.
 
-    Killed at any moment, the folder holds the old run or the new one, whole; what is left over goes with the next save.
+    Killed at any moment, or at a power cut, the folder holds the old run or the new one, whole, and the new one once
+    this returns; what is left over goes with the next save.
     """
-    manifest = {**_identity(plan), "round": state.round, "way": state.way, "feedback": _finite(state.feedback)}
+    manifest = {**_identity(plan), "round": state.round, "way": state.way, "feedback": plain(state.feedback)}
     manifest |= {
-        "history": [_finite(entry) for entry in history],
+        "history": [plain(entry) for entry in history],
         "refusals": [asdict(refusal) for refusal in refusals],
     }
     manifest |= {"descant": __version__, "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
@@ -89,15 +92,14 @@ def save(
     place, mark = folder.resolve(), secrets.token_hex(4)
     written: list[str] = []
     with clear_errors(folder):
-        place.mkdir(parents=True, exist_ok=True)
+        disk.make(place)
         try:
             for label, tensors in _files(state, memory):
                 written.append(f"{label}-{mark}-{len(written):04d}.safetensors")
-                save_file(tensors, place / written[-1])
+                disk.fill(place / written[-1], partial(save_file, tensors))
             manifest |= {"files": written, "digest": digest(state, memory)}
-            text = json.dumps({**manifest, "seal": _seal(manifest)}, indent=1, allow_nan=False)
-            (place / f"state-{mark}.json").write_text(text, encoding="utf-8")
-            (place / f"state-{mark}.json").replace(place / "state.json")
+            text = json.dumps({**manifest, "seal": _seal(manifest)}, allow_nan=False)
+            disk.replace(place / "state.json", text.encode(), f"state-{mark}.json")
         finally:
             _sweep(place)
     return folder
@@ -124,7 +126,7 @@ def _sweep(place: Path) -> None:
         kept = set()
     for entry in place.iterdir():
         if entry.name not in kept:
-            entry.unlink()
+            disk.remove(entry)
 
 
 def load(folder: Path, plan: Plan, memory: Store) -> tuple[State, list[dict[str, Any]], list[Refusal]]:
@@ -180,7 +182,7 @@ def _read(folder: Path, plan: Plan, manifest: Mapping[str, Any]) -> tuple[State,
 
 
 def _identity(plan: Plan) -> dict[str, Any]:
-    """What must be equal for a run to go on as if it had never stopped; the parties' data is taken on trust."""
+    """What must be equal for a run to go on as if it had never stopped, the parties' data included."""
     people = json.dumps(plan.people.samples).encode()
     return {
         "version": _VERSION,
@@ -191,6 +193,7 @@ def _identity(plan: Plan) -> dict[str, Any]:
         "solver": describe(plan.solver),
         "loss": describe(plan.loss),
         "parties": hashlib.sha256(people).hexdigest()[:16],
+        "data": fingerprints(plan.people),
     }
 
 
@@ -203,11 +206,6 @@ def _check_identity(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, 
             raise StateError(
                 f"{folder} was saved by another federation: {within}{key} {other!r:.80}, here {value!r:.80}."
             )
-
-
-def _finite(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no nan and no infinity."""
-    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in numbers.items()}
 
 
 def _parts(store: Store) -> Iterator[dict[str, Tensor]]:

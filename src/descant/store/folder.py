@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -78,6 +80,10 @@ def clear_errors(folder: Path) -> Iterator[None]:
     """What goes wrong while a folder is written, as one sentence."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, sqlite3.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise StateError(f"{folder} cannot be written: {reason}. Give one that you may write to.") from error
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or any(
+            said in reason for said in ("disk is full", "No space left")
+        )
+        hint = "What was saved before is whole: free some space and go on" if full else "Give one that you may write to"
+        raise StateError(f"{folder} cannot be written: {reason}. {hint}.") from error

@@ -1,0 +1,248 @@
+"""A run that is being recorded."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+
+from ..errors import DescantWarning, SettingError, StateError
+from ..store import check_replaceable, clear_errors, disk
+from ..store.lock import Lock
+from ..store.log import Lines, Log, read
+from ..store.tables import Tables
+from .place import EVENTS, LOCK, METRICS, MODELS, OURS, RECIPE, snapshots
+
+if TYPE_CHECKING:
+    from ..federation import Federation, ScoredRound
+
+Sync: TypeAlias = int | Literal["spaced", "always"]
+"""When a snapshot is taken: every so many rounds, spaced by what they cost, or before each round is handed out."""
+
+_SPACING = 20  # times as long as a snapshot took passes before the next one
+_KEPT = 2  # snapshots
+_ABOUT_ONE_SAVE = ("files", "digest", "seal", "history", "refusals", "feedback", "round", "data", "judged")
+
+
+class Run:
+    """A federation whose rounds go into a folder. Made by :meth:`start` or :meth:`resume`; it is its only writer."""
+
+    def __init__(self, folder: Path, federation: Federation, sync: Sync, lock: Lock, log: Log, tables: Tables) -> None:
+        self.folder, self.federation, self.sync = folder, federation, sync
+        self._lock, self._log, self._tables = lock, log, tables
+        self._open = True
+        self._saved, self._saved_at, self._cost = self.round, time.perf_counter(), 0.0
+        self._scored = 0  # the round whose scores were noted last
+
+    @classmethod
+    def start(cls, folder: str | Path, federation: Federation, recipe: str = "", sync: Sync = "spaced") -> Run:
+        """Begin a run in a new or empty folder; the recipe is any text that says how it was made."""
+        place = Path(folder)
+        _check_sync(sync)
+        if (place / EVENTS).exists():
+            raise StateError(f"{place} holds a run already. Resume it (Run.resume, --resume), or give another folder.")
+        left = OURS if (place / LOCK).exists() else (EVENTS,)  # the lock comes first: without it, nothing here is ours
+        check_replaceable(place, left, unfinished=True)
+        with clear_errors(place), ExitStack() as undo:
+            disk.make(place)
+            lock = Lock(place / LOCK)
+            undo.callback(lock.release)
+            disk.replace(place / RECIPE, recipe.encode(), f"{RECIPE}.new")
+            tables = Tables.create(place / METRICS, federation.people.samples)
+            undo.callback(tables.close)
+            run = cls(place, federation, sync, lock, Log(place / EVENTS), tables)
+            run._forget(0)  # what is left of a start that was killed
+            run._save()
+            run.log("begun", round=run.round, sync=sync, settings=_settings(run._models(run.round)))
+            run._log.flush()  # the folder holds a run from here on
+            undo.pop_all()
+        return run
+
+    @classmethod
+    def resume(cls, folder: str | Path, federation: Federation, sync: Sync | None = None) -> Run:
+        """Go on with a run where its last snapshot stands, with a federation made as the first one was."""
+        place = Path(folder)
+        if not (place / EVENTS).exists():
+            raise StateError(f"{place} holds no run that could be resumed. Start one there.")
+        with clear_errors(place), ExitStack() as undo:
+            lock = Lock(place / LOCK)
+            undo.callback(lock.release)
+            held = read(place / EVENTS)
+            kept: Sync = held.events[0]["sync"] if sync is None else sync
+            _check_sync(kept)
+            _load(place, federation, strict=held.events[0]["sync"] == "always")
+            tables = Tables(place / METRICS)
+            undo.callback(tables.close)
+            if held.torn:
+                disk.cut(place / EVENTS, held.size)
+            run = cls(place, federation, kept, lock, Log(place / EVENTS, held), tables)
+            run._note_resumed(held)
+            undo.pop_all()
+        return run
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            with suppress(StateError):  # the first error is the one to show
+                self.close(f"{kind.__name__}: {error}")
+
+    @property
+    def round(self) -> int:
+        """The round that the federation stands at."""
+        return self.federation.state.round
+
+    def rounds(self, n: int, score_every: int = 0) -> Iterator[ScoredRound]:
+        """The federation's next n rounds, recorded; every so many of them, and the last of all, are scored.
+
+        Scores that the loop's body asks for are recorded, too.
+        """
+        self._check_open()
+        for count, scored in enumerate(self.federation.rounds(n), 1):
+            self._note(scored)
+            if score_every and (scored.index % score_every == 0 or count == n):
+                scored.scores  # noqa: B018
+            self._note_scores(scored)
+            if self.sync == "always":
+                self.snapshot()
+            try:
+                yield scored
+            finally:
+                self._note_scores(scored)
+            if self._due():
+                self.snapshot()
+
+    def log(self, event: str, **fields: Any) -> None:
+        """Add an event; it is on the disk with the next snapshot."""
+        self._check_open()
+        self._log.add(event, **fields)
+
+    def snapshot(self) -> None:
+        """Put everything on the disk now: the numbers and events so far, then the models."""
+        self._check_open()
+        began = time.perf_counter()
+        with clear_errors(self.folder):
+            self._tables.commit()
+            self._log.flush()
+            if self.round != self._saved:
+                self._save()
+        self._saved_at = time.perf_counter()
+        self._cost = self._saved_at - began
+        self._log.add("snapshot", round=self.round, seconds=round(self._cost, 4))
+
+    def close(self, reason: str = "") -> None:
+        """Put everything on the disk and let go of the folder; the reason says why it stopped, if an error did."""
+        if not self._open:
+            return
+        try:
+            self.snapshot()
+            digest = _manifest(self._models(self.round))["digest"]
+            self._log.add("stopped" if reason else "ended", round=self.round, hash=digest, reason=reason)
+            with clear_errors(self.folder):
+                self._log.flush()
+        finally:
+            self._open = False
+            self._tables.close()
+            self._lock.release()
+
+    # ── what is noted ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _note(self, scored: ScoredRound) -> None:
+        happened, numbers = scored.round, self.federation.history_[-1]
+        numbers = {name: v for name, v in numbers.items() if name != "round" and isinstance(v, int | float)}
+        self._tables.add_round(happened.index, numbers, {p: p in happened.accepted for p in happened.present})
+        self._log.add("round", round=happened.index, **numbers)
+        for refusal in happened.refusals:
+            self._log.add("refused", round=happened.index, text=str(refusal))
+        if happened.note:
+            self._log.add("warning", round=happened.index, text=happened.note)
+
+    def _note_scores(self, scored: ScoredRound) -> None:
+        from ..evaluate import Column
+
+        scores = vars(scored).get("scores")  # they are there once somebody has asked for them
+        if scores is None or scored.index == self._scored:
+            return
+        self._scored = scored.index
+        columns = {name: column for name, column in vars(scores).items() if isinstance(column, Column)}
+        self._tables.add_scores(scored.index, scores.names, {name: c.values for name, c in columns.items()})
+        means = {name: column.mean for name, column in columns.items()}
+        better = scores.own.higher_is_better
+        self._log.add("scored", round=scored.index, metric=scores.metric, higher_is_better=better, **means)
+
+    def _note_resumed(self, held: Lines) -> None:
+        """What lies beyond the snapshot comes again: it is taken out of the tables, and the log says so."""
+        self._tables.cut(self.round)
+        self._tables.commit()
+        self._forget(_KEPT)
+        self.log("resumed", round=self.round, torn=held.torn)
+        self._log.flush()
+
+    # ── snapshots ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _due(self) -> bool:
+        if isinstance(self.sync, int):
+            return self.round % self.sync == 0
+        return self.sync == "spaced" and time.perf_counter() - self._saved_at > _SPACING * self._cost
+
+    def _save(self) -> None:
+        self.federation.save(self._models(self.round))
+        self._saved = self.round
+        self._forget(_KEPT)
+
+    def _models(self, round: int) -> Path:
+        return self.folder / MODELS / f"{round:08d}"
+
+    def _forget(self, keep: int) -> None:
+        """Remove snapshots beyond the round, broken ones, and all but the last few; the manifest goes first."""
+        kept = [place for place in snapshots(self.folder) if place <= self._models(self.round)][:keep]
+        for place in (self.folder / MODELS).glob("[0-9]" * 8):
+            if place not in kept:
+                disk.remove(place / "state.json")
+                for file in (*place.glob("*.safetensors"), *place.glob("state-*.json")):
+                    disk.remove(file)
+                disk.remove(place)
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise StateError(f"The run in {self.folder} was closed. Go on with Run.resume.")
+
+
+def _load(folder: Path, federation: Federation, strict: bool) -> None:
+    """The newest snapshot that can be read. Where rounds cannot be done again it must be the newest."""
+    found = snapshots(folder)
+    if not found:
+        raise StateError(f"{folder / MODELS} holds no snapshot, so that the run cannot be resumed.")
+    for place in found:
+        try:
+            federation.load(place)
+        except StateError as error:
+            if strict or place == found[-1]:
+                raise
+            warnings.warn(f"{error} The snapshot before it is taken.", DescantWarning, stacklevel=3)
+        else:
+            return
+
+
+def _manifest(place: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((place / "state.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _settings(place: Path) -> dict[str, Any]:
+    """What the run was made of, as its first snapshot says it."""
+    return {key: value for key, value in _manifest(place).items() if key not in _ABOUT_ONE_SAVE}
+
+
+def _check_sync(sync: object) -> None:
+    number = isinstance(sync, int) and not isinstance(sync, bool) and sync >= 1
+    if not number and sync not in ("spaced", "always"):
+        raise SettingError(f"'sync' must be 'spaced', 'always' or a number of rounds >= 1. Got {sync!r}.")

@@ -1,0 +1,97 @@
+"""The one place that writes what must survive: files, renames, syncs and commits, each on the disk when it returns.
+
+Every change passes through :func:`_do`, one at a time, so that a test that dies there has died at each of them.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def _do(change: Callable[..., Any], *arguments: Any) -> Any:
+    return change(*arguments)
+
+
+def make(folder: Path) -> None:
+    """A folder, with its parents as far as they are missing."""
+    if not folder.is_dir():
+        make(folder.parent)
+        _do(os.mkdir, folder)
+        settle(folder.parent)
+
+
+def write(file: Path, data: bytes) -> None:
+    """A new file with these bytes."""
+    _append(file, data, os.O_CREAT | os.O_TRUNC)
+
+
+def append(file: Path, data: bytes) -> None:
+    """These bytes behind a file's; if that fails, the file is cut to what it was."""
+    size = file.stat().st_size
+    try:
+        _append(file, data, 0)
+    except OSError:
+        cut(file, size)
+        raise
+
+
+def fill(file: Path, writer: Callable[[Path], None]) -> None:
+    """A new file that another library writes."""
+    _do(writer, file)
+    _sync(file, os.O_RDWR)
+
+
+def replace(file: Path, data: bytes, beside: str) -> None:
+    """A file's new content, whole or not at all: under another name first, then one rename makes it count."""
+    write(file.with_name(beside), data)
+    settle(file.parent)  # what the file speaks of is there before it
+    _do(os.replace, file.with_name(beside), file)
+    settle(file.parent)
+
+
+def cut(file: Path, size: int) -> None:
+    """Only the first bytes of a file."""
+    _do(os.truncate, file, size)
+    _sync(file, os.O_RDWR)
+
+
+def remove(file: Path) -> None:
+    """No such file or empty folder any more."""
+    if file.is_dir():
+        _do(os.rmdir, file)
+    elif file.exists():
+        _do(os.unlink, file)
+
+
+def commit(connection: sqlite3.Connection) -> None:
+    """What was done in an open transaction counts; SQLite syncs by itself."""
+    _do(connection.execute, "COMMIT")
+
+
+def settle(folder: Path) -> None:
+    """The names in a folder are on the disk."""
+    if os.name != "nt":  # which has no such thing
+        _sync(folder, os.O_RDONLY)
+
+
+def _append(file: Path, data: bytes, flags: int) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | flags, 0o666)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[_do(os.write, descriptor, left) :]
+        _do(os.fsync, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        _do(os.fsync, descriptor)
+    finally:
+        os.close(descriptor)

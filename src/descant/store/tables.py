@@ -1,0 +1,158 @@
+"""The numbers of a run in one SQLite file, for everybody's tools: parties, rounds, who took part, scores by party.
+
+    SELECT party, own, center FROM scores JOIN parties USING (id) WHERE round = 50
+
+The journal is SQLite's own rollback journal, not a write-ahead log: between commits the file is whole by itself, so
+that a run's folder can be copied. Every commit is synced.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import disk
+
+Numbers = NDArray[np.float64]
+
+_KEY = "round INTEGER, id INTEGER REFERENCES parties, PRIMARY KEY (round, id)"
+_SCHEMA = (
+    "CREATE TABLE parties (id INTEGER PRIMARY KEY, party TEXT UNIQUE, samples INTEGER)",
+    "CREATE TABLE rounds (round INTEGER, metric TEXT, value REAL, PRIMARY KEY (round, metric)) WITHOUT ROWID",
+    f"CREATE TABLE attendance (accepted INTEGER, {_KEY}) WITHOUT ROWID",
+    f"CREATE TABLE scores (own REAL, center REAL, majority REAL, {_KEY}) WITHOUT ROWID",
+)
+_PATIENCE = 60.0  # seconds to wait for a reader
+
+
+class Tables:
+    """What is added waits in memory for :meth:`commit`; a round that comes again replaces itself."""
+
+    def __init__(self, file: Path) -> None:
+        self._connection = _connect(file)
+        self._ids = {name: id for id, name in self._connection.execute("SELECT id, party FROM parties")}
+        self._columns = {row[1] for row in self._connection.execute("PRAGMA table_info(scores)")}
+        self._waiting: list[tuple[str, list[tuple[Any, ...]]]] = []
+
+    @classmethod
+    def create(cls, file: Path, samples: Mapping[str, int]) -> Tables:
+        """A new file, in place of one that was left over."""
+        for left in (file.with_name(f"{file.name}-journal"), file):
+            disk.remove(left)
+        with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+            connection.execute("BEGIN")
+            for statement in _SCHEMA:
+                connection.execute(statement)
+            rows = [(id, name, count) for id, (name, count) in enumerate(samples.items())]
+            connection.executemany("INSERT INTO parties VALUES (?, ?, ?)", rows)
+            disk.commit(connection)
+        disk.settle(file.parent)
+        return cls(file)
+
+    def add_round(self, round: int, numbers: Mapping[str, float], accepted: Mapping[str, bool]) -> None:
+        """The numbers of a round, and everybody who took part with whether the report was accepted."""
+        rows = [(round, metric, value) for metric, value in numbers.items()]
+        self._waiting.append(("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", rows))
+        present = [(round, self._ids[name], counts) for name, counts in accepted.items()]
+        self._waiting.append(("INSERT OR REPLACE INTO attendance (round, id, accepted) VALUES (?, ?, ?)", present))
+
+    def add_scores(self, round: int, names: Sequence[str], columns: Mapping[str, Numbers]) -> None:
+        """A number a party in every column; one that is new becomes a column of the table."""
+        for name in columns.keys() - self._columns:
+            self._waiting.append((f"ALTER TABLE scores ADD COLUMN {_quoted(name)} REAL", []))
+            self._columns.add(name)
+        into = ", ".join(map(_quoted, columns))
+        marks = ", ".join("?" for _ in range(len(columns) + 2))
+        values = zip(*(column.tolist() for column in columns.values()), strict=True)
+        rows = [(round, self._ids[name], *found) for name, found in zip(names, values, strict=True)]
+        self._waiting.append((f"INSERT OR REPLACE INTO scores (round, id, {into}) VALUES ({marks})", rows))
+
+    def cut(self, round: int) -> None:
+        """Forget what lies beyond a round: it comes again."""
+        for table in ("rounds", "attendance", "scores"):
+            self._waiting.append((f"DELETE FROM {table} WHERE round > ?", [(round,)]))
+
+    def commit(self) -> None:
+        """All that was added is on the disk; if that fails it waits for the next time."""
+        if not self._waiting:
+            return
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            for statement, rows in self._waiting:
+                if rows:
+                    self._connection.executemany(statement, rows)
+                elif statement.startswith("ALTER"):
+                    self._connection.execute(statement)
+            disk.commit(self._connection)
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+        self._waiting = []
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What the tables hold, as arrays: R rounds, S of them scored, K parties."""
+
+    parties: tuple[str, ...]
+    samples: NDArray[np.int64]  # [K]
+    round: NDArray[np.int64]  # [R]
+    metrics: Mapping[str, Numbers]  # name -> [R], nan where a round has none
+    present: NDArray[np.bool_]  # [R, K]
+    accepted: NDArray[np.bool_]  # [R, K]
+    scored: NDArray[np.int64]  # [S]
+    scores: Mapping[str, Numbers]  # own, center, majority, ... -> [S, K], nan for a party without a score
+
+
+def read(file: Path) -> Held:
+    """Everything in the tables, at one moment."""
+    with closing(_connect(file)) as connection:
+        connection.execute("BEGIN")
+        parties = connection.execute("SELECT party, samples FROM parties ORDER BY id").fetchall()
+        values = connection.execute("SELECT round, metric, value FROM rounds").fetchall()
+        names = [row[1] for row in connection.execute("PRAGMA table_info(scores)") if row[1] not in ("round", "id")]
+        attendance = _matrix(connection.execute("SELECT round, id, accepted FROM attendance").fetchall(), 3)
+        wanted = ", ".join(map(_quoted, names))
+        scores = _matrix(connection.execute(f"SELECT round, id, {wanted} FROM scores").fetchall(), 2 + len(names))
+    rounds = np.array(sorted({row[0] for row in values}), dtype=np.int64)
+    place = {round: i for i, round in enumerate(rounds.tolist())}
+    metrics = {metric: np.full(len(rounds), np.nan) for _, metric, _ in values}
+    for round, metric, value in values:
+        metrics[metric][place[round]] = np.nan if value is None else value
+    present, accepted = (np.zeros((len(rounds), len(parties)), dtype=bool) for _ in range(2))
+    at = np.searchsorted(rounds, attendance[:, 0]), attendance[:, 1].astype(int)
+    present[at], accepted[at] = True, attendance[:, 2] > 0
+    scored, row = np.unique(scores[:, 0].astype(np.int64), return_inverse=True)
+    found = {name: np.full((len(scored), len(parties)), np.nan) for name in names}
+    for i, name in enumerate(names, 2):
+        found[name][row, scores[:, 1].astype(int)] = scores[:, i]
+    samples = np.array([count for _, count in parties], dtype=np.int64)
+    return Held(tuple(name for name, _ in parties), samples, rounds, metrics, present, accepted, scored, found)
+
+
+def _connect(file: Path) -> sqlite3.Connection:
+    """An existing file, which may be read-only; a transaction that was killed is rolled back by SQLite."""
+    address = f"{file.resolve().as_uri()}?mode=rw"
+    connection = sqlite3.connect(address, uri=True, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA synchronous = FULL")
+    return connection
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _matrix(rows: list[tuple[Any, ...]], width: int) -> Numbers:
+    """Rows as numbers; what SQLite has as NULL is nan."""
+    return np.array(rows, dtype=np.float64).reshape(-1, width)
