@@ -28,7 +28,7 @@ TIERS = [
     {"record"},
     {"report"},
     {"study"},
-    {"demo", "doctor", "bench", "config"},
+    {"demo", "doctor", "bench", "config", "judged"},
     {"papers"},
     {"cli"},
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -14,9 +14,6 @@ from ..errors import SettingError, StateError
 from ..papers import carry_out, check_folder
 from ..table import Table
 from .common import json_option, one_thread, plain_endings, watched, wrapped
-
-if TYPE_CHECKING:
-    from ..federation import Federation
 
 RECIPE = typer.Argument(hidden=True)
 CHANGES = typer.Option([], "--set", help="Another value: table.key=value, such as run.rounds=20. Repeatable.")
@@ -41,27 +38,29 @@ def run(
         if chosen.swept:
             raise SettingError(f"{chosen.name} goes through values: use descant compare, or --set 'sweep={{}}'.")
         one_thread()
-        federation = _carried_on(chosen, out, resume, as_json)
-        table = federation.table()
+        table, found = _carried_out(chosen, out, resume, as_json)
         if as_json:
-            found = {"folder": str(out), "rounds": federation.state.round, "hash": federation.hash()}
             typer.echo(json.dumps({**found, "verdict": table.verdict, "table": table.plain()}))
         else:
-            typer.echo(f"{table}\n\nThe run: {out} ({federation.state.round} rounds, hash {federation.hash()[:12]})")
+            typer.echo(f"{table}\n\nThe run: {out} ({found['rounds']} rounds, hash {found['hash'][:12]})")
+            typer.echo(f"The report with pictures: {found['report']}")
 
 
-def _carried_on(chosen: Recipe, out: Path, resume: bool, as_json: bool) -> Federation:
+def _carried_out(chosen: Recipe, out: Path, resume: bool, as_json: bool) -> tuple[Table, dict[str, Any]]:
     from ..federation import bar
+    from ..judged import judge, write_page
     from ..record import Run
 
-    federation = chosen.federation()
-    kept = Run.resume(out, federation) if resume else Run.start(out, federation, recipe=chosen.text)
-    left = chosen.length.rounds - federation.state.round
-    with kept, bar(disable=not watched(as_json)) as shown:
-        line = shown.add_task(federation.algorithm.name, total=left, loss="–")
-        for round in kept.rounds(max(left, 0)):
+    federation, length = chosen.federation(), chosen.length
+    started = Run.resume(out, federation) if resume else Run.start(out, federation, recipe=chosen.text)
+    with started as run, bar(disable=not watched(as_json)) as shown:
+        line = shown.add_task(federation.algorithm.name, total=length.rounds, loss="–", completed=run.round)
+        for round in run.rounds(max(0, length.rounds - run.round), max(1, length.rounds // length.points)):
             shown.update(line, advance=1, loss=f"{round.round.loss:.4f}")
-    return federation
+        shown.add_task("training alone, to compare with", total=None, loss="–")
+        table = judge(run)
+    found = {"folder": str(out), "rounds": federation.state.round, "hash": federation.hash()}
+    return table, {**found, "report": str(write_page(out))}
 
 
 def compare(
@@ -103,14 +102,18 @@ def report(
 ) -> None:
     """Write report.html into FOLDER, which descant compare or descant run made, and print its verdict."""
     with plain_endings():
+        from ..judged import study_of, write_page
+        from ..record import is_run
         from ..study import Study
 
         if (folder / "study.json").exists():
             study = Study.load(folder)
-            study.save(folder)
-            page, verdict = folder / "report.html", study.verdict()
+            page = study.save(folder) / "report.html"
+        elif is_run(folder):
+            study, page = study_of(folder), write_page(folder)
         else:
             raise StateError(f"{folder} holds neither study.json nor a run. Give the folder of descant compare or run.")
+        verdict = study.verdict()
         if as_json:
             typer.echo(json.dumps({"report": str(page), "verdict": verdict}))
         else:
@@ -125,7 +128,19 @@ def runs(
     with plain_endings():
         from ..record import runs as found_in
 
-        rows: list[dict[str, Any]] = [dict(row) for row in found_in(folder)]
+        if not folder.is_dir():
+            raise StateError(f"There is no folder {folder}.")
+        rows: list[dict[str, Any]] = [
+            {
+                "run": str(found.folder),
+                "state": found.state,
+                "round": found.round,
+                "method": found.settings.get("algorithm", {}).get("name"),
+                "begun": found.begun,
+                "reason": found.reason,
+            }
+            for found in found_in(folder)
+        ]
         if as_json:
             typer.echo(json.dumps(rows))
         else:
