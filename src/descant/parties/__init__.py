@@ -1,12 +1,46 @@
-"""Who takes part, and with which data: readers, splits, and bundled data to begin with.
+"""Who takes part, and with which data: readers, splits, the papers' populations, and bundled data to begin with.
 
 >>> people = digits(count=10, split="dirichlet", alpha=0.1, seed=0)
 >>> len(people), people["3"].name
 (10, '3')
 """
 
-from . import splits
-from .digits import digits
-from .people import Party, People, from_arrays
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
-__all__ = ["Party", "People", "digits", "from_arrays", "splits"]
+from . import splits
+from .adapters import arrays_of
+from .digits import digits
+from .folder import data_folder
+from .papers import femnist, mnist, sentiment
+from .people import Party, People, from_arrays, from_rows
+from .picture import draw
+from .sets import cifar10, csv, npz, svhn
+from .synthetic import shared, synthetic
+
+POPULATIONS: Mapping[str, Callable[..., People]] = MappingProxyType(
+    {made.__name__: made for made in (digits, synthetic, shared, mnist, femnist, sentiment, cifar10, svhn, npz, csv)}
+)
+"""What makes parties, by name. Keywords are JSON values; the first line of a docstring says what it is."""
+
+__all__ = [
+    "POPULATIONS",
+    "Party",
+    "People",
+    "arrays_of",
+    "cifar10",
+    "csv",
+    "data_folder",
+    "digits",
+    "draw",
+    "femnist",
+    "from_arrays",
+    "from_rows",
+    "mnist",
+    "npz",
+    "sentiment",
+    "shared",
+    "splits",
+    "svhn",
+    "synthetic",
+]

@@ -7,41 +7,24 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ..errors import DescantWarning, PartyError, SettingError
-from ..seeds import stream
-from ..settings import check, setting
+from ..settings import check
+from .party import Array, Form, Party, Plan, Source, check_alike, checked_pair, read
+from .splits import Rows
 
-Array: TypeAlias = NDArray[Any]
+__all__ = ["Party", "People", "from_arrays", "from_rows"]
+
 KEPT = 1024  # parties kept ready: all of a few large silos, but not all of a hundred thousand telephones
 SHOWN = 20  # parties that a table or a message lists
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Party:
-    """One party and its data; the leading dimension is samples, and the test set may be empty."""
-
-    name: str
-    x: Tensor
-    y: Tensor
-    x_test: Tensor
-    y_test: Tensor
-
-    @property
-    def samples(self) -> int:
-        """How many samples it trains on."""
-        return len(self.x)
-
-    def __repr__(self) -> str:
-        return f"Party({self.name!r}, {len(self.x)} to train, {len(self.x_test)} to test, x {tuple(self.x.shape[1:])})"
 
 
 class _NoSuchParty(PartyError, KeyError):
@@ -58,7 +41,9 @@ class People(Mapping[str, Party]):
     (('north', 'south'), [2.0, 3.0])
     """
 
-    def __init__(self, sources: Iterable[_Source]) -> None:
+    def __init__(self, sources: Iterable[Source], note: str = "") -> None:
+        self.note = note
+        """What whoever sees a result must know of the data ("the critics' reviews stand in for Sent140"), or ""."""
         self._sources = {source.name: source for source in sources}
         self._ready: dict[str, Party] = {}
 
@@ -70,7 +55,7 @@ class People(Mapping[str, Party]):
     @property
     def samples(self) -> dict[str, int]:
         """How many samples each party trains on, without reading its data."""
-        return {name: len(source.x) - source.held_out for name, source in self._sources.items()}
+        return {name: source.size - source.held_out for name, source in self._sources.items()}
 
     def __getitem__(self, name: str) -> Party:
         if name in self._ready:
@@ -80,7 +65,7 @@ class People(Mapping[str, Party]):
             self._ready.pop(next(iter(self._ready)), None)
         return self._ready.setdefault(name, source.party())
 
-    def _source(self, name: str) -> _Source:
+    def _source(self, name: str) -> Source:
         if name not in self._sources:
             raise _NoSuchParty(f"There is no party {name!r}. There are {len(self)}: {_some(self.names)}.")
         return self._sources[name]
@@ -101,7 +86,26 @@ class People(Mapping[str, Party]):
 
     def subset(self, names: Iterable[str]) -> People:
         """Only these parties, in this order, each with the data and the test set that it has here."""
-        return People(map(self._source, _check_names([names] if isinstance(names, str) else list(names))))
+        chosen = _check_names([names] if isinstance(names, str) else list(names))
+        return People(map(self._source, chosen), self.note)
+
+    def label_counts(self) -> tuple[Array, NDArray[np.int64]]:
+        """The labels there are, and how many rows of each every party has, ``[parties, labels]``."""
+        sources = tuple(self._sources.values())
+        if sources[0].form.y_shape or sources[0].form.y_dtype.is_floating_point:
+            raise PartyError(f"Only parties with one whole number a row as target have labels. Got {sources[0].form}.")
+        found = [np.unique(source.labels, return_counts=True) for source in sources]
+        labels = np.unique(np.concatenate([one for one, _ in found]))
+        counts = np.zeros((len(found), len(labels)), dtype=np.int64)
+        for row, (one, times) in zip(counts, found, strict=True):
+            row[np.searchsorted(labels, one)] = times
+        return labels, counts
+
+    def plot(self, file: str | Path) -> Path:
+        """Draw the map of parties and classes into a PNG file."""
+        from .picture import draw
+
+        return draw(self, Path(file))
 
     def describe(self) -> str:
         """A table for people to read: the sizes of each party and the label it has most of.
@@ -116,7 +120,8 @@ class People(Mapping[str, Party]):
         train, test = sum(self.samples.values()), sum(source.tested for source in sources)
         title = f"{len(self)} parties: {train} samples to train, {test} to test; {sources[0].form}"
         lines = [title, "party    train  test  labels  most common", *(source.line() for source in sources[:SHOWN])]
-        return "\n".join(lines + [f"and {len(self) - SHOWN} more"] * (len(self) > SHOWN))
+        lines += [f"and {len(self) - SHOWN} more"] * (len(self) > SHOWN)
+        return "\n".join([*lines, self.note] if self.note else lines)
 
 
 def from_arrays(
@@ -125,6 +130,7 @@ def from_arrays(
     seed: int = 0,
     names: Iterable[str] | None = None,
     dtype: torch.dtype | None = None,
+    note: str = "",
 ) -> People:
     """Parties from pairs (x, y), or (x, y, x_test, y_test) where a party brings its own test set.
 
@@ -135,10 +141,7 @@ def from_arrays(
     >>> people["north"]
     Party('north', 3 to train, 1 to test, x (1,))
     """
-    plan = _Plan(float(test), int(seed), dtype)
-    check(plan, "from_arrays")
-    if dtype is not None and not dtype.is_floating_point:
-        raise SettingError(f"The 'dtype' of from_arrays must be a floating dtype such as torch.float32. Got {dtype}.")
+    plan = _plan("from_arrays", test, seed, dtype)
     if isinstance(data, Mapping):
         if names is not None:
             raise PartyError("The keys of a mapping name the parties. Leave names= out, or give a list of pairs.")
@@ -147,142 +150,63 @@ def from_arrays(
     given = _check_names(list(range(len(entries)) if names is None else names))
     if len(given) != len(entries):
         raise PartyError(f"Every party needs one name. There are {len(entries)} parties and {len(given)} names.")
-    sources = [_read(name, entry, plan) for name, entry in zip(given, entries, strict=True)]
-    full = [source for source in sources if len(source.x)]
-    empty = [source.name for source in sources if not len(source.x)]
-    if not full:
+    sources = [read(name, entry, plan) for name, entry in zip(given, entries, strict=True)]
+    people = _whole(sources, note)
+    first = people._source(people.names[0])
+    for name in people:
+        check_alike(f"Party {name!r}", people._source(name).form, f"party {first.name!r}", first.form)
+    return people
+
+
+def from_rows(
+    x: Any,
+    y: Any,
+    rows: Mapping[str, Rows] | Sequence[Rows],
+    test: float = 0.2,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+    prepare: Callable[[int, Array], Array] | None = None,
+    note: str = "",
+) -> People:
+    """Parties that share one data set: each has some rows of it, as :mod:`.splits` deals them out.
+
+    The data set is checked once and not copied; a party's rows are taken out of it when it is asked for. Then `prepare`
+    is called with the party's number and with them: to scale small integers, say, or to rotate its images.
+
+    >>> people = from_rows([[0.0], [1.0], [2.0]], [0, 1, 1], {"north": np.array([0, 2]), "south": np.array([1])})
+    >>> people["north"].x.tolist(), people["north"].x_test.tolist()
+    ([[2.0]], [[0.0]])
+    """
+    plan = _plan("from_rows", test, seed, dtype)
+    x, y, form = checked_pair("the data", "", (x, y), plan)
+    if prepare is not None:
+        form = Form.of(prepare(0, x[:1]), y, dtype)
+    named = rows if isinstance(rows, Mapping) else {str(k): part for k, part in enumerate(rows)}
+    sources = []
+    for k, name in enumerate(_check_names(list(named))):
+        own = np.asarray(named[name])
+        if own.ndim != 1 or own.dtype.kind not in "iu" or (own.size and not 0 <= own.min() <= own.max() < len(x)):
+            raise PartyError(f"The rows of party {name!r} must be whole numbers from 0 to {len(x) - 1}, one a row.")
+        sources.append(Source(name, x, y, None, plan, form, own, prepare and partial(prepare, k)))
+    return _whole(sources, note)
+
+
+def _plan(owner: str, test: float, seed: int, dtype: torch.dtype | None) -> Plan:
+    plan = Plan(float(test), int(seed), dtype)
+    check(plan, owner)
+    if dtype is not None and not dtype.is_floating_point:
+        raise SettingError(f"The 'dtype' of {owner} must be a floating dtype such as torch.float32. Got {dtype}.")
+    return plan
+
+
+def _whole(sources: Sequence[Source], note: str) -> People:
+    """The parties that have samples; a warning names the others."""
+    empty = [source.name for source in sources if not source.size]
+    if len(empty) == len(sources):
         raise PartyError(f"All {len(empty)} parties are empty: {_some(empty)}. At least one needs a sample.")
     if empty:
-        warnings.warn(f"Left out, because they have no samples: {_some(empty)}.", DescantWarning, stacklevel=2)
-    for source in full:
-        _check_alike(f"Party {source.name!r}", source.form, f"party {full[0].name!r}", full[0].form)
-    return People(full)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    test: float = setting(help="share of its samples that a party keeps for its test set", least=0, below=1)
-    seed: int = 0
-    dtype: torch.dtype | None = None
-
-
-@dataclass(frozen=True)
-class _Form:
-    """What must be alike for all parties: the shapes of one sample, and the dtypes."""
-
-    x_shape: tuple[int, ...]
-    x_dtype: torch.dtype
-    y_shape: tuple[int, ...]
-    y_dtype: torch.dtype
-
-    @classmethod
-    def of(cls, x: Array, y: Array, dtype: torch.dtype | None) -> _Form:
-        half = torch.float16 if x.dtype == np.float16 else torch.float32
-        x_dtype = dtype or (torch.int64 if x.dtype.kind in "iu" else half)
-        y_float = x_dtype if x_dtype.is_floating_point else torch.float32
-        return cls(x.shape[1:], x_dtype, y.shape[1:], y_float if y.dtype.kind == "f" else torch.int64)
-
-    def __str__(self) -> str:
-        return f"features {self.x_shape} {self.x_dtype}, targets {self.y_shape} {self.y_dtype}".replace("torch.", "")
-
-
-@dataclass(frozen=True, eq=False)
-class _Source:
-    """A party before it is cut: the caller's own arrays, and how to cut them."""
-
-    name: str
-    x: Array
-    y: Array
-    own_test: tuple[Array, Array] | None
-    plan: _Plan
-    form: _Form
-
-    @property
-    def held_out(self) -> int:
-        if self.own_test is not None or self.plan.test == 0:
-            return 0
-        return min(max(1, round(len(self.x) * self.plan.test)), len(self.x) - 1)
-
-    @property
-    def tested(self) -> int:
-        return len(self.own_test[0]) if self.own_test else self.held_out
-
-    def party(self) -> Party:
-        arrays = (self.x, self.y, *(self.own_test or (self.x[:0], self.y[:0])))
-        if self.held_out:
-            order = stream(self.plan.seed, 0, self.name, "split").permutation(len(self.x))
-            train, test = np.sort(order[self.held_out :]), np.sort(order[: self.held_out])
-            arrays = (self.x[train], self.y[train], self.x[test], self.y[test])
-        return Party(self.name, *map(_tensor, arrays, (self.form.x_dtype, self.form.y_dtype) * 2))
-
-    def line(self) -> str:
-        sizes = f"{self.name:8} {len(self.x) - self.held_out:5} {self.tested:5}"
-        if self.y.ndim > 1 or self.y.dtype.kind == "f":
-            return f"{sizes}       -  -"
-        labels, counts = np.unique(self.y, return_counts=True)
-        return f"{sizes} {len(labels):7}  {labels[counts.argmax()]} ({100 * counts.max() / counts.sum():.0f} %)"
-
-
-def _read(name: str, entry: Sequence[Any], plan: _Plan) -> _Source:
-    if not isinstance(entry, tuple | list) or len(entry) not in (2, 4):
-        raise PartyError(f"Party {name!r} must be (x, y) or (x, y, x_test, y_test). Got a {type(entry).__name__}.")
-    x, y, form = _pair(name, "", entry[:2], plan)
-    own_test = None
-    if len(entry) == 4:
-        x_test, y_test, test_form = _pair(name, "test ", entry[2:], plan)
-        own_test = (x_test, y_test) if len(x_test) else (x[:0], y[:0])
-        if len(x) and len(x_test):
-            _check_alike(f"The test set of party {name!r}", test_form, "its training set", form)
-    return _Source(name, x, y, own_test, plan, form)
-
-
-def _pair(name: str, kind: str, pair: Sequence[Any], plan: _Plan) -> tuple[Array, Array, _Form]:
-    x = _array(pair[0], f"The {kind}features of party {name!r}")
-    y = _array(pair[1], f"The {kind}targets of party {name!r}")
-    if len(x) != len(y):
-        raise PartyError(f"Party {name!r} has {len(x)} {kind}samples but {len(y)} {kind}targets. Give one for each.")
-    form = _Form.of(x, y, plan.dtype)
-    _check_finite(x, form.x_dtype, f"the {kind}features of party {name!r}")
-    _check_finite(y, form.y_dtype, f"the {kind}targets of party {name!r}")
-    if y.dtype.kind == "i" and y.size and y.min() < 0:
-        row = np.argwhere(y < 0)[0][0]
-        raise PartyError(f"Row {row} of the {kind}targets of party {name!r} is {y[row]}. Labels must be 0 or more.")
-    return x, y, form
-
-
-def _array(values: Any, what: str) -> Array:
-    """The values as an array; a tensor's or an array's memory is shared."""
-    if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise PartyError(f"{what} must be numbers in rows of one length: {error}") from error
-    if array.ndim == 0 or array.dtype.kind not in "fiub":
-        raise PartyError(f"{what} must be numbers, one row a sample. Got shape {array.shape} of {array.dtype}.")
-    return array
-
-
-def _tensor(array: Array, dtype: torch.dtype) -> Tensor:
-    """The array as a tensor; its memory is shared where dtype and layout allow, and it may be written."""
-    via = torch.float32 if dtype == torch.bfloat16 else dtype
-    return torch.from_numpy(np.require(array, torch.empty(0, dtype=via).numpy().dtype, ["C", "W"])).to(dtype)
-
-
-def _check_finite(array: Array, dtype: torch.dtype, what: str) -> None:
-    if array.dtype.kind != "f" or not array.size:
-        return
-    most = torch.finfo(dtype).max
-    if not (-most <= float(array.min()) and float(array.max()) <= most):  # a NaN makes both of them NaN
-        row, *rest = np.argwhere(~(np.abs(array.astype(np.float64)) <= most))[0]
-        found = f"Row {row} of {what} holds {array[(row, *rest)]}"
-        raise PartyError(f"{found}. Every number must be finite and fit in {dtype}: mend or drop that row.")
-
-
-def _check_alike(who: str, form: _Form, other: str, expected: _Form) -> None:
-    if form != expected:
-        raise PartyError(f"{who} has {form}; expected {expected}, like {other}. Make the data agree.")
+        warnings.warn(f"Left out, because they have no samples: {_some(empty)}.", DescantWarning, stacklevel=3)
+    return People((source for source in sources if source.size), note)
 
 
 def _check_names(given: Sequence[Any]) -> list[str]:

@@ -1,0 +1,62 @@
+"""Data sets of other libraries as arrays: torch's, and those of Hugging Face, told by what they can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from torch.utils.data import TensorDataset
+
+from ..errors import PartyError
+from ..settings import unknown
+from .party import Array, as_array
+
+
+def arrays_of(dataset: Any, x: str | None = None, y: str = "label") -> tuple[Array, Array]:
+    """Features and labels of a torch Dataset (anything with a length whose items are pairs) or of one of Hugging Face.
+
+    The latter has columns: `x` and `y` name two of them (install it by ``pip install 'descant[hf]'``). All items are
+    read into memory, with the transforms that the data set applies.
+
+    >>> import torch
+    >>> x, y = arrays_of(TensorDataset(torch.zeros(3, 2), torch.tensor([0, 1, 0])))
+    >>> x.shape, y.tolist()
+    ((3, 2), [0, 1, 0])
+    """
+    if hasattr(dataset, "column_names"):
+        return _by_columns(dataset, x, y)
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        features, labels = dataset.tensors
+        return as_array(features, "The features"), as_array(labels, "The labels")
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise PartyError(f"Give a data set with a length and items, not a stream. Got a {type(dataset).__name__}.")
+    items = [dataset[row] for row in range(len(dataset))]
+    for row, item in enumerate(items):
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise PartyError(f"Item {row} of the data set must be a pair (x, y). Got a {type(item).__name__}.")
+    return _stacked("features", (item[0] for item in items)), _stacked("labels", (item[1] for item in items))
+
+
+def _by_columns(dataset: Any, x: str | None, y: str) -> tuple[Array, Array]:
+    if isinstance(dataset.column_names, Mapping):
+        parts = ", ".join(map(repr, dataset.column_names))
+        raise PartyError(f"This data set has parts: {parts}. Give one of them, such as dataset['train'].")
+    for name in (x, y):
+        if name not in dataset.column_names:
+            raise unknown("column", str(name), dataset.column_names)
+    return _stacked(f"column {x!r}", dataset[x]), _stacked(f"column {y!r}", dataset[y])
+
+
+def _stacked(what: str, values: Iterable[Any]) -> Array:
+    """One array of many that are alike: numbers, lists, tensors, or pictures that know how to be an array."""
+    rows = [np.asarray(value) for value in values]
+    for row, found in enumerate(rows):
+        if found.dtype.kind not in "fiub" or found.shape != rows[0].shape:
+            raise PartyError(
+                f"Row {row} of the {what} has shape {found.shape} of {found.dtype}; expected numbers of shape "
+                f"{rows[0].shape}, like row 0. Make them alike."
+            )
+    if not rows:
+        raise PartyError(f"The data set has no rows in its {what}.")
+    return np.stack(rows)

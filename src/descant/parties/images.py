@@ -1,0 +1,158 @@
+"""Pictures as arrays ``[n, channels, height, width]`` of bytes, scaled and rotated when a party is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from ..errors import PartyError
+from .folder import locate
+from .party import Array
+from .readers import checked_labels, damaged, read_cifar, read_idx, read_npz, reading
+
+_TILE, _COLUMNS = 32, 50  # of a WebP sheet
+_LOWER_A = 36  # the label of "a" in EMNIST's by-class split: ten digits and 26 capitals come before
+_LETTERS = 10  # "a" to "j"
+
+
+def image_set(name: str, data: str | Path | None = None) -> tuple[Array, Array]:
+    """All images of mnist, emnist (a to j), cifar10 or svhn and their labels 0..9, training and test set in a row."""
+    files = locate(name, data)
+    reader = _READERS.get(files[0].name, _from_npz)
+    x, y = reader(files)
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.shape[-1] == 3:
+        x = x.transpose(0, 3, 1, 2)
+    expected = {"mnist": (1, 28, 28), "emnist": (1, 28, 28)}.get(name, (3, 32, 32))
+    if x.dtype != np.uint8 or x.shape[1:] != expected:
+        raise damaged(files[0], f"its images have shape {x.shape[1:]} of {x.dtype}", f"bytes of shape {expected}")
+    if len(x) != len(y):
+        raise damaged(files[0], f"it has {len(x)} images and {len(y)} labels", "as many of one as of the other")
+    return x, y
+
+
+def _from_npz(files: Sequence[Path]) -> tuple[Array, Array]:
+    parts = read_npz(files[0], ("x_train", "x_test", "y_train", "y_test"))
+    return np.concatenate(parts[:2]), checked_labels(files[0], np.concatenate(parts[2:]), 10)
+
+
+def _letters(files: Sequence[Path]) -> tuple[Array, Array]:
+    x, y = read_npz(files[0], ("x", "y"))
+    return x, checked_labels(files[0], y, _LETTERS)
+
+
+def _digits(files: Sequence[Path]) -> tuple[Array, Array]:
+    return _from_idx(files, 10)
+
+
+def _by_class(files: Sequence[Path]) -> tuple[Array, Array]:
+    x, y = _from_idx(files, 62)
+    chosen = (y >= _LOWER_A) & (y < _LOWER_A + _LETTERS)
+    return x[chosen].transpose(0, 2, 1), y[chosen] - _LOWER_A  # the originals lie on their side
+
+
+def _from_idx(files: Sequence[Path], classes: int) -> tuple[Array, Array]:
+    images, labels = [read_idx(file) for file in files[::2]], []
+    for file, label_file, x in zip(files[::2], files[1::2], images, strict=True):
+        labels.append(checked_labels(label_file, read_idx(label_file), classes))
+        if len(x) != len(labels[-1]):
+            raise damaged(
+                label_file, f"it has {len(labels[-1])} labels", f"one for each of the {len(x)} in {file.name}"
+            )
+    return np.concatenate(images), np.concatenate(labels)
+
+
+def _batches(files: Sequence[Path]) -> tuple[Array, Array]:
+    xs, ys = zip(*map(read_cifar, files), strict=True)
+    return np.concatenate(xs), np.concatenate(ys)
+
+
+def _sheets(files: Sequence[Path]) -> tuple[Array, Array]:
+    """A folder of sheets of 50 tiles a line, train_00.webp and so on, and labels.npz."""
+    labels = read_npz(files[0], ("y_train", "y_test"))
+    parts = [read_sheets(files[0].parent, split, len(y)) for split, y in zip(("train", "test"), labels, strict=True)]
+    return np.concatenate(parts), checked_labels(files[0], np.concatenate(labels), 10)
+
+
+def read_sheets(folder: str | Path, split: str, count: int) -> Array:
+    """The first `count` images of the sheets of a split, ``[count, 32, 32, 3]``."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise PartyError("WebP sheets need Pillow: pip install 'descant[images]'.") from error
+    folder, found, sheets = Path(folder), 0, list[Array]()
+    while found < count:
+        file = folder / f"{split}_{len(sheets):02}.webp"
+        with reading(file, f"a sheet of tiles of 32 x 32, {_COLUMNS} a line"), Image.open(file) as sheet:
+            pixels = np.asarray(sheet.convert("RGB"))
+        lines = pixels.shape[0] // _TILE
+        if pixels.shape != (lines * _TILE, _COLUMNS * _TILE, 3) or not lines:
+            raise damaged(
+                file, f"it has {pixels.shape[1]} x {pixels.shape[0]} pixels", f"{_COLUMNS * _TILE} x n·{_TILE}"
+            )
+        tiles = pixels.reshape(lines, _TILE, _COLUMNS, _TILE, 3).swapaxes(1, 2).reshape(-1, _TILE, _TILE, 3)
+        sheets.append(tiles[: count - found])
+        found += len(sheets[-1])
+    return np.concatenate(sheets)
+
+
+_READERS: dict[str, Callable[[Sequence[Path]], tuple[Array, Array]]] = {
+    "emnist_lower_aj.npz": _letters,
+    "labels.npz": _sheets,
+    "data_batch_1.bin": _batches,
+    **dict.fromkeys(("train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"), _digits),
+    **dict.fromkeys(("emnist-byclass-train-images-idx3-ubyte", "emnist-byclass-train-images-idx3-ubyte.gz"), _by_class),
+}
+
+
+def rotate(images: Array, degrees: float) -> Array:
+    """Images ``[..., height, width]`` turned to the left: by 90, 180 and 270 exactly, else bilinear, with 0 outside.
+
+    >>> rotate(np.array([[[1, 2], [3, 4]]]), 90).tolist()
+    [[[2, 4], [1, 3]]]
+    """
+    quarters, rest = divmod(degrees % 360, 90)
+    if rest == 0:
+        return np.rot90(images, int(quarters), axes=(-2, -1))
+    height, width = images.shape[-2:]
+    angle = np.deg2rad(degrees)
+    cos, sin = float(np.cos(angle)), float(np.sin(angle))
+    turn = torch.tensor([[[cos, -sin * height / width, 0], [sin * width / height, cos, 0]]], dtype=torch.float32)
+    pixels = torch.from_numpy(np.ascontiguousarray(images.reshape(1, -1, height, width), dtype=np.float32))
+    grid = functional.affine_grid(turn, [1, 1, height, width], align_corners=False)
+    turned = functional.grid_sample(pixels, grid, align_corners=False).numpy().reshape(images.shape)
+    return turned if images.dtype.kind == "f" else np.rint(turned).astype(images.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """What is done to the bytes of party k: turned by `angles[k]` (begun again at its end), then (x - mean) / scale."""
+
+    mean: Any = 0.0
+    scale: Any = 255.0
+    angles: tuple[float, ...] = ()
+
+    def __call__(self, k: int, x: Array) -> Array:
+        turned = rotate(x, self.angles[k % len(self.angles)]) if self.angles else x
+        scaled: Array = np.subtract(turned, self.mean, dtype=np.float32)
+        scaled /= self.scale
+        return scaled
+
+
+def moments(x: Array) -> tuple[Array, Array]:
+    """The mean and the standard deviation of every pixel over all images, ``[channels, height, width]`` each."""
+    total = squares = np.zeros(x.shape[1:])
+    for part in np.array_split(x, max(1, len(x) // 1000)):  # a whole data set in floating point would be large
+        numbers = part.astype(np.float32)
+        total = total + numbers.sum(0, dtype=np.float64)
+        squares = squares + np.square(numbers).sum(0, dtype=np.float64)
+    mean = total / len(x)
+    deviation = np.sqrt(np.maximum(squares / len(x) - mean**2, 0))
+    return mean.astype(np.float32), deviation.astype(np.float32)

@@ -1,0 +1,183 @@
+"""Files as arrays. What is damaged is refused with the file, the row and what was expected; nothing is ever unpickled.
+
+Each reader takes one file as people have it: npz, IDX (MNIST), CIFAR's binary batches, CSV with named columns.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import lzma
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, TextIO, cast
+
+import numpy as np
+import torch
+
+from ..errors import PartyError
+from ..settings import unknown
+from .party import Array, check_finite
+from .splits import Rows
+
+_DAMAGED: tuple[type[Exception], ...] = (OSError, EOFError, ValueError, KeyError, MemoryError)
+_DAMAGED += (zlib.error, lzma.LZMAError, zipfile.BadZipFile, struct.error)
+_DAMAGED += (NotImplementedError, RuntimeError)  # a zip that asks for another method or a password
+_KINDS = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}  # of IDX, big-endian
+
+
+@contextmanager
+def reading(file: Path, expected: str) -> Iterator[None]:
+    """What goes wrong inside becomes an error that names the file."""
+    try:
+        yield
+    except _DAMAGED as error:
+        if isinstance(error, FileNotFoundError):
+            raise PartyError(f"There is no file {file}. Expected {expected}.") from error
+        reason = (str(error).strip().splitlines() or ["it is damaged"])[0]
+        if "pickle" in reason:  # numpy would advise to trust it
+            reason = "it holds objects, or no arrays at all"
+        raise damaged(file, f"{reason} ({type(error).__name__})", expected) from error
+
+
+def damaged(file: Path, found: str, expected: str) -> PartyError:
+    """The error for a file that is not what it should be."""
+    return PartyError(f"{file} cannot be used: {found}. Expected {expected}. Get the file anew, or mend it.")
+
+
+def read_npz(file: str | Path, names: Sequence[str]) -> tuple[Array, ...]:
+    """Named arrays of an npz file."""
+    file, expected = Path(file), f"an npz file with {', '.join(names)}, plain arrays of numbers or text"
+    with reading(file, expected):
+        archive = np.load(file, allow_pickle=False)  # noqa: TID251
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise damaged(file, "it holds one array without a name", expected)
+        with archive:
+            missing = [name for name in names if name not in archive.files]
+            if missing:
+                raise damaged(file, f"it has no {missing[0]!r}, only {', '.join(archive.files) or 'nothing'}", expected)
+            arrays = tuple(archive[name] for name in names)
+    for name, array in zip(names, arrays, strict=True):
+        if array.dtype.kind == "f":
+            check_finite(array, torch.float64, f"{name!r} in {file}")
+    return arrays
+
+
+def read_idx(file: str | Path) -> Array:
+    """The array of an IDX file, the form of the original MNIST; packed by gzip or not."""
+    file, expected = (
+        Path(file),
+        "an IDX file (two zero bytes, a type, the number of dimensions, their sizes, the values)",
+    )
+    with reading(file, expected):
+        data = _bytes(file)
+    if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _KINDS or len(data) < 4 + 4 * data[3] or not data[3]:
+        raise damaged(file, f"it begins with {data[:4].hex(' ') or 'nothing'}", expected)
+    begin = 4 + 4 * data[3]
+    shape, kind = struct.unpack(f">{data[3]}I", data[4:begin]), np.dtype(_KINDS[data[2]])
+    row = kind.itemsize * int(np.prod(shape[1:], dtype=np.float64))
+    if len(data) - begin != row * shape[0]:
+        whole = (len(data) - begin) // row if row else 0
+        found = f"it ends in row {whole}" if whole < shape[0] else f"it goes on behind row {shape[0] - 1}"
+        raise damaged(file, found, f"{shape[0]} rows of {row} bytes, {begin + row * shape[0]} bytes in all")
+    return np.frombuffer(data, kind, offset=begin).reshape(shape).astype(kind.newbyteorder("="), copy=False)
+
+
+def read_cifar(file: str | Path, classes: int = 10) -> tuple[Array, Array]:
+    """Images ``[n, 3, 32, 32]`` and labels of one binary batch of CIFAR-10, or of CIFAR-100 (the fine ones)."""
+    file, before = Path(file), {10: 1, 100: 2}[classes]  # bytes of labels before each image
+    size = before + 3 * 32 * 32
+    expected = f"rows of {size} bytes: {before} of labels and 3072 of an image"
+    with reading(file, expected):
+        data = np.frombuffer(_bytes(file), np.uint8)
+    if not len(data) or len(data) % size:
+        raise damaged(file, f"it ends in row {len(data) // size} after {len(data) % size} bytes of it", expected)
+    rows = data.reshape(-1, size)
+    y = checked_labels(file, rows[:, before - 1], classes)
+    return rows[:, before:].reshape(-1, 3, 32, 32), y
+
+
+def read_table(
+    file: str | Path, columns: Sequence[str], header: Sequence[str] | None = None, encoding: str = "utf-8"
+) -> dict[str, list[str]]:
+    """Named columns of a CSV file, packed by gzip or xz or not; `header` names them where the file does not."""
+    file, expected = Path(file), f"a CSV file in {encoding} with the columns {', '.join(columns)}"
+    with reading(file, expected), _text(file, encoding) as text:
+        lines, names = csv.reader(text, strict=True), list(header or [])
+        try:
+            names = names or next(lines, [])
+            for name in columns:
+                if name not in names:
+                    raise damaged(file, unknown("column", name, names).args[0], expected)
+            places = [names.index(name) for name in columns]
+            found: list[list[str]] = [[] for _ in columns]
+            for line in lines:
+                if len(line) != len(names):
+                    raise damaged(file, f"line {lines.line_num} has {len(line)} fields", f"{len(names)} fields a row")
+                for column, place in zip(found, places, strict=True):
+                    column.append(line[place])
+        except csv.Error as error:
+            raise damaged(file, f"line {lines.line_num}: {error}", expected) from error
+        except UnicodeDecodeError as error:
+            reason = f"behind line {lines.line_num} there is a byte {error.object[error.start]:#04x}: {error.reason}"
+            raise damaged(file, reason, expected) from error
+    if not found[0]:
+        raise damaged(file, "it has no rows", expected)
+    return dict(zip(columns, found, strict=True))
+
+
+def read_header(file: str | Path, encoding: str = "utf-8") -> list[str]:
+    """The names of the columns of a CSV file."""
+    return next(csv.reader(read_text(file, "a CSV file whose first line names its columns", encoding)), [])
+
+
+def read_text(file: str | Path, expected: str, encoding: str = "utf-8") -> Iterator[str]:
+    """The lines of a text file, packed or not."""
+    with reading(Path(file), expected), _text(Path(file), encoding) as text:
+        yield from text
+
+
+def numbers(file: str | Path, table: dict[str, list[str]]) -> Array:
+    """Columns of text as numbers ``[rows, columns]``; the first that is none, or is not finite, is named."""
+    for name, values in table.items():
+        for row, value in enumerate(values):
+            try:
+                fine = np.isfinite(float(value))
+            except ValueError:
+                fine = False
+            if not fine:
+                raise damaged(Path(file), f"row {row} of column {name!r} holds {value!r}", "a finite number")
+    return np.array([list(map(float, values)) for values in table.values()]).T
+
+
+def checked_labels(file: str | Path, y: Array, classes: int) -> Array:
+    """Labels as int64, all of them from 0 to classes-1."""
+    expected = f"labels that are whole numbers from 0 to {classes - 1}, one a row"
+    if y.ndim != 1 or y.dtype.kind not in "iub":
+        raise damaged(Path(file), f"its labels have shape {y.shape} of {y.dtype}", expected)
+    bad: Rows = np.flatnonzero((y < 0) | (y >= classes))
+    if len(bad):
+        raise damaged(Path(file), f"the label of row {bad[0]} is {y[bad[0]]}", expected)
+    return y.astype(np.int64)
+
+
+def _opened(file: Path) -> BinaryIO:
+    if file.suffix == ".gz":
+        return cast(BinaryIO, gzip.open(file))
+    return cast(BinaryIO, lzma.open(file)) if file.suffix == ".xz" else file.open("rb")
+
+
+def _bytes(file: Path) -> bytes:
+    with _opened(file) as data:
+        return data.read()
+
+
+@contextmanager
+def _text(file: Path, encoding: str) -> Iterator[TextIO]:
+    with _opened(file) as data, io.TextIOWrapper(data, encoding, newline="") as text:
+        yield text

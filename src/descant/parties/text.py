@@ -1,0 +1,88 @@
+"""Short texts as rows of word numbers, and the vectors that the numbers stand for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from .folder import locate
+from .party import Array
+from .readers import damaged, read_npz, read_text
+
+_TOKEN = re.compile(r"[\w']+|[.,!?;]")  # FedProx's
+
+VECTORS = {"glove100": 100, "glove300": 300, "word2vec300": 300}
+"""The sets of word vectors, and how many numbers a word has in each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """Word vectors ``[1 + words, size]``; row 0 is zero, for padding and for words that have none."""
+
+    ids: Mapping[str, int]
+    vectors: Array
+
+
+def tokens(text: str) -> list[str]:
+    """Words and marks, by FedProx's rule; in small letters, because the vectors are (FedProx does not say).
+
+    >>> tokens("It's GOOD, isn't it?")
+    ["it's", 'good', ',', "isn't", 'it', '?']
+    """
+    return _TOKEN.findall(text.lower())
+
+
+def encode(texts: Sequence[str], ids: Mapping[str, int], words: int) -> Array:
+    """The numbers of the first `words` words of each text, 0 for unknown ones and behind the last.
+
+    >>> encode(["a b c", "b ?"], {"a": 1, "b": 2}, 2).tolist()
+    [[1, 2], [2, 0]]
+    """
+    rows = np.zeros((len(texts), words), dtype=np.int32)
+    for row, text in zip(rows, texts, strict=True):
+        found = [ids.get(word, 0) for word in tokens(text)[:words]]
+        row[: len(found)] = found
+    return rows
+
+
+def word_vectors(name: str, data: str | Path | None = None) -> Words:
+    """The words of a set of vectors and their numbers; read once, however many models use it."""
+    (file,) = locate(name, data)
+    return _read(file, VECTORS[name], file.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=2)
+def _read(file: Path, size: int, changed: int) -> Words:
+    words, vectors = _from_text(file, size) if ".txt" in file.suffixes else _from_npz(file)
+    if vectors.ndim != 2 or vectors.shape != (len(words), size) or vectors.dtype.kind != "f":
+        raise damaged(file, f"it has {len(words)} words and vectors {vectors.shape}", f"{size} numbers a word")
+    table = np.concatenate([np.zeros((1, size), dtype=vectors.dtype), vectors])
+    table.flags.writeable = False  # all models share it
+    return Words({word: row for row, word in enumerate(words, 1)}, table)
+
+
+def _from_npz(file: Path) -> tuple[list[str], Array]:
+    words, vectors = read_npz(file, ("words", "vectors"))
+    return str(words).split("\n"), vectors
+
+
+def _from_text(file: Path, size: int) -> tuple[list[str], Array]:
+    """GloVe's own form: a word and its numbers a line, parted by blanks."""
+    words, vectors = list[str](), list[Array]()
+    expected = f"a word and {size} numbers a line"
+    for number, line in enumerate(read_text(file, expected), 1):
+        word, *rest = line.rstrip("\n").rsplit(" ", size)
+        try:
+            vector = np.array(rest, dtype=np.float32)
+        except ValueError as error:
+            raise damaged(file, f"line {number}: {error}", expected) from error
+        if len(vector) != size or not np.isfinite(vector).all():
+            raise damaged(file, f"line {number} begins with {line[:30]!r}", expected)
+        words.append(word)
+        vectors.append(vector.astype(np.float16))
+    return words, np.array(vectors, dtype=np.float16).reshape(len(words), -1)

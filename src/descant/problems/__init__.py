@@ -1,0 +1,19 @@
+"""The papers' networks by name: functions of JSON values that make modules, for cross-entropy over `outputs` classes.
+
+>>> sorted(NETS)
+['cnn', 'logistic', 'lstm', 'mlp']
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from torch import nn
+
+from .nets import cnn, logistic, mlp
+from .text import lstm
+
+NETS: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
+    {made.__name__: made for made in (logistic, mlp, cnn, lstm)}
+)
+
+__all__ = ["NETS", "cnn", "logistic", "lstm", "mlp"]

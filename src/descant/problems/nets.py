@@ -1,0 +1,69 @@
+"""Networks for rows of numbers and for pictures. All of them train stacked or by a kernel (see `solvers.descent`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from ..errors import SettingError
+from ..settings import check, setting
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    inputs: int = setting(784, "how many numbers a sample has", least=1, whole=True)
+    outputs: int = setting(10, "how many classes there are", least=1, whole=True)
+    hidden: Sequence[int] = setting((200,), "how many units each layer between has", least=1, whole=True)
+    channels: Sequence[int] = setting((32, 64), "how many channels each convolution has", least=1, whole=True)
+    dense: int = setting(512, "how many units stand behind the convolutions", least=1, whole=True)
+
+
+def logistic(inputs: int = 784, outputs: int = 10) -> nn.Module:
+    """Multinomial logistic regression: the papers' model for synthetic data (60 inputs), MNIST and FEMNIST (784).
+
+    >>> sum(p.numel() for p in logistic(60, 10).parameters())
+    610
+    """
+    check(_Sizes(inputs, outputs), "logistic")
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, outputs))
+
+
+def mlp(inputs: int = 784, outputs: int = 10, hidden: Sequence[int] = (200, 200)) -> nn.Module:
+    """Linear layers with ReLU between them; not from the papers.
+
+    >>> [tuple(p.shape) for p in mlp(64, 10, [32]).parameters()]
+    [(32, 64), (32,), (10, 32), (10,)]
+    """
+    check(_Sizes(inputs, outputs, tuple(hidden)), "mlp")
+    layers, width = list[nn.Module]([nn.Flatten()]), inputs
+    for units in hidden:
+        layers += [nn.Linear(width, units), nn.ReLU()]
+        width = units
+    return nn.Sequential(*layers, nn.Linear(width, outputs))
+
+
+def cnn(
+    outputs: int = 10, shape: Sequence[int] = (1, 28, 28), channels: Sequence[int] = (32, 64), dense: int = 512
+) -> nn.Module:
+    """5 x 5 convolutions, each with ReLU and 2 x 2 pooling, and a dense layer: for pictures of 28 x 28 or 32 x 32.
+
+    `shape` is (channels, height, width) of a picture; both sides must be divisible by 2 for every convolution.
+    The default is the network of McMahan et al. (2017); Fed+ has none.
+
+    >>> sum(p.numel() for p in cnn(shape=(3, 32, 32)).parameters())
+    2156490
+    """
+    check(_Sizes(outputs=outputs, channels=tuple(channels), dense=dense), "cnn")
+    factor = 2 ** len(channels)
+    if len(shape) != 3 or shape[1] % factor or shape[2] % factor:
+        raise SettingError(
+            f"The 'shape' of cnn must be (channels, height, width), both sides divisible by {factor}. Got {shape!r}."
+        )
+    layers, depth = list[nn.Module](), shape[0]
+    for units in channels:
+        layers += [nn.Conv2d(depth, units, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+        depth = units
+    flat = depth * (shape[1] // factor) * (shape[2] // factor)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, dense), nn.ReLU(), nn.Linear(dense, outputs))
