@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -22,7 +23,7 @@ from .errors import StateError
 from .gate import Refusal
 from .parties.fingerprint import fingerprints
 from .piece import Plan
-from .run import State
+from .run import Judged, State
 from .settings import describe
 from .store import PartyStore, check_replaceable, clear_errors, disk
 from .store.log import plain
@@ -84,6 +85,7 @@ def save(
     """
     manifest = {**_identity(plan), "round": state.round, "way": state.way, "feedback": plain(state.feedback)}
     manifest |= {
+        "judged": {name: [found.round, repr(found.before), repr(found.after)] for name, found in state.judged.items()},
         "history": [plain(entry) for entry in history],
         "refusals": [asdict(refusal) for refusal in refusals],
     }
@@ -138,7 +140,7 @@ def load(folder: Path, plan: Plan, memory: Store) -> tuple[State, list[dict[str,
         state, remembered = _read(folder, plan, manifest)
         if seal != _seal(manifest) or digest(state, remembered) != manifest["digest"]:
             raise StateError(f"{folder} is damaged: it does not have the digest that was saved with it.")
-        history = list(manifest["history"])
+        history = [_with_nan(entry) for entry in manifest["history"]]
         refusals = [Refusal(**entry) for entry in manifest["refusals"]]
     except _UNREADABLE as error:
         raise StateError(f"{folder} does not hold a run that can be continued: {error}") from error
@@ -178,7 +180,8 @@ def _read(folder: Path, plan: Plan, manifest: Mapping[str, Any]) -> tuple[State,
     if any(row.shape != (width,) or row.dtype != dtype or not torch.isfinite(row).all() for row in rows):
         raise StateError(f"{folder} is damaged: its models are not rows of {width} finite {dtype} numbers.")
     numbers = (manifest["round"], models["center"], models["initial"], manifest["way"])
-    return State(*numbers, stores["own"], memories, manifest["feedback"]), stores["memory"]
+    judged = {name: Judged(at, float(a), float(b)) for name, (at, a, b) in manifest.get("judged", {}).items()}
+    return State(*numbers, stores["own"], memories, _with_nan(manifest["feedback"]), judged), stores["memory"]
 
 
 def _identity(plan: Plan) -> dict[str, Any]:
@@ -206,6 +209,11 @@ def _check_identity(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, 
             raise StateError(
                 f"{folder} was saved by another federation: {within}{key} {other!r:.80}, here {value!r:.80}."
             )
+
+
+def _with_nan(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """What `plain` left out is nan again."""
+    return {key: math.nan if value is None else value for key, value in numbers.items()}
 
 
 def _parts(store: Store) -> Iterator[dict[str, Tensor]]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from .core import Engine
+from .core import Engine, Task
 from .errors import DescantWarning, EngineError
 from .gate import Gate
 from .parties import People
@@ -42,7 +42,20 @@ class Column:
     @property
     def spread(self) -> float:
         """The standard deviation over parties."""
-        return float(self._known.std()) if len(self._known) else float("nan")
+        with np.errstate(invalid="ignore"):  # a model that failed has the score -∞
+            return float(self._known.std()) if len(self._known) else float("nan")
+
+    def quantile(self, share: float) -> float:
+        """The score that this share of the parties does not surpass, from the worst side whichever that is.
+
+        >>> losses = Column(np.array([4.0, 1.0, 2.0, 3.0, 0.0]), higher_is_better=False)
+        >>> losses.quantile(0.1), losses.quantile(0.5), losses.quantile(0.9)
+        (4.0, 2.0, 0.0)
+        """
+        if not len(self._known):
+            return float("nan")
+        sign = 1 if self.higher_is_better else -1
+        return sign * float(np.quantile(sign * self._known, share, method="inverted_cdf"))
 
     def gained(self, alone: Column) -> int:
         """How many parties are better off than with the other column.
@@ -50,13 +63,17 @@ class Column:
         >>> Column(np.array([0.9, 0.5])).gained(Column(np.array([0.8, 0.5])))
         1
         """
-        difference = self.values - alone.values
+        with np.errstate(invalid="ignore"):
+            difference = self.values - alone.values
         return int(((difference > 0) if self.higher_is_better else (difference < 0)).sum())
 
     @property
     def _known(self) -> Numbers:
         known: Numbers = self.values[~np.isnan(self.values)]
         return known
+
+
+UNKNOWN = Column(np.empty(0))
 
 
 @dataclass(frozen=True)
@@ -68,6 +85,8 @@ class Scores:
     own: Column
     center: Column
     majority: Column
+    before: Column = UNKNOWN  # before and after their last local work that was judged; nan for the others
+    after: Column = UNKNOWN
 
 
 def score(plan: Plan, engine: Engine, state: State, names: Iterable[str] | None = None) -> Scores:
@@ -75,22 +94,33 @@ def score(plan: Plan, engine: Engine, state: State, names: Iterable[str] | None 
     parties: Sequence[str] = tuple(engine.members()) if names is None else tuple(names)
     found: dict[str, dict[str, float]] = {}
     for first in range(0, len(parties), _AT_ONCE):
-        tasks = list(tasks_for(plan, state, parties[first : first + _AT_ONCE], "evaluate", state.round))
-        for report in gather(engine, tasks):
-            if report.kind != "evaluate":  # a late answer to something else
-                continue
-            if report.status == "ok":
-                found[report.party] = {n: float(v) for n, v in report.metrics.items() if isinstance(v, int | float)}
-            else:
-                why = report.reason or report.status
-                told = f"Party {report.party!r} could not be evaluated, and does not count: {why}"
-                warnings.warn(told, DescantWarning, stacklevel=3)
+        some = parties[first : first + _AT_ONCE]
+        found |= answers(engine, list(tasks_for(plan, state, some, "evaluate", state.round)))
+    for party, judged in state.judged.items():
+        if party in found:
+            found[party] |= {"before": judged.before, "after": judged.after}
 
     def column(name: str) -> Column:
         values = np.array([found.get(party, {}).get(name, np.nan) for party in parties])
         return Column(values, plan.metric.higher_is_better)
 
-    return Scores(tuple(parties), plan.metric.name, column("own"), column("center"), column("majority"))
+    columns = ("own", "center", "majority", "before", "after")
+    return Scores(tuple(parties), plan.metric.name, *map(column, columns))
+
+
+def answers(engine: Engine, tasks: Sequence[Task]) -> dict[str, dict[str, float]]:
+    """What parties answer when they are asked to evaluate; who cannot is named in a warning, and left out."""
+    found: dict[str, dict[str, float]] = {}
+    for report in gather(engine, tasks):
+        if report.kind != "evaluate":  # a late answer to something else
+            continue
+        if report.status == "ok":
+            found[report.party] = {n: float(v) for n, v in report.metrics.items() if isinstance(v, int | float)}
+        else:
+            why = report.reason or report.status
+            told = f"Party {report.party!r} could not be evaluated, and does not count: {why}"
+            warnings.warn(told, DescantWarning, stacklevel=4)
+    return found
 
 
 def personal_row(plan: Plan, engine: Engine, state: State, party: str) -> Tensor:
@@ -109,8 +139,25 @@ def personal_row(plan: Plan, engine: Engine, state: State, party: str) -> Tensor
     raise EngineError(f"Party {party!r} did not show its model.")
 
 
-def party_table(people: People, scores: Scores, alone: Scores) -> Table:
-    """One row a party, and the verdict below."""
+class Models(Mapping[str, nn.Module]):
+    """Party name -> its personal module, made when it is asked for."""
+
+    def __init__(self, plan: Plan, engine: Engine, state: Callable[[], State]) -> None:
+        self._plan, self._engine, self._state = plan, engine, state
+
+    def __getitem__(self, party: str) -> nn.Module:
+        name = self._plan.people[str(party)].name  # an unknown name is an error here, with the names that exist
+        return self._plan.net.module_of(personal_row(self._plan, self._engine, self._state(), name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._plan.people)
+
+    def __len__(self) -> int:
+        return len(self._plan.people)
+
+
+def party_table(people: People, scores: Scores, alone: Scores, notes: tuple[str, ...] = ()) -> Table:
+    """One row a party, the verdict and the findings below."""
     sign = 1 if scores.own.higher_is_better else -1
     rows = [
         {
@@ -118,6 +165,8 @@ def party_table(people: People, scores: Scores, alone: Scores) -> Table:
             "samples": people[name].samples,
             "own": float(scores.own.values[i]),
             "center": float(scores.center.values[i]),
+            "before": float(scores.before.values[i]),
+            "after": float(scores.after.values[i]),
             "alone": float(alone.own.values[i]),
             "majority": float(scores.majority.values[i]),
             "gain": sign * float(scores.own.values[i] - alone.own.values[i]),
@@ -132,4 +181,5 @@ def party_table(people: People, scores: Scores, alone: Scores) -> Table:
         + ("" if np.isnan(scores.majority.mean) else f", majority {scores.majority.mean:.3f}")
         + f". {gained} of {judged} parties gained by joining, {lost} lost.{hint}"
     )
-    return Table(("party", "samples", "own", "center", "alone", "majority", "gain"), rows, verdict)
+    columns = ("party", "samples", "own", "center", "before", "after", "alone", "majority", "gain")
+    return Table(columns, rows, verdict, notes=notes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,8 +21,9 @@ from .algorithms import Local, Sample
 from .core import Algorithm, Attend, Engine, Loss, Solver
 from .engines import InProcess
 from .errors import DescantError, DescantWarning, SettingError, StateError
-from .evaluate import Scores, party_table, personal_row, score
+from .evaluate import Models, Scores, party_table, score
 from .gate import Refusal
+from .instruments import Finding, draw, findings_of
 from .metrics import Metric, metric_for
 from .parties import People
 from .piece import Data, Model, Plan, parties_of
@@ -142,11 +143,16 @@ class Federation:
     def state(self, state: State) -> None:
         self._state = state
 
-    def rounds(self, n: int) -> Iterator[ScoredRound]:
-        """The next n rounds, one at a time; `break` stops, and calling it again goes on."""
+    def rounds(self, n: int, judge: Collection[int] | None = None) -> Iterator[ScoredRound]:
+        """The next n rounds, one at a time; `break` stops, and calling it again goes on.
+
+        In the rounds with the numbers ``judge`` (the last of the n, if none are given) the parties judge their own
+        local work: the scores then have "before" and "after" of those who took part. It changes nothing else.
+        """
         if not isinstance(n, int) or isinstance(n, bool) or n < 0:
             raise SettingError(f"The number of rounds must be a whole number >= 0. Got {n!r}.")
-        for round in self._whole(run(self._plan, self._engine, self.state, n)):
+        judged = {self.state.round + n} if judge is None else set(judge)
+        for round in self._whole(run(self._plan, self._engine, self.state, n, judged)):
             if round.index != self.state.round + 1:
                 raise DescantError(
                     f"Another loop has taken this federation to round {self.state.round}: start a new one."
@@ -154,17 +160,7 @@ class Federation:
             self.state = round.state
             self._warn(round)
             self.refusals_.extend(round.refusals)
-            self.history_.append(
-                {
-                    "round": round.index,
-                    "loss": round.loss,
-                    "gap": round.gap,
-                    "change": round.change,
-                    "present": len(round.present),
-                    "accepted": len(round.accepted),
-                    "seconds": round.seconds,
-                }
-            )
+            self.history_.append(round.numbers())
             yield ScoredRound(round, self._measure)
 
     def _whole(self, rounds: Iterator[Round]) -> Iterator[Round]:
@@ -205,7 +201,21 @@ class Federation:
 
     def scores(self) -> Scores:
         """Every party's own test set, judged now."""
-        return score(self._plan, self._engine, self.state)
+        scores = score(self._plan, self._engine, self.state)
+        self._scored = (self.state.round, scores)
+        return scores
+
+    def findings(self) -> tuple[str, ...]:
+        """What is wrong, in sentences, from numbers that are known: ask for scores() first to hear about them, too."""
+        return tuple(finding.text for finding in self._findings())
+
+    def _findings(self) -> tuple[Finding, ...]:
+        at, scores = self.__dict__.get("_scored", (None, None))
+        return findings_of(self, scores if at == self.state.round else None)
+
+    def plot(self, kind: str, file: str | Path) -> Path:
+        """Draw "spikes" (the change at aggregation), "collapse" or "walk" (from own to centre) into a PNG file."""
+        return draw(self, kind, file)
 
     def _alone(self, names: Sequence[str]) -> Scores:
         """The same parties, rounds, work and draws, without federation."""
@@ -229,12 +239,12 @@ class Federation:
         The first call trains every party alone for as many rounds, which takes about as long as the run did.
         """
         scores = self.scores()
-        return party_table(self.people, scores, self._alone(scores.names))
+        return party_table(self.people, scores, self._alone(scores.names), self.findings())
 
     @property
     def models_(self) -> Mapping[str, nn.Module]:
         """Party name -> its personal module, made when it is asked for."""
-        return _Models(self)
+        return Models(self._plan, self._engine, lambda: self.state)
 
     @property
     def center_(self) -> nn.Module:
@@ -257,23 +267,8 @@ class Federation:
         """Go on from a folder that a federation of the same model, algorithm, solver and seed saved."""
         loaded = checkpoint.load(Path(folder), self._plan, self._engine.memory)
         self.state, self.history_, self.refusals_ = loaded
+        self.__dict__.pop("_scored", None)
         return self
-
-
-class _Models(Mapping[str, nn.Module]):
-    def __init__(self, federation: Federation) -> None:
-        self._federation = federation
-
-    def __getitem__(self, party: str) -> nn.Module:
-        f = self._federation
-        name = f.people[str(party)].name  # an unknown name is an error here, with the names that exist
-        return f._plan.net.module_of(personal_row(f._plan, f._engine, f.state, name))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._federation.people)
-
-    def __len__(self) -> int:
-        return len(self._federation.people)
 
 
 def attending(algorithm: Algorithm, attend: Attend | int | None) -> Algorithm:

@@ -27,6 +27,7 @@ from .parties.people import Party, People
 from .store import DEFAULT_BUDGET
 
 _AT_ONCE = 4096  # test samples a forward pass
+JUDGED = ("before", "after")  # a party's test score before and after its local work, where a task asks to judge it
 
 
 Model: TypeAlias = nn.Module | Callable[[], nn.Module] | str
@@ -57,6 +58,11 @@ class Plan:
         net = Net.made(make, seeds.torch_seed(seed, 0, seeds.EVERYBODY, "model"))
         people = parties_of(data)
         return cls(net, people, bind(algorithm, net.layout), seed=seed, origin=(model, data), **rest)
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """Where each party stands among all of them."""
+        return {name: place for place, name in enumerate(self.people)}
 
     @cached_property
     def private(self) -> tuple[str, ...]:
@@ -161,27 +167,47 @@ def _train(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> lis
         terms=algorithm.terms,
         hold=None if isinstance(algorithm.hold, Unbound) else algorithm.hold,  # a plan's algorithm is bound
     )
-    return list(_answers(plan, tasks, center, plan.solver.train(job)))
+    return list(_answers(plan, tasks, job, plan.solver.train(job)))
 
 
-def _answers(plan: Plan, tasks: Sequence[Task], center: Tensor, trained: Trained) -> Iterator[Answer]:
+def _answers(plan: Plan, tasks: Sequence[Task], job: Job, trained: Trained) -> Iterator[Answer]:
     layout, rows = plan.net.layout, trained.rows
     tensors = layout.split(rows)  # [K, ...] each
-    sent = tensors if plan.algorithm.report == "model" else layout.split(rows - center)
+    sent = tensors if plan.algorithm.report == "model" else layout.split(rows - job.received)
     for k, task in enumerate(tasks):
         arrays = {name: tensor[k] for name, tensor in sent.items() if name not in plan.private}
-        report = Report(task.party, task.round, task.kind, arrays=arrays, metrics=trained.metrics[k])
         memory = dict(trained.memories[k])
         memory |= {f"layer.{name}": tensors[name][k].reshape(-1) for name in plan.private}
         if plan.algorithm.personal is not None:
             memory["statistics"] = rows[k, layout.size :]
+        metrics = trained.metrics[k]
+        if task.settings.get("judge"):
+            metrics = {**metrics, **_judged(plan, task.party, ((job.start[k], job.memories[k]), (rows[k], memory)))}
+        report = Report(task.party, task.round, task.kind, arrays=arrays, metrics=metrics)
         healthy = not memory or all(map(finite, (rows[k], *memory.values())))
         yield report, memory if healthy else None  # a party that diverged forgets it, so that it can come back
 
 
-def _personal(plan: Plan, task: Task, memory: Memory) -> Tensor:
-    row = _completed(plan, task.arrays.get("own", task.arrays["center"]), memory)
+def _judged(plan: Plan, name: str, states: Sequence[tuple[Tensor, Memory]]) -> dict[str, float]:
+    """The party's test score with what it had before its local work, and with what it has after it."""
+    party = plan.people[name]
+    if not len(party.x_test):
+        return {}
+    plan.net.module.eval()
+    try:
+        scores = [_measure(plan, _owned(plan, row, memory), party) for row, memory in states]
+    except Exception:  # a metric that fails says so when the party is evaluated; here it must not cost it its round
+        return {}
+    return dict(zip(JUDGED, scores, strict=True))
+
+
+def _owned(plan: Plan, row: Tensor, memory: Memory) -> Tensor:
+    """The party's own model, where a term holds it."""
     return row if plan.algorithm.personal is None else plan.algorithm.personal(row, memory)
+
+
+def _personal(plan: Plan, task: Task, memory: Memory) -> Tensor:
+    return _owned(plan, _completed(plan, task.arrays.get("own", task.arrays["center"]), memory), memory)
 
 
 def _evaluate(plan: Plan, task: Task, memory: Memory) -> Report:

@@ -1,11 +1,14 @@
-"""A study as a folder to pass on: study.json, two pictures, and one page that opens anywhere, without a network."""
+"""A study as a folder to pass on: study.json, pictures, and one page that opens anywhere, without a network.
+
+The pieces of the page (`page_of`, `figure`, `scores`, `pairs`, `sentences`) know nothing of studies, and take any
+numbers.
+"""
 
 from __future__ import annotations
 
 import base64
 import html
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,145 +16,119 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import __version__
-from .evaluate import Numbers
-from .parties.splits import Rows
+from .errors import SettingError
+from .pictures import Line, Numbers, draw_collapse, draw_curves, draw_parties, draw_spikes, draw_walk
 from .settings import describe, unknown
 from .store import replacing
+from .table import Table
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from .study import Study
 
-FILES = ("study.json", "curves.png", "parties.png", "report.html")
-MANY = 30  # parties: beyond this their names and markers do not fit, and sorted gains are drawn instead
+LEGEND = (
+    "Mean (at the last round), best (of the rounds on the curve), worst, p10 (a tenth of the parties is no better) and "
+    "spread (standard deviation) are over the parties, each with its own model on its own test set; ± is over the "
+    "seeds. Centre: the common model. Before, after: the parties' models before and after their local work of the "
+    "rounds that were judged. Gained, lost: parties better and worse off than with Local, which is training alone with "
+    "the same work. Trained: parties that ever trained."
+)
 
-# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that white swallows.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_DASHES = ("-", (0, (6, 1.5)), (0, (4, 1, 1, 1)), (0, (2, 1)), (0, (8, 2, 2, 2)))
+
+# ── the pictures of a study ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def draw(study: Study, kind: str, file: Path) -> Path:
-    """Draw "curves" (score by round) or "parties" (who gained and who lost) into a PNG file."""
+    """Draw one of a study's pictures into a PNG file."""
     if kind not in _KINDS:
         raise unknown("picture", kind, _KINDS)
-    from matplotlib.figure import Figure  # here, because it takes a second
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    figure = Figure(figsize=(9.6, 5.0), dpi=150, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    _KINDS[kind](study, axes)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a party may be named in letters that the font lacks
-        figure.savefig(file, format="png", backend="agg")
-    return file
+    if kind not in available(study):
+        raise SettingError(
+            f"This study has no numbers for the picture {kind!r}. It has: {', '.join(available(study))}."
+        )
+    return _KINDS[kind](study, file)
 
 
-def _curves(study: Study, axes: Axes) -> None:
-    from matplotlib.ticker import MaxNLocator
+def available(study: Study) -> tuple[str, ...]:
+    """The pictures that a study has numbers for."""
+    have = {
+        "curves": all(result.curve for result in study.results),
+        "spikes": all(result.series for result in study.results),
+        "collapse": all(result.series for result in study.results),
+        "walk": any(result.walk is not None for result in study.results),
+    }
+    return tuple(kind for kind in _KINDS if have.get(kind, True))
 
+
+def _curves(study: Study, file: Path) -> Path:
+    lines = {}
     for method in study.methods:
         curves = np.array([result.curve for result in study.of(method)], dtype=float)  # [seeds, points, 3]
-        rounds, own = curves[0, :, 0], curves[:, :, 1]
-        style = _style(study, method)
-        if len(own) > 1:
-            axes.fill_between(rounds, own.min(0), own.max(0), color=style["color"], alpha=0.15, linewidth=0)
-        axes.plot(rounds, own.mean(0), label=_label(method), markersize=5, linewidth=1.8, **style)
-    majority = study.of("Local")[0].scores.majority.mean
-    if majority == majority:
-        axes.axhline(majority, color="#555555", linestyle=":", linewidth=1.8, label="majority class")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("round")
-    axes.set_ylabel(f"{_label(_metric(study))}, mean over parties")
-    axes.set_title("Mean score of the parties' own models, round by round", loc="left")
+        lines[method] = Line.over(curves[0, :, 0], curves[:, :, 1])
+    return draw_curves(file, lines, _metric(study), study.of("Local")[0].scores.majority.mean)
 
 
-def _parties(study: Study, axes: Axes) -> None:
-    alone = _own(study, "Local")
-    judged = np.count_nonzero(~np.isnan(alone))
-    order = np.argsort(_sign(study) * alone, kind="stable")[:judged]  # nan sorts last
-    (_gains if len(order) > MANY else _markers)(study, axes, order, alone[order])
+def _parties(study: Study, file: Path) -> Path:
+    scores = {m: np.mean([result.scores.own.values for result in study.of(m)], axis=0) for m in study.methods}
+    return draw_parties(file, study.results[0].scores.names, scores, _metric(study), _higher(study))
 
 
-def _markers(study: Study, axes: Axes, order: Rows, alone: Numbers) -> None:
-    others = [method for method in study.methods if method != "Local"]
-    places = np.arange(len(order))
-    for place in places[::2]:
-        axes.axvspan(place - 0.5, place + 0.5, color="#f2f2f2", linewidth=0)
-    axes.hlines(alone, places - 0.42, places + 0.42, color="black", linewidth=2.2, label="Local")
-    for aside, method in zip(np.linspace(-0.45, 0.45, len(others) + 2)[1:-1], others, strict=True):
-        style = {**_style(study, method), "linestyle": "none", "markersize": 6 if len(order) < 16 else 4}
-        axes.plot(places + aside, _own(study, method)[order], label=_label(method), **style)
-    axes.set_xlim(-0.5, max(len(order), 1) - 0.5)
-    labels = [_label(study.results[0].scores.names[i], 18) for i in order]
-    axes.set_xticks(places, labels, rotation=90 if max(map(len, labels), default=0) * len(labels) > 70 else 0)
-    axes.set_xlabel("party, from worst to best alone")
-    axes.set_ylabel(_label(_metric(study)))
-    side = "above" if _sign(study) > 0 else "below"
-    axes.set_title(f"Who gained by joining: a marker {side} the black bar beats training alone", loc="left")
-
-
-def _gains(study: Study, axes: Axes, order: Rows, alone: Numbers) -> None:
-    share = 100 * (np.arange(len(order)) + 0.5) / len(order)
-    axes.axhline(0, color="black", linewidth=1.8, linestyle="--", label="Local")
-    for method in study.methods:
-        if method != "Local":
-            gain = np.sort(_sign(study) * (_own(study, method)[order] - alone))
-            style = {**_style(study, method), "markevery": max(1, len(order) // 12)}
-            axes.plot(share, gain, markersize=5, linewidth=1.8, label=_label(method), **style)
-    axes.set_xlabel(f"% of the {len(order)} parties, each line sorted from the greatest loss to the greatest gain")
-    axes.set_ylabel(f"gain in {_label(study.results[0].scores.metric)} over training alone")
-    axes.set_title("Who gained by joining: where a line is above zero, parties beat training alone", loc="left")
-
-
-_KINDS: dict[str, Callable[[Study, Axes], None]] = {"curves": _curves, "parties": _parties}
-
-
-def _style(study: Study, method: str) -> dict[str, Any]:
-    """A colour, a marker and a line of its own for each method, the same in every picture."""
-    if method == "Local":
-        return {"color": "black", "linestyle": "--", "marker": "|"}
-    at = [other for other in study.methods if other != "Local"].index(method)
-    parts = {"color": _COLORS, "linestyle": _DASHES, "marker": _MARKERS}
-    return {name: choices[at % len(choices)] for name, choices in parts.items()}
-
-
-def _own(study: Study, method: str) -> Numbers:
-    """Each party's score with a method, the mean over seeds."""
-    mean: Numbers = np.mean([result.scores.own.values for result in study.of(method)], axis=0)
+def _series(study: Study, method: str, name: str) -> Numbers:
+    """One number a round, the mean over seeds."""
+    mean: Numbers = np.mean([result.series[name] for result in study.of(method)], axis=0)
     return mean
 
 
-def _sign(study: Study) -> int:
-    return 1 if study.results[0].scores.own.higher_is_better else -1
+def _spikes(study: Study, file: Path) -> Path:
+    lines = {}
+    for method in study.methods:
+        rounds, mean, sd = (_series(study, method, name) for name in ("round", "jump", "jump_sd"))
+        lines[method] = Line(rounds, mean, mean - sd, mean + sd)
+    return draw_spikes(file, lines)
+
+
+def _collapse(study: Study, file: Path) -> Path:
+    alone = {result.beside for result in study.results}  # whose centre never moves
+    losses, norms = (
+        {m: Line(_series(study, m, "round"), _series(study, m, what)) for m in study.methods if m not in without}
+        for what, without in (("loss", set()), ("norm", alone))
+    )
+    return draw_collapse(file, losses, norms, study.collapses())
+
+
+def _walk(study: Study, file: Path) -> Path:
+    walks = {method: [r.walk for r in study.of(method) if r.walk is not None] for method in study.methods}
+    walks = {method: found for method, found in walks.items() if found}
+    lines = {method: Line.over(found[0].shares, [walk.mean for walk in found]) for method, found in walks.items()}
+    previous = {method: float(np.mean([walk.mean_previous for walk in found])) for method, found in walks.items()}
+    return draw_walk(file, lines, previous, _metric(study))
+
+
+_KINDS: dict[str, Callable[[Study, Path], Path]] = {
+    "curves": _curves,
+    "parties": _parties,
+    "spikes": _spikes,
+    "collapse": _collapse,
+    "walk": _walk,
+}
+FILES = ("study.json", *(f"{kind}.png" for kind in _KINDS), "report.html")
+
+
+def _higher(study: Study) -> bool:
+    return study.results[0].scores.own.higher_is_better
 
 
 def _metric(study: Study) -> str:
-    return f"{study.results[0].scores.metric} ({'higher' if _sign(study) > 0 else 'lower'} is better)"
+    return f"{study.results[0].scores.metric} ({'higher' if _higher(study) else 'lower'} is better)"
 
 
-def _label(text: str, most: int = 28) -> str:
-    r"""Text as matplotlib takes it literally: no formulas, no line breaks, not too long.
-
-    >>> print(_label("costs $5\nand $6"), _label("_hidden"), _label("party number 17", most=8))
-    costs \$5 and \$6  _hidden part… 17
-    """
-    line = " ".join(text.split())
-    line = line if len(line) <= most else line[: most // 2] + "…" + line[1 - most // 2 :]  # ends tell names apart
-    return (" " if line.startswith("_") else "") + line.replace("$", r"\$")
+# ── the folder and the page of a study ────────────────────────────────────────────────────────────────────────────────
 
 
 def write(study: Study, folder: Path) -> Path:
     """Write study.json, the pictures and report.html, whole or not at all; an older study there is replaced."""
     with replacing(folder, FILES) as new:
         (new / "study.json").write_text(study.to_json(), encoding="utf-8")
-        pictures = {kind: draw(study, kind, new / f"{kind}.png").read_bytes() for kind in _KINDS}
+        pictures = {kind: draw(study, kind, new / f"{kind}.png").read_bytes() for kind in available(study)}
         (new / "report.html").write_text(page(study, pictures), encoding="utf-8")
     return folder
 
@@ -164,20 +141,50 @@ def page(study: Study, pictures: dict[str, bytes]) -> str:
         "refused updates": sum(result.refused for result in study.results),
         "made by": f"descant {__version__}",
     }
-    return _PAGE.format(
-        style=_STYLE,
-        table=replace(study.table(), verdict="")._repr_html_(),
-        settings=_rows((key, _phrase(value)) for key, value in settings.items()),
-        algorithms=_rows(_changes(record) for record in study.settings.get("algorithms", ())),
-        verdict=html.escape(study.verdict() or "Only local training was run: there is nothing to compare it with."),
-        metric=html.escape(_metric(study)),
-        side="above" if _sign(study) > 0 else "below",
-        **{kind: base64.b64encode(png).decode("ascii") for kind, png in pictures.items()},
+    side = "above" if _higher(study) else "below"
+    majority = "Majority class: a party's most frequent answer; a method below it is worse than no learning."
+    return page_of(
+        "Did joining help?",
+        study.verdict() or "Only local training was run: there is nothing to compare it with.",
+        scores("Method by method", study.table(), f"Scores are {_metric(study)}. {LEGEND} {majority}"),
+        *(figure(*_CAPTIONS[kind], pictures[kind], side) for kind in _CAPTIONS if kind in pictures),
+        sentences("What else was found", study.findings()),
+        pairs("Settings and seeds", ((key, phrase(value)) for key, value in settings.items())),
+        pairs(
+            "The methods, by what they change against FedAvg",
+            (_changes(record) for record in study.settings.get("algorithms", ())),
+        ),
     )
 
 
-def _rows(pairs: Iterator[tuple[str, str]]) -> str:
-    return "\n".join(f"<tr><th>{html.escape(key)}</th><td>{html.escape(text)}</td></tr>" for key, text in pairs)
+_CAPTIONS = {
+    "curves": (
+        "Score by round",
+        "Where a line is {side} the dashed one of Local, joining helps on average. The shade spans the seeds.",
+    ),
+    "parties": (
+        "Party by party",
+        "The black line is training alone; on the side of it that the title names, a party gained by joining, and on "
+        "the other side it lost.",
+    ),
+    "spikes": (
+        "How far an aggregation throws the parties",
+        "How much a party's model changes between the end of its local work and the beginning of the next. Methods "
+        "that put a common model in its place throw it far; spikes go with collapse. The shade is one standard "
+        "deviation over the parties.",
+    ),
+    "collapse": (
+        "Does what was learned stay learned?",
+        "Above, the training loss of those who took part in a round; below, the length of the common model, which "
+        "leaps where a training breaks down. A dotted upright marks a collapse.",
+    ),
+    "walk": (
+        "From the own model to the common one",
+        "What one more round would do. On the left, the parties' models after their local work; on the right, the "
+        "centre made of them; between them, mixtures. A line that falls to the right says that taking over the common "
+        "model would cost the parties; a line that rises, that it would serve them.",
+    ),
+}
 
 
 def _changes(record: dict[str, Any]) -> tuple[str, str]:
@@ -186,21 +193,60 @@ def _changes(record: dict[str, Any]) -> tuple[str, str]:
 
     base = describe(FedAvg())
     changed = {key: value for key, value in record.items() if key not in ("is", "name") and value != base.get(key)}
-    return str(record.get("name")), ", ".join(f"{key}: {_phrase(value)}" for key, value in changed.items()) or "nothing"
+    return str(record.get("name")), ", ".join(f"{key}: {phrase(value)}" for key, value in changed.items()) or "nothing"
 
 
-def _phrase(value: Any) -> str:
+def phrase(value: Any) -> str:
     """A described record as a person would write it.
 
-    >>> _phrase({"is": "Sgd", "lr": 0.1, "steps": None, "options": {}})
+    >>> phrase({"is": "Sgd", "lr": 0.1, "steps": None, "options": {}})
     'Sgd(lr=0.1)'
     """
     if isinstance(value, dict):
-        parts = [f"{key}={_phrase(part)}" for key, part in value.items() if key != "is" and part not in (None, {}, [])]
+        parts = [f"{key}={phrase(part)}" for key, part in value.items() if key != "is" and part not in (None, {}, [])]
         return f"{value.get('is', '')}({', '.join(parts)})" if parts else str(value.get("is", "–"))
     if isinstance(value, list):
-        return ", ".join(_phrase(part) for part in value) or "none"
+        return ", ".join(phrase(part) for part in value) or "none"
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# ── the pieces of a page ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def page_of(title: str, verdict: str, *sections: str) -> str:
+    """One HTML page that needs nothing else: a title, the verdict, and sections that are HTML already."""
+    body = "\n".join(section for section in sections if section)
+    return _PAGE.format(title=html.escape(title), verdict=html.escape(verdict), body=body, style=_STYLE)
+
+
+def scores(heading: str, table: Table, note: str = "") -> str:
+    """A table of numbers, and how to read it."""
+    shown = replace(table, verdict="", notes=())._repr_html_()
+    return f'{_h2(heading)}<div class="wide scores">{shown}</div>' + (f"<p>{html.escape(note)}</p>" if note else "")
+
+
+def figure(heading: str, caption: str, png: bytes, side: str = "above") -> str:
+    """A picture, inside the page, with its caption."""
+    told = html.escape(caption.format(side=side))
+    source = f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
+    image = f'<img alt="{html.escape(heading)}" src="{source}">'
+    return f"{_h2(heading)}<figure>{image}<figcaption>{told}</figcaption></figure>"
+
+
+def sentences(heading: str, told: Iterable[str]) -> str:
+    """A list of sentences; nothing where there are none."""
+    items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in told)
+    return f"{_h2(heading)}<ul>{items}</ul>" if items else ""
+
+
+def pairs(heading: str, rows: Iterable[tuple[str, str]]) -> str:
+    """Names and what they stand for."""
+    body = "\n".join(f"<tr><th>{html.escape(key)}</th><td>{html.escape(text)}</td></tr>" for key, text in rows)
+    return f'{_h2(heading)}<div class="wide"><table><tbody>{body}</tbody></table></div>'
+
+
+def _h2(heading: str) -> str:
+    return f"<h2>{html.escape(heading)}</h2>\n"
 
 
 _STYLE = """
@@ -218,32 +264,15 @@ th { font-weight: 600; white-space: nowrap } thead th { border-bottom-width: 2px
 .scores th + th, .scores td + td { text-align: right; font-variant-numeric: tabular-nums }
 .scores td { white-space: nowrap } .scores td:first-child { font-weight: 600 } figure { margin: 0; break-inside: avoid }
 img { width: 100%; height: auto; background: #fff; border-radius: 6px }
-p, figcaption { color: var(--soft) } tr { break-inside: avoid }
+p, figcaption, li { color: var(--soft) } li { margin: .3rem 0 } tr { break-inside: avoid }
 @media print { body { max-width: none; padding: 0; font-size: 11pt } }
 """
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Did joining help?</title><style>{style}</style></head><body>
-<h1>Did joining help?</h1>
+<title>{title}</title><style>{style}</style></head><body>
+<h1>{title}</h1>
 <p class="verdict">{verdict}</p>
-<h2>Method by method</h2>
-<div class="wide scores">{table}</div>
-<p>Every party judges its own model on its own test set: {metric}. Mean, worst and spread (standard deviation) are over
-the parties; ± is over the seeds; “centre” is the common model on the same test sets. “Gained” and “lost” count the
-parties that are better and worse off than with Local, which is training alone with the same work. “Majority class” is
-what a party reaches by always giving its most frequent answer: a method below it is worse than no learning.</p>
-<h2>Score by round</h2>
-<figure><img alt="The mean score of the parties by round, one line a method" src="data:image/png;base64,{curves}">
-<figcaption>How to read it: where a line is {side} the dashed one of Local, joining helps on average. The shade spans
-the seeds.</figcaption></figure>
-<h2>Party by party</h2>
-<figure><img alt="The score of every party with every method" src="data:image/png;base64,{parties}">
-<figcaption>How to read it: the black line is training alone; on the side of it that the title names, a party gained by
-joining, and on the other side it lost.</figcaption></figure>
-<h2>Settings and seeds</h2>
-<div class="wide"><table><tbody>{settings}</tbody></table></div>
-<h2>The methods, by what they change against FedAvg</h2>
-<div class="wide"><table><tbody>{algorithms}</tbody></table></div>
+{body}
 </body></html>
 """

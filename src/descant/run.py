@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,46 +16,17 @@ import torch
 from torch import Tensor
 
 from . import seeds
-from .core import Engine, Hyper, Kind, Memory, Metrics, Report, Store, Task
+from .core import Engine, Hyper, Kind, Memory, Report, Task
 from .errors import DescantError, SettingError
 from .flat import ONE_AT_A_TIME
 from .gate import Gate, Refusal, finite
-from .piece import Plan
+from .gauges import Gauges, gauged, reach
+from .piece import JUDGED, Plan
 from .settings import check
+from .state import Judged, Round, State
 from .store import PartyStore
 
-
-@dataclass(frozen=True)
-class State:
-    """All that a run needs to go on, beside the parties' memories, which the engine keeps."""
-
-    round: int
-    center: Tensor  # [width] w̃
-    initial: Tensor  # [width] the model that everybody began with
-    way: str  # how stacks are computed: chosen once, and kept on resume
-    own: Store  # w_k of the parties that ever trained, where the algorithm keeps them: there is one, at one round
-    memories: Mapping[str, Memory] = field(default_factory=dict)  # what the server's answers remember, by their name
-    feedback: Metrics = field(default_factory=dict)  # the metrics of the last round, for `tune`
-
-
-@dataclass(frozen=True)
-class Round:
-    """What happened in one round, and the state after it."""
-
-    index: int
-    state: State
-    present: Mapping[str, Hyper]
-    accepted: tuple[str, ...]
-    refusals: tuple[Refusal, ...]
-    gap: float  # the centre's distance from optimality
-    change: float  # ‖w̃ after - w̃ before‖₂
-    seconds: float
-    note: str = ""  # why the model did not change, if it did not
-
-    @property
-    def loss(self) -> float:
-        """The mean training loss over the accepted reports; nan if nobody took a step."""
-        return self.state.feedback.get("loss", math.nan)
+__all__ = ["Judged", "Round", "State", "begin", "gather", "models_of", "own_row", "possible_ways", "run", "tasks_for"]
 
 
 @torch.inference_mode(False)
@@ -110,43 +81,62 @@ def _rehearse(plan: Plan, row: Tensor, hyper: Hyper) -> None:
         raise SettingError(f"{algorithm.name} does not fit a model of {size} parameters: {reason}") from error
 
 
-def run(plan: Plan, engine: Engine, state: State, rounds: int) -> Iterator[Round]:
-    """The rounds that follow a state, one at a time."""
+def run(plan: Plan, engine: Engine, state: State, rounds: int, judge: Collection[int] = ()) -> Iterator[Round]:
+    """The rounds that follow a state, one at a time; in those of ``judge`` parties judge their own local work."""
     gate = Gate(plan.net.layout, plan.people, plan.private, plan.algorithm.max_staleness)
     for index in range(state.round + 1, state.round + rounds + 1):
         began = time.perf_counter()
         engine.memory.rollback(state.round)  # of a round that was broken off
         state.own.rollback(state.round)
-        hyper, tuned = plan.algorithm.tune(
-            index,
-            plan.solver.hyper,
-            state.memories.get("tune", {}),
-            state.feedback,
-            seeds.stream(plan.seed, index, seeds.EVERYBODY, "tune"),
-        )
-        rng = seeds.stream(plan.seed, index, seeds.EVERYBODY, "attend")
-        present = plan.algorithm.attend(engine.members(), hyper, rng)
-        tasks = list(tasks_for(plan, state, present, "train", index))
-        gate.changes_from = state.center if plan.algorithm.report == "change" else None
-        accepted, refusals = _hear(engine, gate, tasks, index)
-        outcome = _settled(plan, state, hyper, accepted)
-        counted = [] if outcome.note else [report.party for report in accepted]
-        change = float(torch.linalg.vector_norm(outcome.center - state.center))
-        memories = {"tune": tuned, "advance": outcome.memory}
-        after = replace(state, round=index, center=outcome.center, memories=memories, feedback=_feedback(accepted))
-        engine.memory.commit(index, counted)
-        state.own.commit(index, counted)
-        state = after
-        seconds = time.perf_counter() - began
-        note = outcome.note + (f" ({refusals[0]})" if refusals and not accepted else "")
-        yield Round(index, state, present, tuple(counted), tuple(refusals), outcome.gap, change, seconds, note)
+        found = _round(plan, engine, gate, state, index, index in judge)
+        engine.memory.commit(index, found.accepted)
+        state.own.commit(index, found.accepted)
+        state = found.state
+        yield replace(found, seconds=time.perf_counter() - began)
+
+
+def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, judge: bool) -> Round:
+    """tune -> attend -> tasks -> reports -> outcome; what parties keep of it is staged."""
+    algorithm, memories, d = plan.algorithm, state.memories, plan.net.layout.size
+    rng = seeds.stream(plan.seed, index, seeds.EVERYBODY, "tune")
+    hyper, tuned = algorithm.tune(index, plan.solver.hyper, memories.get("tune", {}), state.feedback, rng)
+    rng = seeds.stream(plan.seed, index, seeds.EVERYBODY, "attend")
+    present = algorithm.attend(engine.members(), hyper, rng)
+    tasks = list(tasks_for(plan, state, present, "train", index, judge))
+    gate.changes_from = state.center if algorithm.report == "change" else None
+    accepted, refusals = _hear(engine, gate, tasks, index)
+    outcome = _settled(plan, state, hyper, accepted)
+    counted = tuple([] if outcome.note else [report.party for report in accepted])
+    came = reach(algorithm, [task.arrays["own"] for task in tasks if "own" in task.arrays], state.center, d)
+    attended = state.attended(plan).clone()
+    attended[[plan.places[party] for party in counted]] += 1
+    after = replace(
+        state,
+        round=index,
+        center=outcome.center,
+        memories={"tune": tuned, "advance": outcome.memory, "attend": {"rounds": attended}},
+        feedback=_feedback(accepted),
+        judged={**state.judged, **_judgements(accepted, index)} if judge else state.judged,
+    )
+    change = float(torch.linalg.vector_norm(outcome.center - state.center))
+    norm = float(torch.linalg.vector_norm(outcome.center))
+    note = outcome.note + (f" ({refusals[0]})" if refusals and not accepted else "")
+    gauges = outcome.gauges.reaching(came)
+    return Round(index, after, present, counted, tuple(refusals), outcome.gap, change, 0.0, note, norm, gauges)
 
 
 def tasks_for(
-    plan: Plan, state: State, present: Mapping[str, Hyper] | Sequence[str], kind: Kind, index: int
+    plan: Plan,
+    state: State,
+    present: Mapping[str, Hyper] | Sequence[str],
+    kind: Kind,
+    index: int,
+    judge: bool = False,
 ) -> Iterator[Task]:
     """One task a party: the centre, its own model where it has one, and the numbers of the round."""
     common: dict[str, Any] = {"seed": plan.seed, "way": state.way, "layout": plan.net.layout.digest}
+    if judge:
+        common["judge"] = True
     for party in present:
         arrays = {"center": state.center}
         if plan.algorithm.keep is not None:
@@ -209,6 +199,7 @@ class _Outcome:
     memory: Memory
     gap: float = 0.0
     note: str = ""
+    gauges: Gauges = field(default_factory=Gauges)
 
 
 def _settled(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report]) -> _Outcome:
@@ -227,7 +218,7 @@ def _settle(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report]) 
     algorithm, size, memory = plan.algorithm, plan.net.layout.size, state.memories.get("advance", {})
     if not accepted:
         return _Outcome(state.center, memory, note="no report was accepted: the model is unchanged")
-    models = _models(plan, state, accepted)  # [K, width]
+    models = models_of(plan, state, accepted)  # [K, width]
     weights = algorithm.weigh([report.metrics for report in accepted])
     everybody, all_weights = _with_absent(plan, state, accepted, models, weights)
     aggregated = algorithm.aggregate(everybody[:, :size], all_weights)
@@ -237,13 +228,15 @@ def _settle(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report]) 
         center = torch.cat([point, algorithm.statistics(everybody[:, size:], all_weights).point])
     if not finite(center):
         return _Outcome(state.center, memory, note="the aggregate is not finite: the model is unchanged")
+    kept = center.expand_as(models)
     if algorithm.keep is not None:
-        for report, row in zip(accepted, algorithm.keep(models, center, hyper), strict=True):
+        kept = algorithm.keep(models, center, hyper)
+        for report, row in zip(accepted, kept, strict=True):
             state.own.stage(report.party, {"model": row})
-    return _Outcome(center, remembered, aggregated.gap)
+    return _Outcome(center, remembered, aggregated.gap, gauges=gauged(algorithm, models, kept, center, size))
 
 
-def _models(plan: Plan, state: State, accepted: Sequence[Report]) -> Tensor:
+def models_of(plan: Plan, state: State, accepted: Sequence[Report]) -> Tensor:
     """The reported models as rows; columns that are private to their party keep the centre's values."""
     models = state.center.new_empty(len(accepted), len(state.center))
     if plan.private or plan.algorithm.report == "change":
@@ -272,6 +265,12 @@ def _feedback(accepted: Sequence[Report]) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for report in accepted:
         for name, value in report.metrics.items():
-            if math.isfinite(value):
+            if math.isfinite(value) and name not in JUDGED:  # who looks must not change what `tune` sees
                 values.setdefault(name, []).append(float(value))
     return {name: sum(value / len(found) for value in found) for name, found in values.items()}
+
+
+def _judgements(accepted: Sequence[Report], index: int) -> dict[str, Judged]:
+    """What parties said of their own local work, as far as they have a test set."""
+    judged = [report for report in accepted if all(name in report.metrics for name in JUDGED)]
+    return {report.party: Judged(index, *(float(report.metrics[name]) for name in JUDGED)) for report in judged}

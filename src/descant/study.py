@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,29 +14,26 @@ import numpy as np
 
 from . import __version__
 from .algorithms.baselines import Local
+from .algorithms.pieces import stay
 from .core import Algorithm, Attend
-from .errors import SettingError
-from .evaluate import Scores
+from .errors import DescantError, SettingError, StateError
+from .evaluate import Column, Numbers
 from .federation import Federation, attending, bar
+from .instruments import walk
+from .instruments.findings import over_seeds
 from .piece import Data, Model, parties_of
+from .results import LOCAL, Result, plain, result_of
 from .settings import describe
 from .table import Table
 
+__all__ = ["LOCAL", "MAJORITY", "Result", "Study", "compare"]
+
 MAJORITY = "majority class"
-LOCAL = "Local"
-
-
-@dataclass(frozen=True)
-class Result:
-    """One method with one seed: its scores at the end, and a curve of (round, mean own, mean centre) on the way."""
-
-    method: str
-    seed: int
-    scores: Scores
-    curve: tuple[tuple[int, float, float], ...]
-    seconds: float
-    refused: int
-    beside: str = LOCAL  # the local-only run with the same attendance and work
+SHOWN = ("mean", "± seeds", "best", "worst", "p10", "spread", "centre", "before", "after", "gained", "lost", "trained")
+PLACES = {"gained": 0, "lost": 0, "trained": 0}
+_EVEN = 1e-9  # a difference in score that is the noise of adding up
+_WALKED = 100  # parties a walk, at most
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -60,36 +58,100 @@ class Study:
         """Local-only training with the same attendance and work, one result a seed."""
         return self.of(self.of(method)[0].beside)
 
+    def gains(self, method: str) -> Numbers:
+        """What each party gained over training alone, ``[parties]``: paired by seed, then the mean over the seeds."""
+        pairs = zip(self.of(method), self.alone(method), strict=True)
+        return self._gains([(result.scores.own, alone.scores.own) for result, alone in pairs])
+
+    def _gains(self, pairs: Sequence[tuple[Column, Column]]) -> Numbers:
+        sign = 1 if pairs[0][0].higher_is_better else -1
+        with np.errstate(invalid="ignore"):  # two models that failed
+            gains: Numbers = sign * np.mean([own.values - alone.values for own, alone in pairs], axis=0)
+        return np.where(np.abs(gains) <= _EVEN, 0.0, gains)
+
     def table(self) -> Table:
-        """One row a method: mean (± over seeds), worst and spread over parties, centre, who gained against Local."""
-        rows = [self._majority(self.of(LOCAL)), *(self._row(method, self.alone(method)) for method in self.methods)]
-        columns = ("method", "mean", "± seeds", "worst", "spread", "centre", "gained", "lost")
-        return Table(columns, rows, self.verdict(), {"gained": 1, "lost": 1})
+        """One row a method, over its parties and seeds; more is in the rows than is printed (p50, p90, best round)."""
+        rows = [self._majority(self.of(LOCAL)), *(self._row(method) for method in self.methods)]
+        return Table(("method", *SHOWN), rows, self.verdict(), PLACES, self.findings())
+
+    def _row(self, method: str) -> dict[str, Any]:
+        results = self.of(method)
+        means = [result.scores.own.mean for result in results]
+        best, trained = [result.best for result in results], [result.trained for result in results]
+        return {
+            "method": method,
+            "mean": float(np.mean(means)),
+            "± seeds": float(np.std(means)) if len(results) > 1 else float("nan"),
+            "best": float(np.mean([score for _, score in best])),
+            "best round": float(np.mean([at for at, _ in best])),
+            **_spread([result.scores.own for result in results]),
+            "centre": float("nan") if method == results[0].beside else _mean(results, "center"),  # alone has none
+            "before": _mean(results, "before"),
+            "after": _mean(results, "after"),
+            **_counts(self.gains(method)),
+            "trained": float(np.mean([np.nan if count is None else count for count in trained])),
+        }
+
+    def _majority(self, alone: list[Result]) -> dict[str, Any]:
+        columns = [result.scores.majority for result in alone]
+        unknown = dict.fromkeys(("± seeds", "best", "best round", "centre", "before", "after", "trained"), float("nan"))
+        return {
+            "method": MAJORITY,
+            "mean": float(np.mean([column.mean for column in columns])),
+            **unknown,
+            **_spread(columns),
+            **_counts(self._gains([(result.scores.majority, result.scores.own) for result in alone])),
+        }
 
     def verdict(self) -> str:
-        """In two sentences: which method served the parties best, if any did, and how many gained and lost."""
+        """In a few sentences: which method served the parties best, if any did, who gained and lost, what collapsed."""
         yardsticks = {result.beside for result in self.results}
         means = {method: _mean(self.of(method), "own") for method in self.methods if method not in yardsticks}
         means = {method: mean for method, mean in means.items() if mean == mean}
         if not means:
             return ""
-        sign = 1 if self.results[0].scores.own.higher_is_better else -1
+        scores = self.results[0].scores
+        sign = 1 if scores.own.higher_is_better else -1
         best = max(means, key=lambda method: sign * means[method])
-        alone, judged = self.alone(best), self._judged()
-        row, local = self._row(best, alone), _mean(alone, "own")
-        numbers = f"{means[best]:.3f} {alone[0].scores.metric} against {local:.3f} alone"
+        local = _mean(self.alone(best), "own")
+        told = f"{means[best]:.3f} {scores.metric} against {local:.3f} alone"
         if sign * (means[best] - local) > 0:
-            first = f"{best} served the parties best: {numbers}."
+            first = f"{best} served the parties best: {told}."
         else:
-            first = f"Nothing beat training alone; {best} came closest: {numbers}."
-        over = ", on average over the seeds" if len(alone) > 1 else ""
-        gained, lost = (f"{round(row[name], 1):g}" for name in ("gained", "lost"))
+            first = f"Nothing beat training alone; {best} came closest: {told}."
+        return " ".join([first, *self._who(best), *self._events()])
+
+    def _who(self, method: str) -> Iterator[str]:
+        gains, scores = self.gains(method), self.results[0].scores
+        counts, judged = _counts(gains), int((~np.isnan(scores.own.values)).sum())
+        over = f", over {len(self.of(method))} seeds" if len(self.of(method)) > 1 else ""
+        yield f"{counts['gained']} of {judged} parties gained by joining, {counts['lost']} lost{over}."
+        if counts["lost"]:
+            place = int(np.nanargmin(gains))
+            lost = -float(gains[place])
+            much = f"{100 * lost:.1f} points" if scores.metric == "accuracy" else f"{lost:.3g} in {scores.metric}"
+            yield f"Party {scores.names[place]} lost most: {much}."
+
+    def _events(self) -> Iterator[str]:
+        """Collapses and refusals."""
+        for method, at in self.collapses().items():
+            yield f"{method} collapsed at round {at}."
         refused = sum(result.refused for result in self.results)
-        told = f" {refused} updates were refused on the way." if refused else ""
-        return f"{first} {gained} of {judged} parties gained by joining, {lost} lost{over}.{told}"
+        if refused:
+            yield f"{refused} updates were refused on the way."
+
+    def collapses(self) -> dict[str, int]:
+        """The methods that collapsed, each with the first round at which it did, in any seed."""
+        found = [(r.method, f.round) for r in self.results for f in r.findings if f.kind == "collapse" and f.round]
+        return {method: min(at for name, at in found if name == method) for method, _ in found}
+
+    def findings(self) -> tuple[str, ...]:
+        """What is wrong, in sentences, each once."""
+        found = [f.text for name in self.methods for f in over_seeds([result.findings for result in self.of(name)])]
+        return tuple(dict.fromkeys(found))
 
     def plot(self, kind: str, file: str | Path) -> Path:
-        """Draw "curves" (score by round) or "parties" (each party with each method) into a PNG file."""
+        """Draw into a PNG file: "curves" (score by round), "parties", "spikes", "collapse" or "walk"."""
         from .report import draw
 
         return draw(self, kind, Path(file))
@@ -100,57 +162,37 @@ class Study:
 
         return write(self, Path(folder))
 
+    @classmethod
+    def load(cls, folder: str | Path) -> Study:
+        """The study that :meth:`save` wrote into a folder."""
+        try:
+            found = json.loads((Path(folder) / "study.json").read_text(encoding="utf-8"))
+            return cls(tuple(map(Result.from_json, found["results"])), found["settings"])
+        except _DAMAGED as error:
+            raise StateError(
+                f"{folder} does not hold a study that this version can read ({type(error).__name__}: {error}). "
+                "Give a folder that Study.save wrote."
+            ) from error
+
     def to_json(self) -> str:
         """Everything in it, for programs."""
-        results = [
-            {
-                "method": r.method,
-                "seed": r.seed,
-                "metric": r.scores.metric,
-                "parties": list(r.scores.names),
-                "own": _plain(r.scores.own.values),
-                "center": _plain(r.scores.center.values),
-                "majority": _plain(r.scores.majority.values),
-                "curve": [[point[0], *_plain(point[1:])] for point in r.curve],
-                "seconds": r.seconds,
-                "refused": r.refused,
-            }
-            for r in self.results
-        ]
-        table = [{key: None if value != value else value for key, value in row.items()} for row in self.table().rows]
-        head = {"descant": __version__, "verdict": self.verdict(), "table": table}
-        return json.dumps({**head, "settings": self.settings, "results": results})
+        table = [{k: plain(v) if isinstance(v, float) else v for k, v in row.items()} for row in self.table().rows]
+        head = {"descant": __version__, "verdict": self.verdict(), "findings": self.findings(), "table": table}
+        return json.dumps({**head, "settings": self.settings, "results": [r.to_json() for r in self.results]})
 
-    def _judged(self) -> int:
-        return int((~np.isnan(self.results[0].scores.own.values)).sum())
 
-    def _majority(self, alone: list[Result]) -> dict[str, Any]:
-        columns = [result.scores.majority for result in alone]
-        pairs = [(r.scores.majority, r.scores.own) for r in alone]
-        return {
-            "method": MAJORITY,
-            "mean": float(np.mean([c.mean for c in columns])),
-            "± seeds": float("nan"),
-            "worst": float(np.mean([c.worst for c in columns])),
-            "spread": float(np.mean([c.spread for c in columns])),
-            "centre": float("nan"),
-            "gained": float(np.mean([m.gained(own) for m, own in pairs])),
-            "lost": float(np.mean([own.gained(m) for m, own in pairs])),
-        }
+def _spread(columns: Sequence[Column]) -> dict[str, float]:
+    """How unlike the parties fare, the mean over seeds."""
+    each = {
+        "worst": [column.worst for column in columns],
+        **{f"p{share}": [column.quantile(share / 100) for column in columns] for share in (10, 50, 90)},
+        "spread": [column.spread for column in columns],
+    }
+    return {name: float(np.mean(values)) for name, values in each.items()}
 
-    def _row(self, method: str, alone: list[Result]) -> dict[str, Any]:
-        results = self.of(method)
-        pairs = [(r.scores.own, a.scores.own) for r, a in zip(results, alone, strict=True)]
-        return {
-            "method": method,
-            "mean": _mean(results, "own"),
-            "± seeds": float(np.std([r.scores.own.mean for r in results])) if len(results) > 1 else float("nan"),
-            "worst": float(np.mean([r.scores.own.worst for r in results])),
-            "spread": float(np.mean([r.scores.own.spread for r in results])),
-            "centre": float("nan") if method == results[0].beside else _mean(results, "center"),  # alone has none
-            "gained": float(np.mean([own.gained(local) for own, local in pairs])),
-            "lost": float(np.mean([local.gained(own) for own, local in pairs])),
-        }
+
+def _counts(gains: Numbers) -> dict[str, int]:
+    return {"gained": int((gains > 0).sum()), "lost": int((gains < 0).sum())}
 
 
 def compare(
@@ -214,21 +256,20 @@ def _beside(algorithms: Sequence[Algorithm]) -> list[tuple[Algorithm, str]]:
 
 
 def _one(federation: Federation, rounds: int, points: int, tick: Callable[..., None]) -> Result:
-    looked = {round(at) for at in np.linspace(1, rounds, min(points, rounds))}
+    looked = {round(at) for at in np.linspace(rounds, 1, min(points, rounds))}
     curve = []
     seconds = 0.0
-    for scored in federation.rounds(rounds):
+    for scored in federation.rounds(rounds, judge={*looked, rounds}):
         tick(loss=f"{scored.round.loss:.4f}")
         seconds += scored.round.seconds
         if scored.index in looked:
             curve.append((scored.index, scored.scores.own.mean, scored.scores.center.mean))
-    scores, refused = federation.scores(), len(federation.refusals_)
-    return Result(federation.algorithm.name, federation.seed, scores, tuple(curve), seconds, refused)
+    walked = None
+    if federation.algorithm.advance is not stay:  # else there is no centre to walk to
+        with suppress(DescantError):  # where every report is refused, there is nowhere to walk from
+            walked = walk(federation, most=_WALKED)
+    return result_of(federation, curve, seconds, walked)
 
 
 def _mean(results: list[Result], column: str) -> float:
     return float(np.mean([getattr(result.scores, column).mean for result in results]))
-
-
-def _plain(values: Any) -> list[float | None]:
-    return [float(value) if np.isfinite(value) else None for value in values]

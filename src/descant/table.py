@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under named columns, with a sentence below them.
+    """Rows under named columns, with sentences below them.
 
     >>> print(Table(("party", "own"), [{"party": "a", "own": 0.5}], "1 of 1 gained."))
     party   own
@@ -22,6 +22,7 @@ class Table:
     rows: Sequence[Mapping[str, Any]]
     verdict: str = ""
     places: Mapping[str, int] = field(default_factory=dict)  # decimals of a column, where they are not 3
+    notes: tuple[str, ...] = ()  # what else should be known, a sentence each
 
     def __str__(self) -> str:
         cells = [list(self.columns), *(self._texts(row) for row in self.rows)]
@@ -30,7 +31,8 @@ class Table:
             "  ".join(_pad(cell, width, i) for i, (cell, width) in enumerate(zip(line, widths, strict=True)))
             for line in cells
         ]
-        return "\n".join([*(line.rstrip() for line in lines), *([self.verdict] if self.verdict else [])])
+        below = [self.verdict] if self.verdict else []
+        return "\n".join([*(line.rstrip() for line in lines), *below, *(f"- {note}" for note in self.notes)])
 
     def plain(self) -> list[dict[str, Any]]:
         """The rows as JSON has them: there is no nan in it."""
@@ -43,7 +45,9 @@ class Table:
             for row in self.rows
         )
         verdict = f"<p>{html.escape(self.verdict)}</p>" if self.verdict else ""
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{verdict}"
+        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
+        below = verdict + (f"<ul>{notes}</ul>" if notes else "")
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
 
     def _texts(self, row: Mapping[str, Any]) -> list[str]:
         return [_text(row.get(name), self.places.get(name, 3)) for name in self.columns]

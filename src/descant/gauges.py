@@ -1,0 +1,70 @@
+"""What a round says about itself, from numbers that it has at hand anyway: at most two differences ``[K, d]``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .algorithms.pieces import FedPlusPull, TowardProx
+from .core import Algorithm
+from .penalties import Norm1, Norm2
+
+_AT_ONCE = 2**20  # numbers of a difference that are in memory together
+
+
+@dataclass(frozen=True)
+class Gauges:
+    """How far the parties were thrown by an aggregation, and how far from the centre they were."""
+
+    jump: float = math.nan  # mean over parties of ‖where the next local work begins - where the last one ended‖₂
+    jump_sd: float = math.nan  # its standard deviation over parties
+    reach: float = math.nan  # how far the farthest party was from the centre, in the norm that ρ bounds, if one does
+
+    def reaching(self, other: float) -> Gauges:
+        """The same, with the farther of two."""
+        return self if math.isnan(other) or other <= self.reach else replace(self, reach=other)
+
+
+def gauged(algorithm: Algorithm, models: Tensor, kept: Tensor, center: Tensor, d: int) -> Gauges:
+    """The change at aggregation of Fed+ v2, fig. 1a, over the models ``[K, width]`` that were reported.
+
+    The paper says "the change in neural network parameter values before and after a federated learning aggregation
+    step"; we take its length ‖·‖₂ party by party. Where nobody is moved (λ=0) it is 0, not the noise of a difference.
+    """
+    start = algorithm.start(kept, center.expand_as(models))
+    lengths = torch.zeros(len(models)) if start is models else distances(models[:, :d], start[:, :d])
+    return Gauges(float(lengths.mean()), float(lengths.std(correction=0)), reach(algorithm, models, center, d))
+
+
+def reach(algorithm: Algorithm, models: Tensor | Sequence[Tensor], center: Tensor, d: int) -> float:
+    """How far the farthest model is from the centre, in the norm that the ρ of Fed+ is compared with; else nan.
+
+    While it is at most ρ, prox(w_k - w̃) is 0: the party is drawn to the centre, and the centre is the mean.
+    """
+    bound = bound_of(algorithm)
+    if bound is None or not len(models):
+        return math.nan
+    rows = (models if isinstance(models, Tensor) else torch.stack(list(models)))[:, :d]
+    order = 2.0 if isinstance(bound.penalty, Norm2) else math.inf
+    return float(distances(rows, center[:d].expand_as(rows), order).max())
+
+
+def bound_of(algorithm: Algorithm) -> TowardProx | None:
+    """The anchor of a Fed+ method whose ρ may or may not bind: FedGeoMed+ and FedCoMed+."""
+    toward = algorithm.pull.toward if isinstance(algorithm.pull, FedPlusPull) else None
+    return toward if isinstance(toward, TowardProx) and isinstance(toward.penalty, Norm1 | Norm2) else None
+
+
+def distances(rows: Tensor, others: Tensor, order: float = 2.0) -> Tensor:
+    """The length of every row's difference, ``[K]``, a few rows at a time.
+
+    >>> distances(torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.zeros(2, 2))
+    tensor([5., 1.])
+    """
+    step = max(1, _AT_ONCE // max(1, rows.shape[1]))
+    parts = zip(torch.split(rows, step), torch.split(others, step), strict=True)
+    return torch.cat([torch.linalg.vector_norm(a - b, ord=order, dim=1) for a, b in parts])

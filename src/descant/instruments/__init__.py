@@ -1,0 +1,21 @@
+"""Instruments: what a table does not show. Each is one call on a federation, costs little, and changes nothing."""
+
+from .collapse import biggest_jump, lasting_fall
+from .coverage import Coverage, coverage
+from .findings import Finding, findings_of, pull_a_round
+from .pictures import draw, spikes
+from .walk import Walk, walk
+
+__all__ = [
+    "Coverage",
+    "Finding",
+    "Walk",
+    "biggest_jump",
+    "coverage",
+    "draw",
+    "findings_of",
+    "lasting_fall",
+    "pull_a_round",
+    "spikes",
+    "walk",
+]

@@ -1,0 +1,56 @@
+"""Collapse: what was learned is lost and stays lost, often after one round that threw the model far (Fed+ v2 §3).
+
+The thresholds are ours: the papers show collapse (v2 fig. 1b, v1 fig. 2 and 10) and do not define it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+JUMP = 10.0  # ours: times the usual change of the model in a round
+USUAL = 20  # ours: the rounds before, whose median is the usual change
+LEAST = 5  # ours: so many rounds before there is a usual change
+FALL = 0.5  # ours: of all that was gained, how much is lost
+STAYS = 3  # ours: rounds (or points of a curve) at the end for which it stays lost
+NOISE = 5.0  # ours: times the usual step back from one round to the next, below which a fall is noise
+
+
+def biggest_jump(changes: Sequence[float]) -> tuple[int, float] | None:
+    """The place at which the model changed most against its usual change, and how many times that; None below JUMP.
+
+    >>> biggest_jump([1.0, 1.2, 0.8, 1.0, 1.0, 40.0, 1.0])
+    (5, 40.0)
+    """
+    found, values = None, np.asarray(changes, dtype=float)
+    for place in range(LEAST, len(values)):
+        earlier = values[max(0, place - USUAL) : place]
+        usual = np.median(earlier[earlier > 0]) if np.count_nonzero(earlier > 0) >= LEAST else np.nan
+        times = float(values[place] / usual)  # nan compares false
+        if times >= JUMP and (found is None or times > found[1]):
+            found = (place, times)
+    return found
+
+
+def lasting_fall(values: Sequence[float], higher_is_better: bool) -> int | None:
+    """The place from which on more than half of what had been gained is lost, to the end; None if it is not.
+
+    >>> lasting_fall([0.2, 0.5, 0.7, 0.8, 0.3, 0.2, 0.25], higher_is_better=True)
+    4
+    """
+    given = np.asarray(values, dtype=float) * (1 if higher_is_better else -1)
+    places = np.flatnonzero(~np.isnan(given))  # nobody took a step in the others
+    score = given[places]
+    if len(score) <= STAYS:
+        return None
+    best = np.maximum.accumulate(score)[:-1]  # before each but the first
+    with np.errstate(invalid="ignore"):  # -∞ is a model that failed
+        low = score[1:] < best - FALL * (best - score[0])
+    at = len(low) - int(np.argmin(low[::-1])) if not low.all() else 0  # the last run of falls begins here
+    if len(low) - at < STAYS or at == 0:
+        return None
+    steps = np.diff(score[: at + 1])
+    usual = float(np.median(-steps[steps < 0])) if (steps < 0).any() else 0.0
+    fallen = best[at] - np.median(score[at + 1 :])
+    return int(places[at + 1]) if fallen > NOISE * usual else None

@@ -1,0 +1,55 @@
+"""The instruments of one federation as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..pictures import Line, Numbers, draw_collapse, draw_spikes, draw_walk
+from ..settings import unknown
+from .findings import collapse
+from .walk import walk
+
+if TYPE_CHECKING:
+    from ..federation import Federation
+
+
+def draw(federation: Federation, kind: str, file: str | Path) -> Path:
+    """Draw "spikes", "collapse" or "walk" of a federation into a PNG file."""
+    if kind not in _KINDS:
+        raise unknown("picture of a federation", kind, _KINDS)
+    return _KINDS[kind](federation, Path(file))
+
+
+def spikes(federation: Federation) -> Line:
+    """The change at aggregation by round (Fed+ v2, fig. 1a): its mean over parties, and one standard deviation."""
+    rounds, mean, sd = (series(federation, name) for name in ("round", "jump", "jump_sd"))
+    return Line(rounds, mean, mean - sd, mean + sd)
+
+
+def series(federation: Federation, name: str) -> Numbers:
+    """One number a round, out of the history; nan where it is not known."""
+    return np.array([entry.get(name, np.nan) for entry in federation.history_], dtype=float)
+
+
+def _spikes(federation: Federation, file: Path) -> Path:
+    return draw_spikes(file, {federation.algorithm.name: spikes(federation)})
+
+
+def _collapse(federation: Federation, file: Path) -> Path:
+    name, rounds = federation.algorithm.name, series(federation, "round")
+    losses, norms = ({name: Line(rounds, series(federation, what))} for what in ("loss", "norm"))
+    found = collapse(name, federation.history_, federation._plan.metric.higher_is_better)
+    at = None if found is None or found.kind != "collapse" else found.round
+    return draw_collapse(file, losses, norms, {} if at is None else {name: at})
+
+
+def _walk(federation: Federation, file: Path) -> Path:
+    name, found = federation.algorithm.name, walk(federation)
+    return draw_walk(file, {name: Line(found.shares, found.mean)}, {name: found.mean_previous}, found.metric)
+
+
+_KINDS: dict[str, Callable[[Federation, Path], Path]] = {"spikes": _spikes, "collapse": _collapse, "walk": _walk}

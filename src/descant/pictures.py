@@ -1,0 +1,210 @@
+"""Pictures of plain numbers: lines by label, parties by place. Whoever has the numbers can draw them, stored or live.
+
+Labels are methods; "Local" is training alone, and is black. Every picture is one PNG file.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Numbers = NDArray[np.float64]
+Styles: TypeAlias = dict[str, dict[str, Any]]
+ALONE = "Local"
+MANY = 30  # parties: beyond this their names and markers do not fit, and sorted gains are drawn instead
+
+# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that white swallows.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_DASHES = ("-", (0, (6, 1.5)), (0, (4, 1, 1, 1)), (0, (2, 1)), (0, (8, 2, 2, 2)))
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line, and the band around it if it has one."""
+
+    x: Numbers
+    y: Numbers
+    low: Numbers | None = None
+    high: Numbers | None = None
+
+    @classmethod
+    def over(cls, x: Any, each: Any) -> Line:
+        """The mean of some lines ``[n, points]``, and the band that they span."""
+        values = np.asarray(each, dtype=float)
+        band = (values.min(0), values.max(0)) if len(values) > 1 else (None, None)
+        return cls(np.asarray(x, dtype=float), values.mean(0), *band)
+
+
+def draw_curves(file: Path, lines: Mapping[str, Line], metric: str, majority: float = float("nan")) -> Path:
+    """Score by round, one line a method, and the majority class."""
+    with _picture(file, lines) as ((axes,), styles):
+        _lines(axes, lines, styles, markersize=5)
+        if majority == majority:
+            axes.axhline(majority, color="#555555", linestyle=":", linewidth=1.8, label="majority class")
+        axes.set_ylabel(f"{label(metric, 40)}, mean over parties")
+        axes.set_title("Mean score of the parties' own models, round by round", loc="left")
+    return file
+
+
+def draw_spikes(file: Path, lines: Mapping[str, Line]) -> Path:
+    """The change at aggregation by round (Fed+ v2, fig. 1a): mean over parties, the band one standard deviation."""
+    with _picture(file, lines) as ((axes,), styles):
+        _lines(axes, lines, styles, markersize=4)
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel("‖change at aggregation‖, mean ± sd over parties")
+        axes.set_title("How far an aggregation throws the parties' models", loc="left")
+    return file
+
+
+def draw_collapse(
+    file: Path, losses: Mapping[str, Line], norms: Mapping[str, Line], marks: Mapping[str, int] | None = None
+) -> Path:
+    """Training loss and the centre's length by round (after Fed+ v2 fig. 1b), collapses marked."""
+    with _picture(file, losses, rows=2) as ((above, below), styles):
+        for axes, lines in ((above, losses), (below, norms)):
+            _lines(axes, lines, styles, markersize=4)
+            finite = np.concatenate([line.y[np.isfinite(line.y)] for line in lines.values()] or [np.ones(1)])
+            if len(finite) and finite.min() > 0 and finite.max() > 50 * np.median(finite):
+                axes.set_yscale("log")
+        for method, at in (marks or {}).items():
+            for axes in (above, below):
+                axes.axvline(at, color=styles[method]["color"], linewidth=1.0, linestyle=":")
+            text = {"color": styles[method]["color"], "rotation": 90, "va": "top", "ha": "right", "fontsize": 8}
+            above.text(at, 0.98, f"{label(method)} collapses ", transform=above.get_xaxis_transform(), **text)
+        above.set_xlabel("")
+        above.set_ylabel("training loss")
+        below.set_ylabel("length of the centre")
+        above.set_title("Does what was learned stay learned?", loc="left")
+    return file
+
+
+def draw_walk(file: Path, lines: Mapping[str, Line], previous: Mapping[str, float], metric: str) -> Path:
+    """The score from the party's own model to the new centre (Fed+ v2, fig. 1c), a dotted line for the last centre."""
+    with _picture(file, lines, whole=False) as ((axes,), styles):
+        _lines(axes, lines, styles, markersize=5)
+        for method, score in previous.items():
+            if np.isfinite(score):
+                axes.axhline(score, color=styles[method]["color"], linestyle=":", linewidth=1.2)
+        axes.set_xlabel("λ: from the party's model after its local work (0) to the new centre (1)")
+        axes.set_ylabel(f"{label(metric, 40)}, mean over parties")
+        axes.set_title("Before and after aggregation; dotted: the centre of the round before", loc="left")
+    return file
+
+
+def draw_parties(
+    file: Path, names: Sequence[str], scores: Mapping[str, Numbers], metric: str, higher_is_better: bool = True
+) -> Path:
+    """Who gained and who lost against training alone, which is ``scores["Local"]``."""
+    sign = 1 if higher_is_better else -1
+    alone = scores[ALONE]
+    judged = np.count_nonzero(~np.isnan(alone))
+    order = np.argsort(sign * alone, kind="stable")[:judged]  # nan sorts last
+    with _picture(file, scores, whole=False) as ((axes,), styles):
+        others = {method: values[order] for method, values in scores.items() if method != ALONE}
+        side = label(metric, 40)
+        if len(order) > MANY:
+            _gains(axes, others, alone[order], sign, styles)
+            axes.set_ylabel(f"gain over training alone, {side}")
+        else:
+            _markers(axes, others, alone[order], [names[i] for i in order], styles)
+            axes.set_ylabel(side)
+            better = "above" if sign > 0 else "below"
+            axes.set_title(f"Who gained by joining: a marker {better} the black bar beats training alone", loc="left")
+    return file
+
+
+def _markers(
+    axes: Axes,
+    others: Mapping[str, Numbers],
+    alone: Numbers,
+    names: Sequence[str],
+    styles: Mapping[str, dict[str, Any]],
+) -> None:
+    places = np.arange(len(alone))
+    for place in places[::2]:
+        axes.axvspan(place - 0.5, place + 0.5, color="#f2f2f2", linewidth=0)
+    axes.hlines(alone, places - 0.42, places + 0.42, color="black", linewidth=2.2, label=ALONE)
+    for aside, (method, values) in zip(np.linspace(-0.45, 0.45, len(others) + 2)[1:-1], others.items(), strict=True):
+        style = {**styles[method], "linestyle": "none", "markersize": 6 if len(alone) < 16 else 4}
+        axes.plot(places + aside, values, label=label(method), **style)
+    axes.set_xlim(-0.5, max(len(alone), 1) - 0.5)
+    shown = [label(name, 18) for name in names]
+    axes.set_xticks(places, shown, rotation=90 if max(map(len, shown), default=0) * len(shown) > 70 else 0)
+    axes.set_xlabel("party, from worst to best alone")
+
+
+def _gains(axes: Axes, others: Mapping[str, Numbers], alone: Numbers, sign: int, styles: Styles) -> None:
+    share = 100 * (np.arange(len(alone)) + 0.5) / len(alone)
+    axes.axhline(0, color="black", linewidth=1.8, linestyle="--", label=ALONE)
+    for method, values in others.items():
+        style = {**styles[method], "markevery": max(1, len(alone) // 12)}
+        axes.plot(share, np.sort(sign * (values - alone)), markersize=5, linewidth=1.8, label=label(method), **style)
+    axes.set_xlabel(f"% of the {len(alone)} parties, each line sorted from the greatest loss to the greatest gain")
+    axes.set_title("Who gained by joining: where a line is above zero, parties beat training alone", loc="left")
+
+
+def _lines(axes: Axes, lines: Mapping[str, Line], styles: Styles, markersize: float) -> None:
+    for method, line in lines.items():
+        style = {**styles[method], "markevery": max(1, len(line.x) // 12)}
+        if line.low is not None and line.high is not None:
+            axes.fill_between(line.x, line.low, line.high, color=style["color"], alpha=0.15, linewidth=0)
+        axes.plot(line.x, line.y, label=label(method), markersize=markersize, linewidth=1.8, **style)
+
+
+@contextmanager
+def _picture(
+    file: Path, labels: Mapping[str, Any], rows: int = 1, whole: bool = True
+) -> Iterator[tuple[list[Axes], Styles]]:
+    """Axes to draw on, and a style by label; afterwards they have a legend and are in the file. ``whole``: x counts."""
+    from matplotlib.figure import Figure  # here, because it takes a second
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.ticker import MaxNLocator
+
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
+    figure = Figure(figsize=(9.6, 5.0 if rows == 1 else 6.4), dpi=150, layout=layout)
+    panels = [figure.add_subplot(rows, 1, row + 1) for row in range(rows)]
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+        if whole:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.set_xlabel("round")
+    yield panels, _styles(labels)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a party may be named in letters that the font lacks
+        figure.savefig(file, format="png", backend="agg")
+
+
+def _styles(labels: Mapping[str, Any]) -> Styles:
+    """A colour, a marker and a line of its own for each method."""
+    parts = {"color": _COLORS, "linestyle": _DASHES, "marker": _MARKERS}
+    styles: Styles = {ALONE: {"color": "black", "linestyle": "--", "marker": "|"}}
+    styles |= {method: {**styles[ALONE], "color": "#777777"} for method in labels if method.startswith(f"{ALONE}, ")}
+    for at, method in enumerate(method for method in labels if method not in styles):
+        styles[method] = {name: choices[at % len(choices)] for name, choices in parts.items()}
+    return styles
+
+
+def label(text: str, most: int = 28) -> str:
+    r"""Text as matplotlib takes it literally: no formulas, no line breaks, not too long.
+
+    >>> print(label("costs $5\nand $6"), label("_hidden"), label("party number 17", most=8))
+    costs \$5 and \$6  _hidden part… 17
+    """
+    line = " ".join(text.split())
+    line = line if len(line) <= most else line[: most // 2] + "…" + line[1 - most // 2 :]  # ends tell names apart
+    return (" " if line.startswith("_") else "") + line.replace("$", r"\$")

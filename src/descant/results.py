@@ -1,0 +1,127 @@
+"""One method with one seed, as a comparison keeps it: all its numbers, and their way to JSON and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .evaluate import Column, Numbers, Scores
+from .federation import Federation
+from .instruments import Finding, Walk
+
+LOCAL = "Local"
+SERIES = ("round", "loss", "change", "norm", "jump", "jump_sd")
+_COLUMNS = ("own", "center", "majority", "before", "after")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One method with one seed: its scores at the end, and a curve of (round, mean own, mean centre) on the way."""
+
+    method: str
+    seed: int
+    scores: Scores
+    curve: tuple[tuple[int, float, float], ...]
+    seconds: float
+    refused: int
+    beside: str = LOCAL  # the local-only run with the same attendance and work
+    trained: int | None = None  # parties that ever trained
+    series: Mapping[str, Numbers] = field(default_factory=dict)  # numbers by round, by the names of SERIES
+    findings: tuple[Finding, ...] = ()
+    walk: Walk | None = None
+
+    @property
+    def best(self) -> tuple[int, float]:
+        """The round of the curve with the best mean score of the parties' own models, and that score."""
+        sign = 1 if self.scores.own.higher_is_better else -1
+        known = [(at, own) for at, own, _ in self.curve if own == own]
+        return max(known, key=lambda point: sign * point[1]) if known else (0, math.nan)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values: nan is null, and the infinite score of a model that failed a string."""
+        walked = None if self.walk is None else {**vars(self.walk), "names": list(self.walk.names)}
+        return {
+            "method": self.method,
+            "seed": self.seed,
+            "metric": self.scores.metric,
+            "higher_is_better": self.scores.own.higher_is_better,
+            "parties": list(self.scores.names),
+            **{name: plain(getattr(self.scores, name).values) for name in _COLUMNS},
+            "curve": [[point[0], *plain(point[1:])] for point in self.curve],
+            "seconds": self.seconds,
+            "refused": self.refused,
+            "beside": self.beside,
+            "trained": self.trained,
+            "series": {name: plain(values) for name, values in self.series.items()},
+            "findings": [asdict(finding) for finding in self.findings],
+            "walk": walked and {name: plain(v) if isinstance(v, np.ndarray) else v for name, v in walked.items()},
+        }
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Result:
+        """What :meth:`to_json` made."""
+        better, walked = found["higher_is_better"], found["walk"]
+        columns = (Column(numbers(found[name]), better) for name in _COLUMNS)
+        if walked is not None:
+            arrays = {name: numbers(walked[name]) for name in ("shares", "scores", "previous")}
+            walked = Walk(tuple(walked["names"]), walked["metric"], walked["higher_is_better"], **arrays)
+        return cls(
+            found["method"],
+            found["seed"],
+            Scores(tuple(found["parties"]), found["metric"], *columns),
+            tuple((int(at), *numbers(means).tolist()) for at, *means in found["curve"]),
+            found["seconds"],
+            found["refused"],
+            found["beside"],
+            found["trained"],
+            {name: numbers(values) for name, values in found["series"].items()},
+            tuple(Finding(**finding) for finding in found["findings"]),
+            walked,
+        )
+
+
+def result_of(
+    federation: Federation, curve: Sequence[tuple[int, float, float]], seconds: float, walk: Walk | None
+) -> Result:
+    """What came of a federation that has run."""
+    scores, history = federation.scores(), federation.history_
+    series = {name: np.array([entry.get(name, np.nan) for entry in history], dtype=float) for name in SERIES}
+    return Result(
+        federation.algorithm.name,
+        federation.seed,
+        scores,
+        tuple(curve),
+        seconds,
+        len(federation.refusals_),
+        trained=int((federation.state.attended(federation._plan) > 0).sum()),
+        series=series,
+        findings=federation._findings(),
+        walk=walk,
+    )
+
+
+def plain(values: Any) -> Any:
+    """Numbers as JSON has them.
+
+    >>> plain([1.0, float("nan"), float("-inf")])
+    [1.0, None, '-inf']
+    """
+    if isinstance(values, np.ndarray | list | tuple):
+        return [plain(value) for value in values]
+    number = float(values)
+    return number if math.isfinite(number) else None if math.isnan(number) else repr(number)
+
+
+def numbers(values: Any) -> Numbers:
+    """What :func:`plain` made, as numbers.
+
+    >>> numbers([1.0, None, "-inf"])
+    array([  1.,  nan, -inf])
+    """
+    if isinstance(values, list) and values and isinstance(values[0], list):
+        return np.stack([numbers(row) for row in values])
+    return np.array([math.nan if value is None else float(value) for value in values])
