@@ -26,6 +26,8 @@ def judge(run: Run) -> Table:
     """Party by party, whether joining helped; what a party reaches alone is noted for later."""
     table = run.federation.table()
     run.log("alone", round=run.round, own={row["party"]: row["alone"] for row in table.plain()})
+    for note in table.notes:
+        run.log("warning", text=note)
     return table
 
 
@@ -62,7 +64,9 @@ def _result(found: Recorded, method: str) -> Result:
     curve = tuple(zip(held.scored.tolist(), means["own"], means["center"], strict=True))
     refused = sum(event["event"] == "refused" for event in found.events)
     seconds = float(np.nansum(held.metrics.get("seconds", np.zeros(1))))
-    return Result(method, int(found.settings["seed"]), _scores(found, columns), curve, seconds, refused)
+    trained = int(held.accepted.any(axis=0).sum())
+    scores = _scores(found, columns)
+    return Result(method, int(found.settings["seed"]), scores, curve, seconds, refused, trained=trained)
 
 
 def _scores(found: Recorded, columns: Mapping[str, Column]) -> Scores:
@@ -76,4 +80,5 @@ def _scores(found: Recorded, columns: Mapping[str, Column]) -> Scores:
 def _settings(found: Recorded) -> dict[str, Any]:
     settings = {key: value for key, value in found.settings.items() if key != "algorithm"}
     told = {"run": str(found.folder), "rounds": found.round, "parties": len(found.numbers.parties), **settings}
-    return {**told, "algorithms": [found.settings["algorithm"]], "recipe": found.recipe, "warnings": found.warnings}
+    told |= {"recipe": found.recipe, "warnings": list(dict.fromkeys(found.warnings))}
+    return {**told, "algorithms": [found.settings["algorithm"]]}

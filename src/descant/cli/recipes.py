@@ -106,13 +106,15 @@ def report(
         from ..record import is_run
         from ..study import Study
 
-        if (folder / "study.json").exists():
+        if is_run(folder):
+            study, page = study_of(folder), write_page(folder)
+        elif (folder / "sweep.json").exists():
+            raise StateError(
+                f"{folder} holds a study for every value: give one of them, say {next(folder.glob('*=*'))}."
+            )
+        else:
             study = Study.load(folder)
             page = study.save(folder) / "report.html"
-        elif is_run(folder):
-            study, page = study_of(folder), write_page(folder)
-        else:
-            raise StateError(f"{folder} holds neither study.json nor a run. Give the folder of descant compare or run.")
         verdict = study.verdict()
         if as_json:
             typer.echo(json.dumps({"report": str(page), "verdict": verdict}))

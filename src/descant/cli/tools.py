@@ -13,7 +13,7 @@ import typer
 from ..bench import PEERS, Bench, run_bench
 from ..demo import ABOUT, Demo
 from ..errors import SettingError
-from ..papers import LEGEND
+from ..papers import legend, summary
 from ..settings import check
 from .common import json_option, one_thread, option, plain_endings, watched, wrapped
 
@@ -41,9 +41,8 @@ def demo(
         if as_json:
             typer.echo(json.dumps({**json.loads(study.to_json()), "report": str(out / "report.html")}))
         else:
-            table = dataclasses.replace(study.table(), verdict="")
             report = f"The report with pictures: {out / 'report.html'}"
-            typer.echo(f"{table}\n\n{LEGEND}\n\n{study.verdict()}\n\n{report}")
+            typer.echo("\n\n".join([summary(study), legend(), report]))
 
 
 def doctor(

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,7 @@ class Recipe:
     def digest(self) -> str:
         """Of what decides the numbers: not of words, seeds, engine or where the data is."""
         counted = {key: dict(self._table(key)) for key in ("run", "parties", "model", "work", "sweep")}
-        for table, keys in {"run": ("seeds", "seed", "engine"), "parties": ("data",)}.items():
+        for table, keys in {"run": ("seeds", "seed", "engine"), "parties": ("data",), "model": ("data",)}.items():
             counted[table] = {key: value for key, value in counted[table].items() if key not in keys}
         written = toml.write({**counted, "methods": self._list("methods"), "method": self._table("method")})
         return hashlib.blake2b(written.encode(), digest_size=8).hexdigest()
@@ -97,10 +98,10 @@ class Recipe:
         return _checked(replace(self, tables=tables))
 
     def where(self, data: str | Path | None) -> Recipe:
-        """With the folder of its data, if its population reads one."""
-        if data is None or "data" not in _parameters(self._population()[0]):
-            return self
-        return replace(self, tables=toml.merged(self.tables, {"parties": {"data": str(data)}}))
+        """With the folder of its data, wherever what it names reads one."""
+        made = {"parties": self._population()[0], "model": self._net()[0]}
+        reads = [name for name, make in made.items() if data is not None and "data" in signature(make).parameters]
+        return replace(self, tables=toml.merged(self.tables, {name: {"data": str(data)} for name in reads}))
 
     def sweep(self) -> Iterator[tuple[dict[str, Any], Recipe]]:
         """Every combination of the values in [sweep], and the recipe at it; one with no values if there is no sweep."""
@@ -288,9 +289,3 @@ def _check_changes(tables: Mapping[str, Any]) -> None:
     for path, values in toml.flat(tables.get("sweep", {})):
         if not isinstance(values, list) or not values:
             raise SettingError(f"The {path!r} of [sweep] must be a list of values. Got {values!r:.80}.")
-
-
-def _parameters(make: Callable[..., Any]) -> list[str]:
-    import inspect
-
-    return list(inspect.signature(make).parameters)

@@ -4,13 +4,12 @@ Light to import: torch waits for the work.
 """
 
 from .expected import Kept, differences, keep, kept
-from .experiment import LEGEND, Experiment, Point, carry_out, check_folder
+from .experiment import Experiment, Point, carry_out, check_folder, legend, summary
 from .shelf import home, keys, recipe_of
 
 __all__ = [
     "Experiment",
     "Kept",
-    "LEGEND",
     "Point",
     "carry_out",
     "check_folder",
@@ -19,5 +18,7 @@ __all__ = [
     "keep",
     "kept",
     "keys",
+    "legend",
     "recipe_of",
+    "summary",
 ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,6 @@ from ..table import Table
 if TYPE_CHECKING:
     from ..study import Study
 
-LEGEND = (
-    "mean, worst and spread: over the parties, each with its own model on its own test set. centre: the common\n"
-    "model. gained, lost: parties better and worse off than with Local, which is training alone."
-)
 SWEPT = ("sweep.json", "sweep.png", "*=*")  # the folder of an experiment that goes through values: a study for each
 
 
@@ -27,7 +24,7 @@ SWEPT = ("sweep.json", "sweep.png", "*=*")  # the folder of an experiment that g
 class Point:
     """The study at one combination of the values that are gone through; at none, if there is no sweep."""
 
-    at: Mapping[str, Any]
+    at: dict[str, Any]
     study: Study
 
     @property
@@ -71,9 +68,10 @@ class Experiment:
 
     def __str__(self) -> str:
         """The tables, the paper's figures beside ours, how to read them, and the cost."""
-        parts = [(f"{point.name}\n" if point.at else "") + str(point.study.table()) for point in self.points]
+        parts = [(f"{point.name}\n" if point.at else "") + summary(point.study) for point in self.points]
         figures = self.figures()
-        return "\n\n".join([*parts, *([str(figures)] if figures.rows else []), LEGEND, self.cost()])
+        parts += [str(figures)] if figures.rows else []
+        return "\n\n".join([*parts, legend(), self.cost()])
 
     def cost(self) -> str:
         """What it took, in a sentence."""
@@ -107,17 +105,47 @@ class Experiment:
         """Write the report, or where values were gone through a report for each and a picture of them all."""
         from ..report import write
         from ..store import replacing
-        from .picture import draw_sweep
 
         if not self.recipe.swept:
             write(self.points[0].study, folder)
             return folder / "report.html"
         with replacing(folder, SWEPT) as new:
             (new / "sweep.json").write_text(json.dumps(self.to_json()), encoding="utf-8")
-            draw_sweep(self, new / "sweep.png")
+            self._draw(new / "sweep.png")
             for point in self.points:
                 write(point.study, new / point.name)
         return folder / "sweep.png"
+
+    def _draw(self, file: Path) -> Path:
+        from ..pictures import Line, draw_sweep
+
+        own = [means(point.study) for point in self.points]
+        places = range(len(own))
+        lines = {
+            method: Line.over(places, list(zip(*(found[method] for found in own), strict=True))) for method in own[0]
+        }
+        printed = [
+            (place, float(figure.value))
+            for figure in self.recipe.figures
+            for place in places
+            if figure.at and figure.at.items() <= self.points[place].at.items()
+        ]
+        names, metric = [point.name for point in self.points], self.points[0].study.results[0].scores.metric
+        return draw_sweep(file, lines, names, metric, printed, self.recipe.title)
+
+
+def summary(study: Study) -> str:
+    """The table, the verdict and the findings, broken for a terminal."""
+    told = [study.verdict(), *(f"- {finding}" for finding in study.findings())]
+    told = [textwrap.fill(text, 110, subsequent_indent="  " * text.startswith("- ")) for text in told]
+    return "\n".join([str(replace(study.table(), verdict="", notes=())), "", *told])
+
+
+def legend() -> str:
+    """How to read the table."""
+    from ..report import LEGEND
+
+    return textwrap.fill(LEGEND, 110)
 
 
 def carry_out(recipe: Recipe, names: Sequence[str] = (), quick: bool = False, progress: bool = True) -> Experiment:
