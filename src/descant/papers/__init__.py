@@ -4,7 +4,7 @@ Light to import: torch waits for the work.
 """
 
 from .expected import Kept, differences, keep, kept
-from .experiment import Experiment, Point, carry_out, check_folder, legend, summary
+from .experiment import Experiment, Point, carry_out, check_folder, legend, means, summary
 from .shelf import home, keys, recipe_of
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "kept",
     "keys",
     "legend",
+    "means",
     "recipe_of",
     "summary",
 ]
