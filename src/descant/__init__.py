@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import algorithms, parties
+    from . import algorithms, parties, problems
     from .core import Algorithm
     from .errors import DescantError, DescantWarning
     from .federation import Federation
@@ -29,6 +29,7 @@ __all__ = [
     "algorithms",
     "compare",
     "parties",
+    "problems",
 ]
 
 _HOME = {
@@ -45,7 +46,7 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     """Import on first use: torch takes seconds, and `descant --help` must not wait for it."""
-    if name in ("algorithms", "parties"):
+    if name in ("algorithms", "parties", "problems"):
         return import_module(f".{name}", __name__)
     if name in _HOME:
         value = getattr(import_module(_HOME[name], __name__), name)

@@ -20,7 +20,7 @@ FEW = 30  # parties: so many names and numbers fit
 def draw(people: People, file: str | Path) -> Path:
     """Parties from left to right, classes from the top: a cell is the share of the party's rows; sizes stand above.
 
-    Up to 30 parties keep their order, with their names and the numbers in the cells; more are sorted by class.
+    Up to 30 parties keep their order, with their names and the numbers in the cells; more are sorted by their classes.
     """
     from matplotlib import colormaps
     from matplotlib.figure import Figure  # here, because it takes a second
@@ -29,8 +29,7 @@ def draw(people: People, file: str | Path) -> Path:
     labels, counts = people.label_counts()  # counts [parties, classes]
     names, few = list(people.names), len(people) <= FEW
     if not few:
-        shares = counts / counts.sum(1, keepdims=True)
-        order = np.lexsort((-counts.sum(1), -shares.max(1).round(1), shares.argmax(1)))
+        order = _order(counts)
         counts, names = counts[order], [names[k] for k in order]
     shares = (counts / counts.sum(1, keepdims=True)).T  # [classes, parties]
     width = min(12.0, max(6.0, 0.55 * len(people) + 2.2)) if few else 12.0
@@ -54,6 +53,14 @@ def draw(people: People, file: str | Path) -> Path:
     return file
 
 
+def _order(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Parties with the same classes side by side, or, where each has others, those with the same main class."""
+    shares = counts / counts.sum(1, keepdims=True)
+    kinds, kind = np.unique(counts == 0, axis=0, return_inverse=True)
+    first = kind if len(kinds) <= len(counts) // 10 else np.zeros(len(counts))
+    return np.lexsort((-counts.sum(1), -shares.max(1).round(1), shares.argmax(1), first))
+
+
 def _sizes(axes: Axes, sizes: NDArray[np.int64], few: bool) -> None:
     places = np.arange(len(sizes))
     if few:
@@ -73,7 +80,7 @@ def _axes(axes: Axes, labels: list[str], names: list[str]) -> None:
     axes.set_ylabel("class")
     if len(names) > FEW:
         axes.set_xticks([])
-        axes.set_xlabel(f"{len(names)} parties, sorted by the class that they have most of; white is none")
+        axes.set_xlabel(f"{len(names)} parties, sorted by their classes; white is none")
         return
     shown = [name if len(name) <= 14 else f"{name[:13]}…" for name in names]
     turned = max(map(len, shown)) * len(shown) > 60

@@ -53,8 +53,8 @@ def damaged(file: Path, found: str, expected: str) -> PartyError:
 def read_npz(file: str | Path, names: Sequence[str]) -> tuple[Array, ...]:
     """Named arrays of an npz file."""
     file, expected = Path(file), f"an npz file with {', '.join(names)}, plain arrays of numbers or text"
-    with reading(file, expected):
-        archive = np.load(file, allow_pickle=False)  # noqa: TID251
+    with reading(file, expected), file.open("rb") as opened:
+        archive = np.load(opened, allow_pickle=False)  # noqa: TID251
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise damaged(file, "it holds one array without a name", expected)
         with archive:

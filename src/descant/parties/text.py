@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from .folder import locate
 from .party import Array
@@ -26,6 +28,11 @@ class Words:
 
     ids: Mapping[str, int]
     vectors: Array
+
+    @cached_property
+    def table(self) -> Tensor:
+        """The vectors as one tensor, the same for every model."""
+        return torch.tensor(self.vectors)
 
 
 def tokens(text: str) -> list[str]:
@@ -62,7 +69,7 @@ def _read(file: Path, size: int, changed: int) -> Words:
     if vectors.ndim != 2 or vectors.shape != (len(words), size) or vectors.dtype.kind != "f":
         raise damaged(file, f"it has {len(words)} words and vectors {vectors.shape}", f"{size} numbers a word")
     table = np.concatenate([np.zeros((1, size), dtype=vectors.dtype), vectors])
-    table.flags.writeable = False  # all models share it
+    table.flags.writeable = False  # everybody shares it
     return Words({word: row for row, word in enumerate(words, 1)}, table)
 
 

@@ -1,0 +1,89 @@
+"""Small files in the forms that the readers know, for tests: written here, never taken from elsewhere."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import lzma
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+_CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
+
+
+def packed(data: bytes, file: Path) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}.get(file.suffix, bytes)(data))
+    return file
+
+
+def write_idx(file: Path, array: np.ndarray) -> Path:
+    code = _CODES[array.dtype.str[1:]]
+    head = bytes([0, 0, code, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    return packed(head + array.astype(array.dtype.newbyteorder(">")).tobytes(), file)
+
+
+def write_table(file: Path, rows: Iterable[Sequence[object]], encoding: str = "utf-8") -> Path:
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    return packed(text.getvalue().encode(encoding), file)
+
+
+def digits_like(n: int = 400, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Pictures of 28 x 28 whose first pixel is their number modulo 256, and labels 0..9 in turn."""
+    rng = np.random.default_rng(seed)
+    x = rng.integers(0, 256, (n, 28, 28), dtype=np.uint8)
+    x[:, 0, 0], x[:, 0, 1] = np.arange(n) % 256, np.arange(n) // 256
+    return x, (np.arange(n) % 10).astype(np.uint8)
+
+
+def write_mnist(folder: Path, n: int = 400) -> Path:
+    x, y = digits_like(n)
+    cut = n * 3 // 4
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "mnist.npz", x_train=x[:cut], y_train=y[:cut], x_test=x[cut:], y_test=y[cut:])
+    return folder
+
+
+def write_letters(folder: Path, n: int = 400) -> Path:
+    x, y = digits_like(n)
+    np.savez(folder / "emnist_lower_aj.npz", x=x, y=y)
+    return folder
+
+
+WORDS = ("good", "bad", "film", ",", "the", "it's")
+
+
+def write_vectors(folder: Path, size: int = 100, name: str = "glove6b_100d_subset.npz") -> Path:
+    vectors = np.random.default_rng(0).normal(size=(len(WORDS), size)).astype(np.float16)
+    np.savez(folder / name, words=np.array("\n".join(WORDS)), vectors=vectors)
+    return folder
+
+
+def reviews(accounts: int = 6, each: int = 12) -> list[tuple[str, int, str]]:
+    """(account, label, text): account k has `each` + k texts, and a text says what its label is."""
+    rows = []
+    for account in range(accounts):
+        for k in range(each + account):
+            rows.append((str(account), k % 2, f"The film, {'GOOD' if k % 2 else 'bad'}! {account}"))
+    return rows
+
+
+def write_critics(folder: Path) -> Path:
+    write_table(folder / "rt_critics.csv.xz", [("account", "label", "text"), *reviews()])
+    return write_vectors(folder)
+
+
+def write_sheet(file: Path, tiles: np.ndarray) -> Path:
+    """Tiles ``[50·lines, 32, 32, 3]`` as a lossless sheet of 50 a line."""
+    from PIL import Image
+
+    lines = len(tiles) // 50
+    pixels = tiles.reshape(lines, 50, 32, 32, 3).swapaxes(1, 2).reshape(lines * 32, 1600, 3)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(file, lossless=True)
+    return file

@@ -1,0 +1,174 @@
+"""Splits by size, by account and in turn, and pictures that are turned."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from descant.errors import PartyError, SettingError
+from descant.parties import images, splits
+
+seeds = st.integers(0, 2**32)
+
+
+def rng(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def assert_no_row_twice(parts: list[np.ndarray], n: int) -> None:
+    rows = np.concatenate(parts)
+    assert len(np.unique(rows)) == len(rows) and (not len(rows) or 0 <= rows.min() <= rows.max() < n)
+    assert all((np.diff(part) > 0).all() for part in parts)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 60), st.lists(st.integers(0, 20), min_size=1, max_size=6), seeds)
+def test_by_size_gives_each_party_its_size(n: int, sizes: list[int], seed: int) -> None:
+    if sum(sizes) > n:
+        with pytest.raises(PartyError, match=f"need {sum(sizes)} rows. Got {n}"):
+            splits.by_size(n, sizes, rng(seed))
+        return
+    parts = splits.by_size(n, sizes, rng(seed))
+    assert [len(part) for part in parts] == sizes
+    assert_no_row_twice(parts, n)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from("abcde"), max_size=60), st.integers(0, 8))
+def test_by_account_keeps_whole_accounts(accounts: list[str], least: int) -> None:
+    kept = {name for name in accounts if accounts.count(name) >= least}
+    if not kept:
+        with pytest.raises(PartyError, match="None of the"):
+            splits.by_account(accounts, least)
+        return
+    found = splits.by_account(accounts, least)
+    assert found.keys() == kept
+    for name, rows in found.items():
+        assert rows.tolist() == [row for row, account in enumerate(accounts) if account == name]
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 6), st.integers(1, 8), st.integers(1, 6), st.integers(1, 30), st.integers(0, 3), st.booleans(), seeds
+)
+def test_by_turns_deals_classes_in_turn(
+    available: int, count: int, classes: int, each: int, least: int, fill: bool, seed: int
+) -> None:
+    y = rng(seed).permutation(np.repeat(np.arange(available) + 3, each))
+    wanted = rng(seed).integers(0, 20, (count, classes))
+
+    def draw() -> list[np.ndarray]:
+        return splits.by_turns(y, wanted, rng(seed), least, fill)
+
+    holders = np.bincount(((np.arange(count)[:, None] + np.arange(classes)) % available).ravel(), minlength=available)
+    if classes > available or (holders * least > each).any():
+        with pytest.raises(PartyError, match=r"at most the|should hold at least"):
+            draw()
+        return
+    parts = draw()
+    assert_no_row_twice(parts, len(y))
+    for party, part in enumerate(parts):
+        counts = np.bincount(y[part] - 3, minlength=available)
+        own = [(party + j) % available for j in range(classes)]
+        assert not counts[np.setdiff1d(np.arange(available), own)].any(), "no class but its own"
+        assert (counts[own] >= least).all()
+        assert fill or (counts[own] <= np.maximum(wanted[party], least)).all()
+    taken = np.bincount(y[np.concatenate(parts)] - 3, minlength=available)
+    if fill:
+        assert (taken[holders > 0] == each).all(), "nothing is left over"
+    else:
+        asked = np.bincount(
+            splits.turns(count, classes, available).ravel(), np.maximum(wanted, least).ravel(), available
+        )
+        assert (taken == np.minimum(asked, each)).all(), "all that is wanted, as long as there is enough"
+    assert all(np.array_equal(a, b) for a, b in zip(parts, draw(), strict=True))
+
+
+def test_a_class_that_is_short_is_shared_in_proportion() -> None:
+    parts = splits.by_turns(np.zeros(70, dtype=int), [[101], [201], [401]], rng(0))
+    assert [len(part) for part in parts] == [11, 20, 39]
+
+
+@pytest.mark.parametrize("split", splits.SPLITS)
+@settings(deadline=None, max_examples=30)
+@given(st.integers(4, 12), st.floats(0, 3), st.floats(1.1, 4), seeds)
+def test_every_named_split_is_a_partition(split: str, count: int, sigma: float, exponent: float, seed: int) -> None:
+    y = np.arange(400) % 4
+
+    def draw() -> list[np.ndarray]:
+        return splits.cut(y, split, count, rng(seed), classes=2, sigma=sigma, exponent=exponent)
+
+    parts = draw()
+    assert len(parts) == count and min(map(len, parts)) >= 1
+    assert sum(map(len, parts)) == 400
+    assert_no_row_twice(parts, 400)
+    assert all(np.array_equal(a, b) for a, b in zip(parts, draw(), strict=True))
+
+
+def test_sizes_have_the_law_that_they_are_named_after() -> None:
+    normal = splits.log_normal(20_000, rng(0), mean=4.0, sigma=1.0, least=50)
+    assert normal.min() >= 50 and abs(np.log(normal - 49.5).std() - 1) < 0.05
+    assert abs(np.median(normal - 50) - np.exp(4)) < 2
+    power = splits.power_law(20_000, rng(0), exponent=3.0, least=10)
+    assert power.min() == 10
+    for s in (20, 40, 80):
+        assert abs((power >= s).mean() / (s / 10) ** -2 - 1) < 0.15, "the share above s falls as s^(1-3)"
+
+
+def test_named_splits_differ_as_they_should() -> None:
+    y = np.arange(1000) % 10
+    sizes = {name: [len(part) for part in splits.cut(y, name, 20, rng(0))] for name in splits.SPLITS}
+    assert max(sizes["iid"]) - min(sizes["iid"]) <= 1
+    assert max(sizes["lognormal"]) > 5 * np.median(sizes["lognormal"])
+    assert max(sizes["powerlaw"]) > 2 * np.median(sizes["powerlaw"])
+    turns = splits.cut(y, "turns", 20, rng(0), classes=3)
+    assert [sorted(set(y[part])) for part in turns[:2]] == [[0, 1, 2], [1, 2, 3]]
+
+
+def test_splits_that_cannot_be_made_say_why() -> None:
+    with pytest.raises(SettingError, match=r"There is no split 'turn'\. Did you mean 'turns'"):
+        splits.cut([0, 1], "turn", 2, rng(0))
+    with pytest.raises(SettingError, match=r"The 'sigma' of the split must be >= 0"):
+        splits.cut([0, 1], "turns", 2, rng(0), sigma=-1.0)
+    with pytest.raises(SettingError, match=r"The 'exponent' of power_law must be > 1"):
+        splits.power_law(3, rng(0), exponent=1.0)
+    with pytest.raises(PartyError, match="Class 1 has 1 rows for the 2 parties that should hold at least 2"):
+        splits.by_turns([0, 0, 0, 0, 1], [[2, 2], [2, 2]], rng(0), least=2)
+    with pytest.raises(PartyError, match="Sizes must be whole numbers"):
+        splits.by_size(10, [1.5], rng(0))
+    with pytest.raises(PartyError, match="The data set has 2 rows for the 3 parties"):
+        splits.cut([0, 1], "lognormal", 3, rng(0))
+
+
+# -- rotation ---------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.integers(-8, 8), st.integers(1, 6), seeds)
+def test_quarter_turns_are_exact(quarters: int, side: int, seed: int) -> None:
+    x = rng(seed).integers(0, 256, (3, 2, side, side), dtype=np.uint8)
+    turned = images.rotate(x, 90 * quarters)
+    assert turned.dtype == np.uint8 and np.array_equal(turned, np.rot90(x, quarters, axes=(-2, -1)))
+
+
+def smooth(height: int, width: int) -> np.ndarray:
+    """A hill off the centre, wide enough for bilinear pixels to follow."""
+    up, right = np.mgrid[:height, :width]
+    return np.exp(-((up - 0.35 * height) ** 2 + (right - 0.6 * width) ** 2) / 12)[None].astype(np.float32)
+
+
+@pytest.mark.parametrize("shape", [(28, 28), (20, 32)])
+def test_other_angles_lie_between_and_can_be_undone(shape: tuple[int, int]) -> None:
+    x = smooth(*shape)
+    assert np.abs(images.rotate(images.rotate(x, 30), -30) - x).max() < 0.1
+    assert np.abs(images.rotate(images.rotate(x, 30), 60) - images.rotate(x, 90.001)).max() < 0.1
+    if shape[0] == shape[1]:
+        assert np.abs(images.rotate(x, 90.001) - images.rotate(x, 90)).max() < 0.01, "in the same direction"
+    else:
+        assert np.abs(images.rotate(x, 179.999) - images.rotate(x, 180)).max() < 0.01
+    bytes_of_it = (200 * x).astype(np.uint8)
+    turned = images.rotate(bytes_of_it, 30)
+    assert turned.dtype == np.uint8
+    assert np.array_equal(turned, np.rint(images.rotate(bytes_of_it.astype(np.float32), 30)))
