@@ -2,14 +2,17 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from torch import nn
 
-from descant import DescantError, Study, algorithms
+from descant import DescantError, Study, algorithms, compare, parties
 from descant.evaluate import Column, Scores
-from descant.report import FILES, draw, page, write
+from descant.instruments import Finding, Walk
+from descant.report import FILES, available, draw, page, write
 from descant.settings import describe
 from descant.store import check_replaceable
 from descant.study import Result
@@ -27,7 +30,13 @@ def study_of(parties=4, seeds=2, methods=("Local", "FedAvg"), higher=True, names
             own = base + gain * number + 0.01 * seed
             columns = (Column(values, higher) for values in (own, own - 0.2, base - 0.3))
             curve = tuple((at, float(own.mean()) - 0.1 / at, 0.3) for at in (1, 5, 10))
-            results.append(Result(method, seed, Scores(names, metric, *columns), curve, 1.0, 0))
+            scores = Scores(names, metric, *columns, Column(own - 0.05, higher), Column(own, higher))
+            rounds = np.arange(1.0, 11.0)
+            series = {"round": rounds, "loss": 1 / rounds, "change": rounds, "norm": rounds + number}
+            series |= {"jump": rounds * number, "jump_sd": 0.1 * rounds}
+            walk = Walk(names, metric, higher, np.linspace(0, 1, 3), np.stack([own, own, own - 0.1], 1), own)
+            more = {"trained": len(names), "series": series, "walk": walk if number else None}
+            results.append(Result(method, seed, scores, curve, 1.0, 0, **more))
     records = [describe(algorithms.Local()), describe(algorithms.FedAvg())]
     return Study(tuple(results), {"rounds": 10, "seeds": seeds, "note": NASTY, "algorithms": records})
 
@@ -45,7 +54,7 @@ def has_color(image, code, least=40):
 
 
 @pytest.mark.parametrize("parties", [4, 31])
-@pytest.mark.parametrize("kind", ["curves", "parties"])
+@pytest.mark.parametrize("kind", ["curves", "parties", "spikes", "collapse"])
 def test_a_picture_shows_every_method_in_its_colour(tmp_path, kind, parties):
     image = pixels(draw(study_of(parties, methods=("Local", "FedAvg", "RFA")), kind, tmp_path / "made" / "it.png"))
     assert image.shape[0] >= 600 and image.shape[1] >= 1000
@@ -61,7 +70,7 @@ def test_gain_shows_on_the_side_that_the_title_names(tmp_path):
         assert bool(np.nonzero(blue)[0].mean() < np.nonzero(black)[0].mean()) is above
 
 
-@pytest.mark.parametrize("kind", ["curves", "parties"])
+@pytest.mark.parametrize("kind", ["curves", "parties", "spikes", "collapse", "walk"])
 @pytest.mark.parametrize(
     "study",
     [
@@ -74,6 +83,9 @@ def test_gain_shows_on_the_side_that_the_title_names(tmp_path):
     ids=["local only", "lower is better", "odd names", "many methods", "long names"],
 )
 def test_pictures_of_odd_studies(tmp_path, kind, study):
+    if kind not in available(study):
+        assert kind == "walk" and study.methods == ("Local",)  # there is no centre to walk to
+        return
     assert pixels(draw(study, kind, tmp_path / "it.png")).std() > 0.05
 
 
@@ -82,7 +94,7 @@ def test_a_study_without_test_sets_still_has_pictures(tmp_path):
     blind = study_of()
     for result in blind.results:
         result.scores.own.values[:] = np.nan
-    for kind in ("curves", "parties"):
+    for kind in available(study):
         draw(study, kind, tmp_path / "one.png")
         draw(blind, kind, tmp_path / "none.png")
 
@@ -109,16 +121,17 @@ def test_the_page_needs_nothing_else_and_escapes_everything(tmp_path):
     text = (write(study_of(methods=("Local", NASTY), metric=NASTY), tmp_path / "s") / "report.html").read_text("utf-8")
     found = Links()
     found.feed(text)
-    assert len(found.links) == 2 and all(link.startswith("data:image/png;base64,") for link in found.links)
+    assert len(found.links) == 5 and all(link.startswith("data:image/png;base64,") for link in found.links)
     assert not {"script", "link", "iframe", "object"} & set(found.tags)
     assert "url(" not in text and "@import" not in text
     assert "<script" not in text and text.count("&lt;script&gt;") >= 4  # verdict, table, metric, settings
 
 
 def test_the_page_gives_the_verdict_first_then_table_pictures_and_settings():
-    text = page(study_of(), {"curves": b"1", "parties": b"2"})
+    text = page(with_finding(study_of(), "FedAvg", Finding("jump", "It <broke>.")), {"curves": b"1", "parties": b"2"})
     assert "FedAvg served the parties best: 0.655 accuracy against 0.555 alone. 4 of 4" in text
-    marks = ["served the parties best", "<td>FedAvg</td>", "base64,MQ==", "base64,Mg==", "<th>seeds</th><td>0, 1</td>"]
+    marks = ["served the parties best", "<td>FedAvg</td>", "base64,MQ==", "base64,Mg==", "<li>It &lt;broke&gt;.</li>"]
+    marks += ["<th>seeds</th><td>0, 1</td>"]
     assert [text.index(mark) for mark in marks] == sorted(text.index(mark) for mark in marks)
     assert re.search(r"<th>Local</th><td>start: Mix\(init_mix=0\), advance: stay, keep: keep_own</td>", text)
 
@@ -126,7 +139,90 @@ def test_the_page_gives_the_verdict_first_then_table_pictures_and_settings():
 def test_the_verdict_does_not_praise_a_method_that_lost_to_training_alone():
     assert study_of(gain=-0.1).verdict().startswith("Nothing beat training alone; FedAvg came closest: 0.455")
     assert study_of(gain=-0.1, higher=False).verdict().startswith("FedAvg served the parties best")
-    assert study_of(gain=0.0).verdict().endswith("0 of 4 parties gained by joining, 0 lost, on average over the seeds.")
+    assert study_of(gain=0.0).verdict().endswith("0 of 4 parties gained by joining, 0 lost, over 2 seeds.")
+    assert (
+        study_of(gain=-0.1)
+        .verdict()
+        .endswith("0 of 4 parties gained by joining, 4 lost, over 2 seeds. Party p0 lost most: 10.0 points.")
+    )
+    assert "Party p0 lost most: 0.1 in loss." in study_of(gain=0.1, higher=False, metric="loss").verdict()
+
+
+def with_finding(study, method, *findings, seeds=(0, 1)):
+    """The same study with something found in some of its runs."""
+    results = (replace(r, findings=findings) if r.method == method and r.seed in seeds else r for r in study.results)
+    return replace(study, results=tuple(results))
+
+
+def test_a_collapse_is_in_the_verdict_and_findings_say_in_how_many_seeds():
+    study = with_finding(study_of(), "FedAvg", Finding("collapse", "It collapsed.", 41), seeds=(1,))
+    assert study.verdict().endswith("FedAvg collapsed at round 41.")
+    assert study.findings() == ("It collapsed. So in 1 of 2 seeds.",)
+    both = with_finding(study_of(), "FedAvg", Finding("coverage", "Some never trained."))
+    both = with_finding(both, "Local", Finding("coverage", "Some never trained."))
+    assert both.findings() == ("Some never trained.",)  # once, however many methods and seeds say it
+    assert str(both.table()).endswith("- Some never trained.") and json.loads(both.to_json())["findings"]
+
+
+def test_the_table_by_hand():
+    """Two seeds, four parties at 0.5, 0.533, 0.567, 0.6; FedAvg 0.1 above, and 0.01 more with the second seed."""
+    row = study_of().table().rows[2]
+    assert row["method"] == "FedAvg" and row["mean"] == pytest.approx(0.655) and row["± seeds"] == pytest.approx(0.005)
+    assert [row[name] for name in ("worst", "p10", "p50", "p90")] == pytest.approx(
+        [0.605, 0.605, 0.605 + 0.1 / 3, 0.705]
+    )
+    assert (row["gained"], row["lost"], row["trained"], row["best round"]) == (4, 0, 4, 10)
+    assert row["best"] == pytest.approx(0.645)  # of the curve, which ends 0.01 below
+    assert row["after"] - row["before"] == pytest.approx(0.05)
+    wide = study_of(methods=("Local", "A method with a rather long name")).table()
+    assert max(map(len, str(wide).splitlines()[:-1])) <= 120
+
+
+def test_who_gained_is_paired_over_the_seeds():
+    """Up by 0.2 with one seed and down by 0.1 with the other is a gain; up and down by as much is neither."""
+    study = study_of(parties=2, gain=0.0)
+    for seed, moved in ((0, (0.2, 0.1)), (1, (-0.1, -0.1))):
+        study.of("FedAvg")[seed].scores.own.values[:] += moved
+    row = study.table().rows[2]
+    assert (row["gained"], row["lost"]) == (1, 0)
+    np.testing.assert_allclose(study.gains("FedAvg"), [0.05, 0.0], atol=1e-12)
+
+
+def test_a_study_is_read_back_whole(tmp_path):
+    study = with_finding(study_of(), "FedAvg", Finding("collapse", "It collapsed.", 3))
+    study.of("FedAvg")[0].scores.own.values[:2] = (np.nan, -np.inf)
+    again = Study.load(study.save(tmp_path / "s"))
+    assert again.to_json() == study.to_json()
+    assert again.of("FedAvg")[0].walk.scores.shape == (4, 3) and again.collapses() == {"FedAvg": 3}
+    assert str(again.table()) == str(study.table())
+    for kind in available(study):
+        np.testing.assert_array_equal(
+            pixels(again.plot(kind, tmp_path / "a.png")), pixels(tmp_path / "s" / f"{kind}.png")
+        )
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"results": [{}], "settings": {}}', '{"descant": "0.1"'])
+def test_what_is_not_a_study_is_not_read(tmp_path, text):
+    (tmp_path / "study.json").write_text(text)
+    with pytest.raises(DescantError, match="does not hold a study that this version can read"):
+        Study.load(tmp_path)
+    with pytest.raises(DescantError, match="does not hold a study"):
+        Study.load(tmp_path / "nowhere")
+
+
+def test_a_study_without_a_curve_is_saved_and_says_what_it_lacks(tmp_path):
+    people = parties.digits(count=2, seed=0)
+    study = compare([algorithms.FedAvg()], Small, people, rounds=2, points=0, progress=False, lr=0.1, steps=1)
+    folder = study.save(tmp_path / "s")
+    assert not (folder / "curves.png").exists() and (folder / "walk.png").exists()
+    assert Study.load(folder).to_json() == study.to_json()
+    with pytest.raises(DescantError, match="no numbers for the picture 'curves'"):
+        study.plot("curves", tmp_path / "it.png")
+
+
+class Small(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 10)
 
 
 def test_a_folder_is_written_whole_and_an_older_study_is_replaced(tmp_path):

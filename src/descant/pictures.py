@@ -80,7 +80,7 @@ def draw_spikes(file: Path, lines: Mapping[str, Line]) -> Path:
     """The change at aggregation by round (Fed+ v2, fig. 1a): mean over parties, the band one standard deviation."""
     with _picture(file, lines) as ((axes,), styles):
         _lines(axes, lines, styles, markersize=4)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])  # so that a line at 0 is seen
         axes.set_ylabel("‖change at aggregation‖, mean ± sd over parties")
         axes.set_title("How far an aggregation throws the parties' models", loc="left")
     return file
@@ -174,8 +174,9 @@ def _gains(axes: Axes, others: Mapping[str, Numbers], alone: Numbers, sign: int,
 
 
 def _lines(axes: Axes, lines: Mapping[str, Line], styles: Styles, markersize: float) -> None:
-    for method, line in lines.items():
-        style = {**styles[method], "markevery": max(1, len(line.x) // 12)}
+    for at, (method, line) in enumerate(lines.items()):
+        every = max(1, len(line.x) // 12)
+        style = {**styles[method], "markevery": (at * every // len(lines), every)}  # beside those of a like line
         if line.low is not None and line.high is not None:
             axes.fill_between(line.x, line.low, line.high, color=style["color"], alpha=0.15, linewidth=0)
         axes.plot(line.x, line.y, label=label(method), markersize=markersize, linewidth=1.8, **style)

@@ -262,6 +262,7 @@ p.verdict { font-size: 1.2rem; background: var(--card); border-left: 4px solid #
 th, td { padding: .4rem .7rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top }
 th { font-weight: 600; white-space: nowrap } thead th { border-bottom-width: 2px } td { overflow-wrap: anywhere }
 .scores th + th, .scores td + td { text-align: right; font-variant-numeric: tabular-nums }
+.scores table { font-size: .85rem } .scores th, .scores td { padding: .4rem .45rem }
 .scores td { white-space: nowrap } .scores td:first-child { font-weight: 600 } figure { margin: 0; break-inside: avoid }
 img { width: 100%; height: auto; background: #fff; border-radius: 6px }
 p, figcaption, li { color: var(--soft) } li { margin: .3rem 0 } tr { break-inside: avoid }

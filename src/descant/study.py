@@ -81,7 +81,7 @@ class Study:
         return {
             "method": method,
             "mean": float(np.mean(means)),
-            "± seeds": float(np.std(means)) if len(results) > 1 else float("nan"),
+            "± seeds": Column(np.array(means)).spread if len(results) > 1 else float("nan"),
             "best": float(np.mean([score for _, score in best])),
             "best round": float(np.mean([at for at, _ in best])),
             **_spread([result.scores.own for result in results]),
