@@ -10,6 +10,8 @@ from click.testing import CliRunner
 
 from descant import __version__
 from descant.cli import app, typer
+from descant.config import read
+from descant.record import Run
 from recipes import TINY
 
 SIX = ["majority class", "Local", "FedAvg", "RFA", "FedAvgPlus", "FedGeoMedPlus"]
@@ -207,6 +209,17 @@ def test_the_report_of_a_run_says_what_the_run_said(tiny, tmp_path):
     means = {name: sum(row[name] for row in ran["table"]) / len(ran["table"]) for name in ("own", "alone")}
     assert f"{means['own']:.3f} accuracy against {means['alone']:.3f} alone" in shown.stdout
     assert "FedGeoMedPlus" in (tmp_path / "r" / "report.html").read_text("utf-8")
+
+
+def test_a_run_that_was_not_judged_says_how_to(tiny):
+    with Run.start("r", read(tiny).federation()) as run:
+        shown = descant("report", "r")
+        assert shown.exit_code == 1 and "The run in r has no scores yet" in shown.stderr
+        list(run.rounds(1, score_every=1))
+    shown = descant("report", "r")
+    assert shown.exit_code == 1 and "nobody has trained alone beside it" in shown.stderr
+    assert descant("run", tiny, "--out", "r", "--resume").exit_code == 0
+    assert descant("report", "r").exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import numpy as np
 from .errors import StateError
 from .evaluate import Column, Scores
 from .record import Recorded, Run, read
+from .store import clear_errors
 from .study import LOCAL, Result, Study
 from .table import Table
 
@@ -36,11 +37,16 @@ def study_of(folder: Path) -> Study:
     found = read(folder)
     if not len(found.numbers.scored):
         raise StateError(f"The run in {folder} has no scores yet: let it end (descant run ... --resume).")
-    events = [event for event in found.events if event["event"] == "alone"]
-    alone: Mapping[str, float | None] = events[-1]["own"] if events else {}
     method = _result(found, str(found.settings["algorithm"]["name"]))
     if method.method == LOCAL:
         return Study((method,), _settings(found))
+    events = [event for event in found.events if event["event"] == "alone"]
+    if not events:
+        raise StateError(
+            f"Whether the run in {folder} helped is not known yet: nobody has trained alone beside it. Let it end by "
+            f"descant run ... --out {folder} --resume, or by descant.judged.judge(run)."
+        )
+    alone: Mapping[str, float | None] = events[-1]["own"]
     own = np.array([np.nan if alone.get(name) is None else alone[name] for name in method.scores.names], dtype=float)
     column = Column(own, found.higher_is_better)
     scores = _scores(found, {"own": column, "majority": method.scores.majority})
@@ -51,7 +57,7 @@ def study_of(folder: Path) -> Study:
 def write_page(folder: Path) -> Path:
     """Put report.html into a run's folder."""
     study = study_of(folder)
-    with tempfile.TemporaryDirectory() as place:
+    with clear_errors(folder), tempfile.TemporaryDirectory() as place:
         made = study.save(Path(place) / "study")
         shutil.copyfile(made / "report.html", folder / "report.html")
     return folder / "report.html"
