@@ -95,11 +95,8 @@ class Experiment:
     def to_json(self) -> dict[str, Any]:
         """Everything in it but the parties, for programs."""
         points = [{"at": dict(point.at), **json.loads(point.study.to_json())} for point in self.points]
-        figures = [
-            {key: None if value != value else value for key, value in row.items()} for row in self.figures().rows
-        ]
         head = {"descant": __version__, "recipe": self.recipe.name, "quick": self.quick, "seconds": self.seconds}
-        return {**head, "figures": figures, "points": points}
+        return {**head, "figures": self.figures().plain(), "points": points}
 
     def save(self, folder: Path) -> Path:
         """Write the report, or where values were gone through a report for each and a picture of them all."""
