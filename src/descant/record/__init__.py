@@ -22,7 +22,7 @@ Reading: no federation, no torch.
 What is promised. A round is acknowledged when the loop's body gets it. Everything below holds after `kill -9` and
 after a power cut; a run that was resumed ends with the same model hash as one that was never disturbed.
 
-- sync="spaced" (simulations): snapshots are spaced so that they take at most about a twentieth of the time. A resumed
+- sync="spaced" (simulations): snapshots are spaced so that they take a few per cent of the time. A resumed
   run goes on from the last one and does the rounds since then again, with the same numbers.
 - sync=n: the same with a snapshot every n rounds.
 - sync="always" (deployments, where a round cannot be done again): a round's numbers and the models after it are on the

@@ -120,8 +120,6 @@ def read(folder: str | Path) -> Recorded:
     if not is_run(place):
         raise StateError(f"{place} holds no run: there is no {EVENTS} in it.")
     events = _readable(place / EVENTS, log.read).events
-    if not events:
-        raise StateError(f"{place / EVENTS} is empty. Restore it from a copy.")
     at = 0
     for event in events:  # "resumed" may set it back
         at = event.get("round", at)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Sync: TypeAlias = int | Literal["spaced", "always"]
 """When a snapshot is taken: every so many rounds, spaced by what they cost, or before each round is handed out."""
 
-_SPACING = 20  # times as long as a snapshot took passes before the next one
+_SPACING = 40  # times as long as a snapshot took passes before the next one
 _KEPT = 2  # snapshots
 _ABOUT_ONE_SAVE = ("files", "digest", "seal", "history", "refusals", "feedback", "round", "data", "judged")
 
@@ -57,7 +57,9 @@ class Run:
             undo.callback(tables.close)
             run = cls(place, federation, sync, lock, Log(place / EVENTS), tables)
             run._forget(0)  # what is left of a start that was killed
+            began = time.perf_counter()
             run._save()
+            run._cost = time.perf_counter() - began
             run.log("begun", round=run.round, sync=sync, settings=_settings(run._models(run.round)))
             run._log.flush()  # the folder holds a run from here on
             undo.pop_all()
@@ -221,15 +223,17 @@ def _load(folder: Path, federation: Federation, strict: bool) -> None:
     found = snapshots(folder)
     if not found:
         raise StateError(f"{folder / MODELS} holds no snapshot, so that the run cannot be resumed.")
-    for place in found:
+    errors: list[StateError] = []
+    for place in found[:1] if strict else found:
         try:
             federation.load(place)
         except StateError as error:
-            if strict or place == found[-1]:
-                raise
-            warnings.warn(f"{error} The snapshot before it is taken.", DescantWarning, stacklevel=3)
-        else:
-            return
+            errors.append(error)
+            continue
+        if errors:
+            warnings.warn(f"{errors[0]} The snapshot before it is taken.", DescantWarning, stacklevel=3)
+        return
+    raise errors[0]
 
 
 def _manifest(place: Path) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class Lines:
     events: tuple[dict[str, Any], ...]
     size: int
     seal: str
-    torn: int = 0
+    torn: int
 
 
 class Log:
@@ -78,10 +78,12 @@ def read(file: Path) -> Lines:
                     f"Line {number} of {file} is damaged: it does not have the seal it was written with. "
                     "Restore the file from a copy; the snapshots in models/ can still be read by Federation.load."
                 )
-            return Lines(tuple(events), size, seal, torn=len(data) - size)
+            break
         events.append(event)
         size, seal = size + len(line) + 1, found
-    return Lines(tuple(events), size, seal)
+    if not events:
+        raise StateError(f"{file} is empty. Restore it from a copy.")
+    return Lines(tuple(events), size, seal, torn=len(data) - size)
 
 
 def _sealed(before: str, text: str) -> str:

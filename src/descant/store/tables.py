@@ -46,7 +46,7 @@ class Tables:
         """A new file, in place of one that was left over."""
         for left in (file.with_name(f"{file.name}-journal"), file):
             disk.remove(left)
-        with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        with closing(_connect(file, "rwc")) as connection:
             connection.execute("BEGIN")
             for statement in _SCHEMA:
                 connection.execute(statement)
@@ -141,9 +141,9 @@ def read(file: Path) -> Held:
     return Held(tuple(name for name, _ in parties), samples, rounds, metrics, present, accepted, scored, found)
 
 
-def _connect(file: Path) -> sqlite3.Connection:
-    """An existing file, which may be read-only; a transaction that was killed is rolled back by SQLite."""
-    address = f"{file.resolve().as_uri()}?mode=rw"
+def _connect(file: Path, mode: str = "rw") -> sqlite3.Connection:
+    """A file that may be read-only; a transaction that was killed is rolled back by SQLite."""
+    address = f"{file.resolve().as_uri()}?mode={mode}"
     connection = sqlite3.connect(address, uri=True, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA synchronous = FULL")
     return connection

@@ -1,0 +1,506 @@
+"""A run that is killed at any write, or meets a full disk there, goes on to the same models and the same numbers."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from descant import DescantWarning, Federation, algorithms, parties
+from descant.core import Hyper, Job, Loss, Report, Term, Trained
+from descant.errors import SettingError, StateError
+from descant.flat import Net
+from descant.parties.fingerprint import fingerprints
+from descant.record import Recorded, Run, is_run, read, runs
+from descant.record.writer import Sync
+from descant.seeds import stream
+from descant.store import tables
+from dying import Death, faults, full
+from fakes import Bytes
+
+ROUNDS = 3
+SYNCS: list[Sync] = [2, "always"]
+
+
+def data(shift: float = 0.0) -> parties.People:
+    rng = np.random.default_rng(0)
+    found = {name: (rng.normal(size=(8, 2)) + k, rng.integers(0, 2, 8)) for k, name in enumerate("abc")}
+    found["b"][0][0, 0] += shift
+    return parties.from_arrays(found)
+
+
+PEOPLE = data()
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A solver that costs next to nothing: a step at random, with a memory of the steps before."""
+
+    @property
+    def hyper(self) -> Hyper:
+        return Hyper()
+
+    def ways(self, net: Net, loss: Loss, terms: tuple[Term, ...], party: object, count: int) -> dict[str, str]:
+        return {"walk": ""}
+
+    def train(self, job: Job) -> Trained:
+        steps = [
+            stream(job.seed, job.round, party.name, "walk").normal(size=job.start.shape[1]) for party in job.parties
+        ]
+        moved = torch.from_numpy(np.array(steps)).float()
+        sums = [m.get("sum", torch.zeros(moved.shape[1])) + step for m, step in zip(job.memories, moved, strict=True)]
+        metrics = [{"loss": float(row.norm()), "samples": p.samples} for row, p in zip(sums, job.parties, strict=True)]
+        return Trained(job.start + torch.stack(sums), [{"sum": row} for row in sums], metrics)
+
+
+def model() -> nn.Module:
+    return nn.Linear(2, 2)
+
+
+def made(people: parties.People = PEOPLE, seed: int = 0) -> Federation:
+    algorithm = algorithms.FedGeoMedPlus(alpha=1.0, rho=0.1)
+    return Federation(model, people, algorithm, solver=Walk(), attend=2, seed=seed)
+
+
+def opened(folder: Path, sync: Sync, fed: Federation) -> Run:
+    return Run.resume(folder, fed) if is_run(folder) else Run.start(folder, fed, "rounds = 3", sync)
+
+
+def go(folder: Path, sync: Sync, seen: list[int] | None = None) -> str:
+    """As `descant run --resume` would: start or go on, up to the last round."""
+    fed = made()
+    with opened(folder, sync, fed) as run:
+        for round in run.rounds(ROUNDS - run.round, score_every=2):
+            if seen is not None:
+                seen.append(round.index)
+    return fed.hash()
+
+
+def alike(one: Recorded, other: Recorded) -> None:
+    """All numbers but the seconds."""
+    a, b = one.numbers, other.numbers
+    assert one.recipe == other.recipe and (a.parties, a.metrics.keys()) == (b.parties, b.metrics.keys())
+    for x, y in ((a.round, b.round), (a.present, b.present), (a.accepted, b.accepted), (a.scored, b.scored)):
+        np.testing.assert_array_equal(x, y)
+    for name in a.metrics.keys() - {"seconds"}:
+        np.testing.assert_array_equal(a.metrics[name], b.metrics[name])
+    for name in a.scores:
+        np.testing.assert_array_equal(a.scores[name], b.scores[name])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Recorded]:
+    """An undisturbed run."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    fed = made()
+    with Run.start(folder, fed, "rounds = 3", 2) as run:
+        assert [round.index for round in run.rounds(ROUNDS, score_every=2)] == [1, 2, 3]
+    assert fed.hash() == made().fit(ROUNDS, progress=False).hash()  # to record changes nothing
+    return fed.hash(), read(folder)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes that are not waited for: a process that is killed, unlike a machine, loses nothing that was written."""
+    connect = tables._connect
+
+    def unsynced(*arguments: Any) -> sqlite3.Connection:
+        connection = connect(*arguments)
+        connection.execute("PRAGMA synchronous = OFF")
+        return connection
+
+    monkeypatch.setattr(tables, "_connect", unsynced)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+# ── killed ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("sync", SYNCS)
+def test_killed_at_every_write_it_ends_the_same(sync: Sync, whole: tuple[str, Recorded], tmp_path: Path) -> None:
+    """Before every change to the disk, and in the middle of every write; nothing acknowledged is lost."""
+    torn = 0
+    for n in count():
+        for half in (False, True):
+            folder = tmp_path / f"{n}{half}"
+            seen: list[int] = []
+            with faults(n, half) as met, suppress(Death):
+                go(folder, sync, seen)
+            if half and not met.tears:
+                continue  # the same as not at all
+            torn += half
+            if is_run(folder):
+                assert read(folder).state in (("broken", "ended") if met.reached else ("ended",))
+            if sync == "always" and seen:
+                assert int(max((folder / "models").glob("*/state.json")).parent.name) >= seen[-1]
+            assert go(folder, sync) == whole[0]
+            alike(read(folder), whole[1])
+            assert len(list((folder / "models").iterdir())) <= 2
+            if not met.reached:
+                assert n > 50 and torn > 10
+                return
+            shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("lives", [60, 80])
+def test_killed_again_and_again_it_ends_the_same(lives: int, whole: tuple[str, Recorded], tmp_path: Path) -> None:
+    for _ in range(20):
+        with faults(lives) as met, suppress(Death):
+            assert go(tmp_path / "run", 1) == whole[0]
+        if not met.reached:
+            break
+    assert not met.reached
+    alike(read(tmp_path / "run"), whole[1])
+
+
+SCRIPT = """
+import sys
+sys.path[:0] = {path}
+from pathlib import Path
+from test_record import made, Run
+with Run.start(Path({folder!r}), made(), sync=2) as run:
+    for round in run.rounds(100_000, score_every=5):
+        print(round.index, flush=True)
+"""
+
+
+def test_a_process_that_is_killed_lets_go_of_its_folder_and_another_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    path = [str(Path(__file__).parent), *filter(None, sys.path)]
+    code = SCRIPT.format(path=path, folder=str(folder))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while process.stdout.readline().strip() != "7":
+            assert process.poll() is None
+        with pytest.raises(StateError, match=f"in use by process {process.pid} on "):
+            Run.resume(folder, made())
+        assert (read(folder).state, read(folder).reason.split(" on ")[0]) == ("running", f"process {process.pid}")
+        time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+    assert read(folder).state == "broken"
+    fed = made()
+    with Run.resume(folder, fed) as run:
+        assert run.round >= 6
+        for _ in run.rounds(5):
+            pass
+    assert fed.hash() == made().fit(fed.state.round, progress=False).hash()
+    assert read(folder).numbers.round.tolist() == list(range(1, fed.state.round + 1))
+
+
+def test_a_child_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, time; from pathlib import Path; from descant.store.lock import Lock\n"
+        "lock = Lock(Path(sys.argv[1])); child = os.fork()\n"
+        "if child == 0: os.close(1); time.sleep(20); os._exit(0)\n"
+        "print(child, flush=True); os._exit(0)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    made = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / ".lock")], env=environment, stdout=subprocess.PIPE, check=True
+    )
+    try:
+        from descant.store.lock import Lock, holder
+
+        Lock(tmp_path / ".lock").release()
+        assert holder(tmp_path / ".lock") == ""
+    finally:
+        os.kill(int(made.stdout), signal.SIGKILL)
+
+
+# ── a disk that is full, a folder that cannot be written, two at once ─────────────────────────────────────────────────
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("sync", SYNCS)
+def test_a_full_disk_is_named_and_nothing_acknowledged_is_lost(
+    sync: Sync, whole: tuple[str, Recorded], tmp_path: Path
+) -> None:
+    """Full for one write or for all that follow; the run goes on where there is space again."""
+    for n in count(0, 3):
+        folder, seen = tmp_path / str(n), list[int]()
+        with faults(n, torn=True, error=full) as met:
+            try:
+                go(folder, sync, seen)
+            except StateError as error:
+                assert "No space left on device" in str(error) and "free some space" in str(error)
+        if is_run(folder):
+            read(folder)  # the log is whole
+        if sync == "always" and seen:
+            assert int(max((folder / "models").glob("*/state.json")).parent.name) >= seen[-1]
+        assert go(folder, sync) == whole[0]
+        alike(read(folder), whole[1])
+        if not met.reached:
+            assert n > 50
+            return
+        shutil.rmtree(folder)
+
+
+def test_in_the_same_process_a_run_goes_on_once_there_is_space(whole: tuple[str, Recorded], tmp_path: Path) -> None:
+    fed = made()
+    with Run.start(tmp_path / "run", fed, "rounds = 3", 1) as run:
+        with faults(0, torn=True, error=full), pytest.raises(StateError, match="No space left"):
+            for _ in run.rounds(ROUNDS, score_every=2):
+                pass
+        for _ in run.rounds(ROUNDS - run.round, score_every=2):
+            pass
+    assert fed.hash() == whole[0]
+    alike(read(tmp_path / "run"), whole[1])
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may write anywhere, so the system's refusal is played."""
+    opening = os.open
+
+    def refuse(path: Any, flags: int, *rest: Any, **named: Any) -> int:
+        if str(path).startswith(str(tmp_path)) and flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(30, "Read-only file system")
+        return opening(path, flags, *rest, **named)
+
+    go(tmp_path / "old", 2)
+    before = read(tmp_path / "old").numbers
+    monkeypatch.setattr(os, "open", refuse)
+    for begin in (lambda: Run.start(tmp_path / "new", made()), lambda: Run.resume(tmp_path / "old", made())):
+        with pytest.raises(StateError, match=r"cannot be written: Read-only file system. Give one that you may write"):
+            begin()
+    assert read(tmp_path / "old").numbers.round.tolist() == before.round.tolist()  # and it can still be read
+
+
+def test_two_runs_on_one_folder(tmp_path: Path) -> None:
+    with Run.start(tmp_path / "run", made()) as run:
+        with pytest.raises(StateError, match=f"in use by process {os.getpid()}"):
+            Run.resume(tmp_path / "run", made())
+        with pytest.raises(StateError, match="holds a run already"):
+            Run.start(tmp_path / "run", made())
+        assert read(tmp_path / "run").state == "running"
+        run.close()
+        with pytest.raises(StateError, match="was closed"):
+            list(run.rounds(1))
+    (tmp_path / "run" / ".lock").write_text("not json")
+    Run.resume(tmp_path / "run", made()).close()
+
+
+@pytest.mark.parametrize("name", ["run.toml", "models", "metrics.db", "notes.txt"])
+def test_what_somebody_else_put_there_is_left_alone(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(StateError, match=f"holds '{name}', which Descant did not write"):
+        Run.start(tmp_path, made())
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+# ── damage ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_torn_last_line_is_cut_off(whole: tuple[str, Recorded], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    go(folder, 2)
+    events = folder / "events.jsonl"
+    lines = events.read_bytes().splitlines(keepends=True)
+    for torn in (lines[-1][:-1], lines[-1][:9], b"\x00" * 50, b"{}", b"{}\n"):
+        events.write_bytes(b"".join(lines[:-1]) + torn)
+        assert len(read(folder).events) == len(lines) - 1
+    with Run.resume(folder, made()):
+        pass
+    found = read(folder).events[len(lines) - 1]
+    assert (found["event"], found["torn"]) == ("resumed", 3)
+
+
+@pytest.mark.parametrize("damage", ["changed", "removed", "cut"])
+def test_a_damaged_line_in_the_middle_is_named_by_its_number(damage: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    go(folder, 2)
+    lines = (folder / "events.jsonl").read_text().splitlines(keepends=True)
+    lines[2] = {"changed": lines[2].replace('"round": ', '"round": 1'), "removed": "", "cut": lines[2][:30]}[damage]
+    (folder / "events.jsonl").write_text("".join(lines))
+    for reading in (read, lambda place: Run.resume(place, made())):
+        with pytest.raises(StateError, match=r"Line 3 of .*events.jsonl is damaged"):
+            reading(folder)
+    (found,) = runs(tmp_path)
+    assert found.state == "damaged" and "Line 3" in found.reason
+
+
+def test_a_damaged_snapshot_is_passed_over_only_where_rounds_can_be_done_again(
+    whole: tuple[str, Recorded], tmp_path: Path
+) -> None:
+    for sync in SYNCS:
+        folder = tmp_path / str(sync)
+        go(folder, sync)
+        (center,) = (folder / "models" / "00000003").glob("center-*")
+        center.write_bytes(center.read_bytes()[:-1])
+    with pytest.raises(StateError, match=r"00000003 does not hold a run that can be continued"):
+        go(tmp_path / "always", "always")
+    with pytest.warns(DescantWarning, match="The snapshot before it is taken"):
+        assert go(tmp_path / "2", 2) == whole[0]
+    alike(read(tmp_path / "2"), whole[1])
+
+
+def test_damaged_numbers_are_named(tmp_path: Path) -> None:
+    go(tmp_path / "run", 2)
+    (tmp_path / "run" / "metrics.db").write_bytes(b"not a database, though long enough to be taken for one" * 100)
+    with pytest.raises(StateError, match=r"metrics.db cannot be read"):
+        read(tmp_path / "run").numbers  # noqa: B018
+    with pytest.raises(StateError, match="not a database"):
+        Run.resume(tmp_path / "run", made())
+
+
+# ── another federation, other data ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_another_federation_or_other_data_is_refused_by_name(tmp_path: Path) -> None:
+    go(tmp_path / "run", 2)
+    with pytest.raises(StateError, match="another federation: seed 0, here 1"):
+        Run.resume(tmp_path / "run", made(seed=1))
+    with pytest.raises(StateError, match=r"another federation: data\.b '"):
+        Run.resume(tmp_path / "run", made(data(shift=1e-3)))
+    with Run.resume(tmp_path / "run", made(data())):
+        pass
+    with pytest.raises(StateError, match="holds no run"):
+        Run.resume(tmp_path, made())
+    with pytest.raises(StateError, match="holds no run"):
+        read(tmp_path)
+
+
+def test_fingerprints_read_a_share_of_large_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    from descant.parties import fingerprint
+
+    def made(changed: int) -> dict[str, str]:
+        x = np.zeros((100, 4), dtype=np.float32)
+        x[changed] = 1
+        return fingerprints(parties.from_arrays({"a": (x, np.zeros(100, dtype=int))}, test=0))
+
+    assert made(0) != made(1)
+    monkeypatch.setattr(fingerprint, "_BYTES", 100 * 16 // 4)
+    assert made(1) == made(2) == made(97) != made(4)
+
+
+# ── what is read ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_is_recorded_can_be_read_without_the_federation(whole: tuple[str, Recorded]) -> None:
+    found, fed = read(whole[1].folder), made()
+    rows = [(round, round.scores) for round in fed.rounds(ROUNDS)]
+    held = found.numbers
+    assert (found.state, found.round, found.recipe, found.metric) == ("ended", 3, "rounds = 3", "accuracy")
+    assert found.settings["algorithm"]["name"] == "FedGeoMedPlus" and found.higher_is_better
+    assert held.parties == PEOPLE.names and held.samples.tolist() == list(PEOPLE.samples.values())
+    assert held.round.tolist() == [1, 2, 3] and held.scored.tolist() == [2, 3]
+    for r, (round, scores) in enumerate(rows):
+        assert [held.parties[k] for k in np.flatnonzero(held.present[r])] == sorted(round.round.present)
+        assert held.metrics["loss"][r] == round.round.loss
+        if round.index in held.scored:
+            s = held.scored.tolist().index(round.index)
+            np.testing.assert_array_equal(held.scores["own"][s], scores.own.values)
+            np.testing.assert_array_equal(held.scores["majority"][s], scores.majority.values)
+    assert [event["n"] for event in found.events] == list(range(1, len(found.events) + 1))
+    assert found.events[-1]["hash"] == whole[0]
+    assert found.snapshot is not None and made().load(found.snapshot).hash() == whole[0]
+
+
+def test_a_copy_is_as_good_as_the_run(whole: tuple[str, Recorded], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole[1].folder, tmp_path / "copy"))
+    alike(read(folder), whole[1])
+    fed = made()
+    with Run.resume(folder, fed) as run:
+        for _ in run.rounds(2):
+            pass
+    assert fed.hash() == made().fit(ROUNDS + 2, progress=False).hash()
+    assert [found.round for found in runs(tmp_path)] == [ROUNDS + 2]
+
+
+def test_scores_that_the_body_asks_for_are_recorded(tmp_path: Path) -> None:
+    with Run.start(tmp_path / "run", made()) as run:
+        run.log("warning", text="ρ never binds")
+        for round in run.rounds(5):
+            if round.index == 2:
+                assert round.scores.own.mean >= 0
+                break
+    found = read(tmp_path / "run")
+    assert (found.round, found.numbers.scored.tolist(), found.warnings) == (2, [2], ["ρ never binds"])
+
+
+def test_an_error_in_the_body_is_the_reason_of_a_broken_run(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), Run.start(tmp_path / "run", made()) as run:
+        for round in run.rounds(5):
+            1 / (2 - round.index)
+    found = read(tmp_path / "run")
+    assert (found.state, found.round, found.reason) == ("broken", 2, "ZeroDivisionError: division by zero")
+    with Run.resume(tmp_path / "run", made()) as run:
+        assert run.round == 2
+
+
+def test_refusals_and_notes_are_events(tmp_path: Path) -> None:
+    def poisoned(report: Report) -> list[Report]:
+        return [replace(report, arrays={name: tensor * np.nan for name, tensor in report.arrays.items()})]
+
+    fed = made()
+    fed.engine = lambda plan: Bytes(plan, fault=poisoned)
+    with pytest.warns(DescantWarning), Run.start(tmp_path / "run", fed) as run:
+        for _ in run.rounds(1):
+            pass
+    found = read(tmp_path / "run")
+    assert [event["event"] for event in found.events].count("refused") == 2
+    assert "Round 1: no report was accepted" in found.warnings[0]
+    assert found.numbers.present.sum() == 2 and not found.numbers.accepted.any()
+
+
+def test_export(whole: tuple[str, Recorded], tmp_path: Path) -> None:
+    found = whole[1]
+    records = [json.loads(line) for line in found.to_jsonl(tmp_path / "a.jsonl").read_text().splitlines()]
+    with found.to_csv(tmp_path / "a.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(records) == len(rows) == ROUNDS + 2 * len(PEOPLE)
+    for record, row in zip(records, rows, strict=True):
+        assert row["party"] == record.get("party", "")
+        assert {name: float(text) for name, text in row.items() if text and name != "party"} == {
+            name: value for name, value in record.items() if name != "party" and value is not None
+        }
+
+
+def test_a_score_that_is_new_becomes_a_column(whole: tuple[str, Recorded], tmp_path: Path) -> None:
+    file = tmp_path / "metrics.db"
+    made = tables.Tables.create(file, {"a": 1, "b": 2})
+    for round in (1, 2):
+        made.add_round(round, {"loss": float("nan")}, {"b": True})
+        made.add_scores(round, ["b"], {"own": np.array([0.5]), "before": np.array([np.inf])})
+    made.commit()
+    made.close()
+    held = tables.read(file)
+    assert np.isnan(held.metrics["loss"]).all() and held.present.tolist() == [[False, True]] * 2
+    np.testing.assert_array_equal(held.scores["before"], [[np.nan, np.inf]] * 2)
+    assert np.isnan(held.scores["center"]).all()
+    with sqlite3.connect(file) as connection:  # as in the module's docstring
+        sql = "SELECT party, own, center FROM scores JOIN parties USING (id) WHERE round = 2"
+        assert connection.execute(sql).fetchall() == [("b", 0.5, None)]
+    connection.close()
+
+
+@pytest.mark.parametrize("sync", [0, -1, True, "sometimes", 1.5])
+def test_a_sync_that_does_not_exist_is_refused(sync: Any, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="'sync' must be"):
+        Run.start(tmp_path / "run", made(), sync=sync)
+    assert not (tmp_path / "run").exists()
+
+
+def test_reading_does_not_import_torch(whole: tuple[str, Recorded]) -> None:
+    reading = f"import sys; from descant.record import read; read({str(whole[1].folder)!r}).numbers"
+    code = f"{reading}; assert 'torch' not in sys.modules"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
