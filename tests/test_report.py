@@ -35,7 +35,7 @@ def study_of(parties=4, seeds=2, methods=("Local", "FedAvg"), higher=True, names
             series = {"round": rounds, "loss": 1 / rounds, "change": rounds, "norm": rounds + number}
             series |= {"jump": rounds * number, "jump_sd": 0.1 * rounds}
             walk = Walk(names, metric, higher, np.linspace(0, 1, 3), np.stack([own, own, own - 0.1], 1), own)
-            more = {"trained": len(names), "series": series, "walk": walk if number else None}
+            more = {"attended": np.ones(len(names)), "series": series, "walk": walk if number else None}
             results.append(Result(method, seed, scores, curve, 1.0, 0, **more))
     records = [describe(algorithms.Local()), describe(algorithms.FedAvg())]
     return Study(tuple(results), {"rounds": 10, "seeds": seeds, "note": NASTY, "algorithms": records})
@@ -157,7 +157,7 @@ def with_finding(study, method, *findings, seeds=(0, 1)):
 def test_a_collapse_is_in_the_verdict_and_findings_say_in_how_many_seeds():
     study = with_finding(study_of(), "FedAvg", Finding("collapse", "It collapsed.", 41), seeds=(1,))
     assert study.verdict().endswith("FedAvg collapsed at round 41.")
-    assert study.findings() == ("It collapsed. So in 1 of 2 seeds.",)
+    assert study.findings() == ("It collapsed. So with 1 of 2 seeds.",)
     both = with_finding(study_of(), "FedAvg", Finding("coverage", "Some never trained."))
     both = with_finding(both, "Local", Finding("coverage", "Some never trained."))
     assert both.findings() == ("Some never trained.",)  # once, however many methods and seeds say it
@@ -174,7 +174,7 @@ def test_the_table_by_hand():
     assert (row["gained"], row["lost"], row["trained"], row["best round"]) == (4, 0, 4, 10)
     assert row["best"] == pytest.approx(0.645)  # of the curve, which ends 0.01 below
     assert row["after"] - row["before"] == pytest.approx(0.05)
-    wide = study_of(methods=("Local", "A method with a rather long name")).table()
+    wide = study_of(methods=("Local", "A name of so many characters")).table()
     assert max(map(len, str(wide).splitlines()[:-1])) <= 120
 
 
@@ -186,6 +186,15 @@ def test_who_gained_is_paired_over_the_seeds():
     row = study.table().rows[2]
     assert (row["gained"], row["lost"]) == (1, 0)
     np.testing.assert_allclose(study.gains("FedAvg"), [0.05, 0.0], atol=1e-12)
+
+
+def test_who_gained_without_training_is_told():
+    study = study_of(seeds=1)
+    study.of("FedAvg")[0].attended[:3] = 0
+    (sentence,) = study.findings()
+    assert sentence.startswith("3 of the 4 parties that gained with FedAvg did not train: alone, they are judged by")
+    study.of("FedAvg")[0].attended[:] = 1
+    assert study.findings() == ()
 
 
 def test_a_study_is_read_back_whole(tmp_path):

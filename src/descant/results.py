@@ -11,7 +11,7 @@ import numpy as np
 
 from .evaluate import Column, Numbers, Scores
 from .federation import Federation
-from .instruments import Finding, Walk
+from .instruments import Finding, Walk, coverage
 
 LOCAL = "Local"
 SERIES = ("round", "loss", "change", "norm", "jump", "jump_sd")
@@ -29,10 +29,15 @@ class Result:
     seconds: float
     refused: int
     beside: str = LOCAL  # the local-only run with the same attendance and work
-    trained: int | None = None  # parties that ever trained
+    attended: Numbers = field(default_factory=lambda: np.empty(0))  # [parties] in how many rounds each trained
     series: Mapping[str, Numbers] = field(default_factory=dict)  # numbers by round, by the names of SERIES
     findings: tuple[Finding, ...] = ()
     walk: Walk | None = None
+
+    @property
+    def trained(self) -> float:
+        """How many parties ever trained; nan where nobody counted."""
+        return float((self.attended > 0).sum()) if len(self.attended) else math.nan
 
     @property
     def best(self) -> tuple[int, float]:
@@ -55,7 +60,7 @@ class Result:
             "seconds": self.seconds,
             "refused": self.refused,
             "beside": self.beside,
-            "trained": self.trained,
+            "attended": plain(self.attended),
             "series": {name: plain(values) for name, values in self.series.items()},
             "findings": [asdict(finding) for finding in self.findings],
             "walk": walked and {name: plain(v) if isinstance(v, np.ndarray) else v for name, v in walked.items()},
@@ -77,7 +82,7 @@ class Result:
             found["seconds"],
             found["refused"],
             found["beside"],
-            found["trained"],
+            numbers(found["attended"]),
             {name: numbers(values) for name, values in found["series"].items()},
             tuple(Finding(**finding) for finding in found["findings"]),
             walked,
@@ -88,7 +93,7 @@ def result_of(
     federation: Federation, curve: Sequence[tuple[int, float, float]], seconds: float, walk: Walk | None
 ) -> Result:
     """What came of a federation that has run."""
-    scores, history = federation.scores(), federation.history_
+    scores, history, counted = federation.scores(), federation.history_, coverage(federation).rounds
     series = {name: np.array([entry.get(name, np.nan) for entry in history], dtype=float) for name in SERIES}
     return Result(
         federation.algorithm.name,
@@ -97,7 +102,7 @@ def result_of(
         tuple(curve),
         seconds,
         len(federation.refusals_),
-        trained=int((federation.state.attended(federation._plan) > 0).sum()),
+        attended=np.array([counted[name] for name in scores.names], dtype=float),
         series=series,
         findings=federation._findings(),
         walk=walk,

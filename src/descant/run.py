@@ -110,19 +110,21 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
     came = reach(algorithm, [task.arrays["own"] for task in tasks if "own" in task.arrays], state.center, d)
     attended = state.attended(plan).clone()
     attended[[plan.places[party] for party in counted]] += 1
+    judged = _judgements(accepted, index) if judge and counted else {}
     after = replace(
         state,
         round=index,
         center=outcome.center,
         memories={"tune": tuned, "advance": outcome.memory, "attend": {"rounds": attended}},
         feedback=_feedback(accepted),
-        judged={**state.judged, **_judgements(accepted, index)} if judge else state.judged,
+        judged={**state.judged, **judged} if judged else state.judged,
     )
     change = float(torch.linalg.vector_norm(outcome.center - state.center))
     norm = float(torch.linalg.vector_norm(outcome.center))
     note = outcome.note + (f" ({refusals[0]})" if refusals and not accepted else "")
     gauges = outcome.gauges.reaching(came)
-    return Round(index, after, present, counted, tuple(refusals), outcome.gap, change, 0.0, note, norm, gauges)
+    told = (outcome.gap, change, 0.0, note, norm, gauges, tuple(judged))
+    return Round(index, after, present, counted, tuple(refusals), *told)
 
 
 def tasks_for(

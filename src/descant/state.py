@@ -59,6 +59,7 @@ class Round:
     note: str = ""  # why the model did not change, if it did not
     norm: float = math.nan  # ‖w̃‖₂ after the round
     gauges: Gauges = field(default_factory=Gauges)
+    judged: tuple[str, ...] = ()  # who judged its own local work
 
     @property
     def loss(self) -> float:
@@ -69,6 +70,6 @@ class Round:
         """The round as one flat record; "before" and "after" only where parties were judged."""
         record = {name: getattr(self, name) for name in ("loss", "gap", "change", "norm")}
         record |= {"present": len(self.present), "accepted": len(self.accepted), "seconds": self.seconds}
-        judged = [found for found in self.state.judged.values() if found.round == self.index]
+        judged = [self.state.judged[name] for name in self.judged]
         means = {name: sum(getattr(found, name) for found in judged) / len(judged) for name in JUDGED if judged}
         return {"round": self.index, **record, **vars(self.gauges), **means}

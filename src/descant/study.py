@@ -77,7 +77,7 @@ class Study:
     def _row(self, method: str) -> dict[str, Any]:
         results = self.of(method)
         means = [result.scores.own.mean for result in results]
-        best, trained = [result.best for result in results], [result.trained for result in results]
+        best = [result.best for result in results]
         return {
             "method": method,
             "mean": float(np.mean(means)),
@@ -89,7 +89,7 @@ class Study:
             "before": _mean(results, "before"),
             "after": _mean(results, "after"),
             **_counts(self.gains(method)),
-            "trained": float(np.mean([np.nan if count is None else count for count in trained])),
+            "trained": float(np.mean([result.trained for result in results])),
         }
 
     def _majority(self, alone: list[Result]) -> dict[str, Any]:
@@ -148,7 +148,22 @@ class Study:
     def findings(self) -> tuple[str, ...]:
         """What is wrong, in sentences, each once."""
         found = [f.text for name in self.methods for f in over_seeds([result.findings for result in self.of(name)])]
-        return tuple(dict.fromkeys(found))
+        gained = [sentence for method in self.methods for sentence in self._gained_without_training(method)]
+        return tuple(dict.fromkeys([*found, *gained]))
+
+    def _gained_without_training(self, method: str) -> Iterator[str]:
+        """Who never trained is judged by the centre here, and alone by an untrained model: no merit of joining."""
+        results = self.of(method)
+        if any(len(result.attended) == 0 for result in results):
+            return
+        gained = self.gains(method) > 0
+        idle = gained & (np.min([result.attended for result in results], axis=0) == 0)
+        if idle.sum():
+            which = "with every seed" if len(results) > 1 else ""
+            yield (
+                f"{idle.sum()} of the {gained.sum()} parties that gained with {method} did not train {which}".rstrip()
+                + ": alone, they are judged by an untrained model."
+            )
 
     def plot(self, kind: str, file: str | Path) -> Path:
         """Draw into a PNG file: "curves" (score by round), "parties", "spikes", "collapse" or "walk"."""

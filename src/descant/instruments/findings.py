@@ -148,5 +148,5 @@ def over_seeds(found: Sequence[Sequence[Finding]]) -> Iterator[Finding]:
     for kind in kinds:
         same = [finding for each in found for finding in each if finding.kind == kind]
         numbers = "; the numbers are of the first" if len({finding.text for finding in same}) > 1 else ""
-        told = f" So in {len(same)} of {len(found)} seeds{numbers}." if numbers or len(same) < len(found) else ""
+        told = f" So with {len(same)} of {len(found)} seeds{numbers}." if numbers or len(same) < len(found) else ""
         yield Finding(kind, same[0].text + told, same[0].round)
