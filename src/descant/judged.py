@@ -70,9 +70,9 @@ def _result(found: Recorded, method: str) -> Result:
     curve = tuple(zip(held.scored.tolist(), means["own"], means["center"], strict=True))
     refused = sum(event["event"] == "refused" for event in found.events)
     seconds = float(np.nansum(held.metrics.get("seconds", np.zeros(1))))
-    trained = int(held.accepted.any(axis=0).sum())
+    attended = held.accepted.sum(axis=0).astype(float)
     scores = _scores(found, columns)
-    return Result(method, int(found.settings["seed"]), scores, curve, seconds, refused, trained=trained)
+    return Result(method, int(found.settings["seed"]), scores, curve, seconds, refused, attended=attended)
 
 
 def _scores(found: Recorded, columns: Mapping[str, Column]) -> Scores:
