@@ -118,8 +118,10 @@ class Experiment:
 
         own = [means(point.study) for point in self.points]
         places = range(len(own))
+        everywhere = [method for method in own[0] if all(method in found for found in own)]
         lines = {
-            method: Line.over(places, list(zip(*(found[method] for found in own), strict=True))) for method in own[0]
+            method: Line.over(places, list(zip(*(found[method] for found in own), strict=True)))
+            for method in everywhere
         }
         printed = [
             (place, float(figure.value))
