@@ -82,6 +82,7 @@ def test_the_wheel_has_the_recipes_where_the_package_looks_for_them():
 
 def test_a_figure_is_the_mean_of_its_methods_less_the_others(done):
     (row,) = done.figures().rows
+    assert "quick form, which is smaller" in str(done.figures())
     own = papers.means(done.points[0].study)
     ours = [(own["FedAvg"][i] + own["RFA+"][i]) / 2 - own["Local"][i] for i in range(2)]
     assert row["ours"] == pytest.approx(sum(ours) / 2) and row["paper"] == 0.5
