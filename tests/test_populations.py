@@ -62,7 +62,7 @@ def test_the_printed_synthetic_data_are_nearly_one_class_a_party() -> None:
     for seed in range(4):
         _, counts = parties.synthetic(seed=seed).label_counts()
         shares += (counts.max(1) / counts.sum(1)).tolist()
-    assert 0.92 < np.mean(shares) < 0.99, "ERRATA: 0.959"
+    assert 0.92 < np.mean(shares) < 0.98, "0.95 over 100 seeds, each within 0.02 of it"
 
 
 @pytest.mark.parametrize("make", [parties.synthetic, parties.shared])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -210,6 +213,22 @@ def test_objects_in_an_npz_are_not_unpickled(tmp_path: Path) -> None:
     with pytest.raises(PartyError, match=r"a\.npz cannot be used: it holds objects") as error:
         readers.read_npz(tmp_path / "a.npz", ("x",))
     assert "allow_pickle" not in str(error.value)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.dictionaries(st.integers(0, 127), st.sampled_from(b"()[]{}',: L019<>fOV|#\n\0\xff"), min_size=1, max_size=5))
+def test_an_npz_whose_arrays_have_a_broken_head(tmp_path_factory: pytest.TempPathFactory, bad: dict[int, int]) -> None:
+    """Its checksums are right, so that numpy comes to read the heads."""
+    whole = io.BytesIO()
+    np.save(whole, np.arange(6).reshape(2, 3))
+    data = bytearray(whole.getvalue())
+    for place, byte in bad.items():
+        data[place] = byte
+    file = tmp_path_factory.mktemp("head") / "a.npz"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("x.npy", bytes(data))
+    with contextlib.suppress(PartyError):
+        assert isinstance(readers.read_npz(file, ("x",))[0], np.ndarray)
 
 
 @pytest.mark.parametrize(

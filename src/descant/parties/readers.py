@@ -9,7 +9,10 @@ import csv
 import gzip
 import io
 import lzma
+import math
 import struct
+import tokenize
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -28,6 +31,7 @@ from .splits import Rows
 _DAMAGED: tuple[type[Exception], ...] = (OSError, EOFError, ValueError, KeyError, MemoryError)
 _DAMAGED += (zlib.error, lzma.LZMAError, zipfile.BadZipFile, struct.error)
 _DAMAGED += (NotImplementedError, RuntimeError)  # a zip that asks for another method or a password
+_DAMAGED += (tokenize.TokenError, SyntaxError, TypeError, OverflowError)  # the head of an array that is no longer one
 _KINDS = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}  # of IDX, big-endian
 
 
@@ -53,7 +57,8 @@ def damaged(file: Path, found: str, expected: str) -> PartyError:
 def read_npz(file: str | Path, names: Sequence[str]) -> tuple[Array, ...]:
     """Named arrays of an npz file."""
     file, expected = Path(file), f"an npz file with {', '.join(names)}, plain arrays of numbers or text"
-    with reading(file, expected), file.open("rb") as opened:
+    with reading(file, expected), file.open("rb") as opened, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Reading", category=UserWarning)  # a file of Python 2 is fine, too
         archive = np.load(opened, allow_pickle=False)  # noqa: TID251
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise damaged(file, "it holds one array without a name", expected)
@@ -63,6 +68,8 @@ def read_npz(file: str | Path, names: Sequence[str]) -> tuple[Array, ...]:
                 raise damaged(file, f"it has no {missing[0]!r}, only {', '.join(archive.files) or 'nothing'}", expected)
             arrays = tuple(archive[name] for name in names)
     for name, array in zip(names, arrays, strict=True):
+        if not isinstance(array, np.ndarray):
+            raise damaged(file, f"its {name!r} is no array", expected)
         if array.dtype.kind == "f":
             check_finite(array, torch.float64, f"{name!r} in {file}")
     return arrays
@@ -80,7 +87,7 @@ def read_idx(file: str | Path) -> Array:
         raise damaged(file, f"it begins with {data[:4].hex(' ') or 'nothing'}", expected)
     begin = 4 + 4 * data[3]
     shape, kind = struct.unpack(f">{data[3]}I", data[4:begin]), np.dtype(_KINDS[data[2]])
-    row = kind.itemsize * int(np.prod(shape[1:], dtype=np.float64))
+    row = kind.itemsize * math.prod(shape[1:])
     if len(data) - begin != row * shape[0]:
         whole = (len(data) - begin) // row if row else 0
         found = f"it ends in row {whole}" if whole < shape[0] else f"it goes on behind row {shape[0] - 1}"

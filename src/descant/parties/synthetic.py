@@ -38,7 +38,7 @@ def synthetic(
     (ERRATA 24). Sizes are ⌊log-normal(4, 2)⌋ + 50, as in that code; the papers say "a power law" (ERRATA 23).
 
     The printed ζ=1000, β=10 are the default, for history's sake. Know that they are degenerate: u moves all classes
-    alike, so **ζ has no effect at all**; at β=10 one class holds 96 % of a party's rows on average; and since every
+    alike, so **ζ has no effect at all**; at β=10 one class holds 95 % of a party's rows on average; and since every
     party has a model of its own there is nothing to share: training alone is hard to beat. With `class_shift` each
     class has a u of its own, and ζ acts. :func:`shared` is a population on which federation can help.
 
@@ -79,7 +79,7 @@ def shared(
     that parties can gain.
 
     >>> shared(count=3)["0"]
-    Party('0', 84 to train, 200 to test, x (60,))
+    Party('0', 73 to train, 200 to test, x (60,))
     """
     check(_Shared(count, offset, shift, least, tests), "shared")
     common = stream(seed, 0, EVERYBODY, "shared").normal(size=(INPUTS, OUTPUTS))
