@@ -15,7 +15,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # A module may import from its own line and from the lines above it.
 TIERS = [
-    {"errors", "settings", "seeds"},
+    {"errors", "settings", "seeds", "track"},
     {"flat", "address"},
     {"core"},
     {"norms", "medians", "weiszfeld", "centers", "penalties", "gate", "wire", "metrics"},

@@ -19,7 +19,7 @@ from descant.checkpoint import digest
 from descant.core import Memory
 from descant.errors import StateError
 from descant.run import run as rounds
-from descant.store import party_state
+from descant.store import disk, party_state
 from problems import METHODS, classes, network
 
 ROUNDS = 4
@@ -259,8 +259,7 @@ def test_a_save_that_is_killed_leaves_the_old_run_or_the_new_one(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save_file", Nth(checkpoint.save_file, n, KeyboardInterrupt()))
         patch.setattr(checkpoint, "_sweep", Nth(checkpoint._sweep, n - 3, KeyboardInterrupt()))
-        renaming = Nth(Path.replace, n - 4, KeyboardInterrupt())
-        patch.setattr(Path, "replace", lambda file, target: renaming(file, target))
+        patch.setattr(disk, "replace", Nth(disk.replace, n - 4, KeyboardInterrupt()))
         with contextlib.suppress(KeyboardInterrupt):
             fed.save(saved)
     assert made("FedAvgPlus").load(saved).hash() in (old, fed.hash())

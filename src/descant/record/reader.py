@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
-
-import numpy as np
 
 from ..errors import StateError
 from ..store import log, tables
@@ -155,4 +154,4 @@ def _text(file: Path) -> str:
 
 
 def _plain(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
+    return float(value) if math.isfinite(value) else None

@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -122,21 +123,26 @@ def read(file: Path) -> Held:
         parties = connection.execute("SELECT party, samples FROM parties ORDER BY id").fetchall()
         values = connection.execute("SELECT round, metric, value FROM rounds").fetchall()
         names = [row[1] for row in connection.execute("PRAGMA table_info(scores)") if row[1] not in ("round", "id")]
-        attendance = _matrix(connection.execute("SELECT round, id, accepted FROM attendance").fetchall(), 3)
+        key = f"round * {len(parties)} + id"  # one number in place of two: there may be a million rows
+        cells = connection.execute(f"SELECT ({key}) * 2 + accepted FROM attendance")
+        attendance = np.fromiter(chain.from_iterable(cells), dtype=np.int64)
         wanted = ", ".join(map(_quoted, names))
-        scores = _matrix(connection.execute(f"SELECT round, id, {wanted} FROM scores").fetchall(), 2 + len(names))
+        rows = connection.execute(f"SELECT {key}, {wanted} FROM scores").fetchall()
+        scores = np.array(rows, dtype=np.float64).reshape(-1, 1 + len(names))  # NULL becomes nan
     rounds = np.array(sorted({row[0] for row in values}), dtype=np.int64)
     place = {round: i for i, round in enumerate(rounds.tolist())}
     metrics = {metric: np.full(len(rounds), np.nan) for _, metric, _ in values}
     for round, metric, value in values:
         metrics[metric][place[round]] = np.nan if value is None else value
     present, accepted = (np.zeros((len(rounds), len(parties)), dtype=bool) for _ in range(2))
-    at = np.searchsorted(rounds, attendance[:, 0]), attendance[:, 1].astype(int)
-    present[at], accepted[at] = True, attendance[:, 2] > 0
-    scored, row = np.unique(scores[:, 0].astype(np.int64), return_inverse=True)
+    at, party = np.divmod(attendance // 2, len(parties))
+    at = np.searchsorted(rounds, at)
+    present[at, party], accepted[at, party] = True, attendance % 2 == 1
+    at, party = np.divmod(scores[:, 0].astype(np.int64), len(parties))
+    scored, row = np.unique(at, return_inverse=True)
     found = {name: np.full((len(scored), len(parties)), np.nan) for name in names}
-    for i, name in enumerate(names, 2):
-        found[name][row, scores[:, 1].astype(int)] = scores[:, i]
+    for i, name in enumerate(names, 1):
+        found[name][row, party] = scores[:, i]
     samples = np.array([count for _, count in parties], dtype=np.int64)
     return Held(tuple(name for name, _ in parties), samples, rounds, metrics, present, accepted, scored, found)
 
@@ -151,8 +157,3 @@ def _connect(file: Path, mode: str = "rw") -> sqlite3.Connection:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-def _matrix(rows: list[tuple[Any, ...]], width: int) -> Numbers:
-    """Rows as numbers; what SQLite has as NULL is nan."""
-    return np.array(rows, dtype=np.float64).reshape(-1, width)
