@@ -192,7 +192,8 @@ def test_who_gained_without_training_is_told():
     study = study_of(seeds=1)
     study.of("FedAvg")[0].attended[:3] = 0
     (sentence,) = study.findings()
-    assert sentence.startswith("3 of the 4 parties that gained with FedAvg did not train: alone, they are judged by")
+    assert sentence.startswith("Of the parties that gained, some had not trained") and "FedAvg 3 of 4." in sentence
+    assert "4 of 4 parties gained by joining (3 of them did not train), 0 lost." in study.verdict()
     study.of("FedAvg")[0].attended[:] = 1
     assert study.findings() == ()
 

@@ -23,8 +23,9 @@ Styles: TypeAlias = dict[str, dict[str, Any]]
 ALONE = "Local"
 MANY = 30  # parties: beyond this their names and markers do not fit, and sorted gains are drawn instead
 
-# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that white swallows.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that white swallows; then two of
+# Tol's, for those who compare eight methods.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES = ("-", (0, (6, 1.5)), (0, (4, 1, 1, 1)), (0, (2, 1)), (0, (8, 2, 2, 2)))
 

@@ -125,7 +125,9 @@ class Study:
         gains, scores = self.gains(method), self.results[0].scores
         counts, judged = _counts(gains), int((~np.isnan(scores.own.values)).sum())
         over = f", over {len(self.of(method))} seeds" if len(self.of(method)) > 1 else ""
-        yield f"{counts['gained']} of {judged} parties gained by joining, {counts['lost']} lost{over}."
+        idle = self._idle(method)
+        some = f" ({idle} of them did not train)" if idle else ""
+        yield f"{counts['gained']} of {judged} parties gained by joining{some}, {counts['lost']} lost{over}."
         if counts["lost"]:
             place = int(np.nanargmin(gains))
             lost = -float(gains[place])
@@ -148,22 +150,21 @@ class Study:
     def findings(self) -> tuple[str, ...]:
         """What is wrong, in sentences, each once."""
         found = [f.text for name in self.methods for f in over_seeds([result.findings for result in self.of(name)])]
-        gained = [sentence for method in self.methods for sentence in self._gained_without_training(method)]
-        return tuple(dict.fromkeys([*found, *gained]))
+        return tuple(dict.fromkeys([*found, *self._gained_without_training()]))
 
-    def _gained_without_training(self, method: str) -> Iterator[str]:
-        """Who never trained is judged by the centre here, and alone by an untrained model: no merit of joining."""
-        results = self.of(method)
-        if any(len(result.attended) == 0 for result in results):
-            return
-        gained = self.gains(method) > 0
-        idle = gained & (np.min([result.attended for result in results], axis=0) == 0)
-        if idle.sum():
-            which = "with every seed" if len(results) > 1 else ""
-            yield (
-                f"{idle.sum()} of the {gained.sum()} parties that gained with {method} did not train {which}".rstrip()
-                + ": alone, they are judged by an untrained model."
-            )
+    def _gained_without_training(self) -> Iterator[str]:
+        counts = {method: self._idle(method) for method in self.methods}
+        told = [
+            f"{method} {idle} of {_counts(self.gains(method))['gained']}" for method, idle in counts.items() if idle
+        ]
+        if told:
+            who = "Of the parties that gained, some had not trained (with every seed)"
+            yield f"{who}, so that alone they are judged by an untrained model: {', '.join(told)}."
+
+    def _idle(self, method: str) -> int:
+        """Who gained without training: by the centre in place of an untrained model, which is no merit of joining."""
+        attended = [result.attended for result in self.of(method) if len(result.attended)]
+        return int(((self.gains(method) > 0) & (np.min(attended, axis=0) == 0)).sum()) if attended else 0
 
     def plot(self, kind: str, file: str | Path) -> Path:
         """Draw into a PNG file: "curves" (score by round), "parties", "spikes", "collapse" or "walk"."""
