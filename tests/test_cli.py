@@ -10,6 +10,9 @@ from click.testing import CliRunner
 
 from descant import __version__
 from descant.cli import app, typer
+from descant.config import read
+from descant.record import Run
+from recipes import TINY
 
 SIX = ["majority class", "Local", "FedAvg", "RFA", "FedAvgPlus", "FedGeoMedPlus"]
 
@@ -64,7 +67,7 @@ def test_demo_for_people(tmp_path):
     header = next(i for i, line in enumerate(lines) if line.startswith("method"))
     assert {"mean", "worst", "spread", "gained"} <= set(lines[header].split())
     assert [line.split("  ")[0] for line in lines[header + 1 : header + 7]] == SIX
-    assert "1 rounds, 2 seeds" in shown.stdout and "parties gained by joining" in shown.stdout
+    assert "1 rounds, 2 seeds" in shown.stdout and "parties gained by joining" in " ".join(shown.stdout.split())
     assert lines[-1].endswith(str(out / "report.html")) and (out / "report.html").exists()
 
 
@@ -161,3 +164,111 @@ def test_the_doctor_says_how_a_model_would_run(tmp_path, model, said):
 def test_the_doctor_names_what_it_cannot_find(arguments, message):
     shown = descant(*arguments)
     assert shown.exit_code == 1 and message in shown.stderr and "Traceback" not in shown.output
+
+
+# ── recipes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(TINY)
+    return "tiny.toml"
+
+
+def test_compare_prints_a_table_and_writes_a_report(tiny, tmp_path):
+    shown = descant("compare", tiny, "--algorithms", "local,fedavg,fed+v1", "--seeds", "1", "--set", "run.rounds=1")
+    assert shown.exit_code == 0, shown.output
+    assert "Two methods on digits" in shown.stdout and "Ten parties would be too many" in shown.stdout
+    assert all(name in shown.stdout for name in ("majority class", "Local", "FedAvg", "RFA+", "trainings"))
+    found = json.loads(descant("report", "descant-study", "--json").stdout)
+    assert found["report"] == "descant-study/report.html" and found["verdict"]
+    again = descant("compare", tiny, "--quick", "--json", "--out", "again")
+    document = json.loads(again.stdout)
+    assert again.stderr == "" and document["quick"] and document["points"][0]["settings"]["rounds"] == 1
+    assert (tmp_path / document["report"]).exists()
+
+
+def test_a_run_that_is_resumed_ends_like_one_that_was_not_disturbed(tiny, tmp_path):
+    whole = json.loads(descant("run", tiny, "--out", "whole", "--json").stdout)
+    assert descant("run", tiny, "--out", "part", "--set", "run.rounds=1").exit_code == 0
+    part = json.loads(descant("run", tiny, "--out", "part", "--resume", "--json").stdout)
+    assert part["hash"] == whole["hash"] and part["rounds"] == 3
+    told = [[{name: row[name] for name in ("party", "own", "alone")} for row in ran["table"]] for ran in (whole, part)]
+    assert told[0] == told[1]
+    assert 'population = "digits"' in (tmp_path / "part" / "run.toml").read_text()
+    rows = json.loads(descant("runs", "--json").stdout)
+    assert {row["run"]: row["state"] for row in rows} == {"whole": "ended", "part": "ended"}
+    assert "FedGeoMedPlus" in descant("runs").stdout
+
+
+def test_the_report_of_a_run_says_what_the_run_said(tiny, tmp_path):
+    ran = json.loads(descant("run", tiny, "--out", "r", "--json").stdout)
+    (tmp_path / "r" / "report.html").unlink()
+    shown = descant("report", "r")
+    means = {name: sum(row[name] for row in ran["table"]) / len(ran["table"]) for name in ("own", "alone")}
+    assert f"{means['own']:.3f} accuracy against {means['alone']:.3f} alone" in shown.stdout
+    assert "FedGeoMedPlus" in (tmp_path / "r" / "report.html").read_text("utf-8")
+
+
+def test_a_run_that_was_not_judged_says_how_to(tiny):
+    with Run.start("r", read(tiny).federation()) as run:
+        shown = descant("report", "r")
+        assert shown.exit_code == 1 and "The run in r has no scores yet" in shown.stderr
+        list(run.rounds(1, score_every=1))
+    shown = descant("report", "r")
+    assert shown.exit_code == 1 and "nobody has trained alone beside it" in shown.stderr
+    assert descant("run", tiny, "--out", "r", "--resume").exit_code == 0
+    assert descant("report", "r").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "nowhere.toml"], "The recipe nowhere.toml cannot be read: No such file"),
+        (["run", "tiny.toml", "--set", "work.leer=1"], "Did you mean 'lr'"),
+        (["run", "tiny.toml", "--set", "sweep.work.lr=[1.0]"], "goes through values: use descant compare"),
+        (["run", "tiny.toml", "--resume", "--out", "new"], "new holds no run that could be resumed"),
+        (["run", "tiny.toml", "--engine", "ray"], "must be one of 'in-process', 'processes'"),
+        (["compare", "tiny.toml", "--algorithms", "fedavgg"], "Did you mean 'fedavg'"),
+        (["compare", "tiny.toml", "--out", "tiny.toml"], "tiny.toml is a file, and a folder is needed"),
+        (["report", "nowhere"], "nowhere does not hold a study"),
+        (["runs", "nowhere"], "There is no folder nowhere"),
+        (["papers", "run", "fed_plus/mnst"], "Did you mean 'fed_plus/mnist'"),
+        (["papers", "run", "fed_plus/mnist", "--set", "run.rounds=0"], "The 'rounds' of [run] must be"),
+    ],
+)
+def test_a_command_on_recipes_names_what_is_wrong(tiny, monkeypatch, arguments, message):
+    monkeypatch.setattr("descant.study.compare", None)
+    shown = descant(*arguments)
+    assert shown.exit_code == 1, shown.output
+    assert message in shown.stderr and "Traceback" not in shown.output and shown.stdout == ""
+
+
+# ── the papers ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_papers_are_listed():
+    found = json.loads(descant("papers", "list", "--json").stdout)
+    mine = next(row for row in found if row["experiment"] == "fed_plus/synthetic")
+    assert mine["parties"] == "synthetic" and "v2 §8.1" in mine["title"] and {"quick", "full"} <= mine.keys()
+    assert "fed_plus/synthetic" in descant("papers", "list").stdout
+
+
+def test_an_experiment_is_run_kept_and_compared_with_what_was_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shelf = tmp_path / "shelf" / "mine"
+    shelf.mkdir(parents=True)
+    figure = '[[paper]]\nsays = "it"\nwhere = "table 7"\nvalue = 0.25\nmethods = ["FedAvg"]\n'
+    (shelf / "tiny.toml").write_text(TINY + figure)
+    monkeypatch.setattr("descant.papers.shelf.PACKED", shelf.parent)
+    first = descant("papers", "run", "mine/tiny", "--quick", "--expect")
+    assert first.exit_code == 0, first.output
+    assert (
+        "table 7" in first.stdout and "0.250" in first.stdout and f"Kept in {shelf / 'expected.json'}" in first.stdout
+    )
+    assert (tmp_path / "descant-papers" / "mine" / "tiny-quick" / "report.html").exists()
+    again = json.loads(descant("papers", "run", "mine/tiny", "--quick", "--json").stdout)
+    assert again["compared"] == ["All 3 means are within what the kept runs span (2 seeds, ± 0.005)."]
+    assert again["figures"][0]["paper"] == 0.25
+    assert json.loads(descant("papers", "list", "--json").stdout)[0]["quick"] > 0

@@ -58,6 +58,25 @@ def draw_curves(file: Path, lines: Mapping[str, Line], metric: str, majority: fl
     return file
 
 
+def draw_sweep(
+    file: Path,
+    lines: Mapping[str, Line],
+    at: Sequence[str],
+    metric: str,
+    printed: Sequence[tuple[int, float]],
+    title: str,
+) -> Path:
+    """Score by what was gone through, one line a method; stars are what a paper prints, by their place."""
+    with _picture(file, lines, whole=False) as ((axes,), styles):
+        _lines(axes, lines, styles, markersize=5)
+        if printed:
+            axes.plot(*zip(*printed, strict=True), "k*", markersize=12, label="the paper")
+        axes.set_xticks(range(len(at)), [label(text) for text in at])
+        axes.set_ylabel(f"{label(metric, 40)}, mean over parties")
+        axes.set_title(label(title, 90), loc="left")
+    return file
+
+
 def draw_spikes(file: Path, lines: Mapping[str, Line]) -> Path:
     """The change at aggregation by round (Fed+ v2, fig. 1a): mean over parties, the band one standard deviation."""
     with _picture(file, lines) as ((axes,), styles):

@@ -34,6 +34,10 @@ class Table:
         below = [self.verdict] if self.verdict else []
         return "\n".join([*(line.rstrip() for line in lines), *below, *(f"- {note}" for note in self.notes)])
 
+    def plain(self) -> list[dict[str, Any]]:
+        """The rows as JSON has them: there is no nan in it."""
+        return [{key: None if value != value else value for key, value in row.items()} for row in self.rows]
+
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
         body = "".join(

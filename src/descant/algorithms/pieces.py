@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..core import Attend, Hyper, Memory, Metrics, Sight
+from ..errors import SettingError
 from ..flat import Layout, Unbound
 from ..penalties import Penalty, personal
 from ..settings import Schedule, setting, value_at
+
+Policy: TypeAlias = Literal["keep", "drop"]
 
 # ── start: where does a party begin its local work? ───────────────────────────────────────────────────────────────────
 
@@ -194,14 +198,43 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Among:
+    """Only the first so many parties ever take part; the others are judged all the same, by the centre (ERRATA 15)."""
+
+    first: int = setting(10, "parties that ever take part", least=1, whole=True)
+    attend: Attend = setting(everyone, "who of them takes part", apart=True)
+
+    def __call__(self, names: Sequence[str], hyper: Hyper, rng: np.random.Generator) -> dict[str, Hyper]:
+        return self.attend(names[: self.first], hyper, rng)
+
+
+@dataclass(frozen=True)
 class Stragglers:
-    """A share of those who take part does only 1 to E-1 units of its work (FedProx's protocol)."""
+    """A share of those who take part does only 1 to E-1 units of its work (FedProx's protocol).
+
+    Their work counts, or is dropped as if they had not come (``policy``, ERRATA 26). The draws do not depend on the
+    policy: with one seed the same parties straggle in every method.
+
+    >>> slow = Stragglers(0.5, policy="drop")(["a", "b", "c", "d"], Hyper(work=20), np.random.default_rng(0))
+    >>> [hyper.work for hyper in slow.values()]
+    [20, 20]
+    """
 
     share: float = setting(0.9, "of those who take part, how many straggle", least=0, most=1)
     attend: Attend = setting(everyone, "who takes part", apart=True)
+    policy: Policy = setting("keep", "whether their work counts (ERRATA 26)", one_of=("keep", "drop"))
 
     def __call__(self, names: Sequence[str], hyper: Hyper, rng: np.random.Generator) -> dict[str, Hyper]:
         present = self.attend(names, hyper, rng)
         slow = rng.permutation(list(present))[: round(self.share * len(present))].tolist()
-        less = {name: replace(present[name], work=int(rng.integers(1, max(2, hyper.work)))) for name in slow}
-        return {**present, **less}
+        less = {name: int(rng.integers(1, max(2, present[name].work))) for name in slow}
+        if self.policy == "keep":
+            return present | {
+                name: replace(present[name], work=min(present[name].work, work)) for name, work in less.items()
+            }
+        if present and len(slow) == len(present):
+            raise SettingError(
+                f"All {len(present)} parties of a round straggle at a share of {self.share:g}, and the policy 'drop' "
+                "leaves nobody. Lower the share, let more parties attend, or keep their work."
+            )
+        return {name: full for name, full in present.items() if name not in less}

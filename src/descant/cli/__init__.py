@@ -1,0 +1,48 @@
+"""The command line. It imports nothing heavy: torch, numpy and the rest wait until a command needs them."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from . import papers, recipes, tools
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,  # plain help starts faster
+    pretty_exceptions_enable=False,  # a traceback with local values would show a party's data
+)
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and leave."""
+    if wanted:
+        typer.echo(f"descant {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def descant(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Federated learning for parties that differ: own models, robust centres, and numbers that say who gained."""
+
+
+for command in (tools.demo, recipes.run, recipes.compare, recipes.report, recipes.runs, tools.doctor, tools.bench):
+    app.command()(command)
+app.add_typer(papers.app, name="papers")
+
+
+def main() -> None:
+    """The entry point."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ± or α still gets its table
+    app()

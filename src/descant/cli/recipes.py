@@ -1,0 +1,156 @@
+"""Commands on recipes and on what came of them: run, compare, report, runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ..config import Recipe, read
+from ..errors import SettingError, StateError
+from ..papers import carry_out, check_folder
+from ..table import Table
+from .common import json_option, one_thread, plain_endings, watched, wrapped
+
+RECIPE = typer.Argument(hidden=True)
+CHANGES = typer.Option([], "--set", help="Another value: table.key=value, such as run.rounds=20. Repeatable.")
+QUICK = typer.Option(False, "--quick", help="The recipe's short form.")
+ENGINE = typer.Option("", help="in-process, or processes for all cores. Default: as the recipe says.")
+DATA = typer.Option(None, help="The data folder. Default: DESCANT_DATA.")
+
+
+def run(
+    recipe: Path = RECIPE,
+    changes: list[str] = CHANGES,
+    quick: bool = QUICK,
+    engine: str = ENGINE,
+    data: Path | None = DATA,
+    out: Path = typer.Option("descant-run", help="The run's folder. Default: descant-run.", show_default=False),  # noqa: B008
+    resume: bool = typer.Option(False, "--resume", help="Go on with the run in the folder, where it was broken off."),
+    as_json: bool = json_option(),
+) -> None:
+    """Run the [method] of RECIPE, a TOML file, into a folder, and say party by party whether joining helped."""
+    with plain_endings():
+        chosen = _chosen(recipe, changes, quick, engine, data).check(None)
+        if chosen.swept:
+            raise SettingError(f"{chosen.name} goes through values: use descant compare, or --set 'sweep={{}}'.")
+        one_thread()
+        table, found = _carried_out(chosen, out, resume, as_json)
+        if as_json:
+            typer.echo(json.dumps({**found, "verdict": table.verdict, "table": table.plain()}))
+        else:
+            typer.echo(f"{table}\n\nThe run: {out} ({found['rounds']} rounds, hash {found['hash'][:12]})")
+            typer.echo(f"The report with pictures: {found['report']}")
+
+
+def _carried_out(chosen: Recipe, out: Path, resume: bool, as_json: bool) -> tuple[Table, dict[str, Any]]:
+    from ..federation import bar
+    from ..judged import judge, write_page
+    from ..record import Run
+
+    federation, length = chosen.federation(), chosen.length
+    started = Run.resume(out, federation) if resume else Run.start(out, federation, recipe=chosen.text)
+    with started as run, bar(disable=not watched(as_json)) as shown:
+        line = shown.add_task(federation.algorithm.name, total=length.rounds, loss="–", completed=run.round)
+        for round in run.rounds(max(0, length.rounds - run.round), max(1, length.rounds // length.points)):
+            shown.update(line, advance=1, loss=f"{round.round.loss:.4f}")
+        shown.add_task("training alone, to compare with", total=None, loss="–")
+        table = judge(run)
+    found = {"folder": str(out), "rounds": federation.state.round, "hash": federation.hash()}
+    return table, {**found, "report": str(write_page(out))}
+
+
+def compare(
+    recipe: Path = RECIPE,
+    algorithms: str = typer.Option("", help="Which, such as local,fedavg,fedavg+. Default: as the recipe says."),
+    seeds: int = typer.Option(0, help="How often all is repeated. Default: as the recipe says.", show_default=False),
+    changes: list[str] = CHANGES,
+    quick: bool = QUICK,
+    engine: str = ENGINE,
+    data: Path | None = DATA,
+    out: Path = typer.Option(  # noqa: B008
+        "descant-study", help="The folder for the report. Default: descant-study.", show_default=False
+    ),
+    as_json: bool = json_option(),
+) -> None:
+    """Compare the [[methods]] of RECIPE, a TOML file, or those you name, with training alone.
+
+    It prints a table and writes a report with pictures.
+    """
+    names = [name.strip() for name in algorithms.split(",") if name.strip()]
+    with plain_endings(out):
+        chosen = _chosen(recipe, [*changes, *([f"run.seeds={seeds}"] if seeds else [])], quick, engine, data)
+        chosen.check(names)
+        check_folder(chosen, out)
+        if not as_json:
+            typer.echo(f"{chosen.title}\n" + (f"\n{wrapped('about', chosen.about)}\n" if chosen.about else ""))
+        one_thread()
+        done = carry_out(chosen, names, quick, progress=watched(as_json))
+        page = done.save(out)
+        if as_json:
+            typer.echo(json.dumps({**done.to_json(), "report": str(page)}))
+        else:
+            typer.echo(f"{done}\n\nThe report with pictures: {page}")
+
+
+def report(
+    folder: Path = typer.Argument(hidden=True),  # noqa: B008
+    as_json: bool = json_option(),
+) -> None:
+    """Write report.html into FOLDER, which descant compare or descant run made, and print its verdict."""
+    with plain_endings():
+        from ..judged import study_of, write_page
+        from ..record import is_run
+        from ..study import Study
+
+        if is_run(folder):
+            study, page = study_of(folder), write_page(folder)
+        elif (folder / "sweep.json").exists():
+            raise StateError(
+                f"{folder} holds a study for every value: give one of them, say {next(folder.glob('*=*'))}."
+            )
+        else:
+            study = Study.load(folder)
+            page = study.save(folder) / "report.html"
+        verdict = study.verdict()
+        if as_json:
+            typer.echo(json.dumps({"report": str(page), "verdict": verdict}))
+        else:
+            typer.echo(f"{verdict}\n\nThe report with pictures: {page}")
+
+
+def runs(
+    folder: Path = typer.Argument(".", help="Where to look. Default: here."),  # noqa: B008
+    as_json: bool = json_option(),
+) -> None:
+    """List the runs in a folder: how far each came, and how to go on."""
+    with plain_endings():
+        from ..record import runs as found_in
+
+        if not folder.is_dir():
+            raise StateError(f"There is no folder {folder}.")
+        rows: list[dict[str, Any]] = [
+            {
+                "run": str(found.folder),
+                "state": found.state,
+                "round": found.round,
+                "method": found.settings.get("algorithm", {}).get("name"),
+                "begun": found.begun,
+                "reason": found.reason,
+            }
+            for found in found_in(folder)
+        ]
+        if as_json:
+            typer.echo(json.dumps(rows))
+        else:
+            typer.echo(Table(tuple(rows[0]), rows) if rows else f"There are no runs in {folder}.")
+
+
+def _chosen(recipe: Path, changes: list[str], quick: bool, engine: str, data: Path | None) -> Recipe:
+    sys.path.insert(0, "")  # as python -c and python -m have it: modules in this folder are found
+    found = read(recipe)
+    found = found.quick() if quick else found
+    return found.set(*changes, *([f"run.engine={engine}"] if engine else [])).where(data)

@@ -1,0 +1,20 @@
+"""A recipe: one TOML file that says what is run, with the settings of the functions that it names.
+
+version = 1
+title = "Two methods on digits"
+[run]       rounds = 20, seeds = 3                        (`Length`)
+[parties]   population = "digits", and its keywords       (`parties.POPULATIONS`, or "module:function")
+[model]     net = "logistic", and its keywords            (`problems.NETS`, or "module:function")
+[work]      lr, steps or epochs, batch, attend, ...       (`Sgd` and `Attendance`)
+[method]    algorithm = "fedavg+", and its keywords       (`algorithms.ALGORITHMS`): what `descant run` runs
+[[methods]] the same, once a method                       what `descant compare` compares
+[quick]     what a short form changes, table by table;    [sweep] lists of values to go through
+[[paper]]   what the paper prints                         (`Figure`)
+
+Light to import: torch waits until something is made.
+"""
+
+from .parts import Attendance, Figure, Length
+from .recipe import Recipe, read
+
+__all__ = ["Attendance", "Figure", "Length", "Recipe", "read"]

@@ -1,0 +1,101 @@
+"""The tables of a recipe as records, and what a table may name: populations, nets, penalties, centres, schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SettingError
+from ..settings import check, setting, unknown
+from .keywords import keywords_for
+
+if TYPE_CHECKING:
+    from ..core import Attend
+
+ENGINES = ("in-process", "processes")
+
+
+@dataclass(frozen=True)
+class Length:
+    """[run]: how long, how often, and by whom."""
+
+    rounds: int = setting(100, "rounds of training", least=1, whole=True)
+    seeds: int = setting(1, "how often all is repeated, with other first models and draws", least=1, whole=True)
+    seed: int = setting(0, "the first seed; the others follow it", least=0, whole=True)
+    points: int = setting(10, "how often scores are taken on the way", least=1, whole=True)
+    engine: str = setting("in-process", "who does the parties' work", one_of=ENGINES)
+
+
+@dataclass(frozen=True)
+class Attendance:
+    """Who takes part in a round, and how: keys of [work], and of a method that departs from it."""
+
+    attend: int | None = setting(None, "parties a round, drawn anew each time; all, if it is not given")
+    among: int | None = setting(None, "only the first so many parties ever take part; all are judged")
+    stragglers: float = setting(0.0, "the share of those who take part that does only 1 to E-1 units of its work")
+    straggler_policy: str = setting("keep", "whether their work counts (ERRATA 26)", one_of=("keep", "drop"))
+
+    def answer(self) -> Attend:
+        """The same as an algorithm's answer."""
+        from ..algorithms.pieces import Among, Sample, Stragglers, everyone
+
+        check(self, "[work]")
+        found: Attend = everyone if self.attend is None else Sample(self.attend)
+        if self.among is not None:
+            found = Among(self.among, found)
+        if self.stragglers:
+            found = Stragglers(self.stragglers, found, self.straggler_policy)  # type: ignore[arg-type]
+        return found
+
+
+ATTENDANCE = tuple(each.name for each in fields(Attendance))
+
+
+@dataclass(frozen=True)
+class Figure:
+    """[[paper]]: a number that the paper prints, and which of ours stands beside it: a mean over methods' means."""
+
+    says: str = setting(help="what the number is, in words")
+    where: str = setting(help="where it stands: table, figure or section")
+    value: float = setting(help="the number")
+    methods: tuple[str, ...] = setting(help="our methods, by their names in the table")
+    against: tuple[str, ...] = setting((), "methods whose mean is taken off")
+    at: Mapping[str, Any] = field(default_factory=dict)  # the point of a sweep that it belongs to
+
+
+def chosen(
+    table: Mapping[str, Any], name: str, key: str, registry: Mapping[str, Callable[..., Any]]
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """What a table names, out of a registry or by its address, and the keywords that it gives."""
+    named = table.get(key)
+    if not isinstance(named, str):
+        raise SettingError(f'[{name}] must have {key} = one of {", ".join(sorted(registry))}, or "module:function".')
+    rest = {other: value for other, value in table.items() if other != key}
+    if ":" in named:
+        from ..address import find
+
+        return find(named), rest
+    if named not in registry:
+        raise unknown(key, named, registry)
+    return registry[named], rest
+
+
+def record_of(value: Any) -> Any:
+    """A list as a tuple; a table as the record that it names, {is = "GeometricMedian"}, or as a decay."""
+    if isinstance(value, list):
+        return tuple(record_of(part) for part in value)
+    if not isinstance(value, dict):
+        return value
+    from .. import centers, penalties
+    from ..settings import Decay
+
+    penalty = ("HalfSquare", "Norm1", "Norm2", "NormP", "Zero", "Indicator")
+    center = ("Mean", "GeometricMedian", "CoordinateMedian", "SmoothedCoordinateMedian", "TrimmedMean")
+    records = {name: getattr(penalties, name) for name in penalty} | {name: getattr(centers, name) for name in center}
+    records["Decay"] = Decay
+    kind = str(value.get("is", "Decay"))
+    if kind not in records:
+        raise unknown("part", kind, records)
+    rest = {key: part for key, part in value.items() if key != "is"}
+    return records[kind](**keywords_for(records[kind], rest, kind))

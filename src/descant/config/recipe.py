@@ -1,0 +1,291 @@
+"""What a recipe says, and what is made of it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SettingError
+from ..settings import check, unknown
+from . import toml
+from .keywords import fits, keywords_for, told
+from .parts import ATTENDANCE, Attendance, Figure, Length, chosen, record_of
+
+if TYPE_CHECKING:
+    from ..core import Algorithm, Solver
+    from ..federation import Federation, MakeEngine
+    from ..piece import Data, Model
+    from ..study import Study
+
+VERSION = 1
+TABLES = ("run", "parties", "model", "work", "method", "quick", "sweep")
+NAMES = ("version", "title", "about", "methods", "paper", *TABLES)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a recipe says, checked as far as it can be before anything is made."""
+
+    tables: Mapping[str, Any]
+    name: str = "recipe"
+
+    @property
+    def text(self) -> str:
+        """The whole of it as TOML, overrides included: what a run's folder keeps."""
+        return toml.write(self.tables)
+
+    @property
+    def title(self) -> str:
+        return str(self.tables.get("title", self.name))
+
+    @property
+    def about(self) -> str:
+        return " ".join(str(self.tables.get("about", "")).split())
+
+    @property
+    def length(self) -> Length:
+        found = Length(**keywords_for(Length, self._table("run"), "[run]"))
+        check(found, "[run]")
+        return found
+
+    @property
+    def seeds(self) -> list[int]:
+        return list(range(self.length.seed, self.length.seed + self.length.seeds))
+
+    @property
+    def figures(self) -> list[Figure]:
+        """What the paper prints."""
+        return [Figure(**keywords_for(Figure, one, "[[paper]]", record_of)) for one in self._list("paper")]
+
+    @property
+    def digest(self) -> str:
+        """Of what decides the numbers: not of words, seeds, engine or where the data is."""
+        counted = {key: dict(self._table(key)) for key in ("run", "parties", "model", "work", "sweep")}
+        for table, keys in {"run": ("seeds", "seed", "engine"), "parties": ("data",), "model": ("data",)}.items():
+            counted[table] = {key: value for key, value in counted[table].items() if key not in keys}
+        written = toml.write({**counted, "methods": self._list("methods"), "method": self._table("method")})
+        return hashlib.blake2b(written.encode(), digest_size=8).hexdigest()
+
+    @property
+    def swept(self) -> bool:
+        """Whether it goes through values."""
+        return bool(self._table("sweep"))
+
+    # ── another recipe ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def quick(self) -> Recipe:
+        """The short form."""
+        changes = self._table("quick")
+        if not changes:
+            raise SettingError(f"{self.name} has no [quick] form.")
+        rest = {key: value for key, value in self.tables.items() if key != "quick"}
+        return _checked(replace(self, tables=toml.merged(rest, changes)))
+
+    def set(self, *assignments: str) -> Recipe:
+        """With other values, each given as "table.key=value"; a value is TOML, and a bare word is a text."""
+        tables = self.tables
+        for assignment in assignments:
+            path, equals, value = assignment.partition("=")
+            if not equals or not path.strip():
+                raise SettingError(f"--set takes table.key=value, such as run.rounds=20. Got {assignment!r}.")
+            tables = toml.assigned(tables, path.strip().split("."), toml.value(value.strip()), assignment)
+        return _checked(replace(self, tables=tables))
+
+    def where(self, data: str | Path | None) -> Recipe:
+        """With the folder of its data, wherever what it names reads one."""
+        made = {"parties": self._population()[0], "model": self._net()[0]}
+        reads = [name for name, make in made.items() if data is not None and "data" in signature(make).parameters]
+        return replace(self, tables=toml.merged(self.tables, {name: {"data": str(data)} for name in reads}))
+
+    def sweep(self) -> Iterator[tuple[dict[str, Any], Recipe]]:
+        """Every combination of the values in [sweep], and the recipe at it; one with no values if there is no sweep."""
+        lists = dict(toml.flat(self._table("sweep")))
+        rest = replace(self, tables={key: value for key, value in self.tables.items() if key != "sweep"})
+        for values in itertools.product(*lists.values()):
+            at = dict(zip(lists, values, strict=True))
+            tables = rest.tables
+            for path, one in at.items():
+                tables = toml.assigned(tables, path.split("."), one, path)
+            yield at, replace(rest, tables=tables)
+
+    # ── what it says, made ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def model(self) -> Model:
+        """What makes the model of every party."""
+        make, given = self._net()
+        return partial(make, **keywords_for(make, given, "[model]", record_of))
+
+    def people(self) -> Data:
+        """What makes the parties."""
+        make, given = self._population()
+        return partial(make, **keywords_for(make, given, "[parties]", record_of))
+
+    def solver(self) -> Solver:
+        """How a party learns alone."""
+        from ..solvers import Sgd
+
+        allowed = [*(each.name for each in fields(Sgd)), *ATTENDANCE]
+        work = self._table("work")
+        for key in work:
+            if key not in allowed:
+                raise unknown("key of [work]", key, allowed)
+        given = {key: value for key, value in work.items() if key not in ATTENDANCE}
+        solver = Sgd(**keywords_for(Sgd, given, "[work]"))
+        check(solver, "[work]")
+        return solver
+
+    def algorithms(self, names: Sequence[str] = ()) -> list[Algorithm]:
+        """The methods that are compared: those of [[methods]] (or [method]), or those that are named.
+
+        One that is named keeps the settings that the recipe has for it, if any.
+        """
+        listed = self._list("methods") or [one for one in self._list("method") if one]
+        if names:
+            mine = {one.get("algorithm"): one for one in reversed(listed)}
+            listed = [mine.get(name, {"algorithm": name}) for name in names]
+        if not listed:
+            raise SettingError(f'{self.name} names no method: add [[methods]] with algorithm = "fedavg", or [method].')
+        return [self._algorithm(one, "[[methods]]") for one in listed]
+
+    def algorithm(self) -> Algorithm:
+        """The method of a single run."""
+        given = self._table("method")
+        if not given:
+            hint = "add one, say --set method.algorithm=fedavg+, or use descant compare"
+            raise SettingError(f"{self.name} has no [method] to run: {hint}.")
+        return self._algorithm(given, "[method]")
+
+    def engine(self) -> MakeEngine:
+        """Who does the parties' work."""
+        from ..engines import InProcess, Processes
+
+        return Processes() if self.length.engine == "processes" else InProcess
+
+    def federation(self, seed: int | None = None) -> Federation:
+        """The federation of a single run, by [method]."""
+        from ..federation import Federation
+
+        chosen = self.length.seed if seed is None else seed
+        return Federation(self.model(), self.people(), self.algorithm(), seed=chosen, **self._settings())
+
+    def study(self, names: Sequence[str] = (), progress: bool = True) -> Study:
+        """Its methods (or those that are named) side by side, by `compare`."""
+        from ..study import compare
+
+        chosen, length = self.algorithms(names), self.length
+        settings: dict[str, Any] = {
+            "rounds": length.rounds,
+            "points": length.points,
+            "seeds": self.seeds,
+            "progress": progress,
+        }
+        study = compare(chosen, self.model(), self.people(), **settings, **self._settings())
+        told = {"title": self.title, "about": self.about}
+        return replace(study, settings={**{k: v for k, v in told.items() if v}, **study.settings, "recipe": self.text})
+
+    def check(self, names: Sequence[str] | None = ()) -> Recipe:
+        """Raise for whatever can be found wrong before parties and models are made; None leaves methods to [method]."""
+        self.length, self.figures  # noqa: B018
+        for _, at in self.sweep():
+            at.model(), at.people(), at.solver(), at._settings()
+            for algorithm in [at.algorithm()] if names is None else at.algorithms(names):
+                check(algorithm, algorithm.name)
+        return self
+
+    # ── parts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _table(self, name: str) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.tables.get(name, {})
+        return found
+
+    def _list(self, name: str) -> list[Mapping[str, Any]]:
+        found = self.tables.get(name, [])
+        return [found] if isinstance(found, Mapping) else list(found)
+
+    def _settings(self) -> dict[str, Any]:
+        """What a federation takes beside model, parties, algorithm and seed."""
+        from ..address import find
+
+        model = self._table("model")
+        found = {name: find(model[name]) for name in ("loss", "metric") if name in model}
+        return {**found, "solver": self.solver(), "engine": self.engine()}
+
+    def _algorithm(self, given: Mapping[str, Any], where: str) -> Algorithm:
+        from ..algorithms import ALGORITHMS
+
+        own = {key: value for key, value in given.items() if key in ATTENDANCE}
+        common = {key: value for key, value in self._table("work").items() if key in ATTENDANCE}
+        attendance = Attendance(**keywords_for(Attendance, {**common, **own}, "[work]"))
+        key = str(given.get("algorithm", ""))
+        if key not in ALGORITHMS:
+            raise unknown("algorithm", key, ALGORITHMS)
+        rest = {name: value for name, value in given.items() if name not in ("algorithm", "name", *ATTENDANCE)}
+        made = ALGORITHMS[key](**keywords_for(ALGORITHMS[key], rest, f"{where} {key}", record_of))
+        name = given.get("name", made.name)
+        if not fits(name, str):
+            raise SettingError(f"The 'name' of {where} {key} must be {told(str)}. Got {name!r}.")
+        return replace(made, name=name, attend=attendance.answer())
+
+    def _population(self) -> tuple[Callable[..., Any], dict[str, Any]]:
+        from ..parties import POPULATIONS
+
+        return chosen(self._table("parties"), "parties", "population", POPULATIONS)
+
+    def _net(self) -> tuple[Callable[..., Any], dict[str, Any]]:
+        from ..problems import NETS
+
+        make, given = chosen(self._table("model"), "model", "net", NETS)
+        return make, {key: value for key, value in given.items() if key not in ("loss", "metric")}
+
+
+def read(source: str | Path) -> Recipe:
+    """The recipe in a file, or in a text if there is a line break in it."""
+    if isinstance(source, str) and "\n" in source:
+        text, name = source, "recipe"
+    else:
+        path = Path(source)
+        try:
+            text, name = path.read_text(encoding="utf-8"), path.stem
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
+            raise SettingError(f"The recipe {source} cannot be read: {reason}.") from error
+    return _checked(Recipe(toml.read(text, f"The recipe {name}"), name))
+
+
+def _checked(recipe: Recipe) -> Recipe:
+    """The same, if its tables are those of a recipe."""
+    tables = recipe.tables
+    version = tables.get("version", VERSION)
+    if not fits(version, int) or version < 1:
+        raise SettingError(f"The 'version' of {recipe.name} must be a whole number >= 1. Got {version!r}.")
+    if version > VERSION:
+        raise SettingError(
+            f"{recipe.name} is a recipe of version {version}, and this Descant reads version {VERSION} and older ones. "
+            "Install a newer Descant."
+        )
+    for key, value in tables.items():
+        if key not in NAMES:
+            raise unknown(f"part of {recipe.name}", key, NAMES)
+        if key in TABLES and not isinstance(value, Mapping):
+            raise SettingError(f"[{key}] of {recipe.name} must be a table. Got {value!r:.80}.")
+        if key in ("methods", "paper") and not (isinstance(value, list) and all(isinstance(v, Mapping) for v in value)):
+            raise SettingError(f"[[{key}]] of {recipe.name} must be tables. Got {value!r:.80}.")
+    _check_changes(tables)
+    return recipe
+
+
+def _check_changes(tables: Mapping[str, Any]) -> None:
+    """What [quick] and [sweep] change must be parts of a recipe, and a sweep has lists."""
+    parts = [name for name in (*TABLES, "methods") if name != "quick"]
+    for key in tables.get("quick", {}):
+        if key not in parts:
+            raise unknown("part of [quick]", key, parts)
+    for path, values in toml.flat(tables.get("sweep", {})):
+        if not isinstance(values, list) or not values:
+            raise SettingError(f"The {path!r} of [sweep] must be a list of values. Got {values!r:.80}.")

@@ -1,0 +1,25 @@
+"""The papers' experiments, one recipe each: found, run, and set beside what the paper prints and what we keep.
+
+Light to import: torch waits for the work.
+"""
+
+from .expected import Kept, differences, keep, kept
+from .experiment import Experiment, Point, carry_out, check_folder, legend, means, summary
+from .shelf import home, keys, recipe_of
+
+__all__ = [
+    "Experiment",
+    "Kept",
+    "Point",
+    "carry_out",
+    "check_folder",
+    "differences",
+    "home",
+    "keep",
+    "kept",
+    "keys",
+    "legend",
+    "means",
+    "recipe_of",
+    "summary",
+]

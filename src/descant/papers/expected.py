@@ -1,0 +1,108 @@
+"""The numbers that we keep of an experiment, with the spread over seeds: written by a run, never by hand.
+
+They stand in expected.json beside the recipes, for the full and for the quick form of each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..errors import SettingError, StateError
+from .experiment import Experiment, means
+from .shelf import home
+
+CLOSE = 0.005  # half a point: other processors round otherwise, and a party judges itself on few samples
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is kept of one form of an experiment."""
+
+    digest: str  # of the settings that it was run with
+    seeds: tuple[int, ...]
+    seconds: float
+    descant: str
+    points: tuple[Mapping[str, Any], ...]  # {"at": {...}, "own": {method: one mean a seed}}
+
+
+def kept(key: str, quick: bool, folder: Path | None = None) -> Kept | None:
+    """What is kept of an experiment, if anything is."""
+    found = _read(_file(key, folder)).get(key.partition("/")[2], {}).get(_form(quick))
+    return (
+        None if found is None else Kept(**{**found, "seeds": tuple(found["seeds"]), "points": tuple(found["points"])})
+    )
+
+
+def keep(key: str, done: Experiment, folder: Path | None = None) -> Path:
+    """Put the numbers of an experiment into expected.json, in place of those that are there."""
+    if len(done.recipe.seeds) < 2:
+        raise SettingError("Numbers are kept with their spread: give at least --seeds 2.")
+    file = _file(key, folder)
+    everything = _read(file)
+    points = [
+        {"at": dict(p.at), "own": {m: [round(v, 6) for v in values] for m, values in means(p.study).items()}}
+        for p in done.points
+    ]
+    record = {
+        "digest": done.recipe.digest,
+        "seeds": done.recipe.seeds,
+        "seconds": round(done.seconds, 1),
+        "descant": __version__,
+        "points": points,
+    }
+    everything.setdefault(key.partition("/")[2], {})[_form(done.quick)] = record
+    text = json.dumps({"version": FORMAT, "experiments": dict(sorted(everything.items()))}, indent=1)
+    try:
+        file.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise StateError(f"{file} cannot be written: {error.strerror}. Keep numbers in a checkout.") from error
+    return file
+
+
+def differences(done: Experiment, before: Kept | None) -> list[str]:
+    """In sentences, where an experiment came out otherwise than what is kept: outside of what the kept seeds span."""
+    if before is None:
+        return ["No numbers of this experiment are kept to compare with."]
+    if before.digest != done.recipe.digest:
+        return ["The numbers that are kept are of other settings, and are not compared."]
+    found, compared = [], 0
+    old = {json.dumps(point["at"], sort_keys=True): point["own"] for point in before.points}
+    for point in done.points:
+        own = old.get(json.dumps(dict(point.at), sort_keys=True), {})
+        for method, values in means(point.study).items():
+            mean = sum(values) / len(values)
+            low, high = (min(own[method]), max(own[method])) if method in own else (mean, mean)
+            compared += 1
+            if not low - CLOSE <= mean <= high + CLOSE:
+                at = f" at {point.name}" if point.at else ""
+                span = f"{low:.3f} to {high:.3f} over {len(before.seeds)} seeds"
+                found.append(f"{method}{at} came to {mean:.3f}; kept are {span}.")
+    within = f"All {compared} means are within what the kept runs span ({len(before.seeds)} seeds, ± {CLOSE})."
+    return found or [within]
+
+
+def _file(key: str, folder: Path | None) -> Path:
+    return (folder or home() / key.partition("/")[0]) / "expected.json"
+
+
+def _form(quick: bool) -> str:
+    return "quick" if quick else "full"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        experiments: dict[str, Any] = found["experiments"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StateError(f"{file} is damaged: it should be JSON with the key 'experiments'.") from error
+    if found.get("version") != FORMAT:
+        raise StateError(f"{file} has version {found.get('version')!r}, and this Descant reads version {FORMAT}.")
+    return experiments

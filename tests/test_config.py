@@ -1,0 +1,255 @@
+"""Recipes: what is written is what is run, it reads back the same, and what is wrong is named before the work."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from descant import Algorithm, Federation, Sgd, algorithms, compare, parties, problems
+from descant.algorithms.pieces import Among, Sample, Stragglers, everyone
+from descant.centers import GeometricMedian
+from descant.config import Recipe, read, toml
+from descant.core import Hyper
+from descant.errors import SettingError
+from descant.settings import Decay
+from recipes import TINY
+
+
+def tiny(*changes: str) -> Recipe:
+    return read(TINY).set(*changes)
+
+
+# ── a text, and back ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+plain = (
+    st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(codec="utf-8", exclude_characters="\r"))
+)
+values = st.recursive(plain, lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=5), x, max_size=3))
+tables = st.dictionaries(st.text(max_size=8), values, max_size=4)
+
+
+@settings(max_examples=40)
+@given(tables)
+def test_what_is_written_reads_back_the_same(found):
+    assert toml.read(toml.write(found), "it") == found
+
+
+@given(plain)
+def test_a_value_on_the_command_line_is_toml(one):
+    assert toml.value(toml.write({"x": one}).removeprefix("x = ").rstrip("\n")) == one
+
+
+def test_a_recipe_reads_back_the_same_with_its_changes():
+    changed = tiny("work.lr=0.3", "method.rho=0.5", "methods.0.name=mine").quick()
+    again = read(changed.text)
+    assert again.tables == changed.tables and again.digest == changed.digest
+    assert again.solver() == Sgd(lr=0.3, steps=4) and again.length.rounds == 1
+    assert [one.name for one in again.algorithms()] == ["mine", "RFA+"]
+
+
+@pytest.mark.parametrize("change", ["work.lr=0.2", "parties.count=5", "methods.1.alpha=0.1", "method.rho=1.0"])
+def test_the_digest_is_of_what_decides_the_numbers(change):
+    assert tiny(change).digest != tiny().digest
+
+
+@pytest.mark.parametrize("change", ["run.seeds=9", "run.engine=processes", "title=other", "parties.data=/here"])
+def test_the_digest_is_of_nothing_else(change):
+    assert tiny(change).digest == tiny().digest
+
+
+# ── what it makes ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_recipe_runs_what_a_user_would_have_written():
+    algorithm = algorithms.FedGeoMedPlus(alpha=Decay(1.0, 0.9), rho=0.1)
+    by_hand = Federation(
+        lambda: problems.logistic(64, 10), parties.digits(count=4), algorithm, lr=0.1, steps=4, attend=3, seed=5
+    )
+    assert tiny().federation(5).fit(3, progress=False).hash() == by_hand.fit(3, progress=False).hash()
+
+
+def test_its_study_is_what_compare_makes():
+    methods = [
+        algorithms.FedAvg(),
+        dataclasses.replace(algorithms.FedPlusV1(aggregate=GeometricMedian(), alpha=0.5), name="RFA+"),
+    ]
+    by_hand = compare(
+        methods,
+        lambda: problems.logistic(64, 10),
+        parties.digits(count=4),
+        rounds=3,
+        seeds=2,
+        progress=False,
+        lr=0.1,
+        steps=4,
+        attend=3,
+    )
+    study = tiny().study(progress=False)
+    assert study.methods == by_hand.methods == ("Local", "FedAvg", "RFA+")
+    assert study.table().plain() == by_hand.table().plain()
+    assert study.settings["title"] == "Two methods on digits" and read(study.settings["recipe"]).digest == tiny().digest
+
+
+def test_methods_that_are_named_keep_the_settings_of_the_recipe():
+    found = tiny().algorithms(["fed+v1", "ditto"])
+    assert [one.name for one in found] == ["RFA+", "Ditto"] and found[0].terms[0].strength == 0.5
+
+
+def test_every_method_is_in_the_registry_and_can_be_named():
+    makers = {name for name in algorithms.__all__ if callable(getattr(algorithms, name))} - {
+        *("Among", "Sample", "Stragglers")
+    }
+    assert {make.__name__ for make in algorithms.ALGORITHMS.values()} == makers
+    for one in tiny().algorithms(list(algorithms.ALGORITHMS)):
+        assert isinstance(one, Algorithm) and one.attend == Sample(3)
+
+
+MINE = """
+from torch import nn
+from descant import parties
+
+def net(width: int = 10):
+    return nn.Linear(64, width)
+
+def people(count: int, data: str = ""):
+    return parties.digits(count=count)
+"""
+
+
+def test_models_and_parties_of_ones_own_go_by_their_address(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    parts = {
+        "parties": {"population": f"{tmp_path}/mine.py:people", "count": 3},
+        "model": {"net": f"{tmp_path}/mine.py:net"},
+    }
+    recipe = read(Recipe({**tiny().tables, **parts}).text)
+    assert len(recipe.federation().people) == 3
+    assert recipe.where(tmp_path).tables["parties"]["data"] == str(tmp_path)
+    with pytest.raises(SettingError, match=r"no key of \[model\] 'widht'. Did you mean 'width'"):
+        recipe.set("model.widht=3").check()
+    assert "data" not in tiny().where(tmp_path).tables["parties"]
+
+
+def test_a_sweep_visits_every_combination():
+    swept = tiny("sweep.parties.count=[3, 4]", "sweep.work.lr=[0.1, 0.2]")
+    found = [(at, one.tables["parties"]["count"], one.solver().lr) for at, one in swept.sweep()]
+    assert [(count, lr) for _, count, lr in found] == [(3, 0.1), (3, 0.2), (4, 0.1), (4, 0.2)]
+    assert found[1][0] == {"parties.count": 3, "work.lr": 0.2}
+    assert [at for at, _ in tiny().sweep()] == [{}] and swept.swept and not tiny().swept
+
+
+# ── who takes part ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+NAMES = [str(k) for k in range(20)]
+
+
+@given(st.integers(0, 2**32), st.sampled_from([0.5, 0.9]), st.integers(2, 30))
+def test_the_same_parties_straggle_whatever_the_policy(seed, share, work):
+    kept, dropped = (
+        Stragglers(share, Sample(10), policy)(NAMES, Hyper(work=work), np.random.default_rng(seed))
+        for policy in ("keep", "drop")
+    )
+    slow = {name for name, hyper in kept.items() if hyper.work < work}
+    assert len(kept) == 10 and len(slow) == round(share * 10)
+    assert all(1 <= kept[name].work <= work - 1 for name in slow)
+    assert dropped == {name: hyper for name, hyper in kept.items() if name not in slow}
+
+
+@given(st.integers(0, 1))
+def test_a_straggler_never_does_more_than_was_asked(work):
+    assert all(one.work == work for one in Stragglers(0.5)(NAMES, Hyper(work=work), np.random.default_rng(0)).values())
+
+
+def test_a_round_that_drops_everybody_is_an_error_before_the_work():
+    with pytest.raises(SettingError, match="All 1 parties of a round straggle"):
+        tiny("work.stragglers=0.9", "work.straggler_policy=drop", "work.attend=1").federation().fit(1, progress=False)
+
+
+def test_only_the_first_ever_train_and_all_are_judged():
+    fed = tiny("work.among=2").federation().fit(3, progress=False)
+    assert {name for round in range(3) for name in ("0", "1")} == set(fed.state.own.names())
+    assert len(fed.scores().names) == 4
+
+
+def test_who_attends_is_as_the_recipe_says_and_a_method_may_depart_from_it():
+    found = tiny("work.stragglers=0.5", "work.among=2", "methods.0.straggler_policy=drop").algorithms()
+    assert [one.attend for one in found] == [
+        Stragglers(0.5, Among(2, Sample(3)), "drop"),
+        Stragglers(0.5, Among(2, Sample(3)), "keep"),
+    ]
+    assert read(TINY.replace("attend = 3", "")).algorithms()[0].attend is everyone
+
+
+# ── what is wrong ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("work.lr=fast", r"The 'lr' of \[work\] must be a number. Got 'fast'"),
+        ("work.lr=-1", r"The 'lr' of \[work\] must be > 0. Got -1"),
+        ("work.leer=1", r"no key of \[work\] 'leer'. Did you mean 'lr'"),
+        ("work.stragglers=2.0", "The 'share' of Stragglers must be >= 0 and <= 1. Got 2.0"),
+        ("work.straggler_policy=kep", "must be one of 'keep', 'drop'. Got 'kep'"),
+        ("run.rounds=0", r"The 'rounds' of \[run\] must be a whole number >= 1. Got 0"),
+        ("run.rounds=true", r"The 'rounds' of \[run\] must be a whole number. Got True"),
+        ("run.engine=ray", "must be one of 'in-process', 'processes'. Got 'ray'"),
+        ("run.round=3", "Did you mean 'rounds'"),
+        ("parties.cuont=1", r"no key of \[parties\] 'cuont'. Did you mean 'count'"),
+        ("parties.count=1.5", r"The 'count' of \[parties\] must be a whole number. Got 1.5"),
+        ("parties.population=digit", "no population 'digit'. Did you mean 'digits'"),
+        ("parties.population=3", r"\[parties\] must have population = one of"),
+        ("parties=3", r"\[parties\] of recipe must be a table"),
+        ("model.net=nowhere:net", "no module 'nowhere'"),
+        ("model.net=logistc", "Did you mean 'logistic'"),
+        ("method.algorithm=fedavg++", "Did you mean 'fedavg\\+'"),
+        ("method.alpha=true", r"The 'alpha' of \[method\] fedgeomed\+ must be a number or a table"),
+        ("method.alpha={stat=1}", "no key of Decay 'stat'. Did you mean 'start'"),
+        ("method.alpha={is='Decays'}", "no part 'Decays'. Did you mean 'Decay'"),
+        ("method.rho=-1.0", "The 'rho' of FedGeoMedPlus must be > 0. Got -1.0"),
+        ("method.over=some", r"The 'over' of \[method\] fedgeomed\+ must be 'active' or 'all'. Got 'some'"),
+        ("method.name=3", "must be a text in quotes"),
+        ("methods.0.mu=1", r"no key of \[\[methods\]\] fedavg 'mu'"),
+        ("methods.7.mu=1", "'7' must be a number from 0 to 1"),
+        ("methods=3", r"\[\[methods\]\] of recipe must be tables"),
+        ("sweep.run.rounds=3", r"The 'run.rounds' of \[sweep\] must be a list"),
+        ("sweep.work.lr=[-1]", r"The 'lr' of \[work\] must be > 0"),
+        ("quick.ruin=1", r"no part of \[quick\] 'ruin'. Did you mean 'run'"),
+        ("partys.count=1", "no part of recipe 'partys'. Did you mean 'parties'"),
+        ("version=2", "a recipe of version 2, and this Descant reads version 1 and older ones. Install a newer"),
+        ("version=soon", "The 'version' of recipe must be a whole number"),
+        ("title.more=1", "which is not a table"),
+        ("rounds", "--set takes table.key=value"),
+        ("paper=[{says='x', where='y', value='z', methods=[]}]", r"The 'value' of \[\[paper\]\] must be a number"),
+    ],
+)
+def test_what_is_wrong_is_named_before_anything_is_made(change, message, monkeypatch):
+    monkeypatch.setattr("descant.parties.people.from_arrays", None)
+    with pytest.raises(SettingError, match=message):
+        tiny(change).check().check(None)
+
+
+def test_a_recipe_that_lacks_something_says_what(tmp_path):
+    with pytest.raises(SettingError, match=r"has no \[method\] to run"):
+        tiny("method={}").federation()
+    with pytest.raises(SettingError, match="names no method"):
+        tiny("method={}", "methods=[]").check()
+    with pytest.raises(SettingError, match=r"has no \[quick\] form"):
+        tiny("quick={}").quick()
+    with pytest.raises(SettingError, match=r"is not TOML: .*line 2"):
+        read("a = 1\nb\nc = 2")
+    with pytest.raises(SettingError, match=r"nowhere.toml cannot be read: No such file"):
+        read(tmp_path / "nowhere.toml")
+    (tmp_path / "bad.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingError, match="not text in UTF-8"):
+        read(tmp_path / "bad.toml")
+
+
+def test_infinities_survive_the_way_through_toml():
+    assert toml.read(toml.write({"x": math.inf, "y": [-math.inf]}), "it") == {"x": math.inf, "y": [-math.inf]}

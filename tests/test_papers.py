@@ -1,0 +1,182 @@
+"""The papers' experiments: every recipe is right, our numbers stand beside the printed ones and the kept ones."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from descant import papers
+from descant.config import read
+from descant.errors import SettingError, StateError
+from descant.papers import expected, shelf
+from recipes import TINY
+
+ROOT = Path(__file__).parents[1]
+FIGURES = """
+[[paper]]
+says = "both"
+where = "table 1"
+value = 0.5
+methods = ["FedAvg", "RFA+"]
+against = ["Local"]
+at = {"parties.count" = 3}
+"""
+
+
+@pytest.fixture(scope="module")
+def done():
+    recipe = read(TINY + FIGURES).set("sweep.parties.count=[3, 4]", "run.rounds=2")
+    return papers.carry_out(recipe, quick=True, progress=False)
+
+
+# ── the shelf ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("key", papers.keys())
+def test_every_recipe_is_right_in_both_forms(key):
+    """Without their data: names, keywords, types, bounds; a figure's methods are those of the recipe."""
+    for recipe in (papers.recipe_of(key), papers.recipe_of(key).quick()):
+        assert recipe.check().title and recipe.about and recipe.length.seeds >= 2
+        names = {"Local", *(one.name for one in recipe.algorithms())}
+        points = [at for at, _ in papers.recipe_of(key).sweep()]
+        for figure in recipe.figures:
+            assert {*figure.methods, *figure.against} <= names and figure.where.startswith(("v1", "v2"))
+            assert figure.at in points
+
+
+def test_the_experiments_of_the_papers_are_there():
+    named = ("synthetic", "shared", "mnist", "femnist", "sent140", "decay", "stragglers", "parties_mnist", "figure_1")
+    assert {f"fed_plus/{name}" for name in named} <= set(papers.keys())
+    nine = [one.name for one in papers.recipe_of("fed_plus/mnist").algorithms()]
+    assert nine == [
+        *("Local", "FedAvg", "FedProx", "RFA", "CoordinateMedian"),
+        *("FedAvgPlus", "FedGeoMedPlus", "FedCoMedPlus", "FedPlusV1"),
+    ]
+
+
+def test_what_stands_in_for_other_data_says_so():
+    keys = [key for key in papers.keys() if key.endswith("sent140")]  # noqa: SIM118  it is a function
+    assert keys and all("NOT Sent140" in papers.recipe_of(key).about for key in keys)
+
+
+def test_recipes_are_found_in_a_checkout_and_in_an_installed_package(tmp_path, monkeypatch):
+    assert papers.home() == ROOT / "papers"
+    packed = tmp_path / "_papers"
+    (packed / "mine").mkdir(parents=True)
+    (packed / "mine" / "tiny.toml").write_text(TINY)
+    monkeypatch.setattr(shelf, "PACKED", packed)
+    assert papers.home() == packed and papers.keys() == ["mine/tiny"]
+    with pytest.raises(SettingError, match=r"no experiment 'mine/tinny'. Did you mean 'mine/tiny'"):
+        papers.recipe_of("mine/tinny")
+
+
+def test_the_wheel_has_the_recipes_where_the_package_looks_for_them():
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    package = ROOT / "src" / "descant"
+    assert shelf.PACKED.relative_to(package.parent).as_posix() == wheel["force-include"]["papers"]
+
+
+# ── ours beside the paper's ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_figure_is_the_mean_of_its_methods_less_the_others(done):
+    (row,) = done.figures().rows
+    assert "quick form, which is smaller" in str(done.figures())
+    own = papers.means(done.points[0].study)
+    ours = [(own["FedAvg"][i] + own["RFA+"][i]) / 2 - own["Local"][i] for i in range(2)]
+    assert row["ours"] == pytest.approx(sum(ours) / 2) and row["paper"] == 0.5
+    assert row["± seeds"] == pytest.approx(abs(ours[0] - ours[1]) / 2)
+    assert all("both (table 1): 0.500, ours" in point.study.settings["the paper"][0] for point in done.points)
+
+
+def test_a_figure_of_methods_that_were_not_asked_for_is_left_out():
+    recipe = read(TINY + FIGURES).set("sweep.parties.count=[3]", "run.rounds=1", "run.seeds=1")
+    assert not papers.carry_out(recipe, ["fedavg"], progress=False).figures().rows
+
+
+def test_a_sweep_is_a_folder_of_studies_and_a_picture(done, tmp_path):
+    out = tmp_path / "out"
+    assert done.save(out) == out / "sweep.png"
+    assert sorted(entry.name for entry in out.iterdir()) == [
+        "parties.count=3",
+        "parties.count=4",
+        "sweep.json",
+        "sweep.png",
+    ]
+    assert (out / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "parties.count=3" / "report.html").exists()
+    found = json.loads((out / "sweep.json").read_text())
+    assert [point["at"] for point in found["points"]] == [{"parties.count": 3}, {"parties.count": 4}]
+    assert found["figures"][0]["paper"] == 0.5 and found["seconds"] > 0
+    papers.check_folder(done.recipe, out)  # it may take its own place
+    (out / "mine.txt").write_text("mine")
+    with pytest.raises(StateError, match=r"holds 'mine.txt', which Descant did not write"):
+        papers.check_folder(done.recipe, out)
+
+
+def test_it_prints_tables_figures_and_cost(done):
+    shown = str(done)
+    assert shown.count("majority class") >= 2 and "parties.count=4\n" in shown and "table 1" in shown
+    assert f"{done.seconds:.0f} s for 12 trainings at 2 points" in shown
+
+
+# ── what is kept ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_kept_numbers_come_back_and_agree_with_themselves(done, tmp_path):
+    assert papers.kept("mine/tiny", True, tmp_path) is None
+    assert papers.differences(done, None) == ["No numbers of this experiment are kept to compare with."]
+    file = papers.keep("mine/tiny", done, tmp_path)
+    assert file == tmp_path / "expected.json"
+    before = papers.kept("mine/tiny", True, tmp_path)
+    assert before.seeds == (0, 1) and before.digest == done.recipe.digest and before.seconds > 0
+    assert papers.kept("mine/tiny", False, tmp_path) is None and papers.kept("mine/other", True, tmp_path) is None
+    assert papers.differences(done, before) == [
+        "All 6 means are within what the kept runs span (2 seeds, ± 0.005).",
+    ]
+
+
+def test_a_mean_outside_of_the_kept_span_is_named(done, tmp_path):
+    file = papers.keep("mine/tiny", done, tmp_path)
+    found = json.loads(file.read_text())
+    own = found["experiments"]["tiny"]["quick"]["points"][1]["own"]
+    own["FedAvg"] = [value + 0.1 + abs(own["FedAvg"][0] - own["FedAvg"][1]) for value in own["FedAvg"]]
+    file.write_text(json.dumps(found))
+    (told,) = papers.differences(done, papers.kept("mine/tiny", True, tmp_path))
+    assert told.startswith("FedAvg at parties.count=4 came to 0.") and "over 2 seeds" in told
+
+
+def test_numbers_of_other_settings_are_not_compared(done, tmp_path):
+    papers.keep("mine/tiny", done, tmp_path)
+    before = papers.kept("mine/tiny", True, tmp_path)
+    other = papers.Experiment(done.recipe.set("work.lr=0.5"), done.points, 1.0, True)
+    assert papers.differences(other, before) == [
+        "The numbers that are kept are of other settings, and are not compared."
+    ]
+
+
+def test_keeping_needs_a_spread_and_a_sound_file(done, tmp_path):
+    single = papers.Experiment(done.recipe.set("run.seeds=1"), done.points, 1.0)
+    with pytest.raises(SettingError, match="at least --seeds 2"):
+        papers.keep("mine/tiny", single, tmp_path)
+    (tmp_path / "expected.json").write_text("{")
+    with pytest.raises(StateError, match=r"expected.json is damaged"):
+        papers.keep("mine/tiny", done, tmp_path)
+    (tmp_path / "expected.json").write_text('{"version": 2, "experiments": {}}')
+    with pytest.raises(StateError, match="has version 2, and this Descant reads version 1"):
+        papers.kept("mine/tiny", True, tmp_path)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("key", papers.keys())
+def test_the_numbers_in_the_repository_are_of_the_recipes_as_they_stand(key, quick):
+    before = papers.kept(key, quick)
+    if before is None:
+        return
+    recipe = papers.recipe_of(key).quick() if quick else papers.recipe_of(key)
+    assert before.digest == recipe.digest, f"run again: descant papers run {key} --expect"
+    assert expected.CLOSE < 0.01 and len(before.seeds) >= 2
+    names = {one.name for one in recipe.algorithms()}
+    assert [dict(point["at"]) for point in before.points] == [at for at, _ in recipe.sweep()]
+    assert all(names <= set(point["own"]) for point in before.points)
