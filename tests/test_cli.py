@@ -124,7 +124,7 @@ def net():
     return nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
 
 def wide():
-    return nn.Sequential(nn.Linear(64, 5000), nn.ReLU(), nn.Linear(5000, 10))
+    return nn.Sequential(nn.Linear(64, 5000), nn.LayerNorm(5000), nn.Linear(5000, 10))
 
 def dropped():
     return nn.Sequential(nn.Linear(64, 10), nn.Dropout())
