@@ -14,7 +14,7 @@ from .core import Algorithm
 from .penalties import Norm1, Norm2
 
 Length = Callable[[Tensor], Tensor]
-_AT_ONCE = 2**15  # numbers of a difference at a time: so few stay in the cache, and no memory is found anew
+_AT_ONCE = 2**17  # numbers of a difference at a time: so few stay in the cache, and no memory is found anew
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
     counted = tuple([] if outcome.note else [report.party for report in accepted])
     came = reach(algorithm, [task.arrays["own"] for task in tasks if "own" in task.arrays], state.center, d)
     attended = state.attended(plan).clone()
-    attended[[plan.places[party] for party in counted]] += 1
+    attended.numpy()[[plan.places[party] for party in counted]] += 1
     judged = _judgements(accepted, index) if judge and counted else {}
     after = replace(
         state,

@@ -58,10 +58,13 @@ class Study:
         """Local-only training with the same attendance and work, one result a seed."""
         return self.of(self.of(method)[0].beside)
 
-    def gains(self, method: str) -> Numbers:
-        """What each party gained over training alone, ``[parties]``: paired by seed, then the mean over the seeds."""
-        pairs = zip(self.of(method), self.alone(method), strict=True)
-        return self._gains([(result.scores.own, alone.scores.own) for result, alone in pairs])
+    def gains(self, method: str, over: str | None = None) -> Numbers:
+        """What each party gained over training alone, or over another method: paired by seed, the mean over the seeds.
+
+        ``[parties]``.
+        """
+        pairs = zip(self.of(method), self.alone(method) if over is None else self.of(over), strict=True)
+        return self._gains([(result.scores.own, other.scores.own) for result, other in pairs])
 
     def _gains(self, pairs: Sequence[tuple[Column, Column]]) -> Numbers:
         sign = 1 if pairs[0][0].higher_is_better else -1

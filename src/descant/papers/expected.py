@@ -9,12 +9,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import SettingError, StateError
 from .experiment import Experiment, means
 from .shelf import home
+
+if TYPE_CHECKING:
+    from ..study import Study
 
 CLOSE = 0.005  # half a point: other processors round otherwise, and a party judges itself on few samples
 FORMAT = 1
@@ -28,7 +31,9 @@ class Kept:
     seeds: tuple[int, ...]
     seconds: float
     descant: str
-    points: tuple[Mapping[str, Any], ...]  # {"at": {...}, "own": {method: one mean a seed}}
+    points: tuple[Mapping[str, Any], ...]
+    """At each: "own" {method: one mean a seed}, "majority", "parties", and how many of these are better off than alone
+    and than with FedAvg {method: number}."""
 
 
 def kept(key: str, quick: bool, folder: Path | None = None) -> Kept | None:
@@ -45,10 +50,7 @@ def keep(key: str, done: Experiment, folder: Path | None = None) -> Path:
         raise SettingError("Numbers are kept with their spread: give at least --seeds 2.")
     file = _file(key, folder)
     everything = _read(file)
-    points = [
-        {"at": dict(p.at), "own": {m: [round(v, 6) for v in values] for m, values in means(p.study).items()}}
-        for p in done.points
-    ]
+    points = [{"at": dict(point.at), **_numbers(point.study)} for point in done.points]
     record = {
         "digest": done.recipe.digest,
         "seeds": done.recipe.seeds,
@@ -63,6 +65,17 @@ def keep(key: str, done: Experiment, folder: Path | None = None) -> Path:
     except OSError as error:
         raise StateError(f"{file} cannot be written: {error.strerror}. Keep numbers in a checkout.") from error
     return file
+
+
+def _numbers(study: Study) -> dict[str, Any]:
+    own = {method: [round(value, 6) for value in values] for method, values in means(study).items()}
+    majority = study.results[0].scores.majority
+    better = {
+        name: {method: int((study.gains(method, over) > 0).sum()) for method in study.methods}
+        for name, over in (("above alone", None), ("above FedAvg", "FedAvg"))
+        if over is None or over in study.methods
+    }
+    return {"own": own, "majority": round(majority.mean, 6), "parties": len(majority.values), **better}
 
 
 def differences(done: Experiment, before: Kept | None) -> list[str]:

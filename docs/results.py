@@ -1,0 +1,67 @@
+"""The tables of docs/fed-plus.md, from the numbers that runs have kept in papers/fed_plus/expected.json.
+
+python docs/results.py            # writes them into the page
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean, pstdev
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE, KEPT = HERE / "fed-plus.md", HERE.parent / "papers" / "fed_plus" / "expected.json"
+BEGIN, END = "<!-- made by docs/results.py -->\n", "<!-- end -->\n"
+HEAD = ("method", "mean ± seeds", "parties above alone", "parties above FedAvg")
+
+
+def spread(values: Sequence[float]) -> str:
+    """The mean over seeds and its standard deviation."""
+    return f"{mean(values):.3f} ± {pstdev(values):.3f}"
+
+
+def table(point: Mapping[str, Any]) -> str:
+    """One study: a row a method, the majority class first."""
+    rows = [("majority class", f"{point['majority']:.3f}", "", "")]
+    for method, values in point["own"].items():
+        counts = [point.get(name, {}).get(method, "") for name in ("above alone", "above FedAvg")]
+        rows.append((method, spread(values), *map(str, counts)))
+    lines = [" | ".join(row) for row in (HEAD, ("---", "---:", "---:", "---:"), *rows)]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def sweep(points: Sequence[Mapping[str, Any]]) -> str:
+    """Several studies: a column for each value, a row a method."""
+    names = [", ".join(f"{key}={value}" for key, value in point["at"].items()) for point in points]
+    lines = [["method", *names], ["---", *["---:"] * len(names)]]
+    lines.append(["majority class", *(f"{point['majority']:.3f}" for point in points)])
+    for method in points[0]["own"]:
+        lines.append([method, *(spread(p["own"][method]) if method in p["own"] else "" for p in points)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def section(key: str, forms: Mapping[str, Any]) -> str:
+    """One experiment: its full form if it was run, else the quick one."""
+    form = "full" if "full" in forms else "quick"
+    found = forms[form]
+    points, seeds = found["points"], len(found["seeds"])
+    size = f"{points[0]['parties']} parties, {seeds} seeds, {found['seconds']:.0f} s"
+    return f"#### fed_plus/{key}, {form} form: {size}\n\n{table(points[0]) if len(points) == 1 else sweep(points)}\n"
+
+
+def block() -> str:
+    """All of it."""
+    experiments = json.loads(KEPT.read_text(encoding="utf-8"))["experiments"]
+    return "\n".join(section(key, forms) for key, forms in experiments.items())
+
+
+def main() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    PAGE.write_text(before + BEGIN + "\n" + block() + "\n" + END + rest.split(END)[1], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
