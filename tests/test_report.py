@@ -156,7 +156,7 @@ def with_finding(study, method, *findings, seeds=(0, 1)):
 
 def test_a_collapse_is_in_the_verdict_and_findings_say_in_how_many_seeds():
     study = with_finding(study_of(), "FedAvg", Finding("collapse", "It collapsed.", 41), seeds=(1,))
-    assert study.verdict().endswith("FedAvg collapsed at round 41.")
+    assert study.verdict().endswith("FedAvg collapsed at round 41 with 1 of 2 seeds.")
     assert study.findings() == ("It collapsed. So with 1 of 2 seeds.",)
     both = with_finding(study_of(), "FedAvg", Finding("coverage", "Some never trained."))
     both = with_finding(both, "Local", Finding("coverage", "Some never trained."))
@@ -188,14 +188,33 @@ def test_who_gained_is_paired_over_the_seeds():
     np.testing.assert_allclose(study.gains("FedAvg"), [0.05, 0.0], atol=1e-12)
 
 
-def test_who_gained_without_training_is_told():
+def test_who_did_not_train_neither_gains_nor_loses():
     study = study_of(seeds=1)
-    study.of("FedAvg")[0].attended[:3] = 0
-    (sentence,) = study.findings()
-    assert sentence.startswith("Of the parties that gained, some had not trained") and "FedAvg 3 of 4." in sentence
-    assert "4 of 4 parties gained by joining (3 of them did not train), 0 lost." in study.verdict()
-    study.of("FedAvg")[0].attended[:] = 1
-    assert study.findings() == ()
+    assert "learned" not in study.table().columns
+    for method in ("Local", "FedAvg"):
+        study.of(method)[0].attended[:3] = 0
+    assert "1 of the 1 parties that ever trained gained by joining, 0 lost." in study.verdict()
+    row = study.table().rows[2]
+    assert (row["gained"], row["lost"]) == (1, 0) and "learned" in study.table().columns
+    assert row["learned"] == pytest.approx(study.of("FedAvg")[0].scores.own.values[3])
+
+
+def test_a_seed_in_which_a_party_did_not_train_does_not_count_for_it():
+    study = study_of(seeds=2)
+    first, second = study.of("FedAvg")
+    first.attended[0] = 0
+    alone = study.of("Local")[1].scores.own.values[0]
+    assert study.gains("FedAvg")[0] == pytest.approx(second.scores.own.values[0] - alone)
+
+
+def test_each_method_is_held_against_its_own_yardstick():
+    """RFA has the higher mean and is below its own yardstick; FedAvg is above its own, and has helped."""
+    study = study_of(seeds=1, methods=("Local", "FedAvg", "RFA"))
+    rfa = replace(study.of("RFA")[0], beside="Local, as RFA")
+    better = replace(rfa.scores, own=Column(rfa.scores.own.values + 0.01))
+    beside = replace(study.of("Local")[0], method="Local, as RFA", beside="Local, as RFA", scores=better)
+    study = replace(study, results=(*study.of("Local"), beside, *study.of("FedAvg"), rfa))
+    assert study.verdict().startswith("FedAvg served the parties best: 0.650 accuracy against 0.550 alone.")
 
 
 def test_a_study_is_read_back_whole(tmp_path):

@@ -156,9 +156,19 @@ class Models(Mapping[str, nn.Module]):
         return len(self._plan.people)
 
 
-def party_table(people: People, scores: Scores, alone: Scores, notes: tuple[str, ...] = ()) -> Table:
-    """One row a party, the verdict and the findings below."""
+def party_table(
+    people: People, scores: Scores, alone: Scores, rounds: Mapping[str, int], notes: tuple[str, ...] = ()
+) -> Table:
+    """One row a party, the verdict and the findings below.
+
+    ``rounds`` is in how many each has trained: who never did is judged by a model that it had no part in, and has
+    neither gained nor lost.
+    """
     sign = 1 if scores.own.higher_is_better else -1
+    trained = np.array([rounds[name] > 0 for name in scores.names])
+    own, local = (
+        Column(np.where(trained, column.values, np.nan), column.higher_is_better) for column in (scores.own, alone.own)
+    )
     rows = [
         {
             "party": name,
@@ -169,17 +179,19 @@ def party_table(people: People, scores: Scores, alone: Scores, notes: tuple[str,
             "after": float(scores.after.values[i]),
             "alone": float(alone.own.values[i]),
             "majority": float(scores.majority.values[i]),
-            "gain": sign * float(scores.own.values[i] - alone.own.values[i]),
+            "rounds": rounds[name],
+            "gain": sign * float(own.values[i] - local.values[i]),
         }
         for i, name in enumerate(scores.names)
     ]
-    judged = int((~np.isnan(scores.own.values)).sum())
-    gained, lost = scores.own.gained(alone.own), alone.own.gained(scores.own)
+    judged, known = (int((~np.isnan(column.values)).sum()) for column in (scores.own, own))
+    gained, lost = own.gained(local), local.gained(own)
+    who = f"{judged} parties" if known == judged else f"the {known} parties that ever trained"
     hint = "" if judged else " No party has a test set: give parties.from_arrays(..., test=0.2)."
     verdict = (
         f"{scores.metric}: own {scores.own.mean:.3f}, alone {alone.own.mean:.3f}, centre {scores.center.mean:.3f}"
         + ("" if np.isnan(scores.majority.mean) else f", majority {scores.majority.mean:.3f}")
-        + f". {gained} of {judged} parties gained by joining, {lost} lost.{hint}"
+        + f". {gained} of {who} gained by joining, {lost} lost.{hint}"
     )
-    columns = ("party", "samples", "own", "center", "before", "after", "alone", "majority", "gain")
+    columns = ("party", "samples", "rounds", "own", "center", "before", "after", "alone", "majority", "gain")
     return Table(columns, rows, verdict, notes=notes)

@@ -23,7 +23,7 @@ from .engines import InProcess
 from .errors import DescantError, DescantWarning, SettingError, StateError
 from .evaluate import Models, Scores, party_table, score
 from .gate import Refusal
-from .instruments import Finding, draw, findings_of
+from .instruments import Finding, coverage, draw, findings_of
 from .metrics import Metric, metric_for
 from .parties import People
 from .piece import Data, Model, Plan, parties_of
@@ -239,7 +239,8 @@ class Federation:
         The first call trains every party alone for as many rounds, which takes about as long as the run did.
         """
         scores = self.scores()
-        return party_table(self.people, scores, self._alone(scores.names), self.findings())
+        rounds = coverage(self).rounds
+        return party_table(self.people, scores, self._alone(scores.names), rounds, self.findings())
 
     @property
     def models_(self) -> Mapping[str, nn.Module]:

@@ -50,7 +50,8 @@ def study_of(folder: Path) -> Study:
     own = np.array([np.nan if alone.get(name) is None else alone[name] for name in method.scores.names], dtype=float)
     column = Column(own, found.higher_is_better)
     scores = _scores(found, {"own": column, "majority": method.scores.majority})
-    local = Result(LOCAL, method.seed, scores, ((found.round, column.mean, column.mean),), 0.0, 0)
+    curve = ((found.round, column.mean, column.mean),)
+    local = Result(LOCAL, method.seed, scores, curve, 0.0, 0, attended=method.attended)
     return Study((local, method), _settings(found))
 
 

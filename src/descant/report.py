@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 LEGEND = (
     "Mean (at the last round), best (of the rounds on the curve), worst, p10 (a tenth of the parties is no better) and "
     "spread (standard deviation) are over the parties, each with its own model on its own test set; ± is over the "
-    "seeds. Centre: the common model. Before, after: the parties' models before and after their local work of the "
-    "rounds that were judged. Gained, lost: parties better and worse off than with Local, which is training alone with "
-    "the same work. Trained: parties that ever trained."
+    "seeds. Learned: the mean over those that ever trained; others are judged by the centre, or alone by the model that "
+    "all began with, and neither gain nor lose. Centre: the common model. Before, after: the parties' models before and "
+    "after their local work of the rounds that were judged. Gained, lost: parties better and worse off than with Local, "
+    "which is training alone with the same work. Trained: parties that ever trained."
 )
 
 
@@ -170,8 +171,8 @@ _CAPTIONS = {
     "spikes": (
         "How far an aggregation throws the parties",
         "How much a party's model changes between the end of its local work and the beginning of the next. Methods "
-        "that put a common model in its place throw it far; spikes go with collapse. The shade is one standard "
-        "deviation over the parties.",
+        "that put a common model in its place throw it far; the paper saw spikes where training collapsed. The shade "
+        "is one standard deviation over the parties.",
     ),
     "collapse": (
         "Does what was learned stay learned?",

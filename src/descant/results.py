@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,17 @@ class Result:
     def trained(self) -> float:
         """How many parties ever trained; nan where nobody counted."""
         return float((self.attended > 0).sum()) if len(self.attended) else math.nan
+
+    @property
+    def learned(self) -> Column:
+        """The scores of the parties that trained; nan for others."""
+        return self.of_trained(self.scores.own)
+
+    def of_trained(self, column: Column) -> Column:
+        """A column without the parties that never trained: they are judged by a model that they had no part in."""
+        if not len(self.attended):
+            return column
+        return replace(column, values=np.where(self.attended > 0, column.values, np.nan))
 
     @property
     def best(self) -> tuple[int, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -122,7 +122,10 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
     change = float(torch.linalg.vector_norm(outcome.center - state.center))
     norm = float(torch.linalg.vector_norm(outcome.center))
     note = outcome.note + (f" ({refusals[0]})" if refusals and not accepted else "")
-    gauges = outcome.gauges.reaching(came)
+    gauges = Gauges()
+    if outcome.models is not None and outcome.kept is not None:
+        gauges = gauged(algorithm, outcome.models, outcome.kept, outcome.center, d)
+    gauges = gauges.reaching(came)
     told = (outcome.gap, change, 0.0, note, norm, gauges, tuple(judged))
     return Round(index, after, present, counted, tuple(refusals), *told)
 
@@ -201,7 +204,8 @@ class _Outcome:
     memory: Memory
     gap: float = 0.0
     note: str = ""
-    gauges: Gauges = field(default_factory=Gauges)
+    models: Tensor | None = None  # [K, width] as they were reported
+    kept: Tensor | None = None  # [K, width] what their parties keep
 
 
 def _settled(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report]) -> _Outcome:
@@ -235,7 +239,7 @@ def _settle(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report]) 
         kept = algorithm.keep(models, center, hyper)
         for report, row in zip(accepted, kept, strict=True):
             state.own.stage(report.party, {"model": row})
-    return _Outcome(center, remembered, aggregated.gap, gauges=gauged(algorithm, models, kept, center, size))
+    return _Outcome(center, remembered, aggregated.gap, models=models, kept=kept)
 
 
 def models_of(plan: Plan, state: State, accepted: Sequence[Report]) -> Tensor:

@@ -29,7 +29,21 @@ from .table import Table
 __all__ = ["LOCAL", "MAJORITY", "Result", "Study", "compare"]
 
 MAJORITY = "majority class"
-SHOWN = ("mean", "± seeds", "best", "worst", "p10", "spread", "centre", "before", "after", "gained", "lost", "trained")
+SHOWN = (
+    "mean",
+    "learned",
+    "± seeds",
+    "best",
+    "worst",
+    "p10",
+    "spread",
+    "centre",
+    "before",
+    "after",
+    "gained",
+    "lost",
+    "trained",
+)
 PLACES = {"gained": 0, "lost": 0, "trained": 0}
 _EVEN = 1e-9  # a difference in score that is the noise of adding up
 _WALKED = 100  # parties a walk, at most
@@ -61,21 +75,25 @@ class Study:
     def gains(self, method: str, over: str | None = None) -> Numbers:
         """What each party gained over training alone, or over another method: paired by seed, the mean over the seeds.
 
-        ``[parties]``.
+        ``[parties]``; nan where it never trained, because then it is judged by a model that it had no part in.
         """
-        pairs = zip(self.of(method), self.alone(method) if over is None else self.of(over), strict=True)
-        return self._gains([(result.scores.own, other.scores.own) for result, other in pairs])
+        others = self.alone(method) if over is None else self.of(over)
+        return self._gains([(r.learned, other.learned) for r, other in zip(self.of(method), others, strict=True)])
 
     def _gains(self, pairs: Sequence[tuple[Column, Column]]) -> Numbers:
         sign = 1 if pairs[0][0].higher_is_better else -1
         with np.errstate(invalid="ignore"):  # two models that failed
-            gains: Numbers = sign * np.mean([own.values - alone.values for own, alone in pairs], axis=0)
+            each = sign * np.array([own.values - alone.values for own, alone in pairs])  # [seeds, parties]
+        known = ~np.isnan(each)
+        gains: Numbers = np.where(known, each, 0).sum(0) / np.where(known.any(0), known.sum(0), np.nan)
         return np.where(np.abs(gains) <= _EVEN, 0.0, gains)
 
     def table(self) -> Table:
         """One row a method, over its parties and seeds; more is in the rows than is printed (p50, p90, best round)."""
         rows = [self._majority(self.of(LOCAL)), *(self._row(method) for method in self.methods)]
-        return Table(("method", *SHOWN), rows, self.verdict(), PLACES, self.findings())
+        everybody = all(row["mean"] == row["learned"] or row["mean"] != row["mean"] for row in rows)
+        shown = [name for name in SHOWN if name != "learned" or not everybody]
+        return Table(("method", *shown), rows, self.verdict(), PLACES, self.findings())
 
     def _row(self, method: str) -> dict[str, Any]:
         results = self.of(method)
@@ -84,6 +102,7 @@ class Study:
         return {
             "method": method,
             "mean": float(np.mean(means)),
+            "learned": _learned(results),
             "± seeds": Column(np.array(means)).spread if len(results) > 1 else float("nan"),
             "best": float(np.mean([score for _, score in best])),
             "best round": float(np.mean([at for at, _ in best])),
@@ -101,36 +120,39 @@ class Study:
         return {
             "method": MAJORITY,
             "mean": float(np.mean([column.mean for column in columns])),
+            "learned": float(np.mean([result.of_trained(result.scores.majority).mean for result in alone])),
             **unknown,
             **_spread(columns),
-            **_counts(self._gains([(result.scores.majority, result.scores.own) for result in alone])),
+            **_counts(self._gains([(result.scores.majority, result.learned) for result in alone])),
         }
 
     def verdict(self) -> str:
         """In a few sentences: which method served the parties best, if any did, who gained and lost, what collapsed."""
         yardsticks = {result.beside for result in self.results}
-        means = {method: _mean(self.of(method), "own") for method in self.methods if method not in yardsticks}
+        means = {method: _learned(self.of(method)) for method in self.methods if method not in yardsticks}
         means = {method: mean for method, mean in means.items() if mean == mean}
         if not means:
             return ""
         scores = self.results[0].scores
         sign = 1 if scores.own.higher_is_better else -1
-        best = max(means, key=lambda method: sign * means[method])
-        local = _mean(self.alone(best), "own")
-        told = f"{means[best]:.3f} {scores.metric} against {local:.3f} alone"
-        if sign * (means[best] - local) > 0:
-            first = f"{best} served the parties best: {told}."
+        alone = {method: _learned(self.alone(method)) for method in means}
+        ahead = [method for method in means if sign * (means[method] - alone[method]) > 0]
+        if ahead:
+            best = max(ahead, key=lambda method: sign * means[method])
+            first = f"{best} served the parties best"
         else:
-            first = f"Nothing beat training alone; {best} came closest: {told}."
-        return " ".join([first, *self._who(best), *self._events()])
+            best = max(means, key=lambda method: sign * (means[method] - alone[method]))
+            first = f"Nothing beat training alone; {best} came closest"
+        told = f"{first}: {means[best]:.3f} {scores.metric} against {alone[best]:.3f} alone."
+        return " ".join([told, *self._who(best), *self._events()])
 
     def _who(self, method: str) -> Iterator[str]:
         gains, scores = self.gains(method), self.results[0].scores
         counts, judged = _counts(gains), int((~np.isnan(scores.own.values)).sum())
         over = f", over {len(self.of(method))} seeds" if len(self.of(method)) > 1 else ""
-        idle = self._idle(method)
-        some = f" ({idle} of them did not train)" if idle else ""
-        yield f"{counts['gained']} of {judged} parties gained by joining{some}, {counts['lost']} lost{over}."
+        trained = int((~np.isnan(gains)).sum())
+        who = f"{judged} parties" if trained == judged else f"the {trained} parties that ever trained"
+        yield f"{counts['gained']} of {who} gained by joining, {counts['lost']} lost{over}."
         if counts["lost"]:
             place = int(np.nanargmin(gains))
             lost = -float(gains[place])
@@ -140,7 +162,9 @@ class Study:
     def _events(self) -> Iterator[str]:
         """Collapses and refusals."""
         for method, at in self.collapses().items():
-            yield f"{method} collapsed at round {at}."
+            seeds = [any(f.kind == "collapse" and f.round for f in r.findings) for r in self.of(method)]
+            some = "" if all(seeds) else f" with {sum(seeds)} of {len(seeds)} seeds"
+            yield f"{method} collapsed at round {at}{some}."
         refused = sum(result.refused for result in self.results)
         if refused:
             yield f"{refused} updates were refused on the way."
@@ -153,21 +177,7 @@ class Study:
     def findings(self) -> tuple[str, ...]:
         """What is wrong, in sentences, each once."""
         found = [f.text for name in self.methods for f in over_seeds([result.findings for result in self.of(name)])]
-        return tuple(dict.fromkeys([*found, *self._gained_without_training()]))
-
-    def _gained_without_training(self) -> Iterator[str]:
-        counts = {method: self._idle(method) for method in self.methods}
-        told = [
-            f"{method} {idle} of {_counts(self.gains(method))['gained']}" for method, idle in counts.items() if idle
-        ]
-        if told:
-            who = "Of the parties that gained, some had not trained (with every seed)"
-            yield f"{who}, so that alone they are judged by an untrained model: {', '.join(told)}."
-
-    def _idle(self, method: str) -> int:
-        """Who gained without training: by the centre in place of an untrained model, which is no merit of joining."""
-        attended = [result.attended for result in self.of(method) if len(result.attended)]
-        return int(((self.gains(method) > 0) & (np.min(attended, axis=0) == 0)).sum()) if attended else 0
+        return tuple(dict.fromkeys(found))
 
     def plot(self, kind: str, file: str | Path) -> Path:
         """Draw into a PNG file: "curves" (score by round), "parties", "spikes", "collapse" or "walk"."""
@@ -248,6 +258,7 @@ def compare(
                 tick = partial(shown.update, line, advance=1)
                 results.append(replace(_one(federation, rounds, points, tick), beside=beside))
     about = {"rounds": rounds, "seeds": chosen, "parties": len(made), **describe(settings)}
+    about |= {"note": made.note} if made.note else {}
     about["algorithms"] = [describe(algorithm) for algorithm, _ in pairs]
     return Study(tuple(results), about)
 
@@ -288,6 +299,11 @@ def _one(federation: Federation, rounds: int, points: int, tick: Callable[..., N
         with suppress(DescantError):  # where every report is refused, there is nowhere to walk from
             walked = walk(federation, most=_WALKED)
     return result_of(federation, curve, seconds, walked)
+
+
+def _learned(results: list[Result]) -> float:
+    """The mean over the parties that trained."""
+    return float(np.mean([result.learned.mean for result in results]))
 
 
 def _mean(results: list[Result], column: str) -> float:
