@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from descant import Algorithm, Federation, Sgd, algorithms
+from descant import Algorithm, Federation, Sgd, algorithms, parties
 from descant.algorithms.pieces import by_samples, uniformly
 from descant.centers import GeometricMedian, Mean
+from descant.errors import SettingError
 from descant.penalties import HalfSquare, Indicator, Norm1, Norm2, Zero
 from descant.settings import Decay, PerParty
 from problems import Regression, classes, half_squares, network
@@ -157,3 +159,39 @@ def test_the_geometric_median_of_rfa_weighs_samples_and_that_of_fed_plus_does_no
     assert torch.equal(weighted, after(algorithms.RFA())[0])
     plain, _ = after(replace(algorithms.RFA(), weigh=uniformly))
     assert not torch.equal(weighted, plain)
+    assert torch.equal(plain, after(algorithms.RFA(weights="uniform"))[0])
+
+
+@pytest.mark.parametrize("make", [algorithms.FedAvg, algorithms.FedProx, algorithms.RFA])
+def test_equal_numbers_of_samples_make_the_weights_one(make: Callable[..., Algorithm]) -> None:
+    """ERRATA 16: both readings are one method where the papers' parties are of one size."""
+    generator = torch.Generator().manual_seed(0)
+    alike = parties.from_arrays(
+        [(torch.randn(8, 6, generator=generator, dtype=F64) + k, torch.arange(8) % 3) for k in range(4)], dtype=F64
+    )
+    centers = []
+    for weights in ("samples", "uniform"):
+        fed = Federation(network(F64), alike, make(weights=weights), lr=0.1, steps=5, batch=4, seed=2)
+        centers.append(fed.fit(3, progress=False).state.center)
+    torch.testing.assert_close(*centers, rtol=0, atol=1e-12)
+
+
+def test_one_sample_and_three_by_both_weights() -> None:
+    """Models at 0 and 4 from 1 and 3 samples: the mean is 3 by samples and 2 without; the median is the heavy one."""
+    models, metrics = torch.tensor([[0.0], [4.0]], dtype=F64), [{"samples": 1.0}, {"samples": 3.0}]
+    found = {
+        (make.__name__, weights): float(algorithm.aggregate(models, algorithm.weigh(metrics)).point)
+        for make in (algorithms.FedAvg, algorithms.FedProx, algorithms.RFA)
+        for weights in ("samples", "uniform")
+        for algorithm in [make(weights=weights)]
+    }
+    expected = {("FedAvg", "samples"): 3.0, ("FedProx", "samples"): 3.0, ("RFA", "samples"): 4.0}
+    expected |= {(name, "uniform"): 2.0 for name in ("FedAvg", "FedProx", "RFA")}
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("make", [algorithms.FedAvg, algorithms.FedProx, algorithms.RFA])
+def test_other_weights_are_refused(make: Callable[..., Algorithm]) -> None:
+    told = f"The 'weights' of {make.__name__} must be one of 'samples', 'uniform'. Got 'sample'."
+    with pytest.raises(SettingError, match=re.escape(told)):
+        make(weights="sample")

@@ -14,11 +14,13 @@ from ..centers import GeometricMedian, Mean
 from ..core import Algorithm, Term
 from ..penalties import HalfSquare
 from ..settings import Schedule
-from .pieces import Distance, Mix, by_samples, everyone, fixed, keep_own, stay, take, uniformly
+from .pieces import Distance, Mix, Weights, everyone, fixed, keep_own, stay, take, uniformly, weighing
 
 
-def FedAvg() -> Algorithm:
+def FedAvg(weights: Weights = "samples") -> Algorithm:
     """Everybody begins at the centre, learns, and the mean is the new centre (v2 §5.4.2).
+
+    v2 prints the plain mean; its baselines' own papers, FedProx among them, weigh by samples (ERRATA 16).
 
     >>> FedAvg().start
     Mix(init_mix=1.0)
@@ -30,7 +32,7 @@ def FedAvg() -> Algorithm:
         pull=None,
         aggregate=Mean(),
         statistics=Mean(),
-        weigh=by_samples,
+        weigh=weighing(weights, "FedAvg"),
         advance=take,
         keep=None,
         tune=fixed,
@@ -43,18 +45,20 @@ def Local() -> Algorithm:
     return replace(FedAvg(), name="Local", start=Mix(0.0), advance=stay, keep=keep_own)
 
 
-def FedProx(mu: Schedule = 0.01) -> Algorithm:
+def FedProx(mu: Schedule = 0.01, weights: Weights = "samples") -> Algorithm:
     """FedAvg with μ/2·‖w - w̃‖² in every party's loss (v2 §5.4.5, v1 Proposition 1). Not from the Fed+ papers: μ=0.01.
 
     >>> FedProx(mu=0.1).terms[0].strength
     0.1
     """
-    return replace(FedAvg(), name="FedProx", terms=(Term("proximal", Distance(HalfSquare()), mu, symbol="mu"),))
+    terms = (Term("proximal", Distance(HalfSquare()), mu, symbol="mu"),)
+    return replace(FedAvg(), name="FedProx", terms=terms, weigh=weighing(weights, "FedProx"))
 
 
-def RFA(smoothing: float = 1e-6) -> Algorithm:
+def RFA(smoothing: float = 1e-6, weights: Weights = "samples") -> Algorithm:
     """FedAvg with the geometric median for the mean (v2 §5.4.3, v1 Proposition 2)."""
-    return replace(FedAvg(), name="RFA", aggregate=GeometricMedian(smoothing), statistics=CoordinateMedianCenter())
+    aggregate, statistics = GeometricMedian(smoothing), CoordinateMedianCenter()
+    return replace(FedAvg(), name="RFA", aggregate=aggregate, statistics=statistics, weigh=weighing(weights, "RFA"))
 
 
 def CoordinateMedian() -> Algorithm:

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core import Attend, Hyper, Memory, Metrics, Sight
+from ..core import Attend, Hyper, Memory, Metrics, Sight, Weigh
 from ..errors import SettingError
 from ..flat import Layout, Unbound
 from ..penalties import Penalty, personal
-from ..settings import Schedule, setting, value_at
+from ..settings import Schedule, check, setting, value_at
 
 Policy: TypeAlias = Literal["keep", "drop"]
+Weights: TypeAlias = Literal["samples", "uniform"]
 
 # ── start: where does a party begin its local work? ───────────────────────────────────────────────────────────────────
 
@@ -131,6 +132,20 @@ def by_samples(metrics: Sequence[Metrics]) -> Tensor:
 def uniformly(metrics: Sequence[Metrics]) -> Tensor:
     """1/K: the plain means and medians of the Fed+ papers (ERRATA 16)."""
     return torch.ones(len(metrics), dtype=torch.float64)
+
+
+WEIGHTS: Mapping[Weights, Weigh] = {"samples": by_samples, "uniform": uniformly}
+
+
+@dataclass(frozen=True)
+class _Weighing:
+    weights: Weights = setting("samples", "how much a report counts (ERRATA 16)", one_of=tuple(WEIGHTS))
+
+
+def weighing(weights: Weights, owner: str) -> Weigh:
+    """The answer that a baseline's ``weights`` name."""
+    check(_Weighing(weights), owner)
+    return WEIGHTS[weights]
 
 
 # ── advance: where does the centre go? ────────────────────────────────────────────────────────────────────────────────
