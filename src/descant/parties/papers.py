@@ -118,9 +118,10 @@ def sentiment(
     The papers take 772 accounts of Sent140 ("25 characters" is a slip for words: ERRATA 22), cut into words by
     FedProx's rule. Sentiment140 is `source="sent140"`; where only a part of it is at hand few accounts have enough
     tweets, and the reviews of film critics stand in for it, which `note` says. FedProx's accounts have 30 texts or
-    more; `least` is 10 here, so that 772 accounts are to be had. `count` of the accounts are drawn at random. Features
-    are rows of `vectors`, int64, 0 for none: give the same `vectors` to :func:`descant.problems.lstm`, which holds
-    them. GloVe has 100 numbers here where the papers have 300 ("glove300", if you have its file).
+    more; `least` is 10 here, so that 772 accounts are to be had. They stand in an order drawn by the seed, because a
+    file may number them by how much they write: the first so many, `count` or fewer, are a random sample. Features are
+    rows of `vectors`, int64, 0 for none: give the same `vectors` to :func:`descant.problems.lstm`, which holds them.
+    GloVe has 100 numbers here where the papers have 300 ("glove300", if you have its file).
     """
     check(_Population(count, words=words, least=least, source=source, vectors=vectors), "sentiment")
     accounts, labels, texts, note = _texts(source, data)
@@ -130,10 +131,8 @@ def sentiment(
             f"{len(by_account)} accounts of {source} have {least} texts or more. Got count={count}: "
             "ask for fewer, or for a smaller least."
         )
-    chosen = sorted(by_account, key=_in_order)
-    if count is not None:
-        rng = stream(seed, 0, EVERYBODY, "sentiment")
-        chosen = [chosen[k] for k in np.sort(rng.permutation(len(chosen))[:count])]
+    ordered = sorted(by_account, key=_in_order)
+    chosen = [ordered[k] for k in stream(seed, 0, EVERYBODY, "sentiment").permutation(len(ordered))[:count]]
     used = np.sort(np.concatenate([by_account[name] for name in chosen]))  # only these are cut into words
     x = encode([texts[row] for row in used], word_vectors(vectors, data).ids, words)
     rows = {name: np.searchsorted(used, by_account[name]) for name in chosen}

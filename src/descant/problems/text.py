@@ -37,8 +37,9 @@ def lstm(
 
     256 units are the papers'; FedProx's code has 100, and the 30 between (ERRATA 22). Its one output with a sigmoid is
     two outputs with a cross-entropy here, which is the same model. The LSTM's state behind the last of the words,
-    padding included, is what counts, as there. That the forget gates begin open is not from the papers: with torch's
-    own start learning is much slower, because the state is lost in the padding.
+    padding included, is what counts, as there. The forget gates begin open (a bias of 1), which no paper prints but
+    FedProx's code has by TensorFlow's default; with torch's own start learning is much slower, because the state is
+    lost in the padding.
     `data` is the folder that the vectors are read from.
     """
     check(_Lstm(vectors, hidden, layers, dense, outputs, forget), "lstm")
