@@ -12,6 +12,7 @@ from descant import __version__
 from descant.cli import app, typer
 from descant.config import read
 from descant.record import Run
+from descant.record import read as recorded
 from recipes import TINY
 
 SIX = ["majority class", "Local", "FedAvg", "RFA", "FedAvgPlus", "FedGeoMedPlus"]
@@ -209,6 +210,20 @@ def test_the_report_of_a_run_says_what_the_run_said(tiny, tmp_path):
     means = {name: sum(row[name] for row in ran["table"]) / len(ran["table"]) for name in ("own", "alone")}
     assert f"{means['own']:.3f} accuracy against {means['alone']:.3f} alone" in shown.stdout
     assert "FedGeoMedPlus" in (tmp_path / "r" / "report.html").read_text("utf-8")
+
+
+def test_what_must_be_known_of_the_data_is_in_every_output(tiny, tmp_path):
+    code = "from descant.parties import People, digits\n\ndef noted(count: int):\n    made = digits(count)\n"
+    (tmp_path / "stand_in.py").write_text(code + "    return People(map(made._source, made), 'digits stand in')\n")
+    here = ["--set", "parties.population=stand_in:noted", "--set", "run.rounds=1"]
+    said = "Of the data: digits stand in."
+    shown = [descant(command, tiny, *here, "--out", command) for command in ("run", "compare")]
+    assert all(one.exit_code == 0 and one.stdout.count(said) == 1 for one in shown), shown[0].output + shown[1].output
+    assert all(said in (tmp_path / one / "report.html").read_text("utf-8") for one in ("run", "compare"))
+    assert recorded("run").settings["note"] == "digits stand in" and said in recorded("run").warnings
+    assert said in json.loads(descant("run", tiny, *here, "--out", "r", "--json").stdout)["findings"]
+    found = json.loads(descant("compare", tiny, *here, "--out", "c", "--json").stdout)["points"][0]
+    assert found["findings"].count(said) == 1
 
 
 def test_a_run_that_was_not_judged_says_how_to(tiny):

@@ -211,7 +211,9 @@ class Federation:
 
     def _findings(self) -> tuple[Finding, ...]:
         at, scores = self.__dict__.get("_scored", (None, None))
-        return findings_of(self, scores if at == self.state.round else None)
+        note = self.people.note
+        said = (Finding("data", f"Of the data: {note}."),) if note else ()
+        return said + findings_of(self, scores if at == self.state.round else None)
 
     def plot(self, kind: str, file: str | Path) -> Path:
         """Draw "spikes" (the change at aggregation), "collapse" or "walk" (from own to centre) into a PNG file."""

@@ -40,7 +40,7 @@ def run(
         one_thread()
         table, found = _carried_out(chosen, out, resume, as_json)
         if as_json:
-            typer.echo(json.dumps({**found, "verdict": table.verdict, "table": table.plain()}))
+            typer.echo(json.dumps({**found, "verdict": table.verdict, "findings": table.notes, "table": table.plain()}))
         else:
             typer.echo(f"{table}\n\nThe run: {out} ({found['rounds']} rounds, hash {found['hash'][:12]})")
             typer.echo(f"The report with pictures: {found['report']}")

@@ -60,7 +60,9 @@ class Run:
             began = time.perf_counter()
             run._save()
             run._cost = time.perf_counter() - began
-            run.log("begun", round=run.round, sync=sync, settings=_settings(run._models(run.round)))
+            run.log(
+                "begun", round=run.round, sync=sync, settings=_settings(run._models(run.round), federation.people.note)
+            )
             run._log.flush()  # the folder holds a run from here on
             undo.pop_all()
         return run
@@ -241,9 +243,10 @@ def _manifest(place: Path) -> dict[str, Any]:
     return found
 
 
-def _settings(place: Path) -> dict[str, Any]:
-    """What the run was made of, as its first snapshot says it."""
-    return {key: value for key, value in _manifest(place).items() if key not in _ABOUT_ONE_SAVE}
+def _settings(place: Path, note: str) -> dict[str, Any]:
+    """What the run was made of, as its first snapshot says it, and what must be known of its data, if anything."""
+    found = {key: value for key, value in _manifest(place).items() if key not in _ABOUT_ONE_SAVE}
+    return {**found, "note": note} if note else found
 
 
 def _check_sync(sync: object) -> None:
