@@ -14,7 +14,7 @@ from typing import Any
 HERE = Path(__file__).parent
 PAGE, KEPT = HERE / "fed-plus.md", HERE.parent / "papers" / "fed_plus" / "expected.json"
 BEGIN, END = "<!-- made by docs/results.py -->\n", "<!-- end -->\n"
-HEAD = ("method", "mean ± seeds", "parties above alone", "parties above FedAvg")
+HEAD = ("method", "mean ± seeds", "of those that trained", "parties above alone", "parties above FedAvg")
 
 
 def spread(values: Sequence[float]) -> str:
@@ -24,11 +24,11 @@ def spread(values: Sequence[float]) -> str:
 
 def table(point: Mapping[str, Any]) -> str:
     """One study: a row a method, the majority class first."""
-    rows = [("majority class", f"{point['majority']:.3f}", "", "")]
+    rows = [("majority class", f"{point['majority']:.3f}", "", "", "")]
     for method, values in point["own"].items():
         counts = [point.get(name, {}).get(method, "") for name in ("above alone", "above FedAvg")]
-        rows.append((method, spread(values), *map(str, counts)))
-    lines = [" | ".join(row) for row in (HEAD, ("---", "---:", "---:", "---:"), *rows)]
+        rows.append((method, spread(values), spread(point["learned"][method]), *map(str, counts)))
+    lines = [" | ".join(row) for row in (HEAD, ("---", *["---:"] * 4), *rows)]
     return "\n".join(f"| {line} |" for line in lines)
 
 

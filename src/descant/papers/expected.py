@@ -32,8 +32,8 @@ class Kept:
     seconds: float
     descant: str
     points: tuple[Mapping[str, Any], ...]
-    """At each: "own" {method: one mean a seed}, "majority", "parties", and how many of these are better off than alone
-    and than with FedAvg {method: number}."""
+    """At each: "own" {method: one mean a seed}, "learned" (of those that trained), "majority", "parties", and how many of
+    these are better off than alone and than with FedAvg {method: number}."""
 
 
 def kept(key: str, quick: bool, folder: Path | None = None) -> Kept | None:
@@ -69,13 +69,20 @@ def keep(key: str, done: Experiment, folder: Path | None = None) -> Path:
 
 def _numbers(study: Study) -> dict[str, Any]:
     own = {method: [round(value, 6) for value in values] for method, values in means(study).items()}
+    learned = {method: [round(r.learned.mean, 6) for r in study.of(method)] for method in study.methods}
     majority = study.results[0].scores.majority
     better = {
         name: {method: int((study.gains(method, over) > 0).sum()) for method in study.methods}
         for name, over in (("above alone", None), ("above FedAvg", "FedAvg"))
         if over is None or over in study.methods
     }
-    return {"own": own, "majority": round(majority.mean, 6), "parties": len(majority.values), **better}
+    return {
+        "own": own,
+        "learned": learned,
+        "majority": round(majority.mean, 6),
+        "parties": len(majority.values),
+        **better,
+    }
 
 
 def differences(done: Experiment, before: Kept | None) -> list[str]:
