@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 LEGEND = (
     "Mean (at the last round), best (of the rounds on the curve), worst, p10 (a tenth of the parties is no better) and "
     "spread (standard deviation) are over the parties, each with its own model on its own test set; ± is over the "
-    "seeds. Learned: the mean over those that ever trained; others are judged by the centre, or alone by the model that "
-    "all began with, and neither gain nor lose. Centre: the common model. Before, after: the parties' models before and "
-    "after their local work of the rounds that were judged. Gained, lost: parties better and worse off than with Local, "
-    "which is training alone with the same work. Trained: parties that ever trained."
+    "seeds. Learned: the mean over those that ever trained; others are judged by the centre, or alone by the model "
+    "that all began with, and neither gain nor lose. Centre: the common model. Before, after: the parties' models "
+    "before and after their local work of the rounds that were judged. Gained, lost: parties better and worse off than "
+    "with Local, which is training alone with the same work. Trained: parties that ever trained."
 )
 
 

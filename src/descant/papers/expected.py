@@ -32,8 +32,8 @@ class Kept:
     seconds: float
     descant: str
     points: tuple[Mapping[str, Any], ...]
-    """At each: "own" {method: one mean a seed}, "learned" (of those that trained), "majority", "parties", and how many of
-    these are better off than alone and than with FedAvg {method: number}."""
+    """At each: "own" {method: one mean a seed}, "learned" (of those that trained), "majority", "parties", and how many
+    of these are better off than alone and than with FedAvg {method: number}."""
 
 
 def kept(key: str, quick: bool, folder: Path | None = None) -> Kept | None:
