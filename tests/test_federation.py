@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 
 from descant import DescantError, Federation, Metric, Sgd, algorithms, compare, federation, parties
 from descant.centers import TrimmedMean
@@ -280,3 +280,27 @@ def test_the_first_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "parties gained by joining" in printed
     assert "majority class" in printed
+
+
+def test_training_alone_has_the_very_same_parties() -> None:
+    """What makes them may draw anew each time: the yardstick must not have others."""
+    made: list[parties.People] = []
+
+    def people() -> parties.People:
+        made.append(parties.digits(count=3, seed=len(made)))
+        return made[-1]
+
+    fed = Federation(lambda: nn.Linear(64, 10), people, algorithms.Local(), lr=0.1, steps=2, batch=5)
+    table = fed.fit(2, progress=False).table()
+    assert len(made) == 1 and [row["gain"] for row in table.rows] == [0.0, 0.0, 0.0]
+
+
+def test_a_mistake_in_the_code_is_not_taken_for_numbers_that_fail() -> None:
+    def mistaken(models: Tensor, center: Tensor, hyper: object) -> Tensor:
+        return models + None if len(models) > 2 else models  # type: ignore[operator]
+
+    algorithm = replace(algorithms.FedAvgPlus(), keep=mistaken)
+    fed = Federation(lambda: nn.Linear(64, 10), parties.digits(count=3), algorithm, lr=0.1, steps=1)
+    with pytest.raises(TypeError):
+        fed.fit(1, progress=False)
+    assert fed.state.round == 0

@@ -217,6 +217,20 @@ def test_each_method_is_held_against_its_own_yardstick():
     assert study.verdict().startswith("FedAvg served the parties best: 0.650 accuracy against 0.550 alone.")
 
 
+@pytest.mark.parametrize(
+    ("gains", "told"),
+    [
+        ([0.1, 0.1, 0.1, -0.01], "FedAvg served the parties best: 0.622 accuracy against 0.550 alone."),
+        ([0.9, -0.01, -0.01, -0.01], "Nothing beat training alone for most parties; FedAvg came closest"),
+        ([0.0004, 0.0004, 0.0, 0.0], "Nothing beat training alone; FedAvg came closest: 0.550 accuracy"),
+    ],
+)
+def test_a_method_has_helped_if_it_shows_and_more_gained_than_lost(gains, told):
+    study = study_of(seeds=1)
+    study.of("FedAvg")[0].scores.own.values[:] = study.of("Local")[0].scores.own.values + gains
+    assert study.verdict().startswith(told)
+
+
 def test_a_study_is_read_back_whole(tmp_path):
     study = with_finding(study_of(), "FedAvg", Finding("collapse", "It collapsed.", 3))
     study.of("FedAvg")[0].scores.own.values[:2] = (np.nan, -np.inf)

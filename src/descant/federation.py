@@ -232,6 +232,7 @@ class Federation:
                 "budget": self.budget,
             }
             twin = self._twin = Federation(self.model, self.data, local, solver=self._plan.solver, **settings)
+            twin.people = self.people  # not made anew: they are read once, and whoever made them may draw
         twin.fit(self.state.round - twin.state.round, progress=False)
         return score(twin._plan, twin._engine, twin.state, names)
 

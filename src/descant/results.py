@@ -120,6 +120,16 @@ def result_of(
     )
 
 
+def spread(columns: Sequence[Column]) -> dict[str, float]:
+    """How unlike the parties fare, the mean over seeds."""
+    each = {
+        "worst": [column.worst for column in columns],
+        **{f"p{share}": [column.quantile(share / 100) for column in columns] for share in (10, 50, 90)},
+        "spread": [column.spread for column in columns],
+    }
+    return {name: float(np.mean(values)) for name, values in each.items()}
+
+
 def plain(values: Any) -> Any:
     """Numbers as JSON has them.
 

@@ -209,11 +209,14 @@ class _Outcome:
 
 
 def _settled(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report]) -> _Outcome:
-    """What came of the reports; a centre that fails on them (numbers that overflow, say) leaves the model unchanged."""
+    """What came of the reports; a centre that fails on them (numbers that overflow, say) leaves the model unchanged.
+
+    What can only be a mistake in the code (a TypeError, say) ends the run.
+    """
     try:
         with torch.inference_mode(False), torch.no_grad():
             return _settle(plan, state, hyper, accepted)
-    except Exception as error:
+    except (DescantError, ArithmeticError, RuntimeError, ValueError) as error:
         state.own.rollback(state.round)
         reason = f"{type(error).__name__}: {error}"
         return _Outcome(state.center, state.memories.get("advance", {}), note=f"the model is unchanged: {reason}")

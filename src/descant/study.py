@@ -22,7 +22,7 @@ from .federation import Federation, attending, bar
 from .instruments import walk
 from .instruments.findings import over_seeds
 from .piece import Data, Model, parties_of
-from .results import LOCAL, Result, plain, result_of
+from .results import LOCAL, Result, plain, result_of, spread
 from .settings import describe
 from .table import Table
 
@@ -106,7 +106,7 @@ class Study:
             "± seeds": Column(np.array(means)).spread if len(results) > 1 else float("nan"),
             "best": float(np.mean([score for _, score in best])),
             "best round": float(np.mean([at for at, _ in best])),
-            **_spread([result.scores.own for result in results]),
+            **spread([result.scores.own for result in results]),
             "centre": float("nan") if method == results[0].beside else _mean(results, "center"),  # alone has none
             "before": _mean(results, "before"),
             "after": _mean(results, "after"),
@@ -122,7 +122,7 @@ class Study:
             "mean": float(np.mean([column.mean for column in columns])),
             "learned": float(np.mean([result.of_trained(result.scores.majority).mean for result in alone])),
             **unknown,
-            **_spread(columns),
+            **spread(columns),
             **_counts(self._gains([(result.scores.majority, result.learned) for result in alone])),
         }
 
@@ -136,13 +136,16 @@ class Study:
         scores = self.results[0].scores
         sign = 1 if scores.own.higher_is_better else -1
         alone = {method: _learned(self.alone(method)) for method in means}
-        ahead = [method for method in means if sign * (means[method] - alone[method]) > 0]
-        if ahead:
-            best = max(ahead, key=lambda method: sign * means[method])
+        ahead = {method: round(sign * (means[method] - alone[method]), 3) for method in means}
+        counts = {method: _counts(self.gains(method)) for method in means}
+        helped = [method for method in means if ahead[method] > 0 and counts[method]["gained"] > counts[method]["lost"]]
+        if helped:
+            best = max(helped, key=lambda method: sign * means[method])
             first = f"{best} served the parties best"
         else:
             best = max(means, key=lambda method: sign * (means[method] - alone[method]))
-            first = f"Nothing beat training alone; {best} came closest"
+            most = " for most parties" if ahead[best] > 0 else ""
+            first = f"Nothing beat training alone{most}; {best} came closest"
         told = f"{first}: {means[best]:.3f} {scores.metric} against {alone[best]:.3f} alone."
         return " ".join([told, *self._who(best), *self._events()])
 
@@ -208,16 +211,6 @@ class Study:
         table = [{k: plain(v) if isinstance(v, float) else v for k, v in row.items()} for row in self.table().rows]
         head = {"descant": __version__, "verdict": self.verdict(), "findings": self.findings(), "table": table}
         return json.dumps({**head, "settings": self.settings, "results": [r.to_json() for r in self.results]})
-
-
-def _spread(columns: Sequence[Column]) -> dict[str, float]:
-    """How unlike the parties fare, the mean over seeds."""
-    each = {
-        "worst": [column.worst for column in columns],
-        **{f"p{share}": [column.quantile(share / 100) for column in columns] for share in (10, 50, 90)},
-        "spread": [column.spread for column in columns],
-    }
-    return {name: float(np.mean(values)) for name, values in each.items()}
 
 
 def _counts(gains: Numbers) -> dict[str, int]:
