@@ -180,3 +180,13 @@ def test_the_numbers_in_the_repository_are_of_the_recipes_as_they_stand(key, qui
     names = {one.name for one in recipe.algorithms()}
     assert [dict(point["at"]) for point in before.points] == [at for at, _ in recipe.sweep()]
     assert all(names <= set(point["own"]) for point in before.points)
+
+
+# ── the page of results ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_page_of_results_shows_what_is_kept():
+    from descant.address import find
+
+    made = find(f"{ROOT / 'docs' / 'results.py'}:block")()
+    assert made and made in (ROOT / "docs" / "fed-plus.md").read_text(), "run python docs/results.py"
