@@ -248,9 +248,9 @@ def test_idx_says_in_which_row_it_breaks_off(write: Callable[[Path], object], me
         readers.read_idx(tmp_path / "a")
 
 
-def test_tables_say_which_line_is_wrong(tmp_path: Path) -> None:
+def test_tables_say_which_row_is_wrong(tmp_path: Path) -> None:
     short = write_table(tmp_path / "short.csv", [*TABLE, ("x", 1)])
-    with pytest.raises(PartyError, match=r"line 5 has 2 fields\. Expected 3 fields a row"):
+    with pytest.raises(PartyError, match=r"row 4 has 2 fields\. Expected 3 fields a row"):
         readers.read_table(short, ("text",))
     with pytest.raises(PartyError, match=r"There is no column 'lable'\. Did you mean 'label'"):
         readers.read_table(short, ("lable",))
@@ -258,6 +258,47 @@ def test_tables_say_which_line_is_wrong(tmp_path: Path) -> None:
         readers.read_table(write_table(tmp_path / "latin.csv", TABLE, "latin-1"), ("text",))
     with pytest.raises(PartyError, match="it has no rows"):
         readers.read_table(write_table(tmp_path / "empty.csv", TABLE[:1]), ("text",))
+
+
+def test_every_message_counts_the_rows_of_a_table_as_a_spreadsheet_does(tmp_path: Path) -> None:
+    """The names of the columns are row 1; what stands in quotes may have line breaks, and is one row all the same."""
+    good = [("x", "label", "account"), (1, 0, "a\nb"), (2, 1, "c")]
+    for bad, message in (
+        ((3, 1), "row 4 has 2 fields"),
+        (("no", 1, "c"), "row 4 of column 'x' holds 'no'"),
+        ((3, "no", "c"), "row 4 of column 'label' holds 'no'"),
+        ((3, -1, "c"), "row 4 of column 'label' holds -1"),
+    ):
+        file = write_table(tmp_path / "a.csv", [*good, bad])
+        with pytest.raises(PartyError, match=message):
+            parties.csv(file, account="account")
+    bare = write_table(tmp_path / "bare.csv", [(1, 2), (3,)])
+    with pytest.raises(PartyError, match="row 2 has 1 fields"):
+        readers.read_table(bare, ("a",), header=("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "it has no column beside 'label'"),
+        ([("label",)], "it has no column beside 'label'"),
+        ([("label",), (1,), (0,)], "it has no column beside 'label'"),
+        ([("x", "label")], "it has no rows"),
+    ],
+)
+def test_a_table_without_features_or_rows_is_refused(
+    rows: list[tuple[object, ...]], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(PartyError, match=message):
+        parties.csv(write_table(tmp_path / "a.csv", rows))
+    with pytest.raises(PartyError, match="it has no rows"):
+        readers.read_table(write_table(tmp_path / "b.csv", rows[:1]), ())
+
+
+def test_a_table_of_excel_begins_with_a_mark(tmp_path: Path) -> None:
+    file = write_table(tmp_path / "a.csv", TABLE, "utf-8-sig")
+    assert readers.read_header(file) == ["account", "label", "text"]
+    assert readers.read_table(file, ("account",)) == {"account": ["ann", "bob"]}
 
 
 def test_labels_outside_their_range_are_refused_with_the_row(tmp_path: Path) -> None:
@@ -296,7 +337,7 @@ def test_features_that_are_not_finite_are_refused_with_the_row(tmp_path: Path) -
     with pytest.raises(PartyError, match=r"Row 1 of 'x' in .*a\.npz holds nan"):
         parties.npz(tmp_path / "a.npz", count=1)
     file = write_table(tmp_path / "a.csv", [("a", "label"), (1, 0), ("inf", 1)])
-    with pytest.raises(PartyError, match=r"row 1 of column 'a' holds 'inf'\. Expected a finite number"):
+    with pytest.raises(PartyError, match=r"row 3 of column 'a' holds 'inf'\. Expected a finite number"):
         parties.csv(file, count=1)
     file = write_table(tmp_path / "a.csv", [("a", "label"), (1, 0), ("one", 1)])
     with pytest.raises(PartyError, match="row 1 of column 'a' holds 'one'"):

@@ -34,6 +34,8 @@ _DAMAGED += (NotImplementedError, RuntimeError)  # a zip that asks for another m
 _DAMAGED += (tokenize.TokenError, SyntaxError, TypeError, OverflowError)  # the head of an array that is no longer one
 _KINDS = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}  # of IDX, big-endian
 
+FIRST_ROW = 2  # of a CSV file's data: as in a spreadsheet, the names of the columns are row 1
+
 
 @contextmanager
 def reading(file: Path, expected: str) -> Iterator[None]:
@@ -110,35 +112,40 @@ def read_cifar(file: str | Path, classes: int = 10) -> tuple[Array, Array]:
 
 
 def read_table(
-    file: str | Path, columns: Sequence[str], header: Sequence[str] | None = None, encoding: str = "utf-8"
+    file: str | Path, columns: Sequence[str], header: Sequence[str] | None = None, encoding: str = "utf-8-sig"
 ) -> dict[str, list[str]]:
-    """Named columns of a CSV file, packed by gzip or xz or not; `header` names them where the file does not."""
-    file, expected = Path(file), f"a CSV file in {encoding} with the columns {', '.join(columns)}"
+    """Named columns of a CSV file, packed by gzip or xz or not; `header` names them where the file does not.
+
+    UTF-8 may begin with the mark that Excel puts there.
+    """
+    told = f"a CSV file in {encoding.removesuffix('-sig')}"
+    file, expected = Path(file), f"{told} with {'the columns ' if columns else ''}{', '.join(columns) or 'columns'}"
     with reading(file, expected), _text(file, encoding) as text:
-        lines, names = csv.reader(text, strict=True), list(header or [])
+        lines, names, row = csv.reader(text, strict=True), list(header or []), 0
         try:
-            names = names or next(lines, [])
+            row, names = (0, names) if names else (1, next(lines, []))
             for name in columns:
                 if name not in names:
                     raise damaged(file, unknown("column", name, names).args[0], expected)
             places = [names.index(name) for name in columns]
             found: list[list[str]] = [[] for _ in columns]
             for line in lines:
+                row += 1
                 if len(line) != len(names):
-                    raise damaged(file, f"line {lines.line_num} has {len(line)} fields", f"{len(names)} fields a row")
+                    raise damaged(file, f"row {row} has {len(line)} fields", f"{len(names)} fields a row")
                 for column, place in zip(found, places, strict=True):
                     column.append(line[place])
         except csv.Error as error:
-            raise damaged(file, f"line {lines.line_num}: {error}", expected) from error
+            raise damaged(file, f"row {row + 1}: {error}", expected) from error
         except UnicodeDecodeError as error:
-            reason = f"behind line {lines.line_num} there is a byte {error.object[error.start]:#04x}: {error.reason}"
+            reason = f"behind row {row} there is a byte {error.object[error.start]:#04x}: {error.reason}"
             raise damaged(file, reason, expected) from error
-    if not found[0]:
+    if row < FIRST_ROW - bool(header):
         raise damaged(file, "it has no rows", expected)
     return dict(zip(columns, found, strict=True))
 
 
-def read_header(file: str | Path, encoding: str = "utf-8") -> list[str]:
+def read_header(file: str | Path, encoding: str = "utf-8-sig") -> list[str]:
     """The names of the columns of a CSV file."""
     return next(csv.reader(read_text(file, "a CSV file whose first line names its columns", encoding)), [])
 
@@ -150,9 +157,9 @@ def read_text(file: str | Path, expected: str, encoding: str = "utf-8") -> Itera
 
 
 def numbers(file: str | Path, table: dict[str, list[str]]) -> Array:
-    """Columns of text as numbers ``[rows, columns]``; the first that is none, or is not finite, is named."""
+    """Columns of text as numbers ``[rows, columns]``; the first that is none, or is not finite, is named by its row."""
     for name, values in table.items():
-        for row, value in enumerate(values):
+        for row, value in enumerate(values, FIRST_ROW):
             try:
                 fine = np.isfinite(float(value))
             except ValueError:

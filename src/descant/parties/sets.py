@@ -12,7 +12,7 @@ from . import splits
 from .images import Scaling, image_set, moments
 from .party import Array
 from .people import People, from_rows
-from .readers import checked_labels, damaged, numbers, read_header, read_npz, read_table
+from .readers import FIRST_ROW, checked_labels, damaged, numbers, read_header, read_npz, read_table
 
 
 def cifar10(
@@ -104,12 +104,14 @@ def csv(
     """
     beside = {label, account}
     columns = [name for name in read_header(file) if name not in beside]
+    if not columns:
+        raise damaged(Path(file), f"it has no column beside {label!r}", "columns of numbers, named in the first row")
     features = numbers(file, read_table(file, columns)).astype(np.float32)
     named = read_table(file, [label] if account is None else [label, account])
     labels = numbers(file, {label: named[label]})[:, 0]
     odd = np.flatnonzero((labels != np.floor(labels)) | (labels < 0))
     if len(odd):
-        found = f"row {odd[0]} of column {label!r} holds {labels[odd[0]]:g}"
+        found = f"row {FIRST_ROW + odd[0]} of column {label!r} holds {labels[odd[0]]:g}"
         raise damaged(Path(file), found, "labels that are whole numbers >= 0")
     y = labels.astype(np.int64)
     if account is not None:
