@@ -340,7 +340,7 @@ def test_features_that_are_not_finite_are_refused_with_the_row(tmp_path: Path) -
     with pytest.raises(PartyError, match=r"row 3 of column 'a' holds 'inf'\. Expected a finite number"):
         parties.csv(file, count=1)
     file = write_table(tmp_path / "a.csv", [("a", "label"), (1, 0), ("one", 1)])
-    with pytest.raises(PartyError, match="row 1 of column 'a' holds 'one'"):
+    with pytest.raises(PartyError, match="row 3 of column 'a' holds 'one'"):
         parties.csv(file, count=1)
 
 
