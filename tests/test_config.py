@@ -195,7 +195,7 @@ def test_who_attends_is_as_the_recipe_says_and_a_method_may_depart_from_it():
         ("work.lr=fast", r"The 'lr' of \[work\] must be a number. Got 'fast'"),
         ("work.lr=-1", r"The 'lr' of \[work\] must be > 0. Got -1"),
         ("work.leer=1", r"no key of \[work\] 'leer'. Did you mean 'lr'"),
-        ("work.stragglers=2.0", "The 'share' of Stragglers must be >= 0 and <= 1. Got 2.0"),
+        ("work.stragglers=2.0", r"The 'stragglers' of \[work\] must be >= 0 and <= 1. Got 2.0"),
         ("work.straggler_policy=kep", "must be one of 'keep', 'drop'. Got 'kep'"),
         ("run.rounds=0", r"The 'rounds' of \[run\] must be a whole number >= 1. Got 0"),
         ("run.rounds=true", r"The 'rounds' of \[run\] must be a whole number. Got True"),
@@ -220,6 +220,15 @@ def test_who_attends_is_as_the_recipe_says_and_a_method_may_depart_from_it():
         ("methods=3", r"\[\[methods\]\] of recipe must be tables"),
         ("sweep.run.rounds=3", r"The 'run.rounds' of \[sweep\] must be a list"),
         ("sweep.work.lr=[-1]", r"The 'lr' of \[work\] must be > 0"),
+        ("sweep.wrk.lr=[0.1, 0.2]", "no part of recipe 'wrk'. Did you mean 'work'"),
+        ("sweep.run.ronds=[1, 2]", r"no key of \[run\] 'ronds'"),
+        ("work.attend=0", r"The 'attend' of \[work\] must be a whole number >= 1. Got 0"),
+        ("method.attend=0", r"The 'attend' of \[method\] fedgeomed\+ must be a whole number >= 1. Got 0"),
+        ("work.among=0", r"The 'among' of \[work\] must be a whole number >= 1. Got 0"),
+        ("model.loss=5", r"The 'loss' of \[model\] must be \"module:function\".*Got 5"),
+        ("model.metric=math:pi", r"The 'metric' of \[model\] must be .* a function or a class. Got 'math:pi'"),
+        ("methods.1.name=FedAvg", r"Two methods of recipe are called 'FedAvg'. Give one its own: name = "),
+        ("quick.run=3", r"\[run\] of recipe must be a table"),
         ("quick.ruin=1", r"no part of \[quick\] 'ruin'. Did you mean 'run'"),
         ("partys.count=1", "no part of recipe 'partys'. Did you mean 'parties'"),
         ("version=2", "a recipe of version 2, and this Descant reads version 1 and older ones. Install a newer"),
@@ -253,3 +262,21 @@ def test_a_recipe_that_lacks_something_says_what(tmp_path):
 
 def test_infinities_survive_the_way_through_toml():
     assert toml.read(toml.write({"x": math.inf, "y": [-math.inf]}), "it") == {"x": math.inf, "y": [-math.inf]}
+
+
+def test_types_that_only_a_type_checker_sees_do_not_stop_a_model_of_ones_own(tmp_path):
+    code = "from __future__ import annotations\nfrom torch import nn\n\n"
+    (tmp_path / "typed.py").write_text(
+        code + "def net(inputs: Nowhere) -> nn.Module:\n    return nn.Linear(inputs, 10)\n"
+    )
+    made = tiny(f'model={{net="{tmp_path / "typed.py"}:net", inputs=64}}').check().model()
+    assert made().in_features == 64
+
+
+def test_a_recipe_may_begin_with_the_mark_of_its_encoding(tmp_path):
+    (tmp_path / "marked.toml").write_text(TINY, encoding="utf-8-sig")
+    assert read(tmp_path / "marked.toml").tables == tiny().tables
+
+
+def test_a_method_that_is_named_twice_is_compared_once():
+    assert [made.name for made in tiny().algorithms(["fedavg", "local", "fedavg"])] == ["FedAvg", "Local"]

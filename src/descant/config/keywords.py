@@ -66,7 +66,11 @@ def hints_of(make: Callable[..., Any]) -> dict[str, Any]:
     """The types of a function's keywords, or of a class's."""
     if isinstance(make, type) and not is_dataclass(make):
         make = make.__init__  # type: ignore[misc]
-    return dict.fromkeys(inspect.signature(make).parameters, Any) | get_type_hints(make)
+    anything = dict.fromkeys(inspect.signature(make).parameters, Any)
+    try:
+        return anything | get_type_hints(make)
+    except NameError:  # a module of the user's imports its types for type checkers only
+        return anything
 
 
 def fits(value: Any, hint: Any) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingError
-from ..settings import check, setting, unknown
+from ..settings import setting, unknown
 from .keywords import keywords_for
 
 if TYPE_CHECKING:
@@ -31,16 +31,21 @@ class Length:
 class Attendance:
     """Who takes part in a round, and how: keys of [work], and of a method that departs from it."""
 
-    attend: int | None = setting(None, "parties a round, drawn anew each time; all, if it is not given")
-    among: int | None = setting(None, "only the first so many parties ever take part; all are judged")
-    stragglers: float = setting(0.0, "the share of those who take part that does only 1 to E-1 units of its work")
+    attend: int | None = setting(
+        None, "parties a round, drawn anew each time; all, if it is not given", least=1, whole=True
+    )
+    among: int | None = setting(
+        None, "only the first so many parties ever take part; all are judged", least=1, whole=True
+    )
+    stragglers: float = setting(
+        0.0, "the share of those who take part that does only 1 to E-1 units of its work", least=0, most=1
+    )
     straggler_policy: str = setting("keep", "whether their work counts (ERRATA 26)", one_of=("keep", "drop"))
 
     def answer(self) -> Attend:
         """The same as an algorithm's answer."""
         from ..algorithms.pieces import Among, Sample, Stragglers, everyone
 
-        check(self, "[work]")
         found: Attend = everyone if self.attend is None else Sample(self.attend)
         if self.among is not None:
             found = Among(self.among, found)
@@ -73,12 +78,20 @@ def chosen(
         raise SettingError(f'[{name}] must have {key} = one of {", ".join(sorted(registry))}, or "module:function".')
     rest = {other: value for other, value in table.items() if other != key}
     if ":" in named:
-        from ..address import find
-
-        return find(named), rest
+        return at_address(named, f"The {key!r} of [{name}]"), rest
     if named not in registry:
         raise unknown(key, named, registry)
     return registry[named], rest
+
+
+def at_address(address: Any, what: str) -> Callable[..., Any]:
+    """The function or class that stands at an address."""
+    from ..address import find
+
+    found = find(address) if isinstance(address, str) else None
+    if not callable(found):
+        raise SettingError(f'{what} must be "module:function", the address of a function or a class. Got {address!r}.')
+    return found  # type: ignore[no-any-return]
 
 
 def record_of(value: Any) -> Any:

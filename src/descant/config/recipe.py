@@ -15,7 +15,7 @@ from ..errors import SettingError
 from ..settings import check, unknown
 from . import toml
 from .keywords import fits, keywords_for, told
-from .parts import ATTENDANCE, Attendance, Figure, Length, chosen, record_of
+from .parts import ATTENDANCE, Attendance, Figure, Length, at_address, chosen, record_of
 
 if TYPE_CHECKING:
     from ..core import Algorithm, Solver
@@ -112,7 +112,7 @@ class Recipe:
             tables = rest.tables
             for path, one in at.items():
                 tables = toml.assigned(tables, path.split("."), one, path)
-            yield at, replace(rest, tables=tables)
+            yield at, _checked(replace(rest, tables=tables))
 
     # ── what it says, made ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -148,10 +148,15 @@ class Recipe:
         listed = self._list("methods") or [one for one in self._list("method") if one]
         if names:
             mine = {one.get("algorithm"): one for one in reversed(listed)}
-            listed = [mine.get(name, {"algorithm": name}) for name in names]
+            listed = [mine.get(name, {"algorithm": name}) for name in dict.fromkeys(names)]
         if not listed:
             raise SettingError(f'{self.name} names no method: add [[methods]] with algorithm = "fedavg", or [method].')
-        return [self._algorithm(one, "[[methods]]") for one in listed]
+        made = [self._algorithm(one, "[[methods]]") for one in listed]
+        called = [algorithm.name for algorithm in made if algorithm.name != "Local"]  # alone comes once in any case
+        for name in called:
+            if called.count(name) > 1:
+                raise SettingError(f'Two methods of {self.name} are called {name!r}. Give one its own: name = "...".')
+        return made
 
     def algorithm(self) -> Algorithm:
         """The method of a single run."""
@@ -191,12 +196,18 @@ class Recipe:
 
     def check(self, names: Sequence[str] | None = ()) -> Recipe:
         """Raise for whatever can be found wrong before parties and models are made; None leaves methods to [method]."""
-        self.length, self.figures  # noqa: B018
-        for _, at in self.sweep():
-            at.model(), at.people(), at.solver(), at._settings()
+        for at in self.check_tables():
             for algorithm in [at.algorithm()] if names is None else at.algorithms(names):
                 check(algorithm, algorithm.name)
         return self
+
+    def check_tables(self) -> list[Recipe]:
+        """The same of all but the methods; what is returned is the recipe at every point of its sweep."""
+        self.length, self.figures  # noqa: B018
+        points = [at for _, at in self.sweep()]
+        for at in points:
+            at.length, at.model(), at.people(), at._settings()
+        return points
 
     # ── parts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -210,10 +221,10 @@ class Recipe:
 
     def _settings(self) -> dict[str, Any]:
         """What a federation takes beside model, parties, algorithm and seed."""
-        from ..address import find
-
         model = self._table("model")
-        found = {name: find(model[name]) for name in ("loss", "metric") if name in model}
+        found = {
+            name: at_address(model[name], f"The {name!r} of [model]") for name in ("loss", "metric") if name in model
+        }
         return {**found, "solver": self.solver(), "engine": self.engine()}
 
     def _algorithm(self, given: Mapping[str, Any], where: str) -> Algorithm:
@@ -221,8 +232,9 @@ class Recipe:
 
         own = {key: value for key, value in given.items() if key in ATTENDANCE}
         common = {key: value for key, value in self._table("work").items() if key in ATTENDANCE}
-        attendance = Attendance(**keywords_for(Attendance, {**common, **own}, "[work]"))
         key = str(given.get("algorithm", ""))
+        for table, place in ((common, "[work]"), (own, f"{where} {key}")):
+            check(Attendance(**keywords_for(Attendance, table, place)), place)
         if key not in ALGORITHMS:
             raise unknown("algorithm", key, ALGORITHMS)
         rest = {name: value for name, value in given.items() if name not in ("algorithm", "name", *ATTENDANCE)}
@@ -230,7 +242,7 @@ class Recipe:
         name = given.get("name", made.name)
         if not fits(name, str):
             raise SettingError(f"The 'name' of {where} {key} must be {told(str)}. Got {name!r}.")
-        return replace(made, name=name, attend=attendance.answer())
+        return replace(made, name=name, attend=Attendance(**{**common, **own}).answer())
 
     def _population(self) -> tuple[Callable[..., Any], dict[str, Any]]:
         from ..parties import POPULATIONS
@@ -251,7 +263,7 @@ def read(source: str | Path) -> Recipe:
     else:
         path = Path(source)
         try:
-            text, name = path.read_text(encoding="utf-8"), path.stem
+            text, name = path.read_text(encoding="utf-8-sig"), path.stem
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
             raise SettingError(f"The recipe {source} cannot be read: {reason}.") from error
@@ -277,6 +289,8 @@ def _checked(recipe: Recipe) -> Recipe:
         if key in ("methods", "paper") and not (isinstance(value, list) and all(isinstance(v, Mapping) for v in value)):
             raise SettingError(f"[[{key}]] of {recipe.name} must be tables. Got {value!r:.80}.")
     _check_changes(tables)
+    if tables.get("quick"):
+        recipe.quick()
     return recipe
 
 
