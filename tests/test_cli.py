@@ -2,17 +2,22 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from descant import __version__
 from descant.cli import app, typer
 from descant.config import read
+from descant.judged import judge, study_of
 from descant.record import Run
 from descant.record import read as recorded
+from descant.report import available
+from descant.results import result_of
 from recipes import TINY
 
 SIX = ["majority class", "Local", "FedAvg", "RFA", "FedAvgPlus", "FedGeoMedPlus"]
@@ -230,9 +235,13 @@ def test_a_run_that_was_not_judged_says_how_to(tiny):
     with Run.start("r", read(tiny).federation()) as run:
         shown = descant("report", "r")
         assert shown.exit_code == 1 and "The run in r has no scores yet" in shown.stderr
+        assert "still running (process" in shown.stderr and "resume" not in shown.stderr
         list(run.rounds(1, score_every=1))
+        shown = descant("report", "r")
+        assert shown.exit_code == 1 and "still running (process" in shown.stderr and "resume" not in shown.stderr
     shown = descant("report", "r")
     assert shown.exit_code == 1 and "nobody has trained alone beside it" in shown.stderr
+    assert "Run.resume('r', federation)" in shown.stderr, "there is no recipe in the folder"
     assert descant("run", tiny, "--out", "r", "--resume").exit_code == 0
     assert descant("report", "r").exit_code == 0
 
@@ -249,6 +258,10 @@ def test_a_run_that_was_not_judged_says_how_to(tiny):
         (["compare", "tiny.toml", "--out", "tiny.toml"], "tiny.toml is a file, and a folder is needed"),
         (["report", "nowhere"], "nowhere does not hold a study"),
         (["runs", "nowhere"], "There is no folder nowhere"),
+        (["compare", "tiny.toml", "--seeds", "0"], "The 'seeds' of [run] must be a whole number >= 1. Got 0"),
+        (["compare", "tiny.toml", "--set", "sweep.wrk.lr=[0.1,0.2]"], "no part of tiny 'wrk'"),
+        (["papers", "run", "fed_plus/synthetic", "--seeds", "0"], "The 'seeds' of [run] must be a whole number >= 1"),
+        (["papers", "run", "fed_plus/synthetic", "--seeds", "1", "--expect"], "give at least --seeds 2"),
         (["papers", "run", "fed_plus/mnst"], "Did you mean 'fed_plus/mnist'"),
         (["papers", "run", "fed_plus/mnist", "--set", "run.rounds=0"], "The 'rounds' of [run] must be"),
     ],
@@ -258,6 +271,109 @@ def test_a_command_on_recipes_names_what_is_wrong(tiny, monkeypatch, arguments, 
     shown = descant(*arguments)
     assert shown.exit_code == 1, shown.output
     assert message in shown.stderr and "Traceback" not in shown.output and shown.stdout == ""
+
+
+@pytest.mark.parametrize("key", ["run.ronds=1", "parties.cuont=1", "work.leer=1.0"])
+def test_a_short_form_that_would_fail_is_told_when_it_is_not_asked_for(tiny, tmp_path, key, monkeypatch):
+    monkeypatch.setattr("descant.study.compare", None)
+    (tmp_path / "short.toml").write_text(read(tiny).set(f"quick.{key}").text)
+    shown = descant("compare", "short.toml", "--seeds", "1")
+    assert shown.exit_code == 1 and "There is no key of" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def net(:\n", "line 1 of {file} failed: SyntaxError"),
+        ("import nowhere_at_all\n", "line 1 of {file} failed: ModuleNotFoundError: No module named 'nowhere_at_all'"),
+        ("def net():\n    return {}['layers']\n", "line 2 of {file} failed: KeyError: 'layers'"),
+        ("net = 5\n", "The 'net' of [model] must be \"module:function\""),
+    ],
+)
+def test_an_error_in_code_of_the_users_names_its_place(tiny, tmp_path, code, message):
+    file = tmp_path / "broken_net.py"
+    file.write_text(code)
+    shown = descant("run", tiny, "--set", f"model={{net='{file}:net'}}")
+    assert shown.exit_code == 1 and message.format(file=file) in shown.stderr and "Traceback" not in shown.output
+
+
+def test_an_error_of_ours_keeps_its_traceback(tiny, monkeypatch):
+    monkeypatch.setattr("descant.federation.Federation.rounds", None)
+    with pytest.raises(TypeError):
+        CliRunner().invoke(typer.main.get_command(app), ["run", tiny], catch_exceptions=False)
+
+
+def test_a_run_that_is_interrupted_says_how_to_go_on(tiny, monkeypatch):
+    def interrupted(run):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("descant.judged.judge", interrupted)
+        shown = descant("run", tiny, "--out", "my run", "--set", "work.lr=0.2")
+    command = "descant run 'my run/run.toml' --out 'my run' --resume"
+    assert shown.exit_code == 130 and shown.stderr.strip().endswith(f"Go on with: {command}")
+    assert command in descant("runs").stdout and command in descant("report", "my run").stderr
+    (row,) = json.loads(descant("runs", "--json").stdout)
+    assert row["state"] == "broken" and row["how to go on"].endswith(command)
+    assert descant(*shlex.split(command)[1:]).exit_code == 0, "the recipe in the folder has the change in it"
+    assert "resume" not in descant("runs").stdout
+
+
+def test_no_help_shows_marks_of_another_language():
+    for command in ("demo", "run", "compare", "report", "runs", "doctor", "bench", "papers"):
+        assert "\\[" not in descant(command, "--help").stdout
+
+
+# ── the page of a run ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_page_of_a_run_has_all_that_a_study_has(tiny, tmp_path):
+    assert descant("run", tiny, "--out", "r").exit_code == 0
+    local, method = study_of(tmp_path / "r").results
+    assert study_of(tmp_path / "r").settings["parties"] == 4
+    assert available(study_of(tmp_path / "r")) == ("curves", "parties", "spikes", "collapse")
+    live = read(tiny).federation()
+    for _ in live.rounds(3):
+        live.scores()
+    whole = result_of(live, (), 0.0, None)
+    for name, values in whole.series.items():
+        np.testing.assert_array_equal(method.series[name], values)
+    live.table()
+    np.testing.assert_array_equal(local.series["loss"], [entry["loss"] for entry in live._twin.history_])
+    assert (local.series["jump"] == 0).all(), "nobody is thrown who trains alone"
+    assert [at for at, _, _ in local.curve] == [at for at, _, _ in method.curve] == [1, 2, 3]
+    assert {own for _, own, _ in local.curve} == {local.scores.own.mean}
+    assert "scored at the end of the run only" in (tmp_path / "r" / "report.html").read_text("utf-8")
+
+
+def test_a_collapse_on_record_is_in_the_verdict_and_warnings_are_findings(tiny, tmp_path):
+    """A loss that falls and then stays high, put into the folder's own tables."""
+    losses = [*np.linspace(2, 0.2, 12), *[5.0] * 6]
+    with Run.start("r", read(tiny).federation()) as run:
+        for round in run.rounds(len(losses), score_every=6):
+            run._tables.add_round(round.index, {"loss": losses[round.index - 1], "change": 1.0}, {})
+            if round.index in (3, 5):
+                run.log("warning", round=round.index, text="It rained.")
+        run.log("alone", round=6, own={})
+        run.log("warning", text="This was so at round 6.")
+        run.log("snapshot", round=run.round)
+        run.log("warning", text="My own.")
+        judge(run)
+    study = study_of(tmp_path / "r")
+    assert study.collapses() == {"FedGeoMedPlus": 13} and "FedGeoMedPlus collapsed at round 13." in study.verdict()
+    told = study.findings()
+    assert "It rained. (2 rounds, the first 3)" in told and "My own." in told
+    assert "This was so at round 6." not in told, "an earlier judgement is outgrown"
+    assert len(told) == len(set(told)) and "warnings" not in study.settings and "recipe" not in study.settings
+
+
+def test_what_was_refused_in_rounds_that_were_done_again_counts_once(tiny, tmp_path):
+    with Run.start("r", read(tiny).federation()) as run:
+        list(run.rounds(1, score_every=1))
+        for _ in range(2):
+            run.log("refused", round=1, text="p: too long")
+        judge(run)
+    assert study_of(tmp_path / "r").results[1].refused == 1
 
 
 # ── the papers ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,25 +8,34 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .config import how_to_end
 from .errors import StateError
-from .evaluate import Column, Scores
+from .evaluate import Column, Numbers, Scores
+from .instruments import Finding
+from .instruments.findings import collapse
 from .record import Recorded, Run, read
+from .results import SERIES, numbers, plain
 from .store import clear_errors
 from .study import LOCAL, Result, Study
 from .table import Table
+
+_ENDS = "Training alone was scored at the end of the run only: its line by round stands at that score."
 
 
 def judge(run: Run) -> Table:
     """Party by party, whether joining helped; what a party reaches alone is noted for later."""
     table = run.federation.table()
-    run.log("alone", round=run.round, own={row["party"]: row["alone"] for row in table.plain()})
+    own = {row["party"]: row["alone"] for row in table.plain()}
+    history = run.federation._twin.history_  # the table trained it
+    series = {name: plain([entry.get(name, np.nan) for entry in history]) for name in SERIES}
+    run.log("alone", round=run.round, own=own, series=series)
     for note in table.notes:
         run.log("warning", text=note)
     return table
@@ -36,28 +45,21 @@ def study_of(folder: Path) -> Study:
     """What came of the run in a folder."""
     found = read(folder)
     if not len(found.numbers.scored):
-        raise StateError(f"The run in {folder} has no scores yet: let it end (descant run ... --resume).")
+        raise StateError(f"The run in {folder} has no scores yet. {how_to_end(found)}")
     method = _result(found, str(found.settings["algorithm"]["name"]))
     if method.method == LOCAL:
         return Study((method,), _settings(found))
     events = [event for event in found.events if event["event"] == "alone"]
     if not events:
         raise StateError(
-            f"Whether the run in {folder} helped is not known yet: nobody has trained alone beside it. Let it end by "
-            f"descant run ... --out {folder} --resume, or by descant.judged.judge(run)."
+            f"Whether the run in {folder} helped is not known yet: nobody has trained alone beside it. "
+            f"{how_to_end(found)}"
         )
-    alone: Mapping[str, float | None] = events[-1]["own"]
-    own = np.array([np.nan if alone.get(name) is None else alone[name] for name in method.scores.names], dtype=float)
-    column = Column(own, found.higher_is_better)
-    scores = _scores(found, {"own": column, "majority": method.scores.majority})
-    curve = ((found.round, column.mean, column.mean),)
-    local = Result(LOCAL, method.seed, scores, curve, 0.0, 0, attended=method.attended)
-    return Study((local, method), _settings(found))
+    return Study((_alone(found, method, events[-1]), method), _settings(found))
 
 
-def write_page(folder: Path) -> Path:
+def write_page(study: Study, folder: Path) -> Path:
     """Put report.html into a run's folder."""
-    study = study_of(folder)
     with clear_errors(folder), tempfile.TemporaryDirectory() as place:
         made = study.save(Path(place) / "study")
         shutil.copyfile(made / "report.html", folder / "report.html")
@@ -69,11 +71,73 @@ def _result(found: Recorded, method: str) -> Result:
     columns = {name: Column(values[-1], found.higher_is_better) for name, values in held.scores.items()}
     means = {name: [Column(row).mean for row in held.scores[name]] for name in ("own", "center")}
     curve = tuple(zip(held.scored.tolist(), means["own"], means["center"], strict=True))
-    refused = sum(event["event"] == "refused" for event in found.events)
-    seconds = float(np.nansum(held.metrics.get("seconds", np.zeros(1))))
-    attended = held.accepted.sum(axis=0).astype(float)
-    scores = _scores(found, columns)
-    return Result(method, int(found.settings["seed"]), scores, curve, seconds, refused, attended=attended)
+    refused = {(event["round"], event["text"]) for event in found.events if event["event"] == "refused"}
+    return Result(
+        method,
+        int(found.settings["seed"]),
+        _scores(found, columns),
+        curve,
+        float(np.nansum(held.metrics.get("seconds", np.zeros(1)))),
+        len(refused),  # a round that was done again refused the same ones
+        attended=held.accepted.sum(axis=0).astype(float),
+        series=_series(found, held.metrics),
+        findings=tuple(_findings(found, method, dict(zip(held.scored.tolist(), means["own"], strict=True)))),
+    )
+
+
+def _alone(found: Recorded, method: Result, event: Mapping[str, Any]) -> Result:
+    """Training alone, as the run's log has it."""
+    own: Mapping[str, float | None] = event["own"]
+    values = np.array([np.nan if own.get(name) is None else own[name] for name in method.scores.names], dtype=float)
+    column = Column(values, found.higher_is_better)
+    scores = _scores(found, {"own": column, "majority": method.scores.majority})
+    curve = tuple((at, column.mean, column.mean) for at, _, _ in method.curve)
+    series = _series(found, {name: numbers(each) for name, each in event.get("series", {}).items()})
+    told = (Finding("alone", _ENDS),)
+    return Result(LOCAL, method.seed, scores, curve, 0.0, 0, attended=method.attended, series=series, findings=told)
+
+
+def _series(found: Recorded, known: Mapping[str, Numbers]) -> dict[str, Numbers]:
+    """Numbers by round; nan where they are not known, or are not of these rounds."""
+    rounds = found.numbers.round.astype(float)
+    fitting = {name: values for name, values in known.items() if len(values) == len(rounds)}
+    return {name: rounds if name == "round" else fitting.get(name, np.full(len(rounds), np.nan)) for name in SERIES}
+
+
+def _findings(found: Recorded, method: str, own: Mapping[int, float]) -> Iterator[Finding]:
+    """Whether it collapsed, and every warning on record, each once with the rounds at which it came."""
+    series = _series(found, found.numbers.metrics)
+    rounds = found.numbers.round.tolist()
+    history = [
+        {"round": round, "change": change, "loss": loss, "own": own.get(round, np.nan)}
+        for round, change, loss in zip(rounds, series["change"].tolist(), series["loss"].tolist(), strict=True)
+    ]
+    fell = collapse(method, history, found.higher_is_better)
+    if fell is not None:
+        yield fell
+    warned: dict[str, set[int]] = {}
+    for event in _current(found):
+        warned.setdefault(event["text"], set()).update([event["round"]] if "round" in event else [])
+    for text, at in warned.items():
+        if fell is None or text != fell.text:
+            yield Finding(text, text + _when(at))  # a kind of its own, because a study tells one finding a kind
+
+
+def _current(found: Recorded) -> Iterator[Mapping[str, Any]]:
+    """Every warning but those of a judgement that came before the last, which the run has outgrown."""
+    last = max((event["n"] for event in found.events if event["event"] == "alone"), default=None)
+    outgrown = False
+    for event in found.events:
+        if event["event"] != "warning":
+            outgrown = event["event"] == "alone" and event["n"] != last
+        elif "round" in event or not outgrown:
+            yield event
+
+
+def _when(rounds: set[int]) -> str:
+    if not rounds:
+        return ""
+    return f" (round {min(rounds)})" if len(rounds) == 1 else f" ({len(rounds)} rounds, the first {min(rounds)})"
 
 
 def _scores(found: Recorded, columns: Mapping[str, Column]) -> Scores:
@@ -85,7 +149,7 @@ def _scores(found: Recorded, columns: Mapping[str, Column]) -> Scores:
 
 
 def _settings(found: Recorded) -> dict[str, Any]:
+    """What a reader asks for; the recipe stands in the folder."""
     settings = {key: value for key, value in found.settings.items() if key != "algorithm"}
-    told = {"run": str(found.folder), "rounds": found.round, "parties": len(found.numbers.parties), **settings}
-    told |= {"recipe": found.recipe, "warnings": list(dict.fromkeys(found.warnings))}
+    told = {"run": str(found.folder), "rounds": found.round, **settings, "parties": len(found.numbers.parties)}
     return {**told, "algorithms": [found.settings["algorithm"]]}

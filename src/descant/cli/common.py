@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import sysconfig
 import textwrap
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import typer
 
+from ..config import resumable, resuming
 from ..errors import DescantError
 
 
@@ -27,8 +30,11 @@ def json_option() -> Any:
 
 
 @contextmanager
-def plain_endings(out: Path | None = None) -> Iterator[None]:
-    """One sentence and an exit status for what can go wrong, in place of a traceback."""
+def plain_endings(out: Path | None = None, resume: Path | None = None) -> Iterator[None]:
+    """One sentence and an exit status for what can go wrong, in place of a traceback.
+
+    `out` is written as a whole, at the end; `resume` is the folder of a run, which can go on.
+    """
     try:
         yield
     except DescantError as error:
@@ -36,8 +42,34 @@ def plain_endings(out: Path | None = None) -> Iterator[None]:
         raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
         left = "" if out is None else f", and {out} was left as it was"
-        typer.echo(f"Interrupted: the work was not finished{left}.", err=True)
+        typer.echo(f"Interrupted: the work was not finished{left}.{_go_on(resume)}", err=True)
         raise typer.Exit(130) from error
+    except Exception as error:
+        place = _of_the_user(error)
+        if place is None:
+            raise
+        typer.echo(f"Error: {place} failed: {type(error).__name__}: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+def _go_on(folder: Path | None) -> str:
+    return "" if folder is None or not resumable(folder) else f" Go on with: {resuming(folder)}"
+
+
+def _of_the_user(error: Exception) -> str | None:
+    """The last place of the user's own code that an error went through: not ours, nor of what is installed."""
+    if isinstance(error, SyntaxError) and error.filename:
+        frames = [(error.filename, error.lineno)]
+    else:
+        frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    paths = sysconfig.get_paths()
+    installed = [Path(__file__).parents[1], *(Path(paths[name]) for name in ("stdlib", "purelib", "platlib"))]
+    installed = [folder.resolve() for folder in installed]
+    for name, line in reversed(frames):
+        file = Path(name).resolve()
+        if file.is_file() and not any(file.is_relative_to(folder) for folder in installed):
+            return f"line {line} of {name}"
+    return None
 
 
 def one_thread() -> None:

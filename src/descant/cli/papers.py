@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from ..papers import carry_out, check_folder, differences, keep, kept, keys, recipe_of
+from ..papers import carry_out, check_folder, check_keepable, differences, keep, kept, keys, recipe_of
 from .common import json_option, one_thread, plain_endings, watched, wrapped
 
 app = typer.Typer(no_args_is_help=True, help="The papers' experiments: list them, run one, our numbers beside theirs.")
@@ -39,7 +39,7 @@ def show(as_json: bool = json_option()) -> None:
 def run(
     key: str = typer.Argument(hidden=True),
     quick: bool = typer.Option(False, "--quick", help="The short form: under two minutes on two cores."),
-    seeds: int = typer.Option(0, help="How often all is repeated. Default: as the recipe says.", show_default=False),
+    seeds: int | None = typer.Option(None, help="How often all is repeated. Default: as the recipe says."),
     changes: list[str] = typer.Option([], "--set", help="Another value: table.key=value. Repeatable."),  # noqa: B008
     data: Path | None = typer.Option(None, help="The data folder. Default: DESCANT_DATA."),  # noqa: B008
     out: Path | None = typer.Option(None, help="The folder for the report. Default: descant-papers/KEY."),  # noqa: B008
@@ -54,9 +54,11 @@ def run(
     folder = out or Path("descant-papers") / (key + ("-quick" if quick else ""))
     with plain_endings(folder):
         recipe = recipe_of(key)
-        recipe = (recipe.quick() if quick else recipe).set(*changes, *([f"run.seeds={seeds}"] if seeds else []))
+        recipe = (recipe.quick() if quick else recipe).set(*changes, *([] if seeds is None else [f"run.seeds={seeds}"]))
         recipe = recipe.where(data).check()
         check_folder(recipe, folder)
+        if expect:
+            check_keepable(recipe)
         if not as_json:
             typer.echo(f"{recipe.title}\n")
             typer.echo(wrapped("about", recipe.about) + "\n")

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from ..config import Recipe, read
+from ..config import Recipe, how_to_end, read
 from ..errors import SettingError, StateError
 from ..papers import carry_out, check_folder
 from ..table import Table
@@ -33,7 +33,7 @@ def run(
     as_json: bool = json_option(),
 ) -> None:
     """Run the [method] of RECIPE, a TOML file, into a folder, and say party by party whether joining helped."""
-    with plain_endings():
+    with plain_endings(resume=out):
         chosen = _chosen(recipe, changes, quick, engine, data).check(None)
         if chosen.swept:
             raise SettingError(f"{chosen.name} goes through values: use descant compare, or --set 'sweep={{}}'.")
@@ -48,7 +48,7 @@ def run(
 
 def _carried_out(chosen: Recipe, out: Path, resume: bool, as_json: bool) -> tuple[Table, dict[str, Any]]:
     from ..federation import bar
-    from ..judged import judge, write_page
+    from ..judged import judge, study_of, write_page
     from ..record import Run
 
     federation, length = chosen.federation(), chosen.length
@@ -60,13 +60,13 @@ def _carried_out(chosen: Recipe, out: Path, resume: bool, as_json: bool) -> tupl
         shown.add_task("training alone, to compare with", total=None, loss="–")
         table = judge(run)
     found = {"folder": str(out), "rounds": federation.state.round, "hash": federation.hash()}
-    return table, {**found, "report": str(write_page(out))}
+    return table, {**found, "report": str(write_page(study_of(out), out))}
 
 
 def compare(
     recipe: Path = RECIPE,
     algorithms: str = typer.Option("", help="Which, such as local,fedavg,fedavg+. Default: as the recipe says."),
-    seeds: int = typer.Option(0, help="How often all is repeated. Default: as the recipe says.", show_default=False),
+    seeds: int | None = typer.Option(None, help="How often all is repeated. Default: as the recipe says."),
     changes: list[str] = CHANGES,
     quick: bool = QUICK,
     engine: str = ENGINE,
@@ -82,7 +82,7 @@ def compare(
     """
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
     with plain_endings(out):
-        chosen = _chosen(recipe, [*changes, *([f"run.seeds={seeds}"] if seeds else [])], quick, engine, data)
+        chosen = _chosen(recipe, [*changes, *([] if seeds is None else [f"run.seeds={seeds}"])], quick, engine, data)
         chosen.check(names)
         check_folder(chosen, out)
         if not as_json:
@@ -107,7 +107,8 @@ def report(
         from ..study import Study
 
         if is_run(folder):
-            study, page = study_of(folder), write_page(folder)
+            study = study_of(folder)
+            page = write_page(study, folder)
         elif (folder / "sweep.json").exists():
             raise StateError(
                 f"{folder} holds a study for every value: give one of them, say {next(folder.glob('*=*'))}."
@@ -123,7 +124,7 @@ def report(
 
 
 def runs(
-    folder: Path = typer.Argument(".", help="Where to look. Default: here."),  # noqa: B008
+    folder: Path = typer.Argument(".", help="Where to look. Default: here.", show_default=False),  # noqa: B008
     as_json: bool = json_option(),
 ) -> None:
     """List the runs in a folder: how far each came, and how to go on."""
@@ -140,17 +141,25 @@ def runs(
                 "method": found.settings.get("algorithm", {}).get("name"),
                 "begun": found.begun,
                 "reason": found.reason,
+                "how to go on": how_to_end(found) if found.state == "broken" else "",
             }
             for found in found_in(folder)
         ]
         if as_json:
             typer.echo(json.dumps(rows))
         else:
-            typer.echo(Table(tuple(rows[0]), rows) if rows else f"There are no runs in {folder}.")
+            shown = ("run", "state", "round", "method", "begun", "reason")
+            typer.echo(Table(shown, rows) if rows else f"There are no runs in {folder}.")
+            for row in rows:
+                if row["how to go on"]:
+                    typer.echo(f"\n{row['run']} is broken. {row['how to go on']}")
 
 
 def _chosen(recipe: Path, changes: list[str], quick: bool, engine: str, data: Path | None) -> Recipe:
     sys.path.insert(0, "")  # as python -c and python -m have it: modules in this folder are found
     found = read(recipe)
-    found = found.quick() if quick else found
+    if quick:
+        found = found.quick()
+    elif found.tables.get("quick") and all(change.startswith("run.") for change in changes):
+        found.quick().check_tables()  # with other parties or models than the file's, its short form may not fit
     return found.set(*changes, *([f"run.engine={engine}"] if engine else [])).where(data)

@@ -20,6 +20,8 @@ from .common import json_option, one_thread, option, plain_endings, watched, wra
 if TYPE_CHECKING:
     from ..study import Study
 
+LOSS = "torch.nn.functional:cross_entropy"
+
 
 def demo(
     rounds: int = option(Demo, "rounds"),
@@ -48,9 +50,9 @@ def demo(
 def doctor(
     model: str = typer.Argument("", help="What makes your model: package.module:name, or file.py:name."),
     people: str = typer.Option("", "--parties", help="What makes your parties, in the same form."),
-    loss: str = typer.Option("torch.nn.functional:cross_entropy", help="The loss."),
-    attend: int = typer.Option(10, help="Parties a round."),
-    batch: int = typer.Option(10, help="Samples a step."),
+    loss: str = typer.Option(LOSS, help=f"The loss. Default: {LOSS}.", show_default=False),
+    attend: int = typer.Option(10, help="Parties a round. Default: 10.", show_default=False),
+    batch: int = typer.Option(10, help="Samples a step. Default: 10.", show_default=False),
     as_json: bool = json_option(),
 ) -> None:
     """Say what is installed here, and how your model would be computed: stacked, single, vectorised or looped."""
@@ -80,7 +82,12 @@ def bench(
     turns: int = option(Bench, "turns"),
     rounds: int | None = option(Bench, "rounds"),
     cold: int = option(Bench, "cold"),
-    install: bool = typer.Option(True, "--install/--no-install", help="Make the environments that are missing."),
+    install: bool = typer.Option(
+        True,
+        "--install/--no-install",
+        help="Make the environments that are missing. Default: install.",
+        show_default=False,
+    ),
     environments: Path | None = typer.Option(None, help="Their folder. Default: ~/.cache/descant/bench."),  # noqa: B008
     out: Path = typer.Option(  # noqa: B008
         "descant-bench",

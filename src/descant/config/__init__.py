@@ -16,5 +16,6 @@ Light to import: torch waits until something is made.
 
 from .parts import Attendance, Figure, Length
 from .recipe import Recipe, read
+from .resume import how_to_end, resumable, resuming
 
-__all__ = ["Attendance", "Figure", "Length", "Recipe", "read"]
+__all__ = ["Attendance", "Figure", "Length", "Recipe", "how_to_end", "read", "resumable", "resuming"]

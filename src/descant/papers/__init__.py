@@ -3,7 +3,7 @@
 Light to import: torch waits for the work.
 """
 
-from .expected import Kept, differences, keep, kept
+from .expected import Kept, check_keepable, differences, keep, kept
 from .experiment import Experiment, Point, carry_out, check_folder, legend, means, summary
 from .shelf import home, keys, recipe_of
 
@@ -13,6 +13,7 @@ __all__ = [
     "Point",
     "carry_out",
     "check_folder",
+    "check_keepable",
     "differences",
     "home",
     "keep",

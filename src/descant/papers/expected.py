@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
+from ..config import Recipe
 from ..errors import SettingError, StateError
 from .experiment import Experiment, means
 from .shelf import home
@@ -44,10 +45,15 @@ def kept(key: str, quick: bool, folder: Path | None = None) -> Kept | None:
     )
 
 
+def check_keepable(recipe: Recipe) -> None:
+    """Raise unless the numbers of a recipe can be kept: to be asked before the work."""
+    if len(recipe.seeds) < 2:
+        raise SettingError("Numbers are kept with their spread: give at least --seeds 2.")
+
+
 def keep(key: str, done: Experiment, folder: Path | None = None) -> Path:
     """Put the numbers of an experiment into expected.json, in place of those that are there."""
-    if len(done.recipe.seeds) < 2:
-        raise SettingError("Numbers are kept with their spread: give at least --seeds 2.")
+    check_keepable(done.recipe)
     file = _file(key, folder)
     everything = _read(file)
     points = [{"at": dict(point.at), **_numbers(point.study)} for point in done.points]
