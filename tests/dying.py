@@ -1,4 +1,4 @@
-"""Faults at the one place that writes: a process that dies at the n-th write, and a disk that is full from then on."""
+"""Faults at the one place that writes: death at the n-th write, a disk that is full from then on, one interrupt."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from descant.store import disk
+
+Doing = TypeVar("Doing", bound=Callable[..., Any])
 
 
 class Death(BaseException):
@@ -43,6 +45,25 @@ def _by_half(change: Callable[..., Any], arguments: tuple[Any, ...]) -> bool:
     return change is os.write or isinstance(change, partial)
 
 
+class Interrupt:
+    """One KeyboardInterrupt before the n-th change, or behind it; all other changes happen, later ones, too."""
+
+    def __init__(self, n: int, behind: bool) -> None:
+        self.left, self.behind = n, behind
+
+    @property
+    def reached(self) -> bool:
+        return self.left < 0
+
+    def __call__(self, change: Callable[..., Any], *arguments: Any) -> Any:
+        self.left -= 1
+        if self.left != -1:
+            return change(*arguments)
+        if self.behind:
+            change(*arguments)
+        raise KeyboardInterrupt
+
+
 def death() -> BaseException:
     return Death()
 
@@ -54,7 +75,20 @@ def full() -> BaseException:
 @contextmanager
 def faults(n: int, torn: bool = False, error: Callable[[], BaseException] = death) -> Iterator[Faults]:
     """Faults from the n-th write on, within the block."""
-    before, found = disk._do, Faults(n, torn, error)
+    with _instead(Faults(n, torn, error)) as found:
+        yield found
+
+
+@contextmanager
+def interrupt(n: int, behind: bool) -> Iterator[Interrupt]:
+    """One interrupt at the n-th write, within the block."""
+    with _instead(Interrupt(n, behind)) as found:
+        yield found
+
+
+@contextmanager
+def _instead(found: Doing) -> Iterator[Doing]:
+    before = disk._do
     disk._do = found
     try:
         yield found

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .store.log import plain
+
 
 @dataclass(frozen=True)
 class Table:
@@ -35,8 +37,8 @@ class Table:
         return "\n".join([*(line.rstrip() for line in lines), *below, *(f"- {note}" for note in self.notes)])
 
     def plain(self) -> list[dict[str, Any]]:
-        """The rows as JSON has them: there is no nan in it."""
-        return [{key: None if value != value else value for key, value in row.items()} for row in self.rows]
+        """The rows as JSON has them: there are no nan and no infinities in it."""
+        return [plain(row) for row in self.rows]
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..errors import StateError
+
 
 def _do(change: Callable[..., Any], *arguments: Any) -> Any:
     return change(*arguments)
@@ -29,14 +31,14 @@ def write(file: Path, data: bytes) -> None:
     _append(file, data, os.O_CREAT | os.O_TRUNC)
 
 
-def append(file: Path, data: bytes) -> None:
-    """These bytes behind a file's; if that fails, the file is cut to what it was."""
-    size = file.stat().st_size
-    try:
-        _append(file, data, 0)
-    except OSError:
+def append(file: Path, data: bytes, size: int) -> None:
+    """These bytes behind a file's first ones, in place of what a write that broke off has left there."""
+    found = file.stat().st_size
+    if found < size:
+        raise StateError(f"{file} has lost {size - found} of its {size} bytes since it was written. Restore it.")
+    if found > size:
         cut(file, size)
-        raise
+    _append(file, data, 0)
 
 
 def fill(file: Path, writer: Callable[[Path], None]) -> None:

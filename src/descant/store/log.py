@@ -14,16 +14,25 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from ..errors import StateError
+from ..errors import SettingError, StateError
 from . import disk
 
 _SEAL = ',"seal":"'
+_TAKEN = {"n", "at", "seal"}
 _SEALED = len(_SEAL) + 32 + len('"}')
 
 
-def plain(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """The same without nan and infinities, which JSON does not have."""
-    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in numbers.items()}
+def plain(value: Any) -> Any:
+    """The same, however deep, without nan and infinities, which JSON does not have.
+
+    >>> plain({"a": [1.0, float("nan")], "b": {"c": float("-inf")}})
+    {'a': [1.0, None], 'b': {'c': None}}
+    """
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True)
@@ -36,29 +45,55 @@ class Lines:
     torn: int
 
 
+@dataclass(frozen=True)
+class _Line:
+    """A line with its number, and the bytes that the log takes up to its end."""
+
+    number: int
+    seal: str
+    end: int
+    data: bytes = b""
+
+
 class Log:
-    """Events are kept here until :meth:`flush` puts them on the disk."""
+    """Events are kept here until :meth:`flush` puts them on the disk.
+
+    Each step takes effect by one assignment: an interrupt between any two of them is made good by the next flush.
+    """
 
     def __init__(self, file: Path, held: Lines | None = None) -> None:
         self._file = file
-        self._count, self._seal = (len(held.events), held.seal) if held else (0, "")
-        self._waiting: list[str] = []
+        self._written = _Line(len(held.events), held.seal, held.size) if held else _Line(0, "", 0)
+        self._waiting: list[_Line] = []
 
     def add(self, event: str, **fields: Any) -> None:
         """One more event; its number and its time come before what it says."""
-        self._count += 1
+        taken = sorted(fields.keys() & _TAKEN)
+        if taken:
+            raise SettingError(f"The event {event!r:.40} has a field {taken[0]!r}, which the log fills in. Rename it.")
+        last = self._waiting[-1] if self._waiting else self._written
         at = datetime.now(UTC).isoformat("T", "milliseconds")
-        text = json.dumps({"n": self._count, "at": at, "event": event, **plain(fields)}, allow_nan=False)
-        self._seal = _sealed(self._seal, text)
-        self._waiting.append(f'{text[:-1]}{_SEAL}{self._seal}"}}\n')
+        try:
+            text = json.dumps({"n": last.number + 1, "at": at, "event": event, **plain(fields)}, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise SettingError(
+                f"The event {event!r:.40} cannot be written as JSON: {error}. "
+                "Give text, numbers, or lists and mappings of them, such as float(x) of a tensor."
+            ) from error
+        seal = _sealed(last.seal, text)
+        data = f'{text[:-1]}{_SEAL}{seal}"}}\n'.encode()
+        self._waiting.append(_Line(last.number + 1, seal, last.end + len(data), data))
 
     def flush(self) -> None:
         """All events are on the disk; if that fails they wait for the next time."""
-        data = "".join(self._waiting).encode()
-        if not self._file.exists():
+        lines = [line for line in self._waiting if line.number > self._written.number]
+        data = b"".join(line.data for line in lines)
+        if self._written.number == 0:
             disk.replace(self._file, data, f"{self._file.name}.new")
         elif data:
-            disk.append(self._file, data)
+            disk.append(self._file, data, self._written.end)
+        if lines:
+            self._written = lines[-1]
         self._waiting = []
 
 

@@ -9,8 +9,8 @@ that a run's folder can be copied. Every commit is synced.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import StateError
 from . import disk
 
 Numbers = NDArray[np.float64]
@@ -37,9 +38,11 @@ class Tables:
     """What is added waits in memory for :meth:`commit`; a round that comes again replaces itself."""
 
     def __init__(self, file: Path) -> None:
-        self._connection = _connect(file)
-        self._ids = {name: id for id, name in self._connection.execute("SELECT id, party FROM parties")}
-        self._columns = {row[1] for row in self._connection.execute("PRAGMA table_info(scores)")}
+        self._file = file
+        with _damage_named(file):
+            self._connection = _connect(file)
+            self._ids = {name: id for id, name in self._connection.execute("SELECT id, party FROM parties")}
+            self._columns = _columns(self._connection)
         self._waiting: list[tuple[str, list[tuple[Any, ...]]]] = []
 
     @classmethod
@@ -66,9 +69,7 @@ class Tables:
 
     def add_scores(self, round: int, names: Sequence[str], columns: Mapping[str, Numbers]) -> None:
         """A number a party in every column; one that is new becomes a column of the table."""
-        for name in columns.keys() - self._columns:
-            self._waiting.append((f"ALTER TABLE scores ADD COLUMN {_quoted(name)} REAL", []))
-            self._columns.add(name)
+        self._columns += [name for name in columns if name not in self._columns]
         into = ", ".join(map(_quoted, columns))
         marks = ", ".join("?" for _ in range(len(columns) + 2))
         values = zip(*(column.tolist() for column in columns.values()), strict=True)
@@ -81,21 +82,23 @@ class Tables:
             self._waiting.append((f"DELETE FROM {table} WHERE round > ?", [(round,)]))
 
     def commit(self) -> None:
-        """All that was added is on the disk; if that fails it waits for the next time."""
+        """All that was added is on the disk; if that fails it waits for the next time. Done twice, it is the same."""
         if not self._waiting:
             return
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            for statement, rows in self._waiting:
-                if rows:
+        with _damage_named(self._file):
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                there = _columns(self._connection)
+                for name in self._columns:
+                    if name not in there:
+                        self._connection.execute(f"ALTER TABLE scores ADD COLUMN {_quoted(name)} REAL")
+                for statement, rows in self._waiting:
                     self._connection.executemany(statement, rows)
-                elif statement.startswith("ALTER"):
-                    self._connection.execute(statement)
-            disk.commit(self._connection)
-        except BaseException:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            raise
+                disk.commit(self._connection)
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
         self._waiting = []
 
     def close(self) -> None:
@@ -122,7 +125,7 @@ def read(file: Path) -> Held:
         connection.execute("BEGIN")
         parties = connection.execute("SELECT party, samples FROM parties ORDER BY id").fetchall()
         values = connection.execute("SELECT round, metric, value FROM rounds").fetchall()
-        names = [row[1] for row in connection.execute("PRAGMA table_info(scores)") if row[1] not in ("round", "id")]
+        names = [name for name in _columns(connection) if name not in ("round", "id")]
         key = f"round * {len(parties)} + id"  # one number in place of two: there may be a million rows
         cells = connection.execute(f"SELECT ({key}) * 2 + accepted FROM attendance")
         attendance = np.fromiter(chain.from_iterable(cells), dtype=np.int64)
@@ -153,6 +156,25 @@ def _connect(file: Path, mode: str = "rw") -> sqlite3.Connection:
     connection = sqlite3.connect(address, uri=True, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA synchronous = FULL")
     return connection
+
+
+def _columns(connection: sqlite3.Connection) -> list[str]:
+    return [row[1] for row in connection.execute("PRAGMA table_info(scores)")]
+
+
+@contextmanager
+def _damage_named(file: Path) -> Iterator[None]:
+    """A file that is damaged or gone is told from one that cannot be written."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        damaged = type(error) is sqlite3.DatabaseError or "no such table" in str(error)
+        if not damaged and file.exists():
+            raise
+        raise StateError(
+            f"{file} is {f'damaged: {error}' if file.exists() else 'missing'}. Restore it from a copy; "
+            f"the snapshots beside it can still be read by Federation.load."
+        ) from error
 
 
 def _quoted(name: str) -> str:
