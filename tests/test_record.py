@@ -26,12 +26,14 @@ from descant import DescantWarning, Federation, algorithms, parties
 from descant.core import Hyper, Job, Loss, Report, Term, Trained
 from descant.errors import SettingError, StateError
 from descant.flat import Net
+from descant.metrics import Metric
 from descant.parties.fingerprint import fingerprints
 from descant.record import Recorded, Run, is_run, read, runs
 from descant.record.writer import Sync
 from descant.seeds import stream
-from descant.store import tables
-from dying import Death, faults, full
+from descant.store import check_replaceable, tables
+from descant.table import Table
+from dying import Death, faults, full, interrupt
 from fakes import Bytes
 
 ROUNDS = 3
@@ -157,6 +159,27 @@ def test_killed_at_every_write_it_ends_the_same(sync: Sync, whole: tuple[str, Re
                 assert n > 50 and torn > 10
                 return
             shutil.rmtree(folder)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("sync", SYNCS)
+@pytest.mark.parametrize("behind", [False, True])
+def test_interrupted_at_every_write_it_ends_the_same(
+    sync: Sync, behind: bool, whole: tuple[str, Recorded], tmp_path: Path
+) -> None:
+    """Unlike a kill, an interrupt is followed by more writes: the run is closed, and no line comes twice."""
+    for n in count():
+        folder = tmp_path / str(n)
+        with interrupt(n, behind) as met, suppress(KeyboardInterrupt):
+            go(folder, sync)
+        if is_run(folder):
+            read(folder)
+        assert go(folder, sync) == whole[0]
+        alike(read(folder), whole[1])
+        if not met.reached:
+            assert n > 50
+            return
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("lives", [60, 80])
@@ -306,6 +329,53 @@ def test_what_somebody_else_put_there_is_left_alone(name: str, tmp_path: Path) -
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
+def test_a_run_is_written_in_place_so_that_a_mount_point_or_an_unwritable_parent_is_no_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, making = tmp_path / "run", os.mkdir
+    folder.mkdir()
+
+    def refuse(path: Any, *rest: Any) -> None:
+        if Path(path).parent == tmp_path:
+            raise PermissionError(13, "Permission denied")
+        making(path, *rest)
+
+    monkeypatch.setattr(Path, "is_mount", lambda place: place == folder.resolve())
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises(StateError, match="run is a mount point"):
+        check_replaceable(folder, ("study.json",))
+    go(folder, 2)
+    assert read(folder).state == "ended"
+    with pytest.raises(StateError, match="other cannot be written: Permission denied"):
+        Run.start(tmp_path / "other", made())
+
+
+def test_our_own_files_are_not_said_to_be_somebody_elses(tmp_path: Path) -> None:
+    go(tmp_path / "run", 2)
+    with pytest.raises(StateError, match=r"holds '.lock', which Descant did not write for a result of this kind. Give"):
+        check_replaceable(tmp_path / "run", ("study.json", "*.png"))
+    (tmp_path / "left").mkdir()
+    (tmp_path / "left" / "collapse.png").touch()
+    with pytest.raises(StateError, match=r"holds 'collapse.png', but no study.json that says that Descant wrote it"):
+        check_replaceable(tmp_path / "left", ("study.json", "*.png"))
+
+
+def test_a_file_that_a_desktop_put_there_stops_nothing(whole: tuple[str, Recorded], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / ".DS_Store").touch()
+    with pytest.raises(ZeroDivisionError), Run.start(folder, made(), "rounds = 3", 1) as run:
+        for round in run.rounds(ROUNDS, score_every=2):
+            (folder / "models" / f"{round.index - 1:08d}" / ".DS_Store").touch()
+            (folder / "models" / f"{round.index:08d}").mkdir()  # as if it had been forgotten once
+            (folder / "models" / f"{round.index:08d}" / ".DS_Store").touch()
+            1 / (2 - round.index)
+    assert go(folder, 1) == whole[0]
+    alike(read(folder), whole[1])
+    assert (folder / "models" / "00000000" / ".DS_Store").exists()
+    assert len(list((folder / "models").glob("*/state.json"))) == 2
+
+
 # ── damage ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -321,6 +391,53 @@ def test_a_torn_last_line_is_cut_off(whole: tuple[str, Recorded], tmp_path: Path
         pass
     found = read(folder).events[len(lines) - 1]
     assert (found["event"], found["torn"]) == ("resumed", 3)
+
+
+def test_a_log_that_was_cut_at_the_end_of_a_line_is_not_resumed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    go(folder, 2)
+    lines = (folder / "events.jsonl").read_text().splitlines(keepends=True)
+    last = max(i for i, line in enumerate(lines) if '"event": "round"' in line)
+    (folder / "events.jsonl").write_text("".join(lines[:last]))
+    with pytest.raises(StateError, match=r"events.jsonl is damaged: it ends at round 2, before .* 3. Restore it"):
+        Run.resume(folder, made())
+    (folder / "events.jsonl").write_text("".join(lines[: last + 1]))  # as after a kill
+    Run.resume(folder, made()).close()
+
+
+def test_a_log_that_somebody_cuts_while_it_is_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"events.jsonl has lost 1 of its"), Run.start(tmp_path / "run", made()) as run:
+        file = tmp_path / "run" / "events.jsonl"
+        os.truncate(file, file.stat().st_size - 1)
+        run.log("mine")
+        run.snapshot()
+
+
+def test_rounds_that_went_by_the_run_are_no_damage(tmp_path: Path) -> None:
+    fed = made()
+    run = Run.start(tmp_path / "run", fed)
+    fed.fit(2, progress=False)
+    run.log("mine", round=7)
+    run.snapshot()
+    run._tables.close()
+    run._lock.release()  # as a kill would
+    assert read(tmp_path / "run").round == 2
+    Run.resume(tmp_path / "run", made()).close()
+
+
+class Unknown:
+    pass
+
+
+@pytest.mark.parametrize("fields", [{"v": torch.ones(1)}, {"v": [Unknown()]}, {"v": {(1, 2): 3}}, {"n": 1}, {"at": ""}])
+def test_an_event_that_cannot_be_written_changes_nothing(fields: dict[str, Any], tmp_path: Path) -> None:
+    with Run.start(tmp_path / "run", made()) as run:
+        with pytest.raises(SettingError, match=r"The event 'mine' (cannot be written as JSON|has a field)"):
+            run.log("mine", **fields)
+        run.log("mine", deep={"a": [float("nan"), (float("inf"),)]}, flat=-float("inf"))
+    found = next(event for event in read(tmp_path / "run").events if event["event"] == "mine")
+    assert (found["deep"], found["flat"]) == ({"a": [None, [None]]}, None)
+    Run.resume(tmp_path / "run", made()).close()
 
 
 @pytest.mark.parametrize("damage", ["changed", "removed", "cut"])
@@ -357,7 +474,13 @@ def test_damaged_numbers_are_named(tmp_path: Path) -> None:
     (tmp_path / "run" / "metrics.db").write_bytes(b"not a database, though long enough to be taken for one" * 100)
     with pytest.raises(StateError, match=r"metrics.db cannot be read"):
         read(tmp_path / "run").numbers  # noqa: B018
-    with pytest.raises(StateError, match="not a database"):
+    with pytest.raises(StateError, match=r"metrics.db is damaged: file is not a database. Restore it from a copy"):
+        Run.resume(tmp_path / "run", made())
+    (tmp_path / "run" / "metrics.db").write_bytes(b"")
+    with pytest.raises(StateError, match=r"metrics.db is damaged: no such table: parties. Restore it from a copy"):
+        Run.resume(tmp_path / "run", made())
+    (tmp_path / "run" / "metrics.db").unlink()
+    with pytest.raises(StateError, match=r"metrics.db is missing. Restore it from a copy"):
         Run.resume(tmp_path / "run", made())
 
 
@@ -370,12 +493,32 @@ def test_another_federation_or_other_data_is_refused_by_name(tmp_path: Path) -> 
         Run.resume(tmp_path / "run", made(seed=1))
     with pytest.raises(StateError, match=r"another federation: data\.b '"):
         Run.resume(tmp_path / "run", made(data(shift=1e-3)))
+    other = made()
+    other.metric = Metric("error", lambda output, target: (output.argmax(-1) != target).double(), False)
+    with pytest.raises(StateError, match="another federation: metric 'accuracy', here 'error'"):
+        Run.resume(tmp_path / "run", other)
     with Run.resume(tmp_path / "run", made(data())):
         pass
     with pytest.raises(StateError, match="holds no run"):
         Run.resume(tmp_path, made())
     with pytest.raises(StateError, match="holds no run"):
         read(tmp_path)
+
+
+def test_the_cost_of_a_snapshot_is_without_the_fingerprints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from descant.parties import fingerprint
+
+    clock = [0.0]
+    reckon = fingerprint._fingerprint
+
+    def slow(party: parties.Party, every: int) -> str:
+        clock[0] += 100
+        return reckon(party, every)
+
+    monkeypatch.setattr(fingerprint, "_fingerprint", slow)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    with Run.start(tmp_path / "run", made(data())) as run:
+        assert clock[0] >= 300 and run._cost < 100
 
 
 def test_fingerprints_read_a_share_of_large_data(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,6 +602,11 @@ def test_refusals_and_notes_are_events(tmp_path: Path) -> None:
     assert [event["event"] for event in found.events].count("refused") == 2
     assert "Round 1: no report was accepted" in found.warnings[0]
     assert found.numbers.present.sum() == 2 and not found.numbers.accepted.any()
+
+
+def test_a_table_for_programs_has_only_numbers_that_json_has() -> None:
+    rows = Table(("a", "b"), [{"a": float("inf"), "b": float("nan")}, {"a": 0.5, "b": [-float("inf")]}]).plain()
+    assert json.dumps(rows, allow_nan=False) == '[{"a": null, "b": null}, {"a": 0.5, "b": [null]}]'
 
 
 def test_export(whole: tuple[str, Recorded], tmp_path: Path) -> None:

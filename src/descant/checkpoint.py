@@ -90,7 +90,7 @@ def save(
         "refusals": [asdict(refusal) for refusal in refusals],
     }
     manifest |= {"descant": __version__, "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
-    check_replaceable(folder, _FILES, unfinished=True)
+    check_replaceable(folder, _FILES, in_place=True)
     place, mark = folder.resolve(), secrets.token_hex(4)
     written: list[str] = []
     with clear_errors(folder):
@@ -126,7 +126,7 @@ def _sweep(place: Path) -> None:
         kept = {"state.json", *json.loads((place / "state.json").read_text(encoding="utf-8"))["files"]}
     else:
         kept = set()
-    for entry in place.iterdir():
+    for entry in (entry for pattern in _FILES for entry in place.glob(pattern)):
         if entry.name not in kept:
             disk.remove(entry)
 
@@ -195,6 +195,7 @@ def _identity(plan: Plan) -> dict[str, Any]:
         "algorithm": describe(plan.algorithm),
         "solver": describe(plan.solver),
         "loss": describe(plan.loss),
+        "metric": plan.metric.name,
         "parties": hashlib.sha256(people).hexdigest()[:16],
         "data": fingerprints(plan.people),
     }

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from ..errors import StateError
 from ..store import log, tables
 from ..store.lock import holder
-from .place import EVENTS, LOCK, METRICS, RECIPE, snapshots
+from .place import EVENTS, LOCK, METRICS, RECIPE, reached, snapshots
 
 T = TypeVar("T")
 Status: TypeAlias = Literal["running", "ended", "broken", "damaged"]
@@ -119,10 +119,7 @@ def read(folder: str | Path) -> Recorded:
     if not is_run(place):
         raise StateError(f"{place} holds no run: there is no {EVENTS} in it.")
     events = _readable(place / EVENTS, log.read).events
-    at = 0
-    for event in events:  # "resumed" may set it back
-        at = event.get("round", at)
-    last, running = events[-1], holder(place / LOCK)
+    at, last, running = reached(events), events[-1], holder(place / LOCK)
     if running:
         return Recorded(place, "running", at, running, events)
     if last["event"] == "ended":

@@ -16,7 +16,7 @@ from ..store import check_replaceable, clear_errors, disk
 from ..store.lock import Lock
 from ..store.log import Lines, Log, read
 from ..store.tables import Tables
-from .place import EVENTS, LOCK, METRICS, MODELS, OURS, RECIPE, snapshots
+from .place import EVENTS, LOCK, METRICS, MODELS, OURS, RECIPE, reached, snapshots
 
 if TYPE_CHECKING:
     from ..federation import Federation, ScoredRound
@@ -37,17 +37,20 @@ class Run:
         self._lock, self._log, self._tables = lock, log, tables
         self._open = True
         self._saved, self._saved_at, self._cost = self.round, time.perf_counter(), 0.0
+        self._noted = self.round
         self._scored = 0  # the round whose scores were noted last
 
     @classmethod
     def start(cls, folder: str | Path, federation: Federation, recipe: str = "", sync: Sync = "spaced") -> Run:
         """Begin a run in a new or empty folder; the recipe is any text that says how it was made."""
+        from ..parties.fingerprint import fingerprints
+
         place = Path(folder)
         _check_sync(sync)
         if (place / EVENTS).exists():
             raise StateError(f"{place} holds a run already. Resume it (Run.resume, --resume), or give another folder.")
         left = OURS if (place / LOCK).exists() else (EVENTS,)  # the lock comes first: without it, nothing here is ours
-        check_replaceable(place, left, unfinished=True)
+        check_replaceable(place, left, in_place=True)
         with clear_errors(place), ExitStack() as undo:
             disk.make(place)
             lock = Lock(place / LOCK)
@@ -57,6 +60,7 @@ class Run:
             undo.callback(tables.close)
             run = cls(place, federation, sync, lock, Log(place / EVENTS), tables)
             run._forget(0)  # what is left of a start that was killed
+            fingerprints(federation.people)  # read once, so that they are no part of what a snapshot costs
             began = time.perf_counter()
             run._save()
             run._cost = time.perf_counter() - began
@@ -80,6 +84,7 @@ class Run:
             kept: Sync = held.events[0]["sync"] if sync is None else sync
             _check_sync(kept)
             _load(place, federation, strict=held.events[0]["sync"] == "always")
+            _check_reached(place, held, federation.state.round)
             tables = Tables(place / METRICS)
             undo.callback(tables.close)
             if held.torn:
@@ -134,6 +139,9 @@ class Run:
         self._check_open()
         began = time.perf_counter()
         with clear_errors(self.folder):
+            if self.round != self._noted:  # somebody went on without us: the log says where the snapshot stands
+                self._log.add("round", round=self.round)
+                self._noted = self.round
             self._tables.commit()
             self._log.flush()
             if self.round != self._saved:
@@ -164,6 +172,7 @@ class Run:
         numbers = {name: v for name, v in numbers.items() if name != "round" and isinstance(v, int | float)}
         self._tables.add_round(happened.index, numbers, {p: p in happened.accepted for p in happened.present})
         self._log.add("round", round=happened.index, **numbers)
+        self._noted = happened.index
         for refusal in happened.refusals:
             self._log.add("refused", round=happened.index, text=str(refusal))
         if happened.note:
@@ -213,7 +222,8 @@ class Run:
                 disk.remove(place / "state.json")
                 for file in (*place.glob("*.safetensors"), *place.glob("state-*.json")):
                     disk.remove(file)
-                disk.remove(place)
+                if not any(place.iterdir()):  # what somebody else put there (a desktop's .DS_Store) keeps the folder
+                    disk.remove(place)
 
     def _check_open(self) -> None:
         if not self._open:
@@ -236,6 +246,15 @@ def _load(folder: Path, federation: Federation, strict: bool) -> None:
             warnings.warn(f"{errors[0]} The snapshot before it is taken.", DescantWarning, stacklevel=3)
         return
     raise errors[0]
+
+
+def _check_reached(folder: Path, held: Lines, round: int) -> None:
+    """The log is on the disk before a snapshot is: one that ends before it was cut later."""
+    if reached(held.events) < round:
+        raise StateError(
+            f"{folder / EVENTS} is damaged: it ends at round {reached(held.events)}, before the snapshot of round "
+            f"{round}. Restore it from a copy; the snapshots in {MODELS}/ can still be read by Federation.load."
+        )
 
 
 def _manifest(place: Path) -> dict[str, Any]:

@@ -41,28 +41,35 @@ def replacing(folder: Path, files: Sequence[str]) -> Iterator[Path]:
                 raise
 
 
-def check_replaceable(folder: Path, files: Sequence[str], unfinished: bool = False) -> None:
+def check_replaceable(folder: Path, files: Sequence[str], in_place: bool = False) -> None:
     """Raise StateError unless such files can be written there: to be asked before long work, not after it.
 
-    ``unfinished`` allows such files without their manifest: of a first save that was killed.
+    ``in_place`` is for files that are written into the folder, which itself stays: hidden files of others may lie there
+    (a desktop's .DS_Store), and such files without their manifest, of a first save that was killed.
     """
     place = folder.resolve()
     if place.is_dir():
         found = sorted(entry.name for entry in place.iterdir())
+        if in_place:
+            found = [name for name in found if name in files or not name.startswith(".")]
         strange = [name for name in found if not any(fnmatchcase(name, pattern) for pattern in files)]
-        known = _is_manifest(place / files[0]) or (unfinished and files[0] not in found)
-        if found and not strange and not known:
-            strange = found
+        known = _is_manifest(place / files[0]) or (in_place and files[0] not in found)
         if strange:
             raise StateError(
-                f"{folder} holds {strange[0]!r}, which Descant did not write, and would be replaced. "
+                f"{folder} holds {strange[0]!r}, which Descant did not write for a result of this kind. "
                 "Give a new or an empty folder."
             )
-        if place.is_mount():
+        if found and not known:
+            raise StateError(
+                f"{folder} holds {found[0]!r}, but no {files[0]} that says that Descant wrote it. "
+                "Give a new or an empty folder."
+            )
+        if place.is_mount() and not in_place:
             raise StateError(f"{folder} is a mount point, which cannot be replaced. Give a folder inside it.")
     elif place.exists():
         raise StateError(f"{folder} is a file, and a folder is needed. Give a new or an empty folder.")
-    nearest = next(parent for parent in place.parents if parent.exists())
+    within = [place, *place.parents] if in_place else place.parents
+    nearest = next(parent for parent in within if parent.exists())
     with clear_errors(folder), tempfile.TemporaryDirectory(prefix=".descant-", dir=nearest):
         pass
 
