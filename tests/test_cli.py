@@ -277,8 +277,9 @@ def test_a_command_on_recipes_names_what_is_wrong(tiny, monkeypatch, arguments, 
 def test_a_short_form_that_would_fail_is_told_when_it_is_not_asked_for(tiny, tmp_path, key, monkeypatch):
     monkeypatch.setattr("descant.study.compare", None)
     (tmp_path / "short.toml").write_text(read(tiny).set(f"quick.{key}").text)
-    shown = descant("compare", "short.toml", "--seeds", "1")
-    assert shown.exit_code == 1 and "There is no key of" in shown.stderr
+    for arguments in (["short.toml", "--seeds", "1"], [tiny, "--set", f"quick.{key}"]):
+        shown = descant("compare", *arguments)
+        assert shown.exit_code == 1 and "There is no key of" in shown.stderr
 
 
 @pytest.mark.parametrize(

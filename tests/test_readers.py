@@ -252,7 +252,10 @@ def test_tables_say_which_row_is_wrong(tmp_path: Path) -> None:
     short = write_table(tmp_path / "short.csv", [*TABLE, ("x", 1)])
     with pytest.raises(PartyError, match=r"row 4 has 2 fields\. Expected 3 fields a row"):
         readers.read_table(short, ("text",))
-    with pytest.raises(PartyError, match=r"There is no column 'lable'\. Did you mean 'label'"):
+    with pytest.raises(
+        PartyError,
+        match=r"There is no column 'lable'\. Did you mean 'label'\? Allowed: account, label, text\. Expected",
+    ):
         readers.read_table(short, ("lable",))
     with pytest.raises(PartyError, match="a byte 0xe4"):
         readers.read_table(write_table(tmp_path / "latin.csv", TABLE, "latin-1"), ("text",))

@@ -28,6 +28,8 @@ from .table import Table
 
 _ENDS = "Training alone was scored at the end of the run only: its line by round stands at that score."
 
+_UNTOLD = ("algorithm", "seed", "version", "layout", "constants")  # told elsewhere, or of the folder's form
+
 
 def judge(run: Run) -> Table:
     """Party by party, whether joining helped; what a party reaches alone is noted for later."""
@@ -150,6 +152,6 @@ def _scores(found: Recorded, columns: Mapping[str, Column]) -> Scores:
 
 def _settings(found: Recorded) -> dict[str, Any]:
     """What a reader asks for; the recipe stands in the folder."""
-    settings = {key: value for key, value in found.settings.items() if key != "algorithm"}
+    settings = {key: value for key, value in found.settings.items() if key not in _UNTOLD}
     told = {"run": str(found.folder), "rounds": found.round, **settings, "parties": len(found.numbers.parties)}
     return {**told, "algorithms": [found.settings["algorithm"]]}

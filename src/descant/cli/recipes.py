@@ -158,8 +158,8 @@ def runs(
 def _chosen(recipe: Path, changes: list[str], quick: bool, engine: str, data: Path | None) -> Recipe:
     sys.path.insert(0, "")  # as python -c and python -m have it: modules in this folder are found
     found = read(recipe)
-    if quick:
-        found = found.quick()
-    elif found.tables.get("quick") and all(change.startswith("run.") for change in changes):
-        found.quick().check_tables()  # with other parties or models than the file's, its short form may not fit
-    return found.set(*changes, *([f"run.engine={engine}"] if engine else [])).where(data)
+    found = found.quick() if quick else found
+    found = found.set(*changes, *([f"run.engine={engine}"] if engine else []))
+    if found.tables.get("quick") and all(change.startswith(("run.", "quick.")) for change in changes):
+        found.quick().check_tables()  # with other parties or models than the file's, its short form need not fit
+    return found.where(data)

@@ -126,7 +126,7 @@ def read_table(
             row, names = (0, names) if names else (1, next(lines, []))
             for name in columns:
                 if name not in names:
-                    raise damaged(file, unknown("column", name, names).args[0], expected)
+                    raise damaged(file, unknown("column", name, names).args[0].rstrip("."), expected)
             places = [names.index(name) for name in columns]
             found: list[list[str]] = [[] for _ in columns]
             for line in lines:
