@@ -79,5 +79,5 @@ def checked(bench: Bench) -> dict[str, list[Peer]]:
         import psutil  # type: ignore[import-untyped,unused-ignore]  # noqa: F401
     except ImportError as error:
         raise DescantError("The bench needs psutil: pip install 'descant[bench]'.") from error
-    chosen = {name: bench.peers or (LARGE if name == "W3" else DEFAULT) for name in bench.workloads}
+    chosen = {name: bench.peers or (LARGE if name in ("W2", "W3") else DEFAULT) for name in bench.workloads}
     return {name: [peer(one) for one in dict.fromkeys(names)] for name, names in chosen.items()}
