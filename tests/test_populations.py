@@ -235,9 +235,9 @@ def test_a_csv_of_ones_own(tmp_path: Path) -> None:
     assert people.names == ("north", "south") and sorted(whole(people, "south")[0][:, 0].tolist()) == list(
         range(0, 40, 4)
     )
-    with pytest.raises(PartyError, match="row 0 of column 'bank' holds 'south'"):
+    with pytest.raises(PartyError, match="row 2 of column 'bank' holds 'south'"):
         parties.csv(file, label="kind", count=3)
-    with pytest.raises(PartyError, match=r"row 1 of column 'b' holds 0\.5\. Expected labels that are whole numbers"):
+    with pytest.raises(PartyError, match=r"row 3 of column 'b' holds 0\.5\. Expected labels that are whole numbers"):
         parties.csv(file, label="b", account="bank")
 
 
