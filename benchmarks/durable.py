@@ -1,0 +1,61 @@
+"""What recording costs a round: W1 of `descant bench` with FedGeoMed+, with and without a run folder, by turns.
+
+python benchmarks/durable.py [--rounds 600]        # half a minute; on one thread
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+import torch
+from torch import nn
+
+from descant import Federation, algorithms, parties
+from descant.record import Run
+
+TURN = 100  # rounds
+
+
+def people() -> parties.People:
+    """1,000 parties of unlike size."""
+    rng = np.random.default_rng(0)
+    sizes = np.maximum(10, rng.lognormal(3.6, 1.0, 1000).astype(int))
+    data = [(rng.random((n, 784), dtype=np.float32), rng.integers(0, 10, n)) for n in sizes]
+    return parties.from_arrays(data, test=0)
+
+
+def federation(who: parties.People) -> Federation:
+    """Own models are kept, and a snapshot holds those of all who ever trained."""
+    settings = {"lr": 0.05, "steps": 20, "batch": 10, "attend": 10}
+    return Federation(lambda: nn.Linear(784, 10), who, algorithms.FedGeoMedPlus(), **settings)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=600)
+    rounds = parser.parse_args().rounds
+    torch.set_num_threads(1)
+    who = people()
+    plain, recorded = federation(who).fit(5, progress=False), federation(who)
+    times: dict[str, list[float]] = {"plain": [], "recorded": []}
+    with tempfile.TemporaryDirectory() as place, Run.start(Path(place) / "run", recorded) as run:
+        coming = run.rounds(rounds)
+        for _ in range(rounds // TURN):
+            began = time.perf_counter()
+            for _ in range(TURN):
+                next(coming)
+            between = time.perf_counter()
+            plain.fit(TURN, progress=False)
+            times["recorded"].append(between - began)
+            times["plain"].append(time.perf_counter() - between)
+    with_run, without = (1e3 * mean(times[name]) / TURN for name in ("recorded", "plain"))
+    print(f"{without:.2f} ms a round; recorded {with_run:.2f} ms: {with_run - without:.2f} ms more")
+
+
+if __name__ == "__main__":
+    main()
