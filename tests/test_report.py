@@ -199,6 +199,18 @@ def test_who_did_not_train_neither_gains_nor_loses():
     assert row["learned"] == pytest.approx(study.of("FedAvg")[0].scores.own.values[3])
 
 
+def test_who_did_not_train_is_not_in_the_picture_of_gains(monkeypatch, tmp_path):
+    study, drawn = study_of(seeds=2), []
+    for result in study.results:
+        result.attended[0] = 0
+    study.of("FedAvg")[0].attended[1] = 0
+    monkeypatch.setattr("descant.report.draw_parties", lambda file, names, scores, *rest: drawn.append(scores) or file)
+    study.plot("parties", tmp_path / "it.png")
+    own = study.of("FedAvg")[1].scores.own.values
+    assert np.isnan(drawn[0]["FedAvg"][0]) and np.isnan(drawn[0]["Local"][0])
+    assert drawn[0]["FedAvg"][1] == own[1] and not np.isnan(drawn[0]["FedAvg"][2:]).any()
+
+
 def test_a_seed_in_which_a_party_did_not_train_does_not_count_for_it():
     study = study_of(seeds=2)
     first, second = study.of("FedAvg")

@@ -18,6 +18,7 @@ import numpy as np
 from . import __version__
 from .errors import SettingError
 from .pictures import Line, Numbers, draw_collapse, draw_curves, draw_parties, draw_spikes, draw_walk
+from .results import mean_of_known
 from .settings import describe, unknown
 from .store import replacing
 from .table import Table
@@ -69,7 +70,7 @@ def _curves(study: Study, file: Path) -> Path:
 
 
 def _parties(study: Study, file: Path) -> Path:
-    scores = {m: np.mean([result.scores.own.values for result in study.of(m)], axis=0) for m in study.methods}
+    scores = {m: mean_of_known(np.array([result.learned.values for result in study.of(m)])) for m in study.methods}
     return draw_parties(file, study.results[0].scores.names, scores, _metric(study), _higher(study))
 
 

@@ -130,6 +130,17 @@ def spread(columns: Sequence[Column]) -> dict[str, float]:
     return {name: float(np.mean(values)) for name, values in each.items()}
 
 
+def mean_of_known(each: Numbers) -> Numbers:
+    """The mean over the first axis of what is not nan.
+
+    >>> mean_of_known(np.array([[1.0, np.nan, np.nan], [3.0, 5.0, np.nan]]))
+    array([ 2.,  5., nan])
+    """
+    known = ~np.isnan(each)
+    mean: Numbers = np.where(known, each, 0).sum(0) / np.where(known.any(0), known.sum(0), np.nan)
+    return mean
+
+
 def plain(values: Any) -> Any:
     """Numbers as JSON has them.
 

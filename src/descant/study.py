@@ -22,7 +22,7 @@ from .federation import Federation, attending, bar
 from .instruments import walk
 from .instruments.findings import over_seeds
 from .piece import Data, Model, parties_of
-from .results import LOCAL, Result, plain, result_of, spread
+from .results import LOCAL, Result, mean_of_known, plain, result_of, spread
 from .settings import describe
 from .table import Table
 
@@ -84,8 +84,7 @@ class Study:
         sign = 1 if pairs[0][0].higher_is_better else -1
         with np.errstate(invalid="ignore"):  # two models that failed
             each = sign * np.array([own.values - alone.values for own, alone in pairs])  # [seeds, parties]
-        known = ~np.isnan(each)
-        gains: Numbers = np.where(known, each, 0).sum(0) / np.where(known.any(0), known.sum(0), np.nan)
+        gains = mean_of_known(each)
         return np.where(np.abs(gains) <= _EVEN, 0.0, gains)
 
     def table(self) -> Table:
