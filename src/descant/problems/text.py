@@ -39,8 +39,7 @@ def lstm(
     two outputs with a cross-entropy here, which is the same model. The LSTM's state behind the last of the words,
     padding included, is what counts, as there. The forget gates begin open (a bias of 1), which no paper prints but
     FedProx's code has by TensorFlow's default; with torch's own start learning is much slower, because the state is
-    lost in the padding.
-    `data` is the folder that the vectors are read from.
+    lost in the padding. `data` is the folder that the vectors are read from.
     """
     check(_Lstm(vectors, hidden, layers, dense, outputs, forget), "lstm")
     reader = Reader(word_vectors(vectors, data).table, hidden, layers, dense, outputs)
