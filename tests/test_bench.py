@@ -128,6 +128,16 @@ def test_an_interrupt_leaves_no_process_behind(written: Callable[[Work], Path], 
     assert started and not any(psutil.pid_exists(process.pid) for process in started)
 
 
+def test_who_is_not_on_turn_takes_no_time_from_the_others(written: Callable[[Work], Path], tmp_path: Path) -> None:
+    with Running(peer("plain"), HERE, written(TINY), tmp_path / "log") as running:
+        running.hear(60.0)
+        running.rest()
+        with pytest.raises(CannotRun, match="no answer"):
+            running.ask("rounds 3", 0.3)
+        running.wake()
+        assert running.hear(60.0)["seconds"] > 0  # it answers what it was asked while it stood still
+
+
 def test_ratios_are_of_medians_to_the_plain_loop() -> None:
     plain = Measured("plain", "plain", (0.4, 0.1, 0.2), (0.2, 0.2, 0.2), warmup=1.0, cold=3.0, memory=2e6, loss=1.0)
     fast = Measured("descant", "Descant", (0.05, 0.01, 0.9), (0.1, 0.1, 0.4), loss=1.01)

@@ -85,7 +85,7 @@ def geometric_median(
     stack = Stack(models.double() if small else models, shares.cpu().numpy(), rho, models.dtype)
     if small:  # the mean is cheap to try first: it is the answer wherever no model is farther than rho
         mean = stack.mixture(stack.shares)
-        if _lengths((stack.rows - mean).numpy()).max() <= rho:
+        if float(torch.linalg.vector_norm(stack.rows - mean, dim=1).max()) <= rho:
             return mean.to(models.dtype), 0.0, 1
     here = look(stack, _leap(stack, _middle_row(stack)) if leaping and not small else stack.mixture(stack.shares))
     fine = 16 * torch.finfo(stack.rows.dtype).eps  # no Gram matrix of this dtype leads much below such a gap

@@ -107,6 +107,18 @@ class Running:
             thread.join()
             self.look()
 
+    def rest(self) -> None:
+        """Stand still, with all its processes: a peer's idle ones poll, and would take from those who are measured."""
+        for process in self.processes():
+            with suppress(psutil.Error):
+                process.suspend()
+
+    def wake(self) -> None:
+        """Go on after a rest."""
+        for process in self.processes():
+            with suppress(psutil.Error):
+                process.resume()
+
     def processes(self) -> list[Any]:
         """It and all its children."""
         try:
@@ -124,7 +136,7 @@ class Running:
 
     def end(self, patience: float) -> None:
         """Ask it to stop, and end whatever of it is still there after so many seconds."""
-        self.processes()
+        self.wake()
         with suppress(OSError, ValueError):
             if self._process.stdin is not None:
                 self._process.stdin.write("stop\n")

@@ -123,15 +123,18 @@ def _begin(entrant: _Entrant, python: Python, folder: Path, log: Path, pace: Pac
     except (RuntimeError, OSError, ValueError) as error:
         raise CannotRun(f"its weights do not fit the model: {' '.join(str(error).split())[:150]}") from error
     running.ask("settle", pace.patience)
+    running.rest()
 
 
 def _turn(entrant: _Entrant, work: Work, pace: Pace) -> None:
     running, rounds = entrant.running, pace.rounds or work.turn
     assert running is not None
+    running.wake()
     before = running.processor_seconds()
     answer = running.ask(f"rounds {rounds}", pace.patience)
     entrant.processor.append((running.processor_seconds() - before) / rounds)
     entrant.seconds.append(float(answer["seconds"]) / rounds)
+    running.rest()
 
 
 def loss_of(weights: Mapping[str, Array], folder: Path) -> float:
