@@ -32,7 +32,7 @@ TIERS = [
     {"study"},
     {"demo", "doctor", "bench", "config", "judged"},
     {"papers"},
-    {"cli"},
+    {"cli", "__main__"},
 ]
 TIER = {name: level for level, names in enumerate(TIERS) for name in names}
 

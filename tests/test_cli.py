@@ -47,6 +47,11 @@ def test_help_and_version_import_nothing_heavy(tmp_path):
     assert shown.stdout.splitlines() == [f"descant {__version__}", "heavy: []"]
 
 
+def test_the_package_is_a_command_too(tmp_path):
+    shown = descant_process("--version", cwd=tmp_path, code="import runpy; runpy.run_module('descant', alter_sys=True)")
+    assert shown.stdout == f"descant {__version__}\n"
+
+
 def test_help_names_every_option_with_its_default():
     shown = descant("demo", "--help").stdout
     assert all(option in shown for option in ("--rounds", "--seeds", "--out", "--json", "Default: 30"))

@@ -21,6 +21,7 @@ from descant.engines import InProcess
 from descant.errors import DescantWarning
 from descant.flat import Layout
 from descant.gate import Gate, Refusal
+from descant.wire import pack, unpack
 from fakes import Bytes
 from problems import METHODS, classes, network
 
@@ -420,3 +421,10 @@ def test_a_party_that_diverged_forgets_it_and_can_come_back() -> None:
     people["0"].x[:] = 1.0
     fed.fit(1, progress=False)
     assert fed.history_[-1]["accepted"] == 4
+
+
+def test_tensors_that_share_their_memory_travel_apart() -> None:
+    rows = torch.arange(6.0).view(2, 3)
+    sent = Report("a", 1, "train", arrays={"first": rows[0], "second": rows[1], "all": rows})
+    found = unpack(pack(sent), Report).arrays
+    assert all(torch.equal(found[name], tensor) for name, tensor in sent.arrays.items())

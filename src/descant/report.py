@@ -262,7 +262,8 @@ p.verdict { font-size: 1.2rem; background: var(--card); border-left: 4px solid #
   margin: 0; color: var(--ink) }
 .wide { overflow-x: auto } table { border-collapse: collapse; font-size: .93rem; width: 100% }
 th, td { padding: .4rem .7rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top }
-th { font-weight: 600; white-space: nowrap } thead th { border-bottom-width: 2px } td { overflow-wrap: anywhere }
+th { font-weight: 600; white-space: nowrap } thead th { border-bottom-width: 2px } td { overflow-wrap: anywhere;
+  white-space: pre-wrap }
 .scores th + th, .scores td + td { text-align: right; font-variant-numeric: tabular-nums }
 .scores table { font-size: .85rem } .scores th, .scores td { padding: .4rem .45rem }
 .scores td { white-space: nowrap } .scores td:first-child { font-weight: 600 } figure { margin: 0; break-inside: avoid }

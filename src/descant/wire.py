@@ -72,7 +72,13 @@ def pack(parcel: Task | Report) -> bytes:
     """
     crate = Crate()
     fields = sheet(parcel, crate)
-    return save(crate.arrays, {_HEADER: json.dumps(fields)})
+    alone = {key: _alone(tensor) for key, tensor in crate.arrays.items()}
+    return save(alone, {_HEADER: json.dumps(fields)})
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """A tensor that has its memory to itself: safetensors refuses what shares it, such as two rows of a stack."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def unpack(data: bytes, kind: type[Parcel]) -> Parcel:

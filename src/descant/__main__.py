@@ -1,0 +1,5 @@
+"""`python -m descant` is `descant`."""
+
+from .cli import main
+
+main()
