@@ -185,8 +185,10 @@ def test_the_numbers_in_the_repository_are_of_the_recipes_as_they_stand(key, qui
 # ── the page of results ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_page_of_results_shows_what_is_kept():
+def test_the_pages_of_results_show_what_is_kept():
     from descant.address import find
 
-    made = find(f"{ROOT / 'docs' / 'results.py'}:block")()
-    assert made and made in (ROOT / "docs" / "fed-plus.md").read_text(), "run python docs/results.py"
+    block, pages = (find(f"{ROOT / 'docs' / 'results.py'}:{name}") for name in ("block", "pages"))
+    assert "fed_plus" in pages()
+    for paper, page in pages().items():
+        assert block(paper) and block(paper) in page.read_text(encoding="utf-8"), "run python docs/results.py"

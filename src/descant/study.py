@@ -256,7 +256,11 @@ def compare(
 
 
 def _beside(algorithms: Sequence[Algorithm]) -> list[tuple[Algorithm, str]]:
-    """Every algorithm with the name of its yardstick: training alone, with the same attendance and tuning."""
+    """Every algorithm with the name of its yardstick: training alone, with the same attendance and tuning.
+
+    An algorithm called "Local" is how to train alone, where that is more than a party's loss: a term in it, say.
+    """
+    alone = next((algorithm for algorithm in algorithms if algorithm.name == LOCAL), Local())
     yardsticks: list[Algorithm] = []
     others: list[tuple[Algorithm, str]] = []
     for algorithm in algorithms:
@@ -264,11 +268,11 @@ def _beside(algorithms: Sequence[Algorithm]) -> list[tuple[Algorithm, str]]:
         local = next((other for other in yardsticks if (other.attend, other.tune) == same), None)
         if local is None:
             name = f"{LOCAL}, as {algorithm.name}" if yardsticks else LOCAL
-            local = replace(Local(), name=name, attend=algorithm.attend, tune=algorithm.tune)
+            local = replace(alone, name=name, attend=algorithm.attend, tune=algorithm.tune)
             yardsticks.append(local)
         if algorithm.name != LOCAL:
             others.append((algorithm, local.name))
-        elif algorithm != replace(local, name=LOCAL):
+        elif algorithm.advance is not stay or algorithm != replace(local, name=LOCAL):
             raise SettingError(f"{LOCAL!r} is the name of training alone. Give your algorithm another one.")
     pairs = [(local, local.name) for local in yardsticks] + others
     names = [algorithm.name for algorithm, _ in pairs]

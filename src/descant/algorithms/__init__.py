@@ -29,6 +29,9 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
 }
 """The methods by the names that recipes and the command line use."""
 
+WRAPPERS: Mapping[str, Callable[..., Algorithm]] = {}
+"""What wraps any of them, by the names that recipes use: each takes the method as ``base``."""
+
 __all__ = [
     "ALGORITHMS",
     "APFL",
@@ -50,5 +53,6 @@ __all__ = [
     "RFA",
     "Sample",
     "Stragglers",
+    "WRAPPERS",
     "pFedMe",
 ]
