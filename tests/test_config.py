@@ -105,7 +105,8 @@ def test_every_method_is_in_the_registry_and_can_be_named():
     makers = {name for name in algorithms.__all__ if callable(getattr(algorithms, name))} - {
         *("Among", "Sample", "Stragglers")
     }
-    assert {make.__name__ for make in algorithms.ALGORITHMS.values()} == makers
+    named = [*algorithms.ALGORITHMS.values(), *algorithms.WRAPPERS.values()]
+    assert {make.__name__ for make in named} == makers
     for one in tiny().algorithms(list(algorithms.ALGORITHMS)):
         assert isinstance(one, Algorithm) and one.attend == Sample(3)
 

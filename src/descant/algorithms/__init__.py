@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from ..core import Algorithm
 from .baselines import RFA, CoordinateMedian, FedAvg, FedProx, Local
 from .fed_plus import L2GD, FedAvgPlus, FedCoMedPlus, FedGeoMedPlus, FedPlus, FedPlusFixed, FedPlusV1
+from .matching import EntropyRegularization, RepresentationMatching, WeightDivergence
 from .personal import APFL, Ditto, FedPer, FedRep, pFedMe
 from .pieces import Among, Sample, Stragglers
 
@@ -29,7 +30,11 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
 }
 """The methods by the names that recipes and the command line use."""
 
-WRAPPERS: Mapping[str, Callable[..., Algorithm]] = {}
+WRAPPERS: Mapping[str, Callable[..., Algorithm]] = {
+    "entropy": EntropyRegularization,
+    "divergence": WeightDivergence,
+    "matching": RepresentationMatching,
+}
 """What wraps any of them, by the names that recipes use: each takes the method as ``base``."""
 
 __all__ = [
@@ -38,6 +43,7 @@ __all__ = [
     "Among",
     "CoordinateMedian",
     "Ditto",
+    "EntropyRegularization",
     "FedAvg",
     "FedAvgPlus",
     "FedCoMedPlus",
@@ -51,8 +57,10 @@ __all__ = [
     "L2GD",
     "Local",
     "RFA",
+    "RepresentationMatching",
     "Sample",
     "Stragglers",
     "WRAPPERS",
+    "WeightDivergence",
     "pFedMe",
 ]

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..core import Sight
 from ..errors import ModelError
 from ..flat import Net
 from .layers import Array, Into, Value
@@ -57,19 +56,24 @@ class Descent:
         self.objective, self.way, self.stack = objective, way, stack
         self.statistics, self.received, self.strengths = statistics, received, strengths
         self.losses = Losses(stack.columns.new_zeros(len(stack.columns)))
+        self._rate = rate
         if way in (STACKED, SINGLE):
-            kernel = kernel_of(objective.net, stack.lead)
+            kernel = kernel_of(objective.net, stack.lead, objective.points)
             if isinstance(kernel, str):
                 raise ModelError(f"{type(objective.net.module).__name__} cannot be stacked: {kernel}.")
             self._kernel = kernel.bind(stack.w, Into(stack.g) if rate is None else Into(stack.w, -rate))
-        alone = way in TOGETHER and len(stack.columns) == 1 and rate is None
+            self._by_vmap = kernel.all_linear
+            if objective.points:
+                frozen = Stack(stack.layout, [received], stack.lead).w
+                self._frozen = kernel.bind(frozen, Into(frozen))  # it only goes forwards
+        alone = way in TOGETHER and len(stack.columns) == 1 and (rate is None or bool(objective.terms))
         self._two = self._some([0, 0]) if alone else None  # one party rounds otherwise than many
 
     def _some(self, rows: list[int]) -> Descent:
         """The same for some of the parties, with numbers of their own."""
         stack = Stack(self.stack.layout, [self.stack.columns[rows]], self.stack.lead)
         parts = (self.statistics[rows], self.received[rows], self.strengths[rows])
-        return Descent(self.objective, self.way, stack, *parts)
+        return Descent(self.objective, self.way, stack, *parts, self._rate)
 
     def of(self, rows: list[int], x: Tensor, y: Tensor) -> None:
         """The gradient of some of the parties alone."""
@@ -91,7 +95,10 @@ class Descent:
     def _as_two(self, two: Descent, x: Tensor, y: Tensor) -> None:
         two.stack.columns.copy_(self.stack.columns)
         two(x.expand(2, *x.shape[1:]), y.expand(2, *y.shape[1:]))
-        self.stack.gradient.copy_(two.stack.gradient[:1])
+        if self._rate is None:
+            self.stack.gradient.copy_(two.stack.gradient[:1])
+        else:
+            self.stack.columns.copy_(two.stack.columns[:1])
         self.statistics = two.statistics[:1]
         self.losses.total.copy_(two.losses.total[:1])
 
@@ -118,37 +125,54 @@ class Descent:
         self.losses.total.add_(losses.detach())
 
     def _by_kernel(self, x: Tensor, y: Tensor) -> None:
-        """The whole stack by its kernel; only the terms, written for one party, go through vmap."""
-        lead = self.stack.lead
-        output = self._kernel.forward(x.numpy() if lead else x[0])
+        """The whole stack by its kernel; only the terms, written for one party, go by autograd."""
+        given = x.numpy() if self.stack.lead else x[0]
+        output = self._kernel.forward(given)
         slope = self._slope(output, y)
         if not self.objective.terms:
             self._kernel.backward(slope)
             return
-        size = self.stack.layout.size
-        parts = torch.split_with_sizes(self.stack.columns, [size, *self.objective.widths], dim=1)
-        tops = torch.from_numpy(output) if lead else output.unsqueeze(0)
-        leaves = [part.detach().requires_grad_() for part in (tops, *parts)]
+        top, along, columns = self._by_terms(output, given, x, y)
+        self._kernel.backward(slope if top is None else slope + top, along)
+        begin = 0
+        for width, gradient in zip((self.stack.layout.size, *self.objective.widths), columns, strict=True):
+            at, begin = slice(begin, begin + width), begin + width
+            if gradient is not None and self._rate is not None:
+                self.stack.columns[:, at].add_(gradient, alpha=-self._rate)
+            elif at.start:  # private columns, which the kernel knows nothing of
+                self.stack.gradient[:, at] = 0 if gradient is None else gradient
+            elif gradient is not None:
+                self.stack.gradient[:, at] += gradient
+
+    def _by_terms(
+        self, output: Value, given: Value, x: Tensor, y: Tensor
+    ) -> tuple[Value | None, dict[str, Value], Sequence[Tensor | None]]:
+        """The gradient of the terms along the output, the points and the columns; None where it does not depend."""
+        lead, points, frozen = self.stack.lead, self.objective.points, dict[str, Value]()
+        if points:
+            self._frozen.forward(given)
+            frozen = self._frozen.seen
+        values = (output, *(self._kernel.seen[name] for name in points), *(frozen[name] for name in points))
+        stacked = [torch.from_numpy(value) if lead else value.unsqueeze(0) for value in values]
+        sizes = [self.stack.layout.size, *self.objective.widths]
+        first = 1 + len(points)
+        leaves = [_leaf(part) for part in (*stacked[:first], *self.stack.columns.split_with_sizes(sizes, 1))]
+
+        def one(*parts: Tensor) -> Tensor:
+            seen, w, targets = parts[:first], parts[first : first + len(sizes)], parts[first + len(sizes) : -5]
+            named = (dict(zip(points, values, strict=True)) for values in (seen[1:], targets))
+            received, strengths, x, y, statistics = parts[-5:]
+            return self.objective.added(w, received, strengths, x, y, seen[0], *named, statistics)
+
+        everything = (*leaves, *stacked[first:], self.received, self.strengths, x, y, self.statistics)
         with torch.enable_grad():
-            values = torch.stack([self._term(i, leaves, x, y) for i in range(len(self.objective.terms))], 1)
-            total = (self.strengths * values).sum()
-        along, *columns = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
-        self._kernel.backward(slope + (along.numpy() if lead else along[0]))
-        self.stack.gradient[:, size:] = 0
-        self.stack.gradient += torch.cat(columns, 1)
-
-    def _term(self, i: int, leaves: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """A term of every party, ``[K]``; leaves are the output, w, and the private columns of each term."""
-
-        def value(output: Tensor, w: Tensor, own: Tensor, received: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            sight = Sight(w, received, own, x, y, output, {}, {}, self._elsewhere, self.objective.loss)
-            return self.objective.terms[i].value(sight)
-
-        values: Tensor = torch.vmap(value)(leaves[0], leaves[1], leaves[2 + i], self.received, x, y)
-        return values
-
-    def _elsewhere(self, parameters: Tensor, inputs: Tensor) -> Tensor:
-        return self.objective.net.apply(parameters, parameters.new_empty(0), inputs)[0]
+            if lead and self._by_vmap:
+                total = torch.vmap(one)(*everything).sum()
+            else:  # what is not linear is large enough by itself: see `recorded.PartyByParty`
+                total = sum(one(*parts) for parts in zip(*map(_by_turns, everything), strict=True))
+        found = torch.autograd.grad(total, leaves, allow_unused=True)
+        top, *along = [None if g is None else g.numpy() if lead else g[0] for g in found[:first]]
+        return top, {name: g for name, g in zip(points, along, strict=True) if g is not None}, found[first:]
 
     def _slope(self, output: Value, y: Tensor) -> Value:
         """The gradient of the loss along the outputs."""
@@ -204,3 +228,12 @@ class Losses:
         flat[places.clip(max=flat.size - 1)] -= 1
         chances /= y.shape[-1]
         return chances
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.is_floating_point())
+
+
+def _by_turns(stack: Tensor) -> Sequence[Tensor]:
+    """One party after another; a lone one without a copy on the way back."""
+    return [stack.squeeze(0)] if len(stack) == 1 else stack.unbind()
