@@ -58,12 +58,21 @@ def test_training_rows_go_to_one_client_each_and_the_test_set_to_all_in_equal_pa
     folder = tmp_path_factory.mktemp("clients")
     x, y = write_source(folder, source, train, test)
     samples = None if not fewer else max(count * 4, train - fewer)
-    people = parties.clients(source, split, count, samples, seed, folder)
+    kept = 8 if fewer > 20 else 0
+    samples = samples if not kept else (samples or train) - kept
+    people = parties.clients(source, split, count, samples, kept, seed, folder)
     every = standardised(x, train)
     trained = {name: rows_of(people[name].x, every) for name in people}
     tested = {name: rows_of(people[name].x_test, every) for name in people}
     used = sorted(row for rows in trained.values() for row in rows)
     assert len(set(used)) == len(used) == (samples or train) and used[-1] < train
+    if kept:
+        assert people.validation is not None
+        validated = rows_of(people.validation[0], every)
+        assert len(set(validated)) == kept and not set(validated) & set(used) and max(validated) < train
+        assert people.validation[1].tolist() == y[validated].tolist()
+    else:
+        assert people.validation is None
     assert sorted(row for rows in tested.values() for row in rows) == list(range(train, train + test))
     sizes = [len(rows) for rows in tested.values()]
     assert max(sizes) - min(sizes) <= 1
@@ -108,8 +117,10 @@ def test_the_seed_decides_who_has_what(tmp_path: Path) -> None:
 
 def test_what_cannot_be_dealt_out_is_refused(tmp_path: Path) -> None:
     write_source(tmp_path, "mnist", 40, 5)
-    with pytest.raises(PartyError, match=r"training set of mnist has 40 samples\. Got samples=41: ask for fewer"):
+    with pytest.raises(PartyError, match=r"mnist has 40 samples, of which the server keeps 0\. Got samples=41: ask"):
         parties.clients(samples=41, data=tmp_path)
+    with pytest.raises(PartyError, match=r"of which the server keeps 40\. Got samples=None"):
+        parties.clients(validation=40, data=tmp_path)
     with pytest.raises(PartyError, match=r"10 parties of at least 1 rows need 10 rows. Got 5"):
         parties.clients(data=tmp_path)
     with pytest.raises(SettingError, match="The 'source' of clients must be one of 'mnist', 'cifar10', 'speech'"):

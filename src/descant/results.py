@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from .algorithms.pieces import stay
+from .errors import DescantError
 from .evaluate import Column, Numbers, Scores
 from .federation import Federation
-from .instruments import Finding, Walk, coverage
+from .instruments import Finding, Walk, coverage, walk
 
 LOCAL = "Local"
 SERIES = ("round", "loss", "change", "norm", "jump", "jump_sd")
+_WALKED = 100  # parties a walk, at most
 _COLUMNS = ("own", "center", "majority", "before", "after")
 
 
@@ -118,6 +122,23 @@ def result_of(
         findings=federation._findings(),
         walk=walk,
     )
+
+
+def carry_out(federation: Federation, rounds: int, points: int, tick: Callable[..., None]) -> Result:
+    """Run it, its curve measured so many times on the way, and walk at the end."""
+    looked = {round(at) for at in np.linspace(rounds, 1, min(points, rounds))}
+    curve = []
+    seconds = 0.0
+    for scored in federation.rounds(rounds, judge={*looked, rounds}):
+        tick(loss=f"{scored.round.loss:.4f}")
+        seconds += scored.round.seconds
+        if scored.index in looked:
+            curve.append((scored.index, scored.scores.own.mean, scored.scores.center.mean))
+    walked = None
+    if federation.algorithm.advance is not stay:  # else there is no centre to walk to
+        with suppress(DescantError):  # where every report is refused, there is nowhere to walk from
+            walked = walk(federation, most=_WALKED)
+    return result_of(federation, curve, seconds, walked)
 
 
 def spread(columns: Sequence[Column]) -> dict[str, float]:

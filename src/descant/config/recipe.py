@@ -194,9 +194,8 @@ class Recipe:
             "seeds": self.seeds,
             "progress": progress,
         }
-        if self._list("wrap") and all(one.name != ALONE for one in chosen):  # it must be wrapped as the others are
-            chosen = [*chosen, self._algorithm({"algorithm": "local"}, "[[methods]]")]
-        study = compare(chosen, self.model(), self.people(), **settings, **self._settings())
+        local = self._algorithm({"algorithm": "local"}, "[[methods]]")  # wrapped as the others are
+        study = compare(chosen, self.model(), self.people(), local=local, **settings, **self._settings())
         told = {"title": self.title, "about": self.about}
         return replace(study, settings={**{k: v for k, v in told.items() if v}, **study.settings, "recipe": self.text})
 

@@ -27,6 +27,7 @@ class _Clients:
     split: str = setting("label", "whether a client has one class, or its part at random", one_of=("label", "iid"))
     count: int = setting(10, "how many clients", least=1, whole=True)
     samples: int | None = setting(None, "how many samples the clients have in all; None: all", least=1, whole=True)
+    validation: int = setting(0, "how many samples the server keeps, of the training set", least=0, whole=True)
 
 
 def clients(
@@ -34,6 +35,7 @@ def clients(
     split: str = "label",
     count: int = 10,
     samples: int | None = None,
+    validation: int = 0,
     seed: int = 0,
     data: str | Path | None = None,
 ) -> People:
@@ -46,18 +48,25 @@ def clients(
     `source` is "mnist", "cifar10" or "speech": ten words of Speech Commands as log-mel pictures, cut into training and
     test set by its authors' rule, their validation set left out. Pixels are standardised by colour over the training
     set, which the paper does not say. `samples` takes a random part of the training set; not from the paper.
+    `validation` samples of the training set, drawn at random before it is dealt out, are the server's (§3.3).
     """
-    check(_Clients(source, split, count, samples), "clients")
+    check(_Clients(source, split, count, samples, validation), "clients")
     x, y, begin = parted(source, data)
     rng = stream(seed, 0, EVERYBODY, "clients")
-    wanted = begin if samples is None else samples
-    if wanted > begin:
-        raise PartyError(f"The training set of {source} has {begin} samples. Got samples={samples}: ask for fewer.")
-    chosen = rng.permutation(begin)[:wanted]
+    left = begin - validation
+    wanted = left if samples is None else samples
+    if not 0 < wanted <= left:
+        raise PartyError(
+            f"The training set of {source} has {begin} samples, of which the server keeps {validation}. "
+            f"Got samples={samples}: ask for fewer."
+        )
+    order = rng.permutation(begin)
+    kept, chosen = order[:validation], order[validation : validation + wanted]
     parts = splits.evenly(wanted, count, rng) if split == "iid" else _by_class(y[chosen], count, rng)
     tests = [begin + part for part in splits.evenly(len(x) - begin, count, rng)]
-    rows = [np.sort(chosen[part]) for part in parts]
-    return from_rows(x, y, rows, 0.0, seed, prepare=by_color(x[:begin]), note=_note(source, len(x)), tests=tests)
+    rows, prepare = [np.sort(chosen[part]) for part in parts], by_color(x[:begin])
+    people = from_rows(x, y, rows, 0.0, seed, prepare=prepare, note=_note(source, len(x)), tests=tests)
+    return people.with_validation(prepare(0, x[kept]), y[kept]) if validation else people
 
 
 def _by_class(y: splits.Rows, count: int, rng: np.random.Generator) -> list[splits.Rows]:
