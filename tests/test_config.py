@@ -234,6 +234,13 @@ def test_what_is_wrong_with_a_wrap_is_named(change, message):
         read(TINY + '[[wrap]]\nby = "louder"\n').set(change).check()
 
 
+def test_none_is_a_word_where_nothing_may_be_said():
+    (found,) = tiny('methods=[{algorithm="fedavg", wrap=[{by="adaptive", guard="none", lr="none"}]}]').algorithms()
+    assert found.tune.guard is None and found.tune.lr is None and found.name == "FedAvg+AH"
+    with pytest.raises(SettingError, match=r"The 'rho' of \[method\] fedgeomed\+ must be a number. Got 'none'"):
+        tiny("method.rho=none").check(None)
+
+
 def test_a_wrapper_of_ones_own_goes_by_its_address(tmp_path):
     code = "import dataclasses\n\ndef twice(base, suffix: str = '!'):\n"
     (tmp_path / "mine.py").write_text(

@@ -36,12 +36,13 @@ def done():
 @pytest.mark.parametrize("key", papers.keys())
 def test_every_recipe_is_right_in_both_forms(key):
     """Without their data: names, keywords, types, bounds; a figure's methods are those of the recipe."""
+    places = {"fed_plus": ("v1", "v2"), "representation_matching": ("table",)}[key.partition("/")[0]]
     for recipe in (papers.recipe_of(key), papers.recipe_of(key).quick()):
         assert recipe.check().title and recipe.about and recipe.length.seeds >= 2
         names = {"Local", *(one.name for one in recipe.algorithms())}
         points = [at for at, _ in papers.recipe_of(key).sweep()]
         for figure in recipe.figures:
-            assert {*figure.methods, *figure.against} <= names and figure.where.startswith(("v1", "v2"))
+            assert {*figure.methods, *figure.against} <= names and figure.where.startswith(places)
             assert figure.at in points
 
 
@@ -53,6 +54,36 @@ def test_the_experiments_of_the_papers_are_there():
         *("Local", "FedAvg", "FedProx", "RFA", "CoordinateMedian", "FedAvg, uniform", "RFA, uniform"),
         *("FedAvgPlus", "FedGeoMedPlus", "FedCoMedPlus", "FedPlusV1"),
     ]
+
+
+MATCHING = [key for key in papers.keys() if key.startswith("representation_matching/")]  # noqa: SIM118
+
+
+def test_representation_matching_has_its_tables():
+    assert {key.partition("/")[2] for key in MATCHING} == {"mnist", "cifar10", "kws", "cifar10_full", "kws_full"}
+    for number, name in enumerate(("mnist", "cifar10", "kws"), 1):
+        recipe = papers.recipe_of(f"representation_matching/{name}")
+        figures = recipe.figures
+        assert len(figures) == 20 and {figure.where for figure in figures} == {f"table {number}"}
+        assert len({(figure.methods, *figure.at.values()) for figure in figures}) == 20
+        assert [at for at, _ in recipe.sweep()] == [
+            {"parties.split": split, "work.attend": attend} for split in ("iid", "label") for attend in (10, 5)
+        ]
+        named = {one.name: one for one in recipe.algorithms()}
+        assert [*named][:5] == ["FA", "FA+WD", "FA+RM+AH", "FA+RM", "FA+AH"], "in the order of the tables"
+        assert named["FA"].tune == named["FA+WD"].tune == named["FA+RM"].tune != named["FA+AH"].tune
+        assert named["FA+AH"].tune == named["FA+RM+AH"].tune and named["FA+AH"].tune.guard is None
+
+
+@pytest.mark.parametrize("key", MATCHING)
+def test_every_method_of_representation_matching_is_regularised_and_the_cost_is_told(key):
+    recipe = papers.recipe_of(key)
+    for one in [*recipe.algorithms(), *recipe.algorithms(["local"])]:
+        assert any(getattr(term, "name", "") == "entropy" for term in one.terms), "§4: in all experiments"
+    assert "hours on two cores" in recipe.about and "random part" in recipe.about
+    reduced = key.endswith(("cifar10", "kws"))
+    assert ("width" in recipe.title and "NOT the numbers of table" in recipe.about) == reduced
+    assert ("20,000\nof the 50,000" in recipe.tables["about"] or "on 20,000 of the" in recipe.about) == ("cifar" in key)
 
 
 def test_what_stands_in_for_other_data_says_so():

@@ -10,6 +10,7 @@ title = "Two methods on digits"
 [[methods]] the same, once a method                       what `descant compare` compares
 [[wrap]]    by = "matching", and its keywords             (`algorithms.WRAPPERS`, or "module:function"): wraps every
             method, local too; wrap = [{by = ...}, ...] in a method's table wraps that one, after these
+            (for keywords that may be None, "none" is that)
 [quick]     what a short form changes, table by table;    [sweep] lists of values to go through
 [[paper]]   what the paper prints                         (`Figure`)
 

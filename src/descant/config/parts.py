@@ -103,7 +103,12 @@ def at_address(address: Any, what: str) -> Callable[..., Any]:
 
 
 def record_of(value: Any) -> Any:
-    """A list as a tuple; a table as the record that it names, {is = "GeometricMedian"}, or as a decay."""
+    """A list as a tuple; a table as the record that it names, {is = "GeometricMedian"}, or as a decay.
+
+    "none" where no text is wanted is None, for which TOML has no word.
+    """
+    if value == "none":
+        return None
     if isinstance(value, list):
         return tuple(record_of(part) for part in value)
     if not isinstance(value, dict):
