@@ -77,7 +77,7 @@ def hints_of(make: Callable[..., Any]) -> dict[str, Any]:
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value is of a type, as far as that can be said of it; a whole number is a number, true is not.
 
-    >>> fits(1, float), fits(True, float), fits("a", int | None), fits(("a",), tuple[str, ...]), fits("a", Sequence[str])
+    >>> fits(1, float), fits(True, float), fits("a", int), fits(("a",), tuple[str, ...]), fits("a", Sequence[str])
     (True, False, False, True, False)
     """
     origin, args = get_origin(hint), get_args(hint)
