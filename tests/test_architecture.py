@@ -19,7 +19,7 @@ TIERS = [
     {"traced"},
     {"flat", "address"},
     {"core"},
-    {"norms", "medians", "weiszfeld", "centers", "penalties", "gate", "wire", "metrics"},
+    {"links", "norms", "medians", "weiszfeld", "centers", "penalties", "gate", "wire", "metrics"},
     {"algorithms", "solvers", "parties", "problems"},
     {"store"},
     {"piece", "gauges"},

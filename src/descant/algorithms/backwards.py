@@ -1,23 +1,15 @@
-"""The way back through a model, layer by layer: what matching layers are made of.
-
-Each part undoes one layer of the model between two points: it takes what is above the layer, and gives what has the
-shape of what is below it. Those that learn (a linear layer, a convolution) own some private columns.
-"""
+"""From a model's graph to its points of interest, and to the matching layers that lead back from one to another."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
-from torch import Tensor, fx, nn
-from torch.nn import functional
+from torch import fx, nn
 
 from ..errors import ModelError
+from ..links import Back, Convolution, Linear, Reshaping, Unpooling
 from ..traced import Traced, is_reshape
-
-Shape: TypeAlias = tuple[int, ...]
 
 _NON_LINEAR = "relu relu6 leakyrelu prelu elu selu celu gelu silu mish tanh sigmoid softplus softsign logsigmoid"
 NON_LINEAR = frozenset((_NON_LINEAR + " hardtanh hardswish hardsigmoid hardshrink softshrink tanhshrink").split())
@@ -26,145 +18,6 @@ NON_LINEAR = frozenset((_NON_LINEAR + " hardtanh hardswish hardsigmoid hardshrin
 _NORMS = "batchnorm1d batchnorm2d layernorm groupnorm instancenorm1d instancenorm2d localresponsenorm"
 _PASSED = NON_LINEAR | frozenset((_NORMS + " dropout dropout1d dropout2d alphadropout identity").split())
 _PASSED |= {"softmax", "logsoftmax", "add", "sub", "mul", "div", "truediv"}  # these with a number: with one input
-
-
-class Back(Protocol):
-    """The way back through one layer."""
-
-    @property
-    def below(self) -> str:
-        """The point that the layer reads."""
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """Those of its private columns: nothing, or a weight and a bias."""
-
-    @property
-    def fan_in(self) -> int:
-        """How many numbers each of its outputs is made of."""
-
-    def __call__(self, y: Tensor, below: Tensor, *own: Tensor) -> Tensor:
-        """From what is above the layer to the shape of what is ``below`` it in the trained model."""
-
-
-@dataclass(frozen=True)
-class Linear:
-    """Fully connected, from as many numbers as the model's linear layer makes to as many as it reads."""
-
-    below: str
-    inputs: int
-    outputs: int
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        return (self.inputs, self.outputs), (self.inputs,)
-
-    @property
-    def fan_in(self) -> int:
-        return self.outputs
-
-    def __call__(self, y: Tensor, below: Tensor, *own: Tensor) -> Tensor:
-        return functional.linear(y, *own)
-
-
-@dataclass(frozen=True)
-class Convolution:
-    """A transposed convolution with the kernel, stride and padding of the model's; with stride 1 it is a plain one."""
-
-    below: str
-    inputs: int
-    outputs: int
-    kernel: Shape
-    stride: Shape
-    padding: Shape
-    dilation: Shape
-    groups: int
-
-    @classmethod
-    def of(cls, below: str, layer: nn.Conv1d | nn.Conv2d) -> Convolution:
-        padding = layer.padding
-        if isinstance(padding, str):  # "same" is for stride 1 alone, and "valid" is none
-            reach = zip(layer.dilation, layer.kernel_size, strict=True)
-            padding = tuple(d * (k - 1) // 2 if padding == "same" else 0 for d, k in reach)
-        parts = (layer.kernel_size, layer.stride, padding, layer.dilation, layer.groups)
-        return cls(below, layer.in_channels, layer.out_channels, *parts)
-
-    @property
-    def _plain(self) -> bool:
-        return set(self.stride) == {1} and all(e >= 0 for e in self._edges)
-
-    @property
-    def _edges(self) -> Shape:
-        """How far a plain convolution must reach beyond the edges to be the transposed one."""
-        return tuple(d * (k - 1) - p for d, k, p in zip(self.dilation, self.kernel, self.padding, strict=True))
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        ends = (self.inputs, self.outputs) if self._plain else (self.outputs, self.inputs)
-        return (ends[0], ends[1] // self.groups, *self.kernel), (self.inputs,)
-
-    @property
-    def fan_in(self) -> int:
-        return self.outputs // self.groups * math.prod(self.kernel)
-
-    def __call__(self, y: Tensor, below: Tensor, *own: Tensor) -> Tensor:
-        along = below.shape[2:]
-        if self._plain:
-            function: Callable[..., Tensor] = functional.conv2d if len(along) == 2 else functional.conv1d
-            output = function(y, *own, padding=self._edges, dilation=self.dilation, groups=self.groups)
-            return output if output.shape[2:] == along else output[_within(along)]  # "same" and an even kernel
-        function = functional.conv_transpose2d if len(along) == 2 else functional.conv_transpose1d
-        reach = zip(y.shape[2:], self.stride, self._edges, self.padding, along, strict=True)
-        missing = [to - ((n - 1) * s + e - p + 1) for n, s, e, p, to in reach]  # what the stride has passed over
-        options: dict[str, Any] = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
-        return function(y, *own, output_padding=missing, groups=self.groups, **options)
-
-
-def _within(along: Sequence[int]) -> tuple[slice, ...]:
-    return (slice(None), slice(None), *(slice(length) for length in along))
-
-
-@dataclass(frozen=True)
-class Unpooling:
-    """Every number goes back to where the trained model's pool took its own from (Zhao et al., 2015); 0 elsewhere."""
-
-    below: str
-    options: tuple[tuple[str, Any], ...]  # of the model's pool
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        return ()
-
-    @property
-    def fan_in(self) -> int:
-        return 0
-
-    def __call__(self, y: Tensor, below: Tensor, *own: Tensor) -> Tensor:
-        pool = functional.max_pool2d if below.ndim == 4 else functional.max_pool1d
-        _, switches = pool(below.detach(), **dict(self.options), return_indices=True)
-        flat = y.new_zeros(*y.shape[:2], math.prod(below.shape[2:]))
-        return flat.scatter(2, switches.flatten(2), y.flatten(2)).view(below.shape)
-
-
-@dataclass(frozen=True)
-class Reshaping:
-    """The shape that was there before."""
-
-    below: str
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        return ()
-
-    @property
-    def fan_in(self) -> int:
-        return 0
-
-    def __call__(self, y: Tensor, below: Tensor, *own: Tensor) -> Tensor:
-        return y.reshape(below.shape)
-
-
-# ── from a graph to the ways back ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def kind_of(traced: Traced, node: fx.Node) -> str:

@@ -6,7 +6,6 @@ experiments, and the penalty on the divergence of weights that it compares with 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -20,52 +19,12 @@ from torch.nn import functional
 from ..core import Algorithm, Sight, Term
 from ..errors import ModelError
 from ..flat import Net, Unbound
+from ..links import Link, Matching, Reduction
 from ..settings import Schedule, setting
-from .backwards import Back, points_of, way_back
+from .backwards import points_of, way_back
 from .baselines import FedAvg
 
-Reduction: TypeAlias = Literal["mean", "sum"]
 Over: TypeAlias = Literal["samples", "batch"]
-
-
-@dataclass(frozen=True)
-class Link:
-    """One matching layer f_j: from a point of the trained model back to the point before it in the received one."""
-
-    above: str
-    below: str
-    way: tuple[Back, ...]
-
-    def rebuilt(self, sight: Sight, own: Iterator[Tensor]) -> Tensor:
-        """f_j(a_{j+1}; θ_j): what the trained model's value makes of the received one's."""
-        value = sight.seen[self.above]
-        for back in self.way:
-            value = back(value, sight.seen[back.below], *(next(own) for _ in back.shapes))
-        return value
-
-
-@dataclass(frozen=True)
-class Matching:
-    """Σ_j ‖f_j(a_{j+1}(x; w_i); θ_j) - a_j(x; w)‖², eq. (1): what the received model saw, from what this one sees.
-
-    "mean" is over the numbers of a tensor, "sum" a sample's own as eq. (1) prints it (ERRATA 5); both over the batch.
-    """
-
-    links: tuple[Link, ...]
-    reduction: Reduction = setting("mean", "of the squares (ERRATA 5)", one_of=("mean", "sum"))
-
-    def __call__(self, sight: Sight) -> Tensor:
-        shapes = [shape for link in self.links for back in link.way for shape in back.shapes]
-        split = torch.split_with_sizes(sight.own, [prod(shape) for shape in shapes])
-        own = iter([part.view(shape) for part, shape in zip(split, shapes, strict=True)])
-        total = sight.output.new_zeros(())
-        for link in self.links:
-            rebuilt, seen = link.rebuilt(sight, own), sight.seen_received[link.below]
-            if self.reduction == "mean":
-                total = total + functional.mse_loss(rebuilt, seen)
-            else:
-                total = total + functional.mse_loss(rebuilt, seen, reduction="sum") / len(seen)
-        return total
 
 
 @dataclass(frozen=True)

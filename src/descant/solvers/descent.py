@@ -20,6 +20,7 @@ from ..flat import Net
 from .layers import Array, Into, Value
 from .objective import Objective
 from .stacked import Stack, kernel_of
+from .terms import Added
 
 STACKED, SINGLE, VECTORISED, LOOPED = "stacked", "single", "vectorised", "looped"
 TOGETHER = (STACKED, VECTORISED)
@@ -62,11 +63,9 @@ class Descent:
             if isinstance(kernel, str):
                 raise ModelError(f"{type(objective.net.module).__name__} cannot be stacked: {kernel}.")
             self._kernel = kernel.bind(stack.w, Into(stack.g) if rate is None else Into(stack.w, -rate))
-            self._by_vmap = kernel.all_linear
-            if objective.points:
-                frozen = Stack(stack.layout, [received], stack.lead).w
-                self._frozen = kernel.bind(frozen, Into(frozen))  # it only goes forwards
-        alone = way in TOGETHER and len(stack.columns) == 1 and (rate is None or bool(objective.terms))
+            self._added = Added(objective, kernel, stack, received, strengths, rate) if objective.terms else None
+        steps = rate is not None and (self._added is None or not self._added.by_autograd.terms)
+        alone = way in TOGETHER and len(stack.columns) == 1 and not steps
         self._two = self._some([0, 0]) if alone else None  # one party rounds otherwise than many
 
     def _some(self, rows: list[int]) -> Descent:
@@ -125,54 +124,16 @@ class Descent:
         self.losses.total.add_(losses.detach())
 
     def _by_kernel(self, x: Tensor, y: Tensor) -> None:
-        """The whole stack by its kernel; only the terms, written for one party, go by autograd."""
+        """The whole stack by its kernel, with what the terms add along the way back."""
         given = x.numpy() if self.stack.lead else x[0]
         output = self._kernel.forward(given)
         slope = self._slope(output, y)
-        if not self.objective.terms:
+        if self._added is None:
             self._kernel.backward(slope)
             return
-        top, along, columns = self._by_terms(output, given, x, y)
+        top, along = self._added(self._kernel, given, output, x, y)
         self._kernel.backward(slope if top is None else slope + top, along)
-        begin = 0
-        for width, gradient in zip((self.stack.layout.size, *self.objective.widths), columns, strict=True):
-            at, begin = slice(begin, begin + width), begin + width
-            if gradient is not None and self._rate is not None:
-                self.stack.columns[:, at].add_(gradient, alpha=-self._rate)
-            elif at.start:  # private columns, which the kernel knows nothing of
-                self.stack.gradient[:, at] = 0 if gradient is None else gradient
-            elif gradient is not None:
-                self.stack.gradient[:, at] += gradient
-
-    def _by_terms(
-        self, output: Value, given: Value, x: Tensor, y: Tensor
-    ) -> tuple[Value | None, dict[str, Value], Sequence[Tensor | None]]:
-        """The gradient of the terms along the output, the points and the columns; None where it does not depend."""
-        lead, points, frozen = self.stack.lead, self.objective.points, dict[str, Value]()
-        if points:
-            self._frozen.forward(given)
-            frozen = self._frozen.seen
-        values = (output, *(self._kernel.seen[name] for name in points), *(frozen[name] for name in points))
-        stacked = [torch.from_numpy(value) if lead else value.unsqueeze(0) for value in values]
-        sizes = [self.stack.layout.size, *self.objective.widths]
-        first = 1 + len(points)
-        leaves = [_leaf(part) for part in (*stacked[:first], *self.stack.columns.split_with_sizes(sizes, 1))]
-
-        def one(*parts: Tensor) -> Tensor:
-            seen, w, targets = parts[:first], parts[first : first + len(sizes)], parts[first + len(sizes) : -5]
-            named = (dict(zip(points, values, strict=True)) for values in (seen[1:], targets))
-            received, strengths, x, y, statistics = parts[-5:]
-            return self.objective.added(w, received, strengths, x, y, seen[0], *named, statistics)
-
-        everything = (*leaves, *stacked[first:], self.received, self.strengths, x, y, self.statistics)
-        with torch.enable_grad():
-            if lead and self._by_vmap:
-                total = torch.vmap(one)(*everything).sum()
-            else:  # what is not linear is large enough by itself: see `recorded.PartyByParty`
-                total = sum(one(*parts) for parts in zip(*map(_by_turns, everything), strict=True))
-        found = torch.autograd.grad(total, leaves, allow_unused=True)
-        top, *along = [None if g is None else g.numpy() if lead else g[0] for g in found[:first]]
-        return top, {name: g for name, g in zip(points, along, strict=True) if g is not None}, found[first:]
+        self._added.put()
 
     def _slope(self, output: Value, y: Tensor) -> Value:
         """The gradient of the loss along the outputs."""
@@ -229,11 +190,3 @@ class Losses:
         chances /= y.shape[-1]
         return chances
 
-
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_(tensor.is_floating_point())
-
-
-def _by_turns(stack: Tensor) -> Sequence[Tensor]:
-    """One party after another; a lone one without a copy on the way back."""
-    return [stack.squeeze(0)] if len(stack) == 1 else stack.unbind()

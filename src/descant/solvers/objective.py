@@ -81,12 +81,13 @@ class Objective:
         output: Tensor,
         seen: Mapping[str, Tensor],
         frozen: Mapping[str, Tensor],
-        statistics: Tensor,
+        statistics: Tensor | None = None,  # none where there are none, as in models that have a kernel
     ) -> Tensor:
         """What the terms add for one party: Σ strength · value."""
 
         def elsewhere(parameters: Tensor, inputs: Tensor) -> Tensor:
-            return self.net.apply(parameters, statistics, inputs)[0]
+            running = parameters.new_empty(0) if statistics is None else statistics
+            return self.net.apply(parameters, running, inputs)[0]
 
         total = output.new_zeros(())
         for term, strength, own in zip(self.terms, strengths.unbind(), parts[1:], strict=True):
