@@ -82,7 +82,7 @@ class Reinforce:
 
     lr: tuple[float, ...] | None = setting(LR, "the learning rates to draw from; not from the paper", above=0)
     work: tuple[int, ...] | None = setting(WORK, "how much work to draw from; not from the paper", least=1, whole=True)
-    log: tuple[str, ...] = setting(("lr",), "whose values lie on a logarithmic axis; not from the paper")
+    log: tuple[str, ...] = setting(("lr", "work"), "whose values lie on a logarithmic axis; not from the paper")
     reward: Reward = setting("validation", "whose loss is the reward (ERRATA 7)", one_of=tuple(_HEARD))
     window: int = setting(5, "Z: so many rewards before the last; not from the paper", least=1, whole=True)
     rate: float = setting(0.01, "η_H: the step of ψ; not from the paper", above=0)
@@ -243,7 +243,7 @@ def AdaptiveHyper(
     precision: float = 85.0,
     weighting: Weighting = "uniform",
     guard: float | None = 1.5,
-    log: Sequence[str] = ("lr",),
+    log: Sequence[str] = ("lr", "work"),
     measure: int = 64,
 ) -> Algorithm:
     """Any method with its learning rate and work tuned online by REINFORCE: Algorithm 1.
