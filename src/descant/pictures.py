@@ -124,7 +124,7 @@ def draw_hyper(file: Path, tuned: Mapping[str, Sequence[Mapping[str, Numbers]]])
                 if shown != name:
                     axes.plot(each[0]["round"], each[0][name], ".", color=styles[method]["color"], alpha=0.35, zorder=1)
                 _mark_returns(axes, each[0], styles[method]["color"], named=name == "lr")
-            _lines(axes, lines, styles, markersize=4)
+            _lines(axes, lines, styles, markersize=0)  # dots are what was drawn
             _log_if_wide(axes, lines)
             if name == "lr":
                 axes.set_yscale("log")
@@ -149,7 +149,7 @@ def _mark_returns(axes: Axes, series: Mapping[str, Numbers], color: str, named: 
         axes.axvline(round, color=color, linewidth=1.0, linestyle=":", zorder=0)
     if named and len(at):
         top = axes.get_xaxis_transform()
-        axes.plot(at, np.full(len(at), 1.03), "v", color=color, transform=top, clip_on=False, label="went back")
+        axes.plot(at, np.full(len(at), 0.97), "v", color=color, transform=top, clip_on=False, label="went back")
 
 
 def draw_walk(file: Path, lines: Mapping[str, Line], previous: Mapping[str, float], metric: str) -> Path:
