@@ -19,6 +19,7 @@ from .instruments import Finding, Walk, coverage, walk
 LOCAL = "Local"
 SERIES = ("round", "loss", "change", "norm", "jump", "jump_sd")
 _WALKED = 100  # parties a walk, at most
+TUNED = ("lr", "work", "lr_mean", "work_mean", "went_back", "validation", "received_loss")
 _COLUMNS = ("own", "center", "majority", "before", "after")
 
 
@@ -34,7 +35,7 @@ class Result:
     refused: int
     beside: str = LOCAL  # the local-only run with the same attendance and work
     attended: Numbers = field(default_factory=lambda: np.empty(0))  # [parties] in how many rounds each trained
-    series: Mapping[str, Numbers] = field(default_factory=dict)  # numbers by round, by the names of SERIES
+    series: Mapping[str, Numbers] = field(default_factory=dict)  # numbers by round, by the names of SERIES and TUNED
     findings: tuple[Finding, ...] = ()
     walk: Walk | None = None
 
@@ -109,7 +110,8 @@ def result_of(
 ) -> Result:
     """What came of a federation that has run."""
     scores, history, counted = federation.scores(), federation.history_, coverage(federation).rounds
-    series = {name: np.array([entry.get(name, np.nan) for entry in history], dtype=float) for name in SERIES}
+    known = SERIES + tuple(name for name in TUNED if any(name in entry for entry in history))
+    series = {name: np.array([entry.get(name, np.nan) for entry in history], dtype=float) for name in known}
     return Result(
         federation.algorithm.name,
         federation.seed,

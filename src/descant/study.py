@@ -181,7 +181,7 @@ class Study:
         return tuple(dict.fromkeys(found))
 
     def plot(self, kind: str, file: str | Path) -> Path:
-        """Draw into a PNG file: "curves" (score by round), "parties", "spikes", "collapse" or "walk"."""
+        """Draw into a PNG file: "curves" (score by round), "parties", "spikes", "collapse", "walk" or "hyper"."""
         from .report import draw
 
         return draw(self, kind, Path(file))

@@ -68,13 +68,15 @@ class _Past:
         numbers = np.array([self.loss, self.first, self.lowest, self.lowest_at, self.silent])
         names = ("psi", "waiting", "scores", "rewards", "psi_there", "there", "begun")
         parts = {name: getattr(self, name) for name in names} | {"numbers": numbers}
-        return {name: torch.as_tensor(part) for name, part in parts.items() if part is not None}
+        held = {name: part for name, part in parts.items() if part is not None}
+        return {name: part if isinstance(part, Tensor) else torch.tensor(part) for name, part in held.items()}
 
 
 @dataclass(frozen=True)
 class Reinforce:
     """The tuner of Algorithm 1: h_t ~ P(·|ψ_t), r_t = (L_t - L_{t+1})/L_t, and eq. (7) with ascent (ERRATA 1).
 
+    So E[r_t], eq. (3), goes up. Not from the paper: grids, Z, η_H, precision and guard.
     The loss is the server's on its validation set, or the mean of what clients measured on the model that they received
     (§3.3). That comes a round later, so that ψ then lags one round behind; L_t of other clients than L_{t+1} is noise.
     A reward that is not known or not finite moves nothing. Losses should be positive; their sign is not used.
@@ -82,7 +84,7 @@ class Reinforce:
 
     lr: tuple[float, ...] | None = setting(LR, "the learning rates to draw from; not from the paper", above=0)
     work: tuple[int, ...] | None = setting(WORK, "how much work to draw from; not from the paper", least=1, whole=True)
-    log: tuple[str, ...] = setting(("lr",), "whose values lie on a logarithmic axis; not from the paper")
+    log: tuple[str, ...] = setting(("lr", "work"), "whose values lie on a logarithmic axis; not from the paper")
     reward: Reward = setting("validation", "whose loss is the reward (ERRATA 7)", one_of=tuple(_HEARD))
     window: int = setting(5, "Z: so many rewards before the last; not from the paper", least=1, whole=True)
     rate: float = setting(0.01, "η_H: the step of ψ; not from the paper", above=0)
@@ -243,10 +245,10 @@ def AdaptiveHyper(
     precision: float = 85.0,
     weighting: Weighting = "uniform",
     guard: float | None = 1.5,
-    log: Sequence[str] = ("lr",),
+    log: Sequence[str] = ("lr", "work"),
     measure: int = 64,
 ) -> Algorithm:
-    """Any method with its learning rate and work tuned online by REINFORCE: Algorithm 1.
+    """Any method with its learning rate and work tuned online by REINFORCE: §3.2, Algorithm 1.
 
     Not from the paper: every number here. ``None`` for a grid leaves the solver's own value alone. With ``guard``, a
     centre that has lost half of what was gained, and has ``guard`` times the lowest loss, is given up for that of the

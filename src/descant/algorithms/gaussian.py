@@ -99,7 +99,7 @@ def factor_of(psi: Numbers, size: int) -> Numbers:
 
 
 def log_probabilities(psi: Numbers, points: Numbers) -> Numbers:
-    """log P(h|ψ) of every point of the grid, ``[points]``."""
+    """log P(h|ψ) of every point of the grid, ``[points]``: §3.3."""
     size = points.shape[1]
     exponents = -0.5 * (((points - psi[:size]) @ factor_of(psi, size)) ** 2).sum(axis=1)
     highest = exponents.max()
@@ -108,7 +108,7 @@ def log_probabilities(psi: Numbers, points: Numbers) -> Numbers:
 
 
 def score(psi: Numbers, points: Numbers, drawn: int) -> Numbers:
-    """∇_ψ log P(h|ψ) of eq. (5) at one point of the grid, in closed form, ``[P]``.
+    """∇_ψ log P(h|ψ) of eq. (4)-(5) at one point of the grid, in closed form, ``[P]``.
 
     With d = h - μ it is A(d - E d) for μ, and -(ddᵀ - E ddᵀ)L for L: the normalising sum over the grid brings in the
     expectations, which a continuous Gaussian would have as 0 and A⁻¹.
