@@ -146,6 +146,29 @@ def test_a_sweep_is_a_folder_of_studies_and_a_picture(done, tmp_path):
         papers.check_folder(done.recipe, out)
 
 
+def test_a_sweep_through_words_is_drawn_as_cells_with_the_papers_stars(tmp_path, monkeypatch):
+    from descant import pictures
+
+    drawn = {}
+
+    def spy(file, lines, cells, metric, printed, title):
+        drawn.update(lines=lines, cells=cells, printed=printed)
+        return draw(file, lines, cells, metric, printed, title)
+
+    draw = pictures.draw_cells
+    monkeypatch.setattr(pictures, "draw_cells", spy)
+    figure = FIGURES.replace('"FedAvg", "RFA+"', '"FedAvg"').replace('against = ["Local"]\n', "")
+    figure = figure.replace('"parties.count" = 3', '"parties.split" = "label"')
+    recipe = read(TINY + figure).set('sweep.parties.split=["iid", "label"]', "run.rounds=1")
+    found = papers.carry_out(recipe, progress=False)
+    file = found.save(tmp_path / "out")
+    assert file.read_bytes().startswith(b"\x89PNG") and drawn["cells"] == ["split iid", "split label"]
+    assert drawn["printed"] == {("FedAvg", 1): 0.5}, "the star stands in its method's column of its cell"
+    own = [papers.means(point.study)["FedAvg"] for point in found.points]
+    assert drawn["lines"]["FedAvg"].y.tolist() == pytest.approx([sum(seeds) / 2 for seeds in own])
+    assert drawn["lines"]["FedAvg"].high.tolist() == pytest.approx([max(seeds) for seeds in own])
+
+
 def test_it_prints_tables_figures_and_cost(done):
     shown = str(done)
     assert shown.count("majority class") >= 2 and "parties.count=4\n" in shown and "table 1" in shown

@@ -92,6 +92,8 @@ def draw_cells(
             axes.axvspan(place - 0.5, place + 0.5, color="#f2f2f2", linewidth=0)
         for aside, (method, line) in zip(np.linspace(-0.45, 0.45, len(lines) + 2)[1:-1], lines.items(), strict=True):
             style = {**styles[method], "linestyle": "none", "markersize": 5}
+            if style["marker"] == "|":  # of training alone, which would be lost in its own span
+                style |= {"marker": "_", "markersize": 12, "markeredgewidth": 2.2}
             axes.plot(line.x + aside, line.y, label=label(method), **style)
             if line.low is not None and line.high is not None:
                 axes.vlines(line.x + aside, line.low, line.high, color=style["color"], linewidth=1.2)

@@ -189,4 +189,3 @@ class Losses:
         flat[places.clip(max=flat.size - 1)] -= 1
         chances /= y.shape[-1]
         return chances
-
