@@ -158,11 +158,11 @@ def test_a_sweep_through_words_is_drawn_as_cells_with_the_papers_stars(tmp_path,
     draw = pictures.draw_cells
     monkeypatch.setattr(pictures, "draw_cells", spy)
     figure = FIGURES.replace('"FedAvg", "RFA+"', '"FedAvg"').replace('against = ["Local"]\n', "")
-    figure = figure.replace('"parties.count" = 3', '"parties.split" = "label"')
-    recipe = read(TINY + figure).set('sweep.parties.split=["iid", "label"]', "run.rounds=1")
+    figure = figure.replace('"parties.count" = 3', '"parties.split" = "turns"')
+    recipe = read(TINY + figure).set('sweep.parties.split=["iid", "turns"]', "run.rounds=1")
     found = papers.carry_out(recipe, progress=False)
     file = found.save(tmp_path / "out")
-    assert file.read_bytes().startswith(b"\x89PNG") and drawn["cells"] == ["split iid", "split label"]
+    assert file.read_bytes().startswith(b"\x89PNG") and drawn["cells"] == ["split iid", "split turns"]
     assert drawn["printed"] == {("FedAvg", 1): 0.5}, "the star stands in its method's column of its cell"
     own = [papers.means(point.study)["FedAvg"] for point in found.points]
     assert drawn["lines"]["FedAvg"].y.tolist() == pytest.approx([sum(seeds) / 2 for seeds in own])
