@@ -41,9 +41,7 @@ def way_back(traced: Traced, above: fx.Node, below: fx.Node) -> tuple[Back, ...]
     while node is not below:
         sources = traced.sources(node)
         if len(sources) != 1:
-            raise _no_way(
-                traced, above, below, node, "more than one value goes into it" if sources else "it is reached"
-            )
+            raise _no_way(traced, above, below, node, "more than one value goes into it" if sources else "it is reached")
         part, source = _part(traced, node, sources[0]), sources[0]
         if isinstance(part, str):
             raise _no_way(traced, above, below, node, part)

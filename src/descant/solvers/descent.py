@@ -189,3 +189,4 @@ class Losses:
         flat[places.clip(max=flat.size - 1)] -= 1
         chances /= y.shape[-1]
         return chances
+
