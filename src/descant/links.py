@@ -111,6 +111,7 @@ class Unpooling:
     """Every number goes back to where the trained model's pool took its own from (Zhao et al., 2015); 0 elsewhere."""
 
     below: str
+    sides: int  # 2 for pictures, 1 for lines
     options: tuple[tuple[str, Any], ...]  # of the model's pool
 
     @property
@@ -122,7 +123,7 @@ class Unpooling:
         return 0
 
     def __call__(self, y: Tensor, below: Tensor, *own: Tensor) -> Tensor:
-        pool = functional.max_pool2d if below.ndim == 4 else functional.max_pool1d
+        pool = functional.max_pool2d if self.sides == 2 else functional.max_pool1d
         _, switches = pool(below.detach(), **dict(self.options), return_indices=True)
         flat = y.new_zeros(*y.shape[:2], math.prod(below.shape[2:]))
         return flat.scatter(2, switches.flatten(2), y.flatten(2)).view(below.shape)

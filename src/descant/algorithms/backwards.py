@@ -60,13 +60,13 @@ def _part(traced: Traced, node: fx.Node, source: fx.Node) -> Back | None | str:
     if is_reshape(kind):
         return Reshaping(below)
     if kind in ("maxpool1d", "maxpool2d"):
-        return _unpooling(node, module, below)
+        return _unpooling(node, module, below, 1 if kind == "maxpool1d" else 2)
     if "pool" in kind:
         return "it keeps no indices to put values back by"
     return None if kind in _PASSED else "no way back through it is known"
 
 
-def _unpooling(node: fx.Node, module: nn.Module | None, below: str) -> Back | str:
+def _unpooling(node: fx.Node, module: nn.Module | None, below: str, sides: int) -> Back | str:
     names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
     given = dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)
     options: dict[str, Any] = {name: getattr(module, name) for name in names} if module is not None else given
@@ -74,7 +74,7 @@ def _unpooling(node: fx.Node, module: nn.Module | None, below: str) -> Back | st
     stride = options.get("stride", options["kernel_size"])
     if any(far < wide for far, wide in zip(_pair(stride), _pair(options["kernel_size"]), strict=True)):
         return "its windows overlap, so that two values would go back to one place"
-    return Unpooling(below, tuple(options.items()))
+    return Unpooling(below, sides, tuple(options.items()))
 
 
 def _pair(size: int | Sequence[int]) -> tuple[int, ...]:

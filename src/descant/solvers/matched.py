@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ..links import Back, Linear, Link, Matching, Reshaping
+from ..links import Back, Linear, Link, Matching, Reshaping, Unpooling
 from . import layers
 from .layers import Into, Operation, Place, Value
+from .pools import Unhalving, halves
 from .recorded import PartyByParty, Recorded
 
 
@@ -16,6 +17,8 @@ def _operation(back: Back, names: tuple[str, ...], lead: int) -> Operation:
     """What computes the way back through a layer, its private columns called ``names``."""
     if isinstance(back, Linear):
         return layers.Linear(names[0], names[1], lead)
+    if isinstance(back, Unpooling) and back.sides == 2 and halves(dict(back.options)):
+        return Unhalving(lead)
     whole = not lead or isinstance(back, Reshaping)  # another shape is one with a party axis, too
     return Recorded(back if whole else PartyByParty(back), lead, names, fixed=1)
 

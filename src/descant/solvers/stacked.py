@@ -18,7 +18,8 @@ from torch.nn import functional
 from ..flat import Layout, Net
 from ..traced import Traced
 from .layers import FLAT, Into, Operation, Place, Relu, Reshape, Value, Views
-from .recorded import Elementwise, Folded, Recorded, operation_of
+from .pools import Halving, halves
+from .recorded import POOL, Elementwise, Folded, Recorded, operation_of
 
 _ALONE = {torch.tanh, functional.tanh, torch.sigmoid, functional.sigmoid, functional.gelu, functional.silu}
 _ALONE |= {functional.elu, functional.leaky_relu, functional.softplus}
@@ -180,6 +181,8 @@ class _Making:
             return Reshape(FLAT, self.lead)
         if node.target in _RELU and alone:
             return self._relu(node) if _overwrites_nothing(node, bool(node.kwargs.get("inplace"))) else None
+        if node.target is functional.max_pool2d and halves({**dict(zip(POOL, node.args[1:], strict=False)), **node.kwargs}):
+            return Halving(self.lead)
         function = self._function(node, alone)
         return self._reshaped(node) if function is None else Recorded(function, self.lead)
 
