@@ -35,12 +35,10 @@ class Switches:
     shape: torch.Size  # of what was pooled
 
     @classmethod
-    def of(cls, x: Tensor) -> tuple[Tensor, Switches]:
-        """What is pooled, and the switches; a last row or column without a neighbour is passed over."""
+    def of(cls, x: Tensor, rows: Tensor) -> Switches:
+        """Of what is pooled, and the larger of each pair in its rows."""
         pairs = _columns(x)
-        rows = _rows(torch.maximum(pairs[..., 0], pairs[..., 1]))
-        switches = cls(pairs[..., 1] > pairs[..., 0], rows[..., 1, :] > rows[..., 0, :], x.shape)
-        return torch.maximum(rows[..., 0, :], rows[..., 1, :]), switches
+        return cls(pairs[..., 1] > pairs[..., 0], rows[..., 1, :] > rows[..., 0, :], x.shape)
 
     def spread(self, y: Tensor) -> Tensor:
         """Numbers back where the pool took its own from, and 0 elsewhere."""
@@ -57,8 +55,14 @@ class Switches:
     def taken(self, x: Tensor) -> Tensor:
         """The numbers that stand where the pool took its own from."""
         columns = _columns(x)
-        rows = _rows(torch.where(self.right, columns[..., 1], columns[..., 0]))
-        return torch.where(self.lower, rows[..., 1, :], rows[..., 0, :])
+        rows = _rows((columns[..., 0] * ~self.right).add_(columns[..., 1] * self.right))
+        return (rows[..., 0, :] * ~self.lower).add_(rows[..., 1, :] * self.lower)
+
+
+def larger(x: Tensor) -> Tensor:
+    """The larger of each pair in the rows, two rows beside each other; a last one without a neighbour is passed over."""
+    pairs = _columns(x)
+    return _rows(torch.maximum(pairs[..., 0], pairs[..., 1]))
 
 
 def _columns(x: Tensor) -> Tensor:
@@ -78,18 +82,24 @@ class Halving:
     lead: int
 
     def bind(self, w: Views, place: Place, wanted: bool) -> Bound:
-        return _BoundHalving(self.lead)
+        return _BoundHalving(self.lead, wanted)
 
 
 class _BoundHalving:
-    def __init__(self, lead: int) -> None:
-        self._lead = lead
+    def __init__(self, lead: int, wanted: bool) -> None:
+        self._lead, self._wanted = lead, wanted
 
     def forward(self, *inputs: Value) -> Value:
-        pooled, self._switches = Switches.of(torch.from_numpy(inputs[0]) if self._lead else inputs[0])
+        x = torch.from_numpy(inputs[0]) if self._lead else inputs[0]
+        rows = larger(x)
+        if self._wanted:
+            self._switches = Switches.of(x, rows)
+        pooled = torch.maximum(rows[..., 0, :], rows[..., 1, :])
         return pooled.numpy() if self._lead else pooled
 
     def backward(self, slope: Value) -> Sequence[Value]:
+        if not self._wanted:
+            return []
         spread = self._switches.spread(torch.from_numpy(slope) if self._lead else slope)
         return [spread.numpy() if self._lead else spread]
 
@@ -110,7 +120,7 @@ class _BoundUnhalving:
 
     def forward(self, *inputs: Value) -> Value:
         y, below = (torch.from_numpy(value) if self._lead else value for value in inputs)
-        self._switches = Switches.of(below)[1]
+        self._switches = Switches.of(below, larger(below))
         spread = self._switches.spread(y)
         return spread.numpy() if self._lead else spread
 

@@ -79,8 +79,8 @@ class Kernel:
     result: int  # the place of the output among the values
     places: Mapping[str, int] = field(default_factory=dict)  # and those of the points that somebody looks at
 
-    def bind(self, w: Views, into: Into) -> BoundKernel:
-        """The kernel with its parameters, and where their gradient goes."""
+    def bind(self, w: Views, into: Into | None) -> BoundKernel:
+        """The kernel with its parameters, and where their gradient goes; None: it only goes forwards."""
         return BoundKernel(self, w, into)
 
     @cached_property
@@ -97,11 +97,12 @@ class Kernel:
 class BoundKernel:
     """A kernel at work."""
 
-    def __init__(self, kernel: Kernel, w: Views, into: Into) -> None:
-        stepping = into.scale != 1
+    def __init__(self, kernel: Kernel, w: Views, into: Into | None) -> None:
+        target, both_ways = into or Into(w), into is not None
+        stepping = target.scale != 1
         self._result, self._places = kernel.result, kernel.places
         self._steps = [
-            (step.operation.bind(w, Place(into, step.add or stepping), step.wanted), step.sources)
+            (step.operation.bind(w, Place(target, step.add or stepping), step.wanted and both_ways), step.sources)
             for step in kernel.steps
         ]
         self._back = list(enumerate(self._steps, 1))[::-1]

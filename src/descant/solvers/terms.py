@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..links import Matching
-from .layers import Into, Value
+from .layers import Value
 from .matched import BoundMatching
 from .objective import Objective
 from .stacked import BoundKernel, Kernel, Stack
@@ -35,8 +35,7 @@ class Added:
         self._by_vmap = stack.lead == 1 and kernel.all_linear
         self._frozen: BoundKernel | None = None
         if objective.points:
-            frozen = Stack(stack.layout, [received], stack.lead).w
-            self._frozen = kernel.bind(frozen, Into(frozen))  # it only goes forwards
+            self._frozen = kernel.bind(Stack(stack.layout, [received], stack.lead).w, None)
         self._matched: list[tuple[int, BoundMatching]] = []
         self._chosen, self._ranges, end = list[int](), [slice(0, stack.layout.size)], stack.layout.size
         into, scale = (stack.gradient, 1.0) if rate is None else (stack.columns, -rate)
