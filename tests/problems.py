@@ -38,6 +38,8 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
     "pFedMe": algorithms.pFedMe,
     "FedPer": algorithms.FedPer,
     "FedRep": algorithms.FedRep,
+    "matching": lambda: algorithms.RepresentationMatching(algorithms.FedGeoMedPlus(alpha=1.0, rho=0.1)),
+    "divergence, unsure": lambda: algorithms.EntropyRegularization(algorithms.WeightDivergence(coefficient=0.1), 1.0),
     "stragglers": lambda: replace(algorithms.FedAvg(), attend=algorithms.Stragglers(0.5)),
 }
 

@@ -107,8 +107,8 @@ class Convolution:
         return output[(slice(None), slice(None), *map(slice, below.shape[2:]))]
 
     def __call__(self, y: Tensor, below: Tensor, *own: Tensor) -> Tensor:
-        flat: Callable[..., Tensor] = functional.conv_transpose1d
-        function = flat if len(self.kernel) == 1 else functional.conv_transpose2d
+        line, plane = functional.conv_transpose1d, functional.conv_transpose2d
+        function: Callable[..., Tensor] = line if len(self.kernel) == 1 else plane
         parts = (self.stride, self.padding, self.missing(y, below), self.groups, self.dilation)
         return self.cut(function(y, *own, *parts), below)
 

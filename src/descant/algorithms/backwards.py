@@ -41,7 +41,8 @@ def way_back(traced: Traced, above: fx.Node, below: fx.Node) -> tuple[Back, ...]
     while node is not below:
         sources = traced.sources(node)
         if len(sources) != 1:
-            raise _no_way(traced, above, below, node, "more than one value goes into it" if sources else "it is reached")
+            why = "more than one value goes into it" if sources else "it is where the model begins"
+            raise _no_way(traced, above, below, node, why)
         part, source = _part(traced, node, sources[0]), sources[0]
         if isinstance(part, str):
             raise _no_way(traced, above, below, node, part)
@@ -50,7 +51,7 @@ def way_back(traced: Traced, above: fx.Node, below: fx.Node) -> tuple[Back, ...]
     return tuple(parts)
 
 
-def _part(traced: Traced, node: fx.Node, source: fx.Node) -> Back | None | str:
+def _part(traced: Traced, node: fx.Node, source: fx.Node) -> Back | str | None:
     """The way back through one node: None if there is nothing to undo, or why there is none."""
     module, kind, below = traced.module(node), kind_of(traced, node), traced.names[source]
     if isinstance(module, nn.Linear):

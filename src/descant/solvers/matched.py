@@ -14,7 +14,6 @@ from .layers import Into, Operation, Place, Value
 from .pools import Unhalving, halves
 from .recorded import PartyByParty, Recorded
 
-
 FEW = 8  # channels up to which torch's general algorithm is faster than oneDNN's: 20 ms for 27 at 3, 12 for 24 at 1
 
 

@@ -60,7 +60,7 @@ class Switches:
 
 
 def larger(x: Tensor) -> Tensor:
-    """The larger of each pair in the rows, two rows beside each other; a last one without a neighbour is passed over."""
+    """The larger of each pair in the rows, by two rows; a last one without a neighbour is passed over."""
     pairs = _columns(x)
     return _rows(torch.maximum(pairs[..., 0], pairs[..., 1]))
 
@@ -68,11 +68,11 @@ def larger(x: Tensor) -> Tensor:
 def _columns(x: Tensor) -> Tensor:
     """Pairs of neighbours in the rows that have a neighbour, too; a view."""
     rows, columns = x.shape[-2] // 2 * 2, x.shape[-1] // 2
-    return x[..., :rows, : 2 * columns].unflatten(-1, (columns, 2))
+    return torch.unflatten(x[..., :rows, : 2 * columns], -1, (columns, 2))
 
 
 def _rows(x: Tensor) -> Tensor:
-    return x.unflatten(-2, (x.shape[-2] // 2, 2))
+    return torch.unflatten(x, -2, (x.shape[-2] // 2, 2))
 
 
 @dataclass(frozen=True)

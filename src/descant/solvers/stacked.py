@@ -182,7 +182,8 @@ class _Making:
             return Reshape(FLAT, self.lead)
         if node.target in _RELU and alone:
             return self._relu(node) if _overwrites_nothing(node, bool(node.kwargs.get("inplace"))) else None
-        if node.target is functional.max_pool2d and halves({**dict(zip(POOL, node.args[1:], strict=False)), **node.kwargs}):
+        options = {**dict(zip(POOL, node.args[1:], strict=False)), **node.kwargs}
+        if node.target is functional.max_pool2d and halves(options):
             return Halving(self.lead)
         function = self._function(node, alone)
         return self._reshaped(node) if function is None else Recorded(function, self.lead)

@@ -47,8 +47,8 @@ class Added:
             else:
                 self._chosen.append(i)
                 self._ranges.append(at)
-        terms, widths = ([of[i] for i in self._chosen] for of in (objective.terms, objective.widths))
-        self.by_autograd = replace(objective, terms=tuple(terms), widths=tuple(widths))
+        terms = tuple(objective.terms[i] for i in self._chosen)
+        self.by_autograd = replace(objective, terms=terms, widths=tuple(objective.widths[i] for i in self._chosen))
 
     def __call__(
         self, kernel: BoundKernel, given: Value, output: Value, x: Tensor, y: Tensor
@@ -89,9 +89,9 @@ class Added:
         leaves = [_leaf(part) for part in (*stacked[:first], *columns)]
 
         def one(*parts: Tensor) -> Tensor:
-            named = (dict(zip(points, some, strict=True)) for some in (parts[1:first], parts[last:-4]))
+            seen, aims = (dict(zip(points, some, strict=True)) for some in (parts[1:first], parts[last:-4]))
             received, strengths, x, y = parts[-4:]
-            return self.by_autograd.added(parts[first:last], received, strengths, x, y, parts[0], *named)
+            return self.by_autograd.added(parts[first:last], received, strengths, x, y, parts[0], seen, aims)
 
         strengths = self._strengths[:, self._chosen]
         everything = (*leaves, *stacked[first:], self._received, strengths, x, y)
