@@ -96,16 +96,16 @@ def test_files_and_functions_stay_small(file: Path) -> None:
             assert (node.end_lineno or 0) - node.lineno < 50, f"{node.name} has grown too long"
 
 
-INDEX = ROOT / "papers" / "fed_plus" / "index.md"
-ROW = re.compile(r"^\| (v[12] [^|]+?) \| (.+?) \|", re.MULTILINE)
+INDEXES = sorted((ROOT / "papers").glob("*/index.md"))
+ROW = re.compile(r"^\| (?:v[12] )?([^|]+?) \| ([^|]*`.+?) \|", re.MULTILINE)
 NAME = re.compile(r"`([\w.]+)`")
 
 
 def entries(part: str) -> list[tuple[str, str]]:
-    """(place in the paper, name) pairs under one heading of the index."""
-    text = INDEX.read_text().split(f"## {part}\n")[1].split("\n## ")[0]
-    rows = ROW.findall(text)
-    return [(place.split(" ", 1)[1].strip(), name) for place, names in rows for name in NAME.findall(names)]
+    """(place in the paper, name) pairs under one heading of the papers' indexes."""
+    found = [index.read_text().partition(f"## {part}\n")[2].split("\n## ")[0] for index in INDEXES]
+    rows = [row for text in found for row in ROW.findall(text)]
+    return [(place.strip(), name) for place, names in rows for name in NAME.findall(names)]
 
 
 def docstring(name: str, package: str) -> str:
