@@ -1,9 +1,9 @@
 """What representation matching costs: the paper's table 4, 30 steps of 64 samples, as a ratio to FedAvg.
 
-Beside each ratio of time stands that of the arithmetic (forwards, backwards, the frozen model, the matching layers, both
+Beside each ratio of time stands that of the arithmetic (forwards, backwards, the frozen model, the matching layers both
 ways), and the paper's own, which is a GPU's. Methods take turns, one round each; a ratio is the median over the turns.
 
-    python benchmarks/matching.py            # some minutes on one core; --turns 3 for a quick look, --only MNIST for one
+    python benchmarks/matching.py            # ten minutes on one core; --turns 3 for a quick look, --only MNIST
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Plan:
 
     @cached_property
     def terms(self) -> tuple[Term, ...]:
-        """What a party adds to its loss. A term times 0 is none, so that the rest is what it is without, bit for bit."""
+        """What a party adds to its loss. A term times 0 is none: the rest is then what it is without, bit for bit."""
         return tuple(term for term in self.algorithm.terms if isinstance(term, Term) and term.strength != 0)
 
     @cached_property
