@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,10 +92,16 @@ def initial(size: int, precision: float) -> Numbers:
     return np.concatenate([np.zeros(size), np.full(size, math.log(precision) / 2), np.zeros(size * (size - 1) // 2)])
 
 
+@cache
+def _below(size: int) -> tuple[NDArray[np.int64], ...]:
+    """Where the numbers below a diagonal stand."""
+    return np.tril_indices(size, -1)
+
+
 def factor_of(psi: Numbers, size: int) -> Numbers:
     """L of A = LLᵀ, ``[D, D]``."""
     factor = np.diag(np.exp(psi[size : 2 * size]))
-    factor[np.tril_indices(size, -1)] = psi[2 * size :]
+    factor[_below(size)] = psi[2 * size :]
     return factor
 
 
@@ -120,7 +127,7 @@ def score(psi: Numbers, points: Numbers, drawn: int) -> Numbers:
     off_square = np.outer(away[drawn], away[drawn]) - away.T @ (weights[:, None] * away)
     for_factor = -off_square @ factor
     diagonal = np.diag(for_factor) * np.diag(factor)  # of its logarithm
-    return np.concatenate([factor @ factor.T @ off_mean, diagonal, for_factor[np.tril_indices(size, -1)]])
+    return np.concatenate([factor @ factor.T @ off_mean, diagonal, for_factor[_below(size)]])
 
 
 def draw(psi: Numbers, points: Numbers, rng: np.random.Generator) -> int:
