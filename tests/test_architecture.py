@@ -96,14 +96,14 @@ def test_files_and_functions_stay_small(file: Path) -> None:
             assert (node.end_lineno or 0) - node.lineno < 50, f"{node.name} has grown too long"
 
 
-INDEXES = sorted((ROOT / "papers").glob("*/index.md"))
+INDEXES = [file.read_text() for file in sorted((ROOT / "papers").glob("*/index.md"))]
 ROW = re.compile(r"^\| (?:v[12] )?([^|]+?) \| ([^|]*`.+?) \|", re.MULTILINE)
 NAME = re.compile(r"`([\w.]+)`")
 
 
 def entries(part: str) -> list[tuple[str, str]]:
     """(place in the paper, name) pairs under one heading of the papers' indexes."""
-    found = [index.read_text().partition(f"## {part}\n")[2].split("\n## ")[0] for index in INDEXES]
+    found = [index.partition(f"## {part}\n")[2].split("\n## ")[0] for index in INDEXES]
     rows = [row for text in found for row in ROW.findall(text)]
     return [(place.strip(), name) for place, names in rows for name in NAME.findall(names)]
 
