@@ -53,6 +53,8 @@ class Descent:
         rate: float | None = None,
     ) -> None:
         self.objective, self.way, self.stack = objective, way, stack
+        if objective.points:  # the received model computes, too: its rows begin at cache lines
+            received = Stack(stack.layout, [received]).columns
         self.statistics, self.received, self.strengths = statistics, received, strengths
         self.losses = Losses(stack.columns.new_zeros(len(stack.columns)))
         self._rate = rate

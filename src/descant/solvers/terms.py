@@ -35,7 +35,7 @@ class Added:
         self._by_vmap = stack.lead == 1 and kernel.all_linear
         self._frozen: BoundKernel | None = None
         if objective.points:
-            self._frozen = kernel.bind(Stack(stack.layout, [received], stack.lead).w, None)
+            self._frozen = kernel.bind(stack.layout.split(received if stack.lead else received[0]), None)
         self._matched: list[tuple[int, BoundMatching]] = []
         self._chosen, self._ranges, end = list[int](), [slice(0, stack.layout.size)], stack.layout.size
         into, scale = (stack.gradient, 1.0) if rate is None else (stack.columns, -rate)
