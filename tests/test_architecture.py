@@ -16,9 +16,10 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # A module may import from its own line and from the lines above it.
 TIERS = [
     {"errors", "settings", "seeds", "track"},
+    {"traced"},
     {"flat", "address"},
     {"core"},
-    {"norms", "medians", "weiszfeld", "centers", "penalties", "gate", "wire", "metrics"},
+    {"links", "norms", "medians", "weiszfeld", "centers", "penalties", "gate", "wire", "metrics"},
     {"algorithms", "solvers", "parties", "problems"},
     {"store"},
     {"piece", "gauges"},
@@ -95,16 +96,16 @@ def test_files_and_functions_stay_small(file: Path) -> None:
             assert (node.end_lineno or 0) - node.lineno < 50, f"{node.name} has grown too long"
 
 
-INDEX = ROOT / "papers" / "fed_plus" / "index.md"
-ROW = re.compile(r"^\| (v[12] [^|]+?) \| (.+?) \|", re.MULTILINE)
+INDEXES = [file.read_text() for file in sorted((ROOT / "papers").glob("*/index.md"))]
+ROW = re.compile(r"^\| (?:v[12] )?([^|]+?) \| ([^|]*`.+?) \|", re.MULTILINE)
 NAME = re.compile(r"`([\w.]+)`")
 
 
 def entries(part: str) -> list[tuple[str, str]]:
-    """(place in the paper, name) pairs under one heading of the index."""
-    text = INDEX.read_text().split(f"## {part}\n")[1].split("\n## ")[0]
-    rows = ROW.findall(text)
-    return [(place.split(" ", 1)[1].strip(), name) for place, names in rows for name in NAME.findall(names)]
+    """(place in the paper, name) pairs under one heading of the papers' indexes."""
+    found = [index.partition(f"## {part}\n")[2].split("\n## ")[0] for index in INDEXES]
+    rows = [row for text in found for row in ROW.findall(text)]
+    return [(place.strip(), name) for place, names in rows for name in NAME.findall(names)]
 
 
 def docstring(name: str, package: str) -> str:
@@ -119,7 +120,8 @@ def test_what_the_index_lists_exists_and_names_its_equation(place: str, name: st
 
 @pytest.mark.parametrize(("place", "name"), entries("As laws"))
 def test_the_laws_in_the_index_exist_and_name_their_equation(place: str, name: str) -> None:
-    tree = ast.parse((ROOT / "tests" / "laws" / f"{name.split('.')[0]}.py").read_text())
+    (file,) = (ROOT / "tests").rglob(f"{name.split('.')[0]}.py")
+    tree = ast.parse(file.read_text())
     found = {node.name: ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     whole = found[name.split(".")[1]] + (ast.get_docstring(tree) or "")
     assert place in whole, f"{name} does not name {place}"
@@ -148,7 +150,7 @@ def test_no_module_stands_in_the_way_of_a_public_name() -> None:
     assert set(descant.__all__) & modules == {"algorithms", "parties", "problems"}
 
 
-READING = (ROOT / "docs" / "reading-the-papers.md").read_text()
+READING = "\n".join([(ROOT / "docs" / "reading-the-papers.md").read_text(), *INDEXES])
 
 
 @pytest.mark.parametrize("test", re.findall(r"`([\w/]+\.py::\w+)`", READING))

@@ -21,7 +21,7 @@ from . import __version__
 from .core import Store
 from .errors import StateError
 from .gate import Refusal
-from .parties.fingerprint import fingerprints
+from .parties.fingerprint import fingerprint, fingerprints
 from .piece import Plan
 from .run import Judged, State
 from .settings import describe
@@ -58,7 +58,8 @@ def digest(state: State, memory: Store) -> str:
 def _feed(sha: Any, name: str, tensor: Tensor) -> None:
     sha.update(name.encode())
     sha.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    sha.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
+    if tensor.numel():  # torch cannot view an empty one as bytes
+        sha.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
 
 
 def _server(state: State) -> dict[str, Tensor]:
@@ -187,6 +188,7 @@ def _read(folder: Path, plan: Plan, manifest: Mapping[str, Any]) -> tuple[State,
 def _identity(plan: Plan) -> dict[str, Any]:
     """What must be equal for a run to go on as if it had never stopped, the parties' data included."""
     people = json.dumps(plan.people.samples).encode()
+    validation = plan.people.validation
     return {
         "version": _VERSION,
         "seed": plan.seed,
@@ -198,6 +200,7 @@ def _identity(plan: Plan) -> dict[str, Any]:
         "metric": plan.metric.name,
         "parties": hashlib.sha256(people).hexdigest()[:16],
         "data": fingerprints(plan.people),
+        "validation": None if validation is None else fingerprint(*validation),
     }
 
 

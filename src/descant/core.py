@@ -116,7 +116,7 @@ class Sight:
     x: Tensor
     y: Tensor
     output: Tensor
-    seen: Mapping[str, Tensor]  # activations of the trained model at the term's points
+    seen: Mapping[str, Tensor]  # values of the trained model at the term's points
     seen_received: Mapping[str, Tensor]  # the same points in the frozen received model
     apply: Callable[[Tensor, Tensor], Tensor]  # (parameters, x) -> output: the module with other numbers in it
     loss: Loss
@@ -129,7 +129,7 @@ class Term:
     name: str  # of its private columns in the party's memory: no two terms of an algorithm share it
     value: Callable[[Sight], Tensor]
     strength: Schedule = setting(1.0, "the factor before the term", least=0, called="symbol")
-    points: tuple[str, ...] = ()  # submodules whose outputs the term reads, of both models
+    points: tuple[str, ...] = ()  # values of both models that the term reads, by their names (see `traced`)
     begin: Begin | None = None  # (received [d], draws) -> first values [q] of its private columns
     symbol: str = "strength"  # the paper's letter for it
 
@@ -160,13 +160,36 @@ class Hold(Protocol):
         """True ``[K, d]`` where a party's parameters move in this step, of as many as each party takes."""
 
 
+@dataclass(frozen=True)
+class Tuning:
+    """What a tuner knows before a round."""
+
+    round: int
+    hyper: Hyper  # the solver's own
+    memory: Memory  # what the tuner said to remember
+    feedback: Metrics  # the metrics of the last round; before the first, "validation" alone, where there is such a set
+    center: Tensor  # [width] the centre that the round would begin with
+    rng: np.random.Generator
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a tuner says: the round's hyper-parameters, and what it remembers."""
+
+    hyper: Hyper
+    memory: Memory
+    center: Tensor | None = None  # [width] another centre to go on from: it went back
+    note: str = ""  # a sentence on what it did beyond tuning, for whoever looks after the run
+    numbers: Metrics = field(default_factory=dict)  # recorded with the round
+
+
 Start: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Aggregate: TypeAlias = Callable[[Tensor, Tensor | None], Aggregated]
 Weigh: TypeAlias = Callable[[Sequence[Metrics]], Tensor]
 Keep: TypeAlias = Callable[[Tensor, Tensor, Hyper], Tensor]
 Begin: TypeAlias = Callable[[Tensor, np.random.Generator], Tensor]
-Advance: TypeAlias = Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]
-Tune: TypeAlias = Callable[[int, Hyper, Memory, Metrics, np.random.Generator], tuple[Hyper, Memory]]
+Advance: TypeAlias = Callable[[Tensor, Tensor, Memory, float], tuple[Tensor, Memory]]
+Tune: TypeAlias = Callable[[Tuning], Tuned]
 Attend: TypeAlias = Callable[[Sequence[str], Hyper, np.random.Generator], dict[str, Hyper]]
 Personal: TypeAlias = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 
@@ -177,14 +200,14 @@ class Algorithm:
 
     name: str
     start: Start  # (own [K, width], centre [K, width]) -> where each party begins its local work
-    terms: tuple[Term, ...]  # what it adds to its loss
+    terms: tuple[Term | Unbound, ...]  # what it adds to its loss
     pull: Pull | None  # what draws it back after each step
     aggregate: Aggregate  # (models [K, d], weights [K]) -> what the reports add up to
     weigh: Weigh  # metrics of the reports -> their weights [K]
     statistics: Aggregate  # (statistics [K, s], weights [K]) -> what running means and variances add up to
-    advance: Advance  # (centre [d], aggregate [d], memory) -> the new centre, and what the server remembers
+    advance: Advance  # (centre [d], aggregate [d], memory, share) -> the new centre, and what the server remembers
     keep: Keep | None  # (models [K, width], centre [width]) -> what each party keeps; None: only the centre
-    tune: Tune  # (round, hyper, memory, last round's metrics, draws) -> which hyper-parameters move, and how
+    tune: Tune  # which hyper-parameters move, and how
     attend: Attend = setting(help="who takes part, and with how much work", apart=True)
     over: Literal["active", "all"] = setting(
         "active", "whose models are aggregated (ERRATA 14)", one_of=("active", "all")
@@ -197,6 +220,9 @@ class Algorithm:
     personal: Personal | None = None  # (model [width], memory) -> the party's own model, where terms hold it
     hold: Hold | Unbound | None = None  # which parameters stand still in a local step
     max_staleness: int = setting(0, "how many rounds old a report may be", least=0, whole=True)
+    measure: int = setting(
+        0, "samples of its own on which a party reports the loss of the centre that it received", least=0, whole=True
+    )
 
 
 # ── what a solver is given ────────────────────────────────────────────────────────────────────────────────────────────

@@ -77,6 +77,38 @@ def draw_sweep(
     return file
 
 
+def draw_cells(
+    file: Path,
+    lines: Mapping[str, Line],
+    cells: Sequence[str],
+    metric: str,
+    printed: Mapping[tuple[str, int], float],
+    title: str,
+) -> Path:
+    """A table as a picture: score by cell, a marker a method over the span of its seeds, a star for what a paper
+    prints of it."""
+    with _picture(file, lines, whole=False) as ((axes,), styles):
+        for place in range(0, len(cells), 2):
+            axes.axvspan(place - 0.5, place + 0.5, color="#f2f2f2", linewidth=0)
+        for aside, (method, line) in zip(np.linspace(-0.45, 0.45, len(lines) + 2)[1:-1], lines.items(), strict=True):
+            style = {**styles[method], "linestyle": "none", "markersize": 5}
+            if style["marker"] == "|":  # of training alone, which would be lost in its own span
+                style |= {"marker": "_", "markersize": 12, "markeredgewidth": 2.2}
+            axes.plot(line.x + aside, line.y, label=label(method), **style)
+            if line.low is not None and line.high is not None:
+                axes.vlines(line.x + aside, line.low, line.high, color=style["color"], linewidth=1.2)
+            stars = [(place + aside, value) for (of, place), value in printed.items() if of == method]
+            for x, y in stars:
+                axes.plot(x, y, "*", color=style["color"], markersize=11, markeredgecolor="black", markeredgewidth=0.6)
+        if printed:
+            axes.plot([], [], "*", color="white", markersize=11, markeredgecolor="black", label="the paper")
+        axes.set_xlim(-0.5, len(cells) - 0.5)
+        axes.set_xticks(range(len(cells)), [label(text, 40) for text in cells])
+        axes.set_ylabel(f"{label(metric, 40)}, mean over parties")
+        axes.set_title(label(title, 90), loc="left")
+    return file
+
+
 def draw_spikes(file: Path, lines: Mapping[str, Line]) -> Path:
     """The change at aggregation by round (Fed+ v2, fig. 1a): mean over parties, the band one standard deviation."""
     with _picture(file, lines) as ((axes,), styles):
@@ -94,9 +126,7 @@ def draw_collapse(
     with _picture(file, losses, rows=2) as ((above, below), styles):
         for axes, lines in ((above, losses), (below, norms)):
             _lines(axes, lines, styles, markersize=4)
-            finite = np.concatenate([line.y[np.isfinite(line.y)] for line in lines.values()] or [np.ones(1)])
-            if len(finite) and finite.min() > 0 and finite.max() > 50 * np.median(finite):
-                axes.set_yscale("log")
+            _log_if_wide(axes, lines)
         for method, at in (marks or {}).items():
             for axes in (above, below):
                 axes.axvline(at, color=styles[method]["color"], linewidth=1.0, linestyle=":")
@@ -107,6 +137,51 @@ def draw_collapse(
         below.set_ylabel("length of the centre")
         above.set_title("Does what was learned stay learned?", loc="left")
     return file
+
+
+def draw_hyper(file: Path, tuned: Mapping[str, Sequence[Mapping[str, Numbers]]]) -> Path:
+    """The path of the mean of every hyper-parameter (representation matching, fig. 3), and what was drawn as dots.
+
+    ``tuned`` has numbers by round, one mapping a seed: "round", "lr", "work", and, where they are known, "lr_mean",
+    "work_mean", a loss of the centre ("validation" or "received_loss") and "went_back". Dots are of the first seed.
+    """
+    losses = [name for name in ("validation", "received_loss") if any(name in each[0] for each in tuned.values())]
+    with _picture(file, tuned, rows=2 + bool(losses)) as (panels, styles):
+        for axes, name in zip(panels, ("lr", "work", *losses), strict=False):
+            lines = {}
+            for method, each in tuned.items():
+                shown = f"{name}_mean" if f"{name}_mean" in each[0] else name
+                if shown in each[0]:
+                    lines[method] = Line.over(each[0]["round"], [series[shown] for series in each])
+                if shown != name:
+                    axes.plot(each[0]["round"], each[0][name], ".", color=styles[method]["color"], alpha=0.35, zorder=1)
+                _mark_returns(axes, each[0], styles[method]["color"], named=name == "lr")
+            _lines(axes, lines, styles, markersize=0)  # dots are what was drawn
+            _log_if_wide(axes, lines)
+            if name == "lr":
+                axes.set_yscale("log")
+            axes.set_ylabel({"lr": "learning rate", "work": "work a round"}.get(name, "loss of the centre"))
+            axes.set_xlabel("round" if axes is panels[-1] else "")
+        panels[0].set_title("What the tuner tried (dots) and where its mean went (lines)", loc="left")
+    return file
+
+
+def _log_if_wide(axes: Axes, lines: Mapping[str, Line]) -> None:
+    finite = np.concatenate([line.y[np.isfinite(line.y)] for line in lines.values()] or [np.ones(1)])
+    if len(finite) and finite.min() > 0 and finite.max() > 50 * np.median(finite):
+        axes.set_yscale("log")
+
+
+def _mark_returns(axes: Axes, series: Mapping[str, Numbers], color: str, named: bool) -> None:
+    """The rounds before which a tuner went back to an earlier centre."""
+    if "went_back" not in series:
+        return
+    at = series["round"][np.isfinite(series["went_back"])]
+    for round in at:
+        axes.axvline(round, color=color, linewidth=1.0, linestyle=":", zorder=0)
+    if named and len(at):
+        top = axes.get_xaxis_transform()
+        axes.plot(at, np.full(len(at), 0.97), "v", color=color, transform=top, clip_on=False, label="went back")
 
 
 def draw_walk(file: Path, lines: Mapping[str, Line], previous: Mapping[str, float], metric: str) -> Path:
@@ -193,7 +268,7 @@ def _picture(
     from matplotlib.ticker import MaxNLocator
 
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
-    figure = Figure(figsize=(9.6, 5.0 if rows == 1 else 6.4), dpi=150, layout=layout)
+    figure = Figure(figsize=(9.6, (5.0, 6.4, 8.4)[rows - 1]), dpi=150, layout=layout)
     panels = [figure.add_subplot(rows, 1, row + 1) for row in range(rows)]
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from . import seeds
 from .address import find
-from .core import Algorithm, Hyper, Job, Loss, Memory, Report, Solver, Task, Trained
+from .core import Algorithm, Hyper, Job, Loss, Memory, Report, Solver, Task, Term, Trained
 from .errors import ModelError, PartyError, SettingError
 from .flat import ONE_AT_A_TIME, Net, Unbound, bind
 from .gate import finite
@@ -28,6 +28,8 @@ from .store import DEFAULT_BUDGET
 
 _AT_ONCE = 4096  # test samples a forward pass
 JUDGED = ("before", "after")  # a party's test score before and after its local work, where a task asks to judge it
+RECEIVED = "received_loss"  # the metric that an algorithm's `measure` asks for
+VALIDATION = "validation"  # the loss of the centre on the server's own set, where there is one
 
 
 Model: TypeAlias = nn.Module | Callable[[], nn.Module] | str
@@ -57,12 +59,22 @@ class Plan:
         make = find(model) if isinstance(model, str) else model
         net = Net.made(make, seeds.torch_seed(seed, 0, seeds.EVERYBODY, "model"))
         people = parties_of(data)
-        return cls(net, people, bind(algorithm, net.layout), seed=seed, origin=(model, data), **rest)
+        return cls(net, people, bind(algorithm, net), seed=seed, origin=(model, data), **rest)
+
+    @cached_property
+    def samples(self) -> int:
+        """How many samples all parties train on."""
+        return sum(self.people.samples.values())
 
     @cached_property
     def places(self) -> dict[str, int]:
         """Where each party stands among all of them."""
         return {name: place for place, name in enumerate(self.people)}
+
+    @cached_property
+    def terms(self) -> tuple[Term, ...]:
+        """What a party adds to its loss. A term times 0 is none: the rest is then what it is without, bit for bit."""
+        return tuple(term for term in self.algorithm.terms if isinstance(term, Term) and term.strength != 0)
 
     @cached_property
     def private(self) -> tuple[str, ...]:
@@ -164,7 +176,7 @@ def _train(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> lis
         received=center,
         anchor=anchor,
         alphas=alphas,
-        terms=algorithm.terms,
+        terms=plan.terms,
         hold=None if isinstance(algorithm.hold, Unbound) else algorithm.hold,  # a plan's algorithm is bound
     )
     return list(_answers(plan, tasks, job, plan.solver.train(job)))
@@ -181,6 +193,8 @@ def _answers(plan: Plan, tasks: Sequence[Task], job: Job, trained: Trained) -> I
         if plan.algorithm.personal is not None:
             memory["statistics"] = rows[k, layout.size :]
         metrics = trained.metrics[k]
+        if plan.algorithm.measure:
+            metrics = {**metrics, RECEIVED: _received_loss(plan, job.received[k], job.parties[k])}
         if task.settings.get("judge"):
             metrics = {**metrics, **_judged(plan, task.party, ((job.start[k], job.memories[k]), (rows[k], memory)))}
         report = Report(task.party, task.round, task.kind, arrays=arrays, metrics=metrics)
@@ -199,6 +213,12 @@ def _judged(plan: Plan, name: str, states: Sequence[tuple[Tensor, Memory]]) -> d
     except Exception:  # a metric that fails says so when the party is evaluated; here it must not cost it its round
         return {}
     return dict(zip(JUDGED, scores, strict=True))
+
+
+def _received_loss(plan: Plan, row: Tensor, party: Party) -> float:
+    """The loss of the model that came from the centre, on evenly spaced samples of the party's own."""
+    rows = torch.arange(0, party.samples, -(-party.samples // plan.algorithm.measure))
+    return loss_on(plan, row, party.x[rows], party.y[rows])
 
 
 def _owned(plan: Plan, row: Tensor, memory: Memory) -> Tensor:
@@ -224,13 +244,24 @@ def _evaluate(plan: Plan, task: Task, memory: Memory) -> Report:
     return Report(task.party, task.round, task.kind, metrics=metrics)
 
 
+def loss_on(plan: Plan, row: Tensor, x: Tensor, y: Tensor) -> float:
+    """The mean loss of a model on some samples, as it is used and not as it is trained."""
+    with ONE_AT_A_TIME, torch.inference_mode(False):
+        plan.net.module.eval()
+        return _mean(plan, row.clone(), x, y, plan.loss)  # a row from a file lies otherwise, which changes last bits
+
+
 @torch.no_grad()
-def _measure(plan: Plan, row: Tensor, party: Party) -> float:
+def _mean(plan: Plan, row: Tensor, x: Tensor, y: Tensor, value: Loss) -> float:
     size, total = plan.net.layout.size, 0.0
-    for begin in range(0, len(party.x_test), _AT_ONCE):
-        x, y = (part[begin : begin + _AT_ONCE].clone() for part in (party.x_test, party.y_test))  # a module may write
-        output, _ = plan.net.apply(row[:size], row[size:], x)
-        total += float(torch.as_tensor(plan.metric.value(output, y)).double().mean()) * len(x)
-    mean = total / len(party.x_test)
+    for begin in range(0, len(x), _AT_ONCE):
+        some, target = (part[begin : begin + _AT_ONCE].clone() for part in (x, y))  # a module may write
+        output, _ = plan.net.apply(row[:size], row[size:], some)
+        total += float(torch.as_tensor(value(output, target)).double().mean()) * len(some)
+    return total / len(x)
+
+
+def _measure(plan: Plan, row: Tensor, party: Party) -> float:
+    mean = _mean(plan, row, party.x_test, party.y_test, plan.metric.value)
     worst = -math.inf if plan.metric.higher_is_better else math.inf
     return worst if math.isnan(mean) else mean  # nan stands for a party without a test set, not for a failed model

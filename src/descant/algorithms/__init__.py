@@ -3,8 +3,11 @@
 from collections.abc import Callable, Mapping
 
 from ..core import Algorithm
+from .adaptive import AdaptiveHyper
 from .baselines import RFA, CoordinateMedian, FedAvg, FedProx, Local
+from .decaying import Decaying
 from .fed_plus import L2GD, FedAvgPlus, FedCoMedPlus, FedGeoMedPlus, FedPlus, FedPlusFixed, FedPlusV1
+from .matching import EntropyRegularization, RepresentationMatching, WeightDivergence
 from .personal import APFL, Ditto, FedPer, FedRep, pFedMe
 from .pieces import Among, Sample, Stragglers
 
@@ -29,12 +32,24 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
 }
 """The methods by the names that recipes and the command line use."""
 
+WRAPPERS: Mapping[str, Callable[..., Algorithm]] = {
+    "entropy": EntropyRegularization,
+    "divergence": WeightDivergence,
+    "matching": RepresentationMatching,
+    "adaptive": AdaptiveHyper,
+    "decay": Decaying,
+}
+"""What wraps any of them, by the names that recipes use: each takes the method as ``base``."""
+
 __all__ = [
     "ALGORITHMS",
     "APFL",
+    "AdaptiveHyper",
     "Among",
     "CoordinateMedian",
+    "Decaying",
     "Ditto",
+    "EntropyRegularization",
     "FedAvg",
     "FedAvgPlus",
     "FedCoMedPlus",
@@ -48,7 +63,10 @@ __all__ = [
     "L2GD",
     "Local",
     "RFA",
+    "RepresentationMatching",
     "Sample",
     "Stragglers",
+    "WRAPPERS",
+    "WeightDivergence",
     "pFedMe",
 ]

@@ -10,16 +10,22 @@ from types import MappingProxyType
 
 from . import splits
 from .adapters import arrays_of
+from .audio import mel_spectrogram, words
+from .clients import clients
 from .digits import digits
 from .folder import data_folder
 from .papers import femnist, mnist, sentiment
 from .people import Party, People, from_arrays, from_rows
 from .picture import draw
+from .readers import read_wave
 from .sets import cifar10, csv, npz, svhn
 from .synthetic import shared, synthetic
 
 POPULATIONS: Mapping[str, Callable[..., People]] = MappingProxyType(
-    {made.__name__: made for made in (digits, synthetic, shared, mnist, femnist, sentiment, cifar10, svhn, npz, csv)}
+    {
+        made.__name__: made
+        for made in (digits, synthetic, shared, mnist, femnist, sentiment, clients, cifar10, svhn, npz, csv, words)
+    }
 )
 """What makes parties, by name. Keywords are JSON values; the first line of a docstring says what it is."""
 
@@ -29,6 +35,7 @@ __all__ = [
     "People",
     "arrays_of",
     "cifar10",
+    "clients",
     "csv",
     "data_folder",
     "digits",
@@ -36,11 +43,14 @@ __all__ = [
     "femnist",
     "from_arrays",
     "from_rows",
+    "mel_spectrogram",
     "mnist",
     "npz",
+    "read_wave",
     "sentiment",
     "shared",
     "splits",
     "svhn",
     "synthetic",
+    "words",
 ]

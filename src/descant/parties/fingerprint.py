@@ -6,6 +6,7 @@ from hashlib import sha256
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 
 from .people import KEPT, Party, People
 
@@ -33,8 +34,13 @@ def fingerprints(people: People) -> dict[str, str]:
 
 
 def _fingerprint(party: Party, every: int) -> str:
+    return fingerprint(party.x, party.y, party.x_test, party.y_test, every=every)
+
+
+def fingerprint(*tensors: Tensor, every: int = 1) -> str:
+    """A digest of some tensors, of each one row out of ``every``."""
     sha = sha256()
-    for tensor in (party.x, party.y, party.x_test, party.y_test):
+    for tensor in tensors:
         sha.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
         rows = tensor[torch.arange(0, len(tensor), every)]  # a copy, whose strides are as `view` wants them
         sha.update(rows.reshape(-1).view(torch.uint8).numpy().data)

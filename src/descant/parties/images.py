@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,44 +21,67 @@ _LOWER_A = 36  # the label of "a" in EMNIST's by-class split: ten digits and 26 
 _LETTERS = 10  # "a" to "j"
 
 
+Images: TypeAlias = tuple[Array, Array, int]
+"""Images and labels, training and test set in a row, and the row at which the test set begins."""
+
+_SHAPES = {"mnist": (1, 28, 28), "emnist": (1, 28, 28), "speech": (1, 32, 32)}
+
+
 def image_set(name: str, data: str | Path | None = None) -> tuple[Array, Array]:
-    """All images of mnist, emnist (a to j), cifar10 or svhn and their labels 0..9, training and test set in a row."""
+    """All images of mnist, emnist (a to j), cifar10, svhn or speech and their labels 0..9, training and test set."""
+    return parted(name, data)[:2]
+
+
+def parted(name: str, data: str | Path | None = None) -> Images:
+    """The same, and the row at which the test set begins."""
     files = locate(name, data)
     reader = _READERS.get(files[0].name, _from_npz)
-    x, y = reader(files)
+    x, y, begin = reader(files)
     if x.ndim == 3:
         x = x[:, None]
     elif x.shape[-1] == 3:
         x = x.transpose(0, 3, 1, 2)
-    expected = {"mnist": (1, 28, 28), "emnist": (1, 28, 28)}.get(name, (3, 32, 32))
+    expected = _SHAPES.get(name, (3, 32, 32))
     if x.dtype != np.uint8 or x.shape[1:] != expected:
         raise damaged(files[0], f"its images have shape {x.shape[1:]} of {x.dtype}", f"bytes of shape {expected}")
     if len(x) != len(y):
         raise damaged(files[0], f"it has {len(x)} images and {len(y)} labels", "as many of one as of the other")
-    return x, y
+    return x, y, begin
 
 
-def _from_npz(files: Sequence[Path]) -> tuple[Array, Array]:
+def _from_npz(files: Sequence[Path]) -> Images:
     parts = read_npz(files[0], ("x_train", "x_test", "y_train", "y_test"))
-    return np.concatenate(parts[:2]), checked_labels(files[0], np.concatenate(parts[2:]), 10)
+    return np.concatenate(parts[:2]), checked_labels(files[0], np.concatenate(parts[2:]), 10), len(parts[0])
 
 
-def _letters(files: Sequence[Path]) -> tuple[Array, Array]:
+def _letters(files: Sequence[Path]) -> Images:
     x, y = read_npz(files[0], ("x", "y"))
-    return x, checked_labels(files[0], y, _LETTERS)
+    return x, checked_labels(files[0], y, _LETTERS), len(x)  # there is no test set in it
 
 
-def _digits(files: Sequence[Path]) -> tuple[Array, Array]:
+def _words(files: Sequence[Path]) -> Images:
+    """Speech Commands, cut by its authors' rule into training (0), validation (1), which is left out, and test (2)."""
+    x, y, split = read_npz(files[0], ("x", "y", "split"))
+    part = checked_labels(files[0], split, 3, "split")
+    if not len(x) == len(y) == len(part):
+        found = f"it has {len(x)} pictures, {len(y)} labels and {len(part)} splits"
+        raise damaged(files[0], found, "as many of each")
+    rows = np.concatenate([np.flatnonzero(part == 0), np.flatnonzero(part == 2)])
+    return x[rows], checked_labels(files[0], y, 10)[rows], int((part == 0).sum())
+
+
+def _digits(files: Sequence[Path]) -> Images:
     return _from_idx(files, 10)
 
 
-def _by_class(files: Sequence[Path]) -> tuple[Array, Array]:
-    x, y = _from_idx(files, 62)
+def _by_class(files: Sequence[Path]) -> Images:
+    x, y, begin = _from_idx(files, 62)
     chosen = (y >= _LOWER_A) & (y < _LOWER_A + _LETTERS)
-    return x[chosen].transpose(0, 2, 1), y[chosen] - _LOWER_A  # the originals lie on their side
+    # the originals lie on their side
+    return x[chosen].transpose(0, 2, 1), y[chosen] - _LOWER_A, int(chosen[:begin].sum())
 
 
-def _from_idx(files: Sequence[Path], classes: int) -> tuple[Array, Array]:
+def _from_idx(files: Sequence[Path], classes: int) -> Images:
     images, labels = [read_idx(file) for file in files[::2]], []
     for file, label_file, x in zip(files[::2], files[1::2], images, strict=True):
         labels.append(checked_labels(label_file, read_idx(label_file), classes))
@@ -66,19 +89,19 @@ def _from_idx(files: Sequence[Path], classes: int) -> tuple[Array, Array]:
             raise damaged(
                 label_file, f"it has {len(labels[-1])} labels", f"one for each of the {len(x)} in {file.name}"
             )
-    return np.concatenate(images), np.concatenate(labels)
+    return np.concatenate(images), np.concatenate(labels), len(images[0])
 
 
-def _batches(files: Sequence[Path]) -> tuple[Array, Array]:
+def _batches(files: Sequence[Path]) -> Images:
     xs, ys = zip(*map(read_cifar, files), strict=True)
-    return np.concatenate(xs), np.concatenate(ys)
+    return np.concatenate(xs), np.concatenate(ys), sum(map(len, xs[:-1]))
 
 
-def _sheets(files: Sequence[Path]) -> tuple[Array, Array]:
+def _sheets(files: Sequence[Path]) -> Images:
     """A folder of sheets of 50 tiles a line, train_00.webp and so on, and labels.npz."""
     labels = read_npz(files[0], ("y_train", "y_test"))
     parts = [read_sheets(files[0].parent, split, len(y)) for split, y in zip(("train", "test"), labels, strict=True)]
-    return np.concatenate(parts), checked_labels(files[0], np.concatenate(labels), 10)
+    return np.concatenate(parts), checked_labels(files[0], np.concatenate(labels), 10), len(parts[0])
 
 
 def read_sheets(folder: str | Path, split: str, count: int) -> Array:
@@ -103,7 +126,8 @@ def read_sheets(folder: str | Path, split: str, count: int) -> Array:
     return np.concatenate(sheets)
 
 
-_READERS: dict[str, Callable[[Sequence[Path]], tuple[Array, Array]]] = {
+_READERS: dict[str, Callable[[Sequence[Path]], Images]] = {
+    "speech_commands_32x32.npz": _words,
     "emnist_lower_aj.npz": _letters,
     "labels.npz": _sheets,
     "data_batch_1.bin": _batches,
@@ -156,3 +180,11 @@ def moments(x: Array) -> tuple[Array, Array]:
     mean = total / len(x)
     deviation = np.sqrt(np.maximum(squares / len(x) - mean**2, 0))
     return mean.astype(np.float32), deviation.astype(np.float32)
+
+
+def by_color(x: Array, angles: Sequence[float] = ()) -> Scaling:
+    """What standardises each colour over all pixels of these images."""
+    mean, deviation = moments(x)
+    center = mean.mean((1, 2), keepdims=True)  # [channels, 1, 1]
+    scale = np.sqrt((deviation**2 + (mean - center) ** 2).mean((1, 2), keepdims=True))
+    return Scaling(center, scale, tuple(angles))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .layers import FLAT, Bound, Linear, Operation, Place, Reshape, Value, Views
+from .pools import Halving, halves
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Recorded:
     function: Callable[..., Tensor]
     lead: int
     names: tuple[str, ...] = ()
+    fixed: int = 0  # how many of its inputs, counted from the last, have no gradient
 
     def bind(self, w: Views, place: Place, wanted: bool) -> Bound:
         return _BoundRecorded(self, w, place, wanted)
@@ -32,9 +34,10 @@ class _BoundRecorded:
 
     def forward(self, *inputs: Value) -> Value:
         tensors = [torch.from_numpy(value) for value in inputs] if self._recorded.lead else list(inputs)
-        self._inputs = [_leaf(tensor) for tensor in tensors] if self._wanted else tensors
+        moving = len(tensors) - self._recorded.fixed
+        self._inputs = [_leaf(tensor) for tensor in tensors[:moving]] if self._wanted else tensors[:moving]
         with torch.enable_grad():
-            self._output = self._recorded.function(*self._inputs, *self._parameters)
+            self._output = self._recorded.function(*self._inputs, *tensors[moving:], *self._parameters)
         output = self._output.detach()
         return output.numpy() if self._recorded.lead else output
 
@@ -115,6 +118,10 @@ _SMOOTH = (nn.Tanh, nn.Sigmoid, nn.GELU, nn.ELU, nn.LeakyReLU, nn.SiLU, nn.Softp
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
 
 
+POOL = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+"""The settings of a max pool, in the order of its arguments."""
+
+
 def operation_of(module: nn.Module, prefix: str, lead: int) -> Operation | None:
     """What computes a layer, its parameters named ``prefix``…; None where no way is known."""
     names = tuple(prefix + name for name, _ in module.named_parameters())
@@ -128,6 +135,8 @@ def operation_of(module: nn.Module, prefix: str, lead: int) -> Operation | None:
         return Recorded(Normalised(module.normalized_shape, module.eps, lead), lead, names)
     if type(module) in _SMOOTH:
         return Recorded(module, lead)
+    if type(module) is nn.MaxPool2d and halves({name: getattr(module, name) for name in POOL}):
+        return Halving(lead)
     function = _of_one_party(module)
     if function is None:
         return None
