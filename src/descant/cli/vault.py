@@ -35,8 +35,9 @@ def init(
     """
     with plain_endings():
         from ..store.keys import fingerprint
-        from ..store.vault import Vault
+        from ..store.vault import Vault, check_new
 
+        check_new(folder)
         vault = Vault.create(folder, _key_for(folder, key), run)
         shown = {"vault": str(folder), "run": vault.run, "fingerprint": fingerprint(vault.public)}
         if as_json:
@@ -73,7 +74,7 @@ def show(
 def verify(
     folder: Path = typer.Argument(metavar="DIR", hidden=True),  # noqa: B008
     key: Path | None = typer.Option(None, "--key", help="Its file. Default: DESCANT_VAULT_KEY, or no key."),  # noqa: B008
-    ask: bool = typer.Option(False, "--ask", help="Ask for the private key."),
+    ask: bool = typer.Option(False, "--ask", help="Ask for the key, if it is in neither."),
     noted: str = typer.Option("", "--noted", help="LINE:SEAL, as an earlier verify has printed it."),
     as_json: bool = json_option(),
 ) -> None:

@@ -79,8 +79,8 @@ class Expected:
         """Refuse more bytes than that, before they are looked at."""
         if size > self.size:
             raise VaultError(
-                f"The coreset of party {party!r} has {size} bytes. The {self.rows} rows that were agreed on take at most "
-                f"{self.size}. It is refused: let the party seal a smaller one."
+                f"The coreset of party {party!r} has {size} bytes. The {self.rows} rows that were agreed on take at "
+                f"most {self.size}. It is refused: let the party seal a smaller one."
             )
 
 

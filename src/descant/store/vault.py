@@ -87,9 +87,7 @@ class Vault:
     def create(cls, folder: str | Path, key: PrivateKey, run: str = "", who: str = "") -> Vault:
         """A new vault in a new or empty folder; a run that has no name gets one that nobody else has."""
         place, run = Path(folder), run or secrets.token_hex(16)
-        if (place / _ABOUT).exists():
-            raise StateError(f"{place} holds a vault already. Use it, or give another folder.")
-        check_replaceable(place, _OURS, in_place=True)
+        check_new(place)
         with clear_errors(place):
             disk.make(place, 0o700)
             lock = Lock(place / LOCK, PATIENCE)
@@ -226,6 +224,13 @@ class Vault:
         except VaultError as error:
             self._drawers.note("refused", f"{party:.80}", digest=about, reason=f"{error!s:.300}")
             raise
+
+
+def check_new(folder: Path) -> None:
+    """Raise StateError unless a vault can be made there."""
+    if (folder / _ABOUT).exists():
+        raise StateError(f"{folder} holds a vault already. Use it, or give another folder.")
+    check_replaceable(folder, _OURS, in_place=True)
 
 
 def _about(folder: Path) -> tuple[str, bytes]:
