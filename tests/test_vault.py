@@ -18,17 +18,19 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner, Result
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
+from descant.cli import app, typer
 from descant.errors import DescantError, SettingError, StateError, VaultError
 from descant.parties.party import Form
 from descant.store.keys import VARIABLE, PrivateKey, fingerprint, read_key
 from descant.store.rows import Agreed, Expected, Rows, check_agreed, pack, unpack
-from descant.store.sealing import header_of, seal, unseal
+from descant.store.sealing import Invitation, header_of, seal, unseal
 from descant.store.vault import Vault
 from dying import Death, faults, full
 
@@ -57,9 +59,13 @@ def vault(tmp_path: Path) -> Vault:
     return Vault.create(tmp_path / "vault", KEY, "run 7", "tester")
 
 
+def sealed_for(public: bytes, plain: bytes, run: str, party: str, generation: int) -> bytes:
+    return seal(Invitation(public, generation), plain, run, party)
+
+
 def sent(vault: Vault, party: str, generation: int, what: Rows | bytes | None = None) -> bytes:
     plain = what if isinstance(what, bytes) else pack(what or rows())
-    return seal(vault.invite(party), plain, vault.run, party, generation)
+    return sealed_for(vault.invite(party).public, plain, vault.run, party, generation)
 
 
 def events(vault: Vault) -> list[dict[str, Any]]:
@@ -77,7 +83,7 @@ def bytes_in(folder: Path) -> bytes:
 @given(st.binary(max_size=300), st.text(max_size=60), st.text(max_size=60), st.integers(0, 2**53))
 def test_what_is_sealed_is_opened_by_both_keys_together(plain: bytes, run: str, party: str, generation: int) -> None:
     own = PrivateKey.new()
-    sealed = seal(KEY.public + own.public, plain, run, party, generation)
+    sealed = sealed_for(KEY.public + own.public, plain, run, party, generation)
     assert unseal(sealed, KEY, own, run, party) == plain
     header = header_of(sealed)
     assert (header.run, header.party, header.generation, header.size) == (run, party, generation, len(plain))
@@ -87,7 +93,7 @@ def test_what_is_sealed_is_opened_by_both_keys_together(plain: bytes, run: str, 
 def test_a_sealed_coreset_is_what_the_text_says_it_is() -> None:
     """Opened here by hand, with HKDF written out, from the formulas in the docstring of descant.store.sealing."""
     own = PrivateKey.new()
-    sealed = seal(KEY.public + own.public, b"some rows", "run", "north", 3)
+    sealed = sealed_for(KEY.public + own.public, b"some rows", "run", "north", 3)
     mark, rest = sealed[:17], sealed[17:]
     length = int.from_bytes(rest[:4], "big")
     front, header, body = sealed[: 21 + length], json.loads(rest[4 : 4 + length]), rest[4 + length :]
@@ -104,14 +110,14 @@ def test_a_sealed_coreset_is_what_the_text_says_it_is() -> None:
 
 def test_no_nonce_and_no_key_is_used_twice() -> None:
     own = PrivateKey.new()
-    headers = [header_of(seal(KEY.public + own.public, b"same", "run", "north", 1)) for _ in range(300)]
+    headers = [header_of(sealed_for(KEY.public + own.public, b"same", "run", "north", 1)) for _ in range(300)]
     for part in ("nonce", "once", "digest"):
         assert len({getattr(header, part) for header in headers}) == 300
 
 
 def test_every_changed_missing_or_added_byte_is_refused() -> None:
     own = PrivateKey.new()
-    sealed = seal(KEY.public + own.public, b"secret rows", "run", "north", 3)
+    sealed = sealed_for(KEY.public + own.public, b"secret rows", "run", "north", 3)
     changed = [sealed[:i] + bytes([sealed[i] ^ 1 << i % 8]) + sealed[i + 1 :] for i in range(len(sealed))]
     cut = [sealed[:i] for i in range(len(sealed))]
     for data in [*changed, *cut, sealed + b"\0", b"\0" + sealed, sealed + sealed]:
@@ -133,7 +139,7 @@ def test_every_changed_missing_or_added_byte_is_refused() -> None:
 )
 def test_what_was_changed_is_named(place: str, says: str) -> None:
     own = PrivateKey.new()
-    sealed = seal(KEY.public + own.public, b"secret rows", "run", "north", 3)
+    sealed = sealed_for(KEY.public + own.public, b"secret rows", "run", "north", 3)
     if place in ("mark", "body", "tag"):
         i = {"mark": 0, "body": len(sealed) - 17, "tag": len(sealed) - 1}[place]
         data = sealed[:i] + bytes([sealed[i] ^ 1]) + sealed[i + 1 :]
@@ -184,13 +190,13 @@ def test_a_point_on_which_all_keys_agree_is_refused(point: bytes) -> None:
 def test_nothing_is_sealed_that_could_not_be_opened() -> None:
     invitation = KEY.public * 2
     for public, plain, run, generation, says in (
-        (KEY.public, b"", "r", 1, "An invitation has 64 bytes. Got 32"),
+        (KEY.public, b"", "r", 1, "two keys of 32 bytes. Got 32 bytes"),
         (invitation, b"", "r" * 5000, 1, "too long for a header"),
         (invitation, b"", "r", -1, "a number from 0"),
         (bytes(64), b"", "r", 1, "no public key"),
     ):
         with pytest.raises(VaultError, match=says):
-            seal(public, plain, run, "p", generation)
+            sealed_for(public, plain, run, "p", generation)
 
 
 # ── keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -335,8 +341,8 @@ def test_rows_go_in_sealed_and_come_out_the_same(vault: Vault) -> None:
     server = Vault(vault.folder)  # which has no key
     invitation = server.invite("north")
     assert invitation == vault.invite("north") and invitation != vault.invite("south")
-    assert fingerprint(invitation) == fingerprint(KEY.public)
-    server.store("north", sent(vault, "north", 1), EXPECTED)
+    assert fingerprint(invitation.public) == fingerprint(KEY.public)
+    server.store("north", seal(invitation, pack(rows()), vault.run, "north"), EXPECTED)
     found = vault.open("north", 4, EXPECTED)
     assert all(torch.equal(a, b) for a, b in zip(found, rows(), strict=True))
     server.store("north", sent(vault, "north", 5, rows(0.25)))
@@ -345,6 +351,7 @@ def test_rows_go_in_sealed_and_come_out_the_same(vault: Vault) -> None:
         "created", "invited", "invited", "sealed", "opened", "refreshed", "opened",
     ]  # fmt: skip
     assert {event["who"] for event in events(vault) if event["event"] in ("created", "opened")} == {"tester"}
+    assert (server.invite("north").generation, server.invite("south").generation) == (6, 1)
     assert [(held.party, held.state, held.generation, held.opened) for held in server.parties()] == [
         ("north", "refreshed", 5, 2),
         ("south", "invited", None, 0),
@@ -395,7 +402,7 @@ def test_what_is_for_others_or_older_is_refused_and_logged(vault: Vault, tmp_pat
     second = Vault.create(tmp_path / "second", KEY, "run 8")  # the same key, another run
     foreign = Vault.create(tmp_path / "foreign", PrivateKey.new(), vault.run)
     first, newer = sent(vault, "north", 3), sent(vault, "north", 8)
-    wrong_run = seal(vault.invite("north"), pack(rows()), "run 8", "north", 9)
+    wrong_run = sealed_for(vault.invite("north").public, pack(rows()), "run 8", "north", 9)
     vault.store("north", first)
     vault.store("north", first)  # a network may send it twice
     vault.store("north", newer)
@@ -403,7 +410,7 @@ def test_what_is_for_others_or_older_is_refused_and_logged(vault: Vault, tmp_pat
         (first, r"of generation 3, and one of generation 8 is held: an older one is not taken back"),
         (sent(vault, "north", 8), r"of generation 8, and one of generation 8"),
         (sent(vault, "south", 9), r"of party 'south', and 'north' was expected"),
-        (seal(vault.invite("south"), pack(rows()), vault.run, "north", 9), r"for the key"),
+        (sealed_for(vault.invite("south").public, pack(rows()), vault.run, "north", 9), r"for the key"),
         (wrong_run, r"for run 'run 8', and 'run 7' was expected"),
         (sent(second, "north", 9), r"for run 'run 8'"),
         (sent(foreign, "north", 9), r"for the vault"),
@@ -468,7 +475,7 @@ def test_a_folder_put_back_is_seen_by_a_note_kept_elsewhere(vault: Vault, tmp_pa
 def test_two_at_the_same_folder_wait_for_one_another(vault: Vault) -> None:
     def use(name: str) -> None:
         mine = Vault(vault.folder, KEY)
-        for generation in range(4):
+        for generation in range(1, 5):
             mine.store(name, sent(mine, name, generation), EXPECTED)
             mine.open(name, generation, EXPECTED)
 
@@ -477,7 +484,7 @@ def test_two_at_the_same_folder_wait_for_one_another(vault: Vault) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [(held.generation, held.opened) for held in vault.parties()] == [(3, 4)] * 3
+    assert [(held.generation, held.opened) for held in vault.parties()] == [(4, 4)] * 3
     assert vault.verify().lines == 1 + 3 * (1 + 4 + 4) + 1
 
 
@@ -609,3 +616,72 @@ def test_a_kill_while_a_vault_is_made_or_somebody_is_invited(tmp_path: Path, tor
         if not fault.reached:
             break
     assert not fault.reached and n > 20
+
+
+def test_no_rows_are_handed_out_without_a_line(vault: Vault) -> None:
+    vault.store("north", sent(vault, "north", 1))
+    for n in range(3):
+        with faults(n, error=full), pytest.raises(StateError, match="free some space"):
+            vault.open("north", 1, EXPECTED)
+
+
+# ── the command line ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def descant(*arguments: object) -> Result:
+    return CliRunner().invoke(typer.main.get_command(app), ["vault", *map(str, arguments)])
+
+
+def test_the_life_of_a_vault_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    folder, key = tmp_path / "vault", tmp_path / "key"
+    made = json.loads(descant("init", folder, "--key", key, "--run", "run 7", "--json").stdout)
+    assert made == {"vault": str(folder), "run": "run 7", "fingerprint": made["fingerprint"], "key": str(key)}
+    secret = key.read_text().strip().partition(":")[2]
+    vault = Vault(folder, read_key(key))
+    assert fingerprint(vault.public) == made["fingerprint"]
+    vault.store("north", sent(vault, "north", 1))
+    (row,) = json.loads(descant("list", folder, "--json").stdout)
+    assert (row["party"], row["state"], row["generation"], row["opened"]) == ("north", "sealed", 1, 0)
+    verified = json.loads(descant("verify", folder, "--json").stdout)
+    assert (verified["coresets"], verified["with_key"]) == (1, False)
+    noted = f"{verified['lines']}:{verified['seal']}"
+    shown = descant("verify", folder, "--key", key, "--noted", noted)
+    assert shown.exit_code == 0 and "In order, checked with the vault's key." in shown.stdout
+    monkeypatch.setenv(VARIABLE, key.read_text())
+    assert "with the vault's key" in descant("verify", folder).stdout
+    shown_all = [descant("list", folder).stdout, shown.stdout, descant("forget", folder, "north").stdout]
+    assert "north  sealed" in shown_all[0] and "destroyed; the log says so" in shown_all[2]
+    assert json.loads(descant("list", folder, "--json").stdout)[0]["state"] == "forgotten"
+    assert not any(secret[:16] in text for text in shown_all)
+    assert "Nobody was invited" in descant("list", Vault.create(tmp_path / "new", KEY).folder).stdout
+
+
+def test_what_goes_wrong_on_the_command_line_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    folder, key = tmp_path / "vault", tmp_path / "key"
+    assert descant("init", folder, "--key", key).exit_code == 0
+    (tmp_path / "open").write_text(key.read_text())
+    (tmp_path / "open").chmod(0o644)
+    PrivateKey.new().write(tmp_path / "other")
+    for arguments, says in (
+        (("init", folder, "--key", tmp_path / "stray"), "holds a vault already"),
+        (("init", tmp_path / "new"), "Say where the private key is to be: --key FILE"),
+        (("init", tmp_path / "new", "--key", tmp_path / "new" / "key"), "must not lie in the vault"),
+        (("init", tmp_path / "new", "--key", tmp_path / "no" / "key"), "cannot be written"),
+        (("init", tmp_path, "--key", tmp_path.parent / "k"), "Give a new or an empty folder"),
+        (("list", tmp_path), "holds no vault: there is no vault.json in it"),
+        (("verify", folder, "--key", tmp_path / "gone"), "nobody can open its coresets"),
+        (("verify", folder, "--key", tmp_path / "open"), "chmod 600"),
+        (("verify", folder, "--key", tmp_path / "other"), "This is the key of the vault"),
+        (("verify", folder, "--noted", "7"), "--noted must be LINE:SEAL"),
+        (("verify", folder, "--noted", "1:00"), "is not the one that was noted"),
+        (("forget", folder, "north"), "Party 'north' is not in the vault"),
+    ):
+        shown = descant(*arguments)
+        assert shown.exit_code == 1 and says in shown.stderr and shown.stdout == "", (arguments, shown.output)
+    assert not (tmp_path / "stray").exists() and not (tmp_path / "new").exists()
+    log = folder / "audit.jsonl"
+    log.write_bytes(log.read_bytes().replace(b"created", b"creates"))
+    shown = descant("verify", folder)
+    assert shown.exit_code == 1 and "Error: Line 1 of" in shown.stderr

@@ -127,7 +127,7 @@ def read(file: Path, after: Line = START, advice: str = _RUN) -> Lines:
         seals.append(seal)
         last = Line(number, seal, last.end + len(line) + 1)
     if last == START:
-        raise StateError(f"{file} is empty. {advice}")
+        raise StateError(f"Line 1 of {file} is damaged or missing. {advice}")
     return Lines(tuple(events), tuple(seals), last, torn=after.end + len(data) - last.end)
 
 

@@ -25,7 +25,7 @@ import hmac
 import json
 import os
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -57,14 +57,18 @@ class Header:
     size: int  # bytes of the plain coreset
 
 
-def seal(public: bytes, plain: bytes, run: str, party: str, generation: int) -> bytes:
-    """Bytes that only this run's vault can open, and only until the party is forgotten there.
+class Invitation(NamedTuple):
+    """What a vault gives a party to seal with; nothing in it is secret."""
 
-    `public` is the invitation that the vault made for this party. The generation must be larger than that of any
-    coreset which the party has sealed for this run before; the number of the round will do.
-    """
+    public: bytes  # the vault's public key, which all its parties are told, and the party's own
+    generation: int  # of the coreset that the vault will take next
+
+
+def seal(invitation: Invitation, plain: bytes, run: str, party: str) -> bytes:
+    """Bytes that only this run's vault can open, and only until the party is forgotten there."""
+    public, generation = invitation
     if len(public) != 64:
-        raise VaultError(f"An invitation has 64 bytes. Got {len(public)}. Ask the vault for one: Vault.invite.")
+        raise VaultError(f"An invitation has two keys of 32 bytes. Got {len(public)} bytes. Ask for one: Vault.invite.")
     if len(plain) > MOST_BYTES:
         raise VaultError(f"A coreset has at most {MOST_BYTES} bytes. This one has {len(plain)}: send fewer rows.")
     if not 0 <= generation <= MOST_GENERATION:

@@ -9,8 +9,8 @@ The vault's private key is none of them. It is needed to open a coreset, and for
 but not the key can invite, store, list, verify and forget, and reads no row.
 
     vault = Vault.create("vault", PrivateKey.new())                    # once, by whoever holds the key
-    invitation = vault.invite("north")                                 # at the server: two public keys
-    sealed = seal(invitation, pack(rows), vault.run, "north", round)   # at the party, after check_agreed
+    invitation = vault.invite("north")                                 # at the server: public keys, and a number
+    sealed = seal(invitation, pack(rows), vault.run, "north")          # at the party, after check_agreed
     vault.store("north", sealed)                                       # at the server, unopened
     rows = Vault("vault", read_key()).open("north", round, expected)   # at the worker that stands in
     vault.forget("north")
@@ -37,7 +37,7 @@ from .drawers import LOCK, PARTIES, PATIENCE, Drawers, digest
 from .folder import check_replaceable, clear_errors
 from .keys import PrivateKey, fingerprint
 from .lock import Lock
-from .sealing import check_address, header_of, unseal
+from .sealing import Invitation, check_address, header_of, unseal
 
 if TYPE_CHECKING:
     from .rows import Expected, Rows
@@ -104,13 +104,14 @@ class Vault:
     def __repr__(self) -> str:
         return f"Vault({str(self.folder)!r}, run {self.run!r}, {'with' if self._key else 'without'} its key)"
 
-    def invite(self, party: str) -> bytes:
-        """The public keys that this party seals with: the vault's, and one of its own; the same ones every time."""
+    def invite(self, party: str) -> Invitation:
+        """What this party seals its next coreset with: always the same keys, until it is forgotten."""
         with self._drawers.alone():
             if self._drawers.held(party) is None:
                 key = PrivateKey.new()
                 self._drawers.add(party, key, fingerprint(key.public))
-            return self.public + self._drawers.key(party).public
+            generation = self._audit.latest[party].get("generation", 0) + 1
+            return Invitation(self.public + self._drawers.key(party).public, generation)
 
     def store(self, party: str, sealed: bytes, expected: Expected | None = None) -> None:
         """Keep what this party has sealed, in place of what it sealed before; the same bytes may come again.
@@ -192,11 +193,11 @@ class Vault:
             raise VaultError(f"Party {party!r:.80} was not invited, or was forgotten since. Invite it: Vault.invite.")
         header = header_of(sealed)
         check_address(header, self.run, party, self.public, self._drawers.key(party).public)
-        newest = held.get("generation", -1)
+        newest = held.get("generation", 0)
         if header.generation <= newest and digest(sealed) != held["digest"]:
             raise VaultError(
                 f"The coreset of party {party!r} is of generation {header.generation}, and one of generation {newest} "
-                "is held: an older one is not taken back. A new one needs a larger number."
+                "is held: an older one is not taken back. Let the party seal by a new invitation."
             )
         if expected is not None:
             expected.check_size(header.size, party)
