@@ -300,7 +300,7 @@ def bad_rows() -> Iterator[tuple[str, bytes]]:
         ("not finite", {"weights": weights.log().log().sub(1).sqrt()}),
         ("labels that the model does not know", {"y": y + 3}),
         ("labels that the model does not know", {"y": y - 4}),
-        ("below 0", {"weights": weights - 15}),
+        ("below 0", {"weights": weights - 11}),
         ("none above", {"weights": weights * 0}),
         ("The model takes", {"x": x.double()}),
         ("The model takes", {"x": x[:, :2]}),
