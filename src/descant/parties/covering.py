@@ -97,9 +97,11 @@ def k_center(space: Space, count: int, rng: np.random.Generator) -> Choice:
     while len(cover.chosen) < count:
         far = cover.distance.clone()
         far[cover.chosen] = -1.0
-        ranked, places = far.topk(min(_BLOCK + 1, len(far)))
-        block, bound = places[:_BLOCK], float(ranked[_BLOCK]) if len(ranked) > _BLOCK else -1.0
-        picked = _farthest(ranked[:_BLOCK].numpy(), bound, _mutual(space, block), count - len(cover.chosen))
+        left = count - len(cover.chosen)
+        size = min(_BLOCK, 4 * left, len(far))
+        ranked, places = far.topk(min(size + 1, len(far)))
+        block, bound = places[:size], float(ranked[size]) if len(ranked) > size else -1.0
+        picked = _farthest(ranked[:size].numpy(), bound, _mutual(space, block), left)
         cover.add(block[picked].tolist())
     return cover.choice()
 
@@ -137,14 +139,15 @@ def _drawn(space: Space, count: int, rng: np.random.Generator) -> Cover:
     cover.add([int(rng.integers(own.start, own.stop)) for own in _largest(space, count)])
     while len(cover.chosen) < count:
         far = cover.distance.double().numpy()
-        ends = far.cumsum()
+        ends, left = far.cumsum(), count - len(cover.chosen)
         if not ends[-1]:  # all rows that are left repeat chosen ones
-            left = np.setdiff1d(np.arange(len(far)), cover.chosen)
-            cover.add(rng.choice(left, count - len(cover.chosen), replace=False).tolist())
+            others = np.setdiff1d(np.arange(len(far)), cover.chosen)
+            cover.add(rng.choice(others, left, replace=False).tolist())
             break
-        block = torch.from_numpy(np.searchsorted(ends, rng.random(_BLOCK) * ends[-1], side="right"))
-        wanted = rng.random(_BLOCK) * far[block]
-        picked = _accepted(far[block], wanted, _mutual(space, block), count - len(cover.chosen))
+        size = min(_BLOCK, 4 * left)
+        block = torch.from_numpy(np.searchsorted(ends, rng.random(size) * ends[-1], side="right"))
+        wanted = rng.random(size) * far[block]
+        picked = _accepted(far[block], wanted, _mutual(space, block), left)
         cover.add(block[picked].tolist())
     return cover
 

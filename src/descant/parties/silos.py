@@ -27,6 +27,7 @@ from .splits import Rows
 _GREY = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # of red, green and blue (ITU-R BT.601)
 _SVHN = (73257, 26032)  # pictures to train and to test that it has in all
 _GROUPS = 20
+_NEWS = ("20ng1", "20ng2")
 
 
 @dataclass(frozen=True)
@@ -122,19 +123,20 @@ def newsgroups(
     (file,) = locate("newsgroups", data)
     table = read_table(file, ("label", "text"))
     y = read_labels(file, table["label"], {str(group): group for group in range(_GROUPS)})
-    rows = dict[str, tuple[Rows, Rows]]()
-    for name, own in (("20ng1", np.flatnonzero(y < _GROUPS // 2)), ("20ng2", np.flatnonzero(y >= _GROUPS // 2))):
-        order = own[stream(seed, 0, name, "newsgroups").permutation(len(own))]
+    rows = list[tuple[Rows, Rows]]()
+    for k, own in enumerate((np.flatnonzero(y < _GROUPS // 2), np.flatnonzero(y >= _GROUPS // 2))):
+        order = own[stream(seed, 0, _NEWS[k], "newsgroups").permutation(len(own))]
         cut = round(len(own) * held_out)
-        rows[name] = np.sort(order[cut:][:train]), np.sort(order[:cut][:test])
+        rows.append((np.sort(order[cut:][:train]), np.sort(order[:cut][:test])))
     from sklearn.feature_extraction.text import TfidfVectorizer  # here, because it takes a second
 
     counter = TfidfVectorizer(max_features=words, stop_words="english", dtype=np.float32)
-    counter.fit(table["text"][row] for trained, _ in rows.values() for row in trained)
+    counted = counter.fit_transform(table["text"][row] for own, _ in rows for row in own)  # the rows of both silos
+    first = len(rows[0][0])
     silos = {}
-    for name, parts in rows.items():
-        x, x_test = (counter.transform([table["text"][row] for row in part]).toarray() for part in parts)
-        silos[name] = x, y[parts[0]], x_test, y[parts[1]]
+    for name, (own, tests), x in zip(_NEWS, rows, (counted[:first], counted[first:]), strict=True):
+        x_test = counter.transform(table["text"][row] for row in tests)
+        silos[name] = x.toarray(), y[own], x_test.toarray(), y[tests]
     return from_arrays(silos, seed=seed)
 
 
