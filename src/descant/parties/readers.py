@@ -117,13 +117,12 @@ def read_svhn(file: str | Path) -> tuple[Array, Array]:
     """Images ``[n, 32, 32, 3]`` and labels of one of SVHN's MATLAB files, in which a 0 has the label 10."""
     file, expected = Path(file), "a MATLAB file with X [32, 32, 3, n] and y [n, 1], labels from 1 to 10"
     from scipy.io import loadmat  # here, because it takes half a second that few need
-    from scipy.io.matlab import MatReadError
 
-    with reading(file, expected):
+    with reading(file, expected), file.open("rb") as opened:
         try:
-            found = loadmat(file, variable_names=("X", "y"))  # numbers only: nothing in such a file is ever run
-        except MatReadError as error:
-            raise damaged(file, str(error), expected) from error
+            found = loadmat(opened, variable_names=("X", "y"))  # numbers only: nothing in such a file is ever run
+        except Exception as error:  # whatever a damaged file leads scipy into
+            raise damaged(file, f"{error} ({type(error).__name__})", expected) from error
         x, y = found["X"], found["y"]
     if x.ndim != 4 or y.shape != (x.shape[-1], 1) or y.dtype.kind not in "iu" or y.min(initial=1) < 1:
         raise damaged(file, f"X has shape {x.shape} and y {y.shape} of {y.dtype}", expected)

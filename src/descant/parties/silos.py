@@ -68,8 +68,9 @@ def mnist_svhn(
 def grey(x: Array) -> Array:
     """Pictures in colour ``[n, 3, height, width]`` as grey ones of 28 x 28, ``[n, 1, 28, 28]``, in bytes."""
     parts = [np.zeros((0, 1, 28, 28), dtype=np.uint8)]
-    for part in np.array_split(x, -(-len(x) // 1000)):
-        levels = torch.from_numpy(np.tensordot(part.astype(np.float32), _GREY, (1, 0)))[:, None]
+    for begin in range(0, len(x), 1000):  # all of them in floating point would be large
+        part = x[begin : begin + 1000].astype(np.float32)
+        levels = torch.from_numpy(np.tensordot(part, _GREY, (1, 0)))[:, None]
         small = functional.interpolate(levels, (28, 28), mode="bilinear", align_corners=False)
         parts.append(small.round().to(torch.uint8).numpy())
     return np.concatenate(parts)
