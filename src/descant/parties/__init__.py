@@ -12,6 +12,7 @@ from . import splits
 from .adapters import arrays_of
 from .audio import mel_spectrogram, words
 from .clients import clients
+from .coresets import Coreset, Selection
 from .digits import digits
 from .folder import data_folder
 from .papers import femnist, mnist, sentiment
@@ -19,20 +20,26 @@ from .people import Party, People, from_arrays, from_rows
 from .picture import draw
 from .readers import read_wave
 from .sets import cifar10, csv, npz, svhn
+from .silos import mnist_svhn, newsgroups, rotated_mnist
 from .synthetic import shared, synthetic
 
 POPULATIONS: Mapping[str, Callable[..., People]] = MappingProxyType(
     {
         made.__name__: made
-        for made in (digits, synthetic, shared, mnist, femnist, sentiment, clients, cifar10, svhn, npz, csv, words)
+        for made in (
+            *(digits, synthetic, shared, mnist, femnist, sentiment, clients, mnist_svhn, rotated_mnist, newsgroups),
+            *(cifar10, svhn, npz, csv, words),
+        )
     }
 )
 """What makes parties, by name. Keywords are JSON values; the first line of a docstring says what it is."""
 
 __all__ = [
     "POPULATIONS",
+    "Coreset",
     "Party",
     "People",
+    "Selection",
     "arrays_of",
     "cifar10",
     "clients",
@@ -45,8 +52,11 @@ __all__ = [
     "from_rows",
     "mel_spectrogram",
     "mnist",
+    "mnist_svhn",
+    "newsgroups",
     "npz",
     "read_wave",
+    "rotated_mnist",
     "sentiment",
     "shared",
     "splits",

@@ -14,15 +14,16 @@ from torch.nn import functional
 from ..errors import PartyError
 from .folder import locate
 from .party import Array
-from .readers import checked_labels, damaged, read_cifar, read_idx, read_npz, reading
+from .readers import checked_labels, damaged, read_cifar, read_idx, read_npz, read_svhn, reading
 
 _TILE, _COLUMNS = 32, 50  # of a WebP sheet
 _LOWER_A = 36  # the label of "a" in EMNIST's by-class split: ten digits and 26 capitals come before
 _LETTERS = 10  # "a" to "j"
 
 
-Images: TypeAlias = tuple[Array, Array, int]
-"""Images and labels, training and test set in a row, and the row at which the test set begins."""
+Pairs: TypeAlias = list[tuple[Array, Array]]
+"""Images and their labels: the training set, in one part or more, and last, where there is one, the test set."""
+
 
 _SHAPES = {"mnist": (1, 28, 28), "emnist": (1, 28, 28), "speech": (1, 32, 32)}
 
@@ -32,76 +33,94 @@ def image_set(name: str, data: str | Path | None = None) -> tuple[Array, Array]:
     return parted(name, data)[:2]
 
 
-def parted(name: str, data: str | Path | None = None) -> Images:
-    """The same, and the row at which the test set begins."""
+def image_sets(name: str, data: str | Path | None = None) -> tuple[Array, Array, Array, Array]:
+    """The training set, and its own test set: x, y, x_test, y_test."""
+    x, y, begin = parted(name, data)
+    return x[:begin], y[:begin], x[begin:], y[begin:]
+
+
+def parted(name: str, data: str | Path | None = None) -> tuple[Array, Array, int]:
+    """Training and test set in a row, and the row at which the test set begins."""
+    xs, ys = zip(*_pairs(name, data), strict=True)
+    tested = len(xs[-1]) if len(xs) > 1 else 0
+    return np.concatenate(xs), np.concatenate(ys), sum(map(len, xs)) - tested
+
+
+def _pairs(name: str, data: str | Path | None) -> Pairs:
+    """The parts of a data set, checked, with images as ``[n, channels, height, width]``."""
     files = locate(name, data)
-    reader = _READERS.get(files[0].name, _from_npz)
-    x, y, begin = reader(files)
-    if x.ndim == 3:
-        x = x[:, None]
-    elif x.shape[-1] == 3:
-        x = x.transpose(0, 3, 1, 2)
     expected = _SHAPES.get(name, (3, 32, 32))
-    if x.dtype != np.uint8 or x.shape[1:] != expected:
-        raise damaged(files[0], f"its images have shape {x.shape[1:]} of {x.dtype}", f"bytes of shape {expected}")
-    if len(x) != len(y):
-        raise damaged(files[0], f"it has {len(x)} images and {len(y)} labels", "as many of one as of the other")
-    return x, y, begin
+    pairs = []
+    for x, y in _READERS.get(files[0].name, _from_npz)(files):
+        if x.ndim == 3:
+            x = x[:, None]
+        elif x.shape[-1] == 3:
+            x = x.transpose(0, 3, 1, 2)
+        if x.dtype != np.uint8 or x.shape[1:] != expected:
+            raise damaged(files[0], f"its images have shape {x.shape[1:]} of {x.dtype}", f"bytes of shape {expected}")
+        if len(x) != len(y):
+            raise damaged(files[0], f"it has {len(x)} images and {len(y)} labels", "as many of one as of the other")
+        pairs.append((x, y))
+    return pairs
 
 
-def _from_npz(files: Sequence[Path]) -> Images:
-    parts = read_npz(files[0], ("x_train", "x_test", "y_train", "y_test"))
-    return np.concatenate(parts[:2]), checked_labels(files[0], np.concatenate(parts[2:]), 10), len(parts[0])
+def _from_npz(files: Sequence[Path]) -> Pairs:
+    x, x_test, y, y_test = read_npz(files[0], ("x_train", "x_test", "y_train", "y_test"))
+    return [(x, checked_labels(files[0], y, 10)), (x_test, checked_labels(files[0], y_test, 10))]
 
 
-def _letters(files: Sequence[Path]) -> Images:
+def _letters(files: Sequence[Path]) -> Pairs:
     x, y = read_npz(files[0], ("x", "y"))
-    return x, checked_labels(files[0], y, _LETTERS), len(x)  # there is no test set in it
+    return [(x, checked_labels(files[0], y, _LETTERS))]
 
 
-def _words(files: Sequence[Path]) -> Images:
+def _words(files: Sequence[Path]) -> Pairs:
     """Speech Commands, cut by its authors' rule into training (0), validation (1), which is left out, and test (2)."""
     x, y, split = read_npz(files[0], ("x", "y", "split"))
     part = checked_labels(files[0], split, 3, "split")
     if not len(x) == len(y) == len(part):
         found = f"it has {len(x)} pictures, {len(y)} labels and {len(part)} splits"
         raise damaged(files[0], found, "as many of each")
-    rows = np.concatenate([np.flatnonzero(part == 0), np.flatnonzero(part == 2)])
-    return x[rows], checked_labels(files[0], y, 10)[rows], int((part == 0).sum())
+    y = checked_labels(files[0], y, 10)
+    return [(x[part == which], y[part == which]) for which in (0, 2)]
 
 
-def _digits(files: Sequence[Path]) -> Images:
+def _digits(files: Sequence[Path]) -> Pairs:
     return _from_idx(files, 10)
 
 
-def _by_class(files: Sequence[Path]) -> Images:
-    x, y, begin = _from_idx(files, 62)
-    chosen = (y >= _LOWER_A) & (y < _LOWER_A + _LETTERS)
-    # the originals lie on their side
-    return x[chosen].transpose(0, 2, 1), y[chosen] - _LOWER_A, int(chosen[:begin].sum())
+def _by_class(files: Sequence[Path]) -> Pairs:
+    pairs = []
+    for x, y in _from_idx(files, 62):
+        chosen = (y >= _LOWER_A) & (y < _LOWER_A + _LETTERS)
+        pairs.append((x[chosen].transpose(0, 2, 1), y[chosen] - _LOWER_A))  # the originals lie on their side
+    return pairs
 
 
-def _from_idx(files: Sequence[Path], classes: int) -> Images:
-    images, labels = [read_idx(file) for file in files[::2]], []
-    for file, label_file, x in zip(files[::2], files[1::2], images, strict=True):
-        labels.append(checked_labels(label_file, read_idx(label_file), classes))
-        if len(x) != len(labels[-1]):
-            raise damaged(
-                label_file, f"it has {len(labels[-1])} labels", f"one for each of the {len(x)} in {file.name}"
-            )
-    return np.concatenate(images), np.concatenate(labels), len(images[0])
+def _from_idx(files: Sequence[Path], classes: int) -> Pairs:
+    pairs = []
+    for file, label_file in zip(files[::2], files[1::2], strict=True):
+        x, y = read_idx(file), checked_labels(label_file, read_idx(label_file), classes)
+        if len(x) != len(y):
+            raise damaged(label_file, f"it has {len(y)} labels", f"one for each of the {len(x)} in {file.name}")
+        pairs.append((x, y))
+    return pairs
 
 
-def _batches(files: Sequence[Path]) -> Images:
-    xs, ys = zip(*map(read_cifar, files), strict=True)
-    return np.concatenate(xs), np.concatenate(ys), sum(map(len, xs[:-1]))
+def _batches(files: Sequence[Path]) -> Pairs:
+    return list(map(read_cifar, files))
 
 
-def _sheets(files: Sequence[Path]) -> Images:
+def _matlab(files: Sequence[Path]) -> Pairs:
+    return list(map(read_svhn, files))
+
+
+def _sheets(files: Sequence[Path]) -> Pairs:
     """A folder of sheets of 50 tiles a line, train_00.webp and so on, and labels.npz."""
-    labels = read_npz(files[0], ("y_train", "y_test"))
-    parts = [read_sheets(files[0].parent, split, len(y)) for split, y in zip(("train", "test"), labels, strict=True)]
-    return np.concatenate(parts), checked_labels(files[0], np.concatenate(labels), 10), len(parts[0])
+    labels = [checked_labels(files[0], y, 10) for y in read_npz(files[0], ("y_train", "y_test"))]
+    return [
+        (read_sheets(files[0].parent, split, len(y)), y) for split, y in zip(("train", "test"), labels, strict=True)
+    ]
 
 
 def read_sheets(folder: str | Path, split: str, count: int) -> Array:
@@ -126,8 +145,9 @@ def read_sheets(folder: str | Path, split: str, count: int) -> Array:
     return np.concatenate(sheets)
 
 
-_READERS: dict[str, Callable[[Sequence[Path]], Images]] = {
+_READERS: dict[str, Callable[[Sequence[Path]], Pairs]] = {
     "speech_commands_32x32.npz": _words,
+    "train_32x32.mat": _matlab,
     "emnist_lower_aj.npz": _letters,
     "labels.npz": _sheets,
     "data_batch_1.bin": _batches,
