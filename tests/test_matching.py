@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -27,6 +28,7 @@ from descant.solvers.descent import Descent
 from descant.solvers.objective import Objective
 from descant.solvers.pools import Switches, larger
 from descant.solvers.stacked import Stack
+from fakes import Bytes
 from problems import classes, network
 
 WAYS = ("stacked", "single", "vectorised", "looped")
@@ -281,6 +283,18 @@ def test_models_without_a_kernel_are_matched_too() -> None:
     assert way(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 3), nn.LogSoftmax(1)) == "vectorised"
     assert way(nn.Linear(6, 8), nn.Dropout(), nn.ReLU(), nn.Linear(8, 3)) == "looped"
     assert way(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)) == "stacked"
+
+
+@pytest.mark.parametrize("way", ["stacked", "single", "looped"])
+def test_the_cut_changes_no_bit_of_convolutions(way: str) -> None:
+    def hashed(pieces: int) -> str:
+        people = shaped(NETS["convolutions"][0], 4)
+        solver, engine = Sgd(lr=0.05, steps=2, batch=3), partial(Bytes, pieces=pieces)
+        fed = Federation(made("convolutions"), people, RM(), solver=solver, engine=engine)
+        fed.state = replace(fed.state, way=way)
+        return fed.fit(2, progress=False).hash()
+
+    assert hashed(1) == hashed(3)
 
 
 # ── pooling ───────────────────────────────────────────────────────────────────────────────────────────────────────────
