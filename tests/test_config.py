@@ -234,6 +234,11 @@ def test_what_is_wrong_with_a_wrap_is_named(change, message):
         read(TINY + '[[wrap]]\nby = "louder"\n').set(change).check()
 
 
+def test_what_cannot_wrap_training_alone_is_said_before_the_work():
+    with pytest.raises(SettingError, match="AdaptiveHyper cannot tune Local, which has no common model"):
+        tiny('wrap=[{by="adaptive"}]').check()
+
+
 def test_none_is_a_word_where_nothing_may_be_said():
     (found,) = tiny('methods=[{algorithm="fedavg", wrap=[{by="adaptive", guard="none", lr="none"}]}]').algorithms()
     assert found.tune.guard is None and found.tune.lr is None and found.name == "FedAvg+AH"

@@ -162,6 +162,10 @@ class Recipe:
                 raise SettingError(f'Two methods of {self.name} are called {name!r}. Give one its own: name = "...".')
         return made
 
+    def local(self) -> Algorithm:
+        """Training alone, with what wraps every method."""
+        return self._algorithm({"algorithm": "local"}, "[[methods]]")
+
     def algorithm(self) -> Algorithm:
         """The method of a single run."""
         given = self._table("method")
@@ -194,15 +198,14 @@ class Recipe:
             "seeds": self.seeds,
             "progress": progress,
         }
-        local = self._algorithm({"algorithm": "local"}, "[[methods]]")  # wrapped as the others are
-        study = compare(chosen, self.model(), self.people(), local=local, **settings, **self._settings())
+        study = compare(chosen, self.model(), self.people(), local=self.local(), **settings, **self._settings())
         told = {"title": self.title, "about": self.about}
         return replace(study, settings={**{k: v for k, v in told.items() if v}, **study.settings, "recipe": self.text})
 
     def check(self, names: Sequence[str] | None = ()) -> Recipe:
         """Raise for whatever can be found wrong before parties and models are made; None leaves methods to [method]."""
         for at in self.check_tables():
-            for algorithm in [at.algorithm()] if names is None else at.algorithms(names):
+            for algorithm in [at.algorithm()] if names is None else [*at.algorithms(names), at.local()]:
                 check(algorithm, algorithm.name)
         return self
 
