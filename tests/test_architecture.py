@@ -16,9 +16,10 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # A module may import from its own line and from the lines above it.
 TIERS = [
     {"errors", "settings", "seeds", "track"},
+    {"traced"},
     {"flat", "address"},
     {"core"},
-    {"norms", "medians", "weiszfeld", "centers", "penalties", "gate", "wire", "metrics"},
+    {"links", "norms", "medians", "weiszfeld", "centers", "penalties", "gate", "wire", "metrics"},
     {"algorithms", "solvers", "parties", "problems"},
     {"store"},
     {"piece", "gauges"},

@@ -459,7 +459,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_algorithm_can_be_spelled_and_read_again(name: str) -> None:
-    algorithm = bind(METHODS[name](), Federation(network, classes(3), algorithms.FedAvg())._plan.net.layout)
+    algorithm = bind(METHODS[name](), Federation(network, classes(3), algorithms.FedAvg())._plan.net)
     arrays: dict[str, Tensor] = {}
     again = read(spell(algorithm, arrays), arrays)
     assert repr(again) == repr(algorithm)

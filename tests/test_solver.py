@@ -441,7 +441,7 @@ MATCHING = replace(
 )
 
 
-@pytest.mark.parametrize("way", ["vectorised", "looped"])
+@pytest.mark.parametrize("way", ["stacked", "single", "vectorised", "looped"])
 def test_a_term_may_own_private_columns_and_read_activations_of_both_models(way: str) -> None:
     people, lr = classes(3, torch.float64), 0.1
     fed = Federation(network(torch.float64), people, MATCHING, lr=lr, steps=2, batch=100, seed=1)
@@ -543,7 +543,7 @@ def test_the_loss_that_is_told_is_the_parties_own_and_not_the_terms() -> None:
 
 def test_a_point_that_does_not_exist_is_named() -> None:
     algorithm = replace(algorithms.FedAvg(), terms=(Term("matching", matching, points=("nowhere",)),))
-    with pytest.raises(ModelError, match=r"no submodule 'nowhere' to watch. It has: 0, 1, 2"):
+    with pytest.raises(ModelError, match=r"no point 'nowhere' to watch. It has: input, 0, 1, 2, output"):
         Federation(network(), classes(3), algorithm).fit(1, progress=False)
 
 

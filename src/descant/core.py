@@ -116,7 +116,7 @@ class Sight:
     x: Tensor
     y: Tensor
     output: Tensor
-    seen: Mapping[str, Tensor]  # activations of the trained model at the term's points
+    seen: Mapping[str, Tensor]  # values of the trained model at the term's points
     seen_received: Mapping[str, Tensor]  # the same points in the frozen received model
     apply: Callable[[Tensor, Tensor], Tensor]  # (parameters, x) -> output: the module with other numbers in it
     loss: Loss
@@ -129,7 +129,7 @@ class Term:
     name: str  # of its private columns in the party's memory: no two terms of an algorithm share it
     value: Callable[[Sight], Tensor]
     strength: Schedule = setting(1.0, "the factor before the term", least=0, called="symbol")
-    points: tuple[str, ...] = ()  # submodules whose outputs the term reads, of both models
+    points: tuple[str, ...] = ()  # values of both models that the term reads, by their names (see `traced`)
     begin: Begin | None = None  # (received [d], draws) -> first values [q] of its private columns
     symbol: str = "strength"  # the paper's letter for it
 
@@ -177,7 +177,7 @@ class Algorithm:
 
     name: str
     start: Start  # (own [K, width], centre [K, width]) -> where each party begins its local work
-    terms: tuple[Term, ...]  # what it adds to its loss
+    terms: tuple[Term | Unbound, ...]  # what it adds to its loss
     pull: Pull | None  # what draws it back after each step
     aggregate: Aggregate  # (models [K, d], weights [K]) -> what the reports add up to
     weigh: Weigh  # metrics of the reports -> their weights [K]

@@ -20,8 +20,7 @@ import hashlib
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -31,6 +30,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .errors import ModelError
+from .traced import Traced, trace
 
 ONE_AT_A_TIME = threading.RLock()
 """Held while modules run: torch's own random numbers, warnings and a module's tensors belong to the whole process."""
@@ -124,23 +124,23 @@ class Layout:
 
 
 class Unbound(ABC):
-    """Something that names layers by pattern, and becomes columns once a model is known."""
+    """Something that names layers or points of a model, and becomes columns or shapes once the model is known."""
 
     @abstractmethod
-    def bind(self, layout: Layout) -> Any:
-        """The same thing with columns in place of patterns."""
+    def bind(self, net: Net) -> Any:
+        """The same thing for this model; a record of plain values, which can go to other processes."""
 
 
-def bind(record: Any, layout: Layout) -> Any:
-    """A record of settings in which every name pattern has become columns of this layout."""
+def bind(record: Any, net: Net) -> Any:
+    """A record of settings in which all that is unbound has become what it is for this model."""
     if isinstance(record, Unbound):
-        return record.bind(layout)
+        return record.bind(net)
     if isinstance(record, tuple):
-        parts = tuple(bind(part, layout) for part in record)
+        parts = tuple(bind(part, net) for part in record)
         return parts if any(new is not old for new, old in zip(parts, record, strict=True)) else record
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
         old = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
-        new = {name: bind(part, layout) for name, part in old.items()}
+        new = {name: bind(part, net) for name, part in old.items()}
         return dataclasses.replace(record, **new) if any(new[n] is not old[n] for n in old) else record
     return record
 
@@ -151,7 +151,7 @@ class Net:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.layout = Layout.of(module)
-        self.kept: dict[str, Any] = {}  # what a solver need not make anew each time; nothing depends on it
+        self.kept: dict[object, Any] = {}  # what a solver need not make anew each time; nothing depends on it
         everything = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
         self._tied = len(everything) > len({id(tensor) for _, tensor in everything})  # torch need not look each time
         parameters = dict(module.named_parameters())
@@ -201,12 +201,44 @@ class Net:
 
     def apply(self, parameters: Tensor, statistics: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """The output for a batch, and the statistics ``[width - size]`` afterwards: in training mode they move."""
-        row = self.layout.split(parameters)
+        output, after = self._call(self.module, "", parameters, statistics, x)
+        return output, after
+
+    def watched(
+        self, parameters: Tensor, statistics: Tensor, x: Tensor, points: tuple[str, ...]
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The same as :meth:`apply`, with the values at some points of the module (see `traced`)."""
+        key = ("tapped", points)
+        if key not in self.kept:
+            self.kept[key] = self.graph.tapped(points)
+        (output, seen), after = self._call(self.kept[key], "0.", parameters, statistics, x)
+        return output, after, seen
+
+    def _call(
+        self, module: nn.Module, prefix: str, parameters: Tensor, statistics: Tensor, x: Tensor
+    ) -> tuple[Any, Tensor]:
         moving = self._moving(statistics)
         counters = {name: value.clone() for name, value in self._counters.items()}
-        output: Tensor = functional_call(self.module, {**row, **moving, **counters}, (x,), tie_weights=self._tied)
+        tensors = {prefix + name: t for name, t in {**self.layout.split(parameters), **moving, **counters}.items()}
+        output = functional_call(module, tensors, (x,), tie_weights=self._tied)
         after = torch.cat([part.flatten() for part in moving.values()]) if moving else statistics
         return output, after
+
+    @cached_property
+    def traced(self) -> Traced | str:
+        """The module's graph, or why there is none."""
+        return trace(self.module)
+
+    @property
+    def graph(self) -> Traced:
+        """The module's graph; an error if there is none."""
+        if isinstance(self.traced, str):
+            parts = ", ".join(name for name, _ in self.module.named_modules() if name)
+            raise ModelError(
+                f"The points of {type(self.module).__name__} cannot be found: {self.traced}. Its submodules: {parts}. "
+                "Write its forward without conditions and loops on values, and let it return one tensor."
+            )
+        return self.traced
 
     def run(self, parameters: Tensor, statistics: Tensor, x: Tensor) -> tuple[Tensor, list[nn.Parameter]]:
         """The output of the module itself, its tensors made views of these; with its parameters, to take gradients by.
@@ -231,26 +263,3 @@ class Net:
             return {}
         parts = zip(torch.split_with_sizes(statistics, layout.sizes[first:]), layout.shapes[first:], strict=True)
         return dict(zip(layout.names[first:], (part.view(shape) for part, shape in parts), strict=True))
-
-    @contextmanager
-    def watch(self, points: tuple[str, ...], seen: dict[str, Tensor]) -> Iterator[None]:
-        """While it is open, the outputs of the submodules named in ``points`` land in ``seen``."""
-        parts = dict(self.module.named_modules())
-        for point in points:
-            if point not in parts:
-                raise ModelError(
-                    f"The model has no submodule {point!r} to watch. It has: {', '.join(filter(None, parts))}."
-                )
-
-        def keep(point: str) -> Callable[[nn.Module, object, Tensor], None]:
-            def hook(module: nn.Module, inputs: object, output: Tensor) -> None:
-                seen[point] = output
-
-            return hook
-
-        handles = [parts[point].register_forward_hook(keep(point)) for point in points]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()

@@ -17,7 +17,7 @@ from torch import Tensor
 from . import centers
 from .centers import Aggregator, Ranges
 from .errors import SettingError
-from .flat import Layout, Unbound
+from .flat import Net, Unbound
 from .norms import norm, prox_of_max, prox_of_norm
 
 
@@ -276,8 +276,9 @@ class ByLayer(Unbound):
 
     parts: Mapping[str, Penalty] | tuple[tuple[str, Penalty], ...]
 
-    def bind(self, layout: Layout) -> LayerSum:
+    def bind(self, net: Net) -> LayerSum:
         """The sum over the layers of this model."""
+        layout = net.layout
         free, bound = list(layout.layers), []
         for pattern, penalty in self.parts.items() if isinstance(self.parts, Mapping) else self.parts:
             taken = [name for name in free if fnmatchcase(name, pattern)]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from . import seeds
 from .address import find
-from .core import Algorithm, Hyper, Job, Loss, Memory, Report, Solver, Task, Trained
+from .core import Algorithm, Hyper, Job, Loss, Memory, Report, Solver, Task, Term, Trained
 from .errors import ModelError, PartyError, SettingError
 from .flat import ONE_AT_A_TIME, Net, Unbound, bind
 from .gate import finite
@@ -57,12 +57,17 @@ class Plan:
         make = find(model) if isinstance(model, str) else model
         net = Net.made(make, seeds.torch_seed(seed, 0, seeds.EVERYBODY, "model"))
         people = parties_of(data)
-        return cls(net, people, bind(algorithm, net.layout), seed=seed, origin=(model, data), **rest)
+        return cls(net, people, bind(algorithm, net), seed=seed, origin=(model, data), **rest)
 
     @cached_property
     def places(self) -> dict[str, int]:
         """Where each party stands among all of them."""
         return {name: place for place, name in enumerate(self.people)}
+
+    @cached_property
+    def terms(self) -> tuple[Term, ...]:
+        """What a party adds to its loss. A term times 0 is none, so that the rest is what it is without, bit for bit."""
+        return tuple(term for term in self.algorithm.terms if isinstance(term, Term) and term.strength != 0)
 
     @cached_property
     def private(self) -> tuple[str, ...]:
@@ -164,7 +169,7 @@ def _train(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> lis
         received=center,
         anchor=anchor,
         alphas=alphas,
-        terms=algorithm.terms,
+        terms=plan.terms,
         hold=None if isinstance(algorithm.hold, Unbound) else algorithm.hold,  # a plan's algorithm is bound
     )
     return list(_answers(plan, tasks, job, plan.solver.train(job)))

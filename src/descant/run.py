@@ -52,13 +52,13 @@ def possible_ways(plan: Plan) -> dict[str, str]:
     present = plan.algorithm.attend(plan.people.names, plan.solver.hyper, rng)
     with ONE_AT_A_TIME:
         largest = plan.people[max(sizes, key=sizes.__getitem__)]
-        return plan.solver.ways(plan.net, plan.loss, plan.algorithm.terms, largest, len(present))
+        return plan.solver.ways(plan.net, plan.loss, plan.terms, largest, len(present))
 
 
 def _rehearse(plan: Plan, row: Tensor, hyper: Hyper) -> None:
     """Every answer once, on two copies of the first model: what does not fit the model is found before the work."""
     algorithm, size = plan.algorithm, plan.net.layout.size
-    names = [term.name for term in algorithm.terms]
+    names = [term.name for term in plan.terms]
     if len(set(names)) < len(names):
         raise SettingError(f"The terms of {algorithm.name} must have names of their own. Got {names}.")
     if set(plan.private) >= set(plan.net.layout.layers):

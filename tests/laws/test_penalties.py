@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from descant.centers import fixed_point_step
 from descant.errors import SettingError
-from descant.flat import Layout
+from descant.flat import Net
 from descant.penalties import (
     ByLayer,
     DiagonalQ,
@@ -224,7 +224,7 @@ def test_norm_p_has_the_centres_of_its_neighbours() -> None:
         torch.testing.assert_close(a.point, b.point, rtol=0, atol=2e-3)
 
 
-NET = Layout(("body.weight", "body.bias", "head.weight", "head.bias"), ((3, 1), (1,), (3, 1), (1,)), 4, torch.float32)
+NET = Net(nn.ModuleDict({"body": nn.Linear(3, 1), "head": nn.Linear(3, 1)}))
 
 
 def test_first_matching_pattern_has_the_layer_and_neighbours_join() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from ..core import Algorithm
 from .baselines import RFA, CoordinateMedian, FedAvg, FedProx, Local
 from .fed_plus import L2GD, FedAvgPlus, FedCoMedPlus, FedGeoMedPlus, FedPlus, FedPlusFixed, FedPlusV1
+from .matching import EntropyRegularization, RepresentationMatching, WeightDivergence
 from .personal import APFL, Ditto, FedPer, FedRep, pFedMe
 from .pieces import Among, Sample, Stragglers
 
@@ -35,6 +36,7 @@ __all__ = [
     "Among",
     "CoordinateMedian",
     "Ditto",
+    "EntropyRegularization",
     "FedAvg",
     "FedAvgPlus",
     "FedCoMedPlus",
@@ -48,7 +50,9 @@ __all__ = [
     "L2GD",
     "Local",
     "RFA",
+    "RepresentationMatching",
     "Sample",
     "Stragglers",
+    "WeightDivergence",
     "pFedMe",
 ]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..core import Algorithm, Sight, Term
-from ..flat import Layout, Unbound, bind
+from ..flat import Net, Unbound, bind
 from ..penalties import HalfSquare
 from ..settings import setting
 from .baselines import FedAvg, FedProx
@@ -92,9 +92,10 @@ def pFedMe(lam: float = 1.0, server_step: float = 0.5) -> Algorithm:
 class LastLayer(Unbound):
     """The parameters of the last submodule that has any."""
 
-    def bind(self, layout: Layout) -> tuple[str, ...]:
-        owner = layout.layers[-1].rpartition(".")[0]
-        return tuple(name for name in layout.layers if name.rpartition(".")[0] == owner)
+    def bind(self, net: Net) -> tuple[str, ...]:
+        layers = net.layout.layers
+        owner = layers[-1].rpartition(".")[0]
+        return tuple(name for name in layers if name.rpartition(".")[0] == owner)
 
 
 def FedPer(layers: tuple[str, ...] | Unbound = LastLayer()) -> Algorithm:  # noqa: B008  a frozen value
@@ -128,8 +129,9 @@ class HeadFirstBy(Unbound):
     layers: tuple[str, ...] | Unbound
     share: float
 
-    def bind(self, layout: Layout) -> HeadFirst:
-        names = layout.matching(bind(self.layers, layout))
+    def bind(self, net: Net) -> HeadFirst:
+        layout = net.layout
+        names = layout.matching(bind(self.layers, net))
         ranges = tuple(layout.range_of(name) for name in names if name in layout.layers)
         return HeadFirst(ranges, self.share)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core import Attend, Hyper, Memory, Metrics, Sight, Weigh
 from ..errors import SettingError
-from ..flat import Layout, Unbound
+from ..flat import Net, Unbound
 from ..penalties import Penalty, personal
 from ..settings import Schedule, check, setting, value_at
 
@@ -84,7 +84,8 @@ class PerLayer(Unbound):
 
     values: Mapping[str, float]
 
-    def bind(self, layout: Layout) -> Tensor:
+    def bind(self, net: Net) -> Tensor:
+        layout = net.layout
         layout.matching(tuple(self.values))
         columns = torch.zeros(layout.size)
         for name in layout.layers:

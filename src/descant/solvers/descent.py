@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..core import Sight
 from ..errors import ModelError
 from ..flat import Net
 from .layers import Array, Into, Value
 from .objective import Objective
 from .stacked import Stack, kernel_of
+from .terms import Added
 
 STACKED, SINGLE, VECTORISED, LOOPED = "stacked", "single", "vectorised", "looped"
 TOGETHER = (STACKED, VECTORISED)
@@ -57,19 +57,22 @@ class Descent:
         self.objective, self.way, self.stack = objective, way, stack
         self.statistics, self.received, self.strengths = statistics, received, strengths
         self.losses = Losses(stack.columns.new_zeros(len(stack.columns)))
+        self._rate = rate
         if way in (STACKED, SINGLE):
-            kernel = kernel_of(objective.net, stack.lead)
+            kernel = kernel_of(objective.net, stack.lead, objective.points)
             if isinstance(kernel, str):
                 raise ModelError(f"{type(objective.net.module).__name__} cannot be stacked: {kernel}.")
             self._kernel = kernel.bind(stack.w, Into(stack.g) if rate is None else Into(stack.w, -rate))
-        alone = way in TOGETHER and len(stack.columns) == 1 and rate is None
+            self._added = Added(objective, kernel, stack, received, strengths, rate) if objective.terms else None
+        steps = rate is not None and (self._added is None or not self._added.by_autograd.terms)
+        alone = way in TOGETHER and len(stack.columns) == 1 and not steps
         self._two = self._some([0, 0]) if alone else None  # one party rounds otherwise than many
 
     def _some(self, rows: list[int]) -> Descent:
         """The same for some of the parties, with numbers of their own."""
         stack = Stack(self.stack.layout, [self.stack.columns[rows]], self.stack.lead)
         parts = (self.statistics[rows], self.received[rows], self.strengths[rows])
-        return Descent(self.objective, self.way, stack, *parts)
+        return Descent(self.objective, self.way, stack, *parts, self._rate)
 
     def of(self, rows: list[int], x: Tensor, y: Tensor) -> None:
         """The gradient of some of the parties alone."""
@@ -91,7 +94,10 @@ class Descent:
     def _as_two(self, two: Descent, x: Tensor, y: Tensor) -> None:
         two.stack.columns.copy_(self.stack.columns)
         two(x.expand(2, *x.shape[1:]), y.expand(2, *y.shape[1:]))
-        self.stack.gradient.copy_(two.stack.gradient[:1])
+        if self._rate is None:
+            self.stack.gradient.copy_(two.stack.gradient[:1])
+        else:
+            self.stack.columns.copy_(two.stack.columns[:1])
         self.statistics = two.statistics[:1]
         self.losses.total.copy_(two.losses.total[:1])
 
@@ -118,37 +124,16 @@ class Descent:
         self.losses.total.add_(losses.detach())
 
     def _by_kernel(self, x: Tensor, y: Tensor) -> None:
-        """The whole stack by its kernel; only the terms, written for one party, go through vmap."""
-        lead = self.stack.lead
-        output = self._kernel.forward(x.numpy() if lead else x[0])
+        """The whole stack by its kernel, with what the terms add along the way back."""
+        given = x.numpy() if self.stack.lead else x[0]
+        output = self._kernel.forward(given)
         slope = self._slope(output, y)
-        if not self.objective.terms:
+        if self._added is None:
             self._kernel.backward(slope)
             return
-        size = self.stack.layout.size
-        parts = torch.split_with_sizes(self.stack.columns, [size, *self.objective.widths], dim=1)
-        tops = torch.from_numpy(output) if lead else output.unsqueeze(0)
-        leaves = [part.detach().requires_grad_() for part in (tops, *parts)]
-        with torch.enable_grad():
-            values = torch.stack([self._term(i, leaves, x, y) for i in range(len(self.objective.terms))], 1)
-            total = (self.strengths * values).sum()
-        along, *columns = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
-        self._kernel.backward(slope + (along.numpy() if lead else along[0]))
-        self.stack.gradient[:, size:] = 0
-        self.stack.gradient += torch.cat(columns, 1)
-
-    def _term(self, i: int, leaves: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """A term of every party, ``[K]``; leaves are the output, w, and the private columns of each term."""
-
-        def value(output: Tensor, w: Tensor, own: Tensor, received: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            sight = Sight(w, received, own, x, y, output, {}, {}, self._elsewhere, self.objective.loss)
-            return self.objective.terms[i].value(sight)
-
-        values: Tensor = torch.vmap(value)(leaves[0], leaves[1], leaves[2 + i], self.received, x, y)
-        return values
-
-    def _elsewhere(self, parameters: Tensor, inputs: Tensor) -> Tensor:
-        return self.objective.net.apply(parameters, parameters.new_empty(0), inputs)[0]
+        top, along = self._added(self._kernel, given, output, x, y)
+        self._kernel.backward(slope if top is None else slope + top, along)
+        self._added.put()
 
     def _slope(self, output: Value, y: Tensor) -> Value:
         """The gradient of the loss along the outputs."""
@@ -204,3 +189,4 @@ class Losses:
         flat[places.clip(max=flat.size - 1)] -= 1
         chances /= y.shape[-1]
         return chances
+

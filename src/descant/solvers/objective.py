@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -48,27 +48,49 @@ class Objective:
         values = [[value_at(term.strength, round, name) for term in self.terms] for name in names]
         return like.new_tensor(values).reshape(len(names), len(self.terms))
 
+    @cached_property
+    def points(self) -> tuple[str, ...]:
+        """The values of both models that some term reads."""
+        return tuple(dict.fromkeys(point for term in self.terms for point in term.points))
+
     def one(
         self, columns: Tensor, statistics: Tensor, received: Tensor, strengths: Tensor, x: Tensor, y: Tensor
     ) -> Outcome:
         """What one party minimises on one batch, its loss alone, and its statistics afterwards."""
-        w, *private = torch.split_with_sizes(columns, [received.shape[-1], *self.widths])
-        points = tuple(dict.fromkeys(point for term in self.terms for point in term.points))
+        parts = torch.split_with_sizes(columns, [received.shape[-1], *self.widths])
         seen: dict[str, Tensor] = {}
-        seen_received: dict[str, Tensor] = {}
+        frozen: dict[str, Tensor] = {}
+        if self.points:
+            output, after, seen = self.net.watched(parts[0], statistics, x, self.points)
+            with torch.no_grad():
+                frozen = self.net.watched(received, statistics, x, self.points)[2]
+        else:
+            output, after = self.net.apply(parts[0], statistics, x)
+        loss = self.loss(output, y).mean()
+        if not self.terms:
+            return loss, loss, after
+        return loss + self.added(parts, received, strengths, x, y, output, seen, frozen, statistics), loss, after
+
+    def added(
+        self,
+        parts: Sequence[Tensor],  # w, and the private columns of each term
+        received: Tensor,
+        strengths: Tensor,
+        x: Tensor,
+        y: Tensor,
+        output: Tensor,
+        seen: Mapping[str, Tensor],
+        frozen: Mapping[str, Tensor],
+        statistics: Tensor | None = None,  # none where there are none, as in models that have a kernel
+    ) -> Tensor:
+        """What the terms add for one party: Σ strength · value."""
 
         def elsewhere(parameters: Tensor, inputs: Tensor) -> Tensor:
-            return self.net.apply(parameters, statistics, inputs)[0]
+            running = parameters.new_empty(0) if statistics is None else statistics
+            return self.net.apply(parameters, running, inputs)[0]
 
-        with ExitStack() as stack:
-            if points:
-                stack.enter_context(self.net.watch(points, seen))
-            output, after = self.net.apply(w, statistics, x)
-        if points:
-            with self.net.watch(points, seen_received), torch.no_grad():
-                elsewhere(received, x)
-        total = loss = self.loss(output, y).mean()
-        for i, term in enumerate(self.terms):
-            sight = Sight(w, received, private[i], x, y, output, seen, seen_received, elsewhere, self.loss)
-            total = total + strengths[i] * term.value(sight)
-        return total, loss, after
+        total = output.new_zeros(())
+        for term, strength, own in zip(self.terms, strengths.unbind(), parts[1:], strict=True):
+            sight = Sight(parts[0], received, own, x, y, output, seen, frozen, elsewhere, self.loss)
+            total = total + strength * term.value(sight)
+        return total

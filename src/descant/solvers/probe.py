@@ -84,8 +84,6 @@ def _why_not(objective: Objective, way: str, parts: list[Tensor]) -> str:
         kernel = kernel_of(objective.net, int(way == STACKED))
         if isinstance(kernel, str):
             return kernel
-        if any(term.points for term in objective.terms):
-            return "a term reads its activations"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # torch warns where it would fall back to a loop of its own

@@ -20,6 +20,7 @@ class Recorded:
     function: Callable[..., Tensor]
     lead: int
     names: tuple[str, ...] = ()
+    fixed: int = 0  # how many of its inputs, counted from the last, have no gradient
 
     def bind(self, w: Views, place: Place, wanted: bool) -> Bound:
         return _BoundRecorded(self, w, place, wanted)
@@ -32,9 +33,10 @@ class _BoundRecorded:
 
     def forward(self, *inputs: Value) -> Value:
         tensors = [torch.from_numpy(value) for value in inputs] if self._recorded.lead else list(inputs)
-        self._inputs = [_leaf(tensor) for tensor in tensors] if self._wanted else tensors
+        moving = len(tensors) - self._recorded.fixed
+        self._inputs = [_leaf(tensor) for tensor in tensors[:moving]] if self._wanted else tensors[:moving]
         with torch.enable_grad():
-            self._output = self._recorded.function(*self._inputs, *self._parameters)
+            self._output = self._recorded.function(*self._inputs, *tensors[moving:], *self._parameters)
         output = self._output.detach()
         return output.numpy() if self._recorded.lead else output
 

@@ -73,7 +73,7 @@ class Sgd:
         reasons = probe(net, loss, terms, party.x[:size].clone(), party.y[:size].clone())  # a module may write
         alone = "" if count > 1 else "one party a round works alone"
         megabytes = net.layout.size * net.layout.dtype.itemsize / 1e6
-        most = together(net.layout, not terms and self._steps_at_once(net, STACKED))
+        most = together(net.layout, self._steps_at_once(net, STACKED))
         full = "" if most > 1 else f"one model of {megabytes:.1f} MB fills the cache by itself"
         large = (
             "" if net.layout.size <= MOST_VECTORISED else f"above {MOST_VECTORISED} parameters it is slower than a loop"
@@ -91,7 +91,7 @@ class Sgd:
     def train(self, job: Job) -> Trained:
         """The local work of every party in the job, as many at once as the way allows."""
         job.net.module.train()
-        at_once = not job.terms and job.hold is None and self._steps_at_once(job.net, job.way)
+        at_once = job.hold is None and self._steps_at_once(job.net, job.way)
         if job.way == STACKED and not at_once and together(job.net.layout, at_once) == 1:
             return self.train(replace(job, way=SINGLE))  # a part of it stands still, and all of it is large
         with _threads(job.way, at_once):

@@ -1,0 +1,137 @@
+"""What representation matching costs: the paper's table 4, 30 steps of 64 samples, as a ratio to FedAvg.
+
+Beside each ratio of time stands that of the arithmetic (forwards, backwards, the frozen model, the matching layers, both
+ways), and the paper's own, which is a GPU's. Methods take turns, one round each; a ratio is the median over the turns.
+
+    python benchmarks/matching.py            # some minutes on one core; --turns 3 for a quick look, --only MNIST for one
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from descant import Algorithm, Federation, Sgd, algorithms, parties
+from descant.table import Table
+
+STEPS, BATCH = 30, 64
+
+
+def mlp() -> nn.Module:
+    """MNIST: 784-100-100-10."""
+    return nn.Sequential(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10))
+
+
+def cifar() -> nn.Module:
+    """CIFAR10: 5 x 5 convolutions of 32 and 64 channels, each pooled, and 1024-10."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(4096, 1024), nn.ReLU(), nn.Linear(1024, 10)),
+    )
+
+
+def kws() -> nn.Module:
+    """Keyword spotting: four 3 x 3 convolutions of 64 channels, pooled after each pair, and 1024-10."""
+    layers, depth = list[nn.Module](), 1
+    for _ in range(2):
+        layers += [nn.Conv2d(depth, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()]
+        layers, depth = [*layers, nn.MaxPool2d(2)], 64
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4096, 1024), nn.ReLU(), nn.Linear(1024, 10))
+
+
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {  # the net, the shape of a sample, parties
+    "MNIST": (mlp, (784,), 10),
+    "CIFAR10": (cifar, (3, 32, 32), 2),
+    "KWS": (kws, (1, 32, 32), 2),
+}
+PAPER = {  # table 4: seconds for 30 steps
+    "MNIST": {"FA": 0.39, "FA+WD": 0.41, "FA+RM": 0.42, "FA+AH": 0.39, "FA+RM+AH": 0.43},
+    "CIFAR10": {"FA": 0.50, "FA+WD": 0.54, "FA+RM": 0.66, "FA+AH": 0.51, "FA+RM+AH": 0.67},
+    "KWS": {"FA": 1.83, "FA+WD": 1.96, "FA+RM": 2.01, "FA+AH": 1.85, "FA+RM+AH": 2.03},
+}
+
+
+def methods() -> dict[str, Algorithm]:
+    """The paper's five; those with adaptive hyper-parameters where these are there."""
+    average, matched = algorithms.FedAvg(), algorithms.RepresentationMatching()
+    found = {"FA": average, "FA+WD": algorithms.WeightDivergence(), "FA+RM": matched}
+    adaptive = getattr(algorithms, "AdaptiveHyper", None)
+    if adaptive is not None:  # a grid of one kind of round, so that only the tuning itself is added
+        fixed = {"lr": (0.0099, 0.01), "work": (STEPS - 1, STEPS), "reward": "clients"}
+        found |= {"FA+AH": adaptive(average, **fixed), "FA+RM+AH": adaptive(matched, **fixed)}
+    return found
+
+
+def federation(net: str, algorithm: Algorithm, steps: int, count: int | None = None) -> Federation:
+    """Parties of random samples, as many as 30 steps take."""
+    make, shape, most = NETS[net]
+    generator = torch.Generator().manual_seed(0)
+    data = [
+        (torch.randn(STEPS * BATCH, *shape, generator=generator), torch.randint(10, (STEPS * BATCH,)))
+        for _ in range(count or most)
+    ]
+    return Federation(make, parties.from_arrays(data, test=0), algorithm, solver=Sgd(lr=0.01, steps=steps, batch=BATCH))
+
+
+def arithmetic(net: str, algorithm: Algorithm) -> float:
+    """The floating-point operations of one step, counted."""
+    fed = federation(net, replace(algorithm, tune=algorithms.FedAvg().tune), steps=1, count=1)
+    fed.state = replace(fed.state, way="looped")
+    with FlopCounterMode(display=False) as counter:
+        fed.fit(1, progress=False)
+    return float(counter.get_total_flops())
+
+
+def measure(net: str, turns: int) -> list[dict[str, object]]:
+    """One row a method."""
+    found = methods()
+    feds = {name: federation(net, algorithm, STEPS) for name, algorithm in found.items()}
+    times: dict[str, list[float]] = {name: [] for name in feds}
+    for turn in range(turns + 1):
+        for name, fed in feds.items():
+            began = time.perf_counter()
+            fed.fit(1, progress=False)
+            if turn:  # the first one warms up
+                times[name].append(time.perf_counter() - began)
+    flops = {name: arithmetic(net, algorithm) for name, algorithm in found.items()}
+    rows: list[dict[str, object]] = []
+    for name, fed in feds.items():
+        ratio = median(mine / base for mine, base in zip(times[name], times["FA"], strict=True))
+        counted = flops[name] / flops["FA"]
+        rows.append(
+            {
+                "net": net,
+                "method": name,
+                "way": fed.state.way,
+                "seconds": median(times[name]) / len(fed.people),
+                "× FA": ratio,
+                "arithmetic ×": counted,
+                "of it": ratio / counted,
+                "paper s": PAPER[net][name],
+                "paper ×": PAPER[net][name] / PAPER[net]["FA"],
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--only", choices=list(NETS))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [row for net in ([given.only] if given.only else NETS) for row in measure(net, given.turns)]
+    note = "seconds: 30 steps of 64 samples of one party. × FA is a ratio of times, of it: divided by the arithmetic's."
+    print(Table(tuple(rows[0]), rows, note))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Robust federated learning through representation matching and adaptive hyper-parameters. Mostafa (2019).
+
+Here are the terms of its clients' losses: representation matching (§3.1), the entropy regularisation of all its
+experiments, and the penalty on the divergence of weights that it compares with (§4). Each wraps any algorithm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..core import Algorithm, Sight, Term
+from ..errors import ModelError
+from ..flat import Net, Unbound
+from ..links import Link, Matching, Reduction
+from ..settings import Schedule, setting
+from .backwards import points_of, way_back
+from .baselines import FedAvg
+
+Over: TypeAlias = Literal["samples", "batch"]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """θ at the beginning: uniform within ±1/√(fan in), weights and biases, as torch begins its layers."""
+
+    links: tuple[Link, ...]
+
+    def __call__(self, received: Tensor, rng: np.random.Generator) -> Tensor:
+        parts = [
+            rng.uniform(-(back.fan_in**-0.5), back.fan_in**-0.5, prod(shape))
+            for link in self.links
+            for back in link.way
+            for shape in back.shapes
+        ]
+        return torch.from_numpy(np.concatenate([np.empty(0), *parts])).to(received.dtype)
+
+
+@dataclass(frozen=True)
+class MatchingBy(Unbound):
+    """The term of representation matching, its points not yet found."""
+
+    strength: Schedule
+    reduction: Reduction
+    points: tuple[str, ...] | None
+
+    def bind(self, net: Net) -> Term:
+        traced = net.graph
+        found = points_of(traced) if self.points is None else traced.find(self.points)
+        if len(found) < 2:
+            raise ModelError(
+                f"Matching needs at least two points, one before the other. Got {self.points!r}. "
+                f"The model has: {', '.join(traced.points)}."
+            )
+        name = traced.names
+        links = tuple(
+            Link(name[above], name[below], way_back(traced, above, below)) for below, above in pairwise(found)
+        )
+        read = [link.above for link in links] + [back.below for link in links for back in link.way]
+        points = tuple(dict.fromkeys([*(link.below for link in links), *read]))
+        value = Matching(links, self.reduction)
+        return Term("matching", value, self.strength, points, Drawn(links), symbol="coefficient")
+
+
+def RepresentationMatching(
+    base: Algorithm = FedAvg(),  # noqa: B008  a frozen value
+    coefficient: Schedule = 1.0,
+    reduction: Reduction = "mean",
+    points: tuple[str, ...] | None = None,
+) -> Algorithm:
+    """Parties must be able to rebuild what the received model saw from what their own sees: eq. (2), any algorithm's.
+
+    The matching layers θ are a party's own: trained with its model, kept from round to round, never sent. Points of
+    interest are found by tracing the model (§3.1: the input, every non-linearity, the top), unless they are named.
+    Not from the paper: the coefficient, and the mean for the sum that eq. (1) prints (ERRATA 5).
+
+    >>> RepresentationMatching().name
+    'FedAvg+RM'
+    """
+    chosen = None if points is None else tuple(points)
+    terms = (*base.terms, MatchingBy(coefficient, reduction, chosen))
+    return replace(base, name=f"{base.name}+RM", terms=terms)
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """max(0, H_min - H(softmax(a_M))), eq. (8): a penalty on outputs that are surer than they may be.
+
+    Of each sample as printed, or of the batch's mean entropy as the paper's successor has it (ERRATA 8).
+
+    >>> sure, unsure = torch.tensor([[9.0, 0.0], [0.0, 0.0]]).softmax(1).log().split(1)
+    >>> [round(float(Entropy(0.5).of(each)), 3) for each in (sure, unsure)]
+    [0.499, 0.0]
+    """
+
+    least: float = setting(2.0, "H_min in nats: outputs with less entropy are penalised", least=0)
+    over: Over = setting("samples", "whose entropy is held up (ERRATA 8)", one_of=("samples", "batch"))
+
+    def __call__(self, sight: Sight) -> Tensor:
+        return self.of(sight.output)
+
+    def of(self, output: Tensor) -> Tensor:
+        """Of outputs ``[batch, classes]``."""
+        logs = functional.log_softmax(output, 1)
+        entropies = -(logs.exp() * logs).sum(1)
+        return (self.least - (entropies.mean() if self.over == "batch" else entropies)).clamp(min=0).mean()
+
+
+def EntropyRegularization(
+    base: Algorithm = FedAvg(),  # noqa: B008  a frozen value
+    least: float = 2.0,
+    coefficient: Schedule = 1.0,
+    over: Over = "samples",
+) -> Algorithm:
+    """Parties stay unsure: outputs whose entropy is below H_min cost, eq. (8). In all experiments of the paper.
+
+    Not from the paper: H_min = 2 nats, which is for ten classes (at most ln 10 = 2.3), and the coefficient.
+    """
+    term = Term("entropy", Entropy(least, over), coefficient, symbol="coefficient")
+    return replace(base, name=f"{base.name}+ER", terms=(*base.terms, term))
+
+
+def divergence(sight: Sight) -> Tensor:
+    """‖w_t - w_t^i‖², the paper's §4: all squares, without the half of FedProx."""
+    return (sight.w - sight.received).square().sum()
+
+
+def WeightDivergence(base: Algorithm = FedAvg(), coefficient: Schedule = 0.01) -> Algorithm:  # noqa: B008
+    """Parties stay near the received weights: FA+WD of §4, FedProx with μ = 2·coefficient. Not from the paper: 0.01."""
+    term = Term("divergence", divergence, coefficient, symbol="coefficient")
+    return replace(base, name=f"{base.name}+WD", terms=(*base.terms, term))
