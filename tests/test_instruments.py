@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from descant import DescantError, Federation, Sgd, algorithms, instruments, parties
-from descant.core import Hyper, Job, Loss, Memory, Report, Term, Trained
+from descant.core import Hyper, Job, Loss, Memory, Report, Term, Trained, Tuned, Tuning
 from descant.errors import SettingError
 from descant.flat import Net
 from descant.instruments import biggest_jump, coverage, lasting_fall, pull_a_round, walk
@@ -323,10 +323,8 @@ def test_collapse_in_a_sentence() -> None:
 def test_a_run_that_breaks_down_is_found_out() -> None:
     """The learning rate is a hundred times too large from round 9 on."""
 
-    def tune(
-        round: int, hyper: Hyper, memory: Memory, feedback: object, rng: np.random.Generator
-    ) -> tuple[Hyper, Memory]:
-        return (replace(hyper, lr=100.0) if round >= 9 else hyper), memory
+    def tune(tuning: Tuning) -> Tuned:
+        return Tuned(replace(tuning.hyper, lr=100.0) if tuning.round >= 9 else tuning.hyper, tuning.memory)
 
     people = parties.digits(count=3, seed=0)
     algorithm = replace(algorithms.FedAvg(), tune=tune)

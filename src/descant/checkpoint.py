@@ -21,7 +21,7 @@ from . import __version__
 from .core import Store
 from .errors import StateError
 from .gate import Refusal
-from .parties.fingerprint import fingerprints
+from .parties.fingerprint import fingerprint, fingerprints
 from .piece import Plan
 from .run import Judged, State
 from .settings import describe
@@ -187,6 +187,7 @@ def _read(folder: Path, plan: Plan, manifest: Mapping[str, Any]) -> tuple[State,
 def _identity(plan: Plan) -> dict[str, Any]:
     """What must be equal for a run to go on as if it had never stopped, the parties' data included."""
     people = json.dumps(plan.people.samples).encode()
+    validation = plan.people.validation
     return {
         "version": _VERSION,
         "seed": plan.seed,
@@ -198,6 +199,7 @@ def _identity(plan: Plan) -> dict[str, Any]:
         "metric": plan.metric.name,
         "parties": hashlib.sha256(people).hexdigest()[:16],
         "data": fingerprints(plan.people),
+        "validation": None if validation is None else fingerprint(*validation),
     }
 
 

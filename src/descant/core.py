@@ -160,13 +160,36 @@ class Hold(Protocol):
         """True ``[K, d]`` where a party's parameters move in this step, of as many as each party takes."""
 
 
+@dataclass(frozen=True)
+class Tuning:
+    """What a tuner knows before a round."""
+
+    round: int
+    hyper: Hyper  # the solver's own
+    memory: Memory  # what the tuner said to remember
+    feedback: Metrics  # the metrics of the last round; before the first, "validation" alone, where there is such a set
+    center: Tensor  # [width] the centre that the round would begin with
+    rng: np.random.Generator
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a tuner says: the round's hyper-parameters, and what it remembers."""
+
+    hyper: Hyper
+    memory: Memory
+    center: Tensor | None = None  # [width] another centre to go on from: it went back
+    note: str = ""  # a sentence on what it did beyond tuning, for whoever looks after the run
+    numbers: Metrics = field(default_factory=dict)  # recorded with the round
+
+
 Start: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Aggregate: TypeAlias = Callable[[Tensor, Tensor | None], Aggregated]
 Weigh: TypeAlias = Callable[[Sequence[Metrics]], Tensor]
 Keep: TypeAlias = Callable[[Tensor, Tensor, Hyper], Tensor]
 Begin: TypeAlias = Callable[[Tensor, np.random.Generator], Tensor]
-Advance: TypeAlias = Callable[[Tensor, Tensor, Memory], tuple[Tensor, Memory]]
-Tune: TypeAlias = Callable[[int, Hyper, Memory, Metrics, np.random.Generator], tuple[Hyper, Memory]]
+Advance: TypeAlias = Callable[[Tensor, Tensor, Memory, float], tuple[Tensor, Memory]]
+Tune: TypeAlias = Callable[[Tuning], Tuned]
 Attend: TypeAlias = Callable[[Sequence[str], Hyper, np.random.Generator], dict[str, Hyper]]
 Personal: TypeAlias = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 
@@ -182,9 +205,9 @@ class Algorithm:
     aggregate: Aggregate  # (models [K, d], weights [K]) -> what the reports add up to
     weigh: Weigh  # metrics of the reports -> their weights [K]
     statistics: Aggregate  # (statistics [K, s], weights [K]) -> what running means and variances add up to
-    advance: Advance  # (centre [d], aggregate [d], memory) -> the new centre, and what the server remembers
+    advance: Advance  # (centre [d], aggregate [d], memory, share) -> the new centre, and what the server remembers
     keep: Keep | None  # (models [K, width], centre [width]) -> what each party keeps; None: only the centre
-    tune: Tune  # (round, hyper, memory, last round's metrics, draws) -> which hyper-parameters move, and how
+    tune: Tune  # which hyper-parameters move, and how
     attend: Attend = setting(help="who takes part, and with how much work", apart=True)
     over: Literal["active", "all"] = setting(
         "active", "whose models are aggregated (ERRATA 14)", one_of=("active", "all")
@@ -197,6 +220,9 @@ class Algorithm:
     personal: Personal | None = None  # (model [width], memory) -> the party's own model, where terms hold it
     hold: Hold | Unbound | None = None  # which parameters stand still in a local step
     max_staleness: int = setting(0, "how many rounds old a report may be", least=0, whole=True)
+    measure: int = setting(
+        0, "samples of its own on which a party reports the loss of the centre that it received", least=0, whole=True
+    )
 
 
 # ── what a solver is given ────────────────────────────────────────────────────────────────────────────────────────────

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from . import checkpoint
-from .algorithms import Local, Sample
+from .algorithms import Sample
+from .algorithms.baselines import alone
 from .core import Algorithm, Attend, Engine, Loss, Solver
 from .engines import InProcess
 from .errors import DescantError, DescantWarning, SettingError, StateError
@@ -174,9 +175,9 @@ class Federation:
             raise
 
     def _warn(self, round: Round) -> None:
-        if round.note:
-            warnings.warn(f"Round {round.index}: {round.note}.", DescantWarning, stacklevel=4)
-        elif round.refusals and not self.refusals_:  # the first time; the rest are in refusals_
+        for note in filter(None, (round.tuned, round.note)):
+            warnings.warn(f"Round {round.index}: {note}.", DescantWarning, stacklevel=4)
+        if not round.note and round.refusals and not self.refusals_:  # the first time; the rest are in refusals_
             told = f"{len(round.refusals)} of {len(round.present)} reports were refused, the first: {round.refusals[0]}"
             warnings.warn(f"{told}. All are in refusals_.", DescantWarning, stacklevel=4)
 
@@ -216,14 +217,13 @@ class Federation:
         return said + findings_of(self, scores if at == self.state.round else None)
 
     def plot(self, kind: str, file: str | Path) -> Path:
-        """Draw "spikes" (the change at aggregation), "collapse" or "walk" (from own to centre) into a PNG file."""
+        """Draw "spikes" (at aggregation), "collapse", "walk" (own to centre) or "hyper" (as tuned) into a PNG file."""
         return draw(self, kind, file)
 
     def _alone(self, names: Sequence[str]) -> Scores:
         """The same parties, rounds, work and draws, without federation."""
-        twin = self.__dict__.get("_twin")
+        twin, local = self.__dict__.get("_twin"), alone(self._plan.algorithm, self.history_)
         if twin is None or twin.state.round > self.state.round:  # a run that was loaded may be younger than its twin
-            local = replace(Local(), attend=self._plan.algorithm.attend, tune=self._plan.algorithm.tune)
             settings: dict[str, Any] = {
                 "loss": self.loss,
                 "metric": self.metric,
@@ -233,6 +233,7 @@ class Federation:
             }
             twin = self._twin = Federation(self.model, self.data, local, solver=self._plan.solver, **settings)
             twin.people = self.people  # not made anew: they are read once, and whoever made them may draw
+        twin._plan = replace(twin._plan, algorithm=local)  # of more rounds than when it was made
         twin.fit(self.state.round - twin.state.round, progress=False)
         return score(twin._plan, twin._engine, twin.state, names)
 

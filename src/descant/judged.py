@@ -21,7 +21,7 @@ from .evaluate import Column, Numbers, Scores
 from .instruments import Finding
 from .instruments.findings import collapse
 from .record import Recorded, Run, read
-from .results import SERIES, numbers, plain
+from .results import SERIES, TUNED, numbers, plain
 from .store import clear_errors
 from .study import LOCAL, Result, Study
 from .table import Table
@@ -103,7 +103,8 @@ def _series(found: Recorded, known: Mapping[str, Numbers]) -> dict[str, Numbers]
     """Numbers by round; nan where they are not known, or are not of these rounds."""
     rounds = found.numbers.round.astype(float)
     fitting = {name: values for name, values in known.items() if len(values) == len(rounds)}
-    return {name: rounds if name == "round" else fitting.get(name, np.full(len(rounds), np.nan)) for name in SERIES}
+    names = SERIES + tuple(name for name in TUNED if name in fitting)
+    return {name: rounds if name == "round" else fitting.get(name, np.full(len(rounds), np.nan)) for name in names}
 
 
 def _findings(found: Recorded, method: str, own: Mapping[int, float]) -> Iterator[Finding]:
@@ -121,7 +122,8 @@ def _findings(found: Recorded, method: str, own: Mapping[int, float]) -> Iterato
     for event in _current(found):
         warned.setdefault(event["text"], set()).update([event["round"]] if "round" in event else [])
     for text, at in warned.items():
-        if fell is None or text != fell.text:
+        said = (fell is not None and text == fell.text) or any(text in other for other in warned if other != text)
+        if not said:
             yield Finding(text, text + _when(at))  # a kind of its own, because a study tells one finding a kind
 
 

@@ -94,9 +94,7 @@ def draw_collapse(
     with _picture(file, losses, rows=2) as ((above, below), styles):
         for axes, lines in ((above, losses), (below, norms)):
             _lines(axes, lines, styles, markersize=4)
-            finite = np.concatenate([line.y[np.isfinite(line.y)] for line in lines.values()] or [np.ones(1)])
-            if len(finite) and finite.min() > 0 and finite.max() > 50 * np.median(finite):
-                axes.set_yscale("log")
+            _log_if_wide(axes, lines)
         for method, at in (marks or {}).items():
             for axes in (above, below):
                 axes.axvline(at, color=styles[method]["color"], linewidth=1.0, linestyle=":")
@@ -107,6 +105,51 @@ def draw_collapse(
         below.set_ylabel("length of the centre")
         above.set_title("Does what was learned stay learned?", loc="left")
     return file
+
+
+def draw_hyper(file: Path, tuned: Mapping[str, Sequence[Mapping[str, Numbers]]]) -> Path:
+    """The path of the mean of every hyper-parameter (representation matching, fig. 3), and what was drawn as dots.
+
+    ``tuned`` has numbers by round, one mapping a seed: "round", "lr", "work", and, where they are known, "lr_mean",
+    "work_mean", a loss of the centre ("validation" or "received_loss") and "went_back". Dots are of the first seed.
+    """
+    losses = [name for name in ("validation", "received_loss") if any(name in each[0] for each in tuned.values())]
+    with _picture(file, tuned, rows=2 + bool(losses)) as (panels, styles):
+        for axes, name in zip(panels, ("lr", "work", *losses), strict=False):
+            lines = {}
+            for method, each in tuned.items():
+                shown = f"{name}_mean" if f"{name}_mean" in each[0] else name
+                if shown in each[0]:
+                    lines[method] = Line.over(each[0]["round"], [series[shown] for series in each])
+                if shown != name:
+                    axes.plot(each[0]["round"], each[0][name], ".", color=styles[method]["color"], alpha=0.35, zorder=1)
+                _mark_returns(axes, each[0], styles[method]["color"], named=name == "lr")
+            _lines(axes, lines, styles, markersize=4)
+            _log_if_wide(axes, lines)
+            if name == "lr":
+                axes.set_yscale("log")
+            axes.set_ylabel({"lr": "learning rate", "work": "work a round"}.get(name, "loss of the centre"))
+            axes.set_xlabel("round" if axes is panels[-1] else "")
+        panels[0].set_title("What the tuner tried (dots) and where its mean went (lines)", loc="left")
+    return file
+
+
+def _log_if_wide(axes: Axes, lines: Mapping[str, Line]) -> None:
+    finite = np.concatenate([line.y[np.isfinite(line.y)] for line in lines.values()] or [np.ones(1)])
+    if len(finite) and finite.min() > 0 and finite.max() > 50 * np.median(finite):
+        axes.set_yscale("log")
+
+
+def _mark_returns(axes: Axes, series: Mapping[str, Numbers], color: str, named: bool) -> None:
+    """The rounds before which a tuner went back to an earlier centre."""
+    if "went_back" not in series:
+        return
+    at = series["round"][np.isfinite(series["went_back"])]
+    for round in at:
+        axes.axvline(round, color=color, linewidth=1.0, linestyle=":", zorder=0)
+    if named and len(at):
+        top = axes.get_xaxis_transform()
+        axes.plot(at, np.full(len(at), 1.03), "v", color=color, transform=top, clip_on=False, label="went back")
 
 
 def draw_walk(file: Path, lines: Mapping[str, Line], previous: Mapping[str, float], metric: str) -> Path:
@@ -193,7 +236,7 @@ def _picture(
     from matplotlib.ticker import MaxNLocator
 
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
-    figure = Figure(figsize=(9.6, 5.0 if rows == 1 else 6.4), dpi=150, layout=layout)
+    figure = Figure(figsize=(9.6, (5.0, 6.4, 8.4)[rows - 1]), dpi=150, layout=layout)
     panels = [figure.add_subplot(rows, 1, row + 1) for row in range(rows)]
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)

@@ -28,6 +28,8 @@ from .store import DEFAULT_BUDGET
 
 _AT_ONCE = 4096  # test samples a forward pass
 JUDGED = ("before", "after")  # a party's test score before and after its local work, where a task asks to judge it
+RECEIVED = "received_loss"  # the metric that an algorithm's `measure` asks for
+VALIDATION = "validation"  # the loss of the centre on the server's own set, where there is one
 
 
 Model: TypeAlias = nn.Module | Callable[[], nn.Module] | str
@@ -58,6 +60,11 @@ class Plan:
         net = Net.made(make, seeds.torch_seed(seed, 0, seeds.EVERYBODY, "model"))
         people = parties_of(data)
         return cls(net, people, bind(algorithm, net), seed=seed, origin=(model, data), **rest)
+
+    @cached_property
+    def samples(self) -> int:
+        """How many samples all parties train on."""
+        return sum(self.people.samples.values())
 
     @cached_property
     def places(self) -> dict[str, int]:
@@ -186,6 +193,8 @@ def _answers(plan: Plan, tasks: Sequence[Task], job: Job, trained: Trained) -> I
         if plan.algorithm.personal is not None:
             memory["statistics"] = rows[k, layout.size :]
         metrics = trained.metrics[k]
+        if plan.algorithm.measure:
+            metrics = {**metrics, RECEIVED: _received_loss(plan, job.received[k], job.parties[k])}
         if task.settings.get("judge"):
             metrics = {**metrics, **_judged(plan, task.party, ((job.start[k], job.memories[k]), (rows[k], memory)))}
         report = Report(task.party, task.round, task.kind, arrays=arrays, metrics=metrics)
@@ -204,6 +213,12 @@ def _judged(plan: Plan, name: str, states: Sequence[tuple[Tensor, Memory]]) -> d
     except Exception:  # a metric that fails says so when the party is evaluated; here it must not cost it its round
         return {}
     return dict(zip(JUDGED, scores, strict=True))
+
+
+def _received_loss(plan: Plan, row: Tensor, party: Party) -> float:
+    """The loss of the model that came from the centre, on evenly spaced samples of the party's own."""
+    rows = torch.arange(0, party.samples, -(-party.samples // plan.algorithm.measure))
+    return loss_on(plan, row, party.x[rows], party.y[rows])
 
 
 def _owned(plan: Plan, row: Tensor, memory: Memory) -> Tensor:
@@ -229,13 +244,24 @@ def _evaluate(plan: Plan, task: Task, memory: Memory) -> Report:
     return Report(task.party, task.round, task.kind, metrics=metrics)
 
 
+def loss_on(plan: Plan, row: Tensor, x: Tensor, y: Tensor) -> float:
+    """The mean loss of a model on some samples, as it is used and not as it is trained."""
+    with ONE_AT_A_TIME, torch.inference_mode(False):
+        plan.net.module.eval()
+        return _mean(plan, row, x, y, plan.loss)
+
+
 @torch.no_grad()
-def _measure(plan: Plan, row: Tensor, party: Party) -> float:
+def _mean(plan: Plan, row: Tensor, x: Tensor, y: Tensor, value: Loss) -> float:
     size, total = plan.net.layout.size, 0.0
-    for begin in range(0, len(party.x_test), _AT_ONCE):
-        x, y = (part[begin : begin + _AT_ONCE].clone() for part in (party.x_test, party.y_test))  # a module may write
-        output, _ = plan.net.apply(row[:size], row[size:], x)
-        total += float(torch.as_tensor(plan.metric.value(output, y)).double().mean()) * len(x)
-    mean = total / len(party.x_test)
+    for begin in range(0, len(x), _AT_ONCE):
+        some, target = (part[begin : begin + _AT_ONCE].clone() for part in (x, y))  # a module may write
+        output, _ = plan.net.apply(row[:size], row[size:], some)
+        total += float(torch.as_tensor(value(output, target)).double().mean()) * len(some)
+    return total / len(x)
+
+
+def _measure(plan: Plan, row: Tensor, party: Party) -> float:
+    mean = _mean(plan, row, party.x_test, party.y_test, plan.metric.value)
     worst = -math.inf if plan.metric.higher_is_better else math.inf
     return worst if math.isnan(mean) else mean  # nan stands for a party without a test set, not for a failed model

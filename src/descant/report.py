@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ import numpy as np
 
 from . import __version__
 from .errors import SettingError
-from .pictures import Line, Numbers, draw_collapse, draw_curves, draw_parties, draw_spikes, draw_walk
+from .pictures import Line, Numbers, draw_collapse, draw_curves, draw_hyper, draw_parties, draw_spikes, draw_walk
 from .results import mean_of_known
 from .settings import describe, unknown
 from .store import replacing
@@ -57,6 +57,7 @@ def available(study: Study) -> tuple[str, ...]:
         "spikes": all(result.series for result in study.results),
         "collapse": all(result.series for result in study.results),
         "walk": any(result.walk is not None for result in study.results),
+        "hyper": bool(_tuned(study)),
     }
     return tuple(kind for kind in _KINDS if have.get(kind, True))
 
@@ -105,12 +106,23 @@ def _walk(study: Study, file: Path) -> Path:
     return draw_walk(file, lines, previous, _metric(study))
 
 
+def _tuned(study: Study) -> dict[str, list[Mapping[str, Numbers]]]:
+    """The numbers by round of the methods that were tuned; training alone only repeats their work."""
+    found = {method: study.of(method) for method in study.methods}
+    return {m: [r.series for r in each] for m, each in found.items() if each[0].beside != m and "lr" in each[0].series}
+
+
+def _hyper(study: Study, file: Path) -> Path:
+    return draw_hyper(file, _tuned(study))
+
+
 _KINDS: dict[str, Callable[[Study, Path], Path]] = {
     "curves": _curves,
     "parties": _parties,
     "spikes": _spikes,
     "collapse": _collapse,
     "walk": _walk,
+    "hyper": _hyper,
 }
 FILES = ("study.json", *(f"{kind}.png" for kind in _KINDS), "report.html")
 
@@ -185,6 +197,12 @@ _CAPTIONS = {
         "What one more round would do. On the left, the parties' models after their local work; on the right, the "
         "centre made of them; between them, mixtures. A line that falls to the right says that taking over the common "
         "model would cost the parties; a line that rises, that it would serve them.",
+    ),
+    "hyper": (
+        "What was tuned",
+        "Learning rate and work by round: dots are what was drawn (with the first seed), lines the mean of the "
+        "distribution, or the value itself where nothing is drawn. A dotted upright marks where a training had "
+        "collapsed and went back to an earlier model.",
     ),
 }
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from .algorithms.pieces import stay
+from .errors import DescantError
 from .evaluate import Column, Numbers, Scores
 from .federation import Federation
-from .instruments import Finding, Walk, coverage
+from .instruments import Finding, Walk, coverage, walk
 
 LOCAL = "Local"
 SERIES = ("round", "loss", "change", "norm", "jump", "jump_sd")
+_WALKED = 100  # parties a walk, at most
+TUNED = ("lr", "work", "lr_mean", "work_mean", "went_back", "validation", "received_loss")
 _COLUMNS = ("own", "center", "majority", "before", "after")
 
 
@@ -30,7 +35,7 @@ class Result:
     refused: int
     beside: str = LOCAL  # the local-only run with the same attendance and work
     attended: Numbers = field(default_factory=lambda: np.empty(0))  # [parties] in how many rounds each trained
-    series: Mapping[str, Numbers] = field(default_factory=dict)  # numbers by round, by the names of SERIES
+    series: Mapping[str, Numbers] = field(default_factory=dict)  # numbers by round, by the names of SERIES and TUNED
     findings: tuple[Finding, ...] = ()
     walk: Walk | None = None
 
@@ -105,7 +110,8 @@ def result_of(
 ) -> Result:
     """What came of a federation that has run."""
     scores, history, counted = federation.scores(), federation.history_, coverage(federation).rounds
-    series = {name: np.array([entry.get(name, np.nan) for entry in history], dtype=float) for name in SERIES}
+    known = SERIES + tuple(name for name in TUNED if any(name in entry for entry in history))
+    series = {name: np.array([entry.get(name, np.nan) for entry in history], dtype=float) for name in known}
     return Result(
         federation.algorithm.name,
         federation.seed,
@@ -118,6 +124,23 @@ def result_of(
         findings=federation._findings(),
         walk=walk,
     )
+
+
+def carry_out(federation: Federation, rounds: int, points: int, tick: Callable[..., None]) -> Result:
+    """Run it, its curve measured so many times on the way, and walk at the end."""
+    looked = {round(at) for at in np.linspace(rounds, 1, min(points, rounds))}
+    curve = []
+    seconds = 0.0
+    for scored in federation.rounds(rounds, judge={*looked, rounds}):
+        tick(loss=f"{scored.round.loss:.4f}")
+        seconds += scored.round.seconds
+        if scored.index in looked:
+            curve.append((scored.index, scored.scores.own.mean, scored.scores.center.mean))
+    walked = None
+    if federation.algorithm.advance is not stay:  # else there is no centre to walk to
+        with suppress(DescantError):  # where every report is refused, there is nowhere to walk from
+            walked = walk(federation, most=_WALKED)
+    return result_of(federation, curve, seconds, walked)
 
 
 def spread(columns: Sequence[Column]) -> dict[str, float]:

@@ -6,7 +6,6 @@ for round in run(plan, engine, begin(plan), rounds=50):
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,14 +15,15 @@ import torch
 from torch import Tensor
 
 from . import seeds
-from .core import Engine, Hyper, Kind, Memory, Report, Task
+from .algorithms.pieces import fixed
+from .core import Engine, Hyper, Kind, Memory, Report, Task, Tuned, Tuning
 from .errors import DescantError, SettingError
 from .flat import ONE_AT_A_TIME
 from .gate import Gate, Refusal, finite
 from .gauges import Gauges, gauged, reach
-from .piece import JUDGED, Plan
+from .piece import VALIDATION, Plan, loss_on
 from .settings import check
-from .state import Judged, Round, State
+from .state import Judged, Round, State, feedback_of, judgements_of
 from .store import PartyStore
 
 __all__ = ["Judged", "Round", "State", "begin", "gather", "models_of", "own_row", "possible_ways", "run", "tasks_for"]
@@ -38,9 +38,12 @@ def begin(plan: Plan) -> State:
         raise SettingError(f"The budget for party state must be >= 0 bytes. Got {plan.budget}.")
     way = next(way for way, reason in possible_ways(plan).items() if not reason)
     row = plan.net.row()
+    first = State(0, row, row, way, PartyStore(plan.budget))
+    first = replace(first, feedback=_validated(plan, first, row))
     with torch.no_grad():
         _rehearse(plan, row, plan.solver.hyper)
-    return State(0, row, row, way, PartyStore(plan.budget))
+        _tuned(plan, first, 1)
+    return first
 
 
 @torch.inference_mode(False)
@@ -71,7 +74,7 @@ def _rehearse(plan: Plan, row: Tensor, hyper: Hyper) -> None:
         if algorithm.pull is not None:
             algorithm.pull.anchor(rows[:, :size], rows[:, :size], 1, ["", ""])
         point = algorithm.aggregate(rows[:, :size], torch.ones(2)).point
-        algorithm.advance(row[:size], point, {})
+        algorithm.advance(row[:size], point, {}, 1.0)
         if algorithm.keep is not None:
             algorithm.keep(rows, row, hyper)
     except DescantError:
@@ -97,26 +100,25 @@ def run(plan: Plan, engine: Engine, state: State, rounds: int, judge: Collection
 
 def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, judge: bool) -> Round:
     """tune -> attend -> tasks -> reports -> outcome; what parties keep of it is staged."""
-    algorithm, memories, d = plan.algorithm, state.memories, plan.net.layout.size
-    rng = seeds.stream(plan.seed, index, seeds.EVERYBODY, "tune")
-    hyper, tuned = algorithm.tune(index, plan.solver.hyper, memories.get("tune", {}), state.feedback, rng)
+    algorithm, d = plan.algorithm, plan.net.layout.size
+    tuned, state = _tuned(plan, state, index)
     rng = seeds.stream(plan.seed, index, seeds.EVERYBODY, "attend")
-    present = algorithm.attend(engine.members(), hyper, rng)
+    present = algorithm.attend(engine.members(), tuned.hyper, rng)
     tasks = list(tasks_for(plan, state, present, "train", index, judge))
     gate.changes_from = state.center if algorithm.report == "change" else None
     accepted, refusals = _hear(engine, gate, tasks, index)
-    outcome = _settled(plan, state, hyper, accepted)
+    outcome = _settled(plan, state, tuned.hyper, accepted)
     counted = tuple([] if outcome.note else [report.party for report in accepted])
     came = reach(algorithm, [task.arrays["own"] for task in tasks if "own" in task.arrays], state.center, d)
     attended = state.attended(plan).clone()
     attended.numpy()[[plan.places[party] for party in counted]] += 1
-    judged = _judgements(accepted, index) if judge and counted else {}
+    judged = judgements_of(accepted, index) if judge and counted else {}
     after = replace(
         state,
         round=index,
         center=outcome.center,
-        memories={"tune": tuned, "advance": outcome.memory, "attend": {"rounds": attended}},
-        feedback=_feedback(accepted),
+        memories={"tune": tuned.memory, "advance": outcome.memory, "attend": {"rounds": attended}},
+        feedback={**feedback_of(accepted), **_validated(plan, state, outcome.center)},
         judged={**state.judged, **judged} if judged else state.judged,
     )
     change = float(torch.linalg.vector_norm(outcome.center - state.center))
@@ -126,8 +128,33 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
     if outcome.models is not None and outcome.kept is not None:
         gauges = gauged(algorithm, outcome.models, outcome.kept, outcome.center, d)
     gauges = gauges.reaching(came)
-    told = (outcome.gap, change, 0.0, note, norm, gauges, tuple(judged))
+    tuning = {} if algorithm.tune is fixed else {**vars(tuned.hyper), **tuned.numbers}
+    told = (outcome.gap, change, 0.0, note, norm, gauges, tuple(judged), tuning, tuned.note)
     return Round(index, after, present, counted, tuple(refusals), *told)
+
+
+def _tuned(plan: Plan, state: State, index: int) -> tuple[Tuned, State]:
+    """What the tuner says before a round, and the state to go on from: it may go back to another centre.
+
+    What the server remembers of its moves is then forgotten: they led away from there.
+    """
+    rng = seeds.stream(plan.seed, index, seeds.EVERYBODY, "tune")
+    memory = state.memories.get("tune", {})
+    tuned = plan.algorithm.tune(Tuning(index, plan.solver.hyper, memory, state.feedback, state.center, rng))
+    if tuned.center is None:
+        return tuned, state
+    memories = {answer: memory for answer, memory in state.memories.items() if answer != "advance"}
+    return tuned, replace(state, center=tuned.center, memories=memories, feedback={})
+
+
+def _validated(plan: Plan, before: State, center: Tensor) -> dict[str, float]:
+    """The loss of the new centre on the server's own set, where there is one; a centre that stayed keeps its loss."""
+    if plan.people.validation is None:
+        return {}
+    known = before.feedback.get(VALIDATION)
+    if known is None or not torch.equal(center, before.center):
+        known = loss_on(plan, center, *plan.people.validation)
+    return {VALIDATION: known}
 
 
 def tasks_for(
@@ -231,7 +258,8 @@ def _settle(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report]) 
     weights = algorithm.weigh([report.metrics for report in accepted])
     everybody, all_weights = _with_absent(plan, state, accepted, models, weights)
     aggregated = algorithm.aggregate(everybody[:, :size], all_weights)
-    point, remembered = algorithm.advance(state.center[:size], aggregated.point, memory)
+    share = min(1.0, sum(report.metrics["samples"] for report in accepted) / plan.samples)
+    point, remembered = algorithm.advance(state.center[:size], aggregated.point, memory, share)
     center = point
     if everybody.shape[1] > size:
         center = torch.cat([point, algorithm.statistics(everybody[:, size:], all_weights).point])
@@ -268,19 +296,3 @@ def _with_absent(
     heard = {report.party: i for i, report in enumerate(accepted)}
     rows = [models[heard[p]] if p in heard else own_row(plan, state, p, training=True) for p in plan.people]
     return torch.stack(rows), torch.ones(len(rows), dtype=weights.dtype)
-
-
-def _feedback(accepted: Sequence[Report]) -> dict[str, float]:
-    """The mean of every metric over the reports that have it; one that is not finite says nothing."""
-    values: dict[str, list[float]] = {}
-    for report in accepted:
-        for name, value in report.metrics.items():
-            if math.isfinite(value) and name not in JUDGED:  # who looks must not change what `tune` sees
-                values.setdefault(name, []).append(float(value))
-    return {name: sum(value / len(found) for value in found) for name, found in values.items()}
-
-
-def _judgements(accepted: Sequence[Report], index: int) -> dict[str, Judged]:
-    """What parties said of their own local work, as far as they have a test set."""
-    judged = [report for report in accepted if all(name in report.metrics for name in JUDGED)]
-    return {report.party: Judged(index, *(float(report.metrics[name]) for name in JUDGED)) for report in judged}

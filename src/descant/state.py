@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .core import Hyper, Memory, Metrics, Store
+from .core import Hyper, Memory, Metrics, Report, Store
 from .gate import Refusal
 from .gauges import Gauges
-from .piece import JUDGED, Plan
+from .piece import JUDGED, RECEIVED, VALIDATION, Plan
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,8 @@ class Round:
     norm: float = math.nan  # ‖w̃‖₂ after the round
     gauges: Gauges = field(default_factory=Gauges)
     judged: tuple[str, ...] = ()  # who judged its own local work
+    tuning: Metrics = field(default_factory=dict)  # lr, work and the tuner's own numbers, where a tuner is at work
+    tuned: str = ""  # what the tuner did beyond tuning, if it did
 
     @property
     def loss(self) -> float:
@@ -67,9 +69,27 @@ class Round:
         return self.state.feedback.get("loss", math.nan)
 
     def numbers(self) -> dict[str, Any]:
-        """The round as one flat record; "before" and "after" only where parties were judged."""
+        """The round as one flat record; what was not judged, not validated or not tuned is not in it."""
         record = {name: getattr(self, name) for name in ("loss", "gap", "change", "norm")}
         record |= {"present": len(self.present), "accepted": len(self.accepted), "seconds": self.seconds}
         judged = [self.state.judged[name] for name in self.judged]
         means = {name: sum(getattr(found, name) for found in judged) / len(judged) for name in JUDGED if judged}
-        return {"round": self.index, **record, **vars(self.gauges), **means}
+        measured = {name: value for name, value in self.state.feedback.items() if name in (VALIDATION, RECEIVED)}
+        record |= {**vars(self.gauges), **means, **measured, **self.tuning}
+        return {"round": self.index, **record, **({"tuned": self.tuned} if self.tuned else {})}
+
+
+def feedback_of(accepted: Sequence[Report]) -> dict[str, float]:
+    """The mean of every metric over the reports that have it; one that is not finite says nothing."""
+    values: dict[str, list[float]] = {}
+    for report in accepted:
+        for name, value in report.metrics.items():
+            if math.isfinite(value) and name not in JUDGED:  # who looks must not change what `tune` sees
+                values.setdefault(name, []).append(float(value))
+    return {name: sum(value / len(found) for value in found) for name, found in values.items()}
+
+
+def judgements_of(accepted: Sequence[Report], index: int) -> dict[str, Judged]:
+    """What parties said of their own local work, as far as they have a test set."""
+    judged = [report for report in accepted if all(name in report.metrics for name in JUDGED)]
+    return {report.party: Judged(index, *(float(report.metrics[name]) for name in JUDGED)) for report in judged}

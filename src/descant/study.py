@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from . import __version__
-from .algorithms.baselines import Local
-from .algorithms.pieces import stay
+from .algorithms.baselines import Local, alone
 from .core import Algorithm, Attend
-from .errors import DescantError, SettingError, StateError
+from .errors import SettingError, StateError
 from .evaluate import Column, Numbers
 from .federation import Federation, attending, bar
-from .instruments import walk
 from .instruments.findings import over_seeds
 from .piece import Data, Model, parties_of
-from .results import LOCAL, Result, mean_of_known, plain, result_of, spread
+from .results import LOCAL, Result, carry_out, mean_of_known, plain, spread
 from .settings import describe
 from .table import Table
 
@@ -46,7 +43,9 @@ SHOWN = (
 )
 PLACES = {"gained": 0, "lost": 0, "trained": 0}
 _EVEN = 1e-9  # a difference in score that is the noise of adding up
-_WALKED = 100  # parties a walk, at most
+Ran: TypeAlias = Callable[[Sequence[Algorithm]], tuple[list[Result], list[Algorithm]]]
+"""An algorithm, one a seed -> what came of it, and training alone beside it, one a seed."""
+
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -182,7 +181,7 @@ class Study:
         return tuple(dict.fromkeys(found))
 
     def plot(self, kind: str, file: str | Path) -> Path:
-        """Draw into a PNG file: "curves" (score by round), "parties", "spikes", "collapse" or "walk"."""
+        """Draw into a PNG file: "curves" (score by round), "parties", "spikes", "collapse", "walk" or "hyper"."""
         from .report import draw
 
         return draw(self, kind, Path(file))
@@ -238,59 +237,63 @@ def compare(
             "compare needs a list of algorithms, at least one round and at least one seed (seeds=3, or seeds=[1, 2]). "
             f"Got {algorithms!r:.40}, rounds={rounds}, seeds={seeds}."
         )
-    pairs = _beside([attending(algorithm, attend) for algorithm in algorithms])
+    given = _checked([attending(algorithm, attend) for algorithm in algorithms])
     made = parties_of(people)
-    results = []
     with bar(disable=not progress) as shown:
-        for algorithm, beside in pairs:
-            line = shown.add_task(algorithm.name, total=rounds * len(chosen), loss="–")
-            for seed in chosen:
+
+        def ran(each: Sequence[Algorithm]) -> tuple[list[Result], list[Algorithm]]:
+            line = shown.add_task(each[0].name, total=rounds * len(chosen), loss="–")
+            found, beside = [], []
+            for seed, algorithm in zip(chosen, each, strict=True):
                 federation = Federation(model, people, algorithm, seed=seed, **settings)
                 federation.people = made
-                tick = partial(shown.update, line, advance=1)
-                results.append(replace(_one(federation, rounds, points, tick), beside=beside))
+                found.append(carry_out(federation, rounds, points, partial(shown.update, line, advance=1)))
+                beside.append(alone(algorithm, federation.history_))
+            return found, beside
+
+        results, yardsticks = _side_by_side([[algorithm] * len(chosen) for algorithm in given], ran)
     about = {"rounds": rounds, "seeds": chosen, "parties": len(made), **describe(settings)}
     about |= {"note": made.note} if made.note else {}
-    about["algorithms"] = [describe(algorithm) for algorithm, _ in pairs]
+    about["algorithms"] = [describe(algorithm) for algorithm in [*yardsticks, *filter(_joins, given)]]
     return Study(tuple(results), about)
 
 
-def _beside(algorithms: Sequence[Algorithm]) -> list[tuple[Algorithm, str]]:
-    """Every algorithm with the name of its yardstick: training alone, with the same attendance and tuning."""
-    yardsticks: list[Algorithm] = []
-    others: list[tuple[Algorithm, str]] = []
-    for algorithm in algorithms:
-        same = (algorithm.attend, algorithm.tune)
-        local = next((other for other in yardsticks if (other.attend, other.tune) == same), None)
-        if local is None:
-            name = f"{LOCAL}, as {algorithm.name}" if yardsticks else LOCAL
-            local = replace(Local(), name=name, attend=algorithm.attend, tune=algorithm.tune)
-            yardsticks.append(local)
-        if algorithm.name != LOCAL:
-            others.append((algorithm, local.name))
-        elif algorithm != replace(local, name=LOCAL):
-            raise SettingError(f"{LOCAL!r} is the name of training alone. Give your algorithm another one.")
-    pairs = [(local, local.name) for local in yardsticks] + others
-    names = [algorithm.name for algorithm, _ in pairs]
-    if len(set(names)) < len(names):
+def _side_by_side(given: Sequence[list[Algorithm]], ran: Ran) -> tuple[list[Result], list[Algorithm]]:
+    """Every algorithm (one a seed) and, before them, its yardstick: training alone with the same attendance and work.
+
+    What work that was is known when the algorithm has run: a tuner may have chosen it. Those of like work share one.
+    """
+    alone: list[Result] = []
+    others: list[Result] = []
+    yardsticks: list[list[Algorithm]] = []
+    for each in sorted(given, key=lambda each: _joins(each[0])):
+        found, beside = ran(each)
+        known = next((one for one in yardsticks if [replace(a, name=LOCAL) for a in one] == beside), None)
+        if known is None:
+            name = f"{LOCAL}, as {each[0].name}" if yardsticks else LOCAL
+            known = [replace(algorithm, name=name) for algorithm in beside]
+            yardsticks.append(known)
+            lone = ran(known)[0] if _joins(each[0]) else found
+            alone += [replace(result, beside=name) for result in lone]
+        if _joins(each[0]):
+            others += [replace(result, beside=known[0].name) for result in found]
+    return alone + others, [known[0] for known in yardsticks]
+
+
+def _joins(algorithm: Algorithm) -> bool:
+    """Whether it is anything but training alone."""
+    return algorithm.name != LOCAL
+
+
+def _checked(algorithms: list[Algorithm]) -> list[Algorithm]:
+    """The algorithms, if they can be told apart by their names."""
+    names = [algorithm.name for algorithm in algorithms]
+    if len(set(names)) < len(names) or any(name.startswith(f"{LOCAL}, as ") for name in names):
         raise SettingError(f"Two algorithms have one name: {names}. Use dataclasses.replace(..., name=...).")
-    return pairs
-
-
-def _one(federation: Federation, rounds: int, points: int, tick: Callable[..., None]) -> Result:
-    looked = {round(at) for at in np.linspace(rounds, 1, min(points, rounds))}
-    curve = []
-    seconds = 0.0
-    for scored in federation.rounds(rounds, judge={*looked, rounds}):
-        tick(loss=f"{scored.round.loss:.4f}")
-        seconds += scored.round.seconds
-        if scored.index in looked:
-            curve.append((scored.index, scored.scores.own.mean, scored.scores.center.mean))
-    walked = None
-    if federation.algorithm.advance is not stay:  # else there is no centre to walk to
-        with suppress(DescantError):  # where every report is refused, there is nowhere to walk from
-            walked = walk(federation, most=_WALKED)
-    return result_of(federation, curve, seconds, walked)
+    for algorithm in algorithms:
+        if algorithm.name == LOCAL and algorithm != replace(Local(), attend=algorithm.attend, tune=algorithm.tune):
+            raise SettingError(f"{LOCAL!r} is the name of training alone. Give your algorithm another one.")
+    return algorithms
 
 
 def _learned(results: list[Result]) -> float:

@@ -121,7 +121,7 @@ def test_two_loops_over_one_federation_are_told_apart() -> None:
     assert run(fed, 1).hash() == run(made("FedAvgPlus")).hash()
 
 
-def momentum(center: Tensor, aggregate: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+def momentum(center: Tensor, aggregate: Tensor, memory: Memory, share: float) -> tuple[Tensor, Memory]:
     """FedAvgM: the server remembers its last move."""
     move = 0.5 * memory.get("move", torch.zeros_like(center)) + aggregate - center
     return center + move, {"move": move}

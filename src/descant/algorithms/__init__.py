@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping
 
 from ..core import Algorithm
+from .adaptive import AdaptiveHyper
 from .baselines import RFA, CoordinateMedian, FedAvg, FedProx, Local
+from .decaying import Decaying
 from .fed_plus import L2GD, FedAvgPlus, FedCoMedPlus, FedGeoMedPlus, FedPlus, FedPlusFixed, FedPlusV1
 from .matching import EntropyRegularization, RepresentationMatching, WeightDivergence
 from .personal import APFL, Ditto, FedPer, FedRep, pFedMe
@@ -33,8 +35,10 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
 __all__ = [
     "ALGORITHMS",
     "APFL",
+    "AdaptiveHyper",
     "Among",
     "CoordinateMedian",
+    "Decaying",
     "Ditto",
     "EntropyRegularization",
     "FedAvg",

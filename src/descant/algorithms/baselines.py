@@ -7,20 +7,36 @@ Yin et al. (2018), Byzantine-robust distributed learning.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..centers import CoordinateMedian as CoordinateMedianCenter
 from ..centers import GeometricMedian, Mean
 from ..core import Algorithm, Term
 from ..penalties import HalfSquare
 from ..settings import Schedule
-from .pieces import Distance, Mix, Weights, everyone, fixed, keep_own, stay, take, uniformly, weighing
+from .pieces import (
+    Distance,
+    Mix,
+    Normalise,
+    Replay,
+    Weights,
+    everyone,
+    fixed,
+    keep_own,
+    normalising,
+    stay,
+    uniformly,
+    weighing,
+)
 
 
-def FedAvg(weights: Weights = "samples") -> Algorithm:
+def FedAvg(weights: Weights = "samples", normalise: Normalise = "selected") -> Algorithm:
     """Everybody begins at the centre, learns, and the mean is the new centre (v2 §5.4.2).
 
-    v2 prints the plain mean; its baselines' own papers, FedProx among them, weigh by samples (ERRATA 16).
+    v2 prints the plain mean; its baselines' own papers, FedProx among them, weigh by samples (ERRATA 16). With
+    ``normalise="total"`` weights are shares of all samples, those of absent parties included (ERRATA 6).
 
     >>> FedAvg().start
     Mix(init_mix=1.0)
@@ -33,7 +49,7 @@ def FedAvg(weights: Weights = "samples") -> Algorithm:
         aggregate=Mean(),
         statistics=Mean(),
         weigh=weighing(weights, "FedAvg"),
-        advance=take,
+        advance=normalising(normalise, "FedAvg"),
         keep=None,
         tune=fixed,
         attend=everyone,
@@ -43,6 +59,15 @@ def FedAvg(weights: Weights = "samples") -> Algorithm:
 def Local() -> Algorithm:
     """Nobody learns from anybody (v2 §5.4.1: λ=0, θ=1): what a party reaches alone. The centre stays as it began."""
     return replace(FedAvg(), name="Local", start=Mix(0.0), advance=stay, keep=keep_own)
+
+
+def alone(algorithm: Algorithm, history: Sequence[Mapping[str, Any]]) -> Algorithm:
+    """Training alone beside an algorithm: the same parties in the same rounds, with the work that they were given.
+
+    Where that was tuned it is taken from the history: there is no centre by which a tuner could judge it again.
+    """
+    tune = fixed if algorithm.tune is fixed else Replay.of(history)
+    return replace(Local(), attend=algorithm.attend, tune=tune)
 
 
 def FedProx(mu: Schedule = 0.01, weights: Weights = "samples") -> Algorithm:

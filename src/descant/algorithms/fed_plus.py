@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..centers import CoordinateMedian, Mean
-from ..core import Aggregate, Aggregated, Algorithm, Hyper, Memory, Metrics, Term
+from ..core import Aggregate, Aggregated, Algorithm, Hyper, Term, Tuned, Tuning
 from ..errors import SettingError
 from ..penalties import HalfSquare, Norm1, Norm2, Penalty
 from ..settings import Schedule, setting
@@ -116,10 +115,8 @@ class CoinSteps:
 
     p: float = setting(0.1, "the probability of an aggregation step", above=0, below=1)
 
-    def __call__(
-        self, round: int, hyper: Hyper, memory: Memory, feedback: Metrics, rng: np.random.Generator
-    ) -> tuple[Hyper, Memory]:
-        return replace(hyper, work=int(rng.geometric(self.p)) - 1), memory
+    def __call__(self, tuning: Tuning) -> Tuned:
+        return Tuned(replace(tuning.hyper, work=int(tuning.rng.geometric(self.p)) - 1), tuning.memory)
 
 
 @dataclass(frozen=True)

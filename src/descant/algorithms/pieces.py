@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..core import Attend, Hyper, Memory, Metrics, Sight, Weigh
+from ..core import Advance, Attend, Hyper, Memory, Metrics, Sight, Tuned, Tuning, Weigh
 from ..errors import SettingError
 from ..flat import Net, Unbound
 from ..penalties import Penalty, personal
 from ..settings import Schedule, check, setting, value_at
 
+Normalise: TypeAlias = Literal["selected", "total"]
 Policy: TypeAlias = Literal["keep", "drop"]
 Weights: TypeAlias = Literal["samples", "uniform"]
 
@@ -149,17 +150,39 @@ def weighing(weights: Weights, owner: str) -> Weigh:
     return WEIGHTS[weights]
 
 
-# ── advance: where does the centre go? ────────────────────────────────────────────────────────────────────────────────
+# ── advance: where does the centre go? share: the part of all samples that was heard in this round ────────────────────
 
 
-def take(center: Tensor, aggregate: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+def take(center: Tensor, aggregate: Tensor, memory: Memory, share: float) -> tuple[Tensor, Memory]:
     """To the aggregate."""
     return aggregate, memory
 
 
-def stay(center: Tensor, aggregate: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+def take_share(center: Tensor, aggregate: Tensor, memory: Memory, share: float) -> tuple[Tensor, Memory]:
+    """w + Σ n_k/N·(w_k - w) with N of all parties: as much of the way as there are samples among those heard.
+
+    It is line 14 of Algorithm 1 of representation matching, taken literally (ERRATA 6).
+    """
+    return torch.lerp(center, aggregate, share), memory
+
+
+def stay(center: Tensor, aggregate: Tensor, memory: Memory, share: float) -> tuple[Tensor, Memory]:
     """Nowhere: there is no common model."""
     return center, memory
+
+
+ADVANCES: Mapping[Normalise, Advance] = {"selected": take, "total": take_share}
+
+
+@dataclass(frozen=True)
+class _Normalising:
+    normalise: Normalise = setting("selected", "whose samples weights are shares of", one_of=tuple(ADVANCES))
+
+
+def normalising(normalise: Normalise, owner: str) -> Advance:
+    """The answer that a baseline's ``normalise`` names: shares of the samples heard, or of all (ERRATA 6)."""
+    check(_Normalising(normalise), owner)
+    return ADVANCES[normalise]
 
 
 @dataclass(frozen=True)
@@ -168,7 +191,7 @@ class Step:
 
     size: float = setting(1.0, "of the way from the centre to the aggregate", above=0)
 
-    def __call__(self, center: Tensor, aggregate: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+    def __call__(self, center: Tensor, aggregate: Tensor, memory: Memory, share: float) -> tuple[Tensor, Memory]:
         return torch.lerp(center, aggregate, self.size), memory
 
 
@@ -183,11 +206,25 @@ def keep_own(models: Tensor, center: Tensor, hyper: Hyper) -> Tensor:
 # ── tune: which hyper-parameters move? ────────────────────────────────────────────────────────────────────────────────
 
 
-def fixed(
-    round: int, hyper: Hyper, memory: Memory, feedback: Metrics, rng: np.random.Generator
-) -> tuple[Hyper, Memory]:
+def fixed(tuning: Tuning) -> Tuned:
     """None: the solver's own settings in every round."""
-    return hyper, memory
+    return Tuned(tuning.hyper, tuning.memory)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What another run did, round by round: so training alone takes the same steps as a federation that was tuned."""
+
+    hypers: tuple[tuple[float, int], ...] = field(repr=False)  # (lr, work) of the rounds from the first on
+
+    @classmethod
+    def of(cls, history: Sequence[Mapping[str, Any]]) -> Replay:
+        """The hyper-parameters in the history of a run that was tuned."""
+        return cls(tuple((entry["lr"], entry["work"]) for entry in history))
+
+    def __call__(self, tuning: Tuning) -> Tuned:
+        hyper = Hyper(*self.hypers[tuning.round - 1]) if self.hypers else tuning.hyper  # there was no round yet
+        return Tuned(hyper, tuning.memory)
 
 
 # ── attend: who takes part, and with how much work? ───────────────────────────────────────────────────────────────────

@@ -40,6 +40,7 @@ def findings_of(federation: Federation, scores: Scores | None = None) -> tuple[F
         rho_never_binds(plan.algorithm, [entry.get("reach", math.nan) for entry in history]),
         pull_nearly_off(plan, federation.state.round) if history else None,
         collapse(plan.algorithm.name, history, plan.metric.higher_is_better),
+        gone_back(plan.algorithm.name, history),
         never_trained(reached.trained, len(reached.rounds), plan.algorithm) if history else None,
         None if scores is None else below_majority(plan.algorithm.name, scores),
     ]
@@ -115,6 +116,15 @@ def collapse(name: str, history: Sequence[Mapping[str, Any]], higher_is_better: 
     if jump is None:
         return None
     return Finding("jump", _capital(f"{told}, against its usual change in a round."), rounds[jump[0]])
+
+
+def gone_back(name: str, history: Sequence[Mapping[str, Any]]) -> Finding | None:
+    """What a tuner's guard did: how often it went back to an earlier centre, and what it said the last time."""
+    told = [(int(entry["round"]), entry["tuned"]) for entry in history if entry.get("tuned")]
+    if not told:
+        return None
+    often = f"{name}: " if len(told) == 1 else f"{name} went back {len(told)} times; the last time "
+    return Finding("went back", f"{often}{told[-1][1]}.", told[0][0])
 
 
 def _capital(sentence: str) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..pictures import Line, Numbers, draw_collapse, draw_spikes, draw_walk
+from ..errors import SettingError
+from ..pictures import Line, Numbers, draw_collapse, draw_hyper, draw_spikes, draw_walk
 from ..settings import unknown
 from .findings import collapse
 from .walk import walk
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def draw(federation: Federation, kind: str, file: str | Path) -> Path:
-    """Draw "spikes", "collapse" or "walk" of a federation into a PNG file."""
+    """Draw "spikes", "collapse", "walk" or "hyper" of a federation into a PNG file."""
     if kind not in _KINDS:
         raise unknown("picture of a federation", kind, _KINDS)
     return _KINDS[kind](federation, Path(file))
@@ -52,4 +53,16 @@ def _walk(federation: Federation, file: Path) -> Path:
     return draw_walk(file, {name: Line(found.shares, found.mean)}, {name: found.mean_previous}, found.metric)
 
 
-_KINDS: dict[str, Callable[[Federation, Path], Path]] = {"spikes": _spikes, "collapse": _collapse, "walk": _walk}
+def _hyper(federation: Federation, file: Path) -> Path:
+    names = dict.fromkeys(name for entry in federation.history_ for name in entry if name != "tuned")
+    if "lr" not in names:
+        raise SettingError(f"There is no path to draw: {federation.algorithm.name} was not tuned in any round.")
+    return draw_hyper(file, {federation.algorithm.name: [{name: series(federation, name) for name in names}]})
+
+
+_KINDS: dict[str, Callable[[Federation, Path], Path]] = {
+    "spikes": _spikes,
+    "collapse": _collapse,
+    "walk": _walk,
+    "hyper": _hyper,
+}

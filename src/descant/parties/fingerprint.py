@@ -6,6 +6,7 @@ from hashlib import sha256
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 
 from .people import KEPT, Party, People
 
@@ -28,13 +29,18 @@ def fingerprints(people: People) -> dict[str, str]:
         row = people[chosen[0]].x[:1]
         rows = sum(people.samples[name] for name in chosen)
         every = max(1, -(-rows * row.numel() * row.element_size() // _BYTES))
-        _KNOWN[people] = {name: _fingerprint(people[name], every) for name in chosen}
+        _KNOWN[people] = {name: fingerprint(*_data(people[name]), every=every) for name in chosen}
     return _KNOWN[people]
 
 
-def _fingerprint(party: Party, every: int) -> str:
+def _data(party: Party) -> tuple[Tensor, ...]:
+    return party.x, party.y, party.x_test, party.y_test
+
+
+def fingerprint(*tensors: Tensor, every: int = 1) -> str:
+    """A digest of some tensors, of each one row out of ``every``."""
     sha = sha256()
-    for tensor in (party.x, party.y, party.x_test, party.y_test):
+    for tensor in tensors:
         sha.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
         rows = tensor[torch.arange(0, len(tensor), every)]  # a copy, whose strides are as `view` wants them
         sha.update(rows.reshape(-1).view(torch.uint8).numpy().data)

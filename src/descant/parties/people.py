@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..errors import DescantWarning, PartyError, SettingError
 from ..settings import check
@@ -41,9 +43,13 @@ class People(Mapping[str, Party]):
     (('north', 'south'), [2.0, 3.0])
     """
 
-    def __init__(self, sources: Iterable[Source], note: str = "") -> None:
+    def __init__(
+        self, sources: Iterable[Source], note: str = "", validation: tuple[Tensor, Tensor] | None = None
+    ) -> None:
         self.note = note
         """What whoever sees a result must know of the data ("the critics' reviews stand in for Sent140"), or ""."""
+        self.validation = validation
+        """The server's own small set (x, y), on which the loss of every new centre is measured, or None."""
         self._sources = {source.name: source for source in sources}
         self._ready: dict[str, Party] = {}
 
@@ -87,7 +93,26 @@ class People(Mapping[str, Party]):
     def subset(self, names: Iterable[str]) -> People:
         """Only these parties, in this order, each with the data and the test set that it has here."""
         chosen = _check_names([names] if isinstance(names, str) else list(names))
-        return People(map(self._source, chosen), self.note)
+        return People(map(self._source, chosen), self.note, self.validation)
+
+    def with_validation(self, x: Any, y: Any) -> People:
+        """The same parties, and a small set of the server's own, prepared as theirs are; it must represent them.
+
+        >>> people = from_arrays({"a": ([[0.0], [1.0]], [0, 1])}).with_validation([[0.5]], [1])
+        >>> people.validation
+        (tensor([[0.5000]]), tensor([1]))
+        """
+        first = self._source(self.names[0])
+        x, y, form = checked_pair("the validation set", "", (x, y), first.plan)
+        if not len(x):
+            raise PartyError("The validation set is empty. Give it at least one sample, or leave it out.")
+        check_alike("The validation set", form, f"party {first.name!r}", first.form)
+        if not form.y_shape and not form.y_dtype.is_floating_point:
+            unknown = np.setdiff1d(y, self.label_counts()[0])
+            if len(unknown):
+                raise PartyError(f"The validation set has labels that no party has: {_some(unknown.tolist())}.")
+        made = Source("validation", x, y, None, replace(first.plan, test=0.0), form).party()
+        return People(self._sources.values(), self.note, (made.x, made.y))
 
     def label_counts(self) -> tuple[Array, NDArray[np.int64]]:
         """The labels there are, and how many rows of each every party has, ``[parties, labels]``."""
@@ -121,6 +146,7 @@ class People(Mapping[str, Party]):
         title = f"{len(self)} parties: {train} samples to train, {test} to test; {sources[0].form}"
         lines = [title, "party    train  test  labels  most common", *(source.line() for source in sources[:SHOWN])]
         lines += [f"and {len(self) - SHOWN} more"] * (len(self) > SHOWN)
+        lines += [] if self.validation is None else [f"the server validates on {len(self.validation[0])} of its own"]
         return "\n".join([*lines, self.note] if self.note else lines)
 
 
@@ -131,11 +157,13 @@ def from_arrays(
     names: Iterable[str] | None = None,
     dtype: torch.dtype | None = None,
     note: str = "",
+    validation: Sequence[Any] | None = None,
 ) -> People:
     """Parties from pairs (x, y), or (x, y, x_test, y_test) where a party brings its own test set.
 
     Arrays, tensors and nested lists will do. From a pair the share `test` is held out, at least one sample of two.
     Features: float64 becomes float32 and whole numbers stay whole, unless `dtype` says otherwise. Labels become int64.
+    `validation` is a pair, too: the server's own small set (see `People.with_validation`).
 
     >>> people = from_arrays([([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1])], test=0.25, names=["north"])
     >>> people["north"]
@@ -155,7 +183,11 @@ def from_arrays(
     first = people._source(people.names[0])
     for name in people:
         check_alike(f"Party {name!r}", people._source(name).form, f"party {first.name!r}", first.form)
-    return people
+    if validation is None:
+        return people
+    if not isinstance(validation, tuple | list) or len(validation) != 2:
+        raise PartyError(f"The validation set must be a pair (x, y). Got a {type(validation).__name__}.")
+    return people.with_validation(*validation)
 
 
 def from_rows(
@@ -219,5 +251,5 @@ def _check_names(given: Sequence[Any]) -> list[str]:
     return names
 
 
-def _some(names: Sequence[str]) -> str:
+def _some(names: Sequence[Any]) -> str:
     return ", ".join(map(repr, names[:SHOWN])) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

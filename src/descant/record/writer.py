@@ -26,7 +26,8 @@ Sync: TypeAlias = int | Literal["spaced", "always"]
 
 _SPACING = 40  # times as long as a snapshot took passes before the next one
 _KEPT = 2  # snapshots
-_ABOUT_ONE_SAVE = ("files", "digest", "seal", "history", "refusals", "feedback", "round", "data", "judged")
+_ABOUT_ONE_SAVE = ("files", "digest", "seal", "history", "refusals", "feedback", "round", "judged")
+_FINGERPRINTS = ("data", "validation")  # they tell a reader nothing
 
 
 class Run:
@@ -175,8 +176,8 @@ class Run:
         self._noted = happened.index
         for refusal in happened.refusals:
             self._log.add("refused", round=happened.index, text=str(refusal))
-        if happened.note:
-            self._log.add("warning", round=happened.index, text=happened.note)
+        for note in filter(None, (happened.note, happened.tuned)):
+            self._log.add("warning", round=happened.index, text=note)
 
     def _note_scores(self, scored: ScoredRound) -> None:
         from ..evaluate import Column
@@ -264,7 +265,7 @@ def _manifest(place: Path) -> dict[str, Any]:
 
 def _settings(place: Path, note: str) -> dict[str, Any]:
     """What the run was made of, as its first snapshot says it, and what must be known of its data, if anything."""
-    found = {key: value for key, value in _manifest(place).items() if key not in _ABOUT_ONE_SAVE}
+    found = {key: value for key, value in _manifest(place).items() if key not in _ABOUT_ONE_SAVE + _FINGERPRINTS}
     return {**found, "note": note} if note else found
 
 
