@@ -10,23 +10,33 @@ from types import MappingProxyType
 
 from . import splits
 from .adapters import arrays_of
+from .coresets import Coreset, Selection
 from .digits import digits
 from .folder import data_folder
 from .papers import femnist, mnist, sentiment
 from .people import Party, People, from_arrays, from_rows
 from .picture import draw
 from .sets import cifar10, csv, npz, svhn
+from .silos import mnist_svhn, newsgroups, rotated_mnist
 from .synthetic import shared, synthetic
 
 POPULATIONS: Mapping[str, Callable[..., People]] = MappingProxyType(
-    {made.__name__: made for made in (digits, synthetic, shared, mnist, femnist, sentiment, cifar10, svhn, npz, csv)}
+    {
+        made.__name__: made
+        for made in (
+            *(digits, synthetic, shared, mnist, femnist, sentiment, mnist_svhn, rotated_mnist, newsgroups),
+            *(cifar10, svhn, npz, csv),
+        )
+    }
 )
 """What makes parties, by name. Keywords are JSON values; the first line of a docstring says what it is."""
 
 __all__ = [
     "POPULATIONS",
+    "Coreset",
     "Party",
     "People",
+    "Selection",
     "arrays_of",
     "cifar10",
     "csv",
@@ -37,7 +47,10 @@ __all__ = [
     "from_arrays",
     "from_rows",
     "mnist",
+    "mnist_svhn",
+    "newsgroups",
     "npz",
+    "rotated_mnist",
     "sentiment",
     "shared",
     "splits",

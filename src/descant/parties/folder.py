@@ -35,6 +35,7 @@ _MNIST = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx
 _EMNIST = tuple(f"emnist-byclass-{part}-ubyte" for part in ("train-images-idx3", "train-labels-idx1"))
 _EMNIST += tuple(f"emnist-byclass-{part}-ubyte" for part in ("test-images-idx3", "test-labels-idx1"))
 _CIFAR = (*(f"cifar-10-batches-bin/data_batch_{k}.bin" for k in range(1, 6)), "cifar-10-batches-bin/test_batch.bin")
+_MATLAB = ("train_32x32.mat", "test_32x32.mat")
 _SHEETS = ("labels.npz", "train_00.webp", "test_00.webp")
 
 DATA_SETS: Mapping[str, DataSet] = {
@@ -54,10 +55,16 @@ DATA_SETS: Mapping[str, DataSet] = {
         (_CIFAR, ("cifar10.npz",), tuple(f"cifar10/{name}" for name in _SHEETS)),
     ),
     "svhn": DataSet(
-        "SVHN, its cropped digits, as an npz (x_train, y_train, x_test, y_test; most people have .mat files: their X "
-        "goes into x as [n, 32, 32, 3], and label 10 becomes 0) or as WebP sheets",
+        "SVHN, its cropped digits, as the two files of MATLAB, as an npz (x_train, y_train, x_test, y_test) or as WebP "
+        "sheets",
         "ufldl.stanford.edu/housenumbers",
-        (("svhn.npz",), tuple(f"svhn/{name}" for name in _SHEETS)),
+        (_MATLAB, tuple(f"svhn/{name}" for name in _MATLAB), ("svhn.npz",), tuple(f"svhn/{name}" for name in _SHEETS)),
+    ),
+    "newsgroups": DataSet(
+        "20 Newsgroups, as a CSV with the columns label (0 to 19, in the order of the groups' names) and text, packed "
+        "or not",
+        "qwone.com/~jason/20Newsgroups",
+        (("20newsgroups.csv",),),
     ),
     "critics": DataSet(
         "film reviews, a CSV with the columns account, label (1 is fresh) and text, packed or not",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -14,71 +14,94 @@ from torch.nn import functional
 from ..errors import PartyError
 from .folder import locate
 from .party import Array
-from .readers import checked_labels, damaged, read_cifar, read_idx, read_npz, reading
+from .readers import checked_labels, damaged, read_cifar, read_idx, read_npz, read_svhn, reading
 
 _TILE, _COLUMNS = 32, 50  # of a WebP sheet
 _LOWER_A = 36  # the label of "a" in EMNIST's by-class split: ten digits and 26 capitals come before
 _LETTERS = 10  # "a" to "j"
 
 
+Pairs: TypeAlias = list[tuple[Array, Array]]
+"""Images and their labels: the training set, in one part or more, and last, where there is one, the test set."""
+
+
 def image_set(name: str, data: str | Path | None = None) -> tuple[Array, Array]:
     """All images of mnist, emnist (a to j), cifar10 or svhn and their labels 0..9, training and test set in a row."""
-    files = locate(name, data)
-    reader = _READERS.get(files[0].name, _from_npz)
-    x, y = reader(files)
-    if x.ndim == 3:
-        x = x[:, None]
-    elif x.shape[-1] == 3:
-        x = x.transpose(0, 3, 1, 2)
-    expected = {"mnist": (1, 28, 28), "emnist": (1, 28, 28)}.get(name, (3, 32, 32))
-    if x.dtype != np.uint8 or x.shape[1:] != expected:
-        raise damaged(files[0], f"its images have shape {x.shape[1:]} of {x.dtype}", f"bytes of shape {expected}")
-    if len(x) != len(y):
-        raise damaged(files[0], f"it has {len(x)} images and {len(y)} labels", "as many of one as of the other")
-    return x, y
-
-
-def _from_npz(files: Sequence[Path]) -> tuple[Array, Array]:
-    parts = read_npz(files[0], ("x_train", "x_test", "y_train", "y_test"))
-    return np.concatenate(parts[:2]), checked_labels(files[0], np.concatenate(parts[2:]), 10)
-
-
-def _letters(files: Sequence[Path]) -> tuple[Array, Array]:
-    x, y = read_npz(files[0], ("x", "y"))
-    return x, checked_labels(files[0], y, _LETTERS)
-
-
-def _digits(files: Sequence[Path]) -> tuple[Array, Array]:
-    return _from_idx(files, 10)
-
-
-def _by_class(files: Sequence[Path]) -> tuple[Array, Array]:
-    x, y = _from_idx(files, 62)
-    chosen = (y >= _LOWER_A) & (y < _LOWER_A + _LETTERS)
-    return x[chosen].transpose(0, 2, 1), y[chosen] - _LOWER_A  # the originals lie on their side
-
-
-def _from_idx(files: Sequence[Path], classes: int) -> tuple[Array, Array]:
-    images, labels = [read_idx(file) for file in files[::2]], []
-    for file, label_file, x in zip(files[::2], files[1::2], images, strict=True):
-        labels.append(checked_labels(label_file, read_idx(label_file), classes))
-        if len(x) != len(labels[-1]):
-            raise damaged(
-                label_file, f"it has {len(labels[-1])} labels", f"one for each of the {len(x)} in {file.name}"
-            )
-    return np.concatenate(images), np.concatenate(labels)
-
-
-def _batches(files: Sequence[Path]) -> tuple[Array, Array]:
-    xs, ys = zip(*map(read_cifar, files), strict=True)
+    xs, ys = zip(*_pairs(name, data), strict=True)
     return np.concatenate(xs), np.concatenate(ys)
 
 
-def _sheets(files: Sequence[Path]) -> tuple[Array, Array]:
+def image_sets(name: str, data: str | Path | None = None) -> tuple[Array, Array, Array, Array]:
+    """The training set of mnist, cifar10 or svhn, and its own test set: x, y, x_test, y_test."""
+    *train, test = _pairs(name, data)
+    xs, ys = zip(*train, strict=True)
+    return np.concatenate(xs), np.concatenate(ys), *test
+
+
+def _pairs(name: str, data: str | Path | None) -> Pairs:
+    """The parts of a data set, checked, with images as ``[n, channels, height, width]``."""
+    files = locate(name, data)
+    expected = {"mnist": (1, 28, 28), "emnist": (1, 28, 28)}.get(name, (3, 32, 32))
+    pairs = []
+    for x, y in _READERS.get(files[0].name, _from_npz)(files):
+        if x.ndim == 3:
+            x = x[:, None]
+        elif x.shape[-1] == 3:
+            x = x.transpose(0, 3, 1, 2)
+        if x.dtype != np.uint8 or x.shape[1:] != expected:
+            raise damaged(files[0], f"its images have shape {x.shape[1:]} of {x.dtype}", f"bytes of shape {expected}")
+        if len(x) != len(y):
+            raise damaged(files[0], f"it has {len(x)} images and {len(y)} labels", "as many of one as of the other")
+        pairs.append((x, y))
+    return pairs
+
+
+def _from_npz(files: Sequence[Path]) -> Pairs:
+    x, x_test, y, y_test = read_npz(files[0], ("x_train", "x_test", "y_train", "y_test"))
+    return [(x, checked_labels(files[0], y, 10)), (x_test, checked_labels(files[0], y_test, 10))]
+
+
+def _letters(files: Sequence[Path]) -> Pairs:
+    x, y = read_npz(files[0], ("x", "y"))
+    return [(x, checked_labels(files[0], y, _LETTERS))]
+
+
+def _digits(files: Sequence[Path]) -> Pairs:
+    return _from_idx(files, 10)
+
+
+def _by_class(files: Sequence[Path]) -> Pairs:
+    pairs = []
+    for x, y in _from_idx(files, 62):
+        chosen = (y >= _LOWER_A) & (y < _LOWER_A + _LETTERS)
+        pairs.append((x[chosen].transpose(0, 2, 1), y[chosen] - _LOWER_A))  # the originals lie on their side
+    return pairs
+
+
+def _from_idx(files: Sequence[Path], classes: int) -> Pairs:
+    pairs = []
+    for file, label_file in zip(files[::2], files[1::2], strict=True):
+        x, y = read_idx(file), checked_labels(label_file, read_idx(label_file), classes)
+        if len(x) != len(y):
+            raise damaged(label_file, f"it has {len(y)} labels", f"one for each of the {len(x)} in {file.name}")
+        pairs.append((x, y))
+    return pairs
+
+
+def _batches(files: Sequence[Path]) -> Pairs:
+    return list(map(read_cifar, files))
+
+
+def _matlab(files: Sequence[Path]) -> Pairs:
+    return list(map(read_svhn, files))
+
+
+def _sheets(files: Sequence[Path]) -> Pairs:
     """A folder of sheets of 50 tiles a line, train_00.webp and so on, and labels.npz."""
-    labels = read_npz(files[0], ("y_train", "y_test"))
-    parts = [read_sheets(files[0].parent, split, len(y)) for split, y in zip(("train", "test"), labels, strict=True)]
-    return np.concatenate(parts), checked_labels(files[0], np.concatenate(labels), 10)
+    labels = [checked_labels(files[0], y, 10) for y in read_npz(files[0], ("y_train", "y_test"))]
+    return [
+        (read_sheets(files[0].parent, split, len(y)), y) for split, y in zip(("train", "test"), labels, strict=True)
+    ]
 
 
 def read_sheets(folder: str | Path, split: str, count: int) -> Array:
@@ -103,7 +126,8 @@ def read_sheets(folder: str | Path, split: str, count: int) -> Array:
     return np.concatenate(sheets)
 
 
-_READERS: dict[str, Callable[[Sequence[Path]], tuple[Array, Array]]] = {
+_READERS: dict[str, Callable[[Sequence[Path]], Pairs]] = {
+    "train_32x32.mat": _matlab,
     "emnist_lower_aj.npz": _letters,
     "labels.npz": _sheets,
     "data_batch_1.bin": _batches,

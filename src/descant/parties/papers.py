@@ -21,7 +21,7 @@ from . import splits
 from .folder import locate
 from .images import Scaling, image_set, moments
 from .people import People, from_rows
-from .readers import damaged, read_table
+from .readers import read_labels, read_table
 from .splits import Rows
 from .text import VECTORS, encode, word_vectors
 
@@ -150,18 +150,11 @@ def _texts(source: str, data: str | Path | None) -> tuple[list[str], NDArray[np.
     if file.name.startswith("training"):  # Sentiment140 as it is
         header = ("polarity", "id", "date", "query", "account", "text")
         table = read_table(file, ("account", "polarity", "text"), header, "latin-1")
-        labels, note = _labels(file, table["polarity"], {"0": 0, "4": 1}), ""
+        labels, note = read_labels(file, table["polarity"], {"0": 0, "4": 1}), ""
     else:
         table = read_table(file, ("account", "label", "text"))
-        labels = _labels(file, table["label"], {"0": 0, "1": 1})
+        labels = read_labels(file, table["label"], {"0": 0, "1": 1})
         note = "the reviews of film critics stand in for Sent140: these are not the paper's data"
         if source == "sent140":
             note = f"a part of Sentiment140: {len(labels):,} of its 1,600,000 tweets"
     return table["account"], labels, table["text"], note
-
-
-def _labels(file: Path, values: list[str], meaning: dict[str, int]) -> NDArray[np.int64]:
-    for row, value in enumerate(values):
-        if value not in meaning:
-            raise damaged(file, f"the label of row {row} is {value!r}", f"one of {', '.join(meaning)}")
-    return np.array([meaning[value] for value in values], dtype=np.int64)

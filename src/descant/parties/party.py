@@ -27,6 +27,7 @@ class Party:
     y: Tensor
     x_test: Tensor
     y_test: Tensor
+    weights: Tensor | None = None  # [samples], how often each is drawn; None: all alike
 
     @property
     def samples(self) -> int:

@@ -34,6 +34,8 @@ _DAMAGED += (NotImplementedError, RuntimeError)  # a zip that asks for another m
 _DAMAGED += (tokenize.TokenError, SyntaxError, TypeError, OverflowError)  # the head of an array that is no longer one
 _KINDS = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}  # of IDX, big-endian
 
+_LONGEST = 2**24  # characters of a field: Python's own limit of 131,072 is less than some letters have
+
 FIRST_ROW = 2  # of a CSV file's data: as in a spreadsheet, the names of the columns are row 1
 
 
@@ -111,6 +113,22 @@ def read_cifar(file: str | Path, classes: int = 10) -> tuple[Array, Array]:
     return rows[:, before:].reshape(-1, 3, 32, 32), y
 
 
+def read_svhn(file: str | Path) -> tuple[Array, Array]:
+    """Images ``[n, 32, 32, 3]`` and labels of one of SVHN's MATLAB files, in which a 0 has the label 10."""
+    file, expected = Path(file), "a MATLAB file with X [32, 32, 3, n] and y [n, 1], labels from 1 to 10"
+    from scipy.io import loadmat  # here, because it takes half a second that few need
+
+    with reading(file, expected), file.open("rb") as opened:
+        try:
+            found = loadmat(opened, variable_names=("X", "y"))  # numbers only: nothing in such a file is ever run
+        except Exception as error:  # whatever a damaged file leads scipy into
+            raise damaged(file, f"{error} ({type(error).__name__})", expected) from error
+        x, y = found["X"], found["y"]
+    if x.ndim != 4 or y.shape != (x.shape[-1], 1) or y.dtype.kind not in "iu" or y.min(initial=1) < 1:
+        raise damaged(file, f"X has shape {x.shape} and y {y.shape} of {y.dtype}", expected)
+    return x.transpose(3, 0, 1, 2), checked_labels(file, y[:, 0] - 10 * (y[:, 0] == 10), 10)
+
+
 def read_table(
     file: str | Path, columns: Sequence[str], header: Sequence[str] | None = None, encoding: str = "utf-8-sig"
 ) -> dict[str, list[str]]:
@@ -120,7 +138,7 @@ def read_table(
     """
     told = f"a CSV file in {encoding.removesuffix('-sig')}"
     file, expected = Path(file), f"{told} with {'the columns ' if columns else ''}{', '.join(columns) or 'columns'}"
-    with reading(file, expected), _text(file, encoding) as text:
+    with reading(file, expected), _text(file, encoding) as text, _long_fields():
         lines, names, row = csv.reader(text, strict=True), list(header or []), 0
         try:
             row, names = (0, names) if names else (1, next(lines, []))
@@ -169,6 +187,14 @@ def numbers(file: str | Path, table: dict[str, list[str]]) -> Array:
     return np.array([list(map(float, values)) for values in table.values()]).T
 
 
+def read_labels(file: Path, values: list[str], meaning: dict[str, int]) -> Rows:
+    """The labels that texts stand for, as int64."""
+    for row, value in enumerate(values):
+        if value not in meaning:
+            raise damaged(file, f"the label of row {row} is {value!r}", f"one of {', '.join(meaning)}")
+    return np.array([meaning[value] for value in values], dtype=np.int64)
+
+
 def checked_labels(file: str | Path, y: Array, classes: int) -> Array:
     """Labels as int64, all of them from 0 to classes-1."""
     expected = f"labels that are whole numbers from 0 to {classes - 1}, one a row"
@@ -178,6 +204,16 @@ def checked_labels(file: str | Path, y: Array, classes: int) -> Array:
     if len(bad):
         raise damaged(Path(file), f"the label of row {bad[0]} is {y[bad[0]]}", expected)
     return y.astype(np.int64)
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """A text in a CSV file may be long, though not endless."""
+    before = csv.field_size_limit(_LONGEST)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
 
 
 def _opened(file: Path) -> BinaryIO:

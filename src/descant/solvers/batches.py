@@ -24,11 +24,15 @@ class Draws:
     lengths: tuple[int, ...]
 
 
-def draw(n: int, batch: int | None, work: int, unit: str, rng: np.random.Generator) -> Draws:
+def draw(
+    n: int, batch: int | None, work: int, unit: str, rng: np.random.Generator, weights: Tensor | None = None
+) -> Draws:
     """The batches of ``work`` steps or epochs over ``n`` samples, each epoch in a new order.
 
     Steps all have the same size, ``min(batch, n)``: what is left of an order is passed over, so that parties stay side
-    by side. An epoch takes every sample once; its last batch may be short.
+    by side. An epoch takes every sample once; its last batch may be short. Where weights differ, as many samples are
+    drawn one by one instead, each with a probability in proportion to its weight: so the mean loss of a batch, even of
+    one as large as the data, is an unbiased estimate of the weighted mean over all samples.
 
     >>> draw(5, 2, 1, "epochs", np.random.default_rng(0)).lengths
     (2, 2, 1)
@@ -36,13 +40,18 @@ def draw(n: int, batch: int | None, work: int, unit: str, rng: np.random.Generat
     size = n if batch is None else min(batch, n)
     per_epoch = n // size if unit == "steps" else math.ceil(n / size)
     steps = work if unit == "steps" else work * per_epoch
-    if size == n:
+    weighted = weights is not None and bool((weights != weights[0]).any())
+    if size == n and not weighted:
         return Draws(torch.arange(n).expand(steps, n), (n,) * steps)
     epochs, taken = math.ceil(steps / per_epoch), min(n, per_epoch * size)
-    index = np.zeros((epochs, per_epoch * size), dtype=np.int64)
-    index[:, :taken] = rng.random((epochs, n)).argsort(1)[:, :taken]  # a new order each; quicker than to shuffle
     lengths = [min(size, n - begin) for begin in range(0, per_epoch * size, size)]
-    return Draws(torch.from_numpy(index.reshape(-1, size)[:steps]), tuple((lengths * len(index))[:steps]))
+    if weights is not None and weighted:
+        ends = np.cumsum(weights.double().numpy())
+        index = np.searchsorted(ends, rng.random((steps, size)) * ends[-1], side="right")  # a weight of 0 is never met
+    else:
+        index = np.zeros((epochs, per_epoch * size), dtype=np.int64)
+        index[:, :taken] = rng.random((epochs, n)).argsort(1)[:, :taken]  # a new order each; quicker than to shuffle
+    return Draws(torch.from_numpy(index.reshape(-1, size)[:steps]), tuple((lengths * epochs)[:steps]))
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,9 @@ class Sgd:
             return self._train(job, at_once)
 
     def _train(self, job: Job, at_once: bool) -> Trained:
+        draws_of = partial(seeds.stream, job.seed, job.round)
         draws = [
-            draw(p.samples, self.batch, h.work, self.unit, seeds.stream(job.seed, job.round, p.name, "batch"))
+            draw(p.samples, self.batch, h.work, self.unit, draws_of(p.name, "batch"), p.weights)
             for p, h in zip(job.parties, job.hypers, strict=True)
         ]
         if self.moments == "reset":

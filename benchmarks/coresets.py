@@ -1,0 +1,118 @@
+"""Coresets, method against method: the time that each takes, and what it is worth.
+
+    python benchmarks/coresets.py [--count 3000] [--seeds 3] [--data FOLDER]        # about two minutes
+
+Chosen are 3,000 rows of 60,000 x 784: MNIST where a data folder is given (or DESCANT_DATA says where it is), else random
+clouds. "distance" is the mean distance of a row to the nearest chosen row of its class; "accuracy" is that of a logistic
+regression trained on the weighted coreset, on 10,000 test rows, with the deviation over seeds beside it; "unweighted"
+is the same training where all chosen rows count alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from statistics import mean, pstdev
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from descant.parties import Coreset, Party, Selection
+from descant.parties.coresets import METHODS
+from descant.parties.images import image_sets
+from descant.parties.spaces import embedding, gradient
+from descant.seeds import stream
+from descant.solvers.batches import draw
+from descant.table import Table
+
+
+def mnist(data: str) -> Party:
+    x, y, x_test, y_test = (torch.from_numpy(part) for part in image_sets("mnist", data))
+    return Party("mnist", x.flatten(1).float() / 255, y, x_test.flatten(1).float() / 255, y_test)
+
+
+def clouds(n: int = 60_000, tests: int = 10_000, d: int = 784) -> Party:
+    """Ten classes of twenty clouds each."""
+    rng = np.random.default_rng(0)
+    centers = rng.normal(size=(200, d)).astype(np.float32)
+    which = rng.integers(200, size=n + tests)
+    x = torch.from_numpy(centers[which] + 3 * rng.normal(size=(n + tests, d)).astype(np.float32))
+    y = torch.from_numpy(which % 10)
+    return Party("clouds", x[:n], y[:n], x[n:], y[n:])
+
+
+def distance(party: Party, coreset: Coreset) -> float:
+    """The mean distance of a row to the nearest chosen row of its class."""
+    total = 0.0
+    for label in party.y.unique():
+        own, chosen = party.x[party.y == label], coreset.x[coreset.y == label]
+        total += sum(float(torch.cdist(part, chosen).min(1).values.sum()) for part in torch.split(own, 2000))
+    return total / party.samples
+
+
+def accuracy(party: Party, coreset: Coreset, weights: Tensor | None, seed: int) -> float:
+    """A logistic regression after 2,000 steps of batch 200, by the draws that a solver makes."""
+    torch.manual_seed(seed)
+    net = nn.Linear(party.x.shape[1], 10)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    draws = draw(len(coreset.x), 200, 2000, "steps", stream(seed, 0, "a", "batch"), weights)
+    for rows in draws.index:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(coreset.x[rows]), coreset.y[rows]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        return float((net(party.x_test).argmax(1) == party.y_test).double().mean())
+
+
+def trained_net(party: Party) -> nn.Module:
+    """A small network that has seen the party's data for an epoch: whose activations and gradients are spaces."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(party.x.shape[1], 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for rows in draw(party.samples, 200, 1, "epochs", stream(0, 0, "net", "batch")).index:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(party.x[rows]), party.y[rows]).backward()
+        optimizer.step()
+    return net
+
+
+def line(party: Party, selection: Selection, net: nn.Module, seeds: int) -> dict[str, object]:
+    features = {"embedding": embedding, "gradient": gradient}.get(selection.space)
+    seconds, found, plain, far = [], [], [], []
+    for seed in range(seeds):
+        began = time.perf_counter()
+        coreset = selection(party, seed, features(net) if features else None)
+        seconds.append(time.perf_counter() - began)
+        found.append(accuracy(party, coreset, coreset.weights, seed))
+        plain.append(accuracy(party, coreset, None, seed))
+        far.append(distance(party, coreset))
+    told = {"method": selection.by, "space": selection.space, "seconds": mean(seconds), "distance": mean(far)}
+    return told | {"accuracy": mean(found), "±": pstdev(found), "unweighted": mean(plain)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=3000)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--data", default=os.environ.get("DESCANT_DATA", ""))
+    given = parser.parse_args()
+    party = mnist(given.data) if given.data else clouds()
+    net = trained_net(party)
+    rows = []
+    for by in METHODS:
+        measured = ("input", "embedding", "gradient") if by not in ("uniform", "balanced") else ("input",)
+        for space in measured:
+            rows.append(line(party, Selection(count=given.count, by=by, space=space), net, given.seeds))
+    whole = Coreset(party.x, party.y, torch.ones(party.samples))
+    rows.append({"method": "all rows", "accuracy": mean(accuracy(party, whole, None, s) for s in range(given.seeds))})
+    columns = ("method", "space", "seconds", "distance", "accuracy", "±", "unweighted")
+    told = (
+        f"{given.count:,} of {party.samples:,} rows of {party.x.shape[1]} numbers ({party.name}), {given.seeds} seeds."
+    )
+    print(Table(columns, rows, told, {"seconds": 1, "accuracy": 4, "±": 4, "unweighted": 4}))
+
+
+if __name__ == "__main__":
+    main()
