@@ -5,7 +5,8 @@ DescantError
 ├── ModelError           a model that cannot take part: no parameters, NaN at the start, mixed dtypes
 ├── PartyError           parties that cannot take part: none at all, shapes that differ, bad labels
 ├── EngineError          a task that could not be carried to its party or back
-└── StateError           a saved run that is damaged, missing, or of another federation
+├── StateError           a saved run that is damaged, missing, or of another federation
+└── VaultError           a sealed coreset, or a key, that is refused
 
 DescantWarning           what a user should know, though the work goes on
 """
@@ -35,6 +36,10 @@ class EngineError(DescantError):
 
 class StateError(DescantError):
     """A saved run that is damaged, missing, or belongs to another federation."""
+
+
+class VaultError(DescantError):
+    """A sealed coreset, or a key, that is refused."""
 
 
 class DescantWarning(UserWarning):

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import papers, recipes, tools
+from . import papers, recipes, tools, vault
 
 app = typer.Typer(
     add_completion=False,
@@ -38,6 +38,7 @@ def descant(
 for command in (tools.demo, recipes.run, recipes.compare, recipes.report, recipes.runs, tools.doctor, tools.bench):
     app.command()(command)
 app.add_typer(papers.app, name="papers")
+app.add_typer(vault.app, name="vault")
 
 
 def main() -> None:

@@ -89,8 +89,8 @@ class Run:
             tables = Tables(place / METRICS)
             undo.callback(tables.close)
             if held.torn:
-                disk.cut(place / EVENTS, held.size)
-            run = cls(place, federation, kept, lock, Log(place / EVENTS, held), tables)
+                disk.cut(place / EVENTS, held.last.end)
+            run = cls(place, federation, kept, lock, Log(place / EVENTS, held.last), tables)
             run._note_resumed(held)
             undo.pop_all()
         return run

@@ -18,17 +18,26 @@ def _do(change: Callable[..., Any], *arguments: Any) -> Any:
     return change(*arguments)
 
 
-def make(folder: Path) -> None:
+PRIVATE = 0o600  # the mode of a file that only its owner may read
+
+
+def make(folder: Path, mode: int = 0o777) -> None:
     """A folder, with its parents as far as they are missing."""
     if not folder.is_dir():
         make(folder.parent)
-        _do(os.mkdir, folder)
+        _do(os.mkdir, folder, mode)
         settle(folder.parent)
 
 
-def write(file: Path, data: bytes) -> None:
+def write(file: Path, data: bytes, mode: int = 0o666) -> None:
     """A new file with these bytes."""
-    _append(file, data, os.O_CREAT | os.O_TRUNC)
+    _append(file, data, os.O_CREAT | os.O_TRUNC, mode)
+
+
+def write_once(file: Path, data: bytes, mode: int = 0o666) -> None:
+    """A new file with these bytes; FileExistsError if there is one already, and that one is not touched."""
+    _append(file, data, os.O_CREAT | os.O_EXCL, mode)
+    settle(file.parent)
 
 
 def append(file: Path, data: bytes, size: int) -> None:
@@ -47,12 +56,28 @@ def fill(file: Path, writer: Callable[[Path], None]) -> None:
     _sync(file, os.O_RDWR)
 
 
-def replace(file: Path, data: bytes, beside: str) -> None:
+def replace(file: Path, data: bytes, beside: str, mode: int = 0o666) -> None:
     """A file's new content, whole or not at all: under another name first, then one rename makes it count."""
-    write(file.with_name(beside), data)
+    write(file.with_name(beside), data, mode)
     settle(file.parent)  # what the file speaks of is there before it
-    _do(os.replace, file.with_name(beside), file)
-    settle(file.parent)
+    rename(file.with_name(beside), file)
+
+
+def rename(file: Path, to: Path) -> None:
+    """The file under another name of the same folder, in place of what had it."""
+    _do(os.replace, file, to)
+    settle(to.parent)
+
+
+def blank(file: Path) -> None:
+    """Zeros in place of a file's bytes, if the file system writes in place; copies that it keeps are out of reach."""
+    descriptor = os.open(file, os.O_WRONLY)
+    try:
+        for begin in range(0, size := os.fstat(descriptor).st_size, 2**20):
+            _write_all(descriptor, bytes(min(2**20, size - begin)))
+        _do(os.fsync, descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def cut(file: Path, size: int) -> None:
@@ -80,15 +105,19 @@ def settle(folder: Path) -> None:
         _sync(folder, os.O_RDONLY)
 
 
-def _append(file: Path, data: bytes, flags: int) -> None:
-    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | flags, 0o666)
+def _append(file: Path, data: bytes, flags: int, mode: int = 0o666) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | flags, mode)
     try:
-        left = memoryview(data)
-        while left:
-            left = left[_do(os.write, descriptor, left) :]
+        _write_all(descriptor, data)
         _do(os.fsync, descriptor)
     finally:
         os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[_do(os.write, descriptor, left) :]
 
 
 def _sync(path: Path, flags: int) -> None:

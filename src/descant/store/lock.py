@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import StateError
 
-_TRIES, _PAUSE = 10, 0.02  # a reader that looks whether the run is alive holds the lock for a moment
+_PAUSE = 0.02  # seconds between two tries
 _HELD: set[int] = set()
 
 if sys.platform != "win32":
@@ -38,14 +38,17 @@ else:
 
 
 class Lock:
-    """Held from its making to :meth:`release`, or to the end of the process, however it ends."""
+    """Held from its making to :meth:`release`, or to the end of the process, however it ends.
 
-    def __init__(self, file: Path) -> None:
+    Its patience is how many seconds it waits for another holder; a reader that looks whether a run is alive is one for
+    a moment.
+    """
+
+    def __init__(self, file: Path, patience: float = 0.2) -> None:
         self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-        for attempt in range(_TRIES):
-            if _take(self._descriptor, alone=True):
-                break
-            if attempt == _TRIES - 1:
+        until = time.monotonic() + patience
+        while not _take(self._descriptor, alone=True):
+            if time.monotonic() >= until:
                 os.close(self._descriptor)
                 raise StateError(
                     f"{file.parent} is in use by {_owner(file)}. Wait until it has ended, or give another folder."

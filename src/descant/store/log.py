@@ -36,17 +36,7 @@ def plain(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Lines:
-    """What a log holds: its events, the bytes that they take, and the bytes of a torn last line behind them."""
-
-    events: tuple[dict[str, Any], ...]
-    size: int
-    seal: str
-    torn: int
-
-
-@dataclass(frozen=True)
-class _Line:
+class Line:
     """A line with its number, and the bytes that the log takes up to its end."""
 
     number: int
@@ -55,23 +45,36 @@ class _Line:
     data: bytes = b""
 
 
+START = Line(0, "", 0)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """What a log holds: its events with their seals, the bytes up to their end, and those of a torn line behind it."""
+
+    events: tuple[dict[str, Any], ...]
+    seals: tuple[str, ...]
+    last: Line
+    torn: int
+
+
 class Log:
     """Events are kept here until :meth:`flush` puts them on the disk.
 
     Each step takes effect by one assignment: an interrupt between any two of them is made good by the next flush.
     """
 
-    def __init__(self, file: Path, held: Lines | None = None) -> None:
+    def __init__(self, file: Path, written: Line = START) -> None:
         self._file = file
-        self._written = _Line(len(held.events), held.seal, held.size) if held else _Line(0, "", 0)
-        self._waiting: list[_Line] = []
+        self.written = written  # the last line that is on the disk
+        self._waiting: list[Line] = []
 
     def add(self, event: str, **fields: Any) -> None:
         """One more event; its number and its time come before what it says."""
         taken = sorted(fields.keys() & _TAKEN)
         if taken:
             raise SettingError(f"The event {event!r:.40} has a field {taken[0]!r}, which the log fills in. Rename it.")
-        last = self._waiting[-1] if self._waiting else self._written
+        last = self._waiting[-1] if self._waiting else self.written
         at = datetime.now(UTC).isoformat("T", "milliseconds")
         try:
             text = json.dumps({"n": last.number + 1, "at": at, "event": event, **plain(fields)}, allow_nan=False)
@@ -82,43 +85,50 @@ class Log:
             ) from error
         seal = _sealed(last.seal, text)
         data = f'{text[:-1]}{_SEAL}{seal}"}}\n'.encode()
-        self._waiting.append(_Line(last.number + 1, seal, last.end + len(data), data))
+        self._waiting.append(Line(last.number + 1, seal, last.end + len(data), data))
 
     def flush(self) -> None:
         """All events are on the disk; if that fails they wait for the next time."""
-        lines = [line for line in self._waiting if line.number > self._written.number]
+        lines = [line for line in self._waiting if line.number > self.written.number]
         data = b"".join(line.data for line in lines)
-        if self._written.number == 0:
+        if self.written.number == 0:
             disk.replace(self._file, data, f"{self._file.name}.new")
         elif data:
-            disk.append(self._file, data, self._written.end)
+            disk.append(self._file, data, self.written.end)
         if lines:
-            self._written = lines[-1]
+            self.written = lines[-1]
         self._waiting = []
 
 
-def read(file: Path) -> Lines:
-    """The events of a log, each checked; only the last line may be torn."""
-    data = file.read_bytes()
+_RUN = "Restore the file from a copy; the snapshots in models/ can still be read by Federation.load."
+
+
+def read(file: Path, after: Line = START, advice: str = _RUN) -> Lines:
+    """The events of a log behind a line that was read before, each checked; only the last line may be torn."""
+    with file.open("rb") as stream:
+        stream.seek(after.end)
+        data = stream.read()
     events: list[dict[str, Any]] = []
-    size, seal = 0, ""
+    seals: list[str] = []
+    last = after
     lines = data.split(b"\n")
-    for number, line in enumerate(lines, 1):
-        if number == len(lines) and not line:
+    for index, line in enumerate(lines, 1):
+        if index == len(lines) and not line:
             break
-        event, found = _opened(line, seal)
-        if event is None or event.get("n") != number or number == len(lines):
-            if any(lines[number:]):
+        number = after.number + index
+        event, seal = _opened(line, last.seal)
+        if event is None or event.get("n") != number or index == len(lines):
+            if any(lines[index:]):
                 raise StateError(
-                    f"Line {number} of {file} is damaged: it does not have the seal it was written with. "
-                    "Restore the file from a copy; the snapshots in models/ can still be read by Federation.load."
+                    f"Line {number} of {file} is damaged: it does not have the seal it was written with. {advice}"
                 )
             break
         events.append(event)
-        size, seal = size + len(line) + 1, found
-    if not events:
-        raise StateError(f"{file} is empty. Restore it from a copy.")
-    return Lines(tuple(events), size, seal, torn=len(data) - size)
+        seals.append(seal)
+        last = Line(number, seal, last.end + len(line) + 1)
+    if last == START:
+        raise StateError(f"Line 1 of {file} is damaged or missing. {advice}")
+    return Lines(tuple(events), tuple(seals), last, torn=after.end + len(data) - last.end)
 
 
 def _sealed(before: str, text: str) -> str:

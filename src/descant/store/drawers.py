@@ -1,0 +1,157 @@
+"""The drawers of a vault, one a party: a key and a sealed coreset, changed only together with the audit log.
+
+A change counts once its line is in the log; what lies in a drawer beyond that was begun by a process that was killed,
+and is finished or undone before anything else happens (:meth:`Drawers.alone`). So a kill at any moment leaves what was
+there before, or what should be there after.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..errors import StateError, VaultError
+from ..settings import unknown
+from . import disk
+from .audit import LOG, Audit
+from .folder import clear_errors
+from .keys import PrivateKey, key_in
+from .lock import Lock
+
+PARTIES, LOCK = "parties", ".lock"
+PATIENCE = 10.0  # seconds to wait for another process, which needs the folder for moments only
+_KEY, _GONE, _CORESET, _NEW = "key", "key.gone", "coreset", "coreset.new"
+_NO_KEY = "Nobody can open what the party has sealed: forget it, and invite it again."
+
+
+class Drawers:
+    """What a vault holds of its parties. All but :meth:`alone` is done within it."""
+
+    def __init__(self, folder: Path, audit: Audit, who: str) -> None:
+        self.folder, self.audit, self._who = folder, audit, who
+
+    @contextmanager
+    def alone(self) -> Iterator[set[str]]:
+        """While no other process is at the folder, and after what one that died has left was put in order.
+
+        It gives the parties whose forgetting was finished by that.
+        """
+        with clear_errors(self.folder):
+            lock = Lock(self.folder / LOCK, PATIENCE)
+            try:
+                self.audit.catch_up()
+                yield self._mend()
+            finally:
+                lock.release()
+
+    def note(self, event: str, party: str, **fields: Any) -> None:
+        """A line in the audit log, on the disk when this returns."""
+        self.audit.add(event, party=party, who=self._who, **fields)
+
+    def names(self) -> list[str]:
+        """Who was invited and not forgotten."""
+        return sorted(party for party, held in self.audit.latest.items() if held["event"] != "forgotten")
+
+    def held(self, party: str) -> dict[str, Any] | None:
+        """What the log says is held of a party: with a digest and a generation, if it has sealed something."""
+        held = self.audit.latest.get(party)
+        return None if held is None or held["event"] == "forgotten" else held
+
+    def key(self, party: str) -> PrivateKey:
+        """The party's own key in this vault."""
+        return key_in(self._place(party) / _KEY, _NO_KEY)
+
+    def add(self, party: str, key: PrivateKey, about: str) -> None:
+        """A drawer with a key; until the log has it, it is nobody's."""
+        disk.make(self._place(party), 0o700)
+        key.write(self._place(party) / _KEY)
+        self.note("invited", party, key=about)
+
+    def put(self, party: str, sealed: bytes, generation: int) -> None:
+        """A sealed coreset, in place of an older one."""
+        place = self._place(party)
+        disk.write(place / _NEW, sealed, disk.PRIVATE)
+        disk.settle(place)
+        event = "refreshed" if "digest" in self.audit.latest[party] else "sealed"
+        self.note(event, party, digest=digest(sealed), generation=generation)
+        disk.rename(place / _NEW, place / _CORESET)
+
+    def get(self, party: str) -> bytes:
+        """The sealed coreset, if it is the one that the log speaks of."""
+        held, file = self.audit.latest[party], self._place(party) / _CORESET
+        try:
+            found = file.read_bytes()
+        except OSError as error:
+            raise VaultError(f"The coreset of party {party!r} cannot be read: {error.strerror}.") from None
+        if digest(found) != held["digest"]:
+            raise VaultError(
+                f"The coreset of party {party!r} is not the one of generation {held['generation']} that was stored: "
+                f"{file} was changed, or replaced by another one. Let the party seal a new one."
+            )
+        return found
+
+    def forget(self, party: str) -> None:
+        """No key, no coreset, and a line that says so."""
+        held = self.audit.latest.get(party)
+        if held is not None and held["event"] == "forgotten":
+            raise VaultError(f"Party {party!r} was forgotten already, at {held['at']}. Nothing of it is held.")
+        if held is None and not self.names():
+            raise VaultError(f"Party {party!r} is not in the vault {self.folder}, and nobody else is.")
+        if held is None:
+            raise unknown("party in this vault", party, self.names())
+        disk.rename(self._place(party) / _KEY, self._place(party) / _GONE)  # forgotten from here on, whatever happens
+        self._finish_forgetting(party)
+
+    def _finish_forgetting(self, party: str) -> None:
+        """The key's file, full of zeros, stays until the log has it: by that a kill in between is seen."""
+        place, held = self._place(party), self.audit.latest[party]
+        for name in (_GONE, _CORESET, _NEW):
+            if (place / name).exists():
+                disk.blank(place / name)
+        for name in (_CORESET, _NEW):
+            disk.remove(place / name)
+        disk.settle(place)
+        self.note("forgotten", party, **{name: held[name] for name in ("digest", "generation") if name in held})
+        _clear(place)
+
+    def _mend(self) -> set[str]:
+        known = {self._place(party).name: party for party in self.names()}
+        finished = set()
+        for place in sorted((self.folder / PARTIES).glob("?" * 32)):
+            party = known.get(place.name)
+            if party is None:
+                if (place / _CORESET).exists():
+                    raise StateError(
+                        f"{place} holds a coreset that {self.folder / LOG} knows nothing of: one of them was put back "
+                        "to an older copy. Restore both from the same one."
+                    )
+                _clear(place)  # an invitation that nobody got, or the last of a forgotten party
+            elif (place / _GONE).exists():
+                self._finish_forgetting(party)
+                finished.add(party)
+            elif (place / _NEW).exists():
+                if digest((place / _NEW).read_bytes()) == self.audit.latest[party].get("digest"):
+                    disk.rename(place / _NEW, place / _CORESET)
+                else:
+                    disk.remove(place / _NEW)
+        return finished
+
+    def _place(self, party: str) -> Path:
+        return self.folder / PARTIES / hashlib.sha256(party.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def digest(sealed: bytes) -> str:
+    """The name of a sealed coreset, of its ciphertext: it says nothing of the rows, and may stay when they go."""
+    return hashlib.sha256(sealed).hexdigest()
+
+
+def _clear(place: Path) -> None:
+    """No such drawer any more; what is in it is overwritten first."""
+    for file in sorted(place.iterdir()):
+        disk.blank(file)
+        disk.remove(file)
+    disk.remove(place)
+    disk.settle(place.parent)

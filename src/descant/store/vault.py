@@ -1,0 +1,261 @@
+"""The vault: sealed coresets of parties, to stand in for them while they are away. One folder a run.
+
+    vault/vault.json             the run and the vault's public key
+    vault/audit.jsonl            every access, in lines that cannot be changed unseen (audit.head belongs to it)
+    vault/parties/*/key          the party's own key in this vault, destroyed by `forget`: keep it out of backups
+    vault/parties/*/coreset      the newest coreset that the party has sealed
+
+The vault's private key is none of them. It is needed to open a coreset, and for nothing else: whoever has the folder
+but not the key can invite, store, list, verify and forget, and reads no row.
+
+    vault = Vault.create("vault", PrivateKey.new())                    # once, by whoever holds the key
+    invitation = vault.invite("north")                                 # at the server: public keys, and a number
+    sealed = seal(invitation, pack(rows), vault.run, "north")          # at the party, after check_agreed
+    vault.store("north", sealed)                                       # at the server, unopened
+    rows = Vault("vault", read_key()).open("north", round, expected)   # at the worker that stands in
+    vault.forget("north")
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import __version__
+from ..errors import StateError, VaultError
+from . import disk
+from .audit import HEAD, LOG, Audit
+from .drawers import LOCK, PARTIES, PATIENCE, Drawers, digest
+from .folder import check_replaceable, clear_errors
+from .keys import PrivateKey, fingerprint
+from .lock import Lock
+from .sealing import Invitation, check_address, header_of, unseal
+
+if TYPE_CHECKING:
+    from .rows import Expected, Rows
+
+_ABOUT = "vault.json"
+_OURS = (_ABOUT, f"{_ABOUT}.new", LOG, f"{LOG}.new", HEAD, f"{HEAD}.new", PARTIES, LOCK)
+
+
+@dataclass(frozen=True)
+class Custody:
+    """What the vault holds of a party, or that it has forgotten it."""
+
+    party: str
+    state: str  # the last event: "invited", "sealed", "refreshed" or "forgotten"
+    since: str
+    generation: int | None
+    digest: str  # of the sealed bytes
+    opened: int  # how often
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was found to be in order. The last line's number and seal, noted elsewhere, are for `verify` later."""
+
+    lines: int
+    seal: str
+    parties: int
+    coresets: int
+    with_key: bool
+
+
+class Vault:
+    """A vault's folder, with its private key or, for all but opening, without it."""
+
+    def __init__(self, folder: str | Path, key: PrivateKey | None = None, who: str = "") -> None:
+        self.folder, self._key = Path(folder), key
+        self.run, self.public = _about(self.folder)
+        if key is not None and key.public != self.public:
+            raise VaultError(
+                f"This is the key of the vault {fingerprint(key.public)}, and {self.folder} was made with the key of "
+                f"{fingerprint(self.public)}. Give that one."
+            )
+        self._audit = Audit(self.folder, None if key is None else _first_secret(key, self.run))
+        self._drawers = Drawers(self.folder, self._audit, who or _somebody())
+
+    @classmethod
+    def create(cls, folder: str | Path, key: PrivateKey, run: str = "", who: str = "") -> Vault:
+        """A new vault in a new or empty folder; a run that has no name gets one that nobody else has."""
+        place, run = Path(folder), run or secrets.token_hex(16)
+        check_new(place)
+        with clear_errors(place):
+            disk.make(place, 0o700)
+            lock = Lock(place / LOCK, PATIENCE)
+            try:
+                disk.make(place / PARTIES, 0o700)
+                audit = Audit(place, _first_secret(key, run))
+                audit.begin("created", run=run, vault=fingerprint(key.public), who=who or _somebody())
+                about = {"descant": __version__, "vault": 1, "run": run, "public": key.public.hex()}
+                disk.replace(place / _ABOUT, json.dumps(about).encode(), f"{_ABOUT}.new")
+            finally:
+                lock.release()
+        return cls(place, key, who)
+
+    def __repr__(self) -> str:
+        return f"Vault({str(self.folder)!r}, run {self.run!r}, {'with' if self._key else 'without'} its key)"
+
+    def invite(self, party: str) -> Invitation:
+        """What this party seals its next coreset with: always the same keys, until it is forgotten."""
+        with self._drawers.alone():
+            if self._drawers.held(party) is None:
+                key = PrivateKey.new()
+                self._drawers.add(party, key, fingerprint(key.public))
+            generation = self._audit.latest[party].get("generation", 0) + 1
+            return Invitation(self.public + self._drawers.key(party).public, generation)
+
+    def store(self, party: str, sealed: bytes, expected: Expected | None = None) -> None:
+        """Keep what this party has sealed, in place of what it sealed before; the same bytes may come again.
+
+        The party is the sender, as the one who carried the bytes knows it. Without the vault's key only the header can
+        be checked; with it the coreset is opened, too, and its rows are looked at if it is said what is expected.
+        """
+        with self._drawers.alone():
+            with self._refusing(party, digest(sealed)):
+                generation = self._admit(party, sealed, expected)
+            if self._audit.latest[party].get("digest") != digest(sealed):
+                self._drawers.put(party, sealed, generation)
+
+    def open(self, party: str, round: int, expected: Expected) -> Rows:
+        """A party's rows, in memory only, to train on for a round; the log has it before they are handed out."""
+        with self._drawers.alone():
+            held = self._drawers.held(party)
+            if held is None or "digest" not in held:
+                raise VaultError(
+                    f"The vault holds no coreset of party {party!r:.80}: it has sealed none, or was forgotten. "
+                    "It cannot be stood in for."
+                )
+            with self._refusing(party, held["digest"]):
+                rows = self._rows(party, self._drawers.get(party), expected)
+            self._drawers.note("opened", party, round=round, digest=held["digest"])
+            return rows
+
+    def forget(self, party: str) -> None:
+        """Destroy a party's key and coreset, so that no copy of what it has sealed can be opened, and log it.
+
+        Out of reach are a backup that holds the party's key, as long as somebody has the vault's key; what a flash
+        drive or a file system that copies on writing keeps of overwritten blocks; rows in the memory of a worker that
+        trains on them now; and what models have learnt from them.
+        """
+        with self._drawers.alone() as finished:
+            if party not in finished:
+                self._drawers.forget(party)
+
+    def parties(self) -> list[Custody]:
+        """Everybody whom the vault knows or has forgotten, by name."""
+        with self._drawers.alone():
+            opened = self._audit.opened
+            return [
+                Custody(p, e["event"], e["at"], e.get("generation"), e.get("digest", ""), opened.get(p, 0))
+                for p, e in sorted(self._audit.latest.items())
+            ]
+
+    def verify(self, line: int = 0, seal: str = "") -> Verified:
+        """Check the log from its first line on, and that the vault holds exactly what it says; then log that.
+
+        With the vault's key each coreset is opened, too. A line and its seal that were noted elsewhere show whether the
+        folder was put back to an older copy.
+        """
+        with self._drawers.alone():
+            self._audit.rewind()
+            self._audit.catch_up()
+            if line and (line > self._audit.last.number or self._audit.seals[line - 1] != seal):
+                raise StateError(
+                    f"Line {line} of {self.folder / LOG} is not the one that was noted, {seal!r:.80}: the folder was "
+                    "put back to an older copy, or its log was written anew."
+                )
+            names = self._drawers.names()
+            sealed = [name for name in names if "digest" in self._audit.latest[name]]
+            for name in names:
+                own = self._drawers.key(name).public
+                if name in sealed:
+                    check_address(header_of(self._drawers.get(name)), self.run, name, self.public, own)
+                if name in sealed and self._key is not None:
+                    self._plain(name, self._drawers.get(name))
+            self._drawers.note("verified", "", with_key=self._key is not None)
+            return Verified(
+                self._audit.last.number, self._audit.last.seal, len(names), len(sealed), self._key is not None
+            )
+
+    def _admit(self, party: str, sealed: bytes, expected: Expected | None) -> int:
+        """The generation of a coreset that may be kept."""
+        held = self._drawers.held(party)
+        if held is None:
+            raise VaultError(f"Party {party!r:.80} was not invited, or was forgotten since. Invite it: Vault.invite.")
+        header = header_of(sealed)
+        check_address(header, self.run, party, self.public, self._drawers.key(party).public)
+        newest = held.get("generation", 0)
+        if header.generation <= newest and digest(sealed) != held["digest"]:
+            raise VaultError(
+                f"The coreset of party {party!r} is of generation {header.generation}, and one of generation {newest} "
+                "is held: an older one is not taken back. Let the party seal by a new invitation."
+            )
+        if expected is not None:
+            expected.check_size(header.size, party)
+        if self._key is not None and expected is not None:
+            self._rows(party, sealed, expected)
+        elif self._key is not None:
+            self._plain(party, sealed)
+        return header.generation
+
+    def _rows(self, party: str, sealed: bytes, expected: Expected) -> Rows:
+        from .rows import unpack  # here, because who lists or forgets must not wait for torch
+
+        return unpack(self._plain(party, sealed), expected, party)
+
+    def _plain(self, party: str, sealed: bytes) -> bytes:
+        if self._key is None:
+            raise VaultError(f"{self.folder} is used without its private key here, and to open a coreset needs it.")
+        return unseal(sealed, self._key, self._drawers.key(party), self.run, party)
+
+    @contextmanager
+    def _refusing(self, party: str, about: str) -> Iterator[None]:
+        """What is refused is in the log."""
+        try:
+            yield
+        except VaultError as error:
+            self._drawers.note("refused", f"{party:.80}", digest=about, reason=f"{error!s:.300}")
+            raise
+
+
+def check_new(folder: Path) -> None:
+    """Raise StateError unless a vault can be made there."""
+    if (folder / _ABOUT).exists():
+        raise StateError(f"{folder} holds a vault already. Use it, or give another folder.")
+    check_replaceable(folder, _OURS, in_place=True)
+
+
+def _about(folder: Path) -> tuple[str, bytes]:
+    """The run and the public key of a vault."""
+    file = folder / _ABOUT
+    if not file.exists():
+        raise StateError(f"{folder} holds no vault: there is no {_ABOUT} in it. Make one: descant vault init {folder}")
+    try:
+        found = json.loads(file.read_bytes())
+        run, public = str(found["run"]), bytes.fromhex(found["public"])
+        if found["vault"] != 1 or len(public) != 32:
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise StateError(f"{file} is damaged, or of another version of Descant. Restore it from a copy.") from None
+    return run, public
+
+
+def _first_secret(key: PrivateKey, run: str) -> bytes:
+    return key.derive(b"descant audit 1\n" + run.encode("utf-8", "surrogatepass"))
+
+
+def _somebody() -> str:
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a container whose user has no name
+        name = "somebody"
+    return f"{name}@{socket.gethostname()}:{os.getpid()}"
