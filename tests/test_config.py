@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from descant import Algorithm, Federation, Sgd, algorithms, compare, parties, problems
-from descant.algorithms.pieces import Among, Sample, Stragglers, everyone
+from descant.algorithms.attendance import Among, Sample, Stragglers, everyone
 from descant.centers import GeometricMedian
 from descant.config import Recipe, read, toml
 from descant.core import Hyper

@@ -16,9 +16,10 @@ from .algorithms.baselines import Local, alone
 from .core import Algorithm, Attend
 from .errors import SettingError, StateError
 from .evaluate import Column, Numbers
-from .federation import Federation, attending, bar
+from .federation import Federation, attending
 from .instruments.findings import over_seeds
 from .piece import Data, Model, parties_of
+from .progress import bar
 from .results import LOCAL, Result, carry_out, mean_of_known, plain, spread
 from .settings import describe
 from .table import Table

@@ -16,13 +16,13 @@ from ..centers import GeometricMedian, Mean
 from ..core import Algorithm, Term
 from ..penalties import HalfSquare
 from ..settings import Schedule
+from .attendance import everyone
 from .pieces import (
     Distance,
     Mix,
     Normalise,
     Replay,
     Weights,
-    everyone,
     fixed,
     keep_own,
     normalising,

@@ -171,6 +171,10 @@ class Selection:
         y = party.y[torch.from_numpy(rows)]
         return Chosen(rows, Coreset(x, y, torch.from_numpy(weights)))
 
+    def again(self, party: Party, rows: Tensor, weights: Tensor) -> Coreset:
+        """The coreset of rows that were chosen before."""
+        return Coreset(self._kept(party)[rows], party.y[rows], weights)
+
     def _count(self, party: Party) -> int:
         if self.count is None:
             return max(1, round(self.share * party.samples))
