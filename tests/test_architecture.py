@@ -27,7 +27,7 @@ TIERS = [
     {"exchange"},
     {"settle", "flight", "absence"},
     {"run"},
-    {"evaluate", "checkpoint", "table", "pictures"},
+    {"evaluate", "checkpoint", "table", "pictures", "timeline", "page"},
     {"instruments"},
     {"federation"},
     {"record", "results"},
@@ -98,16 +98,16 @@ def test_files_and_functions_stay_small(file: Path) -> None:
             assert (node.end_lineno or 0) - node.lineno < 50, f"{node.name} has grown too long"
 
 
-INDEX = ROOT / "papers" / "fed_plus" / "index.md"
-ROW = re.compile(r"^\| (v[12] [^|]+?) \| (.+?) \|", re.MULTILINE)
+INDEXES = [file.read_text() for file in sorted((ROOT / "papers").glob("*/index.md"))]
+ROW = re.compile(r"^\| (?:v[12] )?([^|]+?) \| ([^|]*`.+?) \|", re.MULTILINE)
 NAME = re.compile(r"`([\w.]+)`")
 
 
 def entries(part: str) -> list[tuple[str, str]]:
-    """(place in the paper, name) pairs under one heading of the index."""
-    text = INDEX.read_text().split(f"## {part}\n")[1].split("\n## ")[0]
-    rows = ROW.findall(text)
-    return [(place.split(" ", 1)[1].strip(), name) for place, names in rows for name in NAME.findall(names)]
+    """(place in the paper, name) pairs under one heading of the papers' indexes."""
+    found = [index.partition(f"## {part}\n")[2].split("\n## ")[0] for index in INDEXES]
+    rows = [row for text in found for row in ROW.findall(text)]
+    return [(place.strip(), name) for place, names in rows for name in NAME.findall(names)]
 
 
 def docstring(name: str, package: str) -> str:
@@ -122,7 +122,8 @@ def test_what_the_index_lists_exists_and_names_its_equation(place: str, name: st
 
 @pytest.mark.parametrize(("place", "name"), entries("As laws"))
 def test_the_laws_in_the_index_exist_and_name_their_equation(place: str, name: str) -> None:
-    tree = ast.parse((ROOT / "tests" / "laws" / f"{name.split('.')[0]}.py").read_text())
+    (file,) = (ROOT / "tests").rglob(f"{name.split('.')[0]}.py")
+    tree = ast.parse(file.read_text())
     found = {node.name: ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     whole = found[name.split(".")[1]] + (ast.get_docstring(tree) or "")
     assert place in whole, f"{name} does not name {place}"

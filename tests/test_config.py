@@ -103,7 +103,7 @@ def test_methods_that_are_named_keep_the_settings_of_the_recipe():
 
 def test_every_method_is_in_the_registry_and_can_be_named():
     makers = {name for name in algorithms.__all__ if callable(getattr(algorithms, name))} - {
-        *("Among", "Sample", "Stragglers")
+        *("Among", "Comes", "Drops", "Every", "Hinge", "Polynomial", "Sample", "Span", "Stragglers", "Timetable")
     }
     assert {make.__name__ for make in algorithms.ALGORITHMS.values()} == makers
     for one in tiny().algorithms(list(algorithms.ALGORITHMS)):
@@ -152,7 +152,7 @@ NAMES = [str(k) for k in range(20)]
 @given(st.integers(0, 2**32), st.sampled_from([0.5, 0.9]), st.integers(2, 30))
 def test_the_same_parties_straggle_whatever_the_policy(seed, share, work):
     kept, dropped = (
-        Stragglers(share, Sample(10), policy)(NAMES, Hyper(work=work), np.random.default_rng(seed))
+        Stragglers(share, Sample(10), policy)(Attending(1, NAMES, Hyper(work=work), np.random.default_rng(seed)))
         for policy in ("keep", "drop")
     )
     slow = {name for name, hyper in kept.items() if hyper.work < work}
@@ -163,7 +163,8 @@ def test_the_same_parties_straggle_whatever_the_policy(seed, share, work):
 
 @given(st.integers(0, 1))
 def test_a_straggler_never_does_more_than_was_asked(work):
-    assert all(one.work == work for one in Stragglers(0.5)(NAMES, Hyper(work=work), np.random.default_rng(0)).values())
+    attending = Attending(1, NAMES, Hyper(work=work), np.random.default_rng(0))
+    assert all(one.work == work for one in Stragglers(0.5)(attending).values())
 
 
 def test_a_round_that_drops_everybody_is_an_error_before_the_work():

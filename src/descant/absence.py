@@ -74,12 +74,13 @@ class Left:
             new.samples[place] = int(report.metrics["samples"])
             new.missed[place] = False
             if report.reason:
-                refusals.append(Refusal(report.party, report.round, report.reason))
+                refusals.append(Refusal(report.party, report.round, report.reason, standing.ASKED))
             elif standing.ASKED in report.metrics:
                 try:
                     new.generation[place] = _taken(plan, report) or int(self.generation[place]) + 1
                 except VaultError as error:
-                    refusals.append(Refusal(report.party, report.round, f"its coreset was not taken: {error}"))
+                    reason = f"its coreset was not taken: {error}"
+                    refusals.append(Refusal(report.party, report.round, reason, standing.ASKED))
         return new, refusals
 
 

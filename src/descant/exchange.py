@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,15 +50,21 @@ def own_row(plan: Plan, state: State, party: str, training: bool) -> Tensor:
     return state.initial if training and plan.algorithm.newcomer == "initial" else state.center
 
 
-def gather(engine: Engine, tasks: Sequence[Task], quorum: int | None = None) -> Iterator[Report]:
+def never() -> bool:
+    """Not before all have answered."""
+    return False
+
+
+def gather(engine: Engine, tasks: Sequence[Task], enough: Callable[[], bool] = never) -> Iterator[Report]:
     """What comes while answers to these tasks are owed; a party that misses its deadline is reported lost.
 
-    With a quorum it ends when so many parties have answered: the others are still at work. Stand-ins are waited for.
+    It ends before all is answered when it is told that there is enough: then others are still at work. Stand-ins are
+    waited for.
     """
     engine.submit(tasks)
     waiting = {(task.party, task.round, task.kind): task for task in tasks}
-    began, heard = time.monotonic(), 0
-    while waiting and not (quorum and heard >= quorum and all(kind == "train" for _, _, kind in waiting)):
+    began = time.monotonic()
+    while waiting and not (enough() and all(kind == "train" for _, _, kind in waiting)):
         left = began + max(task.deadline for task in waiting.values()) - time.monotonic()
         reports = engine.collect(left) if left > 0 else []
         if not reports:
@@ -69,7 +75,6 @@ def gather(engine: Engine, tasks: Sequence[Task], quorum: int | None = None) -> 
             report = found if isinstance(found, Report) else _no_report(found)
             if isinstance(report.party, str) and isinstance(report.round, int) and isinstance(report.kind, str):
                 waiting.pop((report.party, report.round, report.kind), None)
-            heard += report.kind == "train" and report.status == "ok"
             yield report
 
 
@@ -93,7 +98,11 @@ def hear(engine: Engine, gate: Gate, tasks: Sequence[Task], index: int, quorum: 
     gate.expect(tasks, index)
     accepted: dict[str, Report] = {}
     refusals, answered, clock = list[Refusal](), set[tuple[str, int]](), 0.0
-    for report in gather(engine, tasks, quorum):
+
+    def enough() -> bool:
+        return quorum is not None and sum(report.kind == "train" for report in accepted.values()) >= quorum
+
+    for report in gather(engine, tasks, enough):
         refusal, clock = gate.admit(report, index), max(clock, _time(report))
         if refusal is not None:
             refusals.append(refusal)

@@ -29,6 +29,7 @@ from .piece import Data, Model, Plan, parties_of
 from .progress import bar
 from .run import Round, State, begin, possible_ways, run
 from .solvers import Sgd
+from .standing import ASKED
 from .store import DEFAULT_BUDGET
 from .store.rows import Agreed
 from .store.vault_at import VaultAt
@@ -185,8 +186,11 @@ class Federation:
         for note in filter(None, (round.tuned, round.note)):
             warnings.warn(f"Round {round.index}: {note}.", DescantWarning, stacklevel=4)
         if not round.note and round.refusals and not self.refusals_:  # the first time; the rest are in refusals_
-            told = f"{len(round.refusals)} of {len(round.present)} reports were refused, the first: {round.refusals[0]}"
-            warnings.warn(f"{told}. All are in refusals_.", DescantWarning, stacklevel=4)
+            asked = {*round.present, *round.stood_in, *(r.party for r in round.refusals if r.party in self.people)}
+            refused = [refusal for refusal in round.refusals if refusal.tensor != ASKED]
+            what = f"{len(refused)} of {len(asked)} reports were" if refused else "What a party left was"
+            told = f"{what} refused, the first: {round.refusals[0]}. All are in refusals_."
+            warnings.warn(told, DescantWarning, stacklevel=4)
 
     def fit(self, rounds: int, progress: bool = True) -> Federation:
         """Run some more rounds, with a progress bar."""

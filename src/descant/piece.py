@@ -88,7 +88,7 @@ class Plan:
 
     @cached_property
     def terms(self) -> tuple[Term, ...]:
-        """What a party adds to its loss. A term times 0 is none, so that the rest is what it is without, bit for bit."""
+        """What a party adds to its loss. A term times 0 is none, so that the rest is bit for bit what it is without."""
         return tuple(term for term in self.algorithm.terms if isinstance(term, Term) and term.strength != 0)
 
     @cached_property
@@ -137,9 +137,10 @@ def _by_kind(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> l
         if task.settings["layout"] != plan.net.layout.digest:
             raise ModelError(f"Party {task.party!r} has another model than the federation: {plan.net.layout.names}.")
     learning, answers = _learning(plan, tasks, memories)
-    if learning:
-        trained = _train(plan, [tasks[i] for i in learning], [memories[i] for i in learning], list(learning.values()))
-        answers.update(zip(learning, trained, strict=True))
+    for round in {tasks[i].round for i in learning}:  # draws and schedules go by the round: a stack has only one
+        some = [i for i in learning if tasks[i].round == round]
+        trained = _train(plan, [tasks[i] for i in some], [memories[i] for i in some], [learning[i] for i in some])
+        answers.update(zip(some, trained, strict=True))
     for i, task in enumerate(tasks):
         if task.kind == "evaluate":
             answers[i] = (_evaluate(plan, task, memories[i]), None)

@@ -52,7 +52,7 @@ def expected(plan: Plan, samples: int) -> Expected:
 
 
 def stand_in(plan: Plan, task: Task, memory: Memory) -> Party:
-    """Who trains in a party's place; an error says why nobody can."""
+    """Who trains in a party's place, Tuor et al. (2021), eq. (6); an error says why nobody can."""
     whose = f"party {task.party!r}"
     if plan.vault is not None:
         generation = task.settings["generation"]

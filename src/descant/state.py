@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .core import Hyper, Memory, Metrics, Report, Store
@@ -117,3 +119,12 @@ def presence_of(plan: Plan, after: State, counted: Sequence[str], stood_in: Sequ
     known = {**dict.fromkeys(stood_in, STOOD_IN), **dict.fromkeys(counted, PRESENT)}
     seen = after.attended(plan).tolist()
     return "".join(known.get(name, ABSENT if seen[k] else NEVER_SEEN) for k, name in enumerate(plan.people))
+
+
+def presence_in(accepted: NDArray[np.bool_], stood_in: NDArray[np.bool_]) -> list[str]:
+    """The same of rounds that were recorded, ``[rounds, parties]`` each."""
+    if accepted.shape[1] > MOST_SHOWN:
+        return []
+    seen = np.maximum.accumulate(accepted, axis=0)
+    letters = np.select([accepted, stood_in, seen], [PRESENT, STOOD_IN, ABSENT], NEVER_SEEN)
+    return ["".join(row) for row in letters.tolist()]

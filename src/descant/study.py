@@ -182,7 +182,7 @@ class Study:
         return tuple(dict.fromkeys(found))
 
     def plot(self, kind: str, file: str | Path) -> Path:
-        """Draw into a PNG file: "curves" (score by round), "parties", "spikes", "collapse", "walk" or "hyper"."""
+        """Draw "curves" (score by round), "parties", "spikes", "collapse", "walk", "hyper" or "presence" as PNG."""
         from .report import draw
 
         return draw(self, kind, Path(file))

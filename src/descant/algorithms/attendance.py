@@ -138,6 +138,8 @@ class Span:
 class Timetable:
     """Who is there when, by spans of rounds: parties join late, leave and return. Who has no span is always there.
 
+    Without stand-ins only those present count: Tuor et al. (2021), eq. (4).
+
     >>> import numpy as np
     >>> table = Timetable.of([{"party": "a", "from": 1, "to": 4}, {"party": "a", "from": 7}])
     >>> [len(table(Attending(round, ["a", "b"], Hyper(), np.random.default_rng(0)))) for round in (4, 5, 7)]
@@ -204,7 +206,7 @@ class Timetable:
 
 
 def Drops(after: Mapping[str, int], attend: Attend = everyone) -> Timetable:
-    """Parties that leave for good: each is there up to its round, and no longer (§7.5.2: "drops after slot 4").
+    """Parties that leave for good: each is there up to its round, and no longer (Tuor et al. 2021, §7.5.2).
 
     >>> Drops({"a": 4}).spans
     (Span(party='a', first=1, last=4),)

@@ -127,7 +127,7 @@ class Distance:
 
 
 def by_samples(metrics: Sequence[Metrics]) -> Tensor:
-    """n_k: FedAvg's weights, and the baselines' (ERRATA 16)."""
+    """n_k: FedAvg's weights, and the baselines' (ERRATA 16); |D_i| of Tuor et al. (2021), eq. (1)."""
     return torch.tensor([float(metric["samples"]) for metric in metrics], dtype=torch.float64)
 
 

@@ -42,7 +42,7 @@ class Attendance:
     )
     straggler_policy: str = setting("keep", "whether their work counts (ERRATA 26)", one_of=("keep", "drop"))
     comes: float | None = setting(None, "the probability that a party comes in a round", least=0, most=1)
-    drops: dict[str, int] | None = setting(None, "by party: the last round in which it is there", least=0, whole=True)
+    drops: dict[str, int] | None = setting(None, "by party: the last round in which it is there")
     schedule: str | list[Any] | None = setting(
         None, "who is there when: a CSV file (party,from,to), or a list of {party, from, to}"
     )
