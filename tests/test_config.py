@@ -12,7 +12,7 @@ from descant import Algorithm, Federation, Sgd, algorithms, compare, parties, pr
 from descant.algorithms.attendance import Among, Sample, Stragglers, everyone
 from descant.centers import GeometricMedian
 from descant.config import Recipe, read, toml
-from descant.core import Hyper
+from descant.core import Attending, Hyper
 from descant.errors import SettingError
 from descant.settings import Decay
 from recipes import TINY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,10 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import Tensor, nn
 
 from descant import Algorithm, Federation, Sgd, algorithms, parties
 from descant.algorithms import Drops, StandIns, Timetable
+from descant.cli import app, typer
 from descant.engines import Processes
 from descant.errors import DescantWarning, SettingError
 from descant.judged import study_of
@@ -25,6 +28,7 @@ from descant.store.vault import Vault
 from descant.store.vault_at import VaultAt
 from fakes import Bytes
 from problems import METHODS, classes, network
+from recipes import TINY
 
 ROUNDS = 6
 AWAY = Drops({"1": 2, "3": 3})
@@ -333,6 +337,17 @@ def test_settings_that_cannot_be() -> None:
             ran(made(StandIns(algorithms.FedAvg(), share=share)), 1)
     with pytest.raises(SettingError, match="The 'work' of StandIn must be a whole number >= 0"):
         ran(made(StandIns(algorithms.FedAvg(), work=-1)), 1)
+
+
+def test_the_rows_that_would_leave_are_shown_before_they_do(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY)
+    command = ["vault", "preview", str(tmp_path / "tiny.toml"), "2", "--share", "0.1", "--json"]
+    shown = CliRunner().invoke(typer.main.get_command(app), command)
+    assert shown.exit_code == 0, shown.output
+    found, party = json.loads(shown.stdout), parties.digits(count=4)["2"]
+    chosen = Selection(share=0.1).choose(party, seed=0)
+    assert [row["row"] for row in found["rows"]] == chosen.rows.tolist()
+    assert found["verdict"].startswith(f"{len(chosen.rows)} of the {party.samples} rows of party '2' would leave")
 
 
 # ── worker processes ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -57,9 +57,9 @@ def FedAvg(weights: Weights = "samples", normalise: Normalise = "selected") -> A
 
 
 def Local() -> Algorithm:
-    """Nobody learns from anybody (v2 §5.4.1: λ=0, θ=1; Standalone of Tuor et al. 2021, §7.4): what a party reaches alone.
+    """Nobody learns from anybody (v2 §5.4.1: λ=0, θ=1): what a party reaches alone. The centre stays as it began.
 
-    The centre stays as it began.
+    It is the Standalone of Tuor et al. (2021), §7.4.
     """
     return replace(FedAvg(), name="Local", start=Mix(0.0), advance=stay, keep=keep_own)
 
