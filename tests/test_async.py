@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from descant import Algorithm, Federation, Sgd, algorithms
 from descant.algorithms import Comes, Drops, FedAsync, FedBuff, Hinge, Polynomial, StandIns
+from descant.algorithms.baselines import alone
 from descant.core import Report
 from descant.engines import Clocked, InProcess, Processes
 from descant.errors import DescantWarning, SettingError
@@ -196,6 +197,14 @@ def test_memory_grows_with_the_parties_at_work_and_not_with_the_rounds() -> None
     fed = made(FedBuff(2))
     sizes = [len(done.round.state.memories["flight"]) for done in fed.rounds(25)]
     assert max(sizes) <= 6 + 5 and sizes[-1] <= max(sizes[5:15])
+
+
+def test_training_alone_beside_it_has_the_same_reports() -> None:
+    """Else a party would be compared with one that worked more often than it did."""
+    fed = ran(made(FedBuff(2)), 8)
+    twin = ran(made(alone(fed.algorithm, fed.history_)), 8)
+    assert [e["presence"] for e in twin.history_] == [e["presence"] for e in fed.history_]
+    assert column(twin, "clock") == column(fed, "clock")
 
 
 # ── stand-ins and bad input ───────────────────────────────────────────────────────────────────────────────────────────

@@ -78,6 +78,17 @@ def test_a_coreset_of_everything_is_the_party_itself(name: str) -> None:
     assert not torch.equal(gone.state.center, ideal.state.center)
 
 
+UNSEEN = ("FedPer", "FedRep", "stragglers")  # layers that only the party has; who is away draws no lot
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in UNSEEN])
+def test_in_the_first_round_of_an_absence_that_holds_for_models_of_their_own_too(name: str) -> None:
+    """A stand-in begins where the party would: at the centre, or at w_k where parties go on from it (ERRATA 33)."""
+    ideal, there = ran(made(METHODS[name]()), 3), ran(made(StandIns(METHODS[name](), share=1.0), Drops({"1": 2})), 3)
+    assert presence(there)[-1] == "psppp"
+    assert torch.equal(there.state.center, ideal.state.center)
+
+
 def test_only_those_present_count_without_stand_ins() -> None:
     """Eq. (4): the last round is that of the parties which are left, with the same centre to begin with."""
     fed = ran(made(algorithms.FedAvg(), AWAY), 5)

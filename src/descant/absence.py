@@ -50,7 +50,7 @@ class Left:
         return {party: {standing.ASKED: _invitation(plan, party)} for party in wanting}
 
     def stand_ins(self, plan: Plan, state: State, hyper: Hyper, there: Collection[str], index: int) -> Iterator[Task]:
-        """A task for everybody who has left a coreset and is not there: τ′ units from the global model, eq. (6)."""
+        """A task for everybody who has left a coreset and is not there: τ′ units of work, eq. (6)."""
         if plan.algorithm.stand_in is None:
             return
         names = plan.people.names

@@ -137,7 +137,7 @@ class Attending:
 
 @dataclass(frozen=True)
 class StandIn:
-    """Who answers for the absent: a coreset that the party left, trained on from the global model (ERRATA 33)."""
+    """Who answers for the absent: a coreset that the party left, trained on from where the party would begin."""
 
     selection: Any = setting(help="how a party chooses the rows that it leaves", apart=True)  # parties.Selection
     work: int | None = setting(None, "τ′: how much a stand-in learns; None: as a party does", least=0, whole=True)

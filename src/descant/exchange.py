@@ -29,13 +29,13 @@ def tasks_for(
 ) -> Iterator[Task]:
     """One task a party: the centre, its own model where it has one, and the numbers of the round.
 
-    ``more`` are settings by party. A stand-in has no model of its own.
+    ``more`` are settings by party.
     """
     common: dict[str, Any] = {"seed": plan.seed, "way": state.way, "layout": plan.net.layout.digest}
     for party in present:
         arrays = {"center": state.center}
-        if plan.algorithm.keep is not None and kind != "stand_in":
-            arrays["own"] = own_row(plan, state, party, training=kind == "train")
+        if plan.algorithm.keep is not None:
+            arrays["own"] = own_row(plan, state, party, training=kind in ("train", "stand_in"))
         hyper: dict[str, Any] = {}
         if isinstance(present, Mapping):
             hyper = {"lr": float(present[party].lr), "work": int(present[party].work)}

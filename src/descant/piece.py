@@ -82,7 +82,8 @@ class Plan:
         party, row, size = self.people[self.people.names[0]], self.net.row(), self.net.layout.size
         if not is_labels(party.y):
             return None
-        with torch.no_grad():
+        with ONE_AT_A_TIME, torch.inference_mode(False), torch.no_grad():
+            self.net.module.eval()
             output, _ = self.net.apply(row[:size], row[size:], party.x[:2].clone())
         return output.shape[1] if output.dim() == 2 and output.shape[1] > 1 else None
 

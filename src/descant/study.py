@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from . import __version__
-from .algorithms.baselines import Local, alone
+from .algorithms.baselines import alone
+from .algorithms.pieces import fixed
 from .core import Algorithm, Attend
 from .errors import SettingError, StateError
 from .evaluate import Column, Numbers
@@ -292,7 +293,8 @@ def _checked(algorithms: list[Algorithm]) -> list[Algorithm]:
     if len(set(names)) < len(names) or any(name.startswith(f"{LOCAL}, as ") for name in names):
         raise SettingError(f"Two algorithms have one name: {names}. Use dataclasses.replace(..., name=...).")
     for algorithm in algorithms:
-        if algorithm.name == LOCAL and algorithm != replace(Local(), attend=algorithm.attend, tune=algorithm.tune):
+        untuned = replace(algorithm, tune=fixed)
+        if algorithm.name == LOCAL and untuned != alone(untuned, ()):
             raise SettingError(f"{LOCAL!r} is the name of training alone. Give your algorithm another one.")
     return algorithms
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -50,7 +51,8 @@ class Among:
     attend: Attend = setting(everyone, "who of them takes part", apart=True)
 
     def __call__(self, attending: Attending) -> dict[str, Hyper]:
-        return self.attend(replace(attending, names=attending.names[: self.first]))
+        first = set(islice(attending.everybody or attending.names, self.first))
+        return self.attend(replace(attending, names=[name for name in attending.names if name in first]))
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,8 @@ def alone(algorithm: Algorithm, history: Sequence[Mapping[str, Any]]) -> Algorit
     Where that was tuned it is taken from the history: there is no centre by which a tuner could judge it again.
     """
     tune = fixed if algorithm.tune is fixed else Replay.of(history)
-    return replace(Local(), attend=algorithm.attend, tune=tune)
+    late = algorithm.max_staleness
+    return replace(Local(), attend=algorithm.attend, tune=tune, quorum=algorithm.quorum, max_staleness=late)
 
 
 def FedProx(mu: Schedule = 0.01, weights: Weights = "samples") -> Algorithm:

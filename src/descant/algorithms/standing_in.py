@@ -20,12 +20,12 @@ def StandIns(
 
     When a party comes for the first time, and when it returns, it leaves a coreset: a ``share`` of its rows (5 %), or
     as a ``selection`` says. While it is away a stand-in trains on it by the same solver and terms for τ′ = ``work``
-    units (None: τ), begins at the global model (ERRATA 33), and counts with |D_i| as the party last reported it; who
-    never came counts for nothing (ERRATA 34).
+    units (None: τ), and counts with |D_i| as the party last reported it; who never came counts for nothing (ERRATA 34).
 
-    A stand-in has no state: neither a model of its own nor moments, private layers or private columns, which stay with
-    the party. In Fed+, where parties keep w_k, it is therefore a party whose w_k is the centre: it begins there, and
-    its anchor R(w̃, w̃) is w̃. What the party itself keeps is not touched while it is away.
+    It begins each round where the party would: at the global model (ERRATA 33), or, in methods such as Fed+ in which
+    parties go on from models of their own, at w_k as the party last reported it, drawn to R(w̃, w_k). From the global
+    model it would only follow a centre that the others draw away. It has no other state: moments, private layers and
+    private columns stay with the party, and what the party keeps is not touched while it is away.
 
     >>> from descant.algorithms import FedAvg
     >>> StandIns(FedAvg(), share=0.1).stand_in.selection.share
