@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,8 @@ from descant.core import Report
 from descant.engines import Clocked, InProcess, Processes
 from descant.errors import DescantWarning, SettingError
 from descant.instruments import walk
+from descant.record import Run
+from dying import Death, faults
 from fakes import Bytes
 from problems import METHODS, classes, network
 
@@ -175,6 +178,24 @@ def test_a_round_that_was_broken_off_is_done_again() -> None:
         ran(fed, 1)
     fed._engine.collect = collect  # type: ignore[method-assign]
     assert ran(fed, 4).hash() == ran(made(FedBuff(2)), 8).hash()
+
+
+@pytest.mark.parametrize("name", ["FedBuff", "stand-ins"])
+@pytest.mark.parametrize("writes", [35, 50, 65])
+def test_a_kill_anywhere_changes_nothing(
+    name: str, writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    whole = ran(made(WAYS[name]), 6)
+    with pytest.raises(Death), faults(writes), Run.start(tmp_path / "run", made(WAYS[name]), sync=2) as run:
+        for _ in run.rounds(6):
+            pass
+    again = made(WAYS[name])
+    with Run.resume(tmp_path / "run", again) as run:
+        assert 0 <= run.round < 6
+        for _ in run.rounds(6 - run.round):
+            pass
+    assert again.hash() == whole.hash()
 
 
 def test_the_cut_and_worker_processes_agree() -> None:
