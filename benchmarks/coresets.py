@@ -1,11 +1,11 @@
 """Coresets, method against method: the time that each takes, and what it is worth.
 
-    python benchmarks/coresets.py [--count 3000] [--seeds 3] [--data FOLDER]        # about two minutes
+    python benchmarks/coresets.py [--count 3000] [--seeds 3] [--data FOLDER]        # four minutes of one core
 
-Chosen are 3,000 rows of 60,000 x 784: MNIST where a data folder is given (or DESCANT_DATA says where it is), else random
-clouds. "distance" is the mean distance of a row to the nearest chosen row of its class; "accuracy" is that of a logistic
-regression trained on the weighted coreset, on 10,000 test rows, with the deviation over seeds beside it; "unweighted"
-is the same training where all chosen rows count alike.
+Chosen are 3,000 rows of 60,000 x 784: MNIST where a data folder is given (or DESCANT_DATA names one), else random
+clouds. "distance" is the mean distance of a row to the nearest chosen row of its class; "accuracy" is that of a
+logistic regression trained on the weighted coreset, on 10,000 test rows, with the deviation over seeds beside it;
+"unweighted" is the same training where all chosen rows count alike.
 """
 
 from __future__ import annotations

@@ -84,14 +84,14 @@ def herding(space: Space, count: int, rng: np.random.Generator) -> Choice:
 
 def _herd(points: Tensor, count: int) -> Rows:
     """argmin over rows z of |mean - (s + z) / k|² for k = 1, 2, …, where s is the sum of those chosen before."""
-    squares = points.square().sum(1)
-    toward = points @ points.mean(0, dtype=torch.float64).to(points.dtype)  # z·mean [n]
-    along, chosen = torch.zeros_like(squares), list[int]()  # z·s [n]
-    for k in range(1, count + 1):
-        worse = squares + 2 * along - 2 * k * toward
+    squares, mean = points.square().sum(1), points.mean(0, dtype=torch.float64)
+    lacking, chosen = torch.zeros_like(mean), list[int]()  # k·mean - s, which stays as small as a row
+    for _ in range(count):
+        lacking += mean
+        worse = squares - 2 * (points @ lacking.to(points.dtype))
         worse[chosen] = torch.inf
         chosen.append(int(worse.argmin()))
-        along += points @ points[chosen[-1]]
+        lacking -= points[chosen[-1]]
     return np.array(chosen, dtype=np.int64)
 
 

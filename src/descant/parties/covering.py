@@ -201,9 +201,11 @@ def inclusion(sizes: NDArray[np.float64], count: int) -> NDArray[np.float64]:
 
 
 def systematic(chances: NDArray[np.float64], rng: np.random.Generator) -> Rows:
-    """Places drawn so that each is among them with its own probability, none twice, and always as many in all."""
-    certain = np.flatnonzero(chances >= 1)
-    others = rng.permutation(np.flatnonzero(chances < 1))
+    """Places drawn so that each is among them with its own probability, none twice, and always as many in all.
+
+    Of any places in a row, such as those of a class, there are as many as their chances add up to, but for one.
+    """
+    certain, others = np.flatnonzero(chances >= 1), np.flatnonzero(chances < 1)
     ends = chances[others].cumsum()
     count = round(float(ends[-1])) if len(ends) else 0
     if not count:

@@ -31,7 +31,7 @@ def logistic(inputs: int = 784, outputs: int = 10) -> nn.Module:
 
 
 def mlp(inputs: int = 784, outputs: int = 10, hidden: Sequence[int] = (200, 200)) -> nn.Module:
-    """Linear layers with ReLU between them; not from the papers.
+    """Linear layers with ReLU between them; with one of 200 or 1,500 units it is the async silos paper's.
 
     >>> [tuple(p.shape) for p in mlp(64, 10, [32]).parameters()]
     [(32, 64), (32,), (10, 32), (10,)]
