@@ -177,8 +177,21 @@ def test_headers_that_lie_are_refused_before_anything_is_done(data: bytes) -> No
         header_of(data)
 
 
-def test_a_header_is_read_as_it_was_written_and_not_more() -> None:
-    assert header_of(header_bytes(json.dumps(GOOD).encode()) + bytes(16)).party == "p"  # the same with its tag passes
+def test_a_header_is_read_up_to_its_largest_size() -> None:
+    text = json.dumps(GOOD).encode()
+    assert header_of(header_bytes(text) + bytes(16)).party == "p"  # the one above passes with its tag
+    assert header_of(header_bytes(text.ljust(4096)) + bytes(16)).party == "p"
+    with pytest.raises(VaultError, match="At most 4096 are allowed"):
+        header_of(header_bytes(text.ljust(4097)) + bytes(16))
+
+
+def test_a_party_that_lies_about_its_digest_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = PrivateKey.new()
+    with monkeypatch.context() as lie:
+        lie.setattr("descant.store.sealing._digest", lambda check, plain: "00" * 32)
+        sealed = sealed_for(KEY.public + own.public, b"secret rows", "run", "north", 3)
+    with pytest.raises(VaultError, match="not the one that its header speaks of"):
+        unseal(sealed, KEY, own, "run", "north")
 
 
 @pytest.mark.parametrize("point", [bytes(32), (1).to_bytes(32, "little"), bytes(31)])
@@ -197,6 +210,14 @@ def test_nothing_is_sealed_that_could_not_be_opened() -> None:
     ):
         with pytest.raises(VaultError, match=says):
             sealed_for(public, plain, run, "p", generation)
+
+
+def test_a_party_seals_only_for_the_vault_that_it_was_told_of(vault: Vault) -> None:
+    told, invitation = fingerprint(KEY.public), vault.invite("north")
+    assert header_of(seal(invitation, b"rows", "run", "north", pinned=told)).vault == KEY.public.hex()
+    swapped = invitation._replace(public=PrivateKey.new().public + invitation.public[32:])
+    with pytest.raises(VaultError, match=rf"asked to seal for vault {fingerprint(swapped.public)}, and knows .*{told}"):
+        seal(swapped, b"rows", "run", "north", pinned=told)
 
 
 # ── keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -279,7 +300,7 @@ def bad_rows() -> Iterator[tuple[str, bytes]]:
         ("not finite", {"weights": weights.log().log().sub(1).sqrt()}),
         ("labels that the model does not know", {"y": y + 3}),
         ("labels that the model does not know", {"y": y - 4}),
-        ("below 0", {"weights": -weights}),
+        ("below 0", {"weights": weights - 11}),
         ("none above", {"weights": weights * 0}),
         ("The model takes", {"x": x.double()}),
         ("The model takes", {"x": x[:, :2]}),

@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ..errors import VaultError
-from .keys import PrivateKey, agreed, stretched
+from .keys import PrivateKey, agreed, fingerprint, stretched
 
 MOST_BYTES = 2**30  # of a plain coreset
 MOST_GENERATION = 2**53  # what every reader of JSON takes for a whole number
@@ -64,9 +64,18 @@ class Invitation(NamedTuple):
     generation: int  # of the coreset that the vault will take next
 
 
-def seal(invitation: Invitation, plain: bytes, run: str, party: str) -> bytes:
-    """Bytes that only this run's vault can open, and only until the party is forgotten there."""
+def seal(invitation: Invitation, plain: bytes, run: str, party: str, pinned: str = "") -> bytes:
+    """Bytes that only this run's vault can open, and only until the party is forgotten there.
+
+    `pinned` is the vault's fingerprint, as the party was told it by another way than the one the invitation came:
+    without it, whoever carries the invitation could put a key of his own in it.
+    """
     public, generation = invitation
+    if pinned and fingerprint(public) != pinned:
+        raise VaultError(
+            f"Party {party!r} is asked to seal for vault {fingerprint(public)}, and knows the vault {pinned!r:.80}. "
+            "Nothing has left: ask the organiser, by another way, which one it is."
+        )
     if len(public) != 64:
         raise VaultError(f"An invitation has two keys of 32 bytes. Got {len(public)} bytes. Ask for one: Vault.invite.")
     if len(plain) > MOST_BYTES:

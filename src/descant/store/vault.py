@@ -14,6 +14,20 @@ but not the key can invite, store, list, verify and forget, and reads no row.
     vault.store("north", sealed)                                       # at the server, unopened
     rows = Vault("vault", read_key()).open("north", round, expected)   # at the worker that stands in
     vault.forget("north")
+
+Who can do what:
+
+- A *stolen disk or backup* of the folder, of the server or of an engine's database: names, sizes, times, generations.
+  No row; not even with the vault's key, for a party that was forgotten before `parties/*/key` was copied.
+- An *operator without the key*, who may write to the folder: the same, and to destroy. Coresets that he swaps, edits or
+  puts back are named when they are opened, and `verify` finds a changed log (see :mod:`.audit`). He could hand out a
+  key of his own in place of the vault's: so parties are told its fingerprint by another way, and `seal` takes it.
+- The *network, or whoever replays it*: nothing can be read, changed, or passed off for another run, party or time; it
+  can withhold. Who can speak as a party can replace its coreset: to prove who speaks is the transport's work.
+- A *malicious party*: bytes that are too many, of another shape, not finite or with unknown labels are refused before
+  anything is trained on them. False rows of the right form are not seen here: robust centres are for that.
+- The *worker that stands in* sees the rows; that is what it is trusted for. Its memory, swap and core dumps are not
+  protected, nor is its environment if the key comes from there; a trusted centre that lies is not defended against.
 """
 
 from __future__ import annotations
