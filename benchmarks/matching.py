@@ -1,9 +1,9 @@
 """What representation matching costs: the paper's table 4, 30 steps of 64 samples, as a ratio to FedAvg.
 
-Beside each ratio of time stands that of the arithmetic (forwards, backwards, the frozen model, the matching layers, both
+Beside each ratio of time stands that of the arithmetic (forwards, backwards, the frozen model, the matching layers both
 ways), and the paper's own, which is a GPU's. Methods take turns, one round each; a ratio is the median over the turns.
 
-    python benchmarks/matching.py            # some minutes on one core; --turns 3 for a quick look, --only MNIST for one
+    python benchmarks/matching.py            # ten minutes on one core; --turns 3 for a quick look, --only MNIST
 """
 
 from __future__ import annotations
@@ -97,10 +97,10 @@ def measure(net: str, turns: int) -> list[dict[str, object]]:
     times: dict[str, list[float]] = {name: [] for name in feds}
     for turn in range(turns + 1):
         for name, fed in feds.items():
-            began = time.perf_counter()
+            began = time.process_time()  # of one thread: what else runs on the machine does not count
             fed.fit(1, progress=False)
             if turn:  # the first one warms up
-                times[name].append(time.perf_counter() - began)
+                times[name].append(time.process_time() - began)
     flops = {name: arithmetic(net, algorithm) for name, algorithm in found.items()}
     rows: list[dict[str, object]] = []
     for name, fed in feds.items():

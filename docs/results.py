@@ -1,6 +1,6 @@
-"""The tables of docs/fed-plus.md, from the numbers that runs have kept in papers/fed_plus/expected.json.
+"""The tables of docs/fed-plus.md and its like, from the numbers that runs have kept in papers/*/expected.json.
 
-python docs/results.py            # writes them into the page
+python docs/results.py            # writes them into the pages
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statistics import mean, pstdev
 from typing import Any
 
 HERE = Path(__file__).parent
-PAGE, KEPT = HERE / "fed-plus.md", HERE.parent / "papers" / "fed_plus" / "expected.json"
+PAPERS = HERE.parent / "papers"
 BEGIN, END = "<!-- made by docs/results.py -->\n", "<!-- end -->\n"
 HEAD = ("method", "mean ± seeds", "of those that trained", "parties above alone", "parties above FedAvg")
 
@@ -43,24 +43,33 @@ def sweep(points: Sequence[Mapping[str, Any]]) -> str:
 
 
 def section(key: str, forms: Mapping[str, Any]) -> str:
-    """One experiment: its full form if it was run, else the quick one."""
+    """One experiment, by its key paper/name: its full form if it was run, else the quick one."""
     form = "full" if "full" in forms else "quick"
     found = forms[form]
     points, seeds = found["points"], len(found["seeds"])
     size = f"{points[0]['parties']} parties, {seeds} seeds, {found['seconds']:.0f} s"
-    return f"#### fed_plus/{key}, {form} form: {size}\n\n{table(points[0]) if len(points) == 1 else sweep(points)}\n"
+    return f"#### {key}, {form} form: {size}\n\n{table(points[0]) if len(points) == 1 else sweep(points)}\n"
 
 
-def block() -> str:
-    """All of it."""
-    experiments = json.loads(KEPT.read_text(encoding="utf-8"))["experiments"]
-    return "\n".join(section(key, forms) for key, forms in experiments.items())
+def block(paper: str) -> str:
+    """All that is kept of a paper's experiments."""
+    experiments = json.loads((PAPERS / paper / "expected.json").read_text(encoding="utf-8"))["experiments"]
+    return "\n".join(section(f"{paper}/{name}", forms) for name, forms in experiments.items())
+
+
+def pages() -> dict[str, Path]:
+    """The papers that have a page of results, and where it is."""
+    found = {
+        file.parent.name: HERE / f"{file.parent.name.replace('_', '-')}.md" for file in PAPERS.glob("*/expected.json")
+    }
+    return {paper: page for paper, page in sorted(found.items()) if page.exists()}
 
 
 def main() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    PAGE.write_text(before + BEGIN + "\n" + block() + "\n" + END + rest.split(END)[1], encoding="utf-8")
+    for paper, page in pages().items():
+        before, rest = page.read_text(encoding="utf-8").split(BEGIN)
+        made = before + BEGIN + "\n" + block(paper) + "\n" + END + rest.split(END)[1]
+        page.write_text(made, encoding="utf-8")
 
 
 if __name__ == "__main__":

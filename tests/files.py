@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 import struct
+import wave
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -53,6 +54,40 @@ def write_letters(folder: Path, n: int = 400) -> Path:
     x, y = digits_like(n)
     np.savez(folder / "emnist_lower_aj.npz", x=x, y=y)
     return folder
+
+
+def write_source(folder: Path, source: str, train: int, test: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """MNIST, CIFAR-10 or Speech Commands as an npz: pictures that all differ, labels 0..9 in turn; returns both."""
+    rng = np.random.default_rng(seed)
+    shape = {"mnist": (28, 28), "cifar10": (32, 32, 3), "speech": (32, 32)}[source]
+    n = train + test
+    x = rng.integers(0, 64, (n, *shape), dtype=np.uint8)
+    x.reshape(n, -1)[:, :3] = np.stack([np.arange(n) % 64, np.arange(n) // 64, np.zeros(n)], 1)
+    y = (np.arange(n) % 10).astype(np.uint8)
+    folder.mkdir(parents=True, exist_ok=True)
+    if source == "speech":  # every other row is of the validation set, which nobody reads
+        split = np.repeat([0, 2], [train, test])
+        mixed = {
+            "x": np.repeat(x, 2, 0),
+            "y": np.repeat(y, 2),
+            "split": np.stack([split, np.ones_like(split)], 1).ravel(),
+        }
+        np.savez(folder / "speech_commands_32x32.npz", **mixed)
+    else:
+        parts = {"x_train": x[:train], "y_train": y[:train], "x_test": x[train:], "y_test": y[train:]}
+        np.savez(folder / f"{source}.npz", **parts)
+    return x, y
+
+
+def write_wave(file: Path, sound: np.ndarray, rate: int = 16_000, channels: int = 1, width: int = 2) -> Path:
+    """A WAV file of numbers in [-1, 1]; with two channels every other number is of the second."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with wave.open(str(file), "wb") as out:
+        out.setnchannels(channels)
+        out.setsampwidth(width)
+        out.setframerate(rate)
+        out.writeframes((sound * (2 ** (8 * width - 1) - 1)).astype(f"<i{width}").tobytes())
+    return file
 
 
 WORDS = ("good", "bad", "film", ",", "the", "it's")

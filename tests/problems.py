@@ -38,6 +38,11 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
     "pFedMe": algorithms.pFedMe,
     "FedPer": algorithms.FedPer,
     "FedRep": algorithms.FedRep,
+    "FedAvg+AH": lambda: algorithms.AdaptiveHyper(lr=(0.05, 0.1, 0.2), work=(1, 2, 4), reward="clients", measure=4),
+    "FedAvg, decaying": lambda: algorithms.Decaying(lr=0.9, work=0.7),
+    "FedAvg, of all samples": lambda: algorithms.FedAvg(normalise="total"),
+    "matching": lambda: algorithms.RepresentationMatching(algorithms.FedGeoMedPlus(alpha=1.0, rho=0.1)),
+    "divergence, unsure": lambda: algorithms.EntropyRegularization(algorithms.WeightDivergence(coefficient=0.1), 1.0),
     "stragglers": lambda: replace(algorithms.FedAvg(), attend=algorithms.Stragglers(0.5)),
 }
 

@@ -152,7 +152,7 @@ def test_no_module_stands_in_the_way_of_a_public_name() -> None:
     assert set(descant.__all__) & modules == {"algorithms", "parties", "problems"}
 
 
-READING = (ROOT / "docs" / "reading-the-papers.md").read_text()
+READING = "\n".join([(ROOT / "docs" / "reading-the-papers.md").read_text(), *INDEXES])
 
 
 @pytest.mark.parametrize("test", re.findall(r"`([\w/]+\.py::\w+)`", READING))

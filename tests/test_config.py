@@ -105,7 +105,8 @@ def test_every_method_is_in_the_registry_and_can_be_named():
     makers = {name for name in algorithms.__all__ if callable(getattr(algorithms, name))} - {
         *("Among", "Comes", "Drops", "Every", "Hinge", "Polynomial", "Sample", "Span", "Stragglers", "Timetable")
     }
-    assert {make.__name__ for make in algorithms.ALGORITHMS.values()} == makers
+    named = [*algorithms.ALGORITHMS.values(), *algorithms.WRAPPERS.values()]
+    assert {make.__name__ for make in named} == makers
     for one in tiny().algorithms(list(algorithms.ALGORITHMS)):
         assert isinstance(one, Algorithm) and one.attend == Sample(3)
 
@@ -142,6 +143,113 @@ def test_a_sweep_visits_every_combination():
     assert [(count, lr) for _, count, lr in found] == [(3, 0.1), (3, 0.2), (4, 0.1), (4, 0.2)]
     assert found[1][0] == {"parties.count": 3, "work.lr": 0.2}
     assert [at for at, _ in tiny().sweep()] == [{}] and swept.swept and not tiny().swept
+
+
+# ── what wraps a method ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def louder(base: Algorithm, factor: float = 2.0, words: tuple[str, ...] = ()) -> Algorithm:
+    """A wrapper for tests: one more term, which pulls to the centre."""
+    terms = (*base.terms, *algorithms.FedProx(mu=factor).terms)
+    terms = tuple(dataclasses.replace(term, name=f"{term.name}{k}") for k, term in enumerate(terms))
+    return dataclasses.replace(base, name=f"{base.name}+L{factor:g}", terms=terms)
+
+
+@pytest.fixture
+def wrappers(monkeypatch):
+    monkeypatch.setattr(algorithms, "WRAPPERS", {"louder": louder})
+
+
+def strengths(algorithm: Algorithm) -> list[float]:
+    return [term.strength for term in algorithm.terms]
+
+
+WRAPPED = """
+[[wrap]]
+by = "louder"
+factor = 3
+
+"""
+
+
+@pytest.mark.usefixtures("wrappers")
+def test_wraps_of_all_come_before_a_methods_own():
+    recipe = read(TINY + WRAPPED).set('methods.0.wrap=[{by="louder"}, {by="louder", factor=4.0, words=["a"]}]')
+    fedavg, named = recipe.check().algorithms()
+    assert strengths(fedavg) == [3, 2.0, 4.0] and fedavg.name == "FedAvg+L3+L2+L4"
+    assert strengths(named) == [0.5, 3] and named.name == "RFA+", "a name that is given stays"
+    assert recipe.algorithm().name == "FedGeoMedPlus+L3" and fedavg.attend == Sample(3)
+    assert read(recipe.text).tables == recipe.tables
+
+
+@pytest.mark.usefixtures("wrappers")
+def test_training_alone_is_wrapped_as_the_others_are_and_is_still_called_local():
+    recipe = read(TINY + WRAPPED).set("run.rounds=1", "run.seeds=1")
+    for names in ([], ["fedavg"], ["local", "fedavg"]):
+        study = recipe.study(names, progress=False)
+        alone = next(one for one in study.settings["algorithms"] if one["name"] == "Local")
+        assert [term["strength"] for term in alone["terms"]] == [3] and study.methods.count("Local") == 1
+    plain = read(TINY).set("run.rounds=1", "run.seeds=1").study(progress=False)
+    assert study.of("Local")[0].scores.own.mean != plain.of("Local")[0].scores.own.mean
+
+
+@pytest.mark.usefixtures("wrappers")
+def test_wraps_are_counted_changed_swept_and_quickened():
+    recipe = read(TINY + WRAPPED)
+    assert recipe.digest not in (read(TINY).digest, recipe.set("wrap.0.factor=1.0").digest)
+    own = recipe.set('methods.0.wrap=[{by="louder"}]')
+    assert own.digest != recipe.digest
+    assert strengths(recipe.set("wrap.0.factor=1.0").algorithms()[0]) == [1.0]
+    swept = own.set("sweep.wrap.0.factor=[1.0, 2.0]", "sweep.methods.0.wrap.0.factor=[5.0]")
+    assert [strengths(one.algorithms()[0]) for _, one in swept.sweep()] == [[1.0, 5.0], [2.0, 5.0]]
+    assert strengths(own.set("quick.wrap=[]").quick().algorithms()[0]) == [2.0]
+
+
+@pytest.mark.usefixtures("wrappers")
+def test_methods_may_be_named_as_the_recipe_calls_them():
+    recipe = tiny('methods.0.name="FA"', 'methods.1={algorithm="fedavg", name="FA+L", wrap=[{by="louder"}]}')
+    assert [one.name for one in recipe.algorithms(["FA+L"])] == ["FA+L"]
+    assert [one.name for one in recipe.algorithms(["fedavg", "FA+L"])] == ["FA", "FA+L"]
+
+
+@pytest.mark.usefixtures("wrappers")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("wrap.0.by=loder", "no wrapper 'loder'. Did you mean 'louder'"),
+        ("wrap.0.fctor=1", r"no key of \[\[wrap\]\] louder 'fctor'. Did you mean 'factor'"),
+        ("wrap.0.factor=high", r"The 'factor' of \[\[wrap\]\] louder must be a number. Got 'high'"),
+        ("wrap.0.factor=-1", "The 'mu' of FedAvg.* must be >= 0. Got -1"),
+        ("wrap.0.base=1", r"The 'base' of \[\[wrap\]\] louder is the method that it wraps, and cannot be given"),
+        ("wrap=[{factor=1}]", r"\[\[wrap\]\] must have by = one of louder, or \"module:function\""),
+        ("wrap=3", r"\[\[wrap\]\] of recipe must be tables. Got 3"),
+        ("wrap.0.by=math:sqrt", r"no key of \[\[wrap\]\] math:sqrt 'base'"),
+        ("methods.0.wrap=louder", r"The 'wrap' of \[\[methods\]\] fedavg must be tables. Got 'louder'"),
+        ("methods.0.wrap=[{by='louder', wrods=1}]", r"no key of the wrap of \[\[methods\]\] fedavg louder 'wrods'"),
+        ("methods.1.name='FedAvg+L2'", "Two methods of recipe are called 'FedAvg\\+L2'"),
+    ],
+)
+def test_what_is_wrong_with_a_wrap_is_named(change, message):
+    with pytest.raises(SettingError, match=message):
+        read(TINY + '[[wrap]]\nby = "louder"\n').set(change).check()
+
+
+def test_none_is_a_word_where_nothing_may_be_said():
+    (found,) = tiny('methods=[{algorithm="fedavg", wrap=[{by="adaptive", guard="none", lr="none"}]}]').algorithms()
+    assert found.tune.guard is None and found.tune.lr is None and found.name == "FedAvg+AH"
+    with pytest.raises(SettingError, match=r"The 'rho' of \[method\] fedgeomed\+ must be a number. Got 'none'"):
+        tiny("method.rho=none").check(None)
+
+
+def test_a_wrapper_of_ones_own_goes_by_its_address(tmp_path):
+    code = "import dataclasses\n\ndef twice(base, suffix: str = '!'):\n"
+    (tmp_path / "mine.py").write_text(
+        code + "    return dataclasses.replace(base, name=base.name + suffix)\n\ndef none(base):\n    return 3\n"
+    )
+    recipe = tiny(f'wrap=[{{by="{tmp_path}/mine.py:twice", suffix="?"}}]')
+    assert [one.name for one in recipe.check().algorithms()] == ["FedAvg?", "RFA+"]
+    with pytest.raises(SettingError, match=r"mine.py:none must return an Algorithm. Got 3"):
+        tiny(f'wrap=[{{by="{tmp_path}/mine.py:none"}}]').check()
 
 
 # ── who takes part ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,6 +1,7 @@
 """The papers' experiments: every recipe is right, our numbers stand beside the printed ones and the kept ones."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -36,12 +37,13 @@ def done():
 @pytest.mark.parametrize("key", papers.keys())
 def test_every_recipe_is_right_in_both_forms(key):
     """Without their data: names, keywords, types, bounds; a figure's methods are those of the recipe."""
+    places = {"fed_plus": ("v1", "v2"), "representation_matching": ("table",)}[key.partition("/")[0]]
     for recipe in (papers.recipe_of(key), papers.recipe_of(key).quick()):
         assert recipe.check().title and recipe.about and recipe.length.seeds >= 2
-        names = {"Local", *(one.name for one in recipe.algorithms())}
+        names = {"Local", *(one.name for one in papers.recipe_of(key).algorithms())}  # a quick form may have fewer
         points = [at for at, _ in papers.recipe_of(key).sweep()]
         for figure in recipe.figures:
-            assert {*figure.methods, *figure.against} <= names and figure.where.startswith(("v1", "v2"))
+            assert {*figure.methods, *figure.against} <= names and figure.where.startswith(places)
             assert figure.at in points
 
 
@@ -53,6 +55,36 @@ def test_the_experiments_of_the_papers_are_there():
         *("Local", "FedAvg", "FedProx", "RFA", "CoordinateMedian", "FedAvg, uniform", "RFA, uniform"),
         *("FedAvgPlus", "FedGeoMedPlus", "FedCoMedPlus", "FedPlusV1"),
     ]
+
+
+MATCHING = [key for key in papers.keys() if key.startswith("representation_matching/")]  # noqa: SIM118
+
+
+def test_representation_matching_has_its_tables():
+    assert {key.partition("/")[2] for key in MATCHING} == {"mnist", "cifar10", "kws", "cifar10_full", "kws_full"}
+    for number, name in enumerate(("mnist", "cifar10", "kws"), 1):
+        recipe = papers.recipe_of(f"representation_matching/{name}")
+        figures = recipe.figures
+        assert len(figures) == 20 and {figure.where for figure in figures} == {f"table {number}"}
+        assert len({(figure.methods, *figure.at.values()) for figure in figures}) == 20
+        assert [at for at, _ in recipe.sweep()] == [
+            {"parties.split": split, "work.attend": attend} for split in ("iid", "label") for attend in (10, 5)
+        ]
+        named = {one.name: one for one in recipe.algorithms()}
+        assert [*named][:5] == ["FA", "FA+WD", "FA+RM+AH", "FA+RM", "FA+AH"], "in the order of the tables"
+        assert named["FA"].tune == named["FA+WD"].tune == named["FA+RM"].tune != named["FA+AH"].tune
+        assert named["FA+AH"].tune == named["FA+RM+AH"].tune and named["FA+AH"].tune.guard is None
+
+
+@pytest.mark.parametrize("key", MATCHING)
+def test_every_method_of_representation_matching_is_regularised_and_the_cost_is_told(key):
+    recipe = papers.recipe_of(key)
+    for one in [*recipe.algorithms(), *recipe.algorithms(["local"])]:
+        assert any(getattr(term, "name", "") == "entropy" for term in one.terms), "§4: in all experiments"
+    assert re.search(r"About [\d.]+ hours? on two cores", recipe.about) and "random part" in recipe.about
+    reduced = key.endswith(("cifar10", "kws"))
+    assert ("width" in recipe.title and "NOT the numbers of table" in recipe.about) == reduced
+    assert ("20,000\nof the 50,000" in recipe.tables["about"] or "on 20,000 of the" in recipe.about) == ("cifar" in key)
 
 
 def test_what_stands_in_for_other_data_says_so():
@@ -113,6 +145,29 @@ def test_a_sweep_is_a_folder_of_studies_and_a_picture(done, tmp_path):
     (out / "mine.txt").write_text("mine")
     with pytest.raises(StateError, match=r"holds 'mine.txt', which Descant did not write"):
         papers.check_folder(done.recipe, out)
+
+
+def test_a_sweep_through_words_is_drawn_as_cells_with_the_papers_stars(tmp_path, monkeypatch):
+    from descant import pictures
+
+    drawn = {}
+
+    def spy(file, lines, cells, metric, printed, title):
+        drawn.update(lines=lines, cells=cells, printed=printed)
+        return draw(file, lines, cells, metric, printed, title)
+
+    draw = pictures.draw_cells
+    monkeypatch.setattr(pictures, "draw_cells", spy)
+    figure = FIGURES.replace('"FedAvg", "RFA+"', '"FedAvg"').replace('against = ["Local"]\n', "")
+    figure = figure.replace('"parties.count" = 3', '"parties.split" = "turns"')
+    recipe = read(TINY + figure).set('sweep.parties.split=["iid", "turns"]', "run.rounds=1")
+    found = papers.carry_out(recipe, progress=False)
+    file = found.save(tmp_path / "out")
+    assert file.read_bytes().startswith(b"\x89PNG") and drawn["cells"] == ["split iid", "split turns"]
+    assert drawn["printed"] == {("FedAvg", 1): 0.5}, "the star stands in its method's column of its cell"
+    own = [papers.means(point.study)["FedAvg"] for point in found.points]
+    assert drawn["lines"]["FedAvg"].y.tolist() == pytest.approx([sum(seeds) / 2 for seeds in own])
+    assert drawn["lines"]["FedAvg"].high.tolist() == pytest.approx([max(seeds) for seeds in own])
 
 
 def test_it_prints_tables_figures_and_cost(done):
@@ -185,8 +240,10 @@ def test_the_numbers_in_the_repository_are_of_the_recipes_as_they_stand(key, qui
 # ── the page of results ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_page_of_results_shows_what_is_kept():
+def test_the_pages_of_results_show_what_is_kept():
     from descant.address import find
 
-    made = find(f"{ROOT / 'docs' / 'results.py'}:block")()
-    assert made and made in (ROOT / "docs" / "fed-plus.md").read_text(), "run python docs/results.py"
+    block, pages = (find(f"{ROOT / 'docs' / 'results.py'}:{name}") for name in ("block", "pages"))
+    assert "fed_plus" in pages()
+    for paper, page in pages().items():
+        assert block(paper) and block(paper) in page.read_text(encoding="utf-8"), "run python docs/results.py"

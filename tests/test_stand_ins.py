@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from descant import Algorithm, Federation, Sgd, algorithms, parties
 from descant.algorithms import Drops, StandIns, Timetable
 from descant.cli import app, typer
+from descant.config import read as read_recipe
 from descant.engines import Processes
 from descant.errors import DescantWarning, SettingError
 from descant.judged import study_of
@@ -338,6 +339,13 @@ def test_a_run_with_a_vault_says_so_when_it_is_resumed_without(vault: VaultAt, t
     ran(made(StandIns(algorithms.FedAvg()), AWAY, vault=vault), 3).save(tmp_path / "run")
     with pytest.warns(DescantWarning, match="If they lie in a vault, say where"):
         ran(made(StandIns(algorithms.FedAvg()), AWAY).load(tmp_path / "run"), 1)
+
+
+def test_recipes_wrap_methods_with_stand_ins() -> None:
+    wrap = 'wrap = [{by = "stand-ins", selection = {is = "Selection", share = 0.1, by = "k-center", drop = [3]}, work = 5}]'
+    found = read_recipe(TINY.replace('algorithm = "fedavg"', f'algorithm = "fedavg"\n{wrap}')).algorithms()[0]
+    selection = Selection(share=0.1, by="k-center", drop=(3,))
+    assert found.stand_in == StandIns(algorithms.FedAvg(), selection=selection, work=5).stand_in
 
 
 def test_settings_that_cannot_be() -> None:

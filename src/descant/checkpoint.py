@@ -58,7 +58,8 @@ def digest(state: State, memory: Store) -> str:
 def _feed(sha: Any, name: str, tensor: Tensor) -> None:
     sha.update(name.encode())
     sha.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    sha.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
+    if tensor.numel():  # torch cannot view an empty one as bytes
+        sha.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
 
 
 def _server(state: State) -> dict[str, Tensor]:

@@ -22,6 +22,8 @@ from .settings import setting
 
 Shape: TypeAlias = tuple[int, ...]
 Reduction: TypeAlias = Literal["mean", "sum"]
+LINE = 16
+"""How many numbers fill a cache line."""
 
 
 class Back(Protocol):
@@ -93,17 +95,22 @@ class Convolution:
     def fan_in(self) -> int:
         return self.outputs // self.groups * math.prod(self.kernel)
 
-    def __call__(self, y: Tensor, below: Tensor, *own: Tensor) -> Tensor:
-        options: dict[str, Any] = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
+    def missing(self, y: Tensor, below: Tensor) -> list[int]:
+        """How many lines at the far edges the stride has passed over."""
         reach = zip(y.shape[2:], self.stride, self.padding, self.dilation, self.kernel, below.shape[2:], strict=True)
-        missing = [max(0, to - ((n - 1) * s - 2 * p + d * (k - 1) + 1)) for n, s, p, d, k, to in reach]
-        function: Callable[..., Tensor] = functional.conv_transpose1d
-        if len(self.kernel) == 2:
-            function = functional.conv_transpose2d
-        output = function(y, *own, output_padding=missing, groups=self.groups, **options)
-        if output.shape[2:] != below.shape[2:]:  # "same" with an even kernel: a line more than there was
-            output = output[(slice(None), slice(None), *map(slice, below.shape[2:]))]
-        return output
+        return [max(0, to - ((n - 1) * s - 2 * p + d * (k - 1) + 1)) for n, s, p, d, k, to in reach]
+
+    def cut(self, output: Tensor, below: Tensor) -> Tensor:
+        """Without the line too much that there is for "same" with an even kernel."""
+        if output.shape[2:] == below.shape[2:]:
+            return output
+        return output[(slice(None), slice(None), *map(slice, below.shape[2:]))]
+
+    def __call__(self, y: Tensor, below: Tensor, *own: Tensor) -> Tensor:
+        line, plane = functional.conv_transpose1d, functional.conv_transpose2d
+        function: Callable[..., Tensor] = line if len(self.kernel) == 1 else plane
+        parts = (self.stride, self.padding, self.missing(y, below), self.groups, self.dilation)
+        return self.cut(function(y, *own, *parts), below)
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,7 @@ class Unpooling:
     """Every number goes back to where the trained model's pool took its own from (Zhao et al., 2015); 0 elsewhere."""
 
     below: str
+    sides: int  # 2 for pictures, 1 for lines
     options: tuple[tuple[str, Any], ...]  # of the model's pool
 
     @property
@@ -122,7 +130,7 @@ class Unpooling:
         return 0
 
     def __call__(self, y: Tensor, below: Tensor, *own: Tensor) -> Tensor:
-        pool = functional.max_pool2d if below.ndim == 4 else functional.max_pool1d
+        pool = functional.max_pool2d if self.sides == 2 else functional.max_pool1d
         _, switches = pool(below.detach(), **dict(self.options), return_indices=True)
         flat = y.new_zeros(*y.shape[:2], math.prod(below.shape[2:]))
         return flat.scatter(2, switches.flatten(2), y.flatten(2)).view(below.shape)
@@ -165,16 +173,28 @@ class Matching:
 
     links: tuple[Link, ...]
     reduction: Reduction = setting("mean", "of the squares (ERRATA 5)", one_of=("mean", "sum"))
+    gap: int = 0  # columns before the first of θ, which then begins at a cache line: products are faster so
 
     @cached_property
-    def shapes(self) -> tuple[Shape, ...]:
-        """Those of θ, in the order of its columns."""
-        return tuple(shape for link in self.links for back in link.way for shape in back.shapes)
+    def _shapes(self) -> list[Shape]:
+        return [shape for link in self.links for back in link.way for shape in back.shapes]
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """Columns by turns: nobody's, and a tensor's."""
+        sizes = [math.prod(shape) for shape in self._shapes]
+        gaps = [self.gap, *(-size % LINE for size in sizes)]
+        return [size for pair in zip(gaps, [*sizes, 0], strict=True) for size in pair]
+
+    @property
+    def width(self) -> int:
+        """How many private columns there are."""
+        return sum(self._sizes)
 
     def split(self, own: Tensor) -> Iterator[Tensor]:
-        """θ ``[..., q]`` tensor by tensor."""
-        parts = torch.split_with_sizes(own, [math.prod(shape) for shape in self.shapes], dim=-1)
-        for part, shape in zip(parts, self.shapes, strict=True):
+        """θ ``[..., width]`` tensor by tensor."""
+        parts = torch.split_with_sizes(own, self._sizes, dim=-1)[1:-1:2]
+        for part, shape in zip(parts, self._shapes, strict=True):
             yield part.view(*own.shape[:-1], *shape)
 
     def share(self, shape: Shape) -> float:

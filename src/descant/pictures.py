@@ -77,6 +77,38 @@ def draw_sweep(
     return file
 
 
+def draw_cells(
+    file: Path,
+    lines: Mapping[str, Line],
+    cells: Sequence[str],
+    metric: str,
+    printed: Mapping[tuple[str, int], float],
+    title: str,
+) -> Path:
+    """A table as a picture: score by cell, a marker a method over the span of its seeds, a star for what a paper
+    prints of it."""
+    with _picture(file, lines, whole=False) as ((axes,), styles):
+        for place in range(0, len(cells), 2):
+            axes.axvspan(place - 0.5, place + 0.5, color="#f2f2f2", linewidth=0)
+        for aside, (method, line) in zip(np.linspace(-0.45, 0.45, len(lines) + 2)[1:-1], lines.items(), strict=True):
+            style = {**styles[method], "linestyle": "none", "markersize": 5}
+            if style["marker"] == "|":  # of training alone, which would be lost in its own span
+                style |= {"marker": "_", "markersize": 12, "markeredgewidth": 2.2}
+            axes.plot(line.x + aside, line.y, label=label(method), **style)
+            if line.low is not None and line.high is not None:
+                axes.vlines(line.x + aside, line.low, line.high, color=style["color"], linewidth=1.2)
+            stars = [(place + aside, value) for (of, place), value in printed.items() if of == method]
+            for x, y in stars:
+                axes.plot(x, y, "*", color=style["color"], markersize=11, markeredgecolor="black", markeredgewidth=0.6)
+        if printed:
+            axes.plot([], [], "*", color="white", markersize=11, markeredgecolor="black", label="the paper")
+        axes.set_xlim(-0.5, len(cells) - 0.5)
+        axes.set_xticks(range(len(cells)), [label(text, 40) for text in cells])
+        axes.set_ylabel(f"{label(metric, 40)}, mean over parties")
+        axes.set_title(label(title, 90), loc="left")
+    return file
+
+
 def draw_spikes(file: Path, lines: Mapping[str, Line]) -> Path:
     """The change at aggregation by round (Fed+ v2, fig. 1a): mean over parties, the band one standard deviation."""
     with _picture(file, lines) as ((axes,), styles):
@@ -124,7 +156,7 @@ def draw_hyper(file: Path, tuned: Mapping[str, Sequence[Mapping[str, Numbers]]])
                 if shown != name:
                     axes.plot(each[0]["round"], each[0][name], ".", color=styles[method]["color"], alpha=0.35, zorder=1)
                 _mark_returns(axes, each[0], styles[method]["color"], named=name == "lr")
-            _lines(axes, lines, styles, markersize=4)
+            _lines(axes, lines, styles, markersize=0)  # dots are what was drawn
             _log_if_wide(axes, lines)
             if name == "lr":
                 axes.set_yscale("log")
@@ -149,7 +181,7 @@ def _mark_returns(axes: Axes, series: Mapping[str, Numbers], color: str, named: 
         axes.axvline(round, color=color, linewidth=1.0, linestyle=":", zorder=0)
     if named and len(at):
         top = axes.get_xaxis_transform()
-        axes.plot(at, np.full(len(at), 1.03), "v", color=color, transform=top, clip_on=False, label="went back")
+        axes.plot(at, np.full(len(at), 0.97), "v", color=color, transform=top, clip_on=False, label="went back")
 
 
 def draw_walk(file: Path, lines: Mapping[str, Line], previous: Mapping[str, float], metric: str) -> Path:

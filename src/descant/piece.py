@@ -89,7 +89,7 @@ class Plan:
 
     @cached_property
     def terms(self) -> tuple[Term, ...]:
-        """What a party adds to its loss. A term times 0 is none, so that the rest is bit for bit what it is without."""
+        """What a party adds to its loss. A term times 0 is none: the rest is then what it is without, bit for bit."""
         return tuple(term for term in self.algorithm.terms if isinstance(term, Term) and term.strength != 0)
 
     @cached_property
@@ -284,7 +284,7 @@ def loss_on(plan: Plan, row: Tensor, x: Tensor, y: Tensor) -> float:
     """The mean loss of a model on some samples, as it is used and not as it is trained."""
     with ONE_AT_A_TIME, torch.inference_mode(False):
         plan.net.module.eval()
-        return _mean(plan, row, x, y, plan.loss)
+        return _mean(plan, row.clone(), x, y, plan.loss)  # a row from a file lies otherwise, which changes last bits
 
 
 @torch.no_grad()

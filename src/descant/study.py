@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from . import __version__
-from .algorithms.baselines import alone
+from .algorithms.baselines import Local, alone
 from .algorithms.pieces import fixed
 from .core import Algorithm, Attend
 from .errors import SettingError, StateError
@@ -227,11 +227,13 @@ def compare(
     points: int = 10,
     progress: bool = True,
     attend: Attend | int | None = None,
+    local: Algorithm = Local(),  # noqa: B008  a frozen value
     **settings: Any,
 ) -> Study:
     """Run every algorithm with every seed, and local-only training beside. ``settings`` are Federation's.
 
-    ``seeds`` is how many, or which; the curve is measured ``points`` times on the way.
+    ``seeds`` is how many, or which; the curve is measured ``points`` times on the way. ``local`` is how a party trains
+    alone, where all algorithms have something in their loss that it should have, too.
     """
     chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if isinstance(algorithms, Algorithm) or rounds < 1 or not chosen or "seed" in settings:
@@ -239,7 +241,7 @@ def compare(
             "compare needs a list of algorithms, at least one round and at least one seed (seeds=3, or seeds=[1, 2]). "
             f"Got {algorithms!r:.40}, rounds={rounds}, seeds={seeds}."
         )
-    given = _checked([attending(algorithm, attend) for algorithm in algorithms])
+    given = _checked([attending(algorithm, attend) for algorithm in algorithms], local)
     made = parties_of(people)
     with bar(disable=not progress) as shown:
 
@@ -250,7 +252,7 @@ def compare(
                 federation = Federation(model, people, algorithm, seed=seed, **settings)
                 federation.people = made
                 found.append(carry_out(federation, rounds, points, partial(shown.update, line, advance=1)))
-                beside.append(alone(algorithm, federation.history_))
+                beside.append(alone(algorithm, federation.history_, local))
             return found, beside
 
         results, yardsticks = _side_by_side([[algorithm] * len(chosen) for algorithm in given], ran)
@@ -287,14 +289,14 @@ def _joins(algorithm: Algorithm) -> bool:
     return algorithm.name != LOCAL
 
 
-def _checked(algorithms: list[Algorithm]) -> list[Algorithm]:
+def _checked(algorithms: list[Algorithm], local: Algorithm) -> list[Algorithm]:
     """The algorithms, if they can be told apart by their names."""
     names = [algorithm.name for algorithm in algorithms]
     if len(set(names)) < len(names) or any(name.startswith(f"{LOCAL}, as ") for name in names):
         raise SettingError(f"Two algorithms have one name: {names}. Use dataclasses.replace(..., name=...).")
     for algorithm in algorithms:
         untuned = replace(algorithm, tune=fixed)
-        if algorithm.name == LOCAL and untuned != alone(untuned, ()):
+        if algorithm.name == LOCAL and untuned != alone(untuned, (), local):
             raise SettingError(f"{LOCAL!r} is the name of training alone. Give your algorithm another one.")
     return algorithms
 

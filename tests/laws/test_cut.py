@@ -45,7 +45,7 @@ def test_the_cut_holds_with_memories_of_unlike_age(options: dict[str, object]) -
 
 
 @pytest.mark.parametrize("way", ["stacked", "single", "vectorised", "looped"])
-@pytest.mark.parametrize("name", ["FedGeoMedPlus", "FedProx", "Ditto", "stragglers"])
+@pytest.mark.parametrize("name", ["FedGeoMedPlus", "FedProx", "Ditto", "matching", "stragglers"])
 def test_the_cut_holds_whatever_way_a_stack_is_computed(name: str, way: str) -> None:
     def hashed(pieces: int) -> str:
         solver = Sgd(lr=0.05, epochs=1, batch=4, optimizer="Adam")

@@ -36,6 +36,16 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
 }
 """The methods by the names that recipes and the command line use."""
 
+WRAPPERS: Mapping[str, Callable[..., Algorithm]] = {
+    "entropy": EntropyRegularization,
+    "divergence": WeightDivergence,
+    "matching": RepresentationMatching,
+    "adaptive": AdaptiveHyper,
+    "decay": Decaying,
+    "stand-ins": StandIns,
+}
+"""What wraps any of them, by the names that recipes use: each takes the method as ``base``."""
+
 __all__ = [
     "ALGORITHMS",
     "APFL",
@@ -71,6 +81,7 @@ __all__ = [
     "StandIns",
     "Stragglers",
     "Timetable",
+    "WRAPPERS",
     "WeightDivergence",
     "pFedMe",
 ]

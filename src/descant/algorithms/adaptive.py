@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -37,7 +38,6 @@ _HEARD: Mapping[Reward, tuple[str, int]] = {"validation": ("validation", 0), "cl
 
 WORST = -1.0  # ours: with a guard no reward is below it; 1 is the best there can be
 NARROWING = 4.0  # ours: the precision after a collapse, times what it was
-LOST = 0.5  # ours: of all that was gained, how much is lost in a collapse (as in `instruments.collapse`)
 SILENT = 3  # ours: rounds without a loss from any client, after which the model they were sent counts as broken
 
 
@@ -68,13 +68,15 @@ class _Past:
         numbers = np.array([self.loss, self.first, self.lowest, self.lowest_at, self.silent])
         names = ("psi", "waiting", "scores", "rewards", "psi_there", "there", "begun")
         parts = {name: getattr(self, name) for name in names} | {"numbers": numbers}
-        return {name: torch.as_tensor(part) for name, part in parts.items() if part is not None}
+        held = {name: part for name, part in parts.items() if part is not None}
+        return {name: part if isinstance(part, Tensor) else torch.tensor(part) for name, part in held.items()}
 
 
 @dataclass(frozen=True)
 class Reinforce:
     """The tuner of Algorithm 1: h_t ~ P(·|ψ_t), r_t = (L_t - L_{t+1})/L_t, and eq. (7) with ascent (ERRATA 1).
 
+    So E[r_t], eq. (3), goes up. Not from the paper: grids, Z, η_H, precision and guard.
     The loss is the server's on its validation set, or the mean of what clients measured on the model that they received
     (§3.3). That comes a round later, so that ψ then lags one round behind; L_t of other clients than L_{t+1} is noise.
     A reward that is not known or not finite moves nothing. Losses should be positive; their sign is not used.
@@ -94,10 +96,19 @@ class Reinforce:
         1.5, "a loss of so many times the lowest may be a collapse; None: never; not from the paper", least=1
     )
 
-    @property
+    @cached_property
     def axes(self) -> tuple[Axis, ...]:
+        """The grids that there are."""
         grids = {"lr": self.lr, "work": self.work}
         return tuple(Axis(name, grid, name in self.log) for name, grid in grids.items() if grid is not None)
+
+    @cached_property
+    def _points(self) -> Numbers:
+        return points_of(self.axes)
+
+    @cached_property
+    def _spacing(self) -> Numbers:
+        return spacing_of(self.axes)
 
     def __call__(self, tuning: Tuning) -> Tuned:
         name, late = _HEARD[self.reward]
@@ -106,26 +117,25 @@ class Reinforce:
                 "AdaptiveHyper needs the server's own validation set: give parties.from_arrays(..., "
                 "validation=(x, y)), or let clients measure the loss (reward='clients')."
             )
-        axes = self.axes
-        past = _Past.of(tuning.memory) if tuning.memory else self._fresh(axes)
+        past = _Past.of(tuning.memory) if tuning.memory else self._fresh()
         loss = tuning.feedback.get(name, math.nan)
         silent = 0 if name in tuning.feedback or tuning.round == 1 else past.silent + 1
         past = replace(past, silent=silent)
         if self._collapsed(past, loss):
-            now, center, note = self._gone_back(past, axes), past.there, self._told(past, loss, tuning.round - 1 - late)
+            now, center, note = self._gone_back(past), past.there, self._told(past, loss, tuning.round - 1 - late)
             numbers = {"went_back": float(past.lowest_at)}
         else:
-            now, numbers = self._moved(past, loss, late, spacing_of(axes))
+            now, numbers = self._moved(past, loss, late)
             center, note = None, ""
             now = self._noted(now, loss, past.begun if late else tuning.center, tuning.round - 1 - late)
-        return self._drawn(now, axes, tuning, center, note, numbers)
+        return self._drawn(now, tuning, center, note, numbers)
 
-    def _fresh(self, axes: Sequence[Axis]) -> _Past:
-        psi = kept_within(initial(len(axes), self.precision), spacing_of(axes))
+    def _fresh(self) -> _Past:
+        psi = kept_within(initial(len(self.axes), self.precision), self._spacing)
         nothing = np.empty((0, len(psi)))
         return _Past(psi, waiting=nothing, scores=nothing, rewards=np.empty(0))
 
-    def _moved(self, past: _Past, loss: float, late: int, spacing: Numbers) -> tuple[_Past, dict[str, float]]:
+    def _moved(self, past: _Past, loss: float, late: int) -> tuple[_Past, dict[str, float]]:
         """The draw whose reward is due takes its place in the window, and ψ goes one step up."""
         due = past.waiting[: max(0, len(past.waiting) - late)]
         now = replace(past, waiting=past.waiting[len(due) :], loss=loss)
@@ -134,7 +144,7 @@ class Reinforce:
             return now, {}
         bounded = reward if self.guard is None else max(reward, WORST)
         now = self._windowed(now, due[-1], bounded)
-        return replace(now, psi=kept_within(self._ascended(now.psi, now), spacing)), {"reward": reward}
+        return replace(now, psi=kept_within(self._ascended(now.psi, now), self._spacing)), {"reward": reward}
 
     def _windowed(self, past: _Past, score: Numbers, reward: float) -> _Past:
         scores, rewards = np.vstack([past.scores, score]), np.append(past.rewards, reward)
@@ -157,29 +167,29 @@ class Reinforce:
     def _collapsed(self, past: _Past, loss: float) -> bool:
         """Whether half of what was gained is lost again, and the loss is far above the lowest: noise is not a collapse.
 
+        Half is meant in logarithms, because rewards are relative: the geometric mean of the first loss and the lowest.
         Of clients who cannot work with the model at all there are no losses: silence counts, once.
         """
         if self.guard is None or past.there is None:
             return False
         if past.silent:
             return past.silent == SILENT
-        bound = max(past.lowest + LOST * (past.first - past.lowest), self.guard * past.lowest)
+        bound = max(math.sqrt(max(0.0, past.first * past.lowest)), self.guard * past.lowest)
         return not loss <= bound  # nan compares false
 
-    def _gone_back(self, past: _Past, axes: Sequence[Axis]) -> _Past:
+    def _gone_back(self, past: _Past) -> _Past:
         """ψ as it was there, but away from what collapsed: its reward counts, and the mean goes a step down each axis.
 
         The step down is for a draw at the mean itself, which has no direction: less learning is safer. This is then the
         ψ of that place, so that no place is tried for ever in the same way.
         """
         assert past.psi_there is not None
-        spacing, size = spacing_of(axes), len(axes)
-        psi = past.psi_there
+        psi, size = past.psi_there, len(self.axes)
         if len(past.waiting):
             psi = self._ascended(psi, self._windowed(past, past.waiting[0], WORST))
         psi = narrowed(psi, size, NARROWING)
-        psi = kept_within(np.concatenate([psi[:size] - spacing, psi[size:]]), spacing)
-        kept = replace(self._fresh(axes), psi=psi, psi_there=psi, there=past.there, loss=past.lowest)
+        psi = kept_within(np.concatenate([psi[:size] - self._spacing, psi[size:]]), self._spacing)
+        kept = replace(self._fresh(), psi=psi, psi_there=psi, there=past.there, loss=past.lowest)
         return replace(kept, first=past.first, lowest=past.lowest, lowest_at=past.lowest_at, silent=past.silent)
 
     def _told(self, past: _Past, loss: float, at: int) -> str:
@@ -190,14 +200,13 @@ class Reinforce:
     def _drawn(
         self,
         now: _Past,
-        axes: Sequence[Axis],
         tuning: Tuning,
         center: Tensor | None,
         note: str,
         numbers: Mapping[str, float],
     ) -> Tuned:
         """h_t ~ P(·|ψ_t), its score at ψ_t waiting for its reward."""
-        points = points_of(axes)
+        axes, points = self.axes, self._points
         drawn = draw(now.psi, points, tuning.rng)
         place = np.unravel_index(drawn, [len(axis.values) for axis in axes])
         values: dict[str, Any] = {axis.name: axis.values[i] for axis, i in zip(axes, place, strict=True)}
@@ -246,10 +255,10 @@ def AdaptiveHyper(
     log: Sequence[str] = ("lr", "work"),
     measure: int = 64,
 ) -> Algorithm:
-    """Any method with its learning rate and work tuned online by REINFORCE: Algorithm 1.
+    """Any method with its learning rate and work tuned online by REINFORCE: §3.2, Algorithm 1.
 
     Not from the paper: every number here. ``None`` for a grid leaves the solver's own value alone. With ``guard``, a
-    centre that has lost half of what was gained, and has ``guard`` times the lowest loss, is given up for that of the
+    centre that has lost half of what was gained and has ``guard`` times the lowest loss, is given up for that of the
     lowest loss; models and memories that parties keep for themselves are not brought back. ``guard=None`` is the
     paper's own scheme. ``measure``: on how many samples of its own a client reports the loss, if ``reward="clients"``.
 

@@ -41,7 +41,8 @@ def way_back(traced: Traced, above: fx.Node, below: fx.Node) -> tuple[Back, ...]
     while node is not below:
         sources = traced.sources(node)
         if len(sources) != 1:
-            raise _no_way(traced, above, below, node, "more than one value goes into it" if sources else "it is reached")
+            why = "more than one value goes into it" if sources else "it is where the model begins"
+            raise _no_way(traced, above, below, node, why)
         part, source = _part(traced, node, sources[0]), sources[0]
         if isinstance(part, str):
             raise _no_way(traced, above, below, node, part)
@@ -50,7 +51,7 @@ def way_back(traced: Traced, above: fx.Node, below: fx.Node) -> tuple[Back, ...]
     return tuple(parts)
 
 
-def _part(traced: Traced, node: fx.Node, source: fx.Node) -> Back | None | str:
+def _part(traced: Traced, node: fx.Node, source: fx.Node) -> Back | str | None:
     """The way back through one node: None if there is nothing to undo, or why there is none."""
     module, kind, below = traced.module(node), kind_of(traced, node), traced.names[source]
     if isinstance(module, nn.Linear):
@@ -60,13 +61,13 @@ def _part(traced: Traced, node: fx.Node, source: fx.Node) -> Back | None | str:
     if is_reshape(kind):
         return Reshaping(below)
     if kind in ("maxpool1d", "maxpool2d"):
-        return _unpooling(node, module, below)
+        return _unpooling(node, module, below, 1 if kind == "maxpool1d" else 2)
     if "pool" in kind:
         return "it keeps no indices to put values back by"
     return None if kind in _PASSED else "no way back through it is known"
 
 
-def _unpooling(node: fx.Node, module: nn.Module | None, below: str) -> Back | str:
+def _unpooling(node: fx.Node, module: nn.Module | None, below: str, sides: int) -> Back | str:
     names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
     given = dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)
     options: dict[str, Any] = {name: getattr(module, name) for name in names} if module is not None else given
@@ -74,7 +75,7 @@ def _unpooling(node: fx.Node, module: nn.Module | None, below: str) -> Back | st
     stride = options.get("stride", options["kernel_size"])
     if any(far < wide for far, wide in zip(_pair(stride), _pair(options["kernel_size"]), strict=True)):
         return "its windows overlap, so that two values would go back to one place"
-    return Unpooling(below, tuple(options.items()))
+    return Unpooling(below, sides, tuple(options.items()))
 
 
 def _pair(size: int | Sequence[int]) -> tuple[int, ...]:

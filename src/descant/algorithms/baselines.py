@@ -64,14 +64,18 @@ def Local() -> Algorithm:
     return replace(FedAvg(), name="Local", start=Mix(0.0), advance=stay, keep=keep_own)
 
 
-def alone(algorithm: Algorithm, history: Sequence[Mapping[str, Any]]) -> Algorithm:
+def alone(
+    algorithm: Algorithm,
+    history: Sequence[Mapping[str, Any]],
+    local: Algorithm = Local(),  # noqa: B008  a frozen value
+) -> Algorithm:
     """Training alone beside an algorithm: the same parties in the same rounds, with the work that they were given.
 
     Where that was tuned it is taken from the history: there is no centre by which a tuner could judge it again.
     """
     tune = fixed if algorithm.tune is fixed else Replay.of(history)
     late = algorithm.max_staleness
-    return replace(Local(), attend=algorithm.attend, tune=tune, quorum=algorithm.quorum, max_staleness=late)
+    return replace(local, attend=algorithm.attend, tune=tune, quorum=algorithm.quorum, max_staleness=late)
 
 
 def FedProx(mu: Schedule = 0.01, weights: Weights = "samples") -> Algorithm:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,15 +92,21 @@ def initial(size: int, precision: float) -> Numbers:
     return np.concatenate([np.zeros(size), np.full(size, math.log(precision) / 2), np.zeros(size * (size - 1) // 2)])
 
 
+@cache
+def _below(size: int) -> tuple[NDArray[np.int64], ...]:
+    """Where the numbers below a diagonal stand."""
+    return np.tril_indices(size, -1)
+
+
 def factor_of(psi: Numbers, size: int) -> Numbers:
     """L of A = LLᵀ, ``[D, D]``."""
     factor = np.diag(np.exp(psi[size : 2 * size]))
-    factor[np.tril_indices(size, -1)] = psi[2 * size :]
+    factor[_below(size)] = psi[2 * size :]
     return factor
 
 
 def log_probabilities(psi: Numbers, points: Numbers) -> Numbers:
-    """log P(h|ψ) of every point of the grid, ``[points]``."""
+    """log P(h|ψ) of every point of the grid, ``[points]``: §3.3."""
     size = points.shape[1]
     exponents = -0.5 * (((points - psi[:size]) @ factor_of(psi, size)) ** 2).sum(axis=1)
     highest = exponents.max()
@@ -108,7 +115,7 @@ def log_probabilities(psi: Numbers, points: Numbers) -> Numbers:
 
 
 def score(psi: Numbers, points: Numbers, drawn: int) -> Numbers:
-    """∇_ψ log P(h|ψ) of eq. (5) at one point of the grid, in closed form, ``[P]``.
+    """∇_ψ log P(h|ψ) of eq. (4)-(5) at one point of the grid, in closed form, ``[P]``.
 
     With d = h - μ it is A(d - E d) for μ, and -(ddᵀ - E ddᵀ)L for L: the normalising sum over the grid brings in the
     expectations, which a continuous Gaussian would have as 0 and A⁻¹.
@@ -120,7 +127,7 @@ def score(psi: Numbers, points: Numbers, drawn: int) -> Numbers:
     off_square = np.outer(away[drawn], away[drawn]) - away.T @ (weights[:, None] * away)
     for_factor = -off_square @ factor
     diagonal = np.diag(for_factor) * np.diag(factor)  # of its logarithm
-    return np.concatenate([factor @ factor.T @ off_mean, diagonal, for_factor[np.tril_indices(size, -1)]])
+    return np.concatenate([factor @ factor.T @ off_mean, diagonal, for_factor[_below(size)]])
 
 
 def draw(psi: Numbers, points: Numbers, rng: np.random.Generator) -> int:

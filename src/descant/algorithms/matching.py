@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import prod
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -19,7 +18,7 @@ from torch.nn import functional
 from ..core import Algorithm, Sight, Term
 from ..errors import ModelError
 from ..flat import Net, Unbound
-from ..links import Link, Matching, Reduction
+from ..links import LINE, Link, Matching, Reduction
 from ..settings import Schedule, setting
 from .backwards import points_of, way_back
 from .baselines import FedAvg
@@ -31,16 +30,15 @@ Over: TypeAlias = Literal["samples", "batch"]
 class Drawn:
     """θ at the beginning: uniform within ±1/√(fan in), weights and biases, as torch begins its layers."""
 
-    links: tuple[Link, ...]
+    matching: Matching
 
     def __call__(self, received: Tensor, rng: np.random.Generator) -> Tensor:
-        parts = [
-            rng.uniform(-(back.fan_in**-0.5), back.fan_in**-0.5, prod(shape))
-            for link in self.links
-            for back in link.way
-            for shape in back.shapes
-        ]
-        return torch.from_numpy(np.concatenate([np.empty(0), *parts])).to(received.dtype)
+        own = received.new_zeros(self.matching.width)
+        layers = (back for link in self.matching.links for back in link.way)
+        bounds = (back.fan_in**-0.5 for back in layers for _ in back.shapes)
+        for part, bound in zip(self.matching.split(own), bounds, strict=True):
+            part.copy_(torch.from_numpy(rng.uniform(-bound, bound, tuple(part.shape))))
+        return own
 
 
 @dataclass(frozen=True)
@@ -65,8 +63,8 @@ class MatchingBy(Unbound):
         )
         read = [link.above for link in links] + [back.below for link in links for back in link.way]
         points = tuple(dict.fromkeys([*(link.below for link in links), *read]))
-        value = Matching(links, self.reduction)
-        return Term("matching", value, self.strength, points, Drawn(links), symbol="coefficient")
+        value = Matching(links, self.reduction, -net.layout.size % LINE)
+        return Term("matching", value, self.strength, points, Drawn(value), symbol="coefficient")
 
 
 def RepresentationMatching(

@@ -34,4 +34,4 @@ def StandIns(
     if share is not None and selection is not None:
         raise SettingError("Give StandIns a share, or a selection that has its own, not both.")
     chosen = selection or Selection(share=0.05 if share is None else share)
-    return replace(base, name=f"{base.name}, stand-ins", stand_in=StandIn(chosen, work))
+    return replace(base, name=f"{base.name}+stand-ins", stand_in=StandIn(chosen, work))

@@ -28,10 +28,11 @@ def show(as_json: bool = json_option()) -> None:
         if as_json:
             typer.echo(json.dumps(rows))
             return
-        typer.echo(f"{'experiment':<32}{'quick':>7}{'full':>8}  what it is")
+        width = max(len(row["experiment"]) for row in rows) + 2
+        typer.echo(f"{'experiment':<{width}}{'quick':>7}{'full':>8}  what it is")
         for row in rows:
             times = f"{_duration(row['quick']):>7}{_duration(row['full']):>8}"
-            typer.echo(f"{row['experiment']:<32}{times}  {row['title']}")
+            typer.echo(f"{row['experiment']:<{width}}{times}  {row['title']}")
         typer.echo("\nRun one: descant papers run fed_plus/synthetic --quick")
 
 

@@ -8,6 +8,9 @@ title = "Two methods on digits"
 [work]      lr, steps or epochs, batch, attend, ...       (`Sgd` and `Attendance`)
 [method]    algorithm = "fedavg+", and its keywords       (`algorithms.ALGORITHMS`): what `descant run` runs
 [[methods]] the same, once a method                       what `descant compare` compares
+[[wrap]]    by = "matching", and its keywords             (`algorithms.WRAPPERS`, or "module:function"): wraps every
+            method, local too; wrap = [{by = ...}, ...] in a method's table wraps that one, after these
+            (for keywords that may be None, "none" is that)
 [quick]     what a short form changes, table by table;    [sweep] lists of values to go through
 [[paper]]   what the paper prints                         (`Figure`)
 

@@ -9,7 +9,7 @@ descant.errors.SettingError: There is no key of [model] 'hiden'. Did you mean 'h
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -24,6 +24,7 @@ _WORDS: dict[Any, str] = {
     str: "a text in quotes",
     tuple: "a list",
     list: "a list",
+    Sequence: "a list",
     dict: "a table",
     Callable: 'a table such as {is = "Decay", start = 0.1}',
 }
@@ -77,8 +78,8 @@ def hints_of(make: Callable[..., Any]) -> dict[str, Any]:
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value is of a type, as far as that can be said of it; a whole number is a number, true is not.
 
-    >>> fits(1, float), fits(True, float), fits("a", int | None), fits(("a",), tuple[str, ...])
-    (True, False, False, True)
+    >>> fits(1, float), fits(True, float), fits("a", int), fits(("a",), tuple[str, ...]), fits("a", Sequence[str])
+    (True, False, False, True, False)
     """
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
@@ -94,7 +95,7 @@ def fits(value: Any, hint: Any) -> bool:
     kind = origin or hint
     if not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
         return not isinstance(value, str | int | float | list | dict)  # a plain value is none of our records
-    return isinstance(value, kind)
+    return isinstance(value, kind) and not (kind is Sequence and isinstance(value, str))
 
 
 def told(hint: Any) -> str:

@@ -82,18 +82,26 @@ class Figure:
     at: Mapping[str, Any] = field(default_factory=dict)  # the point of a sweep that it belongs to
 
 
+def tables(value: Any, what: str) -> list[Mapping[str, Any]]:
+    """The same, if it is a list of tables."""
+    if not (isinstance(value, list) and all(isinstance(one, Mapping) for one in value)):
+        raise SettingError(f"{what} must be tables. Got {value!r:.80}.")
+    return value
+
+
 def chosen(
-    table: Mapping[str, Any], name: str, key: str, registry: Mapping[str, Callable[..., Any]]
+    table: Mapping[str, Any], where: str, key: str, registry: Mapping[str, Callable[..., Any]]
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """What a table names, out of a registry or by its address, and the keywords that it gives."""
     named = table.get(key)
     if not isinstance(named, str):
-        raise SettingError(f'[{name}] must have {key} = one of {", ".join(sorted(registry))}, or "module:function".')
+        known = ", ".join(sorted(registry))
+        raise SettingError(f'{where} must have {key} = one of {known}, or "module:function".')
     rest = {other: value for other, value in table.items() if other != key}
     if ":" in named:
-        return at_address(named, f"The {key!r} of [{name}]"), rest
+        return at_address(named, f"The {key!r} of {where}"), rest
     if named not in registry:
-        raise unknown(key, named, registry)
+        raise unknown("wrapper" if key == "by" else key, named, registry)
     return registry[named], rest
 
 
@@ -108,7 +116,12 @@ def at_address(address: Any, what: str) -> Callable[..., Any]:
 
 
 def record_of(value: Any) -> Any:
-    """A list as a tuple; a table as the record that it names, {is = "GeometricMedian"}, or as a decay."""
+    """A list as a tuple; a table as the record that it names, {is = "GeometricMedian"}, or as a decay.
+
+    "none" where no text is wanted is None, for which TOML has no word.
+    """
+    if value == "none":
+        return None
     if isinstance(value, list):
         return tuple(record_of(part) for part in value)
     if not isinstance(value, dict):

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from ..errors import SettingError
 from ..settings import check, unknown
 from . import toml
-from .keywords import fits, keywords_for, told
-from .parts import ATTENDANCE, Attendance, Figure, Length, at_address, chosen, record_of
+from .keywords import fits, keywords_for
+from .methods import ALONE, method
+from .parts import ATTENDANCE, Figure, Length, at_address, chosen, record_of
+from .parts import tables as tables_in
 
 if TYPE_CHECKING:
     from ..core import Algorithm, Solver
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 
 VERSION = 1
 TABLES = ("run", "parties", "model", "work", "method", "quick", "sweep")
-NAMES = ("version", "title", "about", "methods", "paper", *TABLES)
+LISTS = ("wrap", "methods", "paper")
+NAMES = ("version", "title", "about", *LISTS, *TABLES)
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ class Recipe:
         counted = {key: dict(self._table(key)) for key in ("run", "parties", "model", "work", "sweep")}
         for table, keys in {"run": ("seeds", "seed", "engine"), "parties": ("data",), "model": ("data",)}.items():
             counted[table] = {key: value for key, value in counted[table].items() if key not in keys}
-        written = toml.write({**counted, "methods": self._list("methods"), "method": self._table("method")})
+        wrapped = {"wrap": self._list("wrap")} if self._list("wrap") else {}
+        written = toml.write({**counted, "methods": self._list("methods"), "method": self._table("method"), **wrapped})
         return hashlib.blake2b(written.encode(), digest_size=8).hexdigest()
 
     @property
@@ -143,16 +147,16 @@ class Recipe:
     def algorithms(self, names: Sequence[str] = ()) -> list[Algorithm]:
         """The methods that are compared: those of [[methods]] (or [method]), or those that are named.
 
-        One that is named keeps the settings that the recipe has for it, if any.
+        One that is named, as an algorithm or by the name that the recipe gives it, keeps the recipe's settings for it.
         """
         listed = self._list("methods") or [one for one in self._list("method") if one]
         if names:
-            mine = {one.get("algorithm"): one for one in reversed(listed)}
+            mine = {one.get(key): one for key in ("algorithm", "name") for one in reversed(listed)}
             listed = [mine.get(name, {"algorithm": name}) for name in dict.fromkeys(names)]
         if not listed:
             raise SettingError(f'{self.name} names no method: add [[methods]] with algorithm = "fedavg", or [method].')
         made = [self._algorithm(one, "[[methods]]") for one in listed]
-        called = [algorithm.name for algorithm in made if algorithm.name != "Local"]  # alone comes once in any case
+        called = [algorithm.name for algorithm in made if algorithm.name != ALONE]  # alone comes once in any case
         for name in called:
             if called.count(name) > 1:
                 raise SettingError(f'Two methods of {self.name} are called {name!r}. Give one its own: name = "...".')
@@ -190,7 +194,8 @@ class Recipe:
             "seeds": self.seeds,
             "progress": progress,
         }
-        study = compare(chosen, self.model(), self.people(), **settings, **self._settings())
+        local = self._algorithm({"algorithm": "local"}, "[[methods]]")  # wrapped as the others are
+        study = compare(chosen, self.model(), self.people(), local=local, **settings, **self._settings())
         told = {"title": self.title, "about": self.about}
         return replace(study, settings={**{k: v for k, v in told.items() if v}, **study.settings, "recipe": self.text})
 
@@ -228,31 +233,17 @@ class Recipe:
         return {**found, "solver": self.solver(), "engine": self.engine()}
 
     def _algorithm(self, given: Mapping[str, Any], where: str) -> Algorithm:
-        from ..algorithms import ALGORITHMS
-
-        own = {key: value for key, value in given.items() if key in ATTENDANCE}
-        common = {key: value for key, value in self._table("work").items() if key in ATTENDANCE}
-        key = str(given.get("algorithm", ""))
-        for table, place in ((common, "[work]"), (own, f"{where} {key}")):
-            check(Attendance(**keywords_for(Attendance, table, place)), place)
-        if key not in ALGORITHMS:
-            raise unknown("algorithm", key, ALGORITHMS)
-        rest = {name: value for name, value in given.items() if name not in ("algorithm", "name", *ATTENDANCE)}
-        made = ALGORITHMS[key](**keywords_for(ALGORITHMS[key], rest, f"{where} {key}", record_of))
-        name = given.get("name", made.name)
-        if not fits(name, str):
-            raise SettingError(f"The 'name' of {where} {key} must be {told(str)}. Got {name!r}.")
-        return replace(made, name=name, attend=Attendance(**{**common, **own}).answer())
+        return method(given, where, self._table("work"), self._list("wrap"))
 
     def _population(self) -> tuple[Callable[..., Any], dict[str, Any]]:
         from ..parties import POPULATIONS
 
-        return chosen(self._table("parties"), "parties", "population", POPULATIONS)
+        return chosen(self._table("parties"), "[parties]", "population", POPULATIONS)
 
     def _net(self) -> tuple[Callable[..., Any], dict[str, Any]]:
         from ..problems import NETS
 
-        make, given = chosen(self._table("model"), "model", "net", NETS)
+        make, given = chosen(self._table("model"), "[model]", "net", NETS)
         return make, {key: value for key, value in given.items() if key not in ("loss", "metric")}
 
 
@@ -286,8 +277,8 @@ def _checked(recipe: Recipe) -> Recipe:
             raise unknown(f"part of {recipe.name}", key, NAMES)
         if key in TABLES and not isinstance(value, Mapping):
             raise SettingError(f"[{key}] of {recipe.name} must be a table. Got {value!r:.80}.")
-        if key in ("methods", "paper") and not (isinstance(value, list) and all(isinstance(v, Mapping) for v in value)):
-            raise SettingError(f"[[{key}]] of {recipe.name} must be tables. Got {value!r:.80}.")
+        if key in LISTS:
+            tables_in(value, f"[[{key}]] of {recipe.name}")
     _check_changes(tables)
     if tables.get("quick"):
         recipe.quick()
@@ -296,7 +287,7 @@ def _checked(recipe: Recipe) -> Recipe:
 
 def _check_changes(tables: Mapping[str, Any]) -> None:
     """What [quick] and [sweep] change must be parts of a recipe, and a sweep has lists."""
-    parts = [name for name in (*TABLES, "methods") if name != "quick"]
+    parts = [name for name in (*TABLES, "methods", "wrap") if name != "quick"]
     for key in tables.get("quick", {}):
         if key not in parts:
             raise unknown("part of [quick]", key, parts)

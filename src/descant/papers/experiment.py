@@ -115,7 +115,8 @@ class Experiment:
         return folder / "sweep.png"
 
     def _draw(self, file: Path) -> Path:
-        from ..pictures import Line, draw_sweep
+        """Lines where numbers were gone through, else cells: there is no way from one word to another."""
+        from ..pictures import Line, draw_cells, draw_sweep
 
         own = [means(point.study) for point in self.points]
         places = range(len(own))
@@ -125,13 +126,20 @@ class Experiment:
             for method in everywhere
         }
         printed = [
-            (place, float(figure.value))
+            (figure, place)
             for figure in self.recipe.figures
             for place in places
             if figure.at and figure.at.items() <= self.points[place].at.items()
         ]
-        names, metric = [point.name for point in self.points], self.points[0].study.results[0].scores.metric
-        return draw_sweep(file, lines, names, metric, printed, self.recipe.title)
+        metric = self.points[0].study.results[0].scores.metric
+        if all(isinstance(value, int | float) for point in self.points for value in point.at.values()):
+            names, stars = [point.name for point in self.points], [(at, float(one.value)) for one, at in printed]
+            return draw_sweep(file, lines, names, metric, stars, self.recipe.title)
+        of = {
+            (one.methods[0], at): float(one.value) for one, at in printed if len(one.methods) == 1 and not one.against
+        }
+        cells = [", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in p.at.items()) for p in self.points]
+        return draw_cells(file, lines, cells, metric, of, self.recipe.title)
 
 
 def summary(study: Study) -> str:

@@ -10,12 +10,15 @@ from types import MappingProxyType
 
 from . import splits
 from .adapters import arrays_of
+from .audio import mel_spectrogram, words
+from .clients import clients
 from .coresets import Coreset, Selection
 from .digits import digits
 from .folder import data_folder
 from .papers import femnist, mnist, sentiment
 from .people import Party, People, from_arrays, from_rows
 from .picture import draw
+from .readers import read_wave
 from .sets import cifar10, csv, npz, svhn
 from .silos import mnist_svhn, newsgroups, rotated_mnist
 from .synthetic import shared, synthetic
@@ -24,8 +27,8 @@ POPULATIONS: Mapping[str, Callable[..., People]] = MappingProxyType(
     {
         made.__name__: made
         for made in (
-            *(digits, synthetic, shared, mnist, femnist, sentiment, mnist_svhn, rotated_mnist, newsgroups),
-            *(cifar10, svhn, npz, csv),
+            *(digits, synthetic, shared, mnist, femnist, sentiment, clients, mnist_svhn, rotated_mnist, newsgroups),
+            *(cifar10, svhn, npz, csv, words),
         )
     }
 )
@@ -39,6 +42,7 @@ __all__ = [
     "Selection",
     "arrays_of",
     "cifar10",
+    "clients",
     "csv",
     "data_folder",
     "digits",
@@ -46,14 +50,17 @@ __all__ = [
     "femnist",
     "from_arrays",
     "from_rows",
+    "mel_spectrogram",
     "mnist",
     "mnist_svhn",
     "newsgroups",
     "npz",
+    "read_wave",
     "rotated_mnist",
     "sentiment",
     "shared",
     "splits",
     "svhn",
     "synthetic",
+    "words",
 ]

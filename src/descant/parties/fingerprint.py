@@ -29,12 +29,12 @@ def fingerprints(people: People) -> dict[str, str]:
         row = people[chosen[0]].x[:1]
         rows = sum(people.samples[name] for name in chosen)
         every = max(1, -(-rows * row.numel() * row.element_size() // _BYTES))
-        _KNOWN[people] = {name: fingerprint(*_data(people[name]), every=every) for name in chosen}
+        _KNOWN[people] = {name: _fingerprint(people[name], every) for name in chosen}
     return _KNOWN[people]
 
 
-def _data(party: Party) -> tuple[Tensor, ...]:
-    return party.x, party.y, party.x_test, party.y_test
+def _fingerprint(party: Party, every: int) -> str:
+    return fingerprint(party.x, party.y, party.x_test, party.y_test, every=every)
 
 
 def fingerprint(*tensors: Tensor, every: int = 1) -> str:

@@ -66,6 +66,12 @@ DATA_SETS: Mapping[str, DataSet] = {
         "qwone.com/~jason/20Newsgroups",
         (("20newsgroups.csv",),),
     ),
+    "speech": DataSet(
+        "Speech Commands v0.02, ten of its words as log-mel pictures: an npz with x (bytes of shape [n, 32, 32], rows "
+        "are time), y = 0..9 and split (0 train, 1 validation, 2 test); a folder of WAV files is parties.words",
+        "www.tensorflow.org/datasets/catalog/speech_commands",
+        (("speech_commands_32x32.npz",),),
+    ),
     "critics": DataSet(
         "film reviews, a CSV with the columns account, label (1 is fresh) and text, packed or not",
         "any collection of critics' reviews with their authors, such as rt.reviews.tsv",

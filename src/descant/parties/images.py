@@ -25,23 +25,31 @@ Pairs: TypeAlias = list[tuple[Array, Array]]
 """Images and their labels: the training set, in one part or more, and last, where there is one, the test set."""
 
 
+_SHAPES = {"mnist": (1, 28, 28), "emnist": (1, 28, 28), "speech": (1, 32, 32)}
+
+
 def image_set(name: str, data: str | Path | None = None) -> tuple[Array, Array]:
-    """All images of mnist, emnist (a to j), cifar10 or svhn and their labels 0..9, training and test set in a row."""
-    xs, ys = zip(*_pairs(name, data), strict=True)
-    return np.concatenate(xs), np.concatenate(ys)
+    """All images of mnist, emnist (a to j), cifar10, svhn or speech and their labels 0..9, training and test set."""
+    return parted(name, data)[:2]
 
 
 def image_sets(name: str, data: str | Path | None = None) -> tuple[Array, Array, Array, Array]:
-    """The training set of mnist, cifar10 or svhn, and its own test set: x, y, x_test, y_test."""
-    *train, test = _pairs(name, data)
-    xs, ys = zip(*train, strict=True)
-    return np.concatenate(xs), np.concatenate(ys), *test
+    """The training set, and its own test set: x, y, x_test, y_test."""
+    x, y, begin = parted(name, data)
+    return x[:begin], y[:begin], x[begin:], y[begin:]
+
+
+def parted(name: str, data: str | Path | None = None) -> tuple[Array, Array, int]:
+    """Training and test set in a row, and the row at which the test set begins."""
+    xs, ys = zip(*_pairs(name, data), strict=True)
+    tested = len(xs[-1]) if len(xs) > 1 else 0
+    return np.concatenate(xs), np.concatenate(ys), sum(map(len, xs)) - tested
 
 
 def _pairs(name: str, data: str | Path | None) -> Pairs:
     """The parts of a data set, checked, with images as ``[n, channels, height, width]``."""
     files = locate(name, data)
-    expected = {"mnist": (1, 28, 28), "emnist": (1, 28, 28)}.get(name, (3, 32, 32))
+    expected = _SHAPES.get(name, (3, 32, 32))
     pairs = []
     for x, y in _READERS.get(files[0].name, _from_npz)(files):
         if x.ndim == 3:
@@ -64,6 +72,17 @@ def _from_npz(files: Sequence[Path]) -> Pairs:
 def _letters(files: Sequence[Path]) -> Pairs:
     x, y = read_npz(files[0], ("x", "y"))
     return [(x, checked_labels(files[0], y, _LETTERS))]
+
+
+def _words(files: Sequence[Path]) -> Pairs:
+    """Speech Commands, cut by its authors' rule into training (0), validation (1), which is left out, and test (2)."""
+    x, y, split = read_npz(files[0], ("x", "y", "split"))
+    part = checked_labels(files[0], split, 3, "split")
+    if not len(x) == len(y) == len(part):
+        found = f"it has {len(x)} pictures, {len(y)} labels and {len(part)} splits"
+        raise damaged(files[0], found, "as many of each")
+    y = checked_labels(files[0], y, 10)
+    return [(x[part == which], y[part == which]) for which in (0, 2)]
 
 
 def _digits(files: Sequence[Path]) -> Pairs:
@@ -127,6 +146,7 @@ def read_sheets(folder: str | Path, split: str, count: int) -> Array:
 
 
 _READERS: dict[str, Callable[[Sequence[Path]], Pairs]] = {
+    "speech_commands_32x32.npz": _words,
     "train_32x32.mat": _matlab,
     "emnist_lower_aj.npz": _letters,
     "labels.npz": _sheets,
@@ -180,3 +200,11 @@ def moments(x: Array) -> tuple[Array, Array]:
     mean = total / len(x)
     deviation = np.sqrt(np.maximum(squares / len(x) - mean**2, 0))
     return mean.astype(np.float32), deviation.astype(np.float32)
+
+
+def by_color(x: Array, angles: Sequence[float] = ()) -> Scaling:
+    """What standardises each colour over all pixels of these images."""
+    mean, deviation = moments(x)
+    center = mean.mean((1, 2), keepdims=True)  # [channels, 1, 1]
+    scale = np.sqrt((deviation**2 + (mean - center) ** 2).mean((1, 2), keepdims=True))
+    return Scaling(center, scale, tuple(angles))

@@ -199,11 +199,13 @@ def from_rows(
     dtype: torch.dtype | None = None,
     prepare: Callable[[int, Array], Array] | None = None,
     note: str = "",
+    tests: Sequence[Rows] | None = None,
 ) -> People:
     """Parties that share one data set: each has some rows of it, as :mod:`.splits` deals them out.
 
     The data set is checked once and not copied; a party's rows are taken out of it when it is asked for. Then `prepare`
-    is called with the party's number and with them: to scale small integers, say, or to rotate its images.
+    is called with the party's number and with them: to scale small integers, say, or to rotate its images. `tests` are
+    the rows that each party is tested on, in their order, where these are not a share of its own.
 
     >>> people = from_rows([[0.0], [1.0], [2.0]], [0, 1, 1], {"north": np.array([0, 2]), "south": np.array([1])})
     >>> people["north"].x.tolist(), people["north"].x_test.tolist()
@@ -214,13 +216,22 @@ def from_rows(
     if prepare is not None:
         form = Form.of(prepare(0, x[:1]), y, dtype)
     named = rows if isinstance(rows, Mapping) else {str(k): part for k, part in enumerate(rows)}
+    if tests is not None and len(tests) != len(named):
+        raise PartyError(f"Every party needs its test rows. There are {len(named)} parties and {len(tests)} of these.")
     sources = []
     for k, name in enumerate(_check_names(list(named))):
-        own = np.asarray(named[name])
-        if own.ndim != 1 or own.dtype.kind not in "iu" or (own.size and not 0 <= own.min() <= own.max() < len(x)):
-            raise PartyError(f"The rows of party {name!r} must be whole numbers from 0 to {len(x) - 1}, one a row.")
-        sources.append(Source(name, x, y, None, plan, form, own, prepare and partial(prepare, k)))
+        own = _checked_rows(name, named[name], len(x))
+        tested = None if tests is None else _checked_rows(name, tests[k], len(x))
+        own_test = None if tested is None else (x[tested], y[tested])
+        sources.append(Source(name, x, y, own_test, plan, form, own, prepare and partial(prepare, k)))
     return _whole(sources, note)
+
+
+def _checked_rows(name: str, rows: Rows, most: int) -> Rows:
+    own = np.asarray(rows)
+    if own.ndim != 1 or own.dtype.kind not in "iu" or (own.size and not 0 <= own.min() <= own.max() < most):
+        raise PartyError(f"The rows of party {name!r} must be whole numbers from 0 to {most - 1}, one a row.")
+    return own
 
 
 def _plan(owner: str, test: float, seed: int, dtype: torch.dtype | None) -> Plan:

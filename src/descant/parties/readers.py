@@ -1,6 +1,6 @@
 """Files as arrays. What is damaged is refused with the file, the row and what was expected; nothing is ever unpickled.
 
-Each reader takes one file as people have it: npz, IDX (MNIST), CIFAR's binary batches, CSV with named columns.
+Each reader takes one file as people have it: npz, IDX (MNIST), CIFAR's binary batches, CSV with named columns, WAV.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 import struct
 import tokenize
 import warnings
+import wave
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -29,7 +30,7 @@ from .party import Array, check_finite
 from .splits import Rows
 
 _DAMAGED: tuple[type[Exception], ...] = (OSError, EOFError, ValueError, KeyError, MemoryError)
-_DAMAGED += (zlib.error, lzma.LZMAError, zipfile.BadZipFile, struct.error)
+_DAMAGED += (zlib.error, lzma.LZMAError, zipfile.BadZipFile, struct.error, wave.Error)
 _DAMAGED += (NotImplementedError, RuntimeError)  # a zip that asks for another method or a password
 _DAMAGED += (tokenize.TokenError, SyntaxError, TypeError, OverflowError)  # the head of an array that is no longer one
 _KINDS = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}  # of IDX, big-endian
@@ -111,6 +112,20 @@ def read_cifar(file: str | Path, classes: int = 10) -> tuple[Array, Array]:
     rows = data.reshape(-1, size)
     y = checked_labels(file, rows[:, before - 1], classes)
     return rows[:, before:].reshape(-1, 3, 32, 32), y
+
+
+def read_wave(file: str | Path, rate: int = 16_000) -> Array:
+    """The sound in a WAV file, as numbers in [-1, 1): 16-bit PCM of one channel."""
+    file, expected = Path(file), f"a WAV file of 16-bit PCM, one channel, {rate} samples a second"
+    with reading(file, expected), file.open("rb") as opened, wave.open(opened) as sound:
+        form = sound.getparams()
+        data = sound.readframes(form.nframes)
+    if (form.nchannels, form.sampwidth, form.framerate) != (1, 2, rate):
+        found = f"{form.nchannels} channels of {8 * form.sampwidth} bits, {form.framerate} samples a second"
+        raise damaged(file, f"it has {found}", expected)
+    if not data or len(data) != 2 * form.nframes:
+        raise damaged(file, f"it ends after {len(data) // 2} of {form.nframes} samples", expected)
+    return np.frombuffer(data, "<i2").astype(np.float32) / 2**15
 
 
 def read_svhn(file: str | Path) -> tuple[Array, Array]:
@@ -195,14 +210,14 @@ def read_labels(file: Path, values: list[str], meaning: dict[str, int]) -> Rows:
     return np.array([meaning[value] for value in values], dtype=np.int64)
 
 
-def checked_labels(file: str | Path, y: Array, classes: int) -> Array:
-    """Labels as int64, all of them from 0 to classes-1."""
-    expected = f"labels that are whole numbers from 0 to {classes - 1}, one a row"
+def checked_labels(file: str | Path, y: Array, classes: int, kind: str = "label") -> Array:
+    """Labels (or what else ``kind`` says) as int64, all of them from 0 to classes-1."""
+    expected = f"{kind}s that are whole numbers from 0 to {classes - 1}, one a row"
     if y.ndim != 1 or y.dtype.kind not in "iub":
-        raise damaged(Path(file), f"its labels have shape {y.shape} of {y.dtype}", expected)
+        raise damaged(Path(file), f"its {kind}s have shape {y.shape} of {y.dtype}", expected)
     bad: Rows = np.flatnonzero((y < 0) | (y >= classes))
     if len(bad):
-        raise damaged(Path(file), f"the label of row {bad[0]} is {y[bad[0]]}", expected)
+        raise damaged(Path(file), f"the {kind} of row {bad[0]} is {y[bad[0]]}", expected)
     return y.astype(np.int64)
 
 

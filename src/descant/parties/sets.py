@@ -9,8 +9,7 @@ import numpy as np
 
 from ..seeds import EVERYBODY, stream
 from . import splits
-from .images import Scaling, image_set, moments
-from .party import Array
+from .images import Scaling, by_color, image_set
 from .people import People, from_rows
 from .readers import FIRST_ROW, checked_labels, damaged, numbers, read_header, read_npz, read_table
 
@@ -33,7 +32,7 @@ def cifar10(
     """
     x, y = image_set("cifar10", data)
     rows = splits.cut(y, split, count, stream(seed, 0, EVERYBODY, "cifar10"), alpha, classes, sigma, exponent)
-    return from_rows(x, y, rows, test, seed, prepare=_by_color(x, angles))
+    return from_rows(x, y, rows, test, seed, prepare=by_color(x, angles))
 
 
 def svhn(
@@ -51,14 +50,7 @@ def svhn(
     """SVHN over `count` parties: house numbers [3, 32, 32], standardised by colour; settings as for CIFAR-10."""
     x, y = image_set("svhn", data)
     rows = splits.cut(y, split, count, stream(seed, 0, EVERYBODY, "svhn"), alpha, classes, sigma, exponent)
-    return from_rows(x, y, rows, test, seed, prepare=_by_color(x, angles))
-
-
-def _by_color(x: Array, angles: Sequence[float]) -> Scaling:
-    mean, deviation = moments(x)
-    center = mean.mean((1, 2), keepdims=True)  # [3, 1, 1]
-    scale = np.sqrt((deviation**2 + (mean - center) ** 2).mean((1, 2), keepdims=True))
-    return Scaling(center, scale, tuple(angles))
+    return from_rows(x, y, rows, test, seed, prepare=by_color(x, angles))
 
 
 def npz(

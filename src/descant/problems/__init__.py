@@ -1,7 +1,7 @@
 """The papers' networks by name: functions of JSON values that make modules, for cross-entropy over `outputs` classes.
 
 >>> sorted(NETS)
-['cnn', 'logistic', 'lstm', 'mlp']
+['cnn', 'keyword_cnn', 'logistic', 'lstm', 'mlp']
 """
 
 from collections.abc import Callable, Mapping
@@ -9,11 +9,11 @@ from types import MappingProxyType
 
 from torch import nn
 
-from .nets import cnn, logistic, mlp
+from .nets import cnn, keyword_cnn, logistic, mlp
 from .text import lstm
 
 NETS: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
-    {made.__name__: made for made in (logistic, mlp, cnn, lstm)}
+    {made.__name__: made for made in (logistic, mlp, cnn, keyword_cnn, lstm)}
 )
 
-__all__ = ["NETS", "cnn", "logistic", "lstm", "mlp"]
+__all__ = ["NETS", "cnn", "keyword_cnn", "logistic", "lstm", "mlp"]

@@ -31,7 +31,7 @@ def logistic(inputs: int = 784, outputs: int = 10) -> nn.Module:
 
 
 def mlp(inputs: int = 784, outputs: int = 10, hidden: Sequence[int] = (200, 200)) -> nn.Module:
-    """Linear layers with ReLU between them; with one of 200 or 1,500 units it is the async silos paper's.
+    """Linear layers with ReLU between them: `hidden=(100, 100)` is Mostafa's (2019), 200 or 1,500 units Tuor's (2021).
 
     >>> [tuple(p.shape) for p in mlp(64, 10, [32]).parameters()]
     [(32, 64), (32,), (10, 32), (10,)]
@@ -50,20 +50,49 @@ def cnn(
     """5 x 5 convolutions, each with ReLU and 2 x 2 pooling, and a dense layer: for pictures of 28 x 28 or 32 x 32.
 
     `shape` is (channels, height, width) of a picture; both sides must be divisible by 2 for every convolution.
-    The default is the network of McMahan et al. (2017); Fed+ has none.
+    The default is the network of McMahan et al. (2017); with `dense=1024` it is Mostafa's (2019, §4) for CIFAR-10.
 
     >>> sum(p.numel() for p in cnn(shape=(3, 32, 32)).parameters())
     2156490
     """
-    check(_Sizes(outputs=outputs, channels=tuple(channels), dense=dense), "cnn")
-    factor = 2 ** len(channels)
+    return _convolutional("cnn", outputs, shape, channels, dense, kernel=5, pool=1)
+
+
+def keyword_cnn(
+    outputs: int = 10, shape: Sequence[int] = (1, 32, 32), channels: Sequence[int] = (64, 64, 64, 64), dense: int = 1024
+) -> nn.Module:
+    """3 x 3 convolutions with ReLU, 2 x 2 pooling after each pair, and a dense layer: keyword spotting (Mostafa, §4).
+
+    The paper has four convolutions of 64 feature maps and 1024 units; how pictures are padded it does not say.
+
+    >>> sum(p.numel() for p in keyword_cnn().parameters())
+    4317002
+    """
+    if len(channels) % 2:
+        raise SettingError(f"The 'channels' of keyword_cnn must be pairs: two, four, … numbers. Got {channels!r}.")
+    return _convolutional("keyword_cnn", outputs, shape, channels, dense, kernel=3, pool=2)
+
+
+def _convolutional(
+    owner: str,
+    outputs: int,
+    shape: Sequence[int],
+    channels: Sequence[int],
+    dense: int,
+    kernel: int,
+    pool: int,  # after so many convolutions each
+) -> nn.Module:
+    check(_Sizes(outputs=outputs, channels=tuple(channels), dense=dense), owner)
+    factor = 2 ** (len(channels) // pool)
     if len(shape) != 3 or shape[1] % factor or shape[2] % factor:
         raise SettingError(
-            f"The 'shape' of cnn must be (channels, height, width), both sides divisible by {factor}. Got {shape!r}."
+            f"The 'shape' of {owner} must be (channels, height, width), both sides divisible by {factor}. "
+            f"Got {shape!r}."
         )
     layers, depth = list[nn.Module](), shape[0]
-    for units in channels:
-        layers += [nn.Conv2d(depth, units, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+    for at, units in enumerate(channels, 1):
+        layers += [nn.Conv2d(depth, units, kernel, padding=kernel // 2), nn.ReLU()]
+        layers += [nn.MaxPool2d(2)] * (at % pool == 0)
         depth = units
     flat = depth * (shape[1] // factor) * (shape[2] // factor)
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, dense), nn.ReLU(), nn.Linear(dense, outputs))

@@ -8,8 +8,6 @@ say).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -55,6 +53,8 @@ class Descent:
         rate: float | None = None,
     ) -> None:
         self.objective, self.way, self.stack = objective, way, stack
+        if objective.points:  # the received model computes, too: its rows begin at cache lines
+            received = Stack(stack.layout, [received]).columns
         self.statistics, self.received, self.strengths = statistics, received, strengths
         self.losses = Losses(stack.columns.new_zeros(len(stack.columns)))
         self._rate = rate
@@ -189,4 +189,3 @@ class Losses:
         flat[places.clip(max=flat.size - 1)] -= 1
         chances /= y.shape[-1]
         return chances
-

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .layers import FLAT, Bound, Linear, Operation, Place, Reshape, Value, Views
+from .pools import Halving, halves
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,10 @@ _SMOOTH = (nn.Tanh, nn.Sigmoid, nn.GELU, nn.ELU, nn.LeakyReLU, nn.SiLU, nn.Softp
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
 
 
+POOL = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+"""The settings of a max pool, in the order of its arguments."""
+
+
 def operation_of(module: nn.Module, prefix: str, lead: int) -> Operation | None:
     """What computes a layer, its parameters named ``prefix``…; None where no way is known."""
     names = tuple(prefix + name for name, _ in module.named_parameters())
@@ -130,6 +135,8 @@ def operation_of(module: nn.Module, prefix: str, lead: int) -> Operation | None:
         return Recorded(Normalised(module.normalized_shape, module.eps, lead), lead, names)
     if type(module) in _SMOOTH:
         return Recorded(module, lead)
+    if type(module) is nn.MaxPool2d and halves({name: getattr(module, name) for name in POOL}):
+        return Halving(lead)
     function = _of_one_party(module)
     if function is None:
         return None

@@ -18,7 +18,8 @@ from torch.nn import functional
 from ..flat import Layout, Net
 from ..traced import Traced
 from .layers import FLAT, Into, Operation, Place, Relu, Reshape, Value, Views
-from .recorded import Elementwise, Folded, Recorded, operation_of
+from .pools import Halving, halves
+from .recorded import POOL, Elementwise, Folded, Recorded, operation_of
 
 _ALONE = {torch.tanh, functional.tanh, torch.sigmoid, functional.sigmoid, functional.gelu, functional.silu}
 _ALONE |= {functional.elu, functional.leaky_relu, functional.softplus}
@@ -78,8 +79,8 @@ class Kernel:
     result: int  # the place of the output among the values
     places: Mapping[str, int] = field(default_factory=dict)  # and those of the points that somebody looks at
 
-    def bind(self, w: Views, into: Into) -> BoundKernel:
-        """The kernel with its parameters, and where their gradient goes."""
+    def bind(self, w: Views, into: Into | None) -> BoundKernel:
+        """The kernel with its parameters, and where their gradient goes; None: it only goes forwards."""
         return BoundKernel(self, w, into)
 
     @cached_property
@@ -96,11 +97,12 @@ class Kernel:
 class BoundKernel:
     """A kernel at work."""
 
-    def __init__(self, kernel: Kernel, w: Views, into: Into) -> None:
-        stepping = into.scale != 1
+    def __init__(self, kernel: Kernel, w: Views, into: Into | None) -> None:
+        target, both_ways = into or Into(w), into is not None
+        stepping = target.scale != 1
         self._result, self._places = kernel.result, kernel.places
         self._steps = [
-            (step.operation.bind(w, Place(into, step.add or stepping), step.wanted), step.sources)
+            (step.operation.bind(w, Place(target, step.add or stepping), step.wanted and both_ways), step.sources)
             for step in kernel.steps
         ]
         self._back = list(enumerate(self._steps, 1))[::-1]
@@ -180,6 +182,9 @@ class _Making:
             return Reshape(FLAT, self.lead)
         if node.target in _RELU and alone:
             return self._relu(node) if _overwrites_nothing(node, bool(node.kwargs.get("inplace"))) else None
+        options = {**dict(zip(POOL, node.args[1:], strict=False)), **node.kwargs}
+        if node.target is functional.max_pool2d and halves(options):
+            return Halving(self.lead)
         function = self._function(node, alone)
         return self._reshaped(node) if function is None else Recorded(function, self.lead)
 

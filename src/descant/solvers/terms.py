@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..links import Matching
-from .layers import Into, Value
+from .layers import Value
 from .matched import BoundMatching
 from .objective import Objective
 from .stacked import BoundKernel, Kernel, Stack
@@ -35,8 +35,7 @@ class Added:
         self._by_vmap = stack.lead == 1 and kernel.all_linear
         self._frozen: BoundKernel | None = None
         if objective.points:
-            frozen = Stack(stack.layout, [received], stack.lead).w
-            self._frozen = kernel.bind(frozen, Into(frozen))  # it only goes forwards
+            self._frozen = kernel.bind(stack.layout.split(received if stack.lead else received[0]), None)
         self._matched: list[tuple[int, BoundMatching]] = []
         self._chosen, self._ranges, end = list[int](), [slice(0, stack.layout.size)], stack.layout.size
         into, scale = (stack.gradient, 1.0) if rate is None else (stack.columns, -rate)
@@ -48,8 +47,8 @@ class Added:
             else:
                 self._chosen.append(i)
                 self._ranges.append(at)
-        terms, widths = ([of[i] for i in self._chosen] for of in (objective.terms, objective.widths))
-        self.by_autograd = replace(objective, terms=tuple(terms), widths=tuple(widths))
+        terms = tuple(objective.terms[i] for i in self._chosen)
+        self.by_autograd = replace(objective, terms=terms, widths=tuple(objective.widths[i] for i in self._chosen))
 
     def __call__(
         self, kernel: BoundKernel, given: Value, output: Value, x: Tensor, y: Tensor
@@ -90,9 +89,9 @@ class Added:
         leaves = [_leaf(part) for part in (*stacked[:first], *columns)]
 
         def one(*parts: Tensor) -> Tensor:
-            named = (dict(zip(points, some, strict=True)) for some in (parts[1:first], parts[last:-4]))
+            seen, aims = (dict(zip(points, some, strict=True)) for some in (parts[1:first], parts[last:-4]))
             received, strengths, x, y = parts[-4:]
-            return self.by_autograd.added(parts[first:last], received, strengths, x, y, parts[0], *named)
+            return self.by_autograd.added(parts[first:last], received, strengths, x, y, parts[0], seen, aims)
 
         strengths = self._strengths[:, self._chosen]
         everything = (*leaves, *stacked[first:], self._received, strengths, x, y)
