@@ -79,7 +79,7 @@ def test_a_coreset_of_everything_is_the_party_itself(name: str) -> None:
     assert not torch.equal(gone.state.center, ideal.state.center)
 
 
-UNSEEN = ("FedPer", "FedRep", "stragglers")  # layers that only the party has; who is away draws no lot
+UNSEEN = ("FedPer", "FedRep", "matching", "stragglers")  # only the party has its layers; who is away draws no lot
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in UNSEEN])
@@ -342,7 +342,8 @@ def test_a_run_with_a_vault_says_so_when_it_is_resumed_without(vault: VaultAt, t
 
 
 def test_recipes_wrap_methods_with_stand_ins() -> None:
-    wrap = 'wrap = [{by = "stand-ins", selection = {is = "Selection", share = 0.1, by = "k-center", drop = [3]}, work = 5}]'
+    chosen = '{is = "Selection", share = 0.1, by = "k-center", drop = [3]}'
+    wrap = f'wrap = [{{by = "stand-ins", selection = {chosen}, work = 5}}]'
     found = read_recipe(TINY.replace('algorithm = "fedavg"', f'algorithm = "fedavg"\n{wrap}')).algorithms()[0]
     selection = Selection(share=0.1, by="k-center", drop=(3,))
     assert found.stand_in == StandIns(algorithms.FedAvg(), selection=selection, work=5).stand_in
