@@ -31,7 +31,7 @@ STAGES = {  # a stage: where it is, and the stage that it is a part of
     "steps of the optimiser": ("descant.solvers.moments:Moments.step", "local work"),
     "answers": ("descant.piece:_answers", "local work"),
     "the gate": ("descant.gate:Gate.admit", "the round"),
-    "reports as a stack": ("descant.run:models_of", "the round"),
+    "reports as a stack": ("descant.settle:models_of", "the round"),
     "the mean": ("descant.centers:Mean.__call__", "the round"),
 }
 

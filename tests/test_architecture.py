@@ -15,17 +15,19 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # A module may import from its own line and from the lines above it.
 TIERS = [
-    {"errors", "settings", "seeds", "track"},
+    {"errors", "settings", "seeds", "track", "progress", "boundary"},
     {"traced"},
     {"flat", "address"},
     {"core"},
     {"links", "norms", "medians", "weiszfeld", "centers", "penalties", "gate", "wire", "metrics"},
     {"algorithms", "solvers", "parties", "problems"},
     {"store"},
-    {"piece", "gauges"},
+    {"piece", "standing", "gauges"},
     {"state", "engines"},
+    {"exchange"},
+    {"settle", "flight", "absence"},
     {"run"},
-    {"evaluate", "checkpoint", "table", "pictures"},
+    {"evaluate", "checkpoint", "table", "pictures", "timeline", "page"},
     {"instruments"},
     {"federation"},
     {"record", "results"},

@@ -337,7 +337,7 @@ def test_the_page_of_a_run_has_all_that_a_study_has(tiny, tmp_path):
     assert descant("run", tiny, "--out", "r").exit_code == 0
     local, method = study_of(tmp_path / "r").results
     assert study_of(tmp_path / "r").settings["parties"] == 4
-    assert available(study_of(tmp_path / "r")) == ("curves", "parties", "spikes", "collapse")
+    assert available(study_of(tmp_path / "r")) == ("curves", "parties", "spikes", "collapse", "presence")
     live = read(tiny).federation()
     for _ in live.rounds(3):
         live.scores()

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from descant import Algorithm, Federation, Sgd, algorithms, compare, parties, problems
-from descant.algorithms.pieces import Among, Sample, Stragglers, everyone
+from descant.algorithms.attendance import Among, Sample, Stragglers, everyone
 from descant.centers import GeometricMedian
 from descant.config import Recipe, read, toml
-from descant.core import Hyper
+from descant.core import Attending, Hyper
 from descant.errors import SettingError
 from descant.settings import Decay
 from recipes import TINY
@@ -103,7 +103,7 @@ def test_methods_that_are_named_keep_the_settings_of_the_recipe():
 
 def test_every_method_is_in_the_registry_and_can_be_named():
     makers = {name for name in algorithms.__all__ if callable(getattr(algorithms, name))} - {
-        *("Among", "Sample", "Stragglers")
+        *("Among", "Comes", "Drops", "Every", "Hinge", "Polynomial", "Sample", "Span", "Stragglers", "Timetable")
     }
     named = [*algorithms.ALGORITHMS.values(), *algorithms.WRAPPERS.values()]
     assert {make.__name__ for make in named} == makers
@@ -265,7 +265,7 @@ NAMES = [str(k) for k in range(20)]
 @given(st.integers(0, 2**32), st.sampled_from([0.5, 0.9]), st.integers(2, 30))
 def test_the_same_parties_straggle_whatever_the_policy(seed, share, work):
     kept, dropped = (
-        Stragglers(share, Sample(10), policy)(NAMES, Hyper(work=work), np.random.default_rng(seed))
+        Stragglers(share, Sample(10), policy)(Attending(1, NAMES, Hyper(work=work), np.random.default_rng(seed)))
         for policy in ("keep", "drop")
     )
     slow = {name for name, hyper in kept.items() if hyper.work < work}
@@ -276,7 +276,8 @@ def test_the_same_parties_straggle_whatever_the_policy(seed, share, work):
 
 @given(st.integers(0, 1))
 def test_a_straggler_never_does_more_than_was_asked(work):
-    assert all(one.work == work for one in Stragglers(0.5)(NAMES, Hyper(work=work), np.random.default_rng(0)).values())
+    attending = Attending(1, NAMES, Hyper(work=work), np.random.default_rng(0))
+    assert all(one.work == work for one in Stragglers(0.5)(attending).values())
 
 
 def test_a_round_that_drops_everybody_is_an_error_before_the_work():

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from descant import DescantError, Federation, Metric, Sgd, algorithms, compare, federation, parties
+from descant import DescantError, Federation, Metric, Sgd, algorithms, compare, parties, progress
 from descant.centers import TrimmedMean
 from descant.engines import InProcess
 from descant.errors import ModelError, PartyError, SettingError
@@ -239,7 +239,7 @@ def test_a_table_after_loading_an_earlier_round_compares_the_same_round(people: 
 @pytest.mark.parametrize("rounds", [0, 2])
 def test_the_progress_bar_shows_on_a_terminal(rounds: int, people: People, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
-    monkeypatch.setattr(federation, "Console", lambda **_: Console(file=shown, force_terminal=True))
+    monkeypatch.setattr(progress, "Console", lambda **_: Console(file=shown, force_terminal=True))
     Federation(net, people, algorithms.FedAvg(), lr=0.1, steps=2).fit(rounds)
     assert "FedAvg" in shown.getvalue() and f"{rounds}/{rounds}" in shown.getvalue()
 

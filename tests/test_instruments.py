@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from descant import DescantError, Federation, Sgd, algorithms, instruments, parties
-from descant.core import Hyper, Job, Loss, Memory, Report, Term, Trained, Tuned, Tuning
+from descant.core import Attending, Hyper, Job, Loss, Memory, Report, Term, Trained, Tuned, Tuning
 from descant.errors import SettingError
 from descant.flat import Net
 from descant.instruments import biggest_jump, coverage, lasting_fall, pull_a_round, walk
@@ -232,9 +232,9 @@ class Later:
     def __init__(self) -> None:
         self.calls = 0
 
-    def __call__(self, names: list[str], hyper: Hyper, rng: np.random.Generator) -> dict[str, Hyper]:
+    def __call__(self, attending: Attending) -> dict[str, Hyper]:
         self.calls += 1
-        return {("a" if self.calls <= 2 else "b"): hyper}  # the first call only counts who would come
+        return {("a" if self.calls <= 2 else "b"): attending.hyper}  # the first call only counts who would come
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,10 @@ from descant.engines.processes import ProcessEngine, cores
 from descant.engines.shelf import Shelf
 from descant.engines.worker import INSIDE, SLOTS
 from descant.errors import EngineError, SettingError
+from descant.exchange import gather, tasks_for
 from descant.flat import bind
 from descant.parties import People
 from descant.piece import Plan
-from descant.run import gather, tasks_for
 from problems import METHODS, classes, network
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*workers share:descant.errors.DescantWarning")  # on a small machine

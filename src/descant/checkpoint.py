@@ -23,8 +23,8 @@ from .errors import StateError
 from .gate import Refusal
 from .parties.fingerprint import fingerprint, fingerprints
 from .piece import Plan
-from .run import Judged, State
 from .settings import describe
+from .state import Judged, State
 from .store import PartyStore, check_replaceable, clear_errors, disk
 from .store.log import plain
 

@@ -3,6 +3,8 @@
 Rows are parties: K models are a matrix ``[K, width]``, one flat model a row (see `flat`). A round, as `run` walks it:
 
     tune -> attend -> Task -> start, terms, pull (at the party, by a solver) -> Report -> gate -> aggregate -> keep
+
+What crosses the boundary between the round and a party (Task, Report, Engine, Store) is in `boundary`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,12 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 from torch import Tensor
 
+from .boundary import Engine as Engine
+from .boundary import Kind as Kind
+from .boundary import Report as Report
+from .boundary import Status as Status
+from .boundary import Store as Store
+from .boundary import Task as Task
 from .flat import Net, Unbound
 from .settings import Schedule, setting
 
@@ -33,74 +41,6 @@ class Hyper:
     work: int = setting(
         20, "how much a party learns in a round, in the solver's unit (steps or epochs)", least=0, whole=True
     )
-
-
-# ── across the boundary: arrays, scalars and bytes, nothing else ──────────────────────────────────────────────────────
-
-Kind: TypeAlias = Literal["train", "evaluate", "personal"]
-Status: TypeAlias = Literal["ok", "error", "lost", "refused"]
-
-
-@dataclass(frozen=True)
-class Task:
-    """What the round asks of one party."""
-
-    party: str
-    round: int
-    kind: Kind
-    arrays: Mapping[str, Tensor]  # "center" [width], and "own" [width] where the algorithm keeps models of their own
-    settings: Mapping[str, Any]  # JSON values: seed, lr, work, way, layout
-    deadline: float = 600.0  # seconds
-
-
-@dataclass(frozen=True)
-class Report:
-    """What one party answers: a model by the names of its tensors, numbers about it, or why there is none."""
-
-    party: str
-    round: int
-    kind: Kind
-    status: Status = "ok"
-    arrays: Mapping[str, Tensor] = field(default_factory=dict)
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    sealed: bytes = b""
-    reason: str = ""
-
-
-class Store(Protocol):
-    """Tensors by party. What is staged counts only after :meth:`commit`, so a broken round leaves no trace."""
-
-    @property
-    def round(self) -> int:
-        """The round of the last commit."""
-
-    def get(self, party: str) -> dict[str, Tensor]: ...
-    def stage(self, party: str, tensors: Mapping[str, Tensor]) -> None: ...
-    def commit(self, round: int, parties: Collection[str]) -> None:
-        """What is staged of these parties counts from now on; the rest of it is forgotten."""
-
-    def rollback(self, round: int) -> None:
-        """Forget what is staged, and a commit that went beyond this round."""
-
-    def clear(self) -> None: ...
-    def names(self) -> list[str]: ...
-
-
-class Engine(Protocol):
-    """How tasks reach parties: it decides where the stack is cut, never what comes out of it."""
-
-    @property
-    def memory(self) -> Store:
-        """The parties' memories, as far as they live on this side of the boundary."""
-
-    def members(self) -> Sequence[str]:
-        """Who can be reached now, in a fixed order."""
-
-    def submit(self, tasks: Sequence[Task]) -> None:
-        """Take these tasks without waiting for their answers. A task that comes again has the same answer."""
-
-    def collect(self, timeout: float) -> list[Report]:
-        """What is ready, faults included; empty only when nothing came within ``timeout`` seconds."""
 
 
 # ── what an algorithm answers ─────────────────────────────────────────────────────────────────────────────────────────
@@ -183,6 +123,26 @@ class Tuned:
     numbers: Metrics = field(default_factory=dict)  # recorded with the round
 
 
+@dataclass(frozen=True)
+class Attending:
+    """What is known when it is settled who takes part in a round."""
+
+    round: int
+    names: Sequence[str]  # who can be reached and has no work yet, in the parties' order
+    hyper: Hyper  # the round's
+    rng: np.random.Generator  # for draws that concern everybody
+    seed: int = 0  # the run's, for streams of a party's own
+    everybody: Collection[str] = ()  # all parties of the federation
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """Who answers for the absent: a coreset that the party left, trained on from where the party would begin."""
+
+    selection: Any = setting(help="how a party chooses the rows that it leaves", apart=True)  # parties.Selection
+    work: int | None = setting(None, "τ′: how much a stand-in learns; None: as a party does", least=0, whole=True)
+
+
 Start: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Aggregate: TypeAlias = Callable[[Tensor, Tensor | None], Aggregated]
 Weigh: TypeAlias = Callable[[Sequence[Metrics]], Tensor]
@@ -190,7 +150,8 @@ Keep: TypeAlias = Callable[[Tensor, Tensor, Hyper], Tensor]
 Begin: TypeAlias = Callable[[Tensor, np.random.Generator], Tensor]
 Advance: TypeAlias = Callable[[Tensor, Tensor, Memory, float], tuple[Tensor, Memory]]
 Tune: TypeAlias = Callable[[Tuning], Tuned]
-Attend: TypeAlias = Callable[[Sequence[str], Hyper, np.random.Generator], dict[str, Hyper]]
+Attend: TypeAlias = Callable[[Attending], dict[str, Hyper]]
+Discount: TypeAlias = Callable[[int], float]
 Personal: TypeAlias = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 
 
@@ -219,7 +180,10 @@ class Algorithm:
     private: tuple[str, ...] | Unbound = ()  # name patterns of tensors that never leave their party
     personal: Personal | None = None  # (model [width], memory) -> the party's own model, where terms hold it
     hold: Hold | Unbound | None = None  # which parameters stand still in a local step
+    stand_in: StandIn | None = setting(None, "who answers for the absent; None: nobody", apart=True)
+    quorum: int | None = setting(None, "how many reports end a round; None: all that are owed", least=1, whole=True)
     max_staleness: int = setting(0, "how many rounds old a report may be", least=0, whole=True)
+    discount: Discount | None = None  # rounds -> how much of the way from the centre a report so late counts; None: all
     measure: int = setting(
         0, "samples of its own on which a party reports the loss of the centre that it received", least=0, whole=True
     )

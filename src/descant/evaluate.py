@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from .core import Engine, Task
 from .errors import DescantWarning, EngineError
+from .exchange import gather, tasks_for
 from .gate import Gate
 from .parties import People
 from .piece import Plan
-from .run import State, gather, tasks_for
+from .state import State
 from .table import Table
 
 Numbers = NDArray[np.float64]

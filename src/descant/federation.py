@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -28,9 +26,13 @@ from .instruments import Finding, coverage, draw, findings_of
 from .metrics import Metric, metric_for
 from .parties import People
 from .piece import Data, Model, Plan, parties_of
+from .progress import bar
 from .run import Round, State, begin, possible_ways, run
 from .solvers import Sgd
+from .standing import ASKED
 from .store import DEFAULT_BUDGET
+from .store.rows import Agreed
+from .store.vault_at import VaultAt
 from .table import Table
 
 MakeEngine: TypeAlias = Callable[[Plan], Engine]
@@ -79,6 +81,8 @@ class Federation:
         seed: int = 0,
         engine: MakeEngine = InProcess,
         budget: int = DEFAULT_BUDGET,
+        vault: VaultAt | None = None,
+        agreed: Agreed | None = None,
     ) -> None:
         self.model = model
         self.data = people
@@ -92,6 +96,8 @@ class Federation:
         self.seed = seed
         self.engine = engine
         self.budget = budget  # bytes of party state in memory, for models and for memories each; the rest is on disk
+        self.vault = vault  # where coresets are kept, sealed; None: the rows stay with the parties, for simulations
+        self.agreed = agreed  # how many of its rows a party lets go, at most; None: as many as it is asked for
         self.history_: list[dict[str, Any]] = []
         self.refusals_: list[Refusal] = []
 
@@ -126,6 +132,8 @@ class Federation:
             loss=self.loss,
             metric=metric_for(self.metric, self.loss, first.y),
             budget=self.budget,
+            vault=self.vault,
+            agreed=self.agreed,
         )
         return replace(plan, origin=(self.model, self.data))
 
@@ -178,8 +186,11 @@ class Federation:
         for note in filter(None, (round.tuned, round.note)):
             warnings.warn(f"Round {round.index}: {note}.", DescantWarning, stacklevel=4)
         if not round.note and round.refusals and not self.refusals_:  # the first time; the rest are in refusals_
-            told = f"{len(round.refusals)} of {len(round.present)} reports were refused, the first: {round.refusals[0]}"
-            warnings.warn(f"{told}. All are in refusals_.", DescantWarning, stacklevel=4)
+            asked = {*round.present, *round.stood_in, *(r.party for r in round.refusals if r.party in self.people)}
+            refused = [refusal for refusal in round.refusals if refusal.tensor != ASKED]
+            what = f"{len(refused)} of {len(asked)} reports were" if refused else "What a party left was"
+            told = f"{what} refused, the first: {round.refusals[0]}. All are in refusals_."
+            warnings.warn(told, DescantWarning, stacklevel=4)
 
     def fit(self, rounds: int, progress: bool = True) -> Federation:
         """Run some more rounds, with a progress bar."""
@@ -198,6 +209,8 @@ class Federation:
         scores = self.scores()
         if self.history_ and self.history_[-1]["round"] == index:
             self.history_[-1].update(own=scores.own.mean, center=scores.center.mean)
+            if "presence" in self.history_[-1]:
+                self.history_[-1]["centers"] = scores.center.values.tolist()
         return scores
 
     def scores(self) -> Scores:
@@ -217,7 +230,8 @@ class Federation:
         return said + findings_of(self, scores if at == self.state.round else None)
 
     def plot(self, kind: str, file: str | Path) -> Path:
-        """Draw "spikes" (at aggregation), "collapse", "walk" (own to centre) or "hyper" (as tuned) into a PNG file."""
+        """Draw "spikes" (at aggregation), "collapse", "walk" (own to centre), "hyper" (as tuned) or "presence" (who was
+        there, who was stood in for) into a PNG file."""
         return draw(self, kind, file)
 
     def _alone(self, names: Sequence[str]) -> Scores:
@@ -291,17 +305,3 @@ def attending(algorithm: Algorithm, attend: Attend | int | None) -> Algorithm:
             f"'attend' must be a number of parties a round, or such as algorithms.Sample(10). Got {attend!r:.80}."
         )
     return replace(algorithm, attend=attend)
-
-
-def bar(disable: bool) -> Progress:
-    """The progress bar of long work."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]}"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),  # it is for people; stdout is for answers
-        disable=disable,
-        transient=True,
-    )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .core import Report, Task
+from .core import Kind, Report, Task
 from .flat import Layout
 
 MOST_SAMPLES = 10**12
@@ -44,20 +44,22 @@ class Gate:
     known: Collection[str]  # the parties of the federation
     private: Collection[str] = ()  # tensors that must not arrive: they never leave their party
     max_staleness: int = 0
+    most_sealed: int = 0  # bytes of a sealed coreset; 0: nobody was asked for one
     changes_from: Tensor | None = None  # [width] where reports carry a model's change: what it is the change of
-    asked: set[tuple[str, int]] = field(default_factory=set)
+    asked: dict[tuple[str, int], Kind] = field(default_factory=dict)
     answered: set[tuple[str, int]] = field(default_factory=set)
 
     def expect(self, tasks: Iterable[Task], round: int) -> None:
         """A round begins: these answers are owed, and those that are too old to be admitted are forgotten."""
         oldest = round - self.max_staleness
-        self.asked = {(party, at) for party, at in self.asked if at >= oldest}
+        self.asked = {(party, at): kind for (party, at), kind in self.asked.items() if at >= oldest}
         self.answered = {(party, at) for party, at in self.answered if at >= oldest}
-        self.asked |= {(task.party, task.round) for task in tasks}
+        self.asked |= {(task.party, task.round): task.kind for task in tasks}
 
     def admit(self, report: Report, round: int) -> Refusal | None:
         """None for a report that may count."""
-        refusal = self._typed(report) or self._addressed(report, round) or self._counted(report) or self.shaped(report)
+        refusal = self._typed(report) or self._addressed(report, round) or self._counted(report)
+        refusal = refusal or self._bounded(report) or self.shaped(report)
         if refusal is None:
             self.answered.add((report.party, report.round))
         return refusal
@@ -83,8 +85,9 @@ class Gate:
             return Refusal(r.party, r.round, "unknown party")
         if r.status != "ok":
             return Refusal(r.party, r.round, f"{r.status}: {r.reason}" if r.reason else r.status)
-        if r.kind != "train":
-            return Refusal(r.party, r.round, "an answer to another kind of task", "", "train", r.kind)
+        kind = self.asked.get((r.party, r.round), "train")
+        if r.kind != kind:
+            return Refusal(r.party, r.round, "an answer to another kind of task", "", kind, r.kind)
         if (r.party, r.round) in self.answered:
             return Refusal(r.party, r.round, "replayed: this party has already answered for this round")
         age = round - r.round
@@ -100,6 +103,13 @@ class Gate:
         if isinstance(samples, bool) or not isinstance(samples, int | float) or not _whole(samples):
             expected = f"a whole number from 1 to {MOST_SAMPLES:.0e}"
             return Refusal(r.party, r.round, "absurd sample count", "", expected, f"{samples!r:.40}")
+        return None
+
+    def _bounded(self, r: Report) -> Refusal | None:
+        size = len(r.sealed) if isinstance(r.sealed, bytes) else math.inf
+        if size > (self.most_sealed if r.kind == "train" else 0):
+            reason = "its sealed coreset is too large" if self.most_sealed else "sealed bytes that nobody asked for"
+            return Refusal(r.party, r.round, reason, "", f"at most {self.most_sealed} bytes", f"{size}")
         return None
 
     def shaped(self, r: Report) -> Refusal | None:

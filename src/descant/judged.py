@@ -22,6 +22,7 @@ from .instruments import Finding
 from .instruments.findings import collapse
 from .record import Recorded, Run, read
 from .results import SERIES, TUNED, numbers, plain
+from .state import presence_in
 from .store import clear_errors
 from .study import LOCAL, Result, Study
 from .table import Table
@@ -82,6 +83,8 @@ def _result(found: Recorded, method: str) -> Result:
         float(np.nansum(held.metrics.get("seconds", np.zeros(1)))),
         len(refused),  # a round that was done again refused the same ones
         attended=held.accepted.sum(axis=0).astype(float),
+        presence=tuple(presence_in(held.accepted, held.stood_in)),
+        centers=tuple(zip(held.scored.tolist(), held.scores["center"], strict=True)),
         series=_series(found, held.metrics),
         findings=tuple(_findings(found, method, dict(zip(held.scored.tolist(), means["own"], strict=True)))),
     )

@@ -6,7 +6,7 @@ Labels are methods; "Local" is training alone, and is black. Every picture is on
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -277,7 +277,7 @@ def _picture(
         if whole:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set_xlabel("round")
-    yield panels, _styles(labels)
+    yield panels, styles_of(labels)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
     file.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
@@ -285,7 +285,7 @@ def _picture(
         figure.savefig(file, format="png", backend="agg")
 
 
-def _styles(labels: Mapping[str, Any]) -> Styles:
+def styles_of(labels: Collection[str]) -> Styles:
     """A colour, a marker and a line of its own for each method."""
     parts = {"color": _COLORS, "linestyle": _DASHES, "marker": _MARKERS}
     styles: Styles = {ALONE: {"color": "black", "linestyle": "--", "marker": "|"}}

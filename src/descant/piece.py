@@ -16,15 +16,18 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from . import seeds
+from . import seeds, standing
 from .address import find
 from .core import Algorithm, Hyper, Job, Loss, Memory, Report, Solver, Task, Term, Trained
-from .errors import ModelError, PartyError, SettingError
+from .errors import DescantError, ModelError, PartyError, SettingError
 from .flat import ONE_AT_A_TIME, Net, Unbound, bind
 from .gate import finite
 from .metrics import Metric, accuracy
 from .parties.people import Party, People
+from .parties.spaces import is_labels
 from .store import DEFAULT_BUDGET
+from .store.rows import Agreed
+from .store.vault_at import VaultAt
 
 _AT_ONCE = 4096  # test samples a forward pass
 JUDGED = ("before", "after")  # a party's test score before and after its local work, where a task asks to judge it
@@ -52,6 +55,8 @@ class Plan:
     seed: int
     budget: int = DEFAULT_BUDGET  # bytes of party state in memory; the rest is on disk
     origin: tuple[Model, Data] | None = None  # what net and people were made of, for engines that make them elsewhere
+    vault: VaultAt | None = None  # where parties' coresets are kept, sealed; None: they stay with the parties
+    agreed: Agreed | None = None  # how many of its rows a party lets go, at most; None: as many as it is asked for
 
     @classmethod
     def made(cls, model: Model, data: Data, algorithm: Algorithm, seed: int, **rest: Any) -> Plan:
@@ -70,6 +75,17 @@ class Plan:
     def places(self) -> dict[str, int]:
         """Where each party stands among all of them."""
         return {name: place for place, name in enumerate(self.people)}
+
+    @cached_property
+    def classes(self) -> int | None:
+        """How many labels the model knows; None where targets are no labels."""
+        party, row, size = self.people[self.people.names[0]], self.net.row(), self.net.layout.size
+        if not is_labels(party.y):
+            return None
+        with ONE_AT_A_TIME, torch.inference_mode(False), torch.no_grad():
+            self.net.module.eval()
+            output, _ = self.net.apply(row[:size], row[size:], party.x[:2].clone())
+        return output.shape[1] if output.dim() == 2 and output.shape[1] > 1 else None
 
     @cached_property
     def terms(self) -> tuple[Term, ...]:
@@ -121,11 +137,11 @@ def _by_kind(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> l
     for task in tasks:
         if task.settings["layout"] != plan.net.layout.digest:
             raise ModelError(f"Party {task.party!r} has another model than the federation: {plan.net.layout.names}.")
-    training = [i for i, task in enumerate(tasks) if task.kind == "train"]
-    answers: dict[int, Answer] = {}
-    if training:
-        trained = _train(plan, [tasks[i] for i in training], [memories[i] for i in training])
-        answers.update(zip(training, trained, strict=True))
+    learning, answers = _learning(plan, tasks, memories)
+    for round in {tasks[i].round for i in learning}:  # draws and schedules go by the round: a stack has only one
+        some = [i for i in learning if tasks[i].round == round]
+        trained = _train(plan, [tasks[i] for i in some], [memories[i] for i in some], [learning[i] for i in some])
+        answers.update(zip(some, trained, strict=True))
     for i, task in enumerate(tasks):
         if task.kind == "evaluate":
             answers[i] = (_evaluate(plan, task, memories[i]), None)
@@ -133,6 +149,23 @@ def _by_kind(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> l
             row = _personal(plan, task, memories[i])
             answers[i] = (Report(task.party, task.round, task.kind, arrays=plan.net.layout.split(row)), None)
     return [answers[i] for i in range(len(tasks))]
+
+
+def _learning(
+    plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]
+) -> tuple[dict[int, Party], dict[int, Answer]]:
+    """Who learns by which task, and why nobody can stand in for some."""
+    learning: dict[int, Party] = {}
+    failed: dict[int, Answer] = {}
+    for i, task in enumerate(tasks):
+        if task.kind == "train":
+            learning[i] = plan.people[task.party]
+        elif task.kind == "stand_in":
+            try:
+                learning[i] = standing.stand_in(plan, task, memories[i])
+            except DescantError as error:
+                failed[i] = (Report(task.party, task.round, task.kind, "error", reason=str(error)), None)
+    return learning, failed
 
 
 def _completed(plan: Plan, row: Tensor, memory: Memory) -> Tensor:
@@ -153,7 +186,9 @@ def _stacked(rows: Sequence[Tensor]) -> Tensor:
     return rows[0].expand(len(rows), -1) if shared else torch.stack(list(rows))
 
 
-def _train(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> list[Answer]:
+def _train(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory], parties: Sequence[Party]) -> list[Answer]:
+    before = memories  # a stand-in has none, and what a party has left is no business of its solver
+    memories = [{} if t.kind == "stand_in" else standing.without(m) for t, m in zip(tasks, before, strict=True)]
     center = _stacked([_completed(plan, t.arrays["center"], m) for t, m in zip(tasks, memories, strict=True)])
     own = _stacked(
         [_completed(plan, t.arrays.get("own", t.arrays["center"]), m) for t, m in zip(tasks, memories, strict=True)]
@@ -166,7 +201,7 @@ def _train(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> lis
     job = Job(
         net=plan.net,
         loss=plan.loss,
-        parties=[plan.people[name] for name in names],
+        parties=parties,
         hypers=[Hyper(task.settings["lr"], task.settings["work"]) for task in tasks],
         memories=memories,
         seed=tasks[0].settings["seed"],
@@ -179,7 +214,8 @@ def _train(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> lis
         terms=plan.terms,
         hold=None if isinstance(algorithm.hold, Unbound) else algorithm.hold,  # a plan's algorithm is bound
     )
-    return list(_answers(plan, tasks, job, plan.solver.train(job)))
+    answers = _answers(plan, tasks, job, plan.solver.train(job))
+    return [standing.answered(plan, *one) for one in zip(tasks, before, center, answers, strict=True)]
 
 
 def _answers(plan: Plan, tasks: Sequence[Task], job: Job, trained: Trained) -> Iterator[Answer]:

@@ -15,6 +15,7 @@ from .errors import DescantError
 from .evaluate import Column, Numbers, Scores
 from .federation import Federation
 from .instruments import Finding, Walk, coverage, walk
+from .state import PRESENT
 
 LOCAL = "Local"
 SERIES = ("round", "loss", "change", "norm", "jump", "jump_sd")
@@ -38,6 +39,13 @@ class Result:
     series: Mapping[str, Numbers] = field(default_factory=dict)  # numbers by round, by the names of SERIES and TUNED
     findings: tuple[Finding, ...] = ()
     walk: Walk | None = None
+    presence: tuple[str, ...] = ()  # a text a round, a letter a party (see state.PRESENT); () of too many parties
+    centers: tuple[tuple[int, Numbers], ...] = ()  # where it was scored: the round, and the centre's score by party
+
+    @property
+    def comes_and_goes(self) -> bool:
+        """Whether some party that could be there was not, in any round."""
+        return any(set(letters) != {PRESENT} for letters in self.presence)
 
     @property
     def trained(self) -> float:
@@ -79,6 +87,8 @@ class Result:
             "attended": plain(self.attended),
             "series": {name: plain(values) for name, values in self.series.items()},
             "findings": [asdict(finding) for finding in self.findings],
+            "presence": list(self.presence),
+            "centers": [[at, plain(values)] for at, values in self.centers],
             "walk": walked and {name: plain(v) if isinstance(v, np.ndarray) else v for name, v in walked.items()},
         }
 
@@ -102,6 +112,8 @@ class Result:
             {name: numbers(values) for name, values in found["series"].items()},
             tuple(Finding(**finding) for finding in found["findings"]),
             walked,
+            tuple(found.get("presence", ())),
+            tuple((int(at), numbers(values)) for at, values in found.get("centers", ())),
         )
 
 
@@ -123,6 +135,8 @@ def result_of(
         series=series,
         findings=federation._findings(),
         walk=walk,
+        presence=tuple(entry["presence"] for entry in history if "presence" in entry),
+        centers=tuple((entry["round"], numbers(entry["centers"])) for entry in history if "centers" in entry),
     )
 
 

@@ -7,13 +7,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .core import Hyper, Memory, Metrics, Report, Store
 from .gate import Refusal
 from .gauges import Gauges
 from .piece import JUDGED, RECEIVED, VALIDATION, Plan
+from .standing import ASKED
+
+STALENESS = "staleness"
+"""The metric that says by how many versions of the centre a report is late."""
+
+PRESENT, STOOD_IN, ABSENT, NEVER_SEEN = "p", "s", "a", "."
+"""What a party was in a round: it trained, a stand-in did, nobody did, or it had never trained before either."""
+MOST_SHOWN = 100  # parties whose presence a round keeps: as many as a picture can show
+
+
+_RECORDED = (VALIDATION, RECEIVED, STALENESS, "clock")
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,8 @@ class Round:
     judged: tuple[str, ...] = ()  # who judged its own local work
     tuning: Metrics = field(default_factory=dict)  # lr, work and the tuner's own numbers, where a tuner is at work
     tuned: str = ""  # what the tuner did beyond tuning, if it did
+    stood_in: tuple[str, ...] = ()  # for whom somebody else answered
+    presence: str = ""  # a letter a party, in their order: p, s, a or . (see PRESENT); "" where there are too many
 
     @property
     def loss(self) -> float:
@@ -74,9 +89,11 @@ class Round:
         record |= {"present": len(self.present), "accepted": len(self.accepted), "seconds": self.seconds}
         judged = [self.state.judged[name] for name in self.judged]
         means = {name: sum(getattr(found, name) for found in judged) / len(judged) for name in JUDGED if judged}
-        measured = {name: value for name, value in self.state.feedback.items() if name in (VALIDATION, RECEIVED)}
+        measured = {name: value for name, value in self.state.feedback.items() if name in _RECORDED}
         record |= {**vars(self.gauges), **means, **measured, **self.tuning}
-        return {"round": self.index, **record, **({"tuned": self.tuned} if self.tuned else {})}
+        record |= {"stood_in": len(self.stood_in)} if "stand_in" in self.state.memories else {}
+        said = {"tuned": self.tuned, "presence": self.presence}
+        return {"round": self.index, **record, **{name: text for name, text in said.items() if text}}
 
 
 def feedback_of(accepted: Sequence[Report]) -> dict[str, float]:
@@ -84,7 +101,7 @@ def feedback_of(accepted: Sequence[Report]) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for report in accepted:
         for name, value in report.metrics.items():
-            if math.isfinite(value) and name not in JUDGED:  # who looks must not change what `tune` sees
+            if math.isfinite(value) and name not in (*JUDGED, ASKED):  # who looks must not change what `tune` sees
                 values.setdefault(name, []).append(float(value))
     return {name: sum(value / len(found) for value in found) for name, found in values.items()}
 
@@ -93,3 +110,21 @@ def judgements_of(accepted: Sequence[Report], index: int) -> dict[str, Judged]:
     """What parties said of their own local work, as far as they have a test set."""
     judged = [report for report in accepted if all(name in report.metrics for name in JUDGED)]
     return {report.party: Judged(index, *(float(report.metrics[name]) for name in JUDGED)) for report in judged}
+
+
+def presence_of(plan: Plan, after: State, counted: Sequence[str], stood_in: Sequence[str]) -> str:
+    """What everybody was in the round that led to a state, a letter a party."""
+    if len(plan.people) > MOST_SHOWN:
+        return ""
+    known = {**dict.fromkeys(stood_in, STOOD_IN), **dict.fromkeys(counted, PRESENT)}
+    seen = after.attended(plan).tolist()
+    return "".join(known.get(name, ABSENT if seen[k] else NEVER_SEEN) for k, name in enumerate(plan.people))
+
+
+def presence_in(accepted: NDArray[np.bool_], stood_in: NDArray[np.bool_]) -> list[str]:
+    """The same of rounds that were recorded, ``[rounds, parties]`` each."""
+    if accepted.shape[1] > MOST_SHOWN:
+        return []
+    seen = np.maximum.accumulate(accepted, axis=0)
+    letters = np.select([accepted, stood_in, seen], [PRESENT, STOOD_IN, ABSENT], NEVER_SEEN)
+    return ["".join(row) for row in letters.tolist()]

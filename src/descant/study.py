@@ -13,12 +13,14 @@ import numpy as np
 
 from . import __version__
 from .algorithms.baselines import Local, alone
+from .algorithms.pieces import fixed
 from .core import Algorithm, Attend
 from .errors import SettingError, StateError
 from .evaluate import Column, Numbers
-from .federation import Federation, attending, bar
+from .federation import Federation, attending
 from .instruments.findings import over_seeds
 from .piece import Data, Model, parties_of
+from .progress import bar
 from .results import LOCAL, Result, carry_out, mean_of_known, plain, spread
 from .settings import describe
 from .table import Table
@@ -181,7 +183,7 @@ class Study:
         return tuple(dict.fromkeys(found))
 
     def plot(self, kind: str, file: str | Path) -> Path:
-        """Draw into a PNG file: "curves" (score by round), "parties", "spikes", "collapse", "walk" or "hyper"."""
+        """Draw "curves" (score by round), "parties", "spikes", "collapse", "walk", "hyper" or "presence" as PNG."""
         from .report import draw
 
         return draw(self, kind, Path(file))
@@ -293,7 +295,8 @@ def _checked(algorithms: list[Algorithm], local: Algorithm) -> list[Algorithm]:
     if len(set(names)) < len(names) or any(name.startswith(f"{LOCAL}, as ") for name in names):
         raise SettingError(f"Two algorithms have one name: {names}. Use dataclasses.replace(..., name=...).")
     for algorithm in algorithms:
-        if algorithm.name == LOCAL and algorithm != replace(local, attend=algorithm.attend, tune=algorithm.tune):
+        untuned = replace(algorithm, tune=fixed)
+        if algorithm.name == LOCAL and untuned != alone(untuned, (), local):
             raise SettingError(f"{LOCAL!r} is the name of training alone. Give your algorithm another one.")
     return algorithms
 

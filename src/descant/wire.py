@@ -72,13 +72,18 @@ def pack(parcel: Task | Report) -> bytes:
     """
     crate = Crate()
     fields = sheet(parcel, crate)
-    alone = {key: _alone(tensor) for key, tensor in crate.arrays.items()}
-    return save(alone, {_HEADER: json.dumps(fields)})
+    return save(_apart(crate.arrays), {_HEADER: json.dumps(fields)})
 
 
-def _alone(tensor: Tensor) -> Tensor:
-    """A tensor that has its memory to itself: safetensors refuses what shares it, such as two rows of a stack."""
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+def _apart(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that have their memory to themselves: safetensors refuses what shares it, such as two rows of a stack."""
+    found, taken = dict[str, Tensor](), set[int]()
+    for key, tensor in arrays.items():
+        storage = tensor.untyped_storage()
+        own = storage.nbytes() == tensor.nbytes and storage.data_ptr() not in taken
+        found[key] = tensor if own else tensor.clone()
+        taken.add(storage.data_ptr())
+    return found
 
 
 def unpack(data: bytes, kind: type[Parcel]) -> Parcel:

@@ -4,12 +4,14 @@ from collections.abc import Callable, Mapping
 
 from ..core import Algorithm
 from .adaptive import AdaptiveHyper
+from .asynchronous import FedAsync, FedBuff, Hinge, Polynomial
+from .attendance import Among, Comes, Drops, Every, Sample, Span, Stragglers, Timetable
 from .baselines import RFA, CoordinateMedian, FedAvg, FedProx, Local
 from .decaying import Decaying
 from .fed_plus import L2GD, FedAvgPlus, FedCoMedPlus, FedGeoMedPlus, FedPlus, FedPlusFixed, FedPlusV1
 from .matching import EntropyRegularization, RepresentationMatching, WeightDivergence
 from .personal import APFL, Ditto, FedPer, FedRep, pFedMe
-from .pieces import Among, Sample, Stragglers
+from .standing_in import StandIns
 
 ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
     "local": Local,
@@ -29,6 +31,8 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
     "pfedme": pFedMe,
     "fedper": FedPer,
     "fedrep": FedRep,
+    "fedasync": FedAsync,
+    "fedbuff": FedBuff,
 }
 """The methods by the names that recipes and the command line use."""
 
@@ -38,6 +42,7 @@ WRAPPERS: Mapping[str, Callable[..., Algorithm]] = {
     "matching": RepresentationMatching,
     "adaptive": AdaptiveHyper,
     "decay": Decaying,
+    "stand-ins": StandIns,
 }
 """What wraps any of them, by the names that recipes use: each takes the method as ``base``."""
 
@@ -46,12 +51,17 @@ __all__ = [
     "APFL",
     "AdaptiveHyper",
     "Among",
+    "Comes",
     "CoordinateMedian",
     "Decaying",
     "Ditto",
+    "Drops",
     "EntropyRegularization",
+    "Every",
+    "FedAsync",
     "FedAvg",
     "FedAvgPlus",
+    "FedBuff",
     "FedCoMedPlus",
     "FedGeoMedPlus",
     "FedPer",
@@ -60,12 +70,17 @@ __all__ = [
     "FedPlusV1",
     "FedProx",
     "FedRep",
+    "Hinge",
     "L2GD",
     "Local",
+    "Polynomial",
     "RFA",
     "RepresentationMatching",
     "Sample",
+    "Span",
+    "StandIns",
     "Stragglers",
+    "Timetable",
     "WRAPPERS",
     "WeightDivergence",
     "pFedMe",

@@ -16,13 +16,13 @@ from ..centers import GeometricMedian, Mean
 from ..core import Algorithm, Term
 from ..penalties import HalfSquare
 from ..settings import Schedule
+from .attendance import everyone
 from .pieces import (
     Distance,
     Mix,
     Normalise,
     Replay,
     Weights,
-    everyone,
     fixed,
     keep_own,
     normalising,
@@ -33,7 +33,7 @@ from .pieces import (
 
 
 def FedAvg(weights: Weights = "samples", normalise: Normalise = "selected") -> Algorithm:
-    """Everybody begins at the centre, learns, and the mean is the new centre (v2 §5.4.2).
+    """Everybody begins at the centre, learns, and the mean is the new centre (v2 §5.4.2; Tuor et al. 2021, eq. (3)).
 
     v2 prints the plain mean; its baselines' own papers, FedProx among them, weigh by samples (ERRATA 16). With
     ``normalise="total"`` weights are shares of all samples, those of absent parties included (ERRATA 6).
@@ -57,7 +57,10 @@ def FedAvg(weights: Weights = "samples", normalise: Normalise = "selected") -> A
 
 
 def Local() -> Algorithm:
-    """Nobody learns from anybody (v2 §5.4.1: λ=0, θ=1): what a party reaches alone. The centre stays as it began."""
+    """Nobody learns from anybody (v2 §5.4.1: λ=0, θ=1): what a party reaches alone. The centre stays as it began.
+
+    It is the Standalone of Tuor et al. (2021), §7.4.
+    """
     return replace(FedAvg(), name="Local", start=Mix(0.0), advance=stay, keep=keep_own)
 
 
@@ -71,7 +74,8 @@ def alone(
     Where that was tuned it is taken from the history: there is no centre by which a tuner could judge it again.
     """
     tune = fixed if algorithm.tune is fixed else Replay.of(history)
-    return replace(local, attend=algorithm.attend, tune=tune)
+    late = algorithm.max_staleness
+    return replace(local, attend=algorithm.attend, tune=tune, quorum=algorithm.quorum, max_staleness=late)
 
 
 def FedProx(mu: Schedule = 0.01, weights: Weights = "samples") -> Algorithm:

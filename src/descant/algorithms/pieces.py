@@ -1,24 +1,24 @@
-"""The parts that methods are put together from: each answers one question of `core.Algorithm`."""
+"""The parts that methods are put together from: each answers one question of `core.Algorithm`.
+
+Who takes part in a round is in `attendance`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ..core import Advance, Attend, Hyper, Memory, Metrics, Sight, Tuned, Tuning, Weigh
-from ..errors import SettingError
+from ..core import Advance, Hyper, Memory, Metrics, Sight, Tuned, Tuning, Weigh
 from ..flat import Net, Unbound
 from ..penalties import Penalty, personal
 from ..settings import Schedule, check, setting, value_at
 
 Normalise: TypeAlias = Literal["selected", "total"]
-Policy: TypeAlias = Literal["keep", "drop"]
 Weights: TypeAlias = Literal["samples", "uniform"]
 
 # ── start: where does a party begin its local work? ───────────────────────────────────────────────────────────────────
@@ -127,7 +127,7 @@ class Distance:
 
 
 def by_samples(metrics: Sequence[Metrics]) -> Tensor:
-    """n_k: FedAvg's weights, and the baselines' (ERRATA 16)."""
+    """n_k: FedAvg's weights, and the baselines' (ERRATA 16); |D_i| of Tuor et al. (2021), eq. (1)."""
     return torch.tensor([float(metric["samples"]) for metric in metrics], dtype=torch.float64)
 
 
@@ -225,69 +225,3 @@ class Replay:
     def __call__(self, tuning: Tuning) -> Tuned:
         hyper = Hyper(*self.hypers[tuning.round - 1]) if self.hypers else tuning.hyper  # there was no round yet
         return Tuned(hyper, tuning.memory)
-
-
-# ── attend: who takes part, and with how much work? ───────────────────────────────────────────────────────────────────
-
-
-def everyone(names: Sequence[str], hyper: Hyper, rng: np.random.Generator) -> dict[str, Hyper]:
-    """All who can be reached."""
-    return dict.fromkeys(names, hyper)
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Some parties, drawn anew each round with equal probability.
-
-    >>> len(Sample(2)(["a", "b", "c"], Hyper(), np.random.default_rng(0)))
-    2
-    """
-
-    count: int = setting(10, "parties a round", least=1, whole=True)
-
-    def __call__(self, names: Sequence[str], hyper: Hyper, rng: np.random.Generator) -> dict[str, Hyper]:
-        chosen = rng.choice(len(names), size=min(self.count, len(names)), replace=False)
-        return {names[i]: hyper for i in sorted(chosen.tolist())}
-
-
-@dataclass(frozen=True)
-class Among:
-    """Only the first so many parties ever take part; the others are judged all the same, by the centre (ERRATA 15)."""
-
-    first: int = setting(10, "parties that ever take part", least=1, whole=True)
-    attend: Attend = setting(everyone, "who of them takes part", apart=True)
-
-    def __call__(self, names: Sequence[str], hyper: Hyper, rng: np.random.Generator) -> dict[str, Hyper]:
-        return self.attend(names[: self.first], hyper, rng)
-
-
-@dataclass(frozen=True)
-class Stragglers:
-    """A share of those who take part does only 1 to E-1 units of its work (FedProx's protocol).
-
-    Their work counts, or is dropped as if they had not come (``policy``, ERRATA 26). The draws do not depend on the
-    policy: with one seed the same parties straggle in every method.
-
-    >>> slow = Stragglers(0.5, policy="drop")(["a", "b", "c", "d"], Hyper(work=20), np.random.default_rng(0))
-    >>> [hyper.work for hyper in slow.values()]
-    [20, 20]
-    """
-
-    share: float = setting(0.9, "of those who take part, how many straggle", least=0, most=1)
-    attend: Attend = setting(everyone, "who takes part", apart=True)
-    policy: Policy = setting("keep", "whether their work counts (ERRATA 26)", one_of=("keep", "drop"))
-
-    def __call__(self, names: Sequence[str], hyper: Hyper, rng: np.random.Generator) -> dict[str, Hyper]:
-        present = self.attend(names, hyper, rng)
-        slow = rng.permutation(list(present))[: round(self.share * len(present))].tolist()
-        less = {name: int(rng.integers(1, max(2, present[name].work))) for name in slow}
-        if self.policy == "keep":
-            return present | {
-                name: replace(present[name], work=min(present[name].work, work)) for name, work in less.items()
-            }
-        if present and len(slow) == len(present):
-            raise SettingError(
-                f"All {len(present)} parties of a round straggle at a share of {self.share:g}, and the policy 'drop' "
-                "leaves nobody. Lower the share, let more parties attend, or keep their work."
-            )
-        return {name: full for name, full in present.items() if name not in less}

@@ -47,8 +47,8 @@ def run(
 
 
 def _carried_out(chosen: Recipe, out: Path, resume: bool, as_json: bool) -> tuple[Table, dict[str, Any]]:
-    from ..federation import bar
     from ..judged import judge, study_of, write_page
+    from ..progress import bar
     from ..record import Run
 
     federation, length = chosen.federation(), chosen.length

@@ -13,6 +13,7 @@ import typer
 from ..errors import SettingError
 from ..table import Table
 from .common import json_option, plain_endings
+from .recipes import CHANGES, DATA
 
 if TYPE_CHECKING:
     from ..store.keys import PrivateKey
@@ -121,6 +122,40 @@ def forget(
             typer.echo(json.dumps(row))
         else:
             typer.echo(f"Forgotten at {row['since']}: {party}. Its key and its coreset are destroyed; the log says so.")
+
+
+@app.command("preview")
+def preview(
+    recipe: Path = typer.Argument(metavar="RECIPE", hidden=True),  # noqa: B008
+    party: str = typer.Argument(metavar="PARTY", hidden=True),
+    share: float | None = typer.Option(None, help="Of its rows. Default: as the recipe's stand-ins, or 0.05."),
+    by: str = typer.Option("", help="How they are chosen. Default: as the recipe's stand-ins, or uniform."),
+    changes: list[str] = CHANGES,
+    data: Path | None = DATA,
+    as_json: bool = json_option(),
+) -> None:
+    """Show exactly which rows of PARTY would leave it as a coreset, before they do: nothing leaves here.
+
+    RECIPE is a TOML file that says where the parties' data is. Where the rows are chosen by a model, it is the first
+    one: later ones are not known yet.
+    """
+    with plain_endings():
+        from ..config import read
+        from ..instruments.leaving import preview as rows_of
+        from ..parties.coresets import Selection
+        from ..parties.spaces import SPACES
+
+        chosen = read(recipe).set(*changes).where(data)
+        federation = chosen.federation()
+        plan, given = federation._plan, {"share": share, "count": None} if share is not None else {}
+        stand_in = plan.algorithm.stand_in
+        selection = dataclasses.replace(
+            stand_in.selection if stand_in else Selection(), **given, **({"by": by} if by else {})
+        )
+        features = None if selection.space == "input" else SPACES[selection.space](plan.net.module_of(plan.net.row()))
+        whose = plan.people[party]
+        table = rows_of(whose, selection.choose(whose, plan.seed, features), selection.drop)
+        typer.echo(json.dumps({"rows": table.plain(), "verdict": table.verdict}) if as_json else table)
 
 
 def _key_for(folder: Path, file: Path | None) -> PrivateKey:

@@ -23,6 +23,7 @@ _WORDS: dict[Any, str] = {
     float: "a number",
     str: "a text in quotes",
     tuple: "a list",
+    list: "a list",
     Sequence: "a list",
     dict: "a table",
     Callable: 'a table such as {is = "Decay", start = 0.1}',

@@ -41,12 +41,25 @@ class Attendance:
         0.0, "the share of those who take part that does only 1 to E-1 units of its work", least=0, most=1
     )
     straggler_policy: str = setting("keep", "whether their work counts (ERRATA 26)", one_of=("keep", "drop"))
+    comes: float | None = setting(None, "the probability that a party comes in a round", least=0, most=1)
+    drops: dict[str, int] | None = setting(None, "by party: the last round in which it is there")
+    schedule: str | list[Any] | None = setting(
+        None, "who is there when: a CSV file (party,from,to), or a list of {party, from, to}"
+    )
 
     def answer(self) -> Attend:
         """The same as an algorithm's answer."""
-        from ..algorithms.pieces import Among, Sample, Stragglers, everyone
+        from ..algorithms.attendance import Among, Comes, Drops, Sample, Stragglers, Timetable, everyone
 
         found: Attend = everyone if self.attend is None else Sample(self.attend)
+        if self.comes is not None:
+            found = Comes(self.comes, attend=found)
+        if self.drops is not None:
+            found = Drops(self.drops, found)
+        if isinstance(self.schedule, str):
+            found = Timetable.read(self.schedule, found)
+        elif self.schedule is not None:
+            found = Timetable.of(self.schedule, found)
         if self.among is not None:
             found = Among(self.among, found)
         if self.stragglers:
@@ -114,14 +127,15 @@ def record_of(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     from .. import centers, penalties
+    from ..parties.coresets import Selection
     from ..settings import Decay
 
     penalty = ("HalfSquare", "Norm1", "Norm2", "NormP", "Zero", "Indicator")
     center = ("Mean", "GeometricMedian", "CoordinateMedian", "SmoothedCoordinateMedian", "TrimmedMean")
     records = {name: getattr(penalties, name) for name in penalty} | {name: getattr(centers, name) for name in center}
-    records["Decay"] = Decay
+    records |= {"Decay": Decay, "Selection": Selection}
     kind = str(value.get("is", "Decay"))
     if kind not in records:
         raise unknown("part", kind, records)
     rest = {key: part for key, part in value.items() if key != "is"}
-    return records[kind](**keywords_for(records[kind], rest, kind))
+    return records[kind](**keywords_for(records[kind], rest, kind, record_of))

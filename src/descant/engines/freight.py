@@ -28,6 +28,9 @@ NUMBER = partial(next, itertools.count())
 """A number that nothing else in this process has."""
 
 
+_PARTS = ("algorithm", "solver", "loss", "metric", "seed", "vault", "agreed")
+
+
 @dataclass(frozen=True)
 class Spelled:
     """A plan as bytes."""
@@ -41,7 +44,7 @@ class Spelled:
         if plan.origin is None:
             raise EngineError("This plan does not say what it was made of. Make it by Plan.made(...).")
         parts = {"model": plan.origin[0], "data": plan.origin[1]}
-        parts |= {name: getattr(plan, name) for name in ("algorithm", "solver", "loss", "metric", "seed")}
+        parts |= {name: getattr(plan, name) for name in _PARTS}
         return cls({name: _part(name, part, arrays) for name, part in parts.items()}, arrays)
 
     def message(self, number: int, folder: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import SettingError
 from ..pictures import Line, Numbers, draw_collapse, draw_hyper, draw_spikes, draw_walk
 from ..settings import unknown
+from ..timeline import Presence, draw_presence
 from .findings import collapse
 from .walk import walk
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def draw(federation: Federation, kind: str, file: str | Path) -> Path:
-    """Draw "spikes", "collapse", "walk" or "hyper" of a federation into a PNG file."""
+    """Draw "spikes", "collapse", "walk", "hyper" or "presence" of a federation into a PNG file."""
     if kind not in _KINDS:
         raise unknown("picture of a federation", kind, _KINDS)
     return _KINDS[kind](federation, Path(file))
@@ -60,9 +61,21 @@ def _hyper(federation: Federation, file: Path) -> Path:
     return draw_hyper(file, {federation.algorithm.name: [{name: series(federation, name) for name in names}]})
 
 
+def _presence(federation: Federation, file: Path) -> Path:
+    letters = [entry["presence"] for entry in federation.history_ if "presence" in entry]
+    if not letters:
+        raise SettingError("There is no presence to draw: no round was run, or there are too many parties to show.")
+    scored = [entry for entry in federation.history_ if "centers" in entry]
+    at = np.array([entry["round"] for entry in scored], dtype=float)
+    scores = np.array([entry["centers"] for entry in scored], dtype=float).reshape(len(scored), len(letters[0]))
+    shown = Presence(federation.people.names, letters, at, scores)
+    return draw_presence(file, {federation.algorithm.name: shown}, federation._plan.metric.name)
+
+
 _KINDS: dict[str, Callable[[Federation, Path], Path]] = {
     "spikes": _spikes,
     "collapse": _collapse,
     "walk": _walk,
     "hyper": _hyper,
+    "presence": _presence,
 }

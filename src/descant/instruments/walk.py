@@ -12,7 +12,9 @@ import torch
 from ..core import Engine, Report, Store, Task
 from ..errors import DescantError, SettingError
 from ..evaluate import Column, Numbers, answers
-from ..run import models_of, run, tasks_for
+from ..exchange import tasks_for
+from ..run import run
+from ..settle import models_of
 
 if TYPE_CHECKING:
     from ..federation import Federation

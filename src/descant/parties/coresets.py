@@ -130,7 +130,7 @@ METHODS: Mapping[str, Callable[[Space, int, np.random.Generator], Choice]] = Map
 
 @dataclass(frozen=True)
 class Selection:
-    """How a party chooses its coreset; the same rows for the same data and seed, so that choosing again shows no more.
+    """How a party chooses its coreset (§5.1); the same rows for the same data and seed: choosing again shows no more.
 
     `uniform` and `balanced` measure no distance and so are alike in all spaces. `uniform` may miss a rare class; so may
     `sensitivity`, though it seeks what is rare; the others have every class that the party has, or the largest ones
@@ -170,6 +170,10 @@ class Selection:
             x = x[torch.from_numpy(rows)]
         y = party.y[torch.from_numpy(rows)]
         return Chosen(rows, Coreset(x, y, torch.from_numpy(weights)))
+
+    def again(self, party: Party, rows: Tensor, weights: Tensor) -> Coreset:
+        """The coreset of rows that were chosen before."""
+        return Coreset(self._kept(party)[rows], party.y[rows], weights)
 
     def _count(self, party: Party) -> int:
         if self.count is None:

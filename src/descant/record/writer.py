@@ -171,7 +171,8 @@ class Run:
     def _note(self, scored: ScoredRound) -> None:
         happened, numbers = scored.round, self.federation.history_[-1]
         numbers = {name: v for name, v in numbers.items() if name != "round" and isinstance(v, int | float)}
-        self._tables.add_round(happened.index, numbers, {p: p in happened.accepted for p in happened.present})
+        came: dict[str, int] = {**dict.fromkeys(happened.present, 0), **dict.fromkeys(happened.stood_in, 2)}
+        self._tables.add_round(happened.index, numbers, {**came, **dict.fromkeys(happened.accepted, 1)})
         self._log.add("round", round=happened.index, **numbers)
         self._noted = happened.index
         for refusal in happened.refusals:

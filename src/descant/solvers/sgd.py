@@ -35,7 +35,7 @@ MOST_VECTORISED = 100_000  # parameters; above it one party fills the machine by
 
 @dataclass(frozen=True)
 class Sgd:
-    """Each party takes some steps (or epochs) on batches of its own data.
+    """Each party takes some steps (or epochs) on batches of its own data: τ steps of Tuor et al. (2021), eq. (2).
 
     >>> Sgd(lr=0.05, steps=20, batch=10).hyper
     Hyper(lr=0.05, work=20)

@@ -28,7 +28,7 @@ _KEY = "round INTEGER, id INTEGER REFERENCES parties, PRIMARY KEY (round, id)"
 _SCHEMA = (
     "CREATE TABLE parties (id INTEGER PRIMARY KEY, party TEXT UNIQUE, samples INTEGER)",
     "CREATE TABLE rounds (round INTEGER, metric TEXT, value REAL, PRIMARY KEY (round, metric)) WITHOUT ROWID",
-    f"CREATE TABLE attendance (accepted INTEGER, {_KEY}) WITHOUT ROWID",
+    f"CREATE TABLE attendance (accepted INTEGER, {_KEY}) WITHOUT ROWID",  # 0: no, 1: yes, 2: stood in for
     f"CREATE TABLE scores (own REAL, center REAL, majority REAL, {_KEY}) WITHOUT ROWID",
 )
 _PATIENCE = 60.0  # seconds to wait for a reader
@@ -60,8 +60,8 @@ class Tables:
         disk.settle(file.parent)
         return cls(file)
 
-    def add_round(self, round: int, numbers: Mapping[str, float], accepted: Mapping[str, bool]) -> None:
-        """The numbers of a round, and everybody who took part with whether the report was accepted."""
+    def add_round(self, round: int, numbers: Mapping[str, float], accepted: Mapping[str, int]) -> None:
+        """The numbers of a round, and everybody who took part with whether the report was accepted, or stood in for."""
         rows = [(round, metric, value) for metric, value in numbers.items()]
         self._waiting.append(("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", rows))
         present = [(round, self._ids[name], counts) for name, counts in accepted.items()]
@@ -115,6 +115,7 @@ class Held:
     metrics: Mapping[str, Numbers]  # name -> [R], nan where a round has none
     present: NDArray[np.bool_]  # [R, K]
     accepted: NDArray[np.bool_]  # [R, K]
+    stood_in: NDArray[np.bool_]  # [R, K]
     scored: NDArray[np.int64]  # [S]
     scores: Mapping[str, Numbers]  # own, center, majority, ... -> [S, K], nan for a party without a score
 
@@ -127,7 +128,7 @@ def read(file: Path) -> Held:
         values = connection.execute("SELECT round, metric, value FROM rounds").fetchall()
         names = [name for name in _columns(connection) if name not in ("round", "id")]
         key = f"round * {len(parties)} + id"  # one number in place of two: there may be a million rows
-        cells = connection.execute(f"SELECT ({key}) * 2 + accepted FROM attendance")
+        cells = connection.execute(f"SELECT ({key}) * 3 + accepted FROM attendance")
         attendance = np.fromiter(chain.from_iterable(cells), dtype=np.int64)
         wanted = ", ".join(map(_quoted, names))
         rows = connection.execute(f"SELECT {key}, {wanted} FROM scores").fetchall()
@@ -137,17 +138,17 @@ def read(file: Path) -> Held:
     metrics = {metric: np.full(len(rounds), np.nan) for _, metric, _ in values}
     for round, metric, value in values:
         metrics[metric][place[round]] = np.nan if value is None else value
-    present, accepted = (np.zeros((len(rounds), len(parties)), dtype=bool) for _ in range(2))
-    at, party = np.divmod(attendance // 2, len(parties))
-    at = np.searchsorted(rounds, at)
-    present[at, party], accepted[at, party] = True, attendance % 2 == 1
+    came = np.full((len(rounds), len(parties)), -1)
+    at, party = np.divmod(attendance // 3, len(parties))
+    came[np.searchsorted(rounds, at), party] = attendance % 3
     at, party = np.divmod(scores[:, 0].astype(np.int64), len(parties))
     scored, row = np.unique(at, return_inverse=True)
     found = {name: np.full((len(scored), len(parties)), np.nan) for name in names}
     for i, name in enumerate(names, 1):
         found[name][row, party] = scores[:, i]
     samples = np.array([count for _, count in parties], dtype=np.int64)
-    return Held(tuple(name for name, _ in parties), samples, rounds, metrics, present, accepted, scored, found)
+    whole, there = tuple(name for name, _ in parties), (came >= 0) & (came < 2)
+    return Held(whole, samples, rounds, metrics, there, came == 1, came == 2, scored, found)
 
 
 def _connect(file: Path, mode: str = "rw") -> sqlite3.Connection:

@@ -139,8 +139,11 @@ class Vault:
             if self._audit.latest[party].get("digest") != digest(sealed):
                 self._drawers.put(party, sealed, generation)
 
-    def open(self, party: str, round: int, expected: Expected) -> Rows:
-        """A party's rows, in memory only, to train on for a round; the log has it before they are handed out."""
+    def open(self, party: str, round: int, expected: Expected, generation: int = 0) -> Rows:
+        """A party's rows, in memory only, to train on for a round; the log has it before they are handed out.
+
+        A coreset of an older generation than the run knows of is refused: somebody put an older copy in its place.
+        """
         with self._drawers.alone():
             held = self._drawers.held(party)
             if held is None or "digest" not in held:
@@ -149,6 +152,11 @@ class Vault:
                     "It cannot be stood in for."
                 )
             with self._refusing(party, held["digest"]):
+                if held["generation"] < generation:
+                    raise VaultError(
+                        f"The vault holds the coreset {held['generation']} of party {party!r}, and the run knows of "
+                        f"{generation}: the vault was put back to an older copy. It is refused."
+                    )
                 rows = self._rows(party, self._drawers.get(party), expected)
             self._drawers.note("opened", party, round=round, digest=held["digest"])
             return rows

@@ -1,0 +1,108 @@
+"""The round's side of stand-ins: whom to ask for a coreset, who is away, and who answers for them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import standing
+from .core import Hyper, Memory, Report, Task
+from .errors import VaultError
+from .exchange import tasks_for
+from .gate import Refusal
+from .piece import Plan
+from .state import State
+from .store.sealing import header_of
+
+_MORE = 8192  # bytes that sealing adds, at most
+
+
+@dataclass(frozen=True)
+class Left:
+    """What parties have left behind, as the round knows it: one number a party, in their order."""
+
+    generation: Tensor  # [parties] int64, of its newest coreset; 0: it has left none
+    samples: Tensor  # [parties] int64, |D_i| as it last reported it (ERRATA 34)
+    missed: Tensor  # [parties] bool, whether it was away since it last counted
+
+    @classmethod
+    def of(cls, plan: Plan, state: State) -> Left:
+        """As a state has it."""
+        held = state.memories.get("stand_in")
+        if held is not None:
+            return cls(**held)
+        nothing = torch.zeros(len(plan.people), dtype=torch.int64)
+        return cls(nothing, nothing.clone(), nothing.bool())
+
+    def memory(self) -> Memory:
+        """As tensors, to be saved."""
+        return dict(vars(self))
+
+    def asking(self, plan: Plan, parties: Collection[str]) -> dict[str, dict[str, Any]]:
+        """Settings by party that ask for a coreset: of who has left none, and of who returns."""
+        if plan.algorithm.stand_in is None:
+            return {}
+        wanting = [p for p in parties if not self.generation[plan.places[p]] or self.missed[plan.places[p]]]
+        return {party: {standing.ASKED: _invitation(plan, party)} for party in wanting}
+
+    def stand_ins(self, plan: Plan, state: State, hyper: Hyper, there: Collection[str], index: int) -> Iterator[Task]:
+        """A task for everybody who has left a coreset and is not there: τ′ units of work, eq. (6)."""
+        if plan.algorithm.stand_in is None:
+            return
+        names = plan.people.names
+        away = [names[k] for k in self.generation.nonzero().flatten().tolist() if names[k] not in there]
+        work = plan.algorithm.stand_in.work
+        learning = dict.fromkeys(away, hyper if work is None else replace(hyper, work=work))
+        more = {party: self._known(plan.places[party]) for party in away}
+        yield from tasks_for(plan, state, learning, "stand_in", index, more)
+
+    def _known(self, place: int) -> dict[str, Any]:
+        return {"samples": int(self.samples[place]), "generation": int(self.generation[place])}
+
+    def after(self, plan: Plan, trained: Sequence[Report], there: Collection[str]) -> tuple[Left, list[Refusal]]:
+        """The same when a round is over, and which coresets were not left or not taken, and why."""
+        new = Left(self.generation.clone(), self.samples.clone(), self.missed.clone())
+        refusals = []
+        seen = self.samples.nonzero().flatten().tolist()
+        new.missed[[k for k in seen if plan.people.names[k] not in there]] = True
+        for report in trained:
+            place = plan.places[report.party]
+            new.samples[place] = int(report.metrics["samples"])
+            new.missed[place] = False
+            if report.reason:
+                refusals.append(Refusal(report.party, report.round, report.reason, standing.ASKED))
+            elif standing.ASKED in report.metrics:
+                try:
+                    new.generation[place] = _taken(plan, report) or int(self.generation[place]) + 1
+                except VaultError as error:
+                    reason = f"its coreset was not taken: {error}"
+                    refusals.append(Refusal(report.party, report.round, reason, standing.ASKED))
+        return new, refusals
+
+
+def most_sealed(plan: Plan) -> int:
+    """The most bytes that a sealed coreset may have; 0 where none is asked for."""
+    if plan.algorithm.stand_in is None or plan.vault is None:
+        return 0
+    return standing.expected(plan, max(plan.people.samples.values())).size + _MORE
+
+
+def _invitation(plan: Plan, party: str) -> Mapping[str, Any]:
+    """What a party seals with; nothing, where there is no vault."""
+    if plan.vault is None:
+        return {}
+    public, generation = plan.vault.closed.invite(party)
+    return {"public": public.hex(), "generation": generation, "run": plan.vault.closed.run}
+
+
+def _taken(plan: Plan, report: Report) -> int:
+    """The generation of the coreset that the vault has taken; 0 where there is no vault."""
+    if plan.vault is None:
+        return 0
+    samples = int(report.metrics["samples"])
+    plan.vault.closed.store(report.party, report.sealed, standing.expected(plan, samples))
+    return header_of(report.sealed).generation

@@ -1,0 +1,105 @@
+"""What comes of the reports of a round: aggregate -> advance -> keep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .core import Hyper, Memory, Report
+from .errors import DescantError
+from .exchange import own_row
+from .gate import finite
+from .piece import Plan
+from .state import STALENESS, State
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The new centre, and what the parties that trained keep."""
+
+    center: Tensor
+    memory: Memory
+    gap: float = 0.0
+    note: str = ""
+    models: Tensor | None = None  # [K, width] as those who trained reported them
+    kept: Tensor | None = None  # [K, width] what they keep
+
+
+def settled(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report]) -> Outcome:
+    """What came of the reports; a centre that fails on them (numbers that overflow, say) leaves the model unchanged.
+
+    What can only be a mistake in the code (a TypeError, say) ends the run.
+    """
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            return _settle(plan, state, hyper, accepted)
+    except (DescantError, ArithmeticError, RuntimeError, ValueError) as error:
+        state.own.rollback(state.round)
+        reason = f"{type(error).__name__}: {error}"
+        return Outcome(state.center, state.memories.get("advance", {}), note=f"the model is unchanged: {reason}")
+
+
+def _settle(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report]) -> Outcome:
+    """aggregate -> advance -> keep: the new centre, and what each party keeps (staged)."""
+    algorithm, size, memory = plan.algorithm, plan.net.layout.size, state.memories.get("advance", {})
+    if not accepted:
+        return Outcome(state.center, memory, note="no report was accepted: the model is unchanged")
+    models = models_of(plan, state, accepted)  # [K, width]
+    weights = algorithm.weigh([report.metrics for report in accepted])
+    everybody, all_weights = _with_absent(plan, state, accepted, _discounted(plan, state, accepted, models), weights)
+    aggregated = algorithm.aggregate(everybody[:, :size], all_weights)
+    share = min(1.0, sum(report.metrics["samples"] for report in accepted) / plan.samples)
+    point, remembered = algorithm.advance(state.center[:size], aggregated.point, memory, share)
+    center = point
+    if everybody.shape[1] > size:
+        center = torch.cat([point, algorithm.statistics(everybody[:, size:], all_weights).point])
+    if not finite(center):
+        return Outcome(state.center, memory, note="the aggregate is not finite: the model is unchanged")
+    trained = [i for i, report in enumerate(accepted) if report.kind == "train"]
+    if not trained:  # stand-ins alone: nobody keeps anything
+        return Outcome(center, remembered, aggregated.gap)
+    models = models if len(trained) == len(accepted) else models[trained]
+    kept = center.expand_as(models)
+    if algorithm.keep is not None:
+        kept = algorithm.keep(models, center, hyper)
+        for i, row in zip(trained, kept, strict=True):
+            state.own.stage(accepted[i].party, {"model": row})
+    return Outcome(center, remembered, aggregated.gap, models=models, kept=kept)
+
+
+def models_of(plan: Plan, state: State, accepted: Sequence[Report]) -> Tensor:
+    """The reported models as rows; columns that are private to their party keep the centre's values."""
+    models = state.center.new_empty(len(accepted), len(state.center))
+    if plan.private:
+        models[:] = state.center
+    for name in accepted[0].arrays:  # the gate lets only whole models through: all have the same names
+        begin, end = plan.net.layout.range_of(name)
+        columns = models[:, begin:end]
+        torch.stack([report.arrays[name].detach().reshape(-1) for report in accepted], out=columns)
+        if plan.algorithm.report == "change":
+            columns += state.center[begin:end]
+    return models
+
+
+def _with_absent(
+    plan: Plan, state: State, accepted: Sequence[Report], models: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A over all W^t instead of S_t (ERRATA 14): absent parties count with their last model, and with weight 1."""
+    if plan.algorithm.over == "active":
+        return models, weights
+    heard = {report.party: i for i, report in enumerate(accepted)}
+    rows = [models[heard[p]] if p in heard else own_row(plan, state, p, training=True) for p in plan.people]
+    return torch.stack(rows), torch.ones(len(rows), dtype=weights.dtype)
+
+
+def _discounted(plan: Plan, state: State, accepted: Sequence[Report], models: Tensor) -> Tensor:
+    """Models as far from the centre as late reports count."""
+    if plan.algorithm.discount is None:
+        return models
+    factors = [plan.algorithm.discount(int(report.metrics[STALENESS])) for report in accepted]
+    if all(factor == 1 for factor in factors):  # bit for bit as without
+        return models
+    return torch.lerp(state.center.expand_as(models), models, models.new_tensor(factors).unsqueeze(1))

@@ -1,0 +1,100 @@
+"""The party's side of a stand-in: the rows that it leaves behind, and who trains on them while it is away.
+
+With a vault the party seals its rows before they leave, and only the worker that stands in opens them, in memory.
+Without one, which is for simulations on one machine, no row leaves its party at all: its memory keeps the numbers of
+the rows that it chose, and the stand-in takes them out of the party's own data. So a run's folder never holds a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .core import Memory, Report, StandIn, Task
+from .errors import SettingError, VaultError
+from .parties.coresets import Coreset
+from .parties.party import Form, Party
+from .parties.spaces import SPACES
+from .store.rows import Agreed, Expected, Rows, check_agreed, pack
+from .store.sealing import Invitation, seal
+
+if TYPE_CHECKING:
+    from .piece import Answer, Plan
+
+ASKED = "coreset"
+"""The setting of a task that asks for a coreset, and the metric that says how many rows it has."""
+_LEFT = "coreset."
+_ROWS, _WEIGHTS = f"{_LEFT}rows", f"{_LEFT}weights"
+
+
+def of(plan: Plan) -> StandIn:
+    """How this run's stand-ins are made."""
+    if plan.algorithm.stand_in is None:
+        raise SettingError(f"{plan.algorithm.name} has no stand-ins. Wrap it: algorithms.StandIns(...).")
+    return plan.algorithm.stand_in
+
+
+def without(memory: Memory) -> Memory:
+    """A memory as a solver sees it."""
+    return {name: tensor for name, tensor in memory.items() if not name.startswith(_LEFT)}
+
+
+def expected(plan: Plan, samples: int) -> Expected:
+    """What the run knows of the coreset of a party with so many rows, before it is opened."""
+    selection, first = of(plan).selection, plan.people[plan.people.names[0]]
+    form = Form(tuple(first.x.shape[1:]), first.x.dtype, tuple(first.y.shape[1:]), first.y.dtype)
+    most = Agreed(None if selection.count else selection.share, selection.count).most(samples)
+    return Expected(form, most, plan.classes)
+
+
+def stand_in(plan: Plan, task: Task, memory: Memory) -> Party:
+    """Who trains in a party's place, Tuor et al. (2021), eq. (6); an error says why nobody can."""
+    whose = f"party {task.party!r}"
+    if plan.vault is not None:
+        generation = task.settings["generation"]
+        wanted = expected(plan, task.settings["samples"])
+        return Coreset(*plan.vault.opened.open(task.party, task.round, wanted, generation)).party(task.party)
+    if _ROWS not in memory:
+        raise VaultError(
+            f"The run does not know which rows stand in for {whose}. If they lie in a vault, say where: "
+            "Federation(..., vault=VaultAt(...))."
+        )
+    selection, party = of(plan).selection, plan.people[task.party]
+    return selection.again(party, memory[_ROWS], memory[_WEIGHTS]).party(task.party)  # type: ignore[no-any-return]
+
+
+def answered(plan: Plan, task: Task, before: Memory, center: Tensor, answer: Answer) -> Answer:
+    """An answer to training with what stand-ins need of it: the party's coreset, or the |D_i| that one counts with.
+
+    A coreset that cannot be made, or that the party has not agreed to, does not cost it its round: the report says why.
+    """
+    report, memory = answer
+    if task.kind == "stand_in":
+        return replace(report, metrics={**report.metrics, "samples": task.settings["samples"]}), None
+    kept = {name: tensor for name, tensor in before.items() if name.startswith(_LEFT)}
+    if ASKED in task.settings:
+        try:
+            report, kept = _leave(plan, task, center, report)
+        except Exception as error:
+            report = replace(report, reason=f"it left no coreset: {error}")
+    return report, {**memory, **kept} if memory is not None and kept else memory
+
+
+def _leave(plan: Plan, task: Task, center: Tensor, report: Report) -> tuple[Report, dict[str, Tensor]]:
+    """The party chooses its rows, and seals them if there is a vault."""
+    party, selection = plan.people[task.party], of(plan).selection
+    asked: Mapping[str, Any] = task.settings[ASKED]
+    features = None if selection.space == "input" else SPACES[selection.space](plan.net.module_of(center))
+    chosen = selection.choose(party, task.settings["seed"], features)
+    if plan.agreed is not None:
+        check_agreed(party.name, len(chosen.rows), party.samples, plan.agreed)
+    report = replace(report, metrics={**report.metrics, ASKED: len(chosen.rows)})
+    if not asked:
+        return report, {_ROWS: torch.from_numpy(chosen.rows), _WEIGHTS: chosen.coreset.weights}
+    invitation = Invitation(bytes.fromhex(asked["public"]), asked["generation"])
+    plain = pack(Rows(chosen.coreset.x, chosen.coreset.y, chosen.coreset.weights))
+    return replace(report, sealed=seal(invitation, plain, asked["run"], party.name)), {}

@@ -1,0 +1,27 @@
+"""Where a vault is: by its folder and the file of its key, so that a plan can say it to another process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from .keys import read_key
+from .vault import Vault
+
+
+@dataclass(frozen=True)
+class VaultAt:
+    """A vault by its folder. Its private key is read by whoever opens a coreset, and by nobody else."""
+
+    folder: str
+    key: str | None = None  # the file of the private key; None: DESCANT_VAULT_KEY, else it is asked for
+
+    @cached_property
+    def closed(self) -> Vault:
+        """Without its key: to invite, and to store what parties sealed."""
+        return Vault(self.folder)
+
+    @cached_property
+    def opened(self) -> Vault:
+        """With its key."""
+        return Vault(self.folder, read_key(self.key))

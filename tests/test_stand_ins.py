@@ -1,0 +1,396 @@
+"""Stand-ins: with all of a party's data they are the party, with nobody away they are not there, and no row is left."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor, nn
+
+from descant import Algorithm, Federation, Sgd, algorithms, parties
+from descant.algorithms import Drops, StandIns, Timetable
+from descant.cli import app, typer
+from descant.config import read as read_recipe
+from descant.engines import Processes
+from descant.errors import DescantWarning, SettingError
+from descant.judged import study_of
+from descant.parties import Selection
+from descant.record import Run, read
+from descant.store.keys import PrivateKey
+from descant.store.rows import Agreed
+from descant.store.vault import Vault
+from descant.store.vault_at import VaultAt
+from fakes import Bytes
+from problems import METHODS, classes, network
+from recipes import TINY
+
+ROUNDS = 6
+AWAY = Drops({"1": 2, "3": 3})
+RETURNS = Timetable.of([{"party": "1", "from": 1, "to": 2}, {"party": "1", "from": 5}, {"party": "2", "from": 4}])
+STATELESS = ("FedAvg", "FedProx", "RFA", "CoordinateMedian", "FedAvg, changes")
+
+
+def made(algorithm: Algorithm, attend: Timetable | None = None, **settings: object) -> Federation:
+    solver = settings.pop("solver", Sgd(lr=0.1, steps=3, batch=4))
+    attending = algorithm if attend is None else replace(algorithm, attend=attend)
+    return Federation(network(), classes(5), attending, solver=solver, seed=7, **settings)  # type: ignore[arg-type]
+
+
+def ran(fed: Federation, rounds: int = ROUNDS) -> Federation:
+    return fed.fit(rounds, progress=False)
+
+
+def presence(fed: Federation) -> list[str]:
+    return [entry["presence"] for entry in fed.history_]
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def vault(tmp_path: Path) -> VaultAt:
+    key = PrivateKey.new()
+    key.write(tmp_path / "key")
+    Vault.create(tmp_path / "vault", key, "run 7", "tester")
+    return VaultAt(str(tmp_path / "vault"), str(tmp_path / "key"))
+
+
+# ── laws ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", STATELESS)
+def test_a_coreset_of_everything_is_the_party_itself(name: str) -> None:
+    """Eq. (5), (6): with C_i = D_i, τ′ = τ, no state at the parties and their own draws, nobody has left (Ideal)."""
+    ideal = ran(made(METHODS[name]()))
+    there = ran(made(StandIns(METHODS[name](), share=1.0), AWAY))
+    assert presence(there) == ["ppppp", "ppppp", "psppp", "pspsp", "pspsp", "pspsp"]
+    assert torch.equal(there.state.center, ideal.state.center)
+    gone = ran(made(METHODS[name](), AWAY))
+    assert presence(gone)[-1] == "papap"
+    assert not torch.equal(gone.state.center, ideal.state.center)
+
+
+UNSEEN = ("FedPer", "FedRep", "matching", "stragglers")  # only the party has its layers; who is away draws no lot
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in UNSEEN])
+def test_in_the_first_round_of_an_absence_that_holds_for_models_of_their_own_too(name: str) -> None:
+    """A stand-in begins where the party would: at the centre, or at w_k where parties go on from it (ERRATA 33)."""
+    ideal, there = ran(made(METHODS[name]()), 3), ran(made(StandIns(METHODS[name](), share=1.0), Drops({"1": 2})), 3)
+    assert presence(there)[-1] == "psppp"
+    assert torch.equal(there.state.center, ideal.state.center)
+
+
+def test_only_those_present_count_without_stand_ins() -> None:
+    """Eq. (4): the last round is that of the parties which are left, with the same centre to begin with."""
+    fed = ran(made(algorithms.FedAvg(), AWAY), 5)
+    left = made(algorithms.FedAvg())
+    left.people = fed.people.subset(["0", "2", "4"])
+    left.state = replace(left.state, round=5, center=fed.state.center)
+    left.state.own.commit(5, ())
+    left._engine.memory.commit(5, ())
+    assert torch.equal(ran(left, 1).state.center, ran(fed, 1).state.center)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_with_no_absence_it_is_the_wrapped_algorithm(name: str) -> None:
+    base = METHODS[name]()
+    alone, wrapped = ran(made(base), 3), ran(made(StandIns(base)), 3)
+    assert torch.equal(wrapped.state.center, alone.state.center)
+    for party in alone.state.own.names():
+        assert torch.equal(wrapped.state.own.get(party)["model"], alone.state.own.get(party)["model"])
+
+
+def test_a_party_that_never_came_changes_nothing() -> None:
+    """ERRATA 34: sums run over those who were ever seen."""
+    never = Timetable.of([{"party": "2", "from": 99}, {"party": "1", "from": 1, "to": 2}])
+    fed = ran(made(StandIns(algorithms.FedAvg()), never))
+    without = made(StandIns(algorithms.FedAvg()), Drops({"1": 2}))
+    without.people = fed.people.subset(["0", "1", "3", "4"])
+    assert torch.equal(ran(without).state.center, fed.state.center)
+    assert {letters[2] for letters in presence(fed)} == {"."}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_cut_and_a_stop_never_change_the_result(name: str, tmp_path: Path) -> None:
+    algorithm = StandIns(METHODS[name](), share=0.4)
+    if name == "stragglers":
+        algorithm = replace(algorithm, attend=algorithms.Stragglers(0.5, RETURNS))
+    else:
+        algorithm = replace(algorithm, attend=RETURNS)
+    whole = ran(made(algorithm))
+    assert [letters[1:3] for letters in presence(whole)] == ["p.", "p.", "s.", "sp", "pp", "pp"]
+    cut = ran(made(algorithm, engine=partial(Bytes, pieces=3)))
+    torch.testing.assert_close(cut.state.center, whole.state.center, rtol=0, atol=1e-6)
+    assert not cut.refusals_
+    for stop in (2, 3, 4):
+        ran(made(algorithm), stop).save(tmp_path / str(stop))
+        assert ran(made(algorithm).load(tmp_path / str(stop)), ROUNDS - stop).hash() == whole.hash()
+
+
+def test_what_a_party_keeps_waits_for_it() -> None:
+    """Its own model, its moments and how often it came are not touched while a stand-in works."""
+    solver = Sgd(lr=0.05, steps=3, batch=4, optimizer="Adam")
+    fed = made(StandIns(algorithms.FedAvgPlus(alpha=1.0)), AWAY, solver=solver)
+    ran(fed, 2)
+    model, memory = fed.state.own.get("1")["model"], fed._engine.memory.get("1")
+    ran(fed, 3)
+    assert presence(fed)[-1][1] == "s"
+    assert torch.equal(fed.state.own.get("1")["model"], model)
+    after = fed._engine.memory.get("1")
+    assert memory.keys() == after.keys() and all(torch.equal(memory[name], after[name]) for name in memory)
+    assert fed.state.attended(fed._plan).tolist() == [5, 2, 5, 3, 5]
+
+
+def test_a_stand_in_begins_at_the_centre_with_its_own_work_and_counts_with_all_samples() -> None:
+    """ERRATA 33, 34: with τ′ = 0 it reports the centre itself, with the weight |D_i|."""
+    fed = ran(made(StandIns(algorithms.FedAvg(), share=0.3, work=0), Drops({"2": 1})), 1)
+    before, rest = fed.state.center, made(algorithms.FedAvg(), Drops({"2": 1}))
+    ran(rest, 1)
+    rest.state = replace(rest.state, center=before)
+    sizes = fed.people.samples
+    others = sum(sizes.values()) - sizes["2"]
+    expected = (others * ran(rest, 1).state.center.double() + sizes["2"] * before.double()) / sum(sizes.values())
+    torch.testing.assert_close(ran(fed, 1).state.center.double(), expected, rtol=0, atol=1e-6)
+
+
+def test_a_return_refreshes_the_coreset_and_memory_does_not_grow_with_the_rounds() -> None:
+    fed = made(StandIns(algorithms.FedAvg(), share=0.3), RETURNS)
+    sizes = []
+    for done in fed.rounds(12):
+        sizes.append(sum(t.nbytes for m in done.round.state.memories.values() for t in m.values()))
+    assert fed.state.memories["stand_in"]["generation"].tolist() == [1, 2, 1, 1, 1]
+    assert len(set(sizes[4:])) == 1
+    held = {party: fed._engine.memory.get(party) for party in fed.people}
+    assert {party: len(memory["coreset.rows"]) for party, memory in held.items()} == {
+        party: max(1, round(0.3 * samples)) for party, samples in fed.people.samples.items()
+    }
+
+
+@pytest.mark.parametrize("space", ["embedding", "gradient"])
+def test_other_spaces_see_the_model_that_was_received(space: str, tmp_path: Path) -> None:
+    algorithm = StandIns(algorithms.FedAvg(), selection=Selection(share=0.4, by="k-center", space=space))
+    whole = ran(made(algorithm, RETURNS))
+    assert not whole.refusals_ and presence(whole)[2][1] == "s"
+    ran(made(algorithm, RETURNS), 4).save(tmp_path / "run")
+    assert ran(made(algorithm, RETURNS).load(tmp_path / "run"), 2).hash() == whole.hash()
+
+
+def test_stand_ins_are_on_record_and_in_the_picture(tmp_path: Path) -> None:
+    people = parties.digits(count=3, seed=0)
+    algorithm = replace(StandIns(algorithms.FedAvg(), share=0.2), attend=Drops({"1": 2}))
+    fed = Federation(partial(nn.Linear, 64, 10), people, algorithm, lr=0.1, steps=2, batch=10)
+    with Run.start(tmp_path / "run", fed) as run:
+        for _ in run.rounds(4, score_every=1):
+            pass
+        run.log("alone", round=4, own=dict.fromkeys(people.names, 0.5), series={})
+    assert presence(fed) == ["ppp", "ppp", "psp", "psp"] and [e["stood_in"] for e in fed.history_] == [0, 0, 1, 1]
+    held = read(tmp_path / "run").numbers
+    assert held.stood_in.tolist() == [[c == "s" for c in letters] for letters in presence(fed)]
+    assert held.accepted.sum(axis=0).tolist() == [4, 2, 4]
+    study = study_of(tmp_path / "run")
+    assert list(study.results[1].presence) == presence(fed)
+    for file in (study.plot("presence", tmp_path / "a.png"), fed.plot("presence", tmp_path / "b.png")):
+        assert file.read_bytes().startswith(b"\x89PNG")
+
+
+# ── custody ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_with_a_vault_and_without_one_the_centre_is_the_same(vault: VaultAt, tmp_path: Path) -> None:
+    algorithm = StandIns(algorithms.FedGeoMedPlus(alpha=1.0, rho=0.1), share=0.4)
+    plain, sealed = ran(made(algorithm, RETURNS)), made(algorithm, RETURNS, vault=vault)
+    ran(sealed, 4).save(tmp_path / "run")
+    assert torch.equal(ran(sealed, 2).state.center, plain.state.center)
+    again = ran(made(algorithm, RETURNS, vault=vault).load(tmp_path / "run"), 2)
+    assert again.state.center.equal(plain.state.center) and presence(again) == presence(plain)
+    held = {one.party: one for one in Vault(vault.folder).parties()}
+    assert held["1"].generation == 3 and held["1"].opened == 2 and held["0"].opened == 0  # 3: round 5 was done twice
+    vault.opened.verify()
+
+
+CANARY = 7777.125  # exactly a float32, and nowhere else
+
+
+def with_canaries() -> parties.People:
+    data = []
+    for name in range(3):
+        x = torch.full((20, 6), CANARY) + torch.arange(20).unsqueeze(1) / 8 + 100 * name
+        data.append((x, torch.arange(20) % 3))
+    return parties.from_arrays(data, test=0.2)
+
+
+def canaries() -> Iterator[bytes]:
+    for party in with_canaries().values():
+        for value in {float(v) for v in torch.cat([party.x, party.x_test]).flatten()}:
+            yield torch.tensor(value).numpy().tobytes()
+            yield torch.tensor(value, dtype=torch.float64).numpy().tobytes()
+            yield repr(value).encode()
+
+
+@pytest.mark.parametrize("sealed", [True, False], ids=["with a vault", "without"])
+def test_no_row_is_in_any_file_of_a_run(sealed: bool, vault: VaultAt, tmp_path: Path) -> None:
+    algorithm = replace(StandIns(algorithms.FedAvg(), share=0.5), attend=Drops({"1": 1}))
+    settings: dict[str, object] = {"lr": 1e-9, "steps": 2, "batch": 5, "vault": vault if sealed else None}
+    fed = Federation(network(), with_canaries(), algorithm, **settings)  # type: ignore[arg-type]
+    with Run.start(tmp_path / "run", fed, sync="always") as run:
+        for _ in run.rounds(3, score_every=1):
+            pass
+    assert presence(fed) == ["ppp", "psp", "psp"]
+    files = [file for place in ("run", "vault") for file in (tmp_path / place).rglob("*") if file.is_file()]
+    text = b"\n".join(file.read_bytes() for file in files)
+    assert len(files) > 8 and (b"descant sealed" if sealed else b"coreset.rows") in text
+    assert not [canary for canary in canaries() if canary in text]
+
+
+# ── faults ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def damaged(folder: Path, party: str) -> None:
+    """Change a byte of the sealed coreset of one party."""
+    (file,) = [f for f in (folder / "parties").rglob("coreset") if f'"party":"{party}"'.encode() in f.read_bytes()]
+    data = bytearray(file.read_bytes())
+    data[-20] ^= 1
+    file.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("fault", ["damaged", "forgotten", "no key"])
+def test_who_cannot_be_stood_in_for_is_named_and_the_others_go_on(fault: str, vault: VaultAt, tmp_path: Path) -> None:
+    fed = ran(made(StandIns(algorithms.FedAvg(), share=0.4), AWAY, vault=vault), 3)
+    if fault == "damaged":
+        damaged(tmp_path / "vault", "1")
+    elif fault == "forgotten":
+        Vault(vault.folder).forget("1")
+    else:
+        (tmp_path / "key").unlink()
+        vault.__dict__.pop("opened")
+    with pytest.warns(DescantWarning, match="[12] of 5 reports were refused, the first: round 4, party '1'"):
+        ran(fed, 1)
+    assert presence(fed)[-1] == ("papap" if fault == "no key" else "papsp")
+    assert fed.history_[-1]["change"] > 0
+
+
+def test_a_vault_that_was_put_back_to_an_older_copy_is_refused(vault: VaultAt) -> None:
+    fed = ran(made(StandIns(algorithms.FedAvg(), share=0.4), AWAY, vault=vault), 3)
+    memory = fed.state.memories["stand_in"]
+    newer = {**memory, "generation": memory["generation"] + 1}
+    fed.state = replace(fed.state, memories={**fed.state.memories, "stand_in": newer})
+    with pytest.warns(DescantWarning, match="put back to an older copy"):
+        ran(fed, 1)
+    assert presence(fed)[-1] == "papap"
+
+
+def test_more_rows_than_a_party_agreed_to_never_leave_it(vault: VaultAt) -> None:
+    for keep in (vault, None):
+        fed = made(StandIns(algorithms.FedAvg(), share=0.4), AWAY, vault=keep, agreed=Agreed(share=0.1))
+        with pytest.warns(DescantWarning, match="it left no coreset: The coreset of party '0' has 4 of its 9 rows"):
+            ran(fed, 4)
+        assert presence(fed) == ["ppppp", "ppppp", "pappp", "papsp"]  # its training counts all the same
+    left = [one.party for one in Vault(vault.folder).parties() if one.generation is not None]
+    assert left == ["3", "4"]  # one row may leave in any case
+
+
+def falsified(change: Callable[[bytes], bytes], party: str) -> partial[Bytes]:
+    def fault(report: object) -> list[object]:
+        assert isinstance(report, object)
+        mine = getattr(report, "party", "") == party and getattr(report, "sealed", b"")
+        return [replace(report, sealed=change(report.sealed)) if mine else report]  # type: ignore[type-var, attr-defined]
+
+    return partial(Bytes, fault=fault)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "told", "letters"),
+    [
+        (lambda sealed: sealed + bytes(10**6), "its sealed coreset is too large", "p.ppp"),
+        (lambda sealed: sealed[:-3], "its coreset was not taken", "ppppp"),
+        (lambda sealed: b"", "its coreset was not taken: These bytes are no sealed coreset", "ppppp"),
+    ],
+    ids=["too large", "cut", "none"],
+)
+def test_a_bad_coreset_is_refused(change: Callable[[bytes], bytes], told: str, letters: str, vault: VaultAt) -> None:
+    fed = made(StandIns(algorithms.FedAvg(), share=0.4), vault=vault, engine=falsified(change, "1"))
+    with pytest.warns(DescantWarning, match=told):
+        ran(fed, 1)
+    assert presence(fed) == [letters]
+    assert fed.state.memories["stand_in"]["generation"].tolist() == [1, 0, 1, 1, 1]
+
+
+def test_labels_that_the_model_does_not_know_are_refused(vault: VaultAt) -> None:
+    fed = made(StandIns(algorithms.FedAvg(), share=0.4), vault=vault)
+    assert fed._plan.classes == 3
+    data = [(p.x, p.y + 5 * (p.name == "1")) for p in classes(5).values()]
+    fed = Federation(network(), parties.from_arrays(data, test=0), StandIns(algorithms.FedAvg()), vault=vault, steps=0)
+    fed.algorithm = replace(fed.algorithm, attend=Drops({"1": 1}))
+    with pytest.warns(DescantWarning, match="labels that the model does not know: they must be 0 to 2"):
+        ran(fed, 2)
+
+
+def test_a_run_with_a_vault_says_so_when_it_is_resumed_without(vault: VaultAt, tmp_path: Path) -> None:
+    ran(made(StandIns(algorithms.FedAvg()), AWAY, vault=vault), 3).save(tmp_path / "run")
+    with pytest.warns(DescantWarning, match="If they lie in a vault, say where"):
+        ran(made(StandIns(algorithms.FedAvg()), AWAY).load(tmp_path / "run"), 1)
+
+
+def test_recipes_wrap_methods_with_stand_ins() -> None:
+    chosen = '{is = "Selection", share = 0.1, by = "k-center", drop = [3]}'
+    wrap = f'wrap = [{{by = "stand-ins", selection = {chosen}, work = 5}}]'
+    found = read_recipe(TINY.replace('algorithm = "fedavg"', f'algorithm = "fedavg"\n{wrap}')).algorithms()[0]
+    selection = Selection(share=0.1, by="k-center", drop=(3,))
+    assert found.stand_in == StandIns(algorithms.FedAvg(), selection=selection, work=5).stand_in
+
+
+def test_settings_that_cannot_be() -> None:
+    with pytest.raises(SettingError, match="a share, or a selection"):
+        StandIns(algorithms.FedAvg(), share=0.1, selection=Selection())
+    for share in (0, 1.5):
+        with pytest.raises(SettingError, match="The 'share' of Selection must be > 0 and <= 1"):
+            ran(made(StandIns(algorithms.FedAvg(), share=share)), 1)
+    with pytest.raises(SettingError, match="The 'work' of StandIn must be a whole number >= 0"):
+        ran(made(StandIns(algorithms.FedAvg(), work=-1)), 1)
+
+
+def test_the_rows_that_would_leave_are_shown_before_they_do(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY)
+    command = ["vault", "preview", str(tmp_path / "tiny.toml"), "2", "--share", "0.1", "--json"]
+    shown = CliRunner().invoke(typer.main.get_command(app), command)
+    assert shown.exit_code == 0, shown.output
+    found, party = json.loads(shown.stdout), parties.digits(count=4)["2"]
+    chosen = Selection(share=0.1).choose(party, seed=0)
+    assert [row["row"] for row in found["rows"]] == chosen.rows.tolist()
+    assert found["verdict"].startswith(f"{len(chosen.rows)} of the {party.samples} rows of party '2' would leave")
+
+
+# ── worker processes ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def module() -> nn.Module:
+    return network()
+
+
+def test_worker_processes_stand_in_as_well(vault: VaultAt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("descant.engines.pool._PATIENCE", 0.0)
+    algorithm = replace(StandIns(algorithms.FedAvg(), share=0.4), attend=AWAY)
+    settings: dict[str, object] = {"lr": 0.1, "steps": 3, "batch": 4, "seed": 7}
+    processes = Processes(workers=1)
+    try:
+        centers: list[Tensor] = []
+        for engine, keep in ((None, None), (processes, None), (processes, vault)):
+            more = {} if engine is None else {"engine": engine}
+            fed = Federation(module, classes, algorithm, vault=keep, **settings, **more)  # type: ignore[arg-type]
+            if engine is not None:
+                fed._engine.wait()  # type: ignore[attr-defined]
+            centers.append(ran(fed, 4).state.center)
+            assert presence(fed)[-1] == "pspsp" and not fed.refusals_
+        assert torch.equal(centers[0], centers[1]) and torch.equal(centers[0], centers[2])
+    finally:
+        processes.close()
