@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import algorithms, parties, problems
+    from .contribution import Worth, worth
     from .core import Algorithm
     from .errors import DescantError, DescantWarning
     from .federation import Federation
@@ -26,10 +27,12 @@ __all__ = [
     "Metric",
     "Sgd",
     "Study",
+    "Worth",
     "algorithms",
     "compare",
     "parties",
     "problems",
+    "worth",
 ]
 
 _HOME = {
@@ -40,7 +43,9 @@ _HOME = {
     "Metric": ".metrics",
     "Sgd": ".solvers",
     "Study": ".study",
+    "Worth": ".contribution",
     "compare": ".study",
+    "worth": ".contribution",
 }
 
 

@@ -49,7 +49,7 @@ class Line:
 
 def draw_curves(file: Path, lines: Mapping[str, Line], metric: str, majority: float = float("nan")) -> Path:
     """Score by round, one line a method, and the majority class."""
-    with _picture(file, lines) as ((axes,), styles):
+    with picture(file, lines) as ((axes,), styles):
         _lines(axes, lines, styles, markersize=5)
         if majority == majority:
             axes.axhline(majority, color="#555555", linestyle=":", linewidth=1.8, label="majority class")
@@ -67,7 +67,7 @@ def draw_sweep(
     title: str,
 ) -> Path:
     """Score by what was gone through, one line a method; stars are what a paper prints, by their place."""
-    with _picture(file, lines, whole=False) as ((axes,), styles):
+    with picture(file, lines, whole=False) as ((axes,), styles):
         _lines(axes, lines, styles, markersize=5)
         if printed:
             axes.plot(*zip(*printed, strict=True), "k*", markersize=12, label="the paper")
@@ -87,7 +87,7 @@ def draw_cells(
 ) -> Path:
     """A table as a picture: score by cell, a marker a method over the span of its seeds, a star for what a paper
     prints of it."""
-    with _picture(file, lines, whole=False) as ((axes,), styles):
+    with picture(file, lines, whole=False) as ((axes,), styles):
         for place in range(0, len(cells), 2):
             axes.axvspan(place - 0.5, place + 0.5, color="#f2f2f2", linewidth=0)
         for aside, (method, line) in zip(np.linspace(-0.45, 0.45, len(lines) + 2)[1:-1], lines.items(), strict=True):
@@ -111,7 +111,7 @@ def draw_cells(
 
 def draw_spikes(file: Path, lines: Mapping[str, Line]) -> Path:
     """The change at aggregation by round (Fed+ v2, fig. 1a): mean over parties, the band one standard deviation."""
-    with _picture(file, lines) as ((axes,), styles):
+    with picture(file, lines) as ((axes,), styles):
         _lines(axes, lines, styles, markersize=4)
         axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])  # so that a line at 0 is seen
         axes.set_ylabel("‖change at aggregation‖, mean ± sd over parties")
@@ -123,7 +123,7 @@ def draw_collapse(
     file: Path, losses: Mapping[str, Line], norms: Mapping[str, Line], marks: Mapping[str, int] | None = None
 ) -> Path:
     """Training loss and the centre's length by round (after Fed+ v2 fig. 1b), collapses marked."""
-    with _picture(file, losses, rows=2) as ((above, below), styles):
+    with picture(file, losses, rows=2) as ((above, below), styles):
         for axes, lines in ((above, losses), (below, norms)):
             _lines(axes, lines, styles, markersize=4)
             _log_if_wide(axes, lines)
@@ -146,7 +146,7 @@ def draw_hyper(file: Path, tuned: Mapping[str, Sequence[Mapping[str, Numbers]]])
     "work_mean", a loss of the centre ("validation" or "received_loss") and "went_back". Dots are of the first seed.
     """
     losses = [name for name in ("validation", "received_loss") if any(name in each[0] for each in tuned.values())]
-    with _picture(file, tuned, rows=2 + bool(losses)) as (panels, styles):
+    with picture(file, tuned, rows=2 + bool(losses)) as (panels, styles):
         for axes, name in zip(panels, ("lr", "work", *losses), strict=False):
             lines = {}
             for method, each in tuned.items():
@@ -186,7 +186,7 @@ def _mark_returns(axes: Axes, series: Mapping[str, Numbers], color: str, named: 
 
 def draw_walk(file: Path, lines: Mapping[str, Line], previous: Mapping[str, float], metric: str) -> Path:
     """The score from the party's own model to the new centre (Fed+ v2, fig. 1c), a dotted line for the last centre."""
-    with _picture(file, lines, whole=False) as ((axes,), styles):
+    with picture(file, lines, whole=False) as ((axes,), styles):
         _lines(axes, lines, styles, markersize=5)
         for method, score in previous.items():
             if np.isfinite(score):
@@ -205,7 +205,7 @@ def draw_parties(
     alone = scores[ALONE]
     judged = np.count_nonzero(~np.isnan(alone))
     order = np.argsort(sign * alone, kind="stable")[:judged]  # nan sorts last
-    with _picture(file, scores, whole=False) as ((axes,), styles):
+    with picture(file, scores, whole=False) as ((axes,), styles):
         others = {method: values[order] for method, values in scores.items() if method != ALONE}
         side = label(metric, 40)
         if len(order) > MANY:
@@ -259,7 +259,7 @@ def _lines(axes: Axes, lines: Mapping[str, Line], styles: Styles, markersize: fl
 
 
 @contextmanager
-def _picture(
+def picture(
     file: Path, labels: Mapping[str, Any], rows: int = 1, whole: bool = True
 ) -> Iterator[tuple[list[Axes], Styles]]:
     """Axes to draw on, and a style by label; afterwards they have a legend and are in the file. ``whole``: x counts."""

@@ -3,21 +3,28 @@
 from .collapse import biggest_jump, lasting_fall
 from .coverage import Coverage, coverage
 from .findings import Finding, findings_of, pull_a_round
+from .games import Shapley, shapley
 from .leaving import preview
+from .membership import Membership, Roc, membership
 from .pictures import draw, spikes
 from .walk import Walk, walk
 
 __all__ = [
     "Coverage",
     "Finding",
+    "Membership",
+    "Roc",
+    "Shapley",
     "Walk",
     "biggest_jump",
     "coverage",
     "draw",
     "findings_of",
     "lasting_fall",
+    "membership",
     "preview",
     "pull_a_round",
+    "shapley",
     "spikes",
     "walk",
 ]
