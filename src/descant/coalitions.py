@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .checkpoint import _check_identity, _identity
-from .core import Algorithm, Attend, Attending, Hyper
+from .core import Attend, Attending, Hyper
 from .errors import DescantError, SettingError, StateError
 from .evaluate import Numbers, score
 from .federation import Federation
@@ -36,9 +36,7 @@ class Known:
         return self.attend(replace(attending, everybody=self.everybody))
 
 
-def scores_of(
-    everybody: Federation, algorithm: Algorithm, coalition: Coalition, rounds: int, settings: dict[str, Any]
-) -> Numbers:
+def scores_of(everybody: Federation, coalition: Coalition, rounds: int, settings: dict[str, Any]) -> Numbers:
     """Every party's test score with what a coalition has learned: its own model, or the centre if it is not in it.
 
     Nobody learns nothing: all are judged by the first model. ``everybody`` has not run and stays so.
@@ -48,7 +46,8 @@ def scores_of(
     outside = [name for name in names if name not in coalition]
     found, state = dict[str, float](), everybody.state
     if inside:
-        some = everybody.people.subset(inside)
+        some, algorithm = everybody.people.subset(inside), everybody.algorithm
+        algorithm = replace(algorithm, attend=Known(algorithm.attend, names))
         federation = Federation(everybody.model, some, algorithm, seed=everybody.seed, **settings)
         for _ in federation.rounds(rounds, judge=()):
             pass
@@ -68,7 +67,7 @@ def scores_of(
 
 @dataclass
 class Values:
-    """Scores by coalition in a file: a line of JSON on what was trained, then one a coalition; no file keeps nothing."""
+    """Scores by coalition, in a file if there is one: a line of JSON on what was trained, then one a coalition."""
 
     file: Path | None
     _known: dict[_Key, Numbers] = field(default_factory=dict)
@@ -97,20 +96,14 @@ class Values:
             with clear_errors(self.file):
                 self.file.write_bytes(whole + b"\n")
 
-    def get(self, everybody: Federation, coalition: Coalition) -> Numbers | None:
-        """The scores of a coalition, if they are known."""
-        return self._known.get(_key(everybody, coalition))
-
-    def put(self, everybody: Federation, coalition: Coalition, scores: Numbers) -> None:
-        """Note them, at once."""
-        if self.file is None:
-            return
-        seed, first, _ = _key(everybody, coalition)
-        entry = {"seed": seed, "first": first, "parties": sorted(coalition), "scores": plain(scores)}
-        with clear_errors(self.file), self.file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(entry) + "\n")
-
-
-def _key(everybody: Federation, coalition: Coalition) -> _Key:
-    """The first model is part of it: with one that somebody brought along, the seed does not tell which."""
-    return everybody.seed, fingerprint(everybody.state.initial), coalition
+    def of(self, everybody: Federation, coalition: Coalition, rounds: int, settings: dict[str, Any]) -> Numbers:
+        """The scores of a coalition: known, or trained now and noted at once."""
+        key = (everybody.seed, fingerprint(everybody.state.initial), coalition)  # a model may have been brought along
+        if key in self._known:
+            return self._known[key]
+        scores = scores_of(everybody, coalition, rounds, settings)
+        if self.file is not None:
+            entry = {"seed": key[0], "first": key[1], "parties": sorted(coalition), "scores": plain(scores)}
+            with clear_errors(self.file), self.file.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(entry) + "\n")
+        return scores

@@ -9,21 +9,21 @@ parties: who is in it by its own model, who is not by the coalition's centre, an
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .coalitions import Known, Values, scores_of
+from .coalitions import Values
 from .core import Algorithm, Attend
 from .errors import SettingError
 from .evaluate import Numbers
 from .federation import Federation, attending
 from .instruments.games import Coalition, coalitions, orders_of, shapley, standard_error
-from .piece import Data, Model, parties_of
 from .pictures import Line, draw_cells
+from .piece import Data, Model, parties_of
 from .progress import bar
 from .results import mean_of_known
 from .table import Table
@@ -150,34 +150,34 @@ def worth(
     True
     """
     chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    _check(rounds, chosen, settings)
-    made = parties_of(people)
-    algorithm = attending(algorithm, attend)
-    known = replace(algorithm, attend=Known(algorithm.attend, made.names))
+    made, algorithm = parties_of(people), attending(algorithm, attend)
+    _check(rounds, chosen, made.names, settings)
     groups = [_needed(made.names, permutations, seed) for seed in chosen]
-    total = sum(map(len, groups))
-    values = Values(None if file is None else Path(file))
-    found: list[_Seed] = []
+    trainings = sum(len(group) - 1 for group in groups)  # nobody does not train
+    values, found = Values(None if file is None else Path(file)), list[_Seed]()
     with bar(disable=not progress) as shown:
-        line = shown.add_task(f"{total} coalitions", total=total, loss="–")
+        line = shown.add_task(f"{trainings} trainings", total=trainings + len(chosen), loss="–")
         for seed, group in zip(chosen, groups, strict=True):
             everybody = Federation(model, made, algorithm, seed=seed, **settings)
             values.begin(everybody, rounds)
-            scores: dict[Coalition, Numbers] = {}
+            began, scores = time.perf_counter(), dict[Coalition, Numbers]()
             for one in group:
-                began, old = time.perf_counter(), values.get(everybody, one)
-                scores[one] = scores_of(everybody, known, one, rounds, settings) if old is None else old
-                if old is None:
-                    values.put(everybody, one, scores[one])
-                if progress and len(scores) == 1 and old is None and seed == chosen[0]:
-                    took = time.perf_counter() - began
-                    told = f"{total} trainings at most; the first, of all parties, took {took:.1f} s"
-                    shown.console.print(f"{told}: at most {total * took / 60:.1f} min in all.")
+                scores[one] = values.of(everybody, one, rounds, settings)
                 shown.update(line, advance=1)
-            sign = 1 if everybody._plan.metric.higher_is_better else -1
+                if progress and len(scores) == 1 and seed == chosen[0]:
+                    shown.console.print(_cost(trainings, time.perf_counter() - began))
+            plan = everybody._plan
+            sign = 1 if plan.metric.higher_is_better else -1
             found.append(_Seed.of(made.names, scores, sign, permutations, seed))
-    metric = everybody._plan.metric.name
-    return _gathered(made.samples, metric, found, _told(algorithm, rounds, len(chosen), total, permutations, made))
+    orders = orders_of(made.names, permutations, 0)
+    drawn = "all coalitions, so exact" if orders is None else f"{len(orders)} orders of arrival drawn"
+    how = f"{algorithm.name}, {rounds} rounds: {trainings} trainings with {len(chosen)} seeds ({drawn})."
+    return _gathered(made.samples, plan.metric.name, found, how)
+
+
+def _cost(trainings: int, took: float) -> str:
+    whole = f"at most {trainings * took / 60:.1f} min in all"  # nobody takes longer than all together
+    return f"What each party is worth: {trainings} trainings; the first, of all parties, took {took:.1f} s: {whole}."
 
 
 @dataclass(frozen=True)
@@ -221,22 +221,15 @@ def _needed(names: Sequence[str], permutations: int | None, seed: int) -> list[C
     return list(dict.fromkeys([*coalitions(names, orders), *more]))
 
 
-def _told(
-    algorithm: Algorithm, rounds: int, seeds: int, total: int, permutations: int | None, names: Collection[str]
-) -> str:
-    orders = orders_of(tuple(names), permutations, 0)
-    how = "all coalitions, so exact" if orders is None else f"{len(orders)} orders of arrival that were drawn"
-    return f"{algorithm.name}, {rounds} rounds, {seeds} seeds: {total} coalitions judged ({how})."
-
-
-def _check(rounds: int, seeds: Sequence[int], settings: dict[str, Any]) -> None:
-    if not isinstance(rounds, int) or rounds < 1 or not seeds or "seed" in settings:
+def _check(rounds: int, seeds: Sequence[int], names: Sequence[str], settings: dict[str, Any]) -> None:
+    if not isinstance(rounds, int) or rounds < 1 or not seeds or "seed" in settings or len(names) < 2:
+        told = " and a 'seed'" if "seed" in settings else ""
         raise SettingError(
-            f"worth needs at least one round, and seeds=3 or seeds=[1, 2]. Got rounds={rounds!r}, seeds={seeds!r:.40}"
-            + (", and a 'seed'." if "seed" in settings else ".")
+            "worth needs at least two parties, one round and one seed (seeds=3, or seeds=[1, 2]). Got "
+            f"{len(names)} parties, rounds={rounds!r:.40}, seeds={seeds!r:.40}{told}."
         )
     if settings.get("vault") is not None:
-        raise SettingError("worth trains many coalitions and would seal coresets in each: leave 'vault' out.")
+        raise SettingError("worth trains many coalitions, each of which would seal coresets: leave 'vault' out.")
 
 
 def _over_others(rows: Numbers) -> Numbers:

@@ -1,7 +1,7 @@
 """Shapley values: what each player of a game is worth, given what every coalition of them reaches.
 
-L. S. Shapley, "A value for n-person games" (1953): what a player adds when it comes, on average over all orders in which
-the players may come. It knows nothing of training; values are numbers, or arrays of which each entry is a game.
+L. S. Shapley, "A value for n-person games" (1953): what a player adds when it comes, the mean over all orders in which
+players may come. It knows nothing of training; values are numbers, or arrays of which each entry is a game.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,7 +86,7 @@ class Membership:
 
     def table(self) -> Table:
         """One row for each thing that the attacker may hold."""
-        rows = [
+        rows: list[dict[str, Any]] = [
             {"attacker holds": held, "auc": roc.auc, "±": roc.error, "found at 1 %": roc.caught()}
             | {"advantage": roc.advantage}
             for held, roc in self.attacks.items()
@@ -162,7 +163,8 @@ def _losses(module: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> Numbers:
         output, target = used(x[begin : begin + _AT_ONCE].clone()), y[begin : begin + _AT_ONCE]  # a module may write
         rows = (loss(output[i : i + 1], target[i : i + 1]) for i in range(len(target)))
         found += [float(torch.as_tensor(row).double().mean()) for row in rows]
-    return np.nan_to_num(np.array(found), nan=np.inf, posinf=np.inf, neginf=-np.inf)
+    losses = np.array(found)
+    return np.where(np.isnan(losses), np.inf, losses)
 
 
 def _keys(x: Tensor, y: Tensor, drop: Sequence[int]) -> list[bytes]:
