@@ -22,7 +22,7 @@ from .errors import SettingError
 from .evaluate import Numbers
 from .federation import Federation, attending
 from .instruments.games import Coalition, coalitions, orders_of, shapley, standard_error
-from .pictures import Line, draw_cells
+from .pictures import MANY, label, picture
 from .piece import Data, Model, parties_of
 from .progress import bar
 from .results import mean_of_known
@@ -85,12 +85,12 @@ class Worth:
 
     def _verdict(self) -> str:
         alone, together = (float(mean_of_known(each)) for each in (self.alone, self.together))
-        most, gains = int(np.nanargmax(self.gives[0])), int(np.nanargmax(self.gain))
-        return (
-            f"{self.metric}: alone {alone:.3f}, together {together:.3f}. Party {self.names[most]!r} gives most to the "
-            f"others ({self.gives[0][most]:+.3f} each), party {self.names[gains]!r} gains most "
-            f"({self.gain[gains]:+.3f})."
-        )
+        gives, most, gains = self.gives[0], int(np.nanargmax(self.gives[0])), int(np.nanargmax(self.gain))
+        giver = f"Party {self.names[most]!r} gives most to the others ({gives[most]:+.3f} each)"
+        giver = giver if gives[most] > 0 else "No party gives anything to the others"
+        gainer = f"party {self.names[gains]!r} gains most ({self.gain[gains]:+.3f})"
+        gainer = gainer if self.gain[gains] > 0 else "no party gains"
+        return f"{self.metric}: alone {alone:.3f}, together {together:.3f}. {giver}, {gainer}."
 
     def _notes(self) -> list[str]:
         credit = np.nan_to_num(self.share[0] - self.gain)
@@ -107,20 +107,28 @@ class Worth:
 
     def plot(self, file: str | Path) -> Path:
         """Draw each party's gain, its share and what it gives to the others into a PNG file; bars are ± 2 errors."""
-        places = np.arange(len(self.names), dtype=float)
-
-        def line(mean: Numbers, error: Numbers) -> Line:
-            known = not np.isnan(error).any()
-            return Line(places, mean, mean - 2 * error, mean + 2 * error) if known else Line(places, mean)
-
+        unknown = np.full(len(self.names), np.nan)
         lines = {
-            "its own gain": Line(places, self.gain),
-            "its share of all gains": line(*self.share),
-            "gives to each other party": line(*self.gives),
-            "leave-one-out": Line(places, self.leave_one_out),
+            "its own gain": (self.gain, unknown),
+            "its share of all gains": self.share,
+            "gives to each other party": self.gives,
+            "leave-one-out": (self.leave_one_out, unknown),
         }
-        title = f"What each party gets and gives ({self.metric}, above 0 is better)"
-        return draw_cells(Path(file), lines, self.names, f"gain in {self.metric}", {}, title)
+        places = np.arange(len(self.names))
+        with picture(Path(file), lines, whole=False) as ((axes,), styles):
+            for place in places[::2]:
+                axes.axvspan(place - 0.5, place + 0.5, color="#f2f2f2", linewidth=0)
+            axes.axhline(0, color="black", linewidth=1.0)
+            for aside, (told, (mean, error)) in zip((-0.27, -0.09, 0.09, 0.27), lines.items(), strict=True):
+                style = {**styles[told], "linestyle": "none", "markersize": 5}
+                axes.errorbar(places + aside, mean, 2 * error, label=told, **style)
+            axes.set_xlim(-0.5, len(places) - 0.5)
+            few = len(places) <= MANY
+            axes.set_xticks(places if few else [], [label(name, 18) for name in self.names] if few else [])
+            axes.set_xlabel("party")
+            axes.set_ylabel(f"{label(self.metric, 40)}: above 0 is better")
+            axes.set_title("What each party gets and gives", loc="left")
+        return Path(file)
 
 
 def worth(

@@ -96,6 +96,39 @@ def compare(
             typer.echo(f"{done}\n\nThe report with pictures: {page}")
 
 
+def worth(
+    recipe: Path = RECIPE,
+    permutations: int | None = typer.Option(
+        None, help="Orders of arrival to draw. Default: exact up to 10 parties, else 20.", show_default=False
+    ),
+    seeds: int | None = typer.Option(None, help="How often all is repeated. Default: as the recipe says."),
+    changes: list[str] = CHANGES,
+    quick: bool = QUICK,
+    data: Path | None = DATA,
+    out: Path = typer.Option(  # noqa: B008
+        "descant-worth", help="The folder for scores and picture. Default: descant-worth.", show_default=False
+    ),
+    as_json: bool = json_option(),
+) -> None:
+    """Say what each party of RECIPE is worth by its [method]: what it gains, and what it gives to the others.
+
+    Coalitions of parties train by themselves. Broken off, the same command goes on where it was.
+    """
+    with plain_endings():
+        more = [] if seeds is None else [f"run.seeds={seeds}"]
+        chosen = _chosen(recipe, [*changes, *more], quick, "in-process", data).check(None)
+        if chosen.swept:
+            raise SettingError(f"{chosen.name} goes through values: choose one, with --set 'sweep={{}}' and --set.")
+        one_thread()
+        found = chosen.worth(permutations, out / "coalitions.jsonl", watched(as_json))
+        table, picture = found.table(), found.plot(out / "worth.png")
+        if as_json:
+            told = {"verdict": table.verdict, "notes": table.notes, "table": table.plain()}
+            typer.echo(json.dumps({**told, "between": found.between.tolist(), "picture": str(picture)}))
+        else:
+            typer.echo(f"{table}\n\nThe picture: {picture}")
+
+
 def report(
     folder: Path = typer.Argument(hidden=True),  # noqa: B008
     as_json: bool = json_option(),

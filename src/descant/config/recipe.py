@@ -20,6 +20,7 @@ from .parts import ATTENDANCE, Figure, Length, at_address, chosen, record_of
 from .parts import tables as tables_in
 
 if TYPE_CHECKING:
+    from ..contribution import Worth
     from ..core import Algorithm, Solver
     from ..federation import Federation, MakeEngine
     from ..piece import Data, Model
@@ -201,6 +202,14 @@ class Recipe:
         study = compare(chosen, self.model(), self.people(), local=self.local(), **settings, **self._settings())
         told = {"title": self.title, "about": self.about}
         return replace(study, settings={**{k: v for k, v in told.items() if v}, **study.settings, "recipe": self.text})
+
+    def worth(self, permutations: int | None = None, file: Path | None = None, progress: bool = True) -> Worth:
+        """What each party is worth by [method], by `worth`."""
+        from ..contribution import worth
+
+        settings: dict[str, Any] = {"permutations": permutations, "file": file, "progress": progress}
+        settings |= {"rounds": self.length.rounds, "seeds": self.seeds, **self._settings()}
+        return worth(self.algorithm(), self.model(), self.people(), **settings)
 
     def check(self, names: Sequence[str] | None = ()) -> Recipe:
         """Raise for whatever can be found wrong before parties and models are made; None leaves methods to [method]."""
