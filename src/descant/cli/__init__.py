@@ -35,10 +35,9 @@ def descant(
     """Federated learning for parties that differ: own models, robust centres, and numbers that say who gained."""
 
 
-for command in (tools.demo, recipes.run, recipes.compare, recipes.worth, recipes.report, recipes.runs):
+for command in (tools.demo, recipes.run, recipes.compare, recipes.report, recipes.runs, tools.doctor, tools.bench):
     app.command()(command)
-for command in (tools.doctor, tools.bench):
-    app.command()(command)
+app.command()(recipes.worth)
 app.add_typer(papers.app, name="papers")
 app.add_typer(vault.app, name="vault")
 
