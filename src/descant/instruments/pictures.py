@@ -55,7 +55,8 @@ def _walk(federation: Federation, file: Path) -> Path:
 
 
 def _hyper(federation: Federation, file: Path) -> Path:
-    names = dict.fromkeys(name for entry in federation.history_ for name in entry if name != "tuned")
+    entries = (item for entry in federation.history_ for item in entry.items())
+    names = dict.fromkeys(name for name, value in entries if isinstance(value, int | float))
     if "lr" not in names:
         raise SettingError(f"There is no path to draw: {federation.algorithm.name} was not tuned in any round.")
     return draw_hyper(file, {federation.algorithm.name: [{name: series(federation, name) for name in names}]})
