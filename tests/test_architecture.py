@@ -18,7 +18,7 @@ TIERS = [
     {"errors", "settings", "seeds", "track"},
     {"flat", "address"},
     {"core"},
-    {"norms", "medians", "weiszfeld", "centers", "penalties", "gate", "wire", "metrics"},
+    {"norms", "medians", "weiszfeld", "centers", "penalties", "gate", "wire", "metrics", "rl"},
     {"algorithms", "solvers", "parties", "problems"},
     {"store"},
     {"piece", "gauges"},

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from . import splits
 from .adapters import arrays_of
+from .agents import Agent, agents
 from .digits import digits
 from .folder import data_folder
 from .papers import femnist, mnist, sentiment
@@ -19,14 +20,16 @@ from .sets import cifar10, csv, npz, svhn
 from .synthetic import shared, synthetic
 
 POPULATIONS: Mapping[str, Callable[..., People]] = MappingProxyType(
-    {made.__name__: made for made in (digits, synthetic, shared, mnist, femnist, sentiment, cifar10, svhn, npz, csv)}
+    {made.__name__: made for made in (digits, synthetic, shared, mnist, femnist, sentiment, cifar10, svhn, npz, csv, agents)}
 )
 """What makes parties, by name. Keywords are JSON values; the first line of a docstring says what it is."""
 
 __all__ = [
     "POPULATIONS",
+    "Agent",
     "Party",
     "People",
+    "agents",
     "arrays_of",
     "cifar10",
     "csv",

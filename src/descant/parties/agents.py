@@ -28,6 +28,7 @@ class Agent:
     world: World
     tests: int
     seed: int
+    known: dict[Any, float] = field(default_factory=dict)  # what acting at random comes to, by metric
 
     @property
     def samples(self) -> int:
@@ -127,14 +128,10 @@ def agents(
 
 
 def _each(name: str, value: Numbers, count: int) -> list[float]:
-    values = (
-        [float(one) for one in np.broadcast_to(np.asarray(value, dtype=np.float64), (count,))]
-        if (np.ndim(value) == 0 or len(np.atleast_1d(value)) == count)
-        else None
-    )
-    if values is None:
+    values = np.asarray(value, dtype=np.float64)
+    if values.shape not in ((), (count,)):
         raise PartyError(f"The {name!r} of agents must be one number, or {count}: one an agent. Got {value!r:.80}.")
-    return values
+    return [float(one) for one in np.broadcast_to(values, (count,))]
 
 
 def _changed(env: str, settings: Mapping[str, Any], unlike: float, rng: np.random.Generator) -> dict[str, Any]:

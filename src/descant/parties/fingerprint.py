@@ -25,7 +25,7 @@ def fingerprints(people: People) -> dict[str, str]:
     """
     if people not in _KNOWN:
         chosen = people.names[:: -(-len(people) // KEPT)]
-        row = people[chosen[0]].x[:1]
+        row = people[chosen[0]].data[0][:1]
         rows = sum(people.samples[name] for name in chosen)
         every = max(1, -(-rows * row.numel() * row.element_size() // _BYTES))
         _KNOWN[people] = {name: _fingerprint(people[name], every) for name in chosen}
@@ -34,7 +34,7 @@ def fingerprints(people: People) -> dict[str, str]:
 
 def _fingerprint(party: Party, every: int) -> str:
     sha = sha256()
-    for tensor in (party.x, party.y, party.x_test, party.y_test):
+    for tensor in party.data:
         sha.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
         rows = tensor[torch.arange(0, len(tensor), every)]  # a copy, whose strides are as `view` wants them
         sha.update(rows.reshape(-1).view(torch.uint8).numpy().data)

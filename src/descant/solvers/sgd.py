@@ -12,13 +12,14 @@ import torch
 from torch.optim import Optimizer
 
 from .. import seeds
-from ..core import Hyper, Job, Loss, Memory, Metrics, Term, Trained
+from ..core import Exam, Hyper, Job, Judgement, Loss, Memory, Metrics, Term, Trained
 from ..errors import SettingError
 from ..flat import Net
 from ..parties.people import Party
 from ..settings import check, setting
 from .batches import Draws, draw, feed
 from .descent import LOOPED, SINGLE, STACKED, VECTORISED, steps_at_once
+from .exam import on_test_sets
 from .moments import age, check_elementwise, is_plain, maker
 from .probe import probe
 from .slope import Pulling, Slope, held, parts_of, rows_of, threads, together, ways_of, with_private, without_moments
@@ -67,6 +68,14 @@ class Sgd:
 
     def _steps_at_once(self, net: Net, way: str) -> bool:
         return is_plain(maker(self.optimizer, self.options)) and steps_at_once(net, way)
+
+    @property
+    def metric(self) -> None:
+        """What the loss tells."""
+
+    def examine(self, exam: Exam) -> Sequence[Judgement]:
+        """On the test sets of the parties."""
+        return on_test_sets(exam)
 
     def train(self, job: Job) -> Trained:
         """The local work of every party in the job, as many at once as the way allows."""

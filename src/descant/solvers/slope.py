@@ -157,7 +157,7 @@ def with_private(moments: Sequence[Memory], private: Tensor, objective: Objectiv
 
 
 def without_moments(memory: Memory) -> Memory:
-    return {name: tensor for name, tensor in memory.items() if name.startswith("private.")}
+    return {name: tensor for name, tensor in memory.items() if not name.startswith("moment.")}
 
 
 def rows_of(job: Job, rows: list[int]) -> Job:
