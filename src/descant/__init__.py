@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .errors import DescantError, DescantWarning
     from .federation import Federation
     from .metrics import Metric
-    from .solvers import Sgd
+    from .solvers import Dqn, PolicyGradient, Sgd
     from .study import Study, compare
 
 __version__ = "0.1.0"
@@ -22,8 +22,10 @@ __all__ = [
     "Algorithm",
     "DescantError",
     "DescantWarning",
+    "Dqn",
     "Federation",
     "Metric",
+    "PolicyGradient",
     "Sgd",
     "Study",
     "algorithms",
@@ -36,8 +38,10 @@ _HOME = {
     "Algorithm": ".core",
     "DescantError": ".errors",
     "DescantWarning": ".errors",
+    "Dqn": ".solvers",
     "Federation": ".federation",
     "Metric": ".metrics",
+    "PolicyGradient": ".solvers",
     "Sgd": ".solvers",
     "Study": ".study",
     "compare": ".study",

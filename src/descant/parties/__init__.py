@@ -20,7 +20,10 @@ from .sets import cifar10, csv, npz, svhn
 from .synthetic import shared, synthetic
 
 POPULATIONS: Mapping[str, Callable[..., People]] = MappingProxyType(
-    {made.__name__: made for made in (digits, synthetic, shared, mnist, femnist, sentiment, cifar10, svhn, npz, csv, agents)}
+    {
+        made.__name__: made
+        for made in (digits, synthetic, shared, mnist, femnist, sentiment, cifar10, svhn, npz, csv, agents)
+    }
 )
 """What makes parties, by name. Keywords are JSON values; the first line of a docstring says what it is."""
 

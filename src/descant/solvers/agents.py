@@ -1,10 +1,10 @@
-"""What solvers of agents share: which of them go together, what each remembers, and how good it is when it is tested."""
+"""What solvers of agents share: which of them go together, what each remembers, and how good it is when tested."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -31,10 +31,25 @@ LONGEST = 10_000  # steps of an episode that is tested, or that a policy gradien
 _TESTED = 64  # models that are tested at once
 
 
+class Learner(Optimised, Protocol):
+    """A solver of agents."""
+
+    def loss(self, actions: int) -> Sloped: ...
+
+
 def ways_for(
-    solver: Optimised, owner: str, net: Net, loss: Sloped, terms: tuple[Term, ...], party: Any, outputs: int, count: int
+    solver: Learner,
+    owner: str,
+    net: Net,
+    terms: tuple[Term, ...],
+    party: Any,
+    count: int,
+    beside: Sequence[int] = (0,),
 ) -> dict[str, str]:
-    """The ways to compute stacks of agents like this one; a model that cannot act here is an error."""
+    """The ways to compute stacks of agents like this one; a model that cannot act here is an error.
+
+    ``beside`` is how many outputs there may be beyond the actions.
+    """
     if not isinstance(party, Agent):
         raise PartyError(f"{owner} trains agents: give it parties.agents(...). Party {party.name!r} has data instead.")
     check_elementwise(maker(solver.optimizer, solver.options))
@@ -48,12 +63,14 @@ def ways_for(
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
         raise ModelError(f"{name} fails on observations of {world.name}, {tuple(x.shape)}: {told}") from error
-    if found != (len(x), outputs):
+    allowed = [(len(x), world.actions + more) for more in beside]
+    if found not in allowed:
+        wanted = " or ".join(str(list(shape)) for shape in allowed)
         raise ModelError(
-            f"{owner} needs {outputs} outputs for the {world.actions} actions of {world.name}, [{len(x)}, {outputs}] "
-            f"for {len(x)} observations. {name} gives {list(found)}."
+            f"For {len(x)} observations of {world.name}, which has {world.actions} actions, {owner} needs outputs "
+            f"{wanted}. {name} gives {list(found)}."
         )
-    reasons = probe(net, loss, terms, x, torch.zeros(len(x), 4, dtype=x.dtype))
+    reasons = probe(net, solver.loss(world.actions), terms, x, torch.zeros(len(x), 4, dtype=x.dtype))
     if any("random numbers" in reason for reason in reasons.values()):
         raise ModelError(f"{name} draws random numbers (dropout, say), and would act by them. Leave that out.")
     return ways_of(net, reasons, together(net.layout, False), count)

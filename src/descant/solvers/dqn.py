@@ -1,7 +1,8 @@
 """Deep Q-learning over a stack of agents: all networks are one stack, and all environments are side by side.
 
 Mnih et al. (2015), Human-level control through deep reinforcement learning; van Hasselt et al. (2016), Deep
-reinforcement learning with double Q-learning; Sutton (1988), Learning to predict by the methods of temporal differences.
+reinforcement learning with double Q-learning; Sutton (1988), Learning to predict by the methods of temporal
+differences.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..settings import check, setting
 from .agents import LAST, Life, by_parts, episode, in_test_episodes, moved, ways_for, worlds_of
 from .forward import Keyed, Outputs
 from .replay import Replay, Transitions
-from .slope import Pulling, Slope, held, with_private
+from .slope import Pulling, Slope, held, losses_of, memories_of
 from .sloped import TemporalDifference
 from .stacked import Stack
 
@@ -62,7 +63,9 @@ class Dqn:
         "keep", "the optimiser's memory where merging changed the model", one_of=("keep", "reset")
     )
     target: Literal["sync", "keep"] = setting(
-        "sync", "the target network where merging changed the model: it becomes the model, or stays", one_of=("sync", "keep")
+        "sync",
+        "the target network where merging changed the model: it becomes the model, or stays",
+        one_of=("sync", "keep"),
     )
 
     @property
@@ -77,8 +80,11 @@ class Dqn:
     def ways(self, net: Net, loss: Loss, terms: tuple[Term, ...], party: Any, count: int) -> dict[str, str]:
         """As for data; the loss is the solver's own."""
         check(self)
-        outputs = getattr(getattr(party, "world", None), "actions", 0)
-        return ways_for(self, "Dqn", net, TemporalDifference(), terms, party, outputs, count)
+        return ways_for(self, "Dqn", net, terms, party, count)
+
+    def loss(self, actions: int) -> TemporalDifference:
+        """What its steps go down."""
+        return TemporalDifference()
 
     def examine(self, exam: Exam) -> Sequence[Judgement]:
         """In the agents' test episodes."""
@@ -86,7 +92,7 @@ class Dqn:
 
     def train(self, job: Job) -> Trained:
         """The local work of every agent in the job."""
-        job = replace(job, loss=TemporalDifference())
+        job = replace(job, loss=self.loss(job.parties[0].world.actions))
         return by_parts(job, [Life.of(memory) for memory in job.memories], self.moments == "reset", self._learn)
 
     def epsilon(self, step: int) -> float:
@@ -166,8 +172,7 @@ class _Learning:
     def __init__(self, solver: Dqn, job: Job, taught: int) -> None:
         self._solver, self._job, self._taught, self._done = solver, job, taught, 0
         self._slope = Slope(solver, job, [0] * len(job.parties))
-        size = job.net.layout.size
-        self._w = self._slope.stack.columns[:, :size]
+        self._w = self._slope.w
         self._target = Stack(job.net.layout, [_targets(job, solver.target == "sync")], self._slope.stack.lead)
         self.outputs = Outputs(job.net, job.way, self._slope.stack)
         self._told = Outputs(job.net, job.way, self._target)
@@ -180,9 +185,7 @@ class _Learning:
         everybody = [True] * len(self._w)
         found = replay.sample(self._draws[number], self._solver.n_step, self._solver.gamma)
         self._slope.descent(torch.from_numpy(found.x), torch.from_numpy(self.targets(found)))
-        gradient = self._slope.stack.gradient
-        norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
-        gradient.mul_((self._solver.clip / norms).clamp_(max=1))
+        self._slope.clip(self._solver.clip)
         with held(self._slope.stack, self._job, self._done, [self._taught] * len(self._w)):
             self._slope.moments.step(everybody)
             self._pull(everybody)
@@ -201,12 +204,9 @@ class _Learning:
 
     def trained(self) -> Trained:
         """The networks, and what their agents remember of how they were learned."""
-        slope, kept = self._slope, self._slope.moments.memories()
-        if self._job.terms:
-            kept = with_private(kept, slope.stack.columns[:, self._w.shape[1] :], slope.objective)  # type: ignore[assignment]
-        memories = [{**memory, _TARGET: row.clone()} for memory, row in zip(kept, self._target.columns, strict=True)]
-        losses = slope.descent.losses.total / self._done if self._done else slope.descent.losses.total * torch.nan
-        return Trained(self._w.clone(), memories, [{"loss": loss} for loss in losses.tolist()])
+        kept = zip(memories_of(self._slope, self._job), self._target.columns, strict=True)
+        memories = [{**memory, _TARGET: row.clone()} for memory, row in kept]
+        return Trained(self._w.clone(), memories, [{"loss": loss} for loss in losses_of(self._slope, self._done)])
 
 
 def _targets(job: Job, sync: bool) -> Tensor:

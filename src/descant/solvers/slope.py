@@ -58,6 +58,16 @@ class Slope:
         self.descent = Descent(self.objective, job.way, self.stack, *parts, rates[0] if self.at_once else None)
         self.moments = Moments(make, self.stack, rates, job.memories, keys)
 
+    @property
+    def w(self) -> Tensor:
+        """The parameters ``[K, d]``, without the private columns beside them."""
+        return self.stack.columns[:, : self.stack.layout.size]
+
+    def clip(self, most: float) -> None:
+        """Shorten the gradient of every party whose norm is above ``most``."""
+        norms = torch.linalg.vector_norm(self.stack.gradient, dim=1, keepdim=True)
+        self.stack.gradient.mul_((most / norms).clamp_(max=1))
+
     def serves(self, solver: Optimised, job: Job, keys: Sequence[Any]) -> bool:
         """Whether the same can be done with other parties' numbers: with as many, and no memory of them."""
         same = (solver, keys, [hyper.lr for hyper in job.hypers], job.way, job.loss)
@@ -154,6 +164,18 @@ def with_private(moments: Sequence[Memory], private: Tensor, objective: Objectiv
         parts = zip(objective.terms, torch.split_with_sizes(own, list(objective.widths)), strict=True)
         kept.append({**memory, **{f"private.{term.name}": part.clone() for term, part in parts if len(part)}})
     return kept
+
+
+def memories_of(slope: Slope, job: Job) -> list[Memory]:
+    """What the parties of a job remember of how they stepped: moments, and private columns."""
+    kept = slope.moments.memories()
+    return with_private(kept, slope.stack.columns[:, slope.w.shape[1] :], slope.objective) if job.terms else list(kept)
+
+
+def losses_of(slope: Slope, steps: int) -> list[float]:
+    """The mean loss of every party over its steps; nan if there were none."""
+    losses: list[float] = (slope.descent.losses.total / (steps or torch.nan)).tolist()
+    return losses
 
 
 def without_moments(memory: Memory) -> Memory:
