@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import algorithms, parties, problems
+    from . import algorithms, parties, problems, rl
     from .core import Algorithm
     from .errors import DescantError, DescantWarning
     from .federation import Federation
@@ -32,6 +32,7 @@ __all__ = [
     "compare",
     "parties",
     "problems",
+    "rl",
 ]
 
 _HOME = {
@@ -50,7 +51,7 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     """Import on first use: torch takes seconds, and `descant --help` must not wait for it."""
-    if name in ("algorithms", "parties", "problems"):
+    if name in ("algorithms", "parties", "problems", "rl"):
         return import_module(f".{name}", __name__)
     if name in _HOME:
         value = getattr(import_module(_HOME[name], __name__), name)

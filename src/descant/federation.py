@@ -186,7 +186,7 @@ class Federation:
         with bar(disable=not progress) as shown:
             line = shown.add_task(self.algorithm.name, total=rounds, loss="–")
             for round in self.rounds(rounds):
-                shown.update(line, advance=1, loss=f"{round.round.loss:.4f}")
+                shown.update(line, advance=1, loss=round.round.told)
         return self
 
     def _measure(self, index: int) -> Scores:

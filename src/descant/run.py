@@ -126,7 +126,7 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
     if outcome.models is not None and outcome.kept is not None:
         gauges = gauged(algorithm, outcome.models, outcome.kept, outcome.center, d)
     gauges = gauges.reaching(came)
-    told = (outcome.gap, change, 0.0, note, norm, gauges, tuple(judged))
+    told = (outcome.gap, change, 0.0, note, norm, gauges, tuple(judged), {r.party: r.metrics for r in accepted})
     return Round(index, after, present, counted, tuple(refusals), *told)
 
 

@@ -60,16 +60,28 @@ class Round:
     norm: float = math.nan  # ‖w̃‖₂ after the round
     gauges: Gauges = field(default_factory=Gauges)
     judged: tuple[str, ...] = ()  # who judged its own local work
+    metrics: Mapping[str, Metrics] = field(default_factory=dict)  # what each of the accepted reports says of itself
 
     @property
     def loss(self) -> float:
         """The mean training loss over the accepted reports; nan if nobody took a step."""
         return self.state.feedback.get("loss", math.nan)
 
+    @property
+    def told(self) -> str:
+        """The round in a few words, for a progress bar: the loss, and of agents what they reach and how fast."""
+        found = self.state.feedback
+        if "reward" not in found:
+            return f"{self.loss:.4f}"
+        steps = sum(metrics.get("samples", 0) for metrics in self.metrics.values())
+        speed = f", {steps / self.seconds:,.0f} steps/s" if self.seconds else ""
+        return f"{self.loss:.4f}, reward {found['reward']:.1f}{speed}"
+
     def numbers(self) -> dict[str, Any]:
         """The round as one flat record; "before" and "after" only where parties were judged."""
         record = {name: getattr(self, name) for name in ("loss", "gap", "change", "norm")}
         record |= {"present": len(self.present), "accepted": len(self.accepted), "seconds": self.seconds}
+        record |= {"reward": self.state.feedback["reward"]} if "reward" in self.state.feedback else {}
         judged = [self.state.judged[name] for name in self.judged]
         means = {name: sum(getattr(found, name) for found in judged) / len(judged) for name in JUDGED if judged}
         return {"round": self.index, **record, **vars(self.gauges), **means}

@@ -21,14 +21,14 @@ from .evaluate import Column, Numbers
 from .federation import Federation, attending, bar
 from .instruments import walk
 from .instruments.findings import over_seeds
+from .metrics import trivial
 from .piece import Data, Model, parties_of
 from .results import LOCAL, Result, mean_of_known, plain, result_of, spread
 from .settings import describe
 from .table import Table
 
-__all__ = ["LOCAL", "MAJORITY", "Result", "Study", "compare"]
+__all__ = ["LOCAL", "Result", "Study", "compare"]
 
-MAJORITY = "majority class"
 SHOWN = (
     "mean",
     "learned",
@@ -117,7 +117,7 @@ class Study:
         columns = [result.scores.majority for result in alone]
         unknown = dict.fromkeys(("± seeds", "best", "best round", "centre", "before", "after", "trained"), float("nan"))
         return {
-            "method": MAJORITY,
+            "method": trivial(alone[0].scores.metric),
             "mean": float(np.mean([column.mean for column in columns])),
             "learned": float(np.mean([result.of_trained(result.scores.majority).mean for result in alone])),
             **unknown,
@@ -282,7 +282,7 @@ def _one(federation: Federation, rounds: int, points: int, tick: Callable[..., N
     curve = []
     seconds = 0.0
     for scored in federation.rounds(rounds, judge={*looked, rounds}):
-        tick(loss=f"{scored.round.loss:.4f}")
+        tick(loss=scored.round.told)
         seconds += scored.round.seconds
         if scored.index in looked:
             curve.append((scored.index, scored.scores.own.mean, scored.scores.center.mean))

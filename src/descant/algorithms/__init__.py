@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from ..core import Algorithm
 from .baselines import RFA, CoordinateMedian, FedAvg, FedProx, Local
 from .fed_plus import L2GD, FedAvgPlus, FedCoMedPlus, FedGeoMedPlus, FedPlus, FedPlusFixed, FedPlusV1
+from .fedrl import FedRL, Period
 from .personal import APFL, Ditto, FedPer, FedRep, pFedMe
 from .pieces import Among, Sample, Stragglers
 
@@ -26,6 +27,7 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
     "pfedme": pFedMe,
     "fedper": FedPer,
     "fedrep": FedRep,
+    "fedrl": FedRL,
 }
 """The methods by the names that recipes and the command line use."""
 
@@ -44,9 +46,11 @@ __all__ = [
     "FedPlusFixed",
     "FedPlusV1",
     "FedProx",
+    "FedRL",
     "FedRep",
     "L2GD",
     "Local",
+    "Period",
     "RFA",
     "Sample",
     "Stragglers",

@@ -102,14 +102,15 @@ def agents(
     length: Numbers | None = None,
     force_mag: Numbers | None = None,
     unlike: float = 0.0,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | Sequence[Mapping[str, Any]] = (),
     test: int = 20,
     seed: int = 0,
 ) -> People:
     """Agents, each in a gymnasium environment of its own with discrete actions; CartPole is built in.
 
     `gravity`, `length` and `force_mag` are one number for all, or one an agent; with `unlike` = u each of an agent's
-    is multiplied by a factor of its own between 1/(1+u) and 1+u. `options` go to the environment's maker.
+    is multiplied by a factor of its own between 1/(1+u) and 1+u. `options` go to the environment's maker: one table for
+    all, or one an agent.
 
     >>> people = agents("CartPole-v1", count=3, length=[0.25, 0.5, 1.0])
     >>> people["2"].world.length, people["2"]
@@ -119,8 +120,11 @@ def agents(
     given = {"gravity": gravity, "length": length, "force_mag": force_mag}
     each = {name: _each(name, value, count) for name, value in given.items() if value is not None}
     made = []
+    tables = [options] * count if isinstance(options, Mapping) else list(options) or [{}] * count
+    if len(tables) != count:
+        raise PartyError(f"The 'options' of agents must be one table, or {count}: one an agent. Got {len(tables)}.")
     for k in range(count):
-        settings = {name: values[k] for name, values in each.items()} | dict(options or {})
+        settings = {name: values[k] for name, values in each.items()} | dict(tables[k])
         if unlike:
             settings = _changed(env, settings, unlike, stream(seed, 0, str(k), "physics"))
         made.append(Habitat(Agent(str(k), world(env, **settings), test, seed)))

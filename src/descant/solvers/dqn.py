@@ -22,6 +22,7 @@ from ..metrics import RETURN, Metric
 from ..settings import check, setting
 from .agents import LAST, Life, by_parts, episode, in_test_episodes, moved, ways_for, worlds_of
 from .forward import Keyed, Outputs
+from .layers import Array
 from .replay import Replay, Transitions
 from .slope import Pulling, Slope, held, losses_of, memories_of
 from .sloped import TemporalDifference
@@ -50,7 +51,7 @@ class Dqn:
     updates: int = setting(1, "gradient steps each time", least=1, whole=True)
     begin: int = setting(1000, "steps before the first gradient step", least=1, whole=True)
     replay: int = setting(50_000, "transitions that an agent remembers", least=1, whole=True)
-    target_every: int = setting(1, "steps between two moves of the target network", least=1, whole=True)
+    target_every: int = setting(1, "gradient steps between two moves of the target network", least=1, whole=True)
     tau: float = setting(0.005, "how far the target network moves to the model: 1 copies it", above=0, most=1)
     explore: float = setting(1.0, "ε at first: how often an agent acts at random", least=0, most=1)
     explore_last: float = setting(0.02, "ε at last", least=0, most=1)
@@ -114,8 +115,6 @@ class Dqn:
             acting.act(learning.outputs, step - 1)
             for number in self.learning(step):
                 learning.learn(acting.replay, number)
-            if step % self.target_every == 0:
-                learning.follow()
         return acting.kept(learning.trained(), work)
 
 
@@ -184,29 +183,29 @@ class _Learning:
         """One gradient step of every agent, the so many-th of its life."""
         everybody = [True] * len(self._w)
         found = replay.sample(self._draws[number], self._solver.n_step, self._solver.gamma)
-        self._slope.descent(torch.from_numpy(found.x), torch.from_numpy(self.targets(found)))
+        told = self._told(found.after)
+        best = self.outputs(found.after) if self._solver.double else told
+        self._slope.descent(torch.from_numpy(found.x), torch.from_numpy(targets_of(found, best, told)))
         self._slope.clip(self._solver.clip)
         with held(self._slope.stack, self._job, self._done, [self._taught] * len(self._w)):
             self._slope.moments.step(everybody)
             self._pull(everybody)
         self._done += 1
-
-    def targets(self, found: Transitions) -> Any:
-        """The actions, and Σ γ^i r + γ^n Q(s', a') with a' the best by the model (double) or by the target network."""
-        after = self._told(found.after)
-        best = (self.outputs(found.after) if self._solver.double else after).argmax(-1)
-        value = np.take_along_axis(after, best[..., None], -1)[..., 0]
-        return np.stack([found.actions, found.rewards + found.discount * value], -1)
-
-    def follow(self) -> None:
-        """The target network moves to the model."""
-        self._target.columns.lerp_(self._w, self._solver.tau)
+        if (number + 1) % self._solver.target_every == 0:
+            self._target.columns.lerp_(self._w, self._solver.tau)
 
     def trained(self) -> Trained:
         """The networks, and what their agents remember of how they were learned."""
         kept = zip(memories_of(self._slope, self._job), self._target.columns, strict=True)
         memories = [{**memory, _TARGET: row.clone()} for memory, row in kept]
         return Trained(self._w.clone(), memories, [{"loss": loss} for loss in losses_of(self._slope, self._done)])
+
+
+def targets_of(found: Transitions, choosing: Array, telling: Array) -> Array:
+    """The actions, and Σ γ^i r + γ^n Q(s', a') where one network chooses a' and the other tells its value."""
+    best = choosing.argmax(-1)[..., None]
+    value = np.take_along_axis(telling, best, -1)[..., 0]
+    return np.stack([found.actions, found.rewards + found.discount * value], -1)
 
 
 def _targets(job: Job, sync: bool) -> Tensor:

@@ -140,7 +140,7 @@ def play(solver: PolicyGradient, job: Job, iteration: int, worlds: Worlds, outpu
     draws = Keyed(job.seed, [agent.name for agent in job.parties], "act", (each,))
     seen, alive = worlds.observations, np.ones(count * each, dtype=bool)
     cut = np.zeros_like(alive)  # broken off, so that there is a value beyond the end
-    story = []
+    story = list[tuple[Array, ...]]()
     while alive.any() and len(story) < LONGEST:
         told = outputs(seen.reshape(count, each, *seen.shape[1:]))
         chances = log_softmax(told[..., :actions])
@@ -182,5 +182,6 @@ def told_of(solver: PolicyGradient, story: Sequence[tuple[Array, ...]], beyond: 
 
 def normal(values: Array) -> Array:
     """With mean 0 and deviation 1, as far as they differ."""
-    centred: Array = values - values.mean()
-    return centred / (centred.std() + 1e-8)
+    centred = values - values.mean()
+    found: Array = centred / (centred.std() + 1e-8)
+    return found
