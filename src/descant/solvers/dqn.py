@@ -161,7 +161,7 @@ class _Acting:
             after = life.after(work, self._episodes[k], float(self._so_far[k]), self._returns[k])
             own = {_REPLAY: log, _WORLD: self._worlds.state(k), LAST: trained.rows[k].clone()}
             memories.append({**trained.memories[k], **own, **after.memory()})
-            metrics.append({**trained.metrics[k], **after.metrics(), "samples": work})
+            metrics.append({**trained.metrics[k], **after.metrics(), "samples": max(1, work)})
         return Trained(trained.rows, memories, metrics)
 
 

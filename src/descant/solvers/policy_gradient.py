@@ -107,7 +107,7 @@ class PolicyGradient:
         for k, (life, memory) in enumerate(zip(lives, memories_of(slope, job), strict=True)):
             after = life.after(work, (clock + work) * self.episodes, 0.0, returns[k])
             memories.append({**memory, **after.memory(), LAST: slope.w[k].clone()})
-            metrics.append({"loss": losses[k], "samples": int(steps[k]), **after.metrics()})
+            metrics.append({"loss": losses[k], "samples": max(1, int(steps[k])), **after.metrics()})
         return Trained(slope.w.clone(), memories, metrics)
 
     def _batches(self, job: Job, iteration: int, played: Sequence[Played]) -> Any:
