@@ -103,7 +103,7 @@ def test_methods_that_are_named_keep_the_settings_of_the_recipe():
 
 def test_every_method_is_in_the_registry_and_can_be_named():
     makers = {name for name in algorithms.__all__ if callable(getattr(algorithms, name))} - {
-        *("Among", "Sample", "Stragglers")
+        *("Among", "Period", "Sample", "Stragglers")
     }
     assert {make.__name__ for make in algorithms.ALGORITHMS.values()} == makers
     for one in tiny().algorithms(list(algorithms.ALGORITHMS)):
