@@ -119,7 +119,7 @@ def test_a_written_gradient_is_autograds(seed: int, critic: bool, kind: str) -> 
     columns = torch.randn(3, 5, 4, generator=rng, dtype=torch.float64)
     columns[..., 0] = torch.randint(0, 2, (3, 5), generator=rng)
     columns[..., 2] = -columns[..., 2].abs()
-    loss = TemporalDifference() if kind == "td" else Clipped(2, clip=0.3, entropy=0.1, value=0.7)
+    loss = TemporalDifference(0.8) if kind == "td" else Clipped(2, clip=0.3, entropy=0.1, value=0.7)
     leaf = output.clone().requires_grad_()
     means = torch.stack([loss(one, y).mean() for one, y in zip(leaf, columns, strict=True)])
     (expected,) = torch.autograd.grad(means.sum(), leaf)

@@ -39,23 +39,24 @@ class Dqn:
     is its own, stays with it from round to round and goes on where it was: two rounds of 50 steps are one of 100.
 
     >>> Dqn(steps=400).hyper
-    Hyper(lr=0.001, work=400)
+    Hyper(lr=0.0005, work=400)
     """
 
-    lr: float = setting(1e-3, "the learning rate η", above=0)
+    lr: float = setting(5e-4, "the learning rate η", above=0)
     steps: int = setting(1000, "steps in its environment that an agent takes a round", least=0, whole=True)
     batch: int = setting(64, "transitions a gradient step", least=1, whole=True)
     gamma: float = setting(0.99, "γ: the discount of a later reward", above=0, most=1)
-    n_step: int = setting(1, "rewards that are counted before the target network is asked", least=1, whole=True)
+    n_step: int = setting(10, "rewards that are counted before the target network is asked", least=1, whole=True)
     every: int = setting(1, "steps between two times of learning", least=1, whole=True)
     updates: int = setting(1, "gradient steps each time", least=1, whole=True)
     begin: int = setting(1000, "steps before the first gradient step", least=1, whole=True)
-    replay: int = setting(50_000, "transitions that an agent remembers", least=1, whole=True)
-    target_every: int = setting(1, "gradient steps between two moves of the target network", least=1, whole=True)
-    tau: float = setting(0.005, "how far the target network moves to the model: 1 copies it", above=0, most=1)
+    replay: int = setting(10_000, "transitions that an agent remembers", least=1, whole=True)
+    target_every: int = setting(100, "gradient steps between two moves of the target network", least=1, whole=True)
+    tau: float = setting(1.0, "how far the target network moves to the model: 1 copies it", above=0, most=1)
     explore: float = setting(1.0, "ε at first: how often an agent acts at random", least=0, most=1)
     explore_last: float = setting(0.02, "ε at last", least=0, most=1)
     explore_steps: int = setting(5000, "steps in which ε goes from the first to the last", least=1, whole=True)
+    huber: float = setting(100.0, "errors of Q beyond it count linearly, not squared", above=0)
     double: bool = True  # whether the model chooses the action whose value the target network tells
     clip: float = setting(10.0, "the norm of an agent's gradient, at most", above=0)
     optimizer: str | type[Optimizer] = "Adam"
@@ -85,7 +86,7 @@ class Dqn:
 
     def loss(self, actions: int) -> TemporalDifference:
         """What its steps go down."""
-        return TemporalDifference()
+        return TemporalDifference(self.huber)
 
     def examine(self, exam: Exam) -> Sequence[Judgement]:
         """In the agents' test episodes."""

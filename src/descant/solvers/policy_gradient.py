@@ -32,7 +32,8 @@ class PolicyGradient:
     """Each agent plays some episodes, and then makes what turned out better than expected more likely; again and again.
 
     A network has one output an action; with one more, that is the value which it expects, and what is better is told by
-    it (an actor and a critic), else by the mean. With ``updates`` = 1 it is REINFORCE; more go as far as ``clip`` lets.
+    it (an actor and a critic), else by the mean of the rewards to come. With ``updates`` = 1 it is REINFORCE; with more
+    it goes on as far as ``clip`` lets it.
 
     >>> PolicyGradient(iterations=2).hyper
     Hyper(lr=0.003, work=2)
@@ -44,10 +45,10 @@ class PolicyGradient:
     updates: int = setting(16, "gradient steps each time", least=1, whole=True)
     batch: int = setting(256, "of its steps, how many a gradient step takes", least=1, whole=True)
     gamma: float = setting(0.99, "γ: the discount of a later reward", above=0, most=1)
-    trace: float = setting(0.95, "λ: how far rewards are trusted before the value is; 1: to the end", least=0, most=1)
+    trace: float = setting(0.95, "λ, with a value: how far rewards are trusted before it is", least=0, most=1)
     clip: float = setting(0.2, "how much more or less likely an action becomes each time, at most", above=0)
     entropy: float = setting(0.0, "the bonus for acting at random", least=0)
-    value: float = setting(0.5, "how much the error of the value counts", least=0)
+    value: float = setting(0.01, "how much the squared error of the value counts", least=0)
     normalise: bool = True  # whether advantages of an iteration have mean 0 and deviation 1
     most: float = setting(0.5, "the norm of an agent's gradient, at most", above=0)
     optimizer: str | type[Optimizer] = "Adam"
@@ -155,7 +156,7 @@ def play(solver: PolicyGradient, job: Job, iteration: int, worlds: Worlds, outpu
         seen = found.observations
     told = outputs(seen.reshape(count, each, *seen.shape[1:]))
     beyond = np.where(cut | alive, told[..., -1].reshape(-1) if told.shape[-1] > actions else 0, 0)
-    return told_of(solver, story, beyond, count)
+    return told_of(solver if told.shape[-1] > actions else replace(solver, trace=1.0), story, beyond, count)
 
 
 def told_of(solver: PolicyGradient, story: Sequence[tuple[Array, ...]], beyond: Array, count: int) -> list[Played]:

@@ -33,17 +33,19 @@ class Sloped(ABC):
 class TemporalDifference(Sloped):
     """The Huber loss of Q(s, a) against its target; the columns of y are the action and the target."""
 
+    delta: float = 1.0
+
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
         chosen = output.gather(1, y[:, :1].long()).squeeze(1)
-        return functional.smooth_l1_loss(chosen, y[:, 1], reduction="none")
+        return functional.huber_loss(chosen, y[:, 1], reduction="none", delta=self.delta)
 
     def slope(self, output: Array, y: Array) -> tuple[Array, Array]:
         action, n = y[..., :1].astype(np.int64), y.shape[-2]
         error = np.take_along_axis(output, action, -1) - y[..., 1:2]  # [..., n, 1]
         size = np.abs(error)
-        losses = np.where(size < 1, 0.5 * error * error, size - 0.5)
+        losses = np.where(size < self.delta, 0.5 * error * error, self.delta * (size - 0.5 * self.delta))
         slope = np.zeros_like(output)
-        np.put_along_axis(slope, action, np.clip(error, -1, 1) / n, -1)
+        np.put_along_axis(slope, action, np.clip(error, -self.delta, self.delta) / n, -1)
         return slope, losses[..., 0].mean(-1)
 
 
