@@ -21,7 +21,7 @@ import numpy as np
 LOOK, EPISODES, GOOD = 5000, 100, 475
 
 SB3 = f"""
-import json, sys, torch
+import gymnasium, json, sys, torch
 torch.set_num_threads(1)
 from stable_baselines3 import DQN
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -32,7 +32,7 @@ curve = []
 for look in range(10):
     model.exploration_schedule = lambda left, look=look: max(0.04, 1 - 0.96 * min(1, model.num_timesteps / 8000))
     model.learn({LOOK}, reset_num_timesteps=look == 0)
-    curve.append(float(evaluate_policy(model, model.get_env(), {EPISODES}, deterministic=True, warn=False)[0]))
+    curve.append(float(evaluate_policy(model, gymnasium.make("CartPole-v1"), {EPISODES}, warn=False)[0]))
 print(json.dumps(curve))
 """
 

@@ -316,6 +316,8 @@ def test_what_cannot_act_is_told_before_the_work() -> None:
         begun(agents, nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 2)))
     with pytest.raises(ModelError, match="running statistics"):
         begun(agents, nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
+    with pytest.raises(ModelError, match=r"is torch\.float64; agents see torch\.float32"):
+        begun(agents, nn.Linear(4, 2).double())
     with pytest.raises(PartyError, match="Dqn trains agents"):
         begun(parties.digits(count=2))
     with pytest.raises(PartyError, match=r"has no data\. Use Dqn"):

@@ -56,6 +56,8 @@ def ways_for(
     world, name = party.world, type(net.module).__name__
     if net.layout.width > net.layout.size:
         raise ModelError(f"{name} has running statistics, which {owner} does not keep. Use nn.LayerNorm instead.")
+    if net.layout.dtype != torch.float32:
+        raise ModelError(f"{name} is {net.layout.dtype}; agents see torch.float32. Use module.to(torch.float32).")
     draws = seeds.stream(0, 0, "", "probe").standard_normal((8, *world.shape))
     x = torch.from_numpy(draws).to(net.layout.dtype)
     try:
