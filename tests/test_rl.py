@@ -183,16 +183,16 @@ def test_an_advantage_is_the_reward_to_come_beyond_what_was_expected() -> None:
 
 
 def test_replay_is_not_copied_from_round_to_round_and_forgets_the_oldest() -> None:
-    fed = federation(Dqn(steps=300, begin=10_000, replay=500))
+    fed = federation(Dqn(steps=60, begin=10_000, replay=100))
     fed.fit(1, progress=False)
     logs = [fed._engine.memory.get(name)[f"{LOG}replay"] for name in fed.people]
     before = [log.clone() for log in logs]
     fed.fit(1, progress=False)
     after = [fed._engine.memory.get(name)[f"{LOG}replay"] for name in fed.people]
     for old, kept, new in zip(logs, before, after, strict=True):
-        assert len(old) == 300 and len(new) == 500
-        assert new.data_ptr() == old.data_ptr() + 100 * old.shape[1] * 4  # the same memory, 100 rows on
-        assert torch.equal(old, kept) and torch.equal(new[:200], kept[100:])
+        assert len(old) == 60 and len(new) == 100
+        assert new.data_ptr() == old.data_ptr() + 20 * old.shape[1] * 4  # the same memory, 20 rows on
+        assert torch.equal(old, kept) and torch.equal(new[:40], kept[20:])
 
 
 # ── how they are tested ───────────────────────────────────────────────────────────────────────────────────────────────
