@@ -103,7 +103,19 @@ def test_methods_that_are_named_keep_the_settings_of_the_recipe():
 
 def test_every_method_is_in_the_registry_and_can_be_named():
     makers = {name for name in algorithms.__all__ if callable(getattr(algorithms, name))} - {
-        *("Among", "Comes", "Drops", "Every", "Hinge", "Polynomial", "Sample", "Span", "Stragglers", "Timetable")
+        *(
+            "Among",
+            "Comes",
+            "Drops",
+            "Every",
+            "Hinge",
+            "Period",
+            "Polynomial",
+            "Sample",
+            "Span",
+            "Stragglers",
+            "Timetable",
+        )
     }
     named = [*algorithms.ALGORITHMS.values(), *algorithms.WRAPPERS.values()]
     assert {make.__name__ for make in named} == makers

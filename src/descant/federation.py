@@ -115,22 +115,22 @@ class Federation:
     def _plan(self) -> Plan:
         if self.solver is not None and self.shorthand:
             raise SettingError(f"Give a solver, or {', '.join(self.shorthand)} as shorthand for Sgd, not both.")
-        solver: object = self.solver
-        if isinstance(solver, str | type) or not callable(self.engine):
-            given = f"solver={self.solver!r:.60}, engine={self.engine!r:.60}"
-            raise SettingError(f"Give a solver such as Sgd(lr=0.1), and an engine such as InProcess. Got {given}.")
+        given: object = self.solver
+        if isinstance(given, str | type) or not callable(self.engine):
+            told = f"solver={self.solver!r:.60}, engine={self.engine!r:.60}"
+            raise SettingError(f"Give a solver such as Sgd(lr=0.1), and an engine such as InProcess. Got {told}.")
         for name, number in (("seed", self.seed), ("budget", self.budget)):
             if not isinstance(number, int | np.integer) or isinstance(number, bool):
                 raise SettingError(f"The {name!r} of Federation must be a whole number. Got {number!r:.60}.")
-        first = self.people[self.people.names[0]]
+        first, solver = self.people[self.people.names[0]], self.solver or Sgd(**self.shorthand)
         plan = Plan.made(
             self.model,
             self.people,
             attending(self.algorithm, self.attend),
             int(self.seed),
-            solver=self.solver or Sgd(**self.shorthand),
+            solver=solver,
             loss=self.loss,
-            metric=metric_for(self.metric, self.loss, first.y),
+            metric=metric_for(self.metric or solver.metric, self.loss, first),
             budget=self.budget,
             vault=self.vault,
             agreed=self.agreed,
@@ -198,7 +198,7 @@ class Federation:
         with bar(disable=not progress) as shown:
             line = shown.add_task(self.algorithm.name, total=rounds, loss="–")
             for round in self.rounds(rounds):
-                shown.update(line, advance=1, loss=f"{round.round.loss:.4f}")
+                shown.update(line, advance=1, loss=round.round.told)
         return self
 
     def _measure(self, index: int) -> Scores:

@@ -47,12 +47,14 @@ class Line:
         return cls(np.asarray(x, dtype=float), values.mean(0), *band)
 
 
-def draw_curves(file: Path, lines: Mapping[str, Line], metric: str, majority: float = float("nan")) -> Path:
-    """Score by round, one line a method, and the majority class."""
+def draw_curves(
+    file: Path, lines: Mapping[str, Line], metric: str, trivial: float = float("nan"), name: str = "majority class"
+) -> Path:
+    """Score by round, one line a method, and what is reached without learning."""
     with _picture(file, lines) as ((axes,), styles):
         _lines(axes, lines, styles, markersize=5)
-        if majority == majority:
-            axes.axhline(majority, color="#555555", linestyle=":", linewidth=1.8, label="majority class")
+        if trivial == trivial:
+            axes.axhline(trivial, color="#555555", linestyle=":", linewidth=1.8, label=name)
         axes.set_ylabel(f"{label(metric, 40)}, mean over parties")
         axes.set_title("Mean score of the parties' own models, round by round", loc="left")
     return file

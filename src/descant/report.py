@@ -10,6 +10,7 @@ import numpy as np
 
 from . import __version__
 from .errors import SettingError
+from .metrics import trivial
 from .page import figure, page_of, pairs, phrase, scores, sentences
 from .pictures import Line, Numbers, draw_collapse, draw_curves, draw_hyper, draw_parties, draw_spikes, draw_walk
 from .results import mean_of_known
@@ -63,7 +64,8 @@ def _curves(study: Study, file: Path) -> Path:
     for method in study.methods:
         curves = np.array([result.curve for result in study.of(method)], dtype=float)  # [seeds, points, 3]
         lines[method] = Line.over(curves[0, :, 0], curves[:, :, 1])
-    return draw_curves(file, lines, _metric(study), study.of("Local")[0].scores.majority.mean)
+    scores = study.of("Local")[0].scores
+    return draw_curves(file, lines, _metric(study), scores.majority.mean, trivial(scores.metric))
 
 
 def _parties(study: Study, file: Path) -> Path:
@@ -170,7 +172,9 @@ def page(study: Study, pictures: dict[str, bytes]) -> str:
         "made by": f"descant {__version__}",
     }
     side = "above" if _higher(study) else "below"
-    majority = "Majority class: a party's most frequent answer; a method below it is worse than no learning."
+    what = {"majority class": "a party's most frequent answer", "random policy": "acting at random"}
+    beside = trivial(study.results[0].scores.metric)
+    majority = f"{beside.capitalize()}: {what[beside]}; a method below it is worse than no learning."
     return page_of(
         "Did joining help?",
         study.verdict() or "Only local training was run: there is nothing to compare it with.",

@@ -71,6 +71,10 @@ def _rehearse(plan: Plan, row: Tensor, hyper: Hyper) -> None:
         raise SettingError(f"All layers of the model are private in {algorithm.name}: nothing is left to share.")
     if algorithm.over == "all" and algorithm.keep is None:
         raise SettingError(f"{algorithm.name} aggregates over all, but its parties keep no models of their own.")
+    if algorithm.measure and not plan.samples:
+        raise SettingError(
+            f"{algorithm.name} lets parties measure the loss on samples of theirs, and agents have none."
+        )
     rows = row.repeat(2, 1)
     try:
         algorithm.start(rows, rows)
@@ -144,7 +148,8 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
     tuning = {} if algorithm.tune is fixed else {**vars(tuned.hyper), **tuned.numbers}
     presence = presence_of(plan, after, names, stood_in)
     told = (outcome.gap, change, 0.0, note, norm, gauges, tuple(judged), tuning, tuned.note, stood_in, presence)
-    return Round(index, after, present, names, refusals, *told)
+    said = {report.party: report.metrics for report in accepted}
+    return Round(index, after, present, names, refusals, *told, said)
 
 
 def _present(plan: Plan, names: Sequence[str], hyper: Hyper, index: int) -> dict[str, Hyper]:

@@ -19,15 +19,15 @@ from .errors import SettingError, StateError
 from .evaluate import Column, Numbers
 from .federation import Federation, attending
 from .instruments.findings import over_seeds
+from .metrics import trivial
 from .piece import Data, Model, parties_of
 from .progress import bar
 from .results import LOCAL, Result, carry_out, mean_of_known, plain, spread
 from .settings import describe
 from .table import Table
 
-__all__ = ["LOCAL", "MAJORITY", "Result", "Study", "compare"]
+__all__ = ["LOCAL", "Result", "Study", "compare"]
 
-MAJORITY = "majority class"
 SHOWN = (
     "mean",
     "learned",
@@ -118,7 +118,7 @@ class Study:
         columns = [result.scores.majority for result in alone]
         unknown = dict.fromkeys(("± seeds", "best", "best round", "centre", "before", "after", "trained"), float("nan"))
         return {
-            "method": MAJORITY,
+            "method": trivial(alone[0].scores.metric),
             "mean": float(np.mean([column.mean for column in columns])),
             "learned": float(np.mean([result.of_trained(result.scores.majority).mean for result in alone])),
             **unknown,

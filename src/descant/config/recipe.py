@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -131,16 +131,20 @@ class Recipe:
         return partial(make, **keywords_for(make, given, "[parties]", record_of))
 
     def solver(self) -> Solver:
-        """How a party learns alone."""
-        from ..solvers import Sgd
+        """How a party learns alone: by Sgd, or by what `solver` in [work] names."""
+        from ..solvers import SOLVERS
 
-        allowed = [*(each.name for each in fields(Sgd)), *ATTENDANCE]
-        work = self._table("work")
+        work = dict(self._table("work"))
+        named = work.pop("solver", "sgd")
+        if named not in SOLVERS:
+            raise unknown("solver", str(named), SOLVERS)
+        make = SOLVERS[named]
+        allowed = ["solver", *signature(make).parameters, *ATTENDANCE]
         for key in work:
             if key not in allowed:
                 raise unknown("key of [work]", key, allowed)
         given = {key: value for key, value in work.items() if key not in ATTENDANCE}
-        solver = Sgd(**keywords_for(Sgd, given, "[work]"))
+        solver = make(**keywords_for(make, given, "[work]", record_of))
         check(solver, "[work]")
         return solver
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..algorithms.pieces import FedPlusPull, Mix, TowardFixed, fixed, stay
 from ..gauges import bound_of
+from ..metrics import trivial
 from ..penalties import HalfSquare, Norm1, Norm2
 from ..solvers import Sgd
 from .collapse import biggest_jump, lasting_fall
@@ -107,7 +108,10 @@ def collapse(name: str, history: Sequence[Mapping[str, Any]], higher_is_better: 
     rounds = [int(entry["round"]) for entry in history]
     jump = biggest_jump([entry.get("change", math.nan) for entry in history])
     told = "" if jump is None else f"the model of {name} jumped {jump[1]:.3g}× at round {rounds[jump[0]]}"
-    fall = lasting_fall([entry.get("loss", math.nan) for entry in history], higher_is_better=False)
+    if any("reward" in entry for entry in history):  # the error of agents grows with what they come to expect
+        fall = lasting_fall([entry.get("reward", math.nan) for entry in history], higher_is_better=True)
+    else:
+        fall = lasting_fall([entry.get("loss", math.nan) for entry in history], higher_is_better=False)
     if fall is None:
         fall = lasting_fall([entry.get("own", math.nan) for entry in history], higher_is_better)
     if fall is not None:
@@ -144,12 +148,13 @@ def never_trained(trained: int, parties: int, algorithm: Algorithm | None = None
 
 
 def below_majority(name: str, scores: Scores) -> Finding | None:
-    """Whether the parties would do better by always giving their most frequent answer."""
+    """Whether the parties would do better without learning: by their most frequent answer, or by acting at random."""
     own, majority = scores.own.mean, scores.majority.mean
     sign = 1 if scores.own.higher_is_better else -1
     if math.isnan(majority) or not sign * own < sign * majority:
         return None
-    return Finding("majority", f"{name} is below the majority baseline: {own:.3f} {scores.metric}, not {majority:.3f}.")
+    beside = trivial(scores.metric).split()[0]
+    return Finding("majority", f"{name} is below the {beside} baseline: {own:.3f} {scores.metric}, not {majority:.3f}.")
 
 
 def over_seeds(found: Sequence[Sequence[Finding]]) -> Iterator[Finding]:

@@ -34,6 +34,11 @@ class Party:
         """How many samples it trains on."""
         return len(self.x)
 
+    @property
+    def data(self) -> tuple[Tensor, ...]:
+        """All that it has."""
+        return self.x, self.y, self.x_test, self.y_test
+
     def __repr__(self) -> str:
         return f"Party({self.name!r}, {len(self.x)} to train, {len(self.x_test)} to test, x {tuple(self.x.shape[1:])})"
 

@@ -17,6 +17,7 @@ from ..errors import ModelError
 from ..flat import Net
 from .layers import Array, Into, Value
 from .objective import Objective
+from .sloped import Sloped
 from .stacked import Stack, kernel_of
 from .terms import Added
 
@@ -142,6 +143,10 @@ class Descent:
             if lead:
                 return self.losses.slope(output, y.numpy())
             return torch.from_numpy(self.losses.slope(output.numpy(), y[0].numpy()))
+        if isinstance(self.objective.loss, Sloped):
+            found, mean = self.objective.loss.slope(output if lead else output.numpy(), (y if lead else y[0]).numpy())
+            self.losses.total.add_(torch.from_numpy(np.asarray(mean)))
+            return found if lead else torch.from_numpy(found)
         leaf = (torch.from_numpy(output) if lead else output.unsqueeze(0)).detach().requires_grad_()
         with torch.enable_grad():
             each = torch.vmap(self._mean_loss)(leaf, y) if lead else self._mean_loss(leaf[0], y[0]).unsqueeze(0)
