@@ -1,7 +1,7 @@
 """Agents under the laws: cut, stopped, stacked, merged by any method, one agent and never merged.
 
-They hold for FedRL's Algorithm 1, for its "Independent" (figure 2) and "Max" (figure 3), and for the errata: row 36 (what
-rewards may be) and row 37 (what merging leaves alone).
+They hold for FedRL's Algorithm 1, for its "Independent" (figure 2) and "Max" (figure 3), and for the errata: row 36
+(what rewards may be) and row 37 (what merging leaves alone).
 """
 
 from __future__ import annotations
