@@ -197,7 +197,9 @@ class Federation:
             )
         scores = self.scores()
         if self.history_ and self.history_[-1]["round"] == index:
-            self.history_[-1].update(own=scores.own.mean, center=scores.center.mean)
+            trained = np.array(list(map(coverage(self).rounds.get, scores.names))) > 0
+            means = {"own": scores.own, "learned": scores.own.only(trained), "center": scores.center}
+            self.history_[-1].update({name: column.mean for name, column in means.items()})
         return scores
 
     def scores(self) -> Scores:

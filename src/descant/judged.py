@@ -83,7 +83,7 @@ def _result(found: Recorded, method: str) -> Result:
         len(refused),  # a round that was done again refused the same ones
         attended=held.accepted.sum(axis=0).astype(float),
         series=_series(found, held.metrics),
-        findings=tuple(_findings(found, method, dict(zip(held.scored.tolist(), means["own"], strict=True)))),
+        findings=tuple(_findings(found, method)),
     )
 
 
@@ -107,12 +107,22 @@ def _series(found: Recorded, known: Mapping[str, Numbers]) -> dict[str, Numbers]
     return {name: rounds if name == "round" else fitting.get(name, np.full(len(rounds), np.nan)) for name in names}
 
 
-def _findings(found: Recorded, method: str, own: Mapping[int, float]) -> Iterator[Finding]:
+def _learned(found: Recorded) -> dict[int, float]:
+    """By round, the mean score of the parties that had trained by then."""
+    held = found.numbers
+    trained = np.logical_or.accumulate(held.accepted, axis=0)[np.searchsorted(held.round, held.scored)]
+    return {
+        at: Column(own).only(some).mean
+        for at, own, some in zip(held.scored.tolist(), held.scores["own"], trained, strict=True)
+    }
+
+
+def _findings(found: Recorded, method: str) -> Iterator[Finding]:
     """Whether it collapsed, and every warning on record, each once with the rounds at which it came."""
-    series = _series(found, found.numbers.metrics)
+    series, learned = _series(found, found.numbers.metrics), _learned(found)
     rounds = found.numbers.round.tolist()
     history = [
-        {"round": round, "change": change, "loss": loss, "own": own.get(round, np.nan)}
+        {"round": round, "change": change, "loss": loss, "learned": learned.get(round, np.nan)}
         for round, change, loss in zip(rounds, series["change"].tolist(), series["loss"].tolist(), strict=True)
     ]
     fell = collapse(method, history, found.higher_is_better)

@@ -103,13 +103,16 @@ def _share(pull: FedPlusPull) -> float | None:
 
 
 def collapse(name: str, history: Sequence[Mapping[str, Any]], higher_is_better: bool = True) -> Finding | None:
-    """Whether the training loss, or the score "own" where it was measured, fell back for good, or the model jumped."""
+    """Whether the training loss, or the score where it was measured, fell back for good, or the model jumped.
+
+    The score is "learned", that of the parties which have trained, or "own", that of all, where it is not known.
+    """
     rounds = [int(entry["round"]) for entry in history]
     jump = biggest_jump([entry.get("change", math.nan) for entry in history])
     told = "" if jump is None else f"the model of {name} jumped {jump[1]:.3g}× at round {rounds[jump[0]]}"
     fall = lasting_fall([entry.get("loss", math.nan) for entry in history], higher_is_better=False)
     if fall is None:
-        fall = lasting_fall([entry.get("own", math.nan) for entry in history], higher_is_better)
+        fall = lasting_fall([entry.get("learned", entry.get("own", math.nan)) for entry in history], higher_is_better)
     if fall is not None:
         what = f"what {name} had learned was lost at round {rounds[fall]} and stayed lost: collapse."
         return Finding("collapse", _capital(f"{told}; {what}" if told else what), rounds[fall])
