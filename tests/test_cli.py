@@ -234,6 +234,12 @@ def test_what_must_be_known_of_the_data_is_in_every_output(tiny, tmp_path):
     assert said in json.loads(descant("run", tiny, *here, "--out", "r", "--json").stdout)["findings"]
     found = json.loads(descant("compare", tiny, *here, "--out", "c", "--json").stdout)["points"][0]
     assert found["findings"].count(said) == 1
+    for folder in ("run", "compare"):
+        text = (tmp_path / folder / "report.html").read_text("utf-8")
+        assert text.count(said) == 1 and text.index(said) < text.index("<img"), "before the pictures"
+        assert descant("report", folder).stdout.count(said) == 1
+        again = json.loads(descant("report", folder, "--json").stdout)
+        assert again["note"] == said and again["findings"].count(said) == 1
 
 
 def test_a_run_that_was_not_judged_says_how_to(tiny):

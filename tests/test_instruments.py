@@ -327,7 +327,8 @@ def test_a_collapse_is_judged_by_those_who_trained() -> None:
     assert collapse("FedAvgPlus", told) is None
     found = collapse("FedAvg", [{**entry, "learned": own} for entry, own in zip(told, falling, strict=True)])
     assert found is not None and found.round == 5
-    fed = ran(Federation(lambda: nn.Linear(64, 10), parties.digits(count=6), algorithms.FedAvgPlus(), attend=2, lr=0.1), 1)
+    people = parties.digits(count=6)
+    fed = ran(Federation(lambda: nn.Linear(64, 10), people, algorithms.FedAvgPlus(), attend=2, lr=0.1), 1)
     for scored in fed.rounds(1):
         scored.scores  # noqa: B018
     trained = [name for name, count in coverage(fed).rounds.items() if count]

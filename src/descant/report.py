@@ -1,7 +1,7 @@
 """A study as a folder to pass on: study.json, pictures, and one page that opens anywhere, without a network.
 
-The pieces of the page (`page_of`, `figure`, `scores`, `pairs`, `sentences`) know nothing of studies, and take any
-numbers.
+The pieces of the page (`page_of`, `figure`, `scores`, `paragraph`, `pairs`, `sentences`) know nothing of studies, and
+take any numbers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import __version__
+from .canvas import Line, Numbers, noted
 from .errors import SettingError
-from .pictures import Line, Numbers, draw_collapse, draw_curves, draw_hyper, draw_parties, draw_spikes, draw_walk
+from .pictures import draw_collapse, draw_curves, draw_hyper, draw_parties, draw_spikes, draw_walk
 from .results import mean_of_known
 from .settings import describe, unknown
 from .store import replacing
@@ -47,7 +48,8 @@ def draw(study: Study, kind: str, file: Path) -> Path:
         raise SettingError(
             f"This study has no numbers for the picture {kind!r}. It has: {', '.join(available(study))}."
         )
-    return _KINDS[kind](study, file)
+    with noted(study.note):
+        return _KINDS[kind](study, file)
 
 
 def available(study: Study) -> tuple[str, ...]:
@@ -160,9 +162,10 @@ def page(study: Study, pictures: dict[str, bytes]) -> str:
     return page_of(
         "Did joining help?",
         study.verdict() or "Only local training was run: there is nothing to compare it with.",
+        paragraph(study.note),
         scores("Method by method", study.table(), f"Scores are {_metric(study)}. {LEGEND} {majority}"),
         *(figure(*_CAPTIONS[kind], pictures[kind], side) for kind in _CAPTIONS if kind in pictures),
-        sentences("What else was found", study.findings()),
+        sentences("What else was found", (told for told in study.findings() if told != study.note)),
         pairs("Settings and seeds", ((key, phrase(value)) for key, value in settings.items())),
         pairs(
             "The methods, by what they change against FedAvg",
@@ -239,10 +242,15 @@ def page_of(title: str, verdict: str, *sections: str) -> str:
     return _PAGE.format(title=html.escape(title), verdict=html.escape(verdict), body=body, style=_STYLE)
 
 
+def paragraph(text: str) -> str:
+    """A sentence or two; nothing where there are none."""
+    return f"<p>{html.escape(text)}</p>" if text else ""
+
+
 def scores(heading: str, table: Table, note: str = "") -> str:
     """A table of numbers, and how to read it."""
     shown = replace(table, verdict="", notes=())._repr_html_()
-    return f'{_h2(heading)}<div class="wide scores">{shown}</div>' + (f"<p>{html.escape(note)}</p>" if note else "")
+    return f'{_h2(heading)}<div class="wide scores">{shown}</div>{paragraph(note)}'
 
 
 def figure(heading: str, caption: str, png: bytes, side: str = "above") -> str:

@@ -11,7 +11,7 @@ import typer
 
 from ..config import Recipe, how_to_end, read
 from ..errors import SettingError, StateError
-from ..papers import carry_out, check_folder
+from ..papers import carry_out, check_folder, told
 from ..table import Table
 from .common import json_option, one_thread, plain_endings, watched, wrapped
 
@@ -116,11 +116,11 @@ def report(
         else:
             study = Study.load(folder)
             page = study.save(folder) / "report.html"
-        verdict = study.verdict()
         if as_json:
-            typer.echo(json.dumps({"report": str(page), "verdict": verdict}))
+            found = {"verdict": study.verdict(), "note": study.note, "findings": study.findings()}
+            typer.echo(json.dumps({"report": str(page), **found}))
         else:
-            typer.echo(f"{verdict}\n\nThe report with pictures: {page}")
+            typer.echo(f"{told(study)}\n\nThe report with pictures: {page}")
 
 
 def runs(

@@ -47,6 +47,15 @@ def findings_of(federation: Federation, scores: Scores | None = None) -> tuple[F
     return tuple(finding for finding in found if finding is not None)
 
 
+def of_the_data(note: str) -> str:
+    """What must be known of the data as a sentence; "" if there is nothing.
+
+    >>> of_the_data("critics stand in")
+    'Of the data: critics stand in.'
+    """
+    return f"Of the data: {note}." if note else ""
+
+
 def rho_never_binds(algorithm: Algorithm, reaches: Sequence[float]) -> Finding | None:
     """Whether prox(w_k - w̃) was 0 for every party in every round: then a robust method is the mean."""
     bound = bound_of(algorithm)
