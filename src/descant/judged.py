@@ -19,7 +19,7 @@ from .config import how_to_end
 from .errors import StateError
 from .evaluate import Column, Numbers, Scores
 from .instruments import Finding
-from .instruments.findings import collapse
+from .instruments.findings import collapse, refused
 from .record import Recorded, Run, read
 from .results import SERIES, TUNED, numbers, plain
 from .store import clear_errors
@@ -73,14 +73,13 @@ def _result(found: Recorded, method: str) -> Result:
     columns = {name: Column(values[-1], found.higher_is_better) for name, values in held.scores.items()}
     means = {name: [Column(row).mean for row in held.scores[name]] for name in ("own", "center")}
     curve = tuple(zip(held.scored.tolist(), means["own"], means["center"], strict=True))
-    refused = {(event["round"], event["text"]) for event in found.events if event["event"] == "refused"}
     return Result(
         method,
         int(found.settings["seed"]),
         _scores(found, columns),
         curve,
         float(np.nansum(held.metrics.get("seconds", np.zeros(1)))),
-        len(refused),  # a round that was done again refused the same ones
+        len(_refusals(found)),
         attended=held.accepted.sum(axis=0).astype(float),
         series=_series(found, held.metrics),
         findings=tuple(_findings(found, method)),
@@ -107,6 +106,11 @@ def _series(found: Recorded, known: Mapping[str, Numbers]) -> dict[str, Numbers]
     return {name: rounds if name == "round" else fitting.get(name, np.full(len(rounds), np.nan)) for name in names}
 
 
+def _refusals(found: Recorded) -> set[tuple[int, str]]:
+    """Round and text of each; a round that was done again refused the same ones."""
+    return {(event["round"], event["text"]) for event in found.events if event["event"] == "refused"}
+
+
 def _learned(found: Recorded) -> dict[int, float]:
     """By round, the mean score of the parties that had trained by then."""
     held = found.numbers
@@ -128,6 +132,9 @@ def _findings(found: Recorded, method: str) -> Iterator[Finding]:
     fell = collapse(method, history, found.higher_is_better)
     if fell is not None:
         yield fell
+    told = refused(method, [text for _, text in sorted(_refusals(found))])
+    if told is not None:
+        yield told
     warned: dict[str, set[int]] = {}
     for event in _current(found):
         warned.setdefault(event["text"], set()).update([event["round"]] if "round" in event else [])

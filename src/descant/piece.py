@@ -22,7 +22,7 @@ from .core import Algorithm, Hyper, Job, Loss, Memory, Report, Solver, Task, Ter
 from .errors import ModelError, PartyError, SettingError
 from .flat import ONE_AT_A_TIME, Net, Unbound, bind
 from .gate import finite
-from .metrics import Metric, accuracy
+from .metrics import Metric, accuracy, is_cross_entropy
 from .parties.people import Party, People
 from .store import DEFAULT_BUDGET
 
@@ -96,6 +96,21 @@ def parties_of(data: Data) -> People:
             f"Give parties (or their maker) made by descant.parties, such as from_arrays(...). Got {type(people)}."
         )
     return people
+
+
+def check_labels(plan: Plan) -> None:
+    """Raise if a party has a label for which the model has no output, where the loss tells that targets are classes."""
+    party = plan.people[plan.people.names[0]]
+    if not is_cross_entropy(plan.loss) or party.y.ndim != 1 or getattr(plan.loss, "ignore_index", -1) >= 0:
+        return
+    row, size = plan.net.row(), plan.net.layout.size
+    with ONE_AT_A_TIME, torch.no_grad(), torch.random.fork_rng(devices=[]):
+        plan.net.module.eval()
+        output, _ = plan.net.apply(row[:size], row[size:], party.x[:1].clone())
+    found = plan.people.label_beyond(output.shape[1]) if output.ndim == 2 else ""
+    if found:
+        known = f"the model has {output.shape[1]} outputs: labels go from 0 to {output.shape[1] - 1}"
+        raise PartyError(f"{found}, and {known}. Mend the labels, or give the model more outputs.")
 
 
 Answer = tuple[Report, Memory | None]  # the memory is None where it does not change

@@ -21,7 +21,7 @@ from .errors import DescantError, SettingError
 from .flat import ONE_AT_A_TIME
 from .gate import Gate, Refusal, finite
 from .gauges import Gauges, gauged, reach
-from .piece import VALIDATION, Plan, loss_on
+from .piece import VALIDATION, Plan, check_labels, loss_on
 from .settings import check
 from .state import Judged, Round, State, feedback_of, judgements_of
 from .store import PartyStore
@@ -37,6 +37,7 @@ def begin(plan: Plan) -> State:
     if plan.budget < 0:
         raise SettingError(f"The budget for party state must be >= 0 bytes. Got {plan.budget}.")
     way = next(way for way, reason in possible_ways(plan).items() if not reason)
+    check_labels(plan)
     row = plan.net.row()
     first = State(0, row, row, way, PartyStore(plan.budget))
     first = replace(first, feedback=_validated(plan, first, row))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..federation import Federation
     from ..piece import Plan
 
+SHOWN = 3  # refusals that a finding tells
 NEARLY_OFF = 0.01  # ours: of the way to the centre in a round, below which federation is nearly off
 
 
@@ -41,6 +42,7 @@ def findings_of(federation: Federation, scores: Scores | None = None) -> tuple[F
         pull_nearly_off(plan, federation.state.round) if history else None,
         collapse(plan.algorithm.name, history, plan.metric.higher_is_better),
         gone_back(plan.algorithm.name, history),
+        refused(plan.algorithm.name, list(map(str, federation.refusals_))),
         never_trained(reached.trained, len(reached.rounds), plan.algorithm) if history else None,
         None if scores is None else below_majority(plan.algorithm.name, scores),
     ]
@@ -137,6 +139,22 @@ def gone_back(name: str, history: Sequence[Mapping[str, Any]]) -> Finding | None
         return None
     often = f"{name}: " if len(told) == 1 else f"{name} went back {len(told)} times; the last time "
     return Finding("went back", f"{often}{told[-1][1]}.", told[0][0])
+
+
+def refused(name: str, told: Sequence[str]) -> Finding | None:
+    """Whose reports did not count, and why: the first few of unlike ones.
+
+    >>> refused("FedAvg", ["round 1, party 'b': stale", "round 2, party 'b': stale"]).text
+    "2 updates of FedAvg were refused. The first: round 1, party 'b': stale."
+    """
+    unlike: dict[str, str] = {}
+    for one in told:
+        unlike.setdefault(one.partition(", ")[2], one)  # without its round
+    if not unlike:
+        return None
+    many = f"{len(told)} updates" if len(told) > 1 else "1 update"
+    first = "; ".join(list(unlike.values())[:SHOWN])
+    return Finding("refused", f"{many} of {name} {'were' if len(told) > 1 else 'was'} refused. The first: {first}.")
 
 
 def _capital(sentence: str) -> str:
