@@ -1,5 +1,6 @@
 """The command line: fast help, one JSON document, and sentences in place of tracebacks."""
 
+import errno
 import json
 import os
 import shlex
@@ -198,6 +199,18 @@ def test_compare_prints_a_table_and_writes_a_report(tiny, tmp_path):
     document = json.loads(again.stdout)
     assert again.stderr == "" and document["quick"] and document["points"][0]["settings"]["rounds"] == 1
     assert (tmp_path / document["report"]).exists()
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_finished_comparison_is_printed_though_it_cannot_be_saved(tiny, monkeypatch, form):
+    def full(*given, **named):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    shown = descant("compare", tiny, "--algorithms", "fedavg", "--seeds", "1", "--set", "run.rounds=1", *form)
+    assert shown.exit_code == 1 and "No space left on device" in shown.stderr and "Traceback" not in shown.output
+    assert "The numbers stand above; no report was written." in shown.stderr and "FedAvg" in shown.stdout
+    assert not form or json.loads(shown.stdout)["report"] is None
 
 
 def test_a_run_that_is_resumed_ends_like_one_that_was_not_disturbed(tiny, tmp_path):
