@@ -353,6 +353,10 @@ def test_who_attends_is_as_the_recipe_says_and_a_method_may_depart_from_it():
         ("work.among=0", r"The 'among' of \[work\] must be a whole number >= 1. Got 0"),
         ("model.loss=5", r"The 'loss' of \[model\] must be \"module:function\".*Got 5"),
         ("model.metric=math:pi", r"The 'metric' of \[model\] must be .* a function or a class. Got 'math:pi'"),
+        (
+            "methods.1.name=Local",
+            r"'Local' is the name of training alone, which every table has. Give \[\[methods\]\] ",
+        ),
         ("methods.1.name=FedAvg", r"Two methods of recipe are called 'FedAvg'. Give one its own: name = "),
         ("quick.run=3", r"\[run\] of recipe must be a table"),
         ("quick.ruin=1", r"no part of \[quick\] 'ruin'. Did you mean 'run'"),

@@ -192,6 +192,23 @@ def test_kept_numbers_come_back_and_agree_with_themselves(done, tmp_path):
     ]
 
 
+def test_parties_above_each_of_the_papers_baselines_are_kept_and_shown(done, tmp_path):
+    from descant.address import find
+
+    recipe = done.recipe.set("sweep={}", "run.rounds=1", "run.seeds=2")
+    found = papers.carry_out(recipe, ["fedavg", "fedprox", "rfa", "comed", "fedavg+"], progress=False)
+    papers.keep("mine/tiny", found, tmp_path)
+    (point,) = papers.kept("mine/tiny", False, tmp_path).points
+    above = ["above alone", "above FedAvg", "above FedProx", "above RFA", "above CoordinateMedian"]
+    assert [name for name in point if name.startswith("above")] == above
+    study = found.points[0].study
+    assert point["above RFA"]["FedAvgPlus"] == int((study.gains("FedAvgPlus", "RFA") > 0).sum())
+    table = find(f"{ROOT / 'docs' / 'results.py'}:table")
+    assert "| parties above RFA | parties above CoordinateMedian |" in table(point).splitlines()[0]
+    earlier = {name: point[name] for name in point if name not in above[2:]}
+    assert table(earlier).splitlines()[0].endswith("| parties above alone | parties above FedAvg |")
+
+
 def test_a_mean_outside_of_the_kept_span_is_named(done, tmp_path):
     file = papers.keep("mine/tiny", done, tmp_path)
     found = json.loads(file.read_text())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +68,14 @@ class Column:
         with np.errstate(invalid="ignore"):
             difference = self.values - alone.values
         return int(((difference > 0) if self.higher_is_better else (difference < 0)).sum())
+
+    def only(self, some: NDArray[np.bool_]) -> Column:
+        """The same of some parties; nan for the others.
+
+        >>> Column(np.array([0.9, 0.5])).only(np.array([True, False])).mean
+        0.9
+        """
+        return replace(self, values=np.where(some, self.values, np.nan))
 
     @property
     def _known(self) -> Numbers:
@@ -168,9 +176,7 @@ def party_table(
     """
     sign, beside = 1 if scores.own.higher_is_better else -1, trivial(scores.metric).split()[0]
     trained = np.array([rounds[name] > 0 for name in scores.names])
-    own, local = (
-        Column(np.where(trained, column.values, np.nan), column.higher_is_better) for column in (scores.own, alone.own)
-    )
+    own, local = (column.only(trained) for column in (scores.own, alone.own))
     rows = [
         {
             "party": name,

@@ -22,7 +22,7 @@ from .engines import InProcess
 from .errors import DescantError, DescantWarning, SettingError, StateError
 from .evaluate import Models, Scores, party_table, score
 from .gate import Refusal
-from .instruments import Finding, coverage, draw, findings_of
+from .instruments import Finding, coverage, draw, findings_of, of_the_data
 from .metrics import Metric, metric_for
 from .parties import People
 from .piece import Data, Model, Plan, parties_of
@@ -208,7 +208,9 @@ class Federation:
             )
         scores = self.scores()
         if self.history_ and self.history_[-1]["round"] == index:
-            self.history_[-1].update(own=scores.own.mean, center=scores.center.mean)
+            trained = np.array(list(map(coverage(self).rounds.get, scores.names))) > 0
+            means = {"own": scores.own, "learned": scores.own.only(trained), "center": scores.center}
+            self.history_[-1].update({name: column.mean for name, column in means.items()})
             if "presence" in self.history_[-1]:
                 self.history_[-1]["centers"] = scores.center.values.tolist()
         return scores
@@ -225,8 +227,8 @@ class Federation:
 
     def _findings(self) -> tuple[Finding, ...]:
         at, scores = self.__dict__.get("_scored", (None, None))
-        note = self.people.note
-        said = (Finding("data", f"Of the data: {note}."),) if note else ()
+        note = of_the_data(self.people.note)
+        said = (Finding("data", note),) if note else ()
         return said + findings_of(self, scores if at == self.state.round else None)
 
     def plot(self, kind: str, file: str | Path) -> Path:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import __version__
+from .canvas import Line, Numbers, noted
 from .errors import SettingError
 from .metrics import trivial
-from .page import figure, page_of, pairs, phrase, scores, sentences
-from .pictures import Line, Numbers, draw_collapse, draw_curves, draw_hyper, draw_parties, draw_spikes, draw_walk
+from .page import figure, page_of, pairs, paragraph, phrase, scores, sentences
+from .pictures import draw_collapse, draw_curves, draw_hyper, draw_parties, draw_spikes, draw_walk
 from .results import mean_of_known
 from .settings import describe, unknown
 from .state import STOOD_IN
@@ -43,7 +44,8 @@ def draw(study: Study, kind: str, file: Path) -> Path:
         raise SettingError(
             f"This study has no numbers for the picture {kind!r}. It has: {', '.join(available(study))}."
         )
-    return _KINDS[kind](study, file)
+    with noted(study.note):
+        return _KINDS[kind](study, file)
 
 
 def available(study: Study) -> tuple[str, ...]:
@@ -178,9 +180,10 @@ def page(study: Study, pictures: dict[str, bytes]) -> str:
     return page_of(
         "Did joining help?",
         study.verdict() or "Only local training was run: there is nothing to compare it with.",
+        paragraph(study.note),
         scores("Method by method", study.table(), f"Scores are {_metric(study)}. {LEGEND} {majority}"),
         *(figure(*_CAPTIONS[kind], pictures[kind], side) for kind in _CAPTIONS if kind in pictures),
-        sentences("What else was found", study.findings()),
+        sentences("What else was found", (told for told in study.findings() if told != study.note)),
         pairs("Settings and seeds", ((key, phrase(value)) for key, value in settings.items())),
         pairs(
             "The methods, by what they change against FedAvg",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -59,9 +59,7 @@ class Result:
 
     def of_trained(self, column: Column) -> Column:
         """A column without the parties that never trained: they are judged by a model that they had no part in."""
-        if not len(self.attended):
-            return column
-        return replace(column, values=np.where(self.attended > 0, column.values, np.nan))
+        return column.only(self.attended > 0) if len(self.attended) else column
 
     @property
     def best(self) -> tuple[int, float]:

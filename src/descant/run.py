@@ -18,12 +18,13 @@ from . import seeds
 from .absence import Left, most_sealed
 from .algorithms.pieces import fixed
 from .core import Attending, Engine, Hyper, Memory, Report, Task, Tuned, Tuning
-from .errors import DescantError, SettingError
+from .errors import DescantError, PartyError, SettingError
 from .exchange import CLOCK, hear, tasks_for
 from .flat import ONE_AT_A_TIME
 from .flight import AT, Flight
 from .gate import Gate
 from .gauges import Gauges, gauged, reach
+from .metrics import is_cross_entropy
 from .piece import VALIDATION, Plan, loss_on
 from .settings import check
 from .settle import Outcome, settled
@@ -41,6 +42,7 @@ def begin(plan: Plan) -> State:
     if plan.budget < 0:
         raise SettingError(f"The budget for party state must be >= 0 bytes. Got {plan.budget}.")
     way = next(way for way, reason in possible_ways(plan).items() if not reason)
+    _check_labels(plan)
     row = plan.net.row()
     first = State(0, row, row, way, PartyStore(plan.budget))
     first = replace(first, feedback=_validated(plan, first, row))
@@ -59,6 +61,17 @@ def possible_ways(plan: Plan) -> dict[str, str]:
     with ONE_AT_A_TIME:
         largest = plan.people[max(sizes, key=sizes.__getitem__)]
         return plan.solver.ways(plan.net, plan.loss, plan.terms, largest, len(present))
+
+
+def _check_labels(plan: Plan) -> None:
+    """Raise if a party has a label for which the model has no output, where the loss tells that targets are classes."""
+    if not plan.samples or not is_cross_entropy(plan.loss) or getattr(plan.loss, "ignore_index", -1) >= 0:
+        return
+    classes = plan.classes
+    found = "" if classes is None else plan.people.label_beyond(classes)
+    if classes and found:
+        known = f"the model has {classes} outputs: labels go from 0 to {classes - 1}"
+        raise PartyError(f"{found}, and {known}. Mend the labels, or give the model more outputs.")
 
 
 def _rehearse(plan: Plan, row: Tensor, hyper: Hyper) -> None:

@@ -11,9 +11,9 @@ import typer
 
 from ..config import Recipe, how_to_end, read
 from ..errors import SettingError, StateError
-from ..papers import carry_out, check_folder
+from ..papers import carry_out, check_folder, told
 from ..table import Table
-from .common import json_option, one_thread, plain_endings, watched, wrapped
+from .common import finish, json_option, one_thread, plain_endings, watched, wrapped
 
 RECIPE = typer.Argument(hidden=True)
 CHANGES = typer.Option([], "--set", help="Another value: table.key=value, such as run.rounds=20. Repeatable.")
@@ -89,11 +89,7 @@ def compare(
             typer.echo(f"{chosen.title}\n" + (f"\n{wrapped('about', chosen.about)}\n" if chosen.about else ""))
         one_thread()
         done = carry_out(chosen, names, quick, progress=watched(as_json))
-        page = done.save(out)
-        if as_json:
-            typer.echo(json.dumps({**done.to_json(), "report": str(page)}))
-        else:
-            typer.echo(f"{done}\n\nThe report with pictures: {page}")
+        finish(done, out, as_json)
 
 
 def report(
@@ -116,11 +112,11 @@ def report(
         else:
             study = Study.load(folder)
             page = study.save(folder) / "report.html"
-        verdict = study.verdict()
         if as_json:
-            typer.echo(json.dumps({"report": str(page), "verdict": verdict}))
+            found = {"verdict": study.verdict(), "note": study.note, "findings": study.findings()}
+            typer.echo(json.dumps({"report": str(page), **found}))
         else:
-            typer.echo(f"{verdict}\n\nThe report with pictures: {page}")
+            typer.echo(f"{told(study)}\n\nThe report with pictures: {page}")
 
 
 def runs(

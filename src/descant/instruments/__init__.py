@@ -2,7 +2,7 @@
 
 from .collapse import biggest_jump, lasting_fall
 from .coverage import Coverage, coverage
-from .findings import Finding, findings_of, pull_a_round
+from .findings import Finding, findings_of, of_the_data, pull_a_round
 from .leaving import preview
 from .pictures import draw, spikes
 from .walk import Walk, walk
@@ -16,6 +16,7 @@ __all__ = [
     "draw",
     "findings_of",
     "lasting_fall",
+    "of_the_data",
     "preview",
     "pull_a_round",
     "spikes",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CLOSE = 0.005  # half a point: other processors round otherwise, and a party judges itself on few samples
 FORMAT = 1
+BASELINES = ("FedAvg", "FedProx", "RFA", "CoordinateMedian")  # those that the papers hold Fed+ against
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Kept:
     descant: str
     points: tuple[Mapping[str, Any], ...]
     """At each: "own" {method: one mean a seed}, "learned" (of those that trained), "majority", "parties", and how many
-    of these are better off than alone and than with FedAvg {method: number}."""
+    of these are better off than alone, and than with each of BASELINES that was there {method: number}."""
 
 
 def kept(key: str, quick: bool, folder: Path | None = None) -> Kept | None:
@@ -79,7 +80,7 @@ def _numbers(study: Study) -> dict[str, Any]:
     majority = study.results[0].scores.majority
     better = {
         name: {method: int((study.gains(method, over) > 0).sum()) for method in study.methods}
-        for name, over in (("above alone", None), ("above FedAvg", "FedAvg"))
+        for name, over in (("above alone", None), *((f"above {name}", name) for name in BASELINES))
         if over is None or over in study.methods
     }
     return {
