@@ -123,9 +123,11 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
     algorithm, d = plan.algorithm, plan.net.layout.size
     tuned, state = _tuned(plan, state, index)
     flight, left = Flight.of(plan, state), Left.of(plan, state)
-    idle = [name for name in engine.members() if name not in flight.parties]
+    busy, idle = flight.parties, engine.members()
+    if busy:  # else nothing goes through all parties
+        idle = [name for name in idle if name not in busy]
     present = _present(plan, idle, tuned.hyper, index)
-    there = {*present, *flight.parties}
+    there = {*present, *busy}
     tasks = [
         *_training(plan, state, present, index, judge, flight, left),
         *left.stand_ins(plan, state, tuned.hyper, there, index),
