@@ -195,7 +195,8 @@ def page(study: Study, pictures: dict[str, bytes]) -> str:
 _CAPTIONS = {
     "curves": (
         "Score by round",
-        "Where a line is {side} the dashed one of Local, joining helps on average. The shade spans the seeds.",
+        "Where a line is {side} the dashed one of Local, joining helps on average. Parties that never trained count, "
+        "too: they are judged by the centre, or alone by the model that all began with. The shade spans the seeds.",
     ),
     "parties": (
         "Party by party",

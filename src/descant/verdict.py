@@ -33,7 +33,8 @@ def verdict(study: Study) -> str:
     else:
         best = max(means, key=lambda method: sign * (means[method] - alone[method]))
         most = " for most parties" if ahead[best] > 0 else ""
-        first = f"Nothing beat training alone{most}; {best} came closest"
+        close = "is level with it" if ahead[best] == 0 else "came closest"
+        first = f"Nothing beat training alone{most}; {best} {close}"
     told = f"{first}: {means[best]:.3f} {scores.metric} against {alone[best]:.3f} alone."
     return " ".join([told, *_who(study, best), *_events(study)])
 

@@ -106,9 +106,9 @@ def report(
             study = study_of(folder)
             page = write_page(study, folder)
         elif (folder / "sweep.json").exists():
-            raise StateError(
-                f"{folder} holds a study for every value: give one of them, say {next(folder.glob('*=*'))}."
-            )
+            one = next(folder.glob("*=*"), None)
+            hint = "they are missing" if one is None else f"give one of them, say {one}"
+            raise StateError(f"{folder} holds a study for every value: {hint}.")
         else:
             study = Study.load(folder)
             page = study.save(folder) / "report.html"
