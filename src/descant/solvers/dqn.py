@@ -103,7 +103,7 @@ class Dqn:
         return self.explore + (self.explore_last - self.explore) * min(1.0, step / self.explore_steps)
 
     def learning(self, step: int) -> range:
-        """The numbers of the gradient steps that follow a step, counted from 1."""
+        """The numbers of the gradient steps that follow a step, in an agent's life."""
         first = (step // self.every - 1) * self.updates
         return range(first, first + self.updates if step >= self.begin and step % self.every == 0 else first)
 
