@@ -1,6 +1,6 @@
 """Stacked, single, vectorised or looped: the time of a round each way, by the size of the model and the parties.
 
-`CACHE` and `MOST_VECTORISED` in `descant/solvers/sgd.py` come from this table. Run it on a quiet machine:
+`CACHE` and `MOST_VECTORISED` in `descant/solvers/slope.py` come from this table. Run it on a quiet machine:
 
     python benchmarks/ways.py            # a minute or two; --threads 2 for two threads
 """

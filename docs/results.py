@@ -14,7 +14,7 @@ from typing import Any
 HERE = Path(__file__).parent
 PAPERS = HERE.parent / "papers"
 BEGIN, END = "<!-- made by docs/results.py -->\n", "<!-- end -->\n"
-HEAD = ("method", "mean ± seeds", "of those that trained", "parties above alone", "parties above FedAvg")
+HEAD = ("method", "mean ± seeds", "of those that trained")
 
 
 def spread(values: Sequence[float]) -> str:
@@ -24,11 +24,13 @@ def spread(values: Sequence[float]) -> str:
 
 def table(point: Mapping[str, Any]) -> str:
     """One study: a row a method, the majority class first."""
-    rows = [("majority class", f"{point['majority']:.3f}", "", "", "")]
+    better = [name for name in point if name.startswith("above ")]  # numbers kept earlier have fewer of them
+    rows = [("majority class", f"{point['majority']:.3f}", *[""] * (1 + len(better)))]
     for method, values in point["own"].items():
-        counts = [point.get(name, {}).get(method, "") for name in ("above alone", "above FedAvg")]
-        rows.append((method, spread(values), spread(point["learned"][method]), *map(str, counts)))
-    lines = [" | ".join(row) for row in (HEAD, ("---", *["---:"] * 4), *rows)]
+        counts = [str(point[name].get(method, "")) for name in better]
+        rows.append((method, spread(values), spread(point["learned"][method]), *counts))
+    head = (*HEAD, *(f"parties {name}" for name in better))
+    lines = [" | ".join(row) for row in (head, ("---", *["---:"] * (len(head) - 1)), *rows)]
     return "\n".join(f"| {line} |" for line in lines)
 
 
@@ -42,13 +44,36 @@ def sweep(points: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def silos(point: Mapping[str, Any]) -> str:
+    """Where silos leave: what becomes of the centre's score on the test set of the one that left."""
+    names, courses = point["names"], point["courses"]
+    head = ("method", "who left", "when it left", "at the end", "fall", "below Ideal", "who stayed, at the end")
+    rows = [head, ("---", "---", *["---:"] * (len(head) - 2))]
+    ideal = courses.get("Ideal")
+    for method, course in courses.items():
+        for party, at in course["left"].items():
+            k = names.index(party)
+            mean, deviation = course["mean"][k], course["sd"][k]
+            if mean[-1] is None or not at:  # alone: there is no centre
+                continue
+            place = course["rounds"].index(at) if at in course["rounds"] else 0
+            others = [course["mean"][j][-1] for j in range(len(names)) if j != k]
+            behind = "" if ideal is None else f"{ideal['mean'][k][-1] - mean[-1]:.3f}"
+            end = f"{mean[-1]:.3f} ± {deviation[-1]:.3f}"
+            left, fall = f"{mean[place]:.3f}", f"{mean[place] - mean[-1]:+.3f}"
+            rows.append((method, party, left, end, fall, behind, f"{sum(others) / len(others):.3f}"))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def section(key: str, forms: Mapping[str, Any]) -> str:
     """One experiment, by its key paper/name: its full form if it was run, else the quick one."""
     form = "full" if "full" in forms else "quick"
     found = forms[form]
     points, seeds = found["points"], len(found["seeds"])
     size = f"{points[0]['parties']} parties, {seeds} seeds, {found['seconds']:.0f} s"
-    return f"#### {key}, {form} form: {size}\n\n{table(points[0]) if len(points) == 1 else sweep(points)}\n"
+    told = [table(points[0]) if len(points) == 1 else sweep(points)]
+    told += [silos(points[0])] if len(points) == 1 and "courses" in points[0] else []
+    return "\n\n".join([f"#### {key}, {form} form: {size}", *told]) + "\n"
 
 
 def block(paper: str) -> str:

@@ -15,6 +15,7 @@ from descant.flat import Net
 from descant.parties import People
 from descant.penalties import ByLayer, HalfSquare, Indicator, Norm1, Norm2, NormP, Penalty, Zero
 from descant.settings import Decay, PerParty
+from descant.solvers.exam import on_test_sets
 
 METHODS: dict[str, Callable[[], Algorithm]] = {
     "Local": algorithms.Local,
@@ -147,6 +148,7 @@ class Exact:
     """A solver that returns argmin f_k(w) + α/2 ‖w - z‖² itself, eq. (15): Assumption 1 of Fed+ v2."""
 
     problem: Regression
+    metric, examine = None, staticmethod(on_test_sets)
 
     @property
     def hyper(self) -> Hyper:

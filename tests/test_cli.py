@@ -1,5 +1,6 @@
 """The command line: fast help, one JSON document, and sentences in place of tracebacks."""
 
+import errno
 import json
 import os
 import shlex
@@ -200,6 +201,18 @@ def test_compare_prints_a_table_and_writes_a_report(tiny, tmp_path):
     assert (tmp_path / document["report"]).exists()
 
 
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_finished_comparison_is_printed_though_it_cannot_be_saved(tiny, monkeypatch, form):
+    def full(*given, **named):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    shown = descant("compare", tiny, "--algorithms", "fedavg", "--seeds", "1", "--set", "run.rounds=1", *form)
+    assert shown.exit_code == 1 and "No space left on device" in shown.stderr and "Traceback" not in shown.output
+    assert "The numbers stand above; no report was written." in shown.stderr and "FedAvg" in shown.stdout
+    assert not form or json.loads(shown.stdout)["report"] is None
+
+
 def test_a_run_that_is_resumed_ends_like_one_that_was_not_disturbed(tiny, tmp_path):
     whole = json.loads(descant("run", tiny, "--out", "whole", "--json").stdout)
     assert descant("run", tiny, "--out", "part", "--set", "run.rounds=1").exit_code == 0
@@ -234,6 +247,12 @@ def test_what_must_be_known_of_the_data_is_in_every_output(tiny, tmp_path):
     assert said in json.loads(descant("run", tiny, *here, "--out", "r", "--json").stdout)["findings"]
     found = json.loads(descant("compare", tiny, *here, "--out", "c", "--json").stdout)["points"][0]
     assert found["findings"].count(said) == 1
+    for folder in ("run", "compare"):
+        text = (tmp_path / folder / "report.html").read_text("utf-8")
+        assert text.count(said) == 1 and text.index(said) < text.index("<img"), "before the pictures"
+        assert descant("report", folder).stdout.count(said) == 1
+        again = json.loads(descant("report", folder, "--json").stdout)
+        assert again["note"] == said and again["findings"].count(said) == 1
 
 
 def test_a_run_that_was_not_judged_says_how_to(tiny):

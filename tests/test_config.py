@@ -13,6 +13,7 @@ from descant.algorithms.attendance import Among, Sample, Stragglers, everyone
 from descant.centers import GeometricMedian
 from descant.config import Recipe, read, toml
 from descant.core import Attending, Hyper
+from descant.engines import Clocked
 from descant.errors import SettingError
 from descant.settings import Decay
 from recipes import TINY
@@ -56,6 +57,11 @@ def test_a_recipe_reads_back_the_same_with_its_changes():
 @pytest.mark.parametrize("change", ["work.lr=0.2", "parties.count=5", "methods.1.alpha=0.1", "method.rho=1.0"])
 def test_the_digest_is_of_what_decides_the_numbers(change):
     assert tiny(change).digest != tiny().digest
+
+
+def test_speeds_put_a_recipe_on_a_virtual_clock():
+    engine = tiny().set('run.speeds={"0"=0.5}').engine()
+    assert isinstance(engine, Clocked) and engine.speeds == {"0": 0.5} and engine.engine is tiny().engine()
 
 
 @pytest.mark.parametrize("change", ["run.seeds=9", "run.engine=processes", "title=other", "parties.data=/here"])
@@ -103,7 +109,19 @@ def test_methods_that_are_named_keep_the_settings_of_the_recipe():
 
 def test_every_method_is_in_the_registry_and_can_be_named():
     makers = {name for name in algorithms.__all__ if callable(getattr(algorithms, name))} - {
-        *("Among", "Comes", "Drops", "Every", "Hinge", "Polynomial", "Sample", "Span", "Stragglers", "Timetable")
+        *(
+            "Among",
+            "Comes",
+            "Drops",
+            "Every",
+            "Hinge",
+            "Period",
+            "Polynomial",
+            "Sample",
+            "Span",
+            "Stragglers",
+            "Timetable",
+        )
     }
     named = [*algorithms.ALGORITHMS.values(), *algorithms.WRAPPERS.values()]
     assert {make.__name__ for make in named} == makers
@@ -341,6 +359,10 @@ def test_who_attends_is_as_the_recipe_says_and_a_method_may_depart_from_it():
         ("work.among=0", r"The 'among' of \[work\] must be a whole number >= 1. Got 0"),
         ("model.loss=5", r"The 'loss' of \[model\] must be \"module:function\".*Got 5"),
         ("model.metric=math:pi", r"The 'metric' of \[model\] must be .* a function or a class. Got 'math:pi'"),
+        (
+            "methods.1.name=Local",
+            r"'Local' is the name of training alone, which every table has. Give \[\[methods\]\] ",
+        ),
         ("methods.1.name=FedAvg", r"Two methods of recipe are called 'FedAvg'. Give one its own: name = "),
         ("quick.run=3", r"\[run\] of recipe must be a table"),
         ("quick.ruin=1", r"no part of \[quick\] 'ruin'. Did you mean 'run'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import runpy
 from dataclasses import replace
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from descant import DescantError, Federation, Metric, Sgd, algorithms, compare, parties, progress
 from descant.centers import TrimmedMean
 from descant.engines import InProcess
-from descant.errors import ModelError, PartyError, SettingError
+from descant.errors import DescantWarning, ModelError, PartyError, SettingError
 from descant.parties import People
 from descant.penalties import DiagonalQ
 from descant.run import begin, run
@@ -304,3 +305,33 @@ def test_a_mistake_in_the_code_is_not_taken_for_numbers_that_fail() -> None:
     with pytest.raises(TypeError):
         fed.fit(1, progress=False)
     assert fed.state.round == 0
+
+
+# ── labels and refusals ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("tested", [False, True])
+def test_a_label_that_the_model_does_not_know_is_named_before_the_work(tested):
+    x, y = np.zeros((4, 2), dtype=np.float32), np.array([0, 1, 2, 0])
+    bad = np.array([0, 1, 5, 0])
+    data = {"a": (x, y, x, y), "b": (x, y, x, bad) if tested else (x, bad, x, y)}
+    row = "row 2 of its test set" if tested else "row 2"
+    told = f"Party 'b' has the label 5 in {row}, and the model has 3 outputs: labels go from 0 to 2"
+    with pytest.raises(PartyError, match=told):
+        Federation(lambda: nn.Linear(2, 3), parties.from_arrays(data), algorithms.FedAvg()).fit(1, progress=False)
+    with pytest.raises(PartyError, match="Party '1' has the label 5 in row 1,"):  # of its own rows
+        people = parties.from_rows(x, bad, [np.array([0, 1]), np.array([3, 2])])
+        Federation(lambda: nn.Linear(2, 3), people, algorithms.FedAvg()).fit(1, progress=False)
+    Federation(lambda: nn.Linear(2, 6), parties.from_arrays(data), algorithms.FedAvg()).fit(1, progress=False)
+
+
+def test_who_was_refused_and_why_is_in_findings_and_table():
+    """Numbers so large that one party's model overflows in its first step."""
+    x, y = np.ones((6, 2), dtype=np.float32), np.array([0, 1, 0, 1, 0, 1])
+    people = parties.from_arrays({"a": (x, y), "b": (3e38 * x, y)})
+    with pytest.warns(DescantWarning, match="were refused, the first: round 1, party 'b'"):
+        study = compare([algorithms.FedAvg()], lambda: nn.Linear(2, 2), people, rounds=2, lr=1.0, progress=False)
+    told = [finding for finding in study.findings() if "refused" in finding]
+    assert told and told[0].startswith("2 updates of ") and "round 1, party 'b'" in told[0] and "not finite" in told[0]
+    assert told[0].count("party 'b'") == 1, "once, though it was refused twice"
+    assert told[0] in study.table().notes and told[0] in json.loads(study.to_json())["findings"]

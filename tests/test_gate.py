@@ -403,8 +403,9 @@ def test_a_party_that_never_answers_is_lost_and_named() -> None:
 
 def test_a_party_whose_data_fails_is_named_and_the_others_go_on() -> None:
     people = classes(5)
-    people["1"].y[:] = 99  # a label that the model does not know
     fed = Federation(network(), people, algorithms.FedAvg(), lr=0.1, steps=2, batch=4)
+    fed.state  # noqa: B018  it begins, and then
+    people["1"].y[:] = 99  # a label that the model does not know
     with pytest.warns(DescantWarning, match="party '1': error: .*99 is out of bounds"):
         fed.fit(1, progress=False)
     assert [refusal.party for refusal in fed.refusals_] == ["1"]

@@ -21,6 +21,7 @@ from descant.flat import Net
 from descant.instruments import biggest_jump, coverage, lasting_fall, pull_a_round, walk
 from descant.instruments.findings import collapse
 from descant.parties import People
+from descant.solvers.exam import on_test_sets
 from fakes import Bytes
 from problems import METHODS, half_squares, network
 
@@ -157,7 +158,7 @@ def test_who_never_trained_alone_is_judged_by_the_first_model() -> None:
 class Fixed:
     """A solver that puts every party where it is told, so that all is known by hand."""
 
-    hyper = Hyper()
+    hyper, metric, examine = Hyper(), None, staticmethod(on_test_sets)
 
     def __init__(self, places: dict[str, list[float]]) -> None:
         self.places = places
@@ -302,6 +303,40 @@ def test_a_fall_with_gaps_and_models_that_failed() -> None:
     assert lasting_fall([0.1, math.nan, 0.8, 0.9, -math.inf, -math.inf, -math.inf], True) == 4
     assert lasting_fall([0.1, 0.9, 0.2], True) is None  # too short to say that it stays
     assert lasting_fall([], True) is None and lasting_fall([math.nan] * 9, True) is None
+
+
+@pytest.mark.parametrize(
+    "drift",
+    [
+        [0.330, 0.338, 0.342, 0.336, 0.335, 0.336, 0.336],
+        [0.140, 0.156, 0.137, 0.137, 0.137, 0.137],
+        [0.10, 0.11, 0.12, 0.13, 0.14, 0.115, 0.11, 0.11],
+    ],
+)
+def test_a_drift_of_a_few_points_is_no_collapse(drift: list[float]) -> None:
+    """No step went down before, so that there is no usual step back to hold the fall against."""
+    assert lasting_fall(drift, True) is None
+    assert lasting_fall([5 * (1 - value) for value in drift], False) is None
+    assert lasting_fall([1000 * value for value in [*drift, *[0.0] * 9]], True) is not None  # of another scale
+
+
+def test_a_collapse_is_judged_by_those_who_trained() -> None:
+    """Who never trained is judged by the centre: its fall is not that of what the parties have learned."""
+    steady = {"loss": math.nan, "change": 1.0}
+    falling = [0.2, 0.5, 0.8, 0.9, 0.1, 0.1, 0.1, 0.1]
+    told = [{"round": at, "own": own, "learned": 0.9, **steady} for at, own in enumerate(falling, 1)]
+    assert collapse("FedAvgPlus", told) is None
+    found = collapse("FedAvg", [{**entry, "learned": own} for entry, own in zip(told, falling, strict=True)])
+    assert found is not None and found.round == 5
+    people = parties.digits(count=6)
+    fed = ran(Federation(lambda: nn.Linear(64, 10), people, algorithms.FedAvgPlus(), attend=2, lr=0.1), 1)
+    for scored in fed.rounds(1):
+        scored.scores  # noqa: B018
+    trained = [name for name, count in coverage(fed).rounds.items() if count]
+    assert 0 < len(trained) < 6
+    own = dict(zip(fed.scores().names, fed.scores().own.values, strict=True))
+    assert fed.history_[-1]["learned"] == pytest.approx(np.mean([own[name] for name in trained]))
+    assert fed.history_[-1]["own"] == pytest.approx(np.mean(list(own.values())))
 
 
 def history(losses: list[float], changes: list[float]) -> list[dict[str, float]]:

@@ -37,7 +37,8 @@ def done():
 @pytest.mark.parametrize("key", papers.keys())
 def test_every_recipe_is_right_in_both_forms(key):
     """Without their data: names, keywords, types, bounds; a figure's methods are those of the recipe."""
-    places = {"fed_plus": ("v1", "v2"), "representation_matching": ("table",)}[key.partition("/")[0]]
+    places = {"fed_plus": ("v1", "v2"), "representation_matching": ("table",), "async_silos": ("§",)}
+    places = places[key.partition("/")[0]]
     for recipe in (papers.recipe_of(key), papers.recipe_of(key).quick()):
         assert recipe.check().title and recipe.about and recipe.length.seeds >= 2
         names = {"Local", *(one.name for one in papers.recipe_of(key).algorithms())}  # a quick form may have fewer
@@ -190,6 +191,40 @@ def test_kept_numbers_come_back_and_agree_with_themselves(done, tmp_path):
     assert papers.differences(done, before) == [
         "All 6 means are within what the kept runs span (2 seeds, ± 0.005).",
     ]
+
+
+def test_parties_above_each_of_the_papers_baselines_are_kept_and_shown(done, tmp_path):
+    from descant.address import find
+
+    recipe = done.recipe.set("sweep={}", "run.rounds=1", "run.seeds=2")
+    found = papers.carry_out(recipe, ["fedavg", "fedprox", "rfa", "comed", "fedavg+"], progress=False)
+    papers.keep("mine/tiny", found, tmp_path)
+    (point,) = papers.kept("mine/tiny", False, tmp_path).points
+    above = ["above alone", "above FedAvg", "above FedProx", "above RFA", "above CoordinateMedian"]
+    assert [name for name in point if name.startswith("above")] == above
+    study = found.points[0].study
+    assert point["above RFA"]["FedAvgPlus"] == int((study.gains("FedAvgPlus", "RFA") > 0).sum())
+    table = find(f"{ROOT / 'docs' / 'results.py'}:table")
+    assert "| parties above RFA | parties above CoordinateMedian |" in table(point).splitlines()[0]
+    earlier = {name: point[name] for name in point if name not in above[2:]}
+    assert table(earlier).splitlines()[0].endswith("| parties above alone | parties above FedAvg |")
+
+
+def test_where_silos_leave_the_course_of_each_is_kept_and_shown(done, tmp_path):
+    from descant.address import find
+
+    recipe = done.recipe.set("sweep={}", "run.rounds=3", "run.points=3", 'work.drops={"1"=2}')
+    found = papers.carry_out(recipe, ["fedavg"], progress=False)
+    papers.keep("mine/tiny", found, tmp_path)
+    (point,) = papers.kept("mine/tiny", False, tmp_path).points
+    course = point["courses"]["FedAvg"]
+    assert course["left"] == {"1": 2} and course["rounds"] == [1, 2, 3]
+    ends = [result.scores.center.values[1] for result in found.points[0].study.of("FedAvg")]
+    assert course["mean"][1][-1] == pytest.approx(sum(ends) / 2, abs=1e-4)
+    assert course["sd"][1][-1] == pytest.approx(abs(ends[0] - ends[1]) / 2, abs=1e-4)
+    assert point["courses"]["Local"]["mean"][1] == [None] * 3, "alone there is no centre"
+    shown = find(f"{ROOT / 'docs' / 'results.py'}:silos")(point).splitlines()
+    assert len(shown) == 3 and shown[2].startswith(f"| FedAvg | 1 | {course['mean'][1][1]:.3f} |")
 
 
 def test_a_mean_outside_of_the_kept_span_is_named(done, tmp_path):

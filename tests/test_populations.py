@@ -211,7 +211,7 @@ def test_a_part_of_sentiment140_says_so_and_odd_labels_are_refused(tmp_path: Pat
     write_table(tmp_path / "sent140_sample.csv.gz", [("account", "label", "text"), *reviews()])
     assert "87 of its 1,600,000 tweets" in parties.sentiment(source="sent140", data=tmp_path).note
     write_table(tmp_path / "sent140_sample.csv.gz", [("account", "label", "text"), *reviews(), ("9", 2, "odd")])
-    with pytest.raises(PartyError, match=r"the label of row 87 is '2'\. Expected one of 0, 1"):
+    with pytest.raises(PartyError, match=r"the label of row 89 is '2'\. Expected one of 0, 1"):
         parties.sentiment(source="sent140", data=tmp_path)
 
 

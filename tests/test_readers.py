@@ -366,3 +366,15 @@ def test_a_missing_extra_names_the_command(tmp_path: Path, monkeypatch: pytest.M
 def test_letters_file(tmp_path: Path) -> None:
     x, y = images.image_set("emnist", write_letters(tmp_path))
     assert x.shape == (400, 1, 28, 28) and np.bincount(y).tolist() == [40] * 10
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "twice.csv"
+    file.write_text("a,a,label\n1,2,0\n")
+    with pytest.raises(PartyError, match="two columns are called 'a'"):
+        readers.read_table(file, ["a", "label"])
+
+
+def test_a_label_is_named_by_its_row_in_the_sheet(tmp_path: Path) -> None:
+    with pytest.raises(PartyError, match="the label of row 3 is '7'"):
+        readers.read_labels(tmp_path / "it.csv", ["0", "7"], {"0": 0})

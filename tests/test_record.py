@@ -31,6 +31,7 @@ from descant.parties.fingerprint import fingerprints
 from descant.record import Recorded, Run, is_run, read, runs
 from descant.record.writer import Sync
 from descant.seeds import stream
+from descant.solvers.exam import on_test_sets
 from descant.store import check_replaceable, tables
 from descant.table import Table
 from dying import Death, faults, full, interrupt
@@ -53,6 +54,8 @@ PEOPLE = data()
 @dataclass(frozen=True)
 class Walk:
     """A solver that costs next to nothing: a step at random, with a memory of the steps before."""
+
+    metric, examine = None, staticmethod(on_test_sets)
 
     @property
     def hyper(self) -> Hyper:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from descant import DescantError, Study, algorithms, compare, parties
+from descant import DescantError, Federation, Study, algorithms, compare, parties
 from descant.evaluate import Column, Scores
 from descant.instruments import Finding, Walk
 from descant.report import FILES, available, draw, page, write
@@ -97,6 +97,23 @@ def test_a_study_without_test_sets_still_has_pictures(tmp_path):
     for kind in available(study):
         draw(study, kind, tmp_path / "one.png")
         draw(blind, kind, tmp_path / "none.png")
+
+
+def test_what_must_be_known_of_the_data_is_in_every_picture(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    said = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **rest: said.append(figure.get_supxlabel()))
+    study = replace(study_of(), settings={"note": "digits stand in"})
+    for kind in available(study):
+        draw(study, kind, tmp_path / "it.png")
+    made = parties.digits(count=3)
+    people = parties.People(map(made._source, made), "digits stand in")
+    federation = Federation(Small, people, algorithms.FedAvg(), steps=1).fit(2, progress=False)
+    federation.plot("spikes", tmp_path / "it.png")
+    assert said == ["Of the data: digits stand in."] * 6
+    draw(replace(study, settings={}), "curves", tmp_path / "it.png")
+    assert said[-1] == ""
 
 
 def test_an_unknown_picture_is_refused_with_the_nearest(tmp_path):
@@ -234,7 +251,7 @@ def test_each_method_is_held_against_its_own_yardstick():
     [
         ([0.1, 0.1, 0.1, -0.01], "FedAvg served the parties best: 0.622 accuracy against 0.550 alone."),
         ([0.9, -0.01, -0.01, -0.01], "Nothing beat training alone for most parties; FedAvg came closest"),
-        ([0.0004, 0.0004, 0.0, 0.0], "Nothing beat training alone; FedAvg came closest: 0.550 accuracy"),
+        ([0.0004, 0.0004, 0.0, 0.0], "Nothing beat training alone; FedAvg is level with it: 0.550 accuracy"),
     ],
 )
 def test_a_method_has_helped_if_it_shows_and_more_gained_than_lost(gains, told):

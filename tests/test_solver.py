@@ -14,7 +14,7 @@ from descant import Algorithm, Federation, Sgd, algorithms, parties, seeds
 from descant.core import Sight, Term
 from descant.errors import ModelError, SettingError
 from descant.parties import People
-from descant.solvers import descent, sgd
+from descant.solvers import descent, slope
 from descant.solvers.batches import draw
 from problems import classes, network
 
@@ -167,7 +167,7 @@ def test_the_way_is_a_function_of_the_model() -> None:
     assert way(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))) == "vectorised"
     assert way(Recurrent()) == "looped"
     assert way(nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Linear(8, 3))) == "looped"
-    wide = sgd.CACHE // 4 // 6
+    wide = slope.CACHE // 4 // 6
     large = nn.Sequential(nn.Linear(6, wide), nn.Linear(wide, 3))
     assert way(large) == "stacked"
     assert way(large, algorithm=algorithms.FedProx()) == "stacked"  # terms step at once, too

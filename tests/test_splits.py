@@ -172,3 +172,9 @@ def test_other_angles_lie_between_and_can_be_undone(shape: tuple[int, int]) -> N
     turned = images.rotate(bytes_of_it, 30)
     assert turned.dtype == np.uint8
     assert np.array_equal(turned, np.rint(images.rotate(bytes_of_it.astype(np.float32), 30)))
+
+
+@pytest.mark.parametrize("split", ["lognormal", "turns"])
+def test_a_spread_of_sizes_that_no_number_can_hold_is_refused(split: str) -> None:
+    with pytest.raises(SettingError, match=r"The 'sigma' of the split must be >= 0 and <= 50\. Got 1000"):
+        splits.cut(np.zeros(50, dtype=np.int64), split, 5, np.random.default_rng(0), sigma=1000.0)

@@ -328,9 +328,11 @@ def test_a_bad_coreset_is_refused(change: Callable[[bytes], bytes], told: str, l
 def test_labels_that_the_model_does_not_know_are_refused(vault: VaultAt) -> None:
     fed = made(StandIns(algorithms.FedAvg(), share=0.4), vault=vault)
     assert fed._plan.classes == 3
-    data = [(p.x, p.y + 5 * (p.name == "1")) for p in classes(5).values()]
-    fed = Federation(network(), parties.from_arrays(data, test=0), StandIns(algorithms.FedAvg()), vault=vault, steps=0)
+    people = parties.from_arrays([(p.x, p.y) for p in classes(5).values()], test=0)
+    fed = Federation(network(), people, StandIns(algorithms.FedAvg()), vault=vault, steps=0)
     fed.algorithm = replace(fed.algorithm, attend=Drops({"1": 1}))
+    assert fed.state.round == 0  # labels are looked at before the work; these go wrong after it has begun
+    people["1"].y.add_(5)
     with pytest.warns(DescantWarning, match="labels that the model does not know: they must be 0 to 2"):
         ran(fed, 2)
 

@@ -8,13 +8,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import algorithms, parties, problems
+    from . import algorithms, parties, problems, rl
     from .contribution import Worth, worth
     from .core import Algorithm
     from .errors import DescantError, DescantWarning
     from .federation import Federation
     from .metrics import Metric
-    from .solvers import Sgd
+    from .solvers import Dqn, PolicyGradient, Sgd
     from .study import Study, compare
 
 __version__ = "0.1.0"
@@ -23,8 +23,10 @@ __all__ = [
     "Algorithm",
     "DescantError",
     "DescantWarning",
+    "Dqn",
     "Federation",
     "Metric",
+    "PolicyGradient",
     "Sgd",
     "Study",
     "Worth",
@@ -32,6 +34,7 @@ __all__ = [
     "compare",
     "parties",
     "problems",
+    "rl",
     "worth",
 ]
 
@@ -39,8 +42,10 @@ _HOME = {
     "Algorithm": ".core",
     "DescantError": ".errors",
     "DescantWarning": ".errors",
+    "Dqn": ".solvers",
     "Federation": ".federation",
     "Metric": ".metrics",
+    "PolicyGradient": ".solvers",
     "Sgd": ".solvers",
     "Study": ".study",
     "Worth": ".contribution",
@@ -51,7 +56,7 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     """Import on first use: torch takes seconds, and `descant --help` must not wait for it."""
-    if name in ("algorithms", "parties", "problems"):
+    if name in ("algorithms", "parties", "problems", "rl"):
         return import_module(f".{name}", __name__)
     if name in _HOME:
         value = getattr(import_module(_HOME[name], __name__), name)

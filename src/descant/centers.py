@@ -283,9 +283,11 @@ def shares_of(models: Tensor, weights: Tensor | None) -> Tensor:
     if weights.shape != (count,):
         raise SettingError(f"Weights must be one number a model: [{count}]. Got shape {tuple(weights.shape)}.")
     wide = weights.to(models.device, torch.float64)
-    if not (torch.isfinite(wide).all() and (wide >= 0).all() and wide.sum() > 0):
+    numbers = wide.tolist()
+    most = max(numbers)
+    if not (all(0 <= number < math.inf for number in numbers) and most > 0):
         raise SettingError(f"Weights must be finite, not negative and not all 0. Got {weights.tolist()}.")
-    wide = wide / wide.max()  # so that the sum of huge weights is still a number
+    wide = wide.div(most)  # so that the sum of huge weights is still a number
     return wide / wide.sum()
 
 

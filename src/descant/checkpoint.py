@@ -225,7 +225,7 @@ def _parts(store: Store) -> Iterator[dict[str, Tensor]]:
     size = 0
     for party in store.names():
         for name, tensor in store.get(party).items():
-            part[f"{party}{_SEPARATOR}{name}"] = tensor.contiguous()
+            part[f"{party}{_SEPARATOR}{name}"] = tensor.clone()  # logs of several parties may lie in one array
             size += tensor.numel() * tensor.element_size()
         if size > _PART:
             yield part

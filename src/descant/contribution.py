@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from .canvas import label, picture
 from .coalitions import Values
 from .core import Algorithm, Attend
 from .errors import SettingError
 from .evaluate import Numbers
 from .federation import Federation, attending
 from .instruments.games import Coalition, coalitions, orders_of, shapley, standard_error
-from .pictures import MANY, label, picture
+from .pictures import MANY
 from .piece import Data, Model, parties_of
 from .progress import bar
 from .results import mean_of_known

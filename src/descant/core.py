@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -25,8 +25,14 @@ from .boundary import Task as Task
 from .flat import Net, Unbound
 from .settings import Schedule, setting
 
+if TYPE_CHECKING:
+    from .metrics import Metric
+
 Memory: TypeAlias = Mapping[str, Tensor]
 """What a party keeps from round to round beside its model: optimiser moments, private columns. It never travels."""
+
+LOG = "log."
+"""What a memory's name begins with where its rows never change once they are there: a store keeps it without a copy."""
 
 Metrics: TypeAlias = Mapping[str, float]
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -230,11 +236,34 @@ class Trained:
     metrics: Sequence[Metrics]
 
 
+@dataclass(frozen=True)
+class Exam:
+    """Models of some parties, to be judged on what each party keeps for it."""
+
+    net: Net
+    metric: Metric
+    parties: Sequence[Any]
+    rows: Sequence[Sequence[Tensor]]  # the models of each party, [width] each
+    trivial: bool  # whether to say, too, what is reached without learning
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What came of an exam for one party."""
+
+    samples: int  # how much it was judged on; 0: it keeps nothing for that, and has no scores
+    scores: Sequence[float]  # one a model
+    trivial: float | None = None  # what is reached without learning: by its majority class, or by acting at random
+
+
 class Solver(Protocol):
     """How parties learn alone; it knows nothing of the federation but the terms and the pull in its job."""
 
     @property
     def hyper(self) -> Hyper: ...
+    @property
+    def metric(self) -> Metric | None:
+        """What its models are judged by, unless the user says otherwise; None: what their loss tells."""
 
     def ways(self, net: Net, loss: Loss, terms: tuple[Term, ...], party: Any, count: int) -> dict[str, str]:
         """The ways to compute stacks of ``count`` parties like this one, the best first, and why each is not taken.
@@ -243,3 +272,6 @@ class Solver(Protocol):
         """
 
     def train(self, job: Job) -> Trained: ...
+
+    def examine(self, exam: Exam) -> Sequence[Judgement]:
+        """How good models are, party by party."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from .core import Engine, Task
 from .errors import DescantWarning, EngineError
 from .exchange import gather, tasks_for
 from .gate import Gate
+from .metrics import trivial
 from .parties import People
 from .piece import Plan
 from .state import State
@@ -68,6 +69,14 @@ class Column:
             difference = self.values - alone.values
         return int(((difference > 0) if self.higher_is_better else (difference < 0)).sum())
 
+    def only(self, some: NDArray[np.bool_]) -> Column:
+        """The same of some parties; nan for the others.
+
+        >>> Column(np.array([0.9, 0.5])).only(np.array([True, False])).mean
+        0.9
+        """
+        return replace(self, values=np.where(some, self.values, np.nan))
+
     @property
     def _known(self) -> Numbers:
         known: Numbers = self.values[~np.isnan(self.values)]
@@ -85,7 +94,7 @@ class Scores:
     metric: str
     own: Column
     center: Column
-    majority: Column
+    majority: Column  # what is reached without learning: see `metrics.trivial`
     before: Column = UNKNOWN  # before and after their last local work that was judged; nan for the others
     after: Column = UNKNOWN
 
@@ -165,11 +174,9 @@ def party_table(
     ``rounds`` is in how many each has trained: who never did is judged by a model that it had no part in, and has
     neither gained nor lost.
     """
-    sign = 1 if scores.own.higher_is_better else -1
+    sign, beside = 1 if scores.own.higher_is_better else -1, trivial(scores.metric).split()[0]
     trained = np.array([rounds[name] > 0 for name in scores.names])
-    own, local = (
-        Column(np.where(trained, column.values, np.nan), column.higher_is_better) for column in (scores.own, alone.own)
-    )
+    own, local = (column.only(trained) for column in (scores.own, alone.own))
     rows = [
         {
             "party": name,
@@ -179,7 +186,7 @@ def party_table(
             "before": float(scores.before.values[i]),
             "after": float(scores.after.values[i]),
             "alone": float(alone.own.values[i]),
-            "majority": float(scores.majority.values[i]),
+            beside: float(scores.majority.values[i]),
             "rounds": rounds[name],
             "gain": sign * float(own.values[i] - local.values[i]),
         }
@@ -191,8 +198,8 @@ def party_table(
     hint = "" if judged else " No party has a test set: give parties.from_arrays(..., test=0.2)."
     verdict = (
         f"{scores.metric}: own {scores.own.mean:.3f}, alone {alone.own.mean:.3f}, centre {scores.center.mean:.3f}"
-        + ("" if np.isnan(scores.majority.mean) else f", majority {scores.majority.mean:.3f}")
+        + ("" if np.isnan(scores.majority.mean) else f", {beside} {scores.majority.mean:.3f}")
         + f". {gained} of {who} gained by joining, {lost} lost.{hint}"
     )
-    columns = ("party", "samples", "rounds", "own", "center", "before", "after", "alone", "majority", "gain")
+    columns = ("party", "samples", "rounds", "own", "center", "before", "after", "alone", beside, "gain")
     return Table(columns, rows, verdict, notes=notes)

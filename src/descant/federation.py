@@ -22,7 +22,7 @@ from .engines import InProcess
 from .errors import DescantError, DescantWarning, SettingError, StateError
 from .evaluate import Models, Scores, party_table, score
 from .gate import Refusal
-from .instruments import Finding, coverage, draw, findings_of
+from .instruments import Finding, coverage, draw, findings_of, of_the_data
 from .metrics import Metric, metric_for
 from .parties import People
 from .piece import Data, Model, Plan, parties_of
@@ -115,22 +115,22 @@ class Federation:
     def _plan(self) -> Plan:
         if self.solver is not None and self.shorthand:
             raise SettingError(f"Give a solver, or {', '.join(self.shorthand)} as shorthand for Sgd, not both.")
-        solver: object = self.solver
-        if isinstance(solver, str | type) or not callable(self.engine):
-            given = f"solver={self.solver!r:.60}, engine={self.engine!r:.60}"
-            raise SettingError(f"Give a solver such as Sgd(lr=0.1), and an engine such as InProcess. Got {given}.")
+        given: object = self.solver
+        if isinstance(given, str | type) or not callable(self.engine):
+            told = f"solver={self.solver!r:.60}, engine={self.engine!r:.60}"
+            raise SettingError(f"Give a solver such as Sgd(lr=0.1), and an engine such as InProcess. Got {told}.")
         for name, number in (("seed", self.seed), ("budget", self.budget)):
             if not isinstance(number, int | np.integer) or isinstance(number, bool):
                 raise SettingError(f"The {name!r} of Federation must be a whole number. Got {number!r:.60}.")
-        first = self.people[self.people.names[0]]
+        first, solver = self.people[self.people.names[0]], self.solver or Sgd(**self.shorthand)
         plan = Plan.made(
             self.model,
             self.people,
             attending(self.algorithm, self.attend),
             int(self.seed),
-            solver=self.solver or Sgd(**self.shorthand),
+            solver=solver,
             loss=self.loss,
-            metric=metric_for(self.metric, self.loss, first.y),
+            metric=metric_for(self.metric or solver.metric, self.loss, first),
             budget=self.budget,
             vault=self.vault,
             agreed=self.agreed,
@@ -198,7 +198,7 @@ class Federation:
         with bar(disable=not progress) as shown:
             line = shown.add_task(self.algorithm.name, total=rounds, loss="–")
             for round in self.rounds(rounds):
-                shown.update(line, advance=1, loss=f"{round.round.loss:.4f}")
+                shown.update(line, advance=1, loss=round.round.told)
         return self
 
     def _measure(self, index: int) -> Scores:
@@ -208,7 +208,9 @@ class Federation:
             )
         scores = self.scores()
         if self.history_ and self.history_[-1]["round"] == index:
-            self.history_[-1].update(own=scores.own.mean, center=scores.center.mean)
+            trained = np.array(list(map(coverage(self).rounds.get, scores.names))) > 0
+            means = {"own": scores.own, "learned": scores.own.only(trained), "center": scores.center}
+            self.history_[-1].update({name: column.mean for name, column in means.items()})
             if "presence" in self.history_[-1]:
                 self.history_[-1]["centers"] = scores.center.values.tolist()
         return scores
@@ -225,8 +227,8 @@ class Federation:
 
     def _findings(self) -> tuple[Finding, ...]:
         at, scores = self.__dict__.get("_scored", (None, None))
-        note = self.people.note
-        said = (Finding("data", f"Of the data: {note}."),) if note else ()
+        note = of_the_data(self.people.note)
+        said = (Finding("data", note),) if note else ()
         return said + findings_of(self, scores if at == self.state.round else None)
 
     def plot(self, kind: str, file: str | Path) -> Path:

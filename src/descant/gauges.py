@@ -38,7 +38,8 @@ def gauged(algorithm: Algorithm, models: Tensor, kept: Tensor, center: Tensor, d
     """
     start = algorithm.start(kept, center.expand_as(models))
     lengths = torch.zeros(len(models)) if start is models else distances(models[:, :d], start[:, :d])
-    return Gauges(float(lengths.mean()), float(lengths.std(correction=0)), reach(algorithm, models, center, d))
+    spread, mean = torch.std_mean(lengths, correction=0)
+    return Gauges(float(mean), float(spread), reach(algorithm, models, center, d))
 
 
 def reach(algorithm: Algorithm, models: Tensor | Sequence[Tensor], center: Tensor, d: int) -> float:

@@ -19,7 +19,7 @@ from .config import how_to_end
 from .errors import StateError
 from .evaluate import Column, Numbers, Scores
 from .instruments import Finding
-from .instruments.findings import collapse
+from .instruments.findings import collapse, refused
 from .record import Recorded, Run, read
 from .results import SERIES, TUNED, numbers, plain
 from .state import presence_in
@@ -74,19 +74,18 @@ def _result(found: Recorded, method: str) -> Result:
     columns = {name: Column(values[-1], found.higher_is_better) for name, values in held.scores.items()}
     means = {name: [Column(row).mean for row in held.scores[name]] for name in ("own", "center")}
     curve = tuple(zip(held.scored.tolist(), means["own"], means["center"], strict=True))
-    refused = {(event["round"], event["text"]) for event in found.events if event["event"] == "refused"}
     return Result(
         method,
         int(found.settings["seed"]),
         _scores(found, columns),
         curve,
         float(np.nansum(held.metrics.get("seconds", np.zeros(1)))),
-        len(refused),  # a round that was done again refused the same ones
+        len(_refusals(found)),
         attended=held.accepted.sum(axis=0).astype(float),
         presence=tuple(presence_in(held.accepted, held.stood_in)),
         centers=tuple(zip(held.scored.tolist(), held.scores["center"], strict=True)),
         series=_series(found, held.metrics),
-        findings=tuple(_findings(found, method, dict(zip(held.scored.tolist(), means["own"], strict=True)))),
+        findings=tuple(_findings(found, method)),
     )
 
 
@@ -110,17 +109,35 @@ def _series(found: Recorded, known: Mapping[str, Numbers]) -> dict[str, Numbers]
     return {name: rounds if name == "round" else fitting.get(name, np.full(len(rounds), np.nan)) for name in names}
 
 
-def _findings(found: Recorded, method: str, own: Mapping[int, float]) -> Iterator[Finding]:
+def _refusals(found: Recorded) -> set[tuple[int, str]]:
+    """Round and text of each; a round that was done again refused the same ones."""
+    return {(event["round"], event["text"]) for event in found.events if event["event"] == "refused"}
+
+
+def _learned(found: Recorded) -> dict[int, float]:
+    """By round, the mean score of the parties that had trained by then."""
+    held = found.numbers
+    trained = np.logical_or.accumulate(held.accepted, axis=0)[np.searchsorted(held.round, held.scored)]
+    return {
+        at: Column(own).only(some).mean
+        for at, own, some in zip(held.scored.tolist(), held.scores["own"], trained, strict=True)
+    }
+
+
+def _findings(found: Recorded, method: str) -> Iterator[Finding]:
     """Whether it collapsed, and every warning on record, each once with the rounds at which it came."""
-    series = _series(found, found.numbers.metrics)
+    series, learned = _series(found, found.numbers.metrics), _learned(found)
     rounds = found.numbers.round.tolist()
     history = [
-        {"round": round, "change": change, "loss": loss, "own": own.get(round, np.nan)}
+        {"round": round, "change": change, "loss": loss, "learned": learned.get(round, np.nan)}
         for round, change, loss in zip(rounds, series["change"].tolist(), series["loss"].tolist(), strict=True)
     ]
     fell = collapse(method, history, found.higher_is_better)
     if fell is not None:
         yield fell
+    told = refused(method, [text for _, text in sorted(_refusals(found))])
+    if told is not None:
+        yield told
     warned: dict[str, set[int]] = {}
     for event in _current(found):
         warned.setdefault(event["text"], set()).update([event["round"]] if "round" in event else [])

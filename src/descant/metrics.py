@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -26,12 +27,29 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
     return (output.argmax(-1) == target).double()
 
 
+def returned(returns: Tensor, lengths: Tensor) -> Tensor:
+    """The return of every episode: what agents are judged by, their outputs being returns and their targets lengths."""
+    return returns
+
+
+RETURN = Metric("return", returned)
+
+
+def trivial(metric: str) -> str:
+    """What stands in every table as what is reached without learning.
+
+    >>> trivial("accuracy"), trivial("return")
+    ('majority class', 'random policy')
+    """
+    return "random policy" if metric == RETURN.name else "majority class"
+
+
 def is_cross_entropy(loss: Loss) -> bool:
     """Whether targets are classes, as far as the loss tells."""
     return loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
 
 
-def metric_for(metric: Metric | Callable[[Tensor, Tensor], Tensor] | None, loss: Loss, target: Tensor) -> Metric:
+def metric_for(metric: Metric | Callable[[Tensor, Tensor], Tensor] | None, loss: Loss, party: Any) -> Metric:
     """The user's metric; else accuracy where the loss is the cross entropy of classes; else the loss itself."""
     if isinstance(metric, Metric):
         return metric
@@ -41,6 +59,7 @@ def metric_for(metric: Metric | Callable[[Tensor, Tensor], Tensor] | None, loss:
         return Metric(getattr(metric, "__name__", type(metric).__name__), metric)
     if not is_cross_entropy(loss):
         return Metric("loss", loss, higher_is_better=False)
+    target: Tensor = party.y
     if target.is_floating_point() and target.ndim == 1:
         raise SettingError(
             f"The loss is the cross entropy, but the targets are {target.dtype} numbers. Give classes as whole "

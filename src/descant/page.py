@@ -17,10 +17,15 @@ def page_of(title: str, verdict: str, *sections: str) -> str:
     return _PAGE.format(title=html.escape(title), verdict=html.escape(verdict), body=body, style=_STYLE)
 
 
+def paragraph(text: str) -> str:
+    """A sentence or two; nothing where there are none."""
+    return f"<p>{html.escape(text)}</p>" if text else ""
+
+
 def scores(heading: str, table: Table, note: str = "") -> str:
     """A table of numbers, and how to read it."""
     shown = replace(table, verdict="", notes=())._repr_html_()
-    return f'{_h2(heading)}<div class="wide scores">{shown}</div>' + (f"<p>{html.escape(note)}</p>" if note else "")
+    return f'{_h2(heading)}<div class="wide scores">{shown}</div>{paragraph(note)}'
 
 
 def figure(heading: str, caption: str, png: bytes, side: str = "above") -> str:

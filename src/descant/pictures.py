@@ -5,54 +5,28 @@ Labels are methods; "Local" is training alone, and is black. Every picture is on
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from .canvas import ALONE, Line, Numbers, Styles, label, lines_on, picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Numbers = NDArray[np.float64]
-Styles: TypeAlias = dict[str, dict[str, Any]]
-ALONE = "Local"
 MANY = 30  # parties: beyond this their names and markers do not fit, and sorted gains are drawn instead
 
-# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that white swallows; then two of
-# Tol's, for those who compare eight methods.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_DASHES = ("-", (0, (6, 1.5)), (0, (4, 1, 1, 1)), (0, (2, 1)), (0, (8, 2, 2, 2)))
 
-
-@dataclass(frozen=True)
-class Line:
-    """A line, and the band around it if it has one."""
-
-    x: Numbers
-    y: Numbers
-    low: Numbers | None = None
-    high: Numbers | None = None
-
-    @classmethod
-    def over(cls, x: Any, each: Any) -> Line:
-        """The mean of some lines ``[n, points]``, and the band that they span."""
-        values = np.asarray(each, dtype=float)
-        band = (values.min(0), values.max(0)) if len(values) > 1 else (None, None)
-        return cls(np.asarray(x, dtype=float), values.mean(0), *band)
-
-
-def draw_curves(file: Path, lines: Mapping[str, Line], metric: str, majority: float = float("nan")) -> Path:
-    """Score by round, one line a method, and the majority class."""
+def draw_curves(
+    file: Path, lines: Mapping[str, Line], metric: str, trivial: float = float("nan"), name: str = "majority class"
+) -> Path:
+    """Score by round, one line a method, and what is reached without learning."""
     with picture(file, lines) as ((axes,), styles):
-        _lines(axes, lines, styles, markersize=5)
-        if majority == majority:
-            axes.axhline(majority, color="#555555", linestyle=":", linewidth=1.8, label="majority class")
+        lines_on(axes, lines, styles, markersize=5)
+        if trivial == trivial:
+            axes.axhline(trivial, color="#555555", linestyle=":", linewidth=1.8, label=name)
         axes.set_ylabel(f"{label(metric, 40)}, mean over parties")
         axes.set_title("Mean score of the parties' own models, round by round", loc="left")
     return file
@@ -68,7 +42,7 @@ def draw_sweep(
 ) -> Path:
     """Score by what was gone through, one line a method; stars are what a paper prints, by their place."""
     with picture(file, lines, whole=False) as ((axes,), styles):
-        _lines(axes, lines, styles, markersize=5)
+        lines_on(axes, lines, styles, markersize=5)
         if printed:
             axes.plot(*zip(*printed, strict=True), "k*", markersize=12, label="the paper")
         axes.set_xticks(range(len(at)), [label(text) for text in at])
@@ -112,7 +86,7 @@ def draw_cells(
 def draw_spikes(file: Path, lines: Mapping[str, Line]) -> Path:
     """The change at aggregation by round (Fed+ v2, fig. 1a): mean over parties, the band one standard deviation."""
     with picture(file, lines) as ((axes,), styles):
-        _lines(axes, lines, styles, markersize=4)
+        lines_on(axes, lines, styles, markersize=4)
         axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])  # so that a line at 0 is seen
         axes.set_ylabel("‖change at aggregation‖, mean ± sd over parties")
         axes.set_title("How far an aggregation throws the parties' models", loc="left")
@@ -125,7 +99,7 @@ def draw_collapse(
     """Training loss and the centre's length by round (after Fed+ v2 fig. 1b), collapses marked."""
     with picture(file, losses, rows=2) as ((above, below), styles):
         for axes, lines in ((above, losses), (below, norms)):
-            _lines(axes, lines, styles, markersize=4)
+            lines_on(axes, lines, styles, markersize=4)
             _log_if_wide(axes, lines)
         for method, at in (marks or {}).items():
             for axes in (above, below):
@@ -156,7 +130,7 @@ def draw_hyper(file: Path, tuned: Mapping[str, Sequence[Mapping[str, Numbers]]])
                 if shown != name:
                     axes.plot(each[0]["round"], each[0][name], ".", color=styles[method]["color"], alpha=0.35, zorder=1)
                 _mark_returns(axes, each[0], styles[method]["color"], named=name == "lr")
-            _lines(axes, lines, styles, markersize=0)  # dots are what was drawn
+            lines_on(axes, lines, styles, markersize=0)  # dots are what was drawn
             _log_if_wide(axes, lines)
             if name == "lr":
                 axes.set_yscale("log")
@@ -187,7 +161,7 @@ def _mark_returns(axes: Axes, series: Mapping[str, Numbers], color: str, named: 
 def draw_walk(file: Path, lines: Mapping[str, Line], previous: Mapping[str, float], metric: str) -> Path:
     """The score from the party's own model to the new centre (Fed+ v2, fig. 1c), a dotted line for the last centre."""
     with picture(file, lines, whole=False) as ((axes,), styles):
-        _lines(axes, lines, styles, markersize=5)
+        lines_on(axes, lines, styles, markersize=5)
         for method, score in previous.items():
             if np.isfinite(score):
                 axes.axhline(score, color=styles[method]["color"], linestyle=":", linewidth=1.2)
@@ -247,60 +221,3 @@ def _gains(axes: Axes, others: Mapping[str, Numbers], alone: Numbers, sign: int,
         axes.plot(share, np.sort(sign * (values - alone)), markersize=5, linewidth=1.8, label=label(method), **style)
     axes.set_xlabel(f"% of the {len(alone)} parties, each line sorted from the greatest loss to the greatest gain")
     axes.set_title("Who gained by joining: where a line is above zero, parties beat training alone", loc="left")
-
-
-def _lines(axes: Axes, lines: Mapping[str, Line], styles: Styles, markersize: float) -> None:
-    for at, (method, line) in enumerate(lines.items()):
-        every = max(1, len(line.x) // 12)
-        style = {**styles[method], "markevery": (at * every // len(lines), every)}  # beside those of a like line
-        if line.low is not None and line.high is not None:
-            axes.fill_between(line.x, line.low, line.high, color=style["color"], alpha=0.15, linewidth=0)
-        axes.plot(line.x, line.y, label=label(method), markersize=markersize, linewidth=1.8, **style)
-
-
-@contextmanager
-def picture(
-    file: Path, labels: Mapping[str, Any], rows: int = 1, whole: bool = True
-) -> Iterator[tuple[list[Axes], Styles]]:
-    """Axes to draw on, and a style by label; afterwards they have a legend and are in the file. ``whole``: x counts."""
-    from matplotlib.figure import Figure  # here, because it takes a second
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-    from matplotlib.ticker import MaxNLocator
-
-    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
-    figure = Figure(figsize=(9.6, (5.0, 6.4, 8.4)[rows - 1]), dpi=150, layout=layout)
-    panels = [figure.add_subplot(rows, 1, row + 1) for row in range(rows)]
-    for axes in panels:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-        axes.set_axisbelow(True)
-        if whole:
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axes.set_xlabel("round")
-    yield panels, styles_of(labels)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a party may be named in letters that the font lacks
-        figure.savefig(file, format="png", backend="agg")
-
-
-def styles_of(labels: Collection[str]) -> Styles:
-    """A colour, a marker and a line of its own for each method."""
-    parts = {"color": _COLORS, "linestyle": _DASHES, "marker": _MARKERS}
-    styles: Styles = {ALONE: {"color": "black", "linestyle": "--", "marker": "|"}}
-    styles |= {method: {**styles[ALONE], "color": "#777777"} for method in labels if method.startswith(f"{ALONE}, ")}
-    for at, method in enumerate(method for method in labels if method not in styles):
-        styles[method] = {name: choices[at % len(choices)] for name, choices in parts.items()}
-    return styles
-
-
-def label(text: str, most: int = 28) -> str:
-    r"""Text as matplotlib takes it literally: no formulas, no line breaks, not too long.
-
-    >>> print(label("costs $5\nand $6"), label("_hidden"), label("party number 17", most=8))
-    costs \$5 and \$6  _hidden part… 17
-    """
-    line = " ".join(text.split())
-    line = line if len(line) <= most else line[: most // 2] + "…" + line[1 - most // 2 :]  # ends tell names apart
-    return (" " if line.startswith("_") else "") + line.replace("$", r"\$")

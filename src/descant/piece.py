@@ -6,7 +6,6 @@ and where they run them; a piece that was lost can be run again and gives the sa
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,20 +15,20 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from . import seeds, standing
+from . import core, seeds, standing
 from .address import find
-from .core import Algorithm, Hyper, Job, Loss, Memory, Report, Solver, Task, Term, Trained
+from .core import Algorithm, Hyper, Job, Loss, Memory, Metrics, Report, Solver, Task, Term
 from .errors import DescantError, ModelError, PartyError, SettingError
 from .flat import ONE_AT_A_TIME, Net, Unbound, bind
 from .gate import finite
-from .metrics import Metric, accuracy
+from .metrics import Metric
 from .parties.people import Party, People
 from .parties.spaces import is_labels
+from .solvers.exam import mean_of
 from .store import DEFAULT_BUDGET
 from .store.rows import Agreed
 from .store.vault_at import VaultAt
 
-_AT_ONCE = 4096  # test samples a forward pass
 JUDGED = ("before", "after")  # a party's test score before and after its local work, where a task asks to judge it
 RECEIVED = "received_loss"  # the metric that an algorithm's `measure` asks for
 VALIDATION = "validation"  # the loss of the centre on the server's own set, where there is one
@@ -142,10 +141,11 @@ def _by_kind(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> l
         some = [i for i in learning if tasks[i].round == round]
         trained = _train(plan, [tasks[i] for i in some], [memories[i] for i in some], [learning[i] for i in some])
         answers.update(zip(some, trained, strict=True))
+    judging = [i for i, task in enumerate(tasks) if task.kind == "evaluate"]
+    judged = _evaluate(plan, [tasks[i] for i in judging], [memories[i] for i in judging])
+    answers.update(zip(judging, judged, strict=True))
     for i, task in enumerate(tasks):
-        if task.kind == "evaluate":
-            answers[i] = (_evaluate(plan, task, memories[i]), None)
-        elif task.kind == "personal":
+        if task.kind == "personal":
             row = _personal(plan, task, memories[i])
             answers[i] = (Report(task.party, task.round, task.kind, arrays=plan.net.layout.split(row)), None)
     return [answers[i] for i in range(len(tasks))]
@@ -218,37 +218,48 @@ def _train(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory], partie
     return [standing.answered(plan, *one) for one in zip(tasks, before, center, answers, strict=True)]
 
 
-def _answers(plan: Plan, tasks: Sequence[Task], job: Job, trained: Trained) -> Iterator[Answer]:
+def _answers(plan: Plan, tasks: Sequence[Task], job: Job, trained: core.Trained) -> Iterator[Answer]:
     layout, rows = plan.net.layout, trained.rows
-    tensors = layout.split(rows)  # [K, ...] each
-    sent = tensors if plan.algorithm.report == "model" else layout.split(rows - job.received)
-    for k, task in enumerate(tasks):
+    sent = layout.split(rows if plan.algorithm.report == "model" else rows - job.received)  # [K, ...] each
+    memories = [_kept(plan, rows[k], trained.memories[k]) for k in range(len(tasks))]
+    asked = [k for k, task in enumerate(tasks) if task.settings.get("judge")]
+    states = [(_owned(plan, job.start[k], job.memories[k]), _owned(plan, rows[k], memories[k])) for k in asked]
+    judged = _judged(plan, [tasks[k].party for k in asked], states) if asked else {}
+    for k, (task, memory) in enumerate(zip(tasks, memories, strict=True)):
         arrays = {name: tensor[k] for name, tensor in sent.items() if name not in plan.private}
-        memory = dict(trained.memories[k])
-        memory |= {f"layer.{name}": tensors[name][k].reshape(-1) for name in plan.private}
-        if plan.algorithm.personal is not None:
-            memory["statistics"] = rows[k, layout.size :]
-        metrics = trained.metrics[k]
+        metrics = {**trained.metrics[k], **judged.get(task.party, {})}
         if plan.algorithm.measure:
-            metrics = {**metrics, RECEIVED: _received_loss(plan, job.received[k], job.parties[k])}
-        if task.settings.get("judge"):
-            metrics = {**metrics, **_judged(plan, task.party, ((job.start[k], job.memories[k]), (rows[k], memory)))}
+            metrics[RECEIVED] = _received_loss(plan, job.received[k], job.parties[k])
         report = Report(task.party, task.round, task.kind, arrays=arrays, metrics=metrics)
-        healthy = not memory or all(map(finite, (rows[k], *memory.values())))
+        numbers = [tensor for name, tensor in memory.items() if not name.startswith(core.LOG)]
+        healthy = not memory or all(map(finite, (rows[k], *numbers)))
         yield report, memory if healthy else None  # a party that diverged forgets it, so that it can come back
 
 
-def _judged(plan: Plan, name: str, states: Sequence[tuple[Tensor, Memory]]) -> dict[str, float]:
-    """The party's test score with what it had before its local work, and with what it has after it."""
-    party = plan.people[name]
-    if not len(party.x_test):
-        return {}
-    plan.net.module.eval()
+def _kept(plan: Plan, row: Tensor, memory: Memory) -> dict[str, Tensor]:
+    """What a party keeps: what its solver remembers, and of its model what nobody else sees."""
+    ranges = {name: plan.net.layout.range_of(name) for name in plan.private}
+    kept = {**memory, **{f"layer.{name}": row[begin:end] for name, (begin, end) in ranges.items()}}
+    if plan.algorithm.personal is not None:
+        kept["statistics"] = row[plan.net.layout.size :]
+    return kept
+
+
+def _judged(plan: Plan, names: Sequence[str], states: Sequence[Sequence[Tensor]]) -> dict[str, Metrics]:
+    """The parties' test scores with what each had before its local work, and with what it has after it."""
     try:
-        scores = [_measure(plan, _owned(plan, row, memory), party) for row, memory in states]
-    except Exception:  # a metric that fails says so when the party is evaluated; here it must not cost it its round
-        return {}
-    return dict(zip(JUDGED, scores, strict=True))
+        found = _examined(plan, names, states)
+    except Exception:  # what fails says so when the party is evaluated; here it must not cost it its round
+        alone = [_judged(plan, [name], [rows]) for name, rows in zip(names, states, strict=True) if len(names) > 1]
+        return {name: scores for one in alone for name, scores in one.items()}
+    judged = ((name, one) for name, one in zip(names, found, strict=True) if one.samples)
+    return {name: dict(zip(JUDGED, one.scores, strict=True)) for name, one in judged}
+
+
+def _examined(
+    plan: Plan, names: Sequence[str], rows: Sequence[Sequence[Tensor]], trivial: bool = False
+) -> Sequence[core.Judgement]:
+    return plan.solver.examine(core.Exam(plan.net, plan.metric, [plan.people[name] for name in names], rows, trivial))
 
 
 def _received_loss(plan: Plan, row: Tensor, party: Party) -> float:
@@ -266,38 +277,25 @@ def _personal(plan: Plan, task: Task, memory: Memory) -> Tensor:
     return _owned(plan, _completed(plan, task.arrays.get("own", task.arrays["center"]), memory), memory)
 
 
-def _evaluate(plan: Plan, task: Task, memory: Memory) -> Report:
-    party = plan.people[task.party]
-    metrics: dict[str, float] = {"test_samples": len(party.x_test)}
-    if len(party.x_test):
-        plan.net.module.eval()
-        center = _completed(plan, task.arrays["center"], memory)
-        own = _personal(plan, task, memory)
-        metrics["center"] = _measure(plan, center, party)
-        metrics["own"] = metrics["center"] if own is center else _measure(plan, own, party)
-        if plan.metric.value is accuracy:
-            metrics["majority"] = float((party.y_test == party.y.mode().values).double().mean())
-    return Report(task.party, task.round, task.kind, metrics=metrics)
+def _evaluate(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> list[Answer]:
+    rows = []
+    for task, memory in zip(tasks, memories, strict=True):
+        center, own = _completed(plan, task.arrays["center"], memory), _personal(plan, task, memory)
+        rows.append((center,) if own is center else (center, own))
+    answers: list[Answer] = []
+    found = _examined(plan, [task.party for task in tasks], rows, trivial=True) if tasks else ()
+    for task, one in zip(tasks, found, strict=True):
+        metrics: dict[str, float] = {"test_samples": one.samples}
+        if one.samples:
+            metrics |= {"center": one.scores[0], "own": one.scores[-1]}
+        if one.trivial is not None:
+            metrics["majority"] = one.trivial
+        answers.append((Report(task.party, task.round, task.kind, metrics=metrics), None))
+    return answers
 
 
 def loss_on(plan: Plan, row: Tensor, x: Tensor, y: Tensor) -> float:
     """The mean loss of a model on some samples, as it is used and not as it is trained."""
     with ONE_AT_A_TIME, torch.inference_mode(False):
         plan.net.module.eval()
-        return _mean(plan, row.clone(), x, y, plan.loss)  # a row from a file lies otherwise, which changes last bits
-
-
-@torch.no_grad()
-def _mean(plan: Plan, row: Tensor, x: Tensor, y: Tensor, value: Loss) -> float:
-    size, total = plan.net.layout.size, 0.0
-    for begin in range(0, len(x), _AT_ONCE):
-        some, target = (part[begin : begin + _AT_ONCE].clone() for part in (x, y))  # a module may write
-        output, _ = plan.net.apply(row[:size], row[size:], some)
-        total += float(torch.as_tensor(value(output, target)).double().mean()) * len(some)
-    return total / len(x)
-
-
-def _measure(plan: Plan, row: Tensor, party: Party) -> float:
-    mean = _mean(plan, row, party.x_test, party.y_test, plan.metric.value)
-    worst = -math.inf if plan.metric.higher_is_better else math.inf
-    return worst if math.isnan(mean) else mean  # nan stands for a party without a test set, not for a failed model
+        return mean_of(plan.net, row.clone(), x, y, plan.loss)  # a row from a file lies otherwise, down to last bits

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import __version__
+from .canvas import Line, Numbers, noted
 from .errors import SettingError
-from .page import figure, page_of, pairs, phrase, scores, sentences
-from .pictures import Line, Numbers, draw_collapse, draw_curves, draw_hyper, draw_parties, draw_spikes, draw_walk
+from .metrics import trivial
+from .page import figure, page_of, pairs, paragraph, phrase, scores, sentences
+from .pictures import draw_collapse, draw_curves, draw_hyper, draw_parties, draw_spikes, draw_walk
 from .results import mean_of_known
 from .settings import describe, unknown
 from .state import STOOD_IN
@@ -42,7 +44,8 @@ def draw(study: Study, kind: str, file: Path) -> Path:
         raise SettingError(
             f"This study has no numbers for the picture {kind!r}. It has: {', '.join(available(study))}."
         )
-    return _KINDS[kind](study, file)
+    with noted(study.note):
+        return _KINDS[kind](study, file)
 
 
 def available(study: Study) -> tuple[str, ...]:
@@ -63,7 +66,8 @@ def _curves(study: Study, file: Path) -> Path:
     for method in study.methods:
         curves = np.array([result.curve for result in study.of(method)], dtype=float)  # [seeds, points, 3]
         lines[method] = Line.over(curves[0, :, 0], curves[:, :, 1])
-    return draw_curves(file, lines, _metric(study), study.of("Local")[0].scores.majority.mean)
+    scores = study.of("Local")[0].scores
+    return draw_curves(file, lines, _metric(study), scores.majority.mean, trivial(scores.metric))
 
 
 def _parties(study: Study, file: Path) -> Path:
@@ -170,13 +174,16 @@ def page(study: Study, pictures: dict[str, bytes]) -> str:
         "made by": f"descant {__version__}",
     }
     side = "above" if _higher(study) else "below"
-    majority = "Majority class: a party's most frequent answer; a method below it is worse than no learning."
+    what = {"majority class": "a party's most frequent answer", "random policy": "acting at random"}
+    beside = trivial(study.results[0].scores.metric)
+    majority = f"{beside.capitalize()}: {what[beside]}; a method below it is worse than no learning."
     return page_of(
         "Did joining help?",
         study.verdict() or "Only local training was run: there is nothing to compare it with.",
+        paragraph(study.note),
         scores("Method by method", study.table(), f"Scores are {_metric(study)}. {LEGEND} {majority}"),
         *(figure(*_CAPTIONS[kind], pictures[kind], side) for kind in _CAPTIONS if kind in pictures),
-        sentences("What else was found", study.findings()),
+        sentences("What else was found", (told for told in study.findings() if told != study.note)),
         pairs("Settings and seeds", ((key, phrase(value)) for key, value in settings.items())),
         pairs(
             "The methods, by what they change against FedAvg",
@@ -188,7 +195,8 @@ def page(study: Study, pictures: dict[str, bytes]) -> str:
 _CAPTIONS = {
     "curves": (
         "Score by round",
-        "Where a line is {side} the dashed one of Local, joining helps on average. The shade spans the seeds.",
+        "Where a line is {side} the dashed one of Local, joining helps on average. Parties that never trained count, "
+        "too: they are judged by the centre, or alone by the model that all began with. The shade spans the seeds.",
     ),
     "parties": (
         "Party by party",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -59,9 +59,7 @@ class Result:
 
     def of_trained(self, column: Column) -> Column:
         """A column without the parties that never trained: they are judged by a model that they had no part in."""
-        if not len(self.attended):
-            return column
-        return replace(column, values=np.where(self.attended > 0, column.values, np.nan))
+        return column.only(self.attended > 0) if len(self.attended) else column
 
     @property
     def best(self) -> tuple[int, float]:
@@ -146,7 +144,7 @@ def carry_out(federation: Federation, rounds: int, points: int, tick: Callable[.
     curve = []
     seconds = 0.0
     for scored in federation.rounds(rounds, judge={*looked, rounds}):
-        tick(loss=f"{scored.round.loss:.4f}")
+        tick(loss=scored.round.told)
         seconds += scored.round.seconds
         if scored.index in looked:
             curve.append((scored.index, scored.scores.own.mean, scored.scores.center.mean))

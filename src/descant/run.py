@@ -18,12 +18,13 @@ from . import seeds
 from .absence import Left, most_sealed
 from .algorithms.pieces import fixed
 from .core import Attending, Engine, Hyper, Memory, Report, Task, Tuned, Tuning
-from .errors import DescantError, SettingError
+from .errors import DescantError, PartyError, SettingError
 from .exchange import CLOCK, hear, tasks_for
 from .flat import ONE_AT_A_TIME
 from .flight import AT, Flight
 from .gate import Gate
 from .gauges import Gauges, gauged, reach
+from .metrics import is_cross_entropy
 from .piece import VALIDATION, Plan, loss_on
 from .settings import check
 from .settle import Outcome, settled
@@ -41,6 +42,7 @@ def begin(plan: Plan) -> State:
     if plan.budget < 0:
         raise SettingError(f"The budget for party state must be >= 0 bytes. Got {plan.budget}.")
     way = next(way for way, reason in possible_ways(plan).items() if not reason)
+    _check_labels(plan)
     row = plan.net.row()
     first = State(0, row, row, way, PartyStore(plan.budget))
     first = replace(first, feedback=_validated(plan, first, row))
@@ -61,6 +63,17 @@ def possible_ways(plan: Plan) -> dict[str, str]:
         return plan.solver.ways(plan.net, plan.loss, plan.terms, largest, len(present))
 
 
+def _check_labels(plan: Plan) -> None:
+    """Raise if a party has a label for which the model has no output, where the loss tells that targets are classes."""
+    if not plan.samples or not is_cross_entropy(plan.loss) or getattr(plan.loss, "ignore_index", -1) >= 0:
+        return
+    classes = plan.classes
+    found = "" if classes is None else plan.people.label_beyond(classes)
+    if classes and found:
+        known = f"the model has {classes} outputs: labels go from 0 to {classes - 1}"
+        raise PartyError(f"{found}, and {known}. Mend the labels, or give the model more outputs.")
+
+
 def _rehearse(plan: Plan, row: Tensor, hyper: Hyper) -> None:
     """Every answer once, on two copies of the first model: what does not fit the model is found before the work."""
     algorithm, size = plan.algorithm, plan.net.layout.size
@@ -71,6 +84,10 @@ def _rehearse(plan: Plan, row: Tensor, hyper: Hyper) -> None:
         raise SettingError(f"All layers of the model are private in {algorithm.name}: nothing is left to share.")
     if algorithm.over == "all" and algorithm.keep is None:
         raise SettingError(f"{algorithm.name} aggregates over all, but its parties keep no models of their own.")
+    if algorithm.measure and not plan.samples:
+        raise SettingError(
+            f"{algorithm.name} lets parties measure the loss on samples of theirs, and agents have none."
+        )
     rows = row.repeat(2, 1)
     try:
         algorithm.start(rows, rows)
@@ -106,9 +123,11 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
     algorithm, d = plan.algorithm, plan.net.layout.size
     tuned, state = _tuned(plan, state, index)
     flight, left = Flight.of(plan, state), Left.of(plan, state)
-    idle = [name for name in engine.members() if name not in flight.parties]
+    busy, idle = flight.parties, engine.members()
+    if busy:  # else nothing goes through all parties
+        idle = [name for name in idle if name not in busy]
     present = _present(plan, idle, tuned.hyper, index)
-    there = {*present, *flight.parties}
+    there = {*present, *busy}
     tasks = [
         *_training(plan, state, present, index, judge, flight, left),
         *left.stand_ins(plan, state, tuned.hyper, there, index),
@@ -144,7 +163,8 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
     tuning = {} if algorithm.tune is fixed else {**vars(tuned.hyper), **tuned.numbers}
     presence = presence_of(plan, after, names, stood_in)
     told = (outcome.gap, change, 0.0, note, norm, gauges, tuple(judged), tuning, tuned.note, stood_in, presence)
-    return Round(index, after, present, names, refusals, *told)
+    said = {report.party: report.metrics for report in accepted}
+    return Round(index, after, present, names, refusals, *told, said)
 
 
 def _present(plan: Plan, names: Sequence[str], hyper: Hyper, index: int) -> dict[str, Hyper]:

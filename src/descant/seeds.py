@@ -7,8 +7,11 @@ Philox, whose numbers are the same on every CPU.
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
+from numpy.typing import NDArray
 
 EVERYBODY = ""
 """The party of a draw that concerns the whole federation: who takes part, L2GD's coin."""
@@ -24,13 +27,24 @@ def key(seed: int, round: int, party: str, purpose: str) -> int:
     return int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little")
 
 
+class _Named(ISeedSequence):
+    """The key of a Philox as it asks for it; given as a number, it asks the operating system for entropy as well."""
+
+    def __init__(self, name: int) -> None:
+        self._words = np.array([name & (2**64 - 1), name >> 64], np.uint64)
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
+        return self._words
+
+
 def stream(seed: int, round: int, party: str, purpose: str) -> np.random.Generator:
     """The generator for one purpose of one party in one round.
 
     >>> int(stream(7, 1, "a", "batch").integers(1000)) == int(stream(7, 1, "a", "batch").integers(1000))
     True
     """
-    return np.random.Generator(np.random.Philox(key=key(seed, round, party, purpose)))
+    named: Any = _Named(key(seed, round, party, purpose))  # numpy documents this, and its stubs do not know it
+    return np.random.Generator(np.random.Philox(named))
 
 
 def torch_seed(seed: int, round: int, party: str, purpose: str) -> int:

@@ -51,7 +51,7 @@ def _settle(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report]) 
     weights = algorithm.weigh([report.metrics for report in accepted])
     everybody, all_weights = _with_absent(plan, state, accepted, _discounted(plan, state, accepted, models), weights)
     aggregated = algorithm.aggregate(everybody[:, :size], all_weights)
-    share = min(1.0, sum(report.metrics["samples"] for report in accepted) / plan.samples)
+    share = min(1.0, sum(report.metrics["samples"] for report in accepted) / plan.samples) if plan.samples else 1.0
     point, remembered = algorithm.advance(state.center[:size], aggregated.point, memory, share)
     center = point
     if everybody.shape[1] > size:

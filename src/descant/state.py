@@ -77,16 +77,28 @@ class Round:
     tuned: str = ""  # what the tuner did beyond tuning, if it did
     stood_in: tuple[str, ...] = ()  # for whom somebody else answered
     presence: str = ""  # a letter a party, in their order: p, s, a or . (see PRESENT); "" where there are too many
+    metrics: Mapping[str, Metrics] = field(default_factory=dict)  # what each of the accepted reports says of itself
 
     @property
     def loss(self) -> float:
         """The mean training loss over the accepted reports; nan if nobody took a step."""
         return self.state.feedback.get("loss", math.nan)
 
+    @property
+    def told(self) -> str:
+        """The round in a few words, for a progress bar: the loss, and of agents what they reach and how fast."""
+        found = self.state.feedback
+        if "reward" not in found:
+            return f"{self.loss:.4f}"
+        steps = sum(metrics.get("samples", 0) for metrics in self.metrics.values())
+        speed = f", {steps / self.seconds:,.0f} steps/s" if self.seconds else ""
+        return f"{self.loss:.4f}, reward {found['reward']:.1f}{speed}"
+
     def numbers(self) -> dict[str, Any]:
         """The round as one flat record; what was not judged, not validated or not tuned is not in it."""
         record = {name: getattr(self, name) for name in ("loss", "gap", "change", "norm")}
         record |= {"present": len(self.present), "accepted": len(self.accepted), "seconds": self.seconds}
+        record |= {"reward": self.state.feedback["reward"]} if "reward" in self.state.feedback else {}
         judged = [self.state.judged[name] for name in self.judged]
         means = {name: sum(getattr(found, name) for found in judged) / len(judged) for name in JUDGED if judged}
         measured = {name: value for name, value in self.state.feedback.items() if name in _RECORDED}

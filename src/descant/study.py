@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,16 +18,17 @@ from .core import Algorithm, Attend
 from .errors import SettingError, StateError
 from .evaluate import Column, Numbers
 from .federation import Federation, attending
-from .instruments.findings import over_seeds
+from .instruments.findings import of_the_data, over_seeds
+from .metrics import trivial
 from .piece import Data, Model, parties_of
 from .progress import bar
 from .results import LOCAL, Result, carry_out, mean_of_known, plain, spread
 from .settings import describe
 from .table import Table
+from .verdict import counts, learned, verdict
 
-__all__ = ["LOCAL", "MAJORITY", "Result", "Study", "compare"]
+__all__ = ["LOCAL", "Result", "Study", "compare"]
 
-MAJORITY = "majority class"
 SHOWN = (
     "mean",
     "learned",
@@ -61,6 +62,11 @@ class Study:
     @property
     def methods(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(result.method for result in self.results))
+
+    @property
+    def note(self) -> str:
+        """What must be known of the data, in a sentence; "" if there is nothing."""
+        return of_the_data(str(self.settings.get("note", "")))
 
     def __repr__(self) -> str:
         return f"<Study of {', '.join(self.methods)}>"
@@ -102,7 +108,7 @@ class Study:
         return {
             "method": method,
             "mean": float(np.mean(means)),
-            "learned": _learned(results),
+            "learned": learned(results),
             "± seeds": Column(np.array(means)).spread if len(results) > 1 else float("nan"),
             "best": float(np.mean([score for _, score in best])),
             "best round": float(np.mean([at for at, _ in best])),
@@ -110,7 +116,7 @@ class Study:
             "centre": float("nan") if method == results[0].beside else _mean(results, "center"),  # alone has none
             "before": _mean(results, "before"),
             "after": _mean(results, "after"),
-            **_counts(self.gains(method)),
+            **counts(self.gains(method)),
             "trained": float(np.mean([result.trained for result in results])),
         }
 
@@ -118,59 +124,17 @@ class Study:
         columns = [result.scores.majority for result in alone]
         unknown = dict.fromkeys(("± seeds", "best", "best round", "centre", "before", "after", "trained"), float("nan"))
         return {
-            "method": MAJORITY,
+            "method": trivial(alone[0].scores.metric),
             "mean": float(np.mean([column.mean for column in columns])),
             "learned": float(np.mean([result.of_trained(result.scores.majority).mean for result in alone])),
             **unknown,
             **spread(columns),
-            **_counts(self._gains([(result.scores.majority, result.learned) for result in alone])),
+            **counts(self._gains([(result.scores.majority, result.learned) for result in alone])),
         }
 
     def verdict(self) -> str:
         """In a few sentences: which method served the parties best, if any did, who gained and lost, what collapsed."""
-        yardsticks = {result.beside for result in self.results}
-        means = {method: _learned(self.of(method)) for method in self.methods if method not in yardsticks}
-        means = {method: mean for method, mean in means.items() if mean == mean}
-        if not means:
-            return ""
-        scores = self.results[0].scores
-        sign = 1 if scores.own.higher_is_better else -1
-        alone = {method: _learned(self.alone(method)) for method in means}
-        ahead = {method: round(sign * (means[method] - alone[method]), 3) for method in means}
-        counts = {method: _counts(self.gains(method)) for method in means}
-        helped = [method for method in means if ahead[method] > 0 and counts[method]["gained"] > counts[method]["lost"]]
-        if helped:
-            best = max(helped, key=lambda method: sign * means[method])
-            first = f"{best} served the parties best"
-        else:
-            best = max(means, key=lambda method: sign * (means[method] - alone[method]))
-            most = " for most parties" if ahead[best] > 0 else ""
-            first = f"Nothing beat training alone{most}; {best} came closest"
-        told = f"{first}: {means[best]:.3f} {scores.metric} against {alone[best]:.3f} alone."
-        return " ".join([told, *self._who(best), *self._events()])
-
-    def _who(self, method: str) -> Iterator[str]:
-        gains, scores = self.gains(method), self.results[0].scores
-        counts, judged = _counts(gains), int((~np.isnan(scores.own.values)).sum())
-        over = f", over {len(self.of(method))} seeds" if len(self.of(method)) > 1 else ""
-        trained = int((~np.isnan(gains)).sum())
-        who = f"{judged} parties" if trained == judged else f"the {trained} parties that ever trained"
-        yield f"{counts['gained']} of {who} gained by joining, {counts['lost']} lost{over}."
-        if counts["lost"]:
-            place = int(np.nanargmin(gains))
-            lost = -float(gains[place])
-            much = f"{100 * lost:.1f} points" if scores.metric == "accuracy" else f"{lost:.3g} in {scores.metric}"
-            yield f"Party {scores.names[place]} lost most: {much}."
-
-    def _events(self) -> Iterator[str]:
-        """Collapses and refusals."""
-        for method, at in self.collapses().items():
-            seeds = [any(f.kind == "collapse" and f.round for f in r.findings) for r in self.of(method)]
-            some = "" if all(seeds) else f" with {sum(seeds)} of {len(seeds)} seeds"
-            yield f"{method} collapsed at round {at}{some}."
-        refused = sum(result.refused for result in self.results)
-        if refused:
-            yield f"{refused} updates were refused on the way."
+        return verdict(self)
 
     def collapses(self) -> dict[str, int]:
         """The methods that collapsed, each with the first round at which it did, in any seed."""
@@ -211,10 +175,6 @@ class Study:
         table = [{k: plain(v) if isinstance(v, float) else v for k, v in row.items()} for row in self.table().rows]
         head = {"descant": __version__, "verdict": self.verdict(), "findings": self.findings(), "table": table}
         return json.dumps({**head, "settings": self.settings, "results": [r.to_json() for r in self.results]})
-
-
-def _counts(gains: Numbers) -> dict[str, int]:
-    return {"gained": int((gains > 0).sum()), "lost": int((gains < 0).sum())}
 
 
 def compare(
@@ -299,11 +259,6 @@ def _checked(algorithms: list[Algorithm], local: Algorithm) -> list[Algorithm]:
         if algorithm.name == LOCAL and untuned != alone(untuned, (), local):
             raise SettingError(f"{LOCAL!r} is the name of training alone. Give your algorithm another one.")
     return algorithms
-
-
-def _learned(results: list[Result]) -> float:
-    """The mean over the parties that trained."""
-    return float(np.mean([result.learned.mean for result in results]))
 
 
 def _mean(results: list[Result], column: str) -> float:

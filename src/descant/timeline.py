@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .pictures import MANY, Numbers, label, styles_of
+from .canvas import Numbers, label, styles_of
+from .pictures import MANY
 from .state import ABSENT, NEVER_SEEN, PRESENT, STOOD_IN
 
 if TYPE_CHECKING:

@@ -81,12 +81,14 @@ def geometric_median(
     [2.0, 2.0]
     """
     leaping = min(models.shape[1] - FEW_COLUMNS, models.shape[0] - FEW_ROWS) <= 0
-    small = models.numel() <= medians.BLOCK  # then it is widened once, not in every pass
-    stack = Stack(models.double() if small else models, shares.cpu().numpy(), rho, models.dtype)
+    small = models.numel() <= medians.BLOCK
     if small:  # the mean is cheap to try first: it is the answer wherever no model is farther than rho
-        mean = stack.mixture(stack.shares)
-        if float(torch.linalg.vector_norm(stack.rows - mean, dim=1).max()) <= rho:
-            return mean.to(models.dtype), 0.0, 1
+        mean = weighted_sum(models, shares).to(models.dtype)
+        farthest = float(torch.linalg.vector_norm(models - mean, dim=1).max())
+        if farthest <= (1 - 1e-4) * rho:  # beyond what rounding makes of a distance
+            return mean, 0.0, 1
+    # A small stack is widened once, not in every pass.
+    stack = Stack(models.double() if small else models, shares.cpu().numpy(), rho, models.dtype)
     here = look(stack, _leap(stack, _middle_row(stack)) if leaping and not small else stack.mixture(stack.shares))
     fine = 16 * torch.finfo(stack.rows.dtype).eps  # no Gram matrix of this dtype leads much below such a gap
     tried, crawling = set[int](), False  # rows that were looked at as the answer; steps that did not halve the gap

@@ -9,6 +9,7 @@ from .attendance import Among, Comes, Drops, Every, Sample, Span, Stragglers, Ti
 from .baselines import RFA, CoordinateMedian, FedAvg, FedProx, Local
 from .decaying import Decaying
 from .fed_plus import L2GD, FedAvgPlus, FedCoMedPlus, FedGeoMedPlus, FedPlus, FedPlusFixed, FedPlusV1
+from .fedrl import FedRL, Period
 from .matching import EntropyRegularization, RepresentationMatching, WeightDivergence
 from .personal import APFL, Ditto, FedPer, FedRep, pFedMe
 from .standing_in import StandIns
@@ -33,6 +34,7 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
     "fedrep": FedRep,
     "fedasync": FedAsync,
     "fedbuff": FedBuff,
+    "fedrl": FedRL,
 }
 """The methods by the names that recipes and the command line use."""
 
@@ -69,10 +71,12 @@ __all__ = [
     "FedPlusFixed",
     "FedPlusV1",
     "FedProx",
+    "FedRL",
     "FedRep",
     "Hinge",
     "L2GD",
     "Local",
+    "Period",
     "Polynomial",
     "RFA",
     "RepresentationMatching",

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 import sysconfig
 import textwrap
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ..config import resumable, resuming
 from ..errors import DescantError
+
+if TYPE_CHECKING:
+    from ..papers import Experiment
 
 
 def option(record: type, name: str) -> Any:
@@ -81,6 +85,20 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+def finish(done: Experiment, folder: Path, as_json: bool, compared: Sequence[str] = ()) -> None:
+    """Print what came of an experiment, and save it; what cannot be saved (the disk is full, say) is still printed."""
+    told = {**done.to_json(), **({"compared": list(compared)} if compared else {})}
+    if not as_json:
+        typer.echo("\n\n".join([str(done), *(["\n".join(compared)] if compared else [])]) + "\n")
+    try:
+        page = done.save(folder)
+    except DescantError as error:
+        if as_json:
+            typer.echo(json.dumps({**told, "report": None}))
+        raise type(error)(f"{error} The numbers stand above; no report was written.") from error
+    typer.echo(json.dumps({**told, "report": str(page)}) if as_json else f"The report with pictures: {page}")
 
 
 def watched(as_json: bool) -> bool:

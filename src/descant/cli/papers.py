@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from ..papers import carry_out, check_folder, check_keepable, differences, keep, kept, keys, recipe_of
-from .common import json_option, one_thread, plain_endings, watched, wrapped
+from .common import finish, json_option, one_thread, plain_endings, watched, wrapped
 
 app = typer.Typer(no_args_is_help=True, help="The papers' experiments: list them, run one, our numbers beside theirs.")
 
@@ -66,13 +66,9 @@ def run(
         one_thread()
         done = carry_out(recipe, quick=quick, progress=watched(as_json))
         compared = differences(done, kept(key, quick))
-        report = done.save(folder)
         if expect:
             compared = [f"Kept in {keep(key, done)}."]
-        if as_json:
-            typer.echo(json.dumps({**done.to_json(), "compared": compared, "report": str(report)}))
-        else:
-            typer.echo("\n\n".join([str(done), "\n".join(compared), f"The report with pictures: {report}"]))
+        finish(done, folder, as_json, compared)
 
 
 def _duration(seconds: float | None) -> str:

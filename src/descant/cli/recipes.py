@@ -11,9 +11,9 @@ import typer
 
 from ..config import Recipe, how_to_end, read
 from ..errors import SettingError, StateError
-from ..papers import carry_out, check_folder
+from ..papers import carry_out, check_folder, told
 from ..table import Table
-from .common import json_option, one_thread, plain_endings, watched, wrapped
+from .common import finish, json_option, one_thread, plain_endings, watched, wrapped
 
 RECIPE = typer.Argument(hidden=True)
 CHANGES = typer.Option([], "--set", help="Another value: table.key=value, such as run.rounds=20. Repeatable.")
@@ -89,11 +89,7 @@ def compare(
             typer.echo(f"{chosen.title}\n" + (f"\n{wrapped('about', chosen.about)}\n" if chosen.about else ""))
         one_thread()
         done = carry_out(chosen, names, quick, progress=watched(as_json))
-        page = done.save(out)
-        if as_json:
-            typer.echo(json.dumps({**done.to_json(), "report": str(page)}))
-        else:
-            typer.echo(f"{done}\n\nThe report with pictures: {page}")
+        finish(done, out, as_json)
 
 
 def worth(
@@ -120,7 +116,12 @@ def worth(
         if chosen.swept:
             raise SettingError(f"{chosen.name} goes through values: choose one, with --set 'sweep={{}}' and --set.")
         one_thread()
-        found = chosen.worth(permutations, out / "coalitions.jsonl", watched(as_json))
+        from ..contribution import worth as reckoned
+
+        drawn: dict[str, Any] = {"permutations": permutations, "file": out / "coalitions.jsonl"}
+        length: dict[str, Any] = {"rounds": chosen.length.rounds, "seeds": chosen.seeds, "progress": watched(as_json)}
+        parts = (chosen.algorithm(), chosen.model(), chosen.people())
+        found = reckoned(*parts, **drawn, **length, **chosen.settings())
         table, picture = found.table(), found.plot(out / "worth.png")
         if as_json:
             told = {"verdict": table.verdict, "notes": table.notes, "table": table.plain()}
@@ -143,17 +144,17 @@ def report(
             study = study_of(folder)
             page = write_page(study, folder)
         elif (folder / "sweep.json").exists():
-            raise StateError(
-                f"{folder} holds a study for every value: give one of them, say {next(folder.glob('*=*'))}."
-            )
+            one = next(folder.glob("*=*"), None)
+            hint = "they are missing" if one is None else f"give one of them, say {one}"
+            raise StateError(f"{folder} holds a study for every value: {hint}.")
         else:
             study = Study.load(folder)
             page = study.save(folder) / "report.html"
-        verdict = study.verdict()
         if as_json:
-            typer.echo(json.dumps({"report": str(page), "verdict": verdict}))
+            found = {"verdict": study.verdict(), "note": study.note, "findings": study.findings()}
+            typer.echo(json.dumps({"report": str(page), **found}))
         else:
-            typer.echo(f"{verdict}\n\nThe report with pictures: {page}")
+            typer.echo(f"{told(study)}\n\nThe report with pictures: {page}")
 
 
 def runs(

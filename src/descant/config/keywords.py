@@ -29,6 +29,8 @@ _WORDS: dict[Any, str] = {
     Callable: 'a table such as {is = "Decay", start = 0.1}',
 }
 
+_MANY: dict[Any, str] = {int: "whole numbers", float: "numbers", str: "texts in quotes"}
+
 Convert = Callable[[Any], Any]
 
 
@@ -101,14 +103,16 @@ def fits(value: Any, hint: Any) -> bool:
 def told(hint: Any) -> str:
     """A type in words.
 
-    >>> told(int | None), told(Literal["keep", "drop"])
-    ('a whole number', "'keep' or 'drop'")
+    >>> told(int | None), told(Literal["keep", "drop"]), told(Sequence[int])
+    ('a whole number', "'keep' or 'drop'", 'a list of whole numbers')
     """
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(dict.fromkeys(told(arg) for arg in get_args(hint) if arg is not NoneType))
     if get_origin(hint) is Literal:
         return " or ".join(map(repr, get_args(hint)))
     kind = get_origin(hint) or hint
+    if kind in (tuple, Sequence) and get_args(hint) and get_args(hint)[0] in _MANY:
+        return f"a list of {_MANY[get_args(hint)[0]]}"
     if kind in _WORDS:
         return _WORDS[kind]
     if isinstance(kind, type) and issubclass(kind, Mapping):

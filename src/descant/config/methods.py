@@ -41,6 +41,8 @@ def method(
     name = given.get("name", made.name)
     if not fits(name, str):
         raise SettingError(f"The 'name' of {place} must be {told(str)}. Got {name!r}.")
+    if name == ALONE != made.name:
+        raise SettingError(f"{ALONE!r} is the name of training alone, which every table has. Give {place} another one.")
     return replace(made, name=name, attend=Attendance(**{**attendance, **own}).answer())
 
 

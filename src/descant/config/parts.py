@@ -25,6 +25,9 @@ class Length:
     seed: int = setting(0, "the first seed; the others follow it", least=0, whole=True)
     points: int = setting(10, "how often scores are taken on the way", least=1, whole=True)
     engine: str = setting("in-process", "who does the parties' work", one_of=ENGINES)
+    speeds: dict[str, float] | None = setting(
+        None, "a virtual clock, for methods that do not wait: by party, units of work a second; 1 for who is not named"
+    )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -20,7 +20,6 @@ from .parts import ATTENDANCE, Figure, Length, at_address, chosen, record_of
 from .parts import tables as tables_in
 
 if TYPE_CHECKING:
-    from ..contribution import Worth
     from ..core import Algorithm, Solver
     from ..federation import Federation, MakeEngine
     from ..piece import Data, Model
@@ -132,16 +131,20 @@ class Recipe:
         return partial(make, **keywords_for(make, given, "[parties]", record_of))
 
     def solver(self) -> Solver:
-        """How a party learns alone."""
-        from ..solvers import Sgd
+        """How a party learns alone: by Sgd, or by what `solver` in [work] names."""
+        from ..solvers import SOLVERS
 
-        allowed = [*(each.name for each in fields(Sgd)), *ATTENDANCE]
-        work = self._table("work")
+        work = dict(self._table("work"))
+        named = work.pop("solver", "sgd")
+        if named not in SOLVERS:
+            raise unknown("solver", str(named), SOLVERS)
+        make = SOLVERS[named]
+        allowed = ["solver", *signature(make).parameters, *ATTENDANCE]
         for key in work:
             if key not in allowed:
                 raise unknown("key of [work]", key, allowed)
         given = {key: value for key, value in work.items() if key not in ATTENDANCE}
-        solver = Sgd(**keywords_for(Sgd, given, "[work]"))
+        solver = make(**keywords_for(make, given, "[work]", record_of))
         check(solver, "[work]")
         return solver
 
@@ -177,16 +180,17 @@ class Recipe:
 
     def engine(self) -> MakeEngine:
         """Who does the parties' work."""
-        from ..engines import InProcess, Processes
+        from ..engines import Clocked, InProcess, Processes
 
-        return Processes() if self.length.engine == "processes" else InProcess
+        made: MakeEngine = Processes() if self.length.engine == "processes" else InProcess
+        return made if self.length.speeds is None else Clocked(self.length.speeds, engine=made)
 
     def federation(self, seed: int | None = None) -> Federation:
         """The federation of a single run, by [method]."""
         from ..federation import Federation
 
         chosen = self.length.seed if seed is None else seed
-        return Federation(self.model(), self.people(), self.algorithm(), seed=chosen, **self._settings())
+        return Federation(self.model(), self.people(), self.algorithm(), seed=chosen, **self.settings())
 
     def study(self, names: Sequence[str] = (), progress: bool = True) -> Study:
         """Its methods (or those that are named) side by side, by `compare`."""
@@ -199,17 +203,9 @@ class Recipe:
             "seeds": self.seeds,
             "progress": progress,
         }
-        study = compare(chosen, self.model(), self.people(), local=self.local(), **settings, **self._settings())
+        study = compare(chosen, self.model(), self.people(), local=self.local(), **settings, **self.settings())
         told = {"title": self.title, "about": self.about}
         return replace(study, settings={**{k: v for k, v in told.items() if v}, **study.settings, "recipe": self.text})
-
-    def worth(self, permutations: int | None = None, file: Path | None = None, progress: bool = True) -> Worth:
-        """What each party is worth by [method], by `worth`."""
-        from ..contribution import worth
-
-        settings: dict[str, Any] = {"permutations": permutations, "file": file, "progress": progress}
-        settings |= {"rounds": self.length.rounds, "seeds": self.seeds, **self._settings()}
-        return worth(self.algorithm(), self.model(), self.people(), **settings)
 
     def check(self, names: Sequence[str] | None = ()) -> Recipe:
         """Raise for whatever can be found wrong before parties and models are made; None leaves methods to [method]."""
@@ -223,7 +219,7 @@ class Recipe:
         self.length, self.figures  # noqa: B018
         points = [at for _, at in self.sweep()]
         for at in points:
-            at.length, at.model(), at.people(), at._settings()
+            at.length, at.model(), at.people(), at.settings()
         return points
 
     # ── parts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -236,7 +232,7 @@ class Recipe:
         found = self.tables.get(name, [])
         return [found] if isinstance(found, Mapping) else list(found)
 
-    def _settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """What a federation takes beside model, parties, algorithm and seed."""
         model = self._table("model")
         found = {

@@ -41,9 +41,8 @@ def mark_of(plan: Plan) -> str:
     parts = (plan.net.layout.digest, plan.net.constants, sorted(plan.people.samples.items()))
     mark = hashlib.blake2b(repr(parts).encode(), digest_size=8)
     for name in (plan.people.names[0], plan.people.names[-1]):  # enough to find out what is drawn anew every time
-        party = plan.people[name]
-        for data in (party.x[:1000], party.y[:1000]):
-            mark.update(data.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        for data in plan.people[name].data[:2]:
+            mark.update(data[:1000].contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return mark.hexdigest()
 
 

@@ -2,7 +2,7 @@
 
 from .collapse import biggest_jump, lasting_fall
 from .coverage import Coverage, coverage
-from .findings import Finding, findings_of, pull_a_round
+from .findings import Finding, findings_of, of_the_data, pull_a_round
 from .games import Shapley, shapley
 from .leaving import preview
 from .membership import Membership, Roc, membership
@@ -22,6 +22,7 @@ __all__ = [
     "findings_of",
     "lasting_fall",
     "membership",
+    "of_the_data",
     "preview",
     "pull_a_round",
     "shapley",

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
+Numbers = NDArray[np.float64]
 JUMP = 10.0  # ours: times the usual change of the model in a round
 USUAL = 20  # ours: the rounds before, whose median is the usual change
 LEAST = 5  # ours: so many rounds before there is a usual change
 FALL = 0.5  # ours: of all that was gained, how much is lost
 STAYS = 3  # ours: rounds (or points of a curve) at the end for which it stays lost
 NOISE = 5.0  # ours: times the usual step back from one round to the next, below which a fall is noise
+POINTS = 0.05  # ours: of the scale, at least: with few points there may be no step back to know the noise by
 
 
 def biggest_jump(changes: Sequence[float]) -> tuple[int, float] | None:
@@ -36,6 +39,8 @@ def biggest_jump(changes: Sequence[float]) -> tuple[int, float] | None:
 def lasting_fall(values: Sequence[float], higher_is_better: bool) -> int | None:
     """The place from which on more than half of what had been gained is lost, to the end; None if it is not.
 
+    A drift of a few points of the scale is none, nor is what goes to and fro all the time.
+
     >>> lasting_fall([0.2, 0.5, 0.7, 0.8, 0.3, 0.2, 0.25], higher_is_better=True)
     4
     """
@@ -53,4 +58,11 @@ def lasting_fall(values: Sequence[float], higher_is_better: bool) -> int | None:
     steps = np.diff(score[: at + 1])
     usual = float(np.median(-steps[steps < 0])) if (steps < 0).any() else 0.0
     fallen = best[at] - np.median(score[at + 1 :])
-    return int(places[at + 1]) if fallen > NOISE * usual else None
+    return int(places[at + 1]) if fallen > max(NOISE * usual, POINTS * _scale(given[places[: at + 1]])) else None
+
+
+def _scale(before: Numbers) -> float:
+    """What a fall is held against: 1 for shares, such as accuracies, else the largest number before it."""
+    most = float(np.abs(before[np.isfinite(before)]).max(initial=0.0))
+    shares = before.min() >= 0 and most <= 1
+    return 1.0 if shares else most

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..algorithms.pieces import FedPlusPull, Mix, TowardFixed, fixed, stay
 from ..gauges import bound_of
+from ..metrics import trivial
 from ..penalties import HalfSquare, Norm1, Norm2
 from ..solvers import Sgd
 from .collapse import biggest_jump, lasting_fall
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ..federation import Federation
     from ..piece import Plan
 
+SHOWN = 3  # refusals that a finding tells
 NEARLY_OFF = 0.01  # ours: of the way to the centre in a round, below which federation is nearly off
 
 
@@ -41,10 +43,20 @@ def findings_of(federation: Federation, scores: Scores | None = None) -> tuple[F
         pull_nearly_off(plan, federation.state.round) if history else None,
         collapse(plan.algorithm.name, history, plan.metric.higher_is_better),
         gone_back(plan.algorithm.name, history),
+        refused(plan.algorithm.name, list(map(str, federation.refusals_))),
         never_trained(reached.trained, len(reached.rounds), plan.algorithm) if history else None,
         None if scores is None else below_majority(plan.algorithm.name, scores),
     ]
     return tuple(finding for finding in found if finding is not None)
+
+
+def of_the_data(note: str) -> str:
+    """What must be known of the data as a sentence; "" if there is nothing.
+
+    >>> of_the_data("critics stand in")
+    'Of the data: critics stand in.'
+    """
+    return f"Of the data: {note}." if note else ""
 
 
 def rho_never_binds(algorithm: Algorithm, reaches: Sequence[float]) -> Finding | None:
@@ -103,13 +115,19 @@ def _share(pull: FedPlusPull) -> float | None:
 
 
 def collapse(name: str, history: Sequence[Mapping[str, Any]], higher_is_better: bool = True) -> Finding | None:
-    """Whether the training loss, or the score "own" where it was measured, fell back for good, or the model jumped."""
+    """Whether the training loss, or the score where it was measured, fell back for good, or the model jumped.
+
+    The score is "learned", that of the parties which have trained, or "own", that of all, where it is not known.
+    """
     rounds = [int(entry["round"]) for entry in history]
     jump = biggest_jump([entry.get("change", math.nan) for entry in history])
     told = "" if jump is None else f"the model of {name} jumped {jump[1]:.3g}× at round {rounds[jump[0]]}"
-    fall = lasting_fall([entry.get("loss", math.nan) for entry in history], higher_is_better=False)
+    if any("reward" in entry for entry in history):  # the error of agents grows with what they come to expect
+        fall = lasting_fall([entry.get("reward", math.nan) for entry in history], higher_is_better=True)
+    else:
+        fall = lasting_fall([entry.get("loss", math.nan) for entry in history], higher_is_better=False)
     if fall is None:
-        fall = lasting_fall([entry.get("own", math.nan) for entry in history], higher_is_better)
+        fall = lasting_fall([entry.get("learned", entry.get("own", math.nan)) for entry in history], higher_is_better)
     if fall is not None:
         what = f"what {name} had learned was lost at round {rounds[fall]} and stayed lost: collapse."
         return Finding("collapse", _capital(f"{told}; {what}" if told else what), rounds[fall])
@@ -125,6 +143,22 @@ def gone_back(name: str, history: Sequence[Mapping[str, Any]]) -> Finding | None
         return None
     often = f"{name}: " if len(told) == 1 else f"{name} went back {len(told)} times; the last time "
     return Finding("went back", f"{often}{told[-1][1]}.", told[0][0])
+
+
+def refused(name: str, told: Sequence[str]) -> Finding | None:
+    """Whose reports did not count, and why: the first few of unlike ones.
+
+    >>> refused("FedAvg", ["round 1, party 'b': stale", "round 2, party 'b': stale"]).text
+    "2 updates of FedAvg were refused. The first: round 1, party 'b': stale."
+    """
+    unlike: dict[str, str] = {}
+    for one in told:
+        unlike.setdefault(one.partition(", ")[2], one)  # without its round
+    if not unlike:
+        return None
+    many = f"{len(told)} updates" if len(told) > 1 else "1 update"
+    first = "; ".join(list(unlike.values())[:SHOWN])
+    return Finding("refused", f"{many} of {name} {'were' if len(told) > 1 else 'was'} refused. The first: {first}.")
 
 
 def _capital(sentence: str) -> str:
@@ -144,12 +178,13 @@ def never_trained(trained: int, parties: int, algorithm: Algorithm | None = None
 
 
 def below_majority(name: str, scores: Scores) -> Finding | None:
-    """Whether the parties would do better by always giving their most frequent answer."""
+    """Whether the parties would do better without learning: by their most frequent answer, or by acting at random."""
     own, majority = scores.own.mean, scores.majority.mean
     sign = 1 if scores.own.higher_is_better else -1
     if math.isnan(majority) or not sign * own < sign * majority:
         return None
-    return Finding("majority", f"{name} is below the majority baseline: {own:.3f} {scores.metric}, not {majority:.3f}.")
+    beside = trivial(scores.metric).split()[0]
+    return Finding("majority", f"{name} is below the {beside} baseline: {own:.3f} {scores.metric}, not {majority:.3f}.")
 
 
 def over_seeds(found: Sequence[Sequence[Finding]]) -> Iterator[Finding]:

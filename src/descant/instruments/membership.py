@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..canvas import label, picture
 from ..core import Loss
 from ..errors import PartyError
 from ..evaluate import Numbers
 from ..parties.coresets import Coreset
 from ..parties.party import Party
-from ..pictures import label, picture
 from ..table import Table
 
 FALSE = 0.01  # of the rows that were not trained on, how many the attacker may accuse

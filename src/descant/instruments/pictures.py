@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..canvas import Line, Numbers, noted
 from ..errors import SettingError
-from ..pictures import Line, Numbers, draw_collapse, draw_hyper, draw_spikes, draw_walk
+from ..pictures import draw_collapse, draw_hyper, draw_spikes, draw_walk
 from ..settings import unknown
 from ..timeline import Presence, draw_presence
-from .findings import collapse
+from .findings import collapse, of_the_data
 from .walk import walk
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ def draw(federation: Federation, kind: str, file: str | Path) -> Path:
     """Draw "spikes", "collapse", "walk", "hyper" or "presence" of a federation into a PNG file."""
     if kind not in _KINDS:
         raise unknown("picture of a federation", kind, _KINDS)
-    return _KINDS[kind](federation, Path(file))
+    with noted(of_the_data(federation.people.note)):
+        return _KINDS[kind](federation, Path(file))
 
 
 def spikes(federation: Federation) -> Line:
@@ -55,7 +57,8 @@ def _walk(federation: Federation, file: Path) -> Path:
 
 
 def _hyper(federation: Federation, file: Path) -> Path:
-    names = dict.fromkeys(name for entry in federation.history_ for name in entry if name != "tuned")
+    entries = (item for entry in federation.history_ for item in entry.items())
+    names = dict.fromkeys(name for name, value in entries if isinstance(value, int | float))
     if "lr" not in names:
         raise SettingError(f"There is no path to draw: {federation.algorithm.name} was not tuned in any round.")
     return draw_hyper(file, {federation.algorithm.name: [{name: series(federation, name) for name in names}]})

@@ -4,7 +4,7 @@ Light to import: torch waits for the work.
 """
 
 from .expected import Kept, check_keepable, differences, keep, kept
-from .experiment import Experiment, Point, carry_out, check_folder, legend, means, summary
+from .experiment import Experiment, Point, carry_out, check_folder, legend, means, summary, told
 from .shelf import home, keys, recipe_of
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     "means",
     "recipe_of",
     "summary",
+    "told",
 ]

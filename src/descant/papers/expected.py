@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CLOSE = 0.005  # half a point: other processors round otherwise, and a party judges itself on few samples
 FORMAT = 1
+BASELINES = ("FedAvg", "FedProx", "RFA", "CoordinateMedian")  # those that the papers hold Fed+ against
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ class Kept:
     descant: str
     points: tuple[Mapping[str, Any], ...]
     """At each: "own" {method: one mean a seed}, "learned" (of those that trained), "majority", "parties", and how many
-    of these are better off than alone and than with FedAvg {method: number}."""
+    of these are better off than alone, and than with each of BASELINES that was there {method: number}. Where parties
+    come and go also their "names", and "courses" {method: "rounds", "mean" and "sd" over seeds of the centre's score, a
+    list a party, and who "left" after which round}."""
 
 
 def kept(key: str, quick: bool, folder: Path | None = None) -> Kept | None:
@@ -79,7 +82,7 @@ def _numbers(study: Study) -> dict[str, Any]:
     majority = study.results[0].scores.majority
     better = {
         name: {method: int((study.gains(method, over) > 0).sum()) for method in study.methods}
-        for name, over in (("above alone", None), ("above FedAvg", "FedAvg"))
+        for name, over in (("above alone", None), *((f"above {name}", name) for name in BASELINES))
         if over is None or over in study.methods
     }
     return {
@@ -88,7 +91,34 @@ def _numbers(study: Study) -> dict[str, Any]:
         "majority": round(majority.mean, 6),
         "parties": len(majority.values),
         **better,
+        **_courses(study),
     }
+
+
+def _courses(study: Study) -> dict[str, Any]:
+    """Where parties come and go: the centre's score by party on the way, the mean over seeds and its deviation."""
+    import numpy as np
+
+    from ..results import plain
+
+    if not any(result.comes_and_goes for result in study.results):
+        return {}
+    names, courses = study.results[0].scores.names, {}
+    for method in study.methods:
+        results = study.of(method)
+        scores = np.array([[values for _, values in one.centers] for one in results])  # [seeds, points, parties]
+        mean, deviation = (plain(np.round(part, 4).T) for part in (scores.mean(0), scores.std(0)))
+        last = {name: _last_seen([letters[k] for letters in results[0].presence]) for k, name in enumerate(names)}
+        left = {name: at for name, at in last.items() if at < len(results[0].presence)}
+        courses[method] = {"rounds": [at for at, _ in results[0].centers], "mean": mean, "sd": deviation, "left": left}
+    return {"names": list(names), "courses": courses}
+
+
+def _last_seen(letters: list[str]) -> int:
+    """The last round in which a party was there."""
+    from ..state import PRESENT
+
+    return max((round for round, letter in enumerate(letters, 1) if letter == PRESENT), default=0)
 
 
 def differences(done: Experiment, before: Kept | None) -> list[str]:

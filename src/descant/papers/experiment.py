@@ -101,6 +101,7 @@ class Experiment:
 
     def save(self, folder: Path) -> Path:
         """Write the report, or where values were gone through a report for each and a picture of them all."""
+        from ..canvas import noted
         from ..report import write
         from ..store import replacing
 
@@ -109,14 +110,16 @@ class Experiment:
             return folder / "report.html"
         with replacing(folder, SWEPT) as new:
             (new / "sweep.json").write_text(json.dumps(self.to_json()), encoding="utf-8")
-            self._draw(new / "sweep.png")
+            with noted(self.points[0].study.note):
+                self._draw(new / "sweep.png")
             for point in self.points:
                 write(point.study, new / point.name)
         return folder / "sweep.png"
 
     def _draw(self, file: Path) -> Path:
         """Lines where numbers were gone through, else cells: there is no way from one word to another."""
-        from ..pictures import Line, draw_cells, draw_sweep
+        from ..canvas import Line
+        from ..pictures import draw_cells, draw_sweep
 
         own = [means(point.study) for point in self.points]
         places = range(len(own))
@@ -144,9 +147,13 @@ class Experiment:
 
 def summary(study: Study) -> str:
     """The table, the verdict and the findings, broken for a terminal."""
-    told = [study.verdict(), *(f"- {finding}" for finding in study.findings())]
-    told = [textwrap.fill(text, 110, subsequent_indent="  " * text.startswith("- ")) for text in told]
-    return "\n".join([str(replace(study.table(), verdict="", notes=())), "", *told])
+    return f"{replace(study.table(), verdict='', notes=())}\n\n{told(study)}"
+
+
+def told(study: Study) -> str:
+    """The verdict and the findings, broken for a terminal."""
+    lines = [study.verdict(), *(f"- {finding}" for finding in study.findings())]
+    return "\n".join(textwrap.fill(text, 110, subsequent_indent="  " * text.startswith("- ")) for text in lines)
 
 
 def legend() -> str:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from . import splits
 from .adapters import arrays_of
+from .agents import Agent, agents
 from .audio import mel_spectrogram, words
 from .clients import clients
 from .coresets import Coreset, Selection
@@ -28,7 +29,7 @@ POPULATIONS: Mapping[str, Callable[..., People]] = MappingProxyType(
         made.__name__: made
         for made in (
             *(digits, synthetic, shared, mnist, femnist, sentiment, clients, mnist_svhn, rotated_mnist, newsgroups),
-            *(cifar10, svhn, npz, csv, words),
+            *(cifar10, svhn, npz, csv, words, agents),
         )
     }
 )
@@ -36,10 +37,12 @@ POPULATIONS: Mapping[str, Callable[..., People]] = MappingProxyType(
 
 __all__ = [
     "POPULATIONS",
+    "Agent",
     "Coreset",
     "Party",
     "People",
     "Selection",
+    "agents",
     "arrays_of",
     "cifar10",
     "clients",

@@ -26,7 +26,7 @@ def fingerprints(people: People) -> dict[str, str]:
     """
     if people not in _KNOWN:
         chosen = people.names[:: -(-len(people) // KEPT)]
-        row = people[chosen[0]].x[:1]
+        row = people[chosen[0]].data[0][:1]
         rows = sum(people.samples[name] for name in chosen)
         every = max(1, -(-rows * row.numel() * row.element_size() // _BYTES))
         _KNOWN[people] = {name: _fingerprint(people[name], every) for name in chosen}
@@ -34,7 +34,7 @@ def fingerprints(people: People) -> dict[str, str]:
 
 
 def _fingerprint(party: Party, every: int) -> str:
-    return fingerprint(party.x, party.y, party.x_test, party.y_test, every=every)
+    return fingerprint(*party.data, every=every)
 
 
 def fingerprint(*tensors: Tensor, every: int = 1) -> str:

@@ -150,7 +150,7 @@ def _texts(source: str, data: str | Path | None) -> tuple[list[str], NDArray[np.
     if file.name.startswith("training"):  # Sentiment140 as it is
         header = ("polarity", "id", "date", "query", "account", "text")
         table = read_table(file, ("account", "polarity", "text"), header, "latin-1")
-        labels, note = read_labels(file, table["polarity"], {"0": 0, "4": 1}), ""
+        labels, note = read_labels(file, table["polarity"], {"0": 0, "4": 1}, first=1), ""
     else:
         table = read_table(file, ("account", "label", "text"))
         labels = read_labels(file, table["label"], {"0": 0, "1": 1})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,6 +34,11 @@ class Party:
     def samples(self) -> int:
         """How many samples it trains on."""
         return len(self.x)
+
+    @property
+    def data(self) -> tuple[Tensor, ...]:
+        """All that it has."""
+        return self.x, self.y, self.x_test, self.y_test
 
     def __repr__(self) -> str:
         return f"Party({self.name!r}, {len(self.x)} to train, {len(self.x_test)} to test, x {tuple(self.x.shape[1:])})"
@@ -172,8 +178,14 @@ def as_array(values: Any, what: str) -> Array:
 
 def _tensor(array: Array, dtype: torch.dtype) -> Tensor:
     """The array as a tensor; its memory is shared where dtype and layout allow, and it may be written."""
-    via = torch.float32 if dtype == torch.bfloat16 else dtype
-    return torch.from_numpy(np.require(array, torch.empty(0, dtype=via).numpy().dtype, ["C", "W"])).to(dtype)
+    via = _numpy(torch.float32 if dtype == torch.bfloat16 else dtype)
+    ready = array.dtype == via and array.flags.carray
+    return torch.from_numpy(array if ready else np.require(array, via, ["C", "W"])).to(dtype)
+
+
+@cache
+def _numpy(dtype: torch.dtype) -> np.dtype[Any]:
+    return torch.empty(0, dtype=dtype).numpy().dtype
 
 
 def check_finite(array: Array, dtype: torch.dtype, what: str) -> None:

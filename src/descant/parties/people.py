@@ -126,6 +126,24 @@ class People(Mapping[str, Party]):
             row[np.searchsorted(labels, one)] = times
         return labels, counts
 
+    def label_beyond(self, classes: int) -> str:
+        """Who has a label that is not below `classes`, in words; "" if nobody has. It reads no features.
+
+        >>> from_arrays({"a": ([[0.0], [1.0]], [0, 7])}).label_beyond(2)
+        "Party 'a' has the label 7 in row 1"
+        """
+        fine: set[int] = set()  # targets that many parties share are looked through once
+        for source in self._sources.values():
+            if id(source.y) not in fine and source.y.max() < classes:
+                fine.add(id(source.y))
+            own = () if id(source.y) in fine else ((source.labels, ""),)
+            tested = () if source.own_test is None else ((source.own_test[1], " of its test set"),)
+            for labels, where in (*own, *tested):
+                if labels.max(initial=0) >= classes:
+                    row = int(np.argmax(labels >= classes))
+                    return f"Party {source.name!r} has the label {labels[row]} in row {row}{where}"
+        return ""
+
     def plot(self, file: str | Path) -> Path:
         """Draw the map of parties and classes into a PNG file."""
         from .picture import draw

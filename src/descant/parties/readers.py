@@ -157,6 +157,9 @@ def read_table(
         lines, names, row = csv.reader(text, strict=True), list(header or []), 0
         try:
             row, names = (0, names) if names else (1, next(lines, []))
+            twice = [name for name in columns if names.count(name) > 1]
+            if twice:
+                raise damaged(file, f"two columns are called {twice[0]!r}", "a name of its own for every column")
             for name in columns:
                 if name not in names:
                     raise damaged(file, unknown("column", name, names).args[0].rstrip("."), expected)
@@ -202,9 +205,9 @@ def numbers(file: str | Path, table: dict[str, list[str]]) -> Array:
     return np.array([list(map(float, values)) for values in table.values()]).T
 
 
-def read_labels(file: Path, values: list[str], meaning: dict[str, int]) -> Rows:
-    """The labels that texts stand for, as int64."""
-    for row, value in enumerate(values):
+def read_labels(file: Path, values: list[str], meaning: dict[str, int], first: int = FIRST_ROW) -> Rows:
+    """The labels that texts stand for, as int64; ``first`` is the number of their first row in the file."""
+    for row, value in enumerate(values, first):
         if value not in meaning:
             raise damaged(file, f"the label of row {row} is {value!r}", f"one of {', '.join(meaning)}")
     return np.array([meaning[value] for value in values], dtype=np.int64)

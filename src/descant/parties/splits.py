@@ -26,7 +26,7 @@ class _Cut:
     alpha: float = setting(1.0, "how alike the parties are: small is one class each, large is i.i.d.", above=0)
     classes: int = setting(1, "how many classes a party has", least=1)
     least: int = setting(1, "how many rows every party has at least", least=0)
-    sigma: float = setting(2.0, "the spread of log-normal sizes: 0 is all alike", least=0)
+    sigma: float = setting(2.0, "the spread of log-normal sizes: 0 is all alike", least=0, most=50)  # else they are ∞
     exponent: float = setting(2.0, "of the power law: the share of parties above a size s falls as s^(1-it)", above=1)
 
 

@@ -1,5 +1,20 @@
-"""How parties learn alone."""
+"""How parties learn alone.
 
+>>> sorted(SOLVERS)
+['dqn', 'policy_gradient', 'sgd']
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from ..core import Solver
+from .dqn import Dqn
+from .policy_gradient import PolicyGradient
 from .sgd import Sgd
 
-__all__ = ["Sgd"]
+SOLVERS: Mapping[str, Callable[..., Solver]] = MappingProxyType(
+    {"sgd": Sgd, "dqn": Dqn, "policy_gradient": PolicyGradient}
+)
+"""The solvers by the names that recipes use."""
+
+__all__ = ["SOLVERS", "Dqn", "PolicyGradient", "Sgd"]

@@ -17,6 +17,7 @@ from ..errors import ModelError
 from ..flat import Net
 from .layers import Array, Into, Value
 from .objective import Objective
+from .sloped import Sloped
 from .stacked import Stack, kernel_of
 from .terms import Added
 
@@ -142,6 +143,10 @@ class Descent:
             if lead:
                 return self.losses.slope(output, y.numpy())
             return torch.from_numpy(self.losses.slope(output.numpy(), y[0].numpy()))
+        if isinstance(self.objective.loss, Sloped):
+            found, mean = self.objective.loss.slope(output if lead else output.numpy(), (y if lead else y[0]).numpy())
+            self.losses.total.add_(torch.from_numpy(np.asarray(mean)))
+            return found if lead else torch.from_numpy(found)
         leaf = (torch.from_numpy(output) if lead else output.unsqueeze(0)).detach().requires_grad_()
         with torch.enable_grad():
             each = torch.vmap(self._mean_loss)(leaf, y) if lead else self._mean_loss(leaf[0], y[0]).unsqueeze(0)
@@ -164,7 +169,7 @@ class Losses:
     def total(self) -> Tensor:
         """The sum so far, ``[K]``."""
         if self._waiting:
-            sums, chosen, targets = (np.stack(parts) for parts in zip(*self._waiting, strict=True))
+            sums, chosen, targets = map(np.concatenate, zip(*self._waiting, strict=True))
             if targets.max() >= self._classes:
                 raise ModelError(f"Target {targets.max()} is out of bounds: the model knows {self._classes} classes")
             each = (np.log(sums) - chosen).reshape(len(self._waiting), len(self._total), -1)
@@ -181,11 +186,12 @@ class Losses:
         self._classes = output.shape[-1]
         chances: Array = output - output.max(-1, keepdims=True)
         flat, places = chances.reshape(-1), np.arange(0, chances.size, self._classes) + y.reshape(-1)
-        chosen = flat.take(places, mode="clip")
+        np.minimum(places, flat.size - 1, out=places)
+        chosen = flat.take(places)
         np.exp(chances, out=chances)
         sums = chances.sum(-1, keepdims=True)
         self._waiting.append((sums.reshape(-1), chosen, y))
         chances /= sums
-        flat[places.clip(max=flat.size - 1)] -= 1
+        flat[places] -= 1
         chances /= y.shape[-1]
         return chances

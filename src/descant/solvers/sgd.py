@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from .. import seeds
-from ..core import Hold, Hyper, Job, Loss, Memory, Metrics, Term, Trained
+from ..core import Exam, Hyper, Job, Judgement, Loss, Memory, Metrics, Term, Trained
 from ..errors import SettingError
-from ..flat import Layout, Net
+from ..flat import Net
 from ..parties.people import Party
 from ..settings import check, setting
 from .batches import Draws, draw, feed
-from .descent import LOOPED, SINGLE, STACKED, VECTORISED, Descent, Losses, steps_at_once
-from .moments import Moments, age, check_elementwise, is_plain, maker
-from .objective import Objective, private_columns
+from .descent import LOOPED, SINGLE, STACKED, VECTORISED, steps_at_once
+from .exam import on_test_sets
+from .moments import age, check_elementwise, is_plain, maker
 from .probe import probe
-from .stacked import Stack
-
-CACHE = 2**20  # bytes of parameters that are stacked at once
-FAR = 2**24  # the same where they step at once, and need not stay in the nearest cache from step to step
-MOST_VECTORISED = 100_000  # parameters; above it one party fills the machine by itself
-# Both measured by `python benchmarks/ways.py`.
+from .slope import Pulling, Slope, held, parts_of, rows_of, threads, together, ways_of, with_private, without_moments
 
 
 @dataclass(frozen=True)
@@ -71,22 +64,19 @@ class Sgd:
         check_elementwise(maker(self.optimizer, self.options))
         size = party.samples if self.batch is None else min(self.batch, party.samples)
         reasons = probe(net, loss, terms, party.x[:size].clone(), party.y[:size].clone())  # a module may write
-        alone = "" if count > 1 else "one party a round works alone"
-        megabytes = net.layout.size * net.layout.dtype.itemsize / 1e6
         most = together(net.layout, self._steps_at_once(net, STACKED))
-        full = "" if most > 1 else f"one model of {megabytes:.1f} MB fills the cache by itself"
-        large = (
-            "" if net.layout.size <= MOST_VECTORISED else f"above {MOST_VECTORISED} parameters it is slower than a loop"
-        )
-        return {
-            STACKED: reasons[STACKED] or full or alone,
-            SINGLE: reasons[SINGLE],
-            VECTORISED: reasons[VECTORISED] or large or alone,
-            LOOPED: "",
-        }
+        return ways_of(net, reasons, most, count)
 
     def _steps_at_once(self, net: Net, way: str) -> bool:
         return is_plain(maker(self.optimizer, self.options)) and steps_at_once(net, way)
+
+    @property
+    def metric(self) -> None:
+        """What the loss tells."""
+
+    def examine(self, exam: Exam) -> Sequence[Judgement]:
+        """On the test sets of the parties."""
+        return on_test_sets(exam)
 
     def train(self, job: Job) -> Trained:
         """The local work of every party in the job, as many at once as the way allows."""
@@ -94,7 +84,7 @@ class Sgd:
         at_once = job.hold is None and self._steps_at_once(job.net, job.way)
         if job.way == STACKED and not at_once and together(job.net.layout, at_once) == 1:
             return self.train(replace(job, way=SINGLE))  # a part of it stands still, and all of it is large
-        with _threads(job.way, at_once):
+        with threads(job.way, at_once):
             return self._train(job, at_once)
 
     def _train(self, job: Job, at_once: bool) -> Trained:
@@ -104,14 +94,14 @@ class Sgd:
             for p, h in zip(job.parties, job.hypers, strict=True)
         ]
         if self.moments == "reset":
-            job = replace(job, memories=[_without_moments(memory) for memory in job.memories])
+            job = replace(job, memories=[without_moments(memory) for memory in job.memories])
         alike = [self._alike(h, d, at_once) for h, d in zip(job.hypers, draws, strict=True)]
         keys = [
             (a, h.lr, len(d.lengths), age(m)) for a, h, d, m in zip(alike, job.hypers, draws, job.memories, strict=True)
         ]
         order = sorted(range(len(keys)), key=keys.__getitem__)  # rows of one age stand together: see moments.py
         most = {STACKED: together(job.net.layout, at_once), VECTORISED: len(order)}.get(job.way, 1)
-        parts = list(_parts(order, alike, most))
+        parts = list(parts_of(order, alike, most))
         if parts == [list(range(len(keys)))] and job.way != LOOPED:  # nothing to put together
             if at_once:
                 return self._descend(job, draws, [], None)[0]
@@ -126,7 +116,7 @@ class Sgd:
         for part in parts:
             some = [draws[i] for i in part], [] if at_once else [keys[i] for i in part]
             with _own_draws(job, part):
-                trained, last = self._descend(_rows(job, part), *some, last)
+                trained, last = self._descend(rows_of(job, part), *some, last)
             rows[part] = trained.rows
             for i, memory, metric in zip(part, trained.memories, trained.metrics, strict=True):
                 memories[i], metrics[i] = memory, metric
@@ -159,7 +149,7 @@ class Sgd:
                 else:
                     descent.of(group.rows, group.x, group.y)
             alive = everybody if step < shortest else [step < length for length in lengths]
-            with _held(slope.stack, job, step, lengths):
+            with held(slope.stack, job, step, lengths):
                 slope.moments.step(alive)
                 pull(alive)
         losses = descent.losses.total / columns.new_tensor(lengths)  # nan for a party that took no step
@@ -167,65 +157,12 @@ class Sgd:
         if self.moments == "keep" and not slope.at_once:
             kept = slope.moments.memories()
         if job.terms:
-            kept = _with_private(kept, columns[:, size:], slope.objective)
+            kept = with_private(kept, columns[:, size:], slope.objective)
         metrics = [{"loss": loss, "samples": p.samples} for p, loss in zip(job.parties, losses.tolist(), strict=True)]
         rows = columns[:, :size]
         if descent.statistics.shape[1]:
             rows = torch.cat([rows, descent.statistics], 1)
         return Trained(rows, kept, metrics), slope
-
-
-class Slope:
-    """What some parties go down: their columns, the gradient of their objective, and the optimiser."""
-
-    def __init__(self, solver: Sgd, job: Job, keys: Sequence[Any]) -> None:
-        size, names = job.net.layout.size, [party.name for party in job.parties]
-        private = [_private(job, row) for row in range(len(names))]
-        self.objective = Objective(job.net, job.loss, job.terms, tuple(len(part) for part in private[0]))
-        beside = [torch.stack(parts) for parts in zip(*private, strict=True)]
-        self.stack = Stack(job.net.layout, [job.start[:, :size], *beside], lead=int(job.way != SINGLE))
-        make, rates = maker(solver.optimizer, solver.options), [hyper.lr for hyper in job.hypers]
-        self.at_once = not keys
-        self._for = (solver, keys, rates, job.way, job.loss)
-        self.reusable = is_plain(make) and not job.terms and job.way in (STACKED, SINGLE)
-        strengths = self.objective.strengths(job.round, names, self.stack.columns)
-        parts = (job.start[:, size:].clone(), job.received[:, :size], strengths)
-        self.descent = Descent(self.objective, job.way, self.stack, *parts, rates[0] if self.at_once else None)
-        self.moments = Moments(make, self.stack, rates, job.memories, keys)
-
-    def serves(self, solver: Sgd, job: Job, keys: Sequence[Any]) -> bool:
-        """Whether the same can be done with other parties' numbers: with as many, and no memory of them."""
-        same = (solver, keys, [hyper.lr for hyper in job.hypers], job.way, job.loss)
-        return self.reusable and not job.terms and self._for == same
-
-    def begin(self, job: Job) -> None:
-        """Put some parties' numbers in place of others'."""
-        self.stack.columns.copy_(job.start[:, : job.net.layout.size])
-        self.descent.losses = Losses(torch.zeros_like(self.stack.columns[:, 0]))
-
-
-def together(layout: Layout, at_once: bool) -> int:
-    """How many parties are stacked at once: as many as a cache holds, since every step goes through all of them."""
-    return max(1, (FAR if at_once else CACHE) // (layout.size * layout.dtype.itemsize))
-
-
-def _parts(order: Sequence[int], keys: Sequence[Any], most: int) -> Iterator[list[int]]:
-    """Some parties at a time, all of one key."""
-    for _, rows in groupby(order, key=keys.__getitem__):
-        run = list(rows)
-        yield from (run[first : first + most] for first in range(0, len(run), most))
-
-
-@contextmanager
-def _threads(way: str, at_once: bool) -> Iterator[None]:
-    """Small stacks are too small to share: a second thread gains nothing, and loses much on busy cores."""
-    before = torch.get_num_threads()
-    if way == STACKED and not at_once:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager
@@ -237,73 +174,3 @@ def _own_draws(job: Job, part: Sequence[int]) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeds.torch_seed(job.seed, job.round, job.parties[part[0]].name, "module"))
         yield
-
-
-def _private(job: Job, row: int) -> list[Tensor]:
-    received = job.received[row, : job.net.layout.size]
-    draws = partial(seeds.stream, job.seed, job.round, job.parties[row].name)
-    return private_columns(job.terms, received, job.memories[row], draws)
-
-
-_NOTHING_HELD = nullcontext()
-
-
-def _held(stack: Stack, job: Job, step: int, lengths: Sequence[int]) -> AbstractContextManager[None]:
-    """Parameters that stand still in this step have no gradient, and are afterwards what they were before."""
-    return _NOTHING_HELD if job.hold is None else _holding(stack, job.hold, step, lengths)
-
-
-@contextmanager
-def _holding(stack: Stack, hold: Hold, step: int, lengths: Sequence[int]) -> Iterator[None]:
-    w = stack.columns[:, : stack.layout.size]
-    still, before = ~hold.moving(step, lengths, w.shape[1]), w.clone()
-    stack.gradient[:, : stack.layout.size][still] = 0
-    yield
-    w[still] = before[still]
-
-
-class Pulling:
-    """w ← θ·w + (1-θ)·z in place, Fed+ v2 eq. (6), with θ = 1/(1+αη) of Proposition 2."""
-
-    def __init__(self, job: Job, w: Tensor) -> None:
-        self._job, self._w = job, w
-        self._alive: Sequence[bool] | None = None
-
-    def __call__(self, alive: Sequence[bool]) -> None:
-        """Draw every party back that still works."""
-        if self._job.anchor is None or self._job.alphas is None:
-            return
-        if alive != self._alive:
-            eta = self._w.new_tensor([h.lr * works for h, works in zip(self._job.hypers, alive, strict=True)])
-            product = self._job.alphas * eta.unsqueeze(1)
-            self._alive, self._share = alive, product / (1 + product)  # 1-θ
-        self._w.lerp_(self._job.anchor, self._share)
-
-
-def _with_private(moments: Sequence[Memory], private: Tensor, objective: Objective) -> list[Memory]:
-    kept: list[Memory] = []
-    for own, memory in zip(private, moments, strict=True):
-        parts = zip(objective.terms, torch.split_with_sizes(own, list(objective.widths)), strict=True)
-        kept.append({**memory, **{f"private.{term.name}": part.clone() for term, part in parts if len(part)}})
-    return kept
-
-
-def _without_moments(memory: Memory) -> Memory:
-    return {name: tensor for name, tensor in memory.items() if name.startswith("private.")}
-
-
-def _rows(job: Job, rows: list[int]) -> Job:
-    """The same job for some of its parties."""
-    at: slice | list[int] = rows
-    if rows == list(range(rows[0], rows[-1] + 1)):
-        at = slice(rows[0], rows[-1] + 1)  # a view
-    return replace(
-        job,
-        parties=[job.parties[row] for row in rows],
-        hypers=[job.hypers[row] for row in rows],
-        memories=[job.memories[row] for row in rows],
-        start=job.start[at],
-        received=job.received[at],
-        anchor=None if job.anchor is None else job.anchor[at],
-        alphas=None if job.alphas is None else job.alphas[at],
-    )

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ..core import LOG
 from ..errors import StateError
 
 DEFAULT_BUDGET = 2**30
@@ -54,10 +55,10 @@ class PartyStore:
 
     def get(self, party: str) -> dict[str, Tensor]:
         """What is committed of a party; empty for one that never kept anything."""
-        return {name: tensor.clone() for name, tensor in self._look(party).items()}
+        return {name: _copied(name, tensor) for name, tensor in self._look(party).items()}
 
     def stage(self, party: str, tensors: Mapping[str, Tensor]) -> None:
-        self._staged[party] = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        self._staged[party] = {name: _copied(name, tensor.detach()) for name, tensor in tensors.items()}
 
     def commit(self, round: int, parties: Collection[str]) -> None:
         chosen = {party: self._staged[party] for party in self._staged.keys() & set(parties)}
@@ -141,6 +142,10 @@ class PartyStore:
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         name = hashlib.blake2b(party.encode(), digest_size=16).hexdigest()
         return self._folder / f"{name}.safetensors"
+
+
+def _copied(name: str, tensor: Tensor) -> Tensor:
+    return tensor if name.startswith(LOG) else tensor.clone()
 
 
 def _size(tensors: Mapping[str, Tensor]) -> int:

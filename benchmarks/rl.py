@@ -1,0 +1,136 @@
+"""Steps a second of deep Q-learning on CartPole: agents in a stack, one at a time, a plain loop, and Stable-Baselines3.
+
+All learn by the same network (64-64), batch (64) and frequency (a gradient step every 4 steps), on one thread and by
+turns; seconds are those that the processor worked for them. Stable-Baselines3 is measured by another Python, if one is
+given (`pip install stable-baselines3` into an environment of its own):
+
+    python benchmarks/rl.py [--steps 2000] [--turns 3] [--sb3 /path/to/python]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+
+HIDDEN, BATCH, EVERY, BEGIN = (64, 64), 64, 4, 500
+
+SB3 = f"""
+import sys, time, torch
+torch.set_num_threads(1)
+from stable_baselines3 import DQN
+model = DQN("MlpPolicy", "CartPole-v1", learning_rate=1e-3, batch_size={BATCH}, train_freq={EVERY}, gradient_steps=1,
+            learning_starts={BEGIN}, buffer_size=50_000, policy_kwargs=dict(net_arch=list({HIDDEN})), device="cpu")
+model.learn({BEGIN})
+began = time.process_time()
+model.learn(int(sys.argv[1]), reset_num_timesteps=False)
+print(int(sys.argv[1]) / (time.process_time() - began))
+"""
+
+
+def stacked(count: int, steps: int) -> float:
+    """Descant with so many agents; what all of them take together."""
+    from descant import Dqn, Federation, algorithms, parties, problems
+
+    solver = Dqn(steps=steps, batch=BATCH, every=EVERY, updates=1, begin=1, n_step=1, lr=1e-3)
+    people = parties.agents("CartPole-v1", count=count, test=0)
+    fed = Federation(partial(problems.mlp, 4, 2, HIDDEN), people, algorithms.Local(), solver=solver)
+    next(iter(fed.rounds(1, judge=())))  # what is made once is made now
+    began = time.process_time()
+    next(iter(fed.rounds(1, judge=())))
+    return count * steps / (time.process_time() - began)
+
+
+def plain(steps: int) -> float:
+    """One agent in plain torch and gymnasium, as a single-file implementation would do it."""
+    import gymnasium
+    import numpy as np
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+
+    model, target = network(), network()
+    target.load_state_dict(model.state_dict())
+    optimizer, rng = torch.optim.Adam(model.parameters(), 1e-3), np.random.default_rng(0)
+    x, after = np.zeros((50_000, 4), np.float32), np.zeros((50_000, 4), np.float32)
+    actions, rewards, over = np.zeros(50_000, np.int64), np.zeros(50_000, np.float32), np.zeros(50_000, np.float32)
+    env = gymnasium.make("CartPole-v1")
+    seen, _ = env.reset(seed=0)
+    began = 0.0
+    for t in range(BEGIN + steps):
+        if t == BEGIN:
+            began = time.process_time()
+        if rng.random() < 0.1:
+            action = int(rng.integers(2))
+        else:
+            with torch.no_grad():
+                action = int(model(torch.from_numpy(seen)[None]).argmax())
+        x[t] = seen
+        seen, reward, terminated, truncated, _ = env.step(action)
+        after[t], actions[t], rewards[t], over[t] = seen, action, float(reward), terminated
+        if terminated or truncated:
+            seen, _ = env.reset()
+        if t >= BEGIN and t % EVERY == 0:
+            at = rng.integers(t + 1, size=BATCH)
+            with torch.no_grad():
+                best = model(torch.from_numpy(after[at])).argmax(1, keepdim=True)
+                value = target(torch.from_numpy(after[at])).gather(1, best).squeeze(1)
+                goal = torch.from_numpy(rewards[at]) + 0.99 * value * (1 - torch.from_numpy(over[at]))
+            chosen = model(torch.from_numpy(x[at])).gather(1, torch.from_numpy(actions[at])[:, None]).squeeze(1)
+            loss = functional.smooth_l1_loss(chosen, goal)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+            optimizer.step()
+        if t % 500 == 0:
+            target.load_state_dict(model.state_dict())
+    return steps / (time.process_time() - began)
+
+
+def baselines(python: str, steps: int) -> float:
+    """Stable-Baselines3's DQN, in its own Python."""
+    found = subprocess.run([python, "-c", SB3, str(steps)], capture_output=True, text=True)
+    if found.returncode:
+        sys.exit(f"Stable-Baselines3 cannot be run by {python}:\n{found.stderr[-2000:]}")
+    return float(found.stdout.split()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=2000, help="steps that an agent takes while it is measured")
+    parser.add_argument("--turns", type=int, default=3, help="how often each is measured; the median counts")
+    parser.add_argument("--sb3", default="", help="a Python that has stable-baselines3")
+    given = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(1)
+    contestants: dict[str, Callable[[], float]] = {
+        "one agent at a time": partial(stacked, 1, given.steps),
+        "10 agents in a stack": partial(stacked, 10, given.steps),
+        "100 agents in a stack": partial(stacked, 100, max(1, given.steps // 4)),
+        "plain torch loop": partial(plain, given.steps),
+    }
+    if given.sb3:
+        contestants["Stable-Baselines3"] = partial(baselines, given.sb3, given.steps)
+    found: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(given.turns):
+        for name, measure in contestants.items():
+            found[name].append(measure())
+    rates = {name: median(values) for name, values in found.items()}
+    ten, hundred = rates["10 agents in a stack"], rates["100 agents in a stack"]
+    print(f"{'':24}{'steps/s':>10}  {'10 agents are':>14}  {'100 agents are':>15}")
+    for name, rate in rates.items():
+        print(f"{name:24}{rate:>10,.0f}  {ten / rate:>13.1f}×  {hundred / rate:>14.1f}×")
+    if not given.sb3:
+        print("Stable-Baselines3 is left out: --sb3 names a Python that has it.")
+
+
+if __name__ == "__main__":
+    main()

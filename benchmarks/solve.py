@@ -1,0 +1,96 @@
+"""How soon a single agent is a good one: CartPole-v1 by the default solvers, ten seeds each, in 100 greedy episodes.
+
+An agent has solved it at the first look at which its latest model has a mean return of 475 or more; looks are 5,000
+steps apart. Nobody merges: ten agents of one stack are ten seeds. Stable-Baselines3 is asked at its tuned settings, by
+a Python that has it:
+
+    python benchmarks/solve.py [--seeds 10] [--sb3 /path/to/python]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from functools import partial
+
+import numpy as np
+
+LOOK, EPISODES, GOOD = 5000, 100, 475
+
+SB3 = f"""
+import gymnasium, json, sys, torch
+torch.set_num_threads(1)
+from stable_baselines3 import DQN
+from stable_baselines3.common.evaluation import evaluate_policy
+model = DQN("MlpPolicy", "CartPole-v1", learning_rate=2.3e-3, batch_size=64, buffer_size=100_000, learning_starts=1000,
+            gamma=0.99, target_update_interval=10, train_freq=256, gradient_steps=128, exploration_fraction=0.16,
+            exploration_final_eps=0.04, policy_kwargs=dict(net_arch=[256, 256]), device="cpu", seed=int(sys.argv[1]))
+curve = []
+for look in range(10):
+    model.exploration_schedule = lambda left, look=look: max(0.04, 1 - 0.96 * min(1, model.num_timesteps / 8000))
+    model.learn({LOOK}, reset_num_timesteps=look == 0)
+    curve.append(float(evaluate_policy(model, gymnasium.make("CartPole-v1"), {EPISODES}, warn=False)[0]))
+print(json.dumps(curve))
+"""
+
+
+def ours(name: str, seeds: int) -> np.ndarray:
+    """Mean returns ``[looks, seeds]`` of the latest models, and their steps so far, of a default solver."""
+    from descant import Dqn, Federation, PolicyGradient, algorithms, parties, problems
+
+    solver = Dqn(steps=LOOK) if name == "Dqn" else PolicyGradient(iterations=2)
+    people = parties.agents("CartPole-v1", count=seeds, test=EPISODES)
+    fed = Federation(partial(problems.mlp, 4, 2, (64, 64)), people, algorithms.Local(), solver=solver)
+    steps, looks, scores = np.zeros(seeds), [], []
+    while len(looks) < (6 if name == "Dqn" else 24):
+        scored = next(iter(fed.rounds(1, judge=())))
+        steps += [scored.round.metrics[agent]["samples"] for agent in people]
+        if steps.mean() >= LOOK * (len(looks) + 1):
+            looks.append(steps.copy())
+            scores.append(scored.scores.own.values)
+    return np.array([looks, scores])
+
+
+def theirs(python: str, seeds: int) -> np.ndarray:
+    curves = []
+    for seed in range(seeds):
+        found = subprocess.run([python, "-c", SB3, str(seed)], capture_output=True, text=True)
+        if found.returncode:
+            sys.exit(f"Stable-Baselines3 cannot be run by {python}:\n{found.stderr[-2000:]}")
+        curves.append(json.loads(found.stdout.splitlines()[-1]))
+    scores = np.array(curves).T
+    return np.array([np.broadcast_to(LOOK * np.arange(1, len(scores) + 1)[:, None], scores.shape), scores])
+
+
+def tell(name: str, found: np.ndarray, seconds: float) -> None:
+    looks, scores = found
+    first = [
+        row[good.argmax()] if good.any() else np.inf for row, good in zip(looks.T, (scores >= GOOD).T, strict=True)
+    ]
+    print(f"\n{name}: {int(np.isfinite(first).sum())} of {len(first)} seeds solved it, half of them by "
+          f"{np.median(first):,.0f} steps; {seconds:.0f} s of processor time")  # fmt: skip
+    for at, row in zip(looks, scores, strict=True):
+        good = int((row >= GOOD).sum())
+        print(f"  {at.mean():>8,.0f} steps: mean {row.mean():5.1f}, worst {row.min():5.1f}, {good} at {GOOD} or more")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--sb3", default="", help="a Python that has stable-baselines3")
+    given = parser.parse_args()
+    for name in ("Dqn", "PolicyGradient"):
+        began = time.process_time()
+        found = ours(name, given.seeds)
+        tell(f"Descant's {name}, default settings", found, time.process_time() - began)
+    if given.sb3:
+        began = time.perf_counter()
+        found = theirs(given.sb3, given.seeds)
+        tell("Stable-Baselines3's DQN at the zoo's settings", found, time.perf_counter() - began)
+
+
+if __name__ == "__main__":
+    main()

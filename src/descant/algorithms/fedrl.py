@@ -1,0 +1,138 @@
+"""FedRL: Federated Reinforcement Learning. Panda, Song, Vendrow (2018).
+
+Agents explore on their own, and now and then all of them take the mean of their models, weighted by their rewards.
+Observations never leave an agent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..core import Algorithm, Metrics, Tuned, Tuning, Weigh
+from ..errors import SettingError
+from ..settings import check, setting
+from .baselines import FedAvg
+from .pieces import fixed, uniformly
+
+Mode: TypeAlias = Literal["normalise", "shift", "softmax"]
+
+
+def FedRL(
+    weights: Literal["reward", "uniform", "max"] = "reward",
+    mode: Mode = "normalise",
+    beta: float = 0.01,
+    period: int | None = None,
+    factor: float = 1.0,
+    total: int | None = None,
+) -> Algorithm:
+    """Algorithm 1: the centre is the mean of the agents' models weighted by their rewards, Σ r·w / Σ r.
+
+    "uniform" is the paper's dataset magnitude, "max" copies the best agent's model, and `Local` is its independent
+    agents. ``period`` is the solver's work a round, if it is not the solver's own; it is multiplied by ``factor`` each
+    round: below 1 it decays (ADAComm), above 1 it grows (§6.3). With ``total`` the last round ends there.
+
+    >>> FedRL(mode="softmax", beta=0.1).weigh
+    ByReward(mode='softmax', beta=0.1)
+    """
+    check(_Choice(weights), "FedRL")
+    chosen: dict[str, Weigh] = {"reward": ByReward(mode, beta), "uniform": uniformly, "max": by_best}
+    if period is None and (factor != 1 or total is not None):
+        raise SettingError("The 'factor' and 'total' of FedRL go with a 'period': give that, too.")
+    tune = fixed if period is None else Period(period, factor, total)
+    return replace(FedAvg(), name="FedRL", weigh=chosen[weights], tune=tune)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    weights: str = setting("reward", "how much a report counts", one_of=("reward", "uniform", "max"))
+
+
+@dataclass(frozen=True)
+class ByReward:
+    """r_a of Algorithm 1, which prints Σ r·w: here it is divided by Σ r (ERRATA, row 36).
+
+    "normalise" is that, where no reward is negative: who has a negative one does not count. "shift" takes the least
+    reward off first, and "softmax" weighs by e^(β·r): both for rewards of any sign. An agent without a reward yet
+    counts as the mean of the others.
+
+    >>> ByReward()([{"reward": 30.0}, {"reward": 10.0}, {}])
+    tensor([30., 10., 20.], dtype=torch.float64)
+    """
+
+    mode: Mode = setting("normalise", "how rewards become weights", one_of=("normalise", "shift", "softmax"))
+    beta: float = setting(0.01, "β of softmax, for one unit of reward", least=0)
+
+    def __call__(self, metrics: Sequence[Metrics]) -> Tensor:
+        rewards = _rewards(metrics)
+        if bool((rewards == rewards[0]).all()):
+            return torch.ones_like(rewards)  # the mean, whatever the mode: nobody is better
+        if self.mode == "softmax":
+            return torch.exp(self.beta * (rewards - rewards.max()))
+        found = rewards - rewards.min() if self.mode == "shift" else rewards.clamp(min=0)
+        if not bool(found.any()):
+            raise SettingError(
+                f"No reward is above 0 (they are from {rewards.min():.4g} to {rewards.max():.4g}): Σ r·w / Σ r is not "
+                "a mean of the models. Use FedRL(mode='shift') or FedRL(mode='softmax')."
+            )
+        return found
+
+
+def by_best(metrics: Sequence[Metrics]) -> Tensor:
+    """The one with the largest reward alone: figure 3's "Max"."""
+    rewards = _rewards(metrics)
+    return torch.nn.functional.one_hot(rewards.argmax(), len(rewards)).double()
+
+
+def _rewards(metrics: Sequence[Metrics]) -> Tensor:
+    """The rewards ``[K]``; the mean of those that are known stands for one that is not."""
+    found = [float(metric.get("reward", math.nan)) for metric in metrics]
+    known = [reward for reward in found if math.isfinite(reward)]
+    mean = sum(known) / len(known) if known else 0.0
+    return torch.tensor([reward if math.isfinite(reward) else mean for reward in found], dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Period:
+    """How much agents do between two merges: c of §6.3, constant, decaying or growing.
+
+    >>> Period(100, 2.0, total=500).lengths()
+    [100, 200, 200]
+    """
+
+    first: int = setting(400, "the solver's work in the first round", least=1, whole=True)
+    factor: float = setting(1.0, "what it is multiplied by each round", above=0)
+    total: int | None = setting(None, "all work there is: the last round ends there", least=1, whole=True)
+
+    def __call__(self, tuning: Tuning) -> Tuned:
+        self._check()
+        done = sum(self._plain(before) for before in range(1, tuning.round))
+        left = math.inf if self.total is None or done >= self.total else self.total - done
+        return Tuned(replace(tuning.hyper, work=int(min(self._plain(tuning.round), left))), tuning.memory)
+
+    def lengths(self) -> list[int]:
+        """The work of every round until the total is done."""
+        self._check()
+        if self.total is None:
+            raise SettingError("A 'period' without a 'total' has no end.")
+        found, done = list[int](), 0
+        while done < self.total:
+            found.append(min(self._plain(len(found) + 1), self.total - done))
+            done += found[-1]
+        return found
+
+    def _plain(self, round: int) -> int:
+        return max(1, math.floor(self.first * self.factor ** (round - 1)))
+
+    def _check(self) -> None:
+        check(self, "FedRL")
+        if self.total is not None and self.first > self.total:
+            raise SettingError(
+                f"A period of {self.first} is longer than the run of {self.total}: its agents would never merge. "
+                "Use a shorter period, or Local()."
+            )

@@ -1,0 +1,74 @@
+"""What a study says in a few sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .evaluate import Numbers
+from .results import Result
+
+if TYPE_CHECKING:
+    from .study import Study
+
+
+def verdict(study: Study) -> str:
+    """In a few sentences: which method served the parties best, if any did, who gained and lost, what collapsed."""
+    yardsticks = {result.beside for result in study.results}
+    means = {method: learned(study.of(method)) for method in study.methods if method not in yardsticks}
+    means = {method: mean for method, mean in means.items() if mean == mean}
+    if not means:
+        return ""
+    scores = study.results[0].scores
+    sign = 1 if scores.own.higher_is_better else -1
+    alone = {method: learned(study.alone(method)) for method in means}
+    ahead = {method: round(sign * (means[method] - alone[method]), 3) for method in means}
+    number = {method: counts(study.gains(method)) for method in means}
+    helped = [method for method in means if ahead[method] > 0 and number[method]["gained"] > number[method]["lost"]]
+    if helped:
+        best = max(helped, key=lambda method: sign * means[method])
+        first = f"{best} served the parties best"
+    else:
+        best = max(means, key=lambda method: sign * (means[method] - alone[method]))
+        most = " for most parties" if ahead[best] > 0 else ""
+        close = "is level with it" if ahead[best] == 0 else "came closest"
+        first = f"Nothing beat training alone{most}; {best} {close}"
+    told = f"{first}: {means[best]:.3f} {scores.metric} against {alone[best]:.3f} alone."
+    return " ".join([told, *_who(study, best), *_events(study)])
+
+
+def _who(study: Study, method: str) -> Iterator[str]:
+    gains, scores = study.gains(method), study.results[0].scores
+    number, judged = counts(gains), int((~np.isnan(scores.own.values)).sum())
+    over = f", over {len(study.of(method))} seeds" if len(study.of(method)) > 1 else ""
+    trained = int((~np.isnan(gains)).sum())
+    who = f"{judged} parties" if trained == judged else f"the {trained} parties that ever trained"
+    yield f"{number['gained']} of {who} gained by joining, {number['lost']} lost{over}."
+    if number["lost"]:
+        place = int(np.nanargmin(gains))
+        lost = -float(gains[place])
+        much = f"{100 * lost:.1f} points" if scores.metric == "accuracy" else f"{lost:.3g} in {scores.metric}"
+        yield f"Party {scores.names[place]} lost most: {much}."
+
+
+def _events(study: Study) -> Iterator[str]:
+    """Collapses and refusals."""
+    for method, at in study.collapses().items():
+        seeds = [any(f.kind == "collapse" and f.round for f in r.findings) for r in study.of(method)]
+        some = "" if all(seeds) else f" with {sum(seeds)} of {len(seeds)} seeds"
+        yield f"{method} collapsed at round {at}{some}."
+    refused = sum(result.refused for result in study.results)
+    if refused:
+        yield f"{refused} updates were refused on the way."
+
+
+def counts(gains: Numbers) -> dict[str, int]:
+    """How many parties gained, and how many lost."""
+    return {"gained": int((gains > 0).sum()), "lost": int((gains < 0).sum())}
+
+
+def learned(results: Sequence[Result]) -> float:
+    """The mean over the parties that trained."""
+    return float(np.mean([result.learned.mean for result in results]))

@@ -1,0 +1,339 @@
+"""Agents: their environments, what they learn by, how they are tested, and what can go wrong."""
+
+from __future__ import annotations
+
+import math
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from descant import DescantWarning, Dqn, Federation, Metric, PolicyGradient, algorithms, compare, parties, problems, rl
+from descant.core import LOG
+from descant.errors import ModelError, PartyError, SettingError
+from descant.solvers.policy_gradient import told_of
+from descant.solvers.replay import Replay
+from descant.solvers.sloped import Clipped, TemporalDifference
+
+DQN = Dqn(steps=40, begin=20, batch=8, explore_steps=60)
+PG = PolicyGradient(iterations=2, episodes=3, updates=3, batch=16)
+
+
+def net(outputs: int = 2) -> Any:
+    return partial(problems.mlp, 4, outputs, (8,))
+
+
+def federation(solver: Any = DQN, algorithm: Any = None, count: int = 4, **rest: Any) -> Federation:
+    people = parties.agents(count=count, test=3)
+    return Federation(net(), people, algorithm or algorithms.FedRL(), solver=solver, **rest)
+
+
+# ── environments ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.filterwarnings("ignore:.*CartPole-v0 is out of date:DeprecationWarning")
+@pytest.mark.parametrize("name", ["CartPole-v0", "CartPole-v1"])
+def test_cartpoles_move_bit_for_bit_as_gymnasiums(name: str) -> None:
+    physics = [{}, {"gravity": 3.7}, {"length": 0.9, "force_mag": 7.0}, {"masspole": 0.3, "masscart": 0.7, "tau": 0.01}]
+    worlds = [rl.world(name, **one) for one in physics]
+    ours = worlds[0].beside(worlds, "abcd")
+    theirs = []
+    for k, one in enumerate(physics):
+        ours.begin(k, 17 + k)
+        env = gymnasium.make(name, disable_env_checker=True)
+        env.reset()
+        base: Any = env.unwrapped
+        for key, value in one.items():
+            setattr(base, key, value)
+        base.total_mass, base.polemass_length = base.masspole + base.masscart, base.masspole * base.length
+        base.state = ours.state(k)[:4].numpy()
+        theirs.append(env)
+    rng, alive, lengths = np.random.default_rng(0), np.ones(4, dtype=bool), np.zeros(4)
+    while alive.any():
+        lean = ours.observations[:, 2] + ours.observations[:, 3] > 0
+        actions = np.where(rng.random(4) < 0.1, rng.integers(2, size=4), lean)
+        found = ours.step(actions, alive)
+        for k in np.flatnonzero(alive):
+            seen, reward, terminated, truncated, _ = theirs[k].step(int(actions[k]))
+            assert (seen == found.observations[k]).all() and reward == found.rewards[k]
+            assert (terminated, truncated) == (found.terminated[k], found.truncated[k])
+        lengths += alive
+        alive &= ~(found.terminated | found.truncated)
+    assert lengths.min() > 20
+
+
+def test_the_time_limit_breaks_off_and_does_not_end() -> None:
+    world = rl.world("CartPole-v0", gravity=1e-6, force_mag=1e-6)
+    pole = world.beside([world], "a")
+    pole.begin(0, 1)
+    pole.restore(0, 1, torch.zeros(5).double())
+    moved = [pole.step(np.array([0])) for _ in range(200)]
+    assert not any(one.terminated[0] for one in moved)
+    assert [one.truncated[0] for one in moved] == [False] * 199 + [True]
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "MountainCar-v0", "FrozenLake-v1"])
+def test_a_world_goes_on_elsewhere_as_if_it_had_stayed(name: str) -> None:
+    world = rl.world(name)
+
+    def go_on(worlds: rl.Worlds, steps: range) -> list[Any]:
+        found = [worlds.step(np.array([step % world.actions])) for step in steps]
+        return [(one.observations.tolist(), one.rewards.tolist(), one.terminated.tolist()) for one in found]
+
+    here, there = (world.beside([world], "a") for _ in range(2))
+    here.begin(0, 5)
+    there.begin(0, 99)
+    go_on(here, range(3))
+    state = here.state(0)
+    there.restore(0, 5, state)
+    assert here.observations.shape == (1, *world.shape) and (there.observations == here.observations).all()
+    assert go_on(here, range(3, 7)) == go_on(there, range(3, 7))
+
+
+def test_agents_may_differ() -> None:
+    people = parties.agents(count=3, gravity=[1.0, 2.0, 3.0], force_mag=5.0)
+    assert [(agent.world.gravity, agent.world.force_mag) for agent in people.values()] == [(1, 5), (2, 5), (3, 5)]
+    unlike = parties.agents(count=20, unlike=0.5, seed=3)
+    lengths = [agent.world.length for agent in unlike.values()]
+    assert len(set(lengths)) == 20 and 0.5 / 1.5 <= min(lengths) < 0.4 < 0.6 < max(lengths) <= 0.5 * 1.5
+    assert "CartPole-v1" in people.describe() and people.subset(["1"])["1"].world.gravity == 2
+
+
+# ── what they learn by ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.booleans(), st.sampled_from(["td", "clipped"]))
+def test_a_written_gradient_is_autograds(seed: int, critic: bool, kind: str) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    output = 2 * torch.randn(3, 5, 2 + critic, generator=rng, dtype=torch.float64)
+    columns = torch.randn(3, 5, 4, generator=rng, dtype=torch.float64)
+    columns[..., 0] = torch.randint(0, 2, (3, 5), generator=rng)
+    columns[..., 2] = -columns[..., 2].abs()
+    loss = TemporalDifference(0.8) if kind == "td" else Clipped(2, clip=0.3, entropy=0.1, value=0.7)
+    leaf = output.clone().requires_grad_()
+    means = torch.stack([loss(one, y).mean() for one, y in zip(leaf, columns, strict=True)])
+    (expected,) = torch.autograd.grad(means.sum(), leaf)
+    slope, values = loss.slope(output.numpy(), columns.numpy())
+    np.testing.assert_allclose(slope, expected.numpy(), atol=1e-12)
+    np.testing.assert_allclose(values, means.detach().numpy(), atol=1e-12)
+
+
+def remembered(rewards: list[float], terminated: list[bool], ended: list[bool]) -> Replay:
+    """Two agents whose t-th observation is t, and 100 + t after the step."""
+    replay = Replay([None, None], (1,), 100, len(rewards))
+    for t, (reward, over, end) in enumerate(zip(rewards, terminated, ended, strict=True)):
+        two = [np.full(2, value) for value in (t % 2, reward, over, end)]
+        replay.add(np.full((2, 1), t), np.full((2, 1), 100 + t), *two)
+    return replay
+
+
+def test_rewards_are_counted_n_steps_or_to_the_end_of_the_episode() -> None:
+    """By hand, γ = 0.5: an end takes the future away, a time limit does not."""
+    replay = remembered([1, 2, 4, 8, 16], [False, True, False, False, False], [False, True, False, True, False])
+    found = replay.sample(np.array([[0.0, 0.2, 0.4, 0.6, 0.8]] * 2), n_step=3, gamma=0.5)
+    for k in range(2):
+        assert found.x[k, :, 0].tolist() == [0, 1, 2, 3, 4]
+        assert found.actions[k].tolist() == [0, 1, 0, 1, 0]
+        assert found.rewards[k].tolist() == [1 + 1, 2, 4 + 4, 8, 16]
+        assert found.after[k, :, 0].tolist() == [101, 101, 103, 103, 104]
+        assert found.discount[k].tolist() == [0, 0, 0.25, 0.5, 0.5]  # 1 ended; 3 was broken off; 4 is the last known
+    one = replay.sample(np.array([[0.0, 0.2]] * 2), n_step=1, gamma=0.5)
+    assert one.rewards[0].tolist() == [1, 2] and one.discount[0].tolist() == [0.5, 0]
+
+
+@pytest.mark.parametrize(("double", "target"), [(True, 1 + 0.5 * 10), (False, 1 + 0.5 * 30)])
+def test_double_q_asks_one_network_which_and_the_other_how_much(double: bool, target: float) -> None:
+    from descant.solvers.dqn import targets_of
+    from descant.solvers.replay import Transitions
+
+    none = np.zeros((1, 1, 1), dtype=np.float32)
+    found = Transitions(none, np.ones((1, 1)), np.ones((1, 1)), none, np.full((1, 1), 0.5))
+    model, told = np.array([[[5.0, 1.0]]]), np.array([[[10.0, 30.0]]])
+    assert targets_of(found, model if double else told, told).tolist() == [[[1.0, target]]]
+
+
+def test_an_advantage_is_the_reward_to_come_beyond_what_was_expected() -> None:
+    """By hand, γ = λ = 0.5: rewards 1, 1 with values 2, 4; the episode is broken off where the value is 8, or ends."""
+    solver = PolicyGradient(gamma=0.5, trace=0.5, normalise=False)
+
+    def story(value: tuple[float, float]) -> list[Any]:
+        one = np.ones(1)
+        return [(np.array([[t]]), one, -one, np.array([value[t]]), one, one.astype(bool)) for t in range(2)]
+
+    last = 1 + 0.5 * 8 - 4
+    (cut,) = told_of(solver, story((2.0, 4.0)), np.array([8.0]), 1)
+    assert cut.y[:, 1].tolist() == [1 + 0.5 * 4 - 2 + 0.25 * last, last]
+    assert cut.y[:, 3].tolist() == [cut.y[0, 1] + 2, cut.y[1, 1] + 4]
+    (ended,) = told_of(solver, story((2.0, 4.0)), np.array([0.0]), 1)
+    assert ended.y[1, 1] == 1 - 4 and ended.returns.tolist() == [2.0]
+    (plain,) = told_of(PolicyGradient(gamma=0.5, trace=1, normalise=False), story((0.0, 0.0)), np.array([0.0]), 1)
+    assert plain.y[:, 1].tolist() == [1.5, 1.0]  # without values: the reward-to-go
+    (scaled,) = told_of(PolicyGradient(gamma=0.5, trace=1), story((0.0, 0.0)), np.array([0.0]), 1)
+    np.testing.assert_allclose(scaled.y[:, 1], [1, -1], atol=1e-6)
+
+
+def test_replay_is_not_copied_from_round_to_round_and_forgets_the_oldest() -> None:
+    fed = federation(Dqn(steps=60, begin=10_000, replay=100))
+    fed.fit(1, progress=False)
+    logs = [fed._engine.memory.get(name)[f"{LOG}replay"] for name in fed.people]
+    before = [log.clone() for log in logs]
+    fed.fit(1, progress=False)
+    after = [fed._engine.memory.get(name)[f"{LOG}replay"] for name in fed.people]
+    for old, kept, new in zip(logs, before, after, strict=True):
+        assert len(old) == 60 and len(new) == 100
+        assert new.data_ptr() == old.data_ptr() + 20 * old.shape[1] * 4  # the same memory, 20 rows on
+        assert torch.equal(old, kept) and torch.equal(new[:40], kept[20:])
+
+
+# ── how they are tested ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("solver", [DQN, PG], ids=["dqn", "policy gradient"])
+def test_agents_are_told_whether_joining_helped(solver: Any, tmp_path: Path) -> None:
+    study = compare(
+        [algorithms.FedRL(), algorithms.FedAvgPlus()],
+        net(),
+        parties.agents(count=3, test=3),
+        rounds=2,
+        solver=solver,
+        progress=False,
+    )
+    assert [row["method"] for row in study.table().rows] == ["random policy", "Local", "FedRL", "FedAvgPlus"]
+    assert "random policy" in (study.save(tmp_path / "study") / "report.html").read_text().lower()
+    fed = federation(solver).fit(2, progress=False)
+    assert "random" in str(fed.table()) and "majority" not in str(fed.table())
+    assert fed.history_[-1]["reward"] > 8 and fed.scores().after.mean > 0
+
+
+def test_scores_are_mean_returns_of_the_greedy_policy_in_fixed_episodes() -> None:
+    """One that pushes against the pole's fall holds it longer than chance, and gymnasium says as long as we do."""
+
+    class Against(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2, bias=False)
+            with torch.no_grad():
+                self.layer.weight.copy_(torch.tensor([[0.0, 0, -1, -1], [0, 0, 1, 1]]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = self.layer(x)
+            return output
+
+    people = parties.agents(count=2, test=4)
+    fed = Federation(Against(), people, algorithms.FedRL(), solver=DQN)
+    scores = fed.scores()
+    lengths = []
+    for agent in people.values():
+        worlds = agent.world.beside([agent.world], "a")
+        for number in range(4):
+            env = gymnasium.make("CartPole-v1", disable_env_checker=True)
+            env.reset()
+            worlds.begin(0, agent.test(number))
+            base: Any = env.unwrapped
+            base.state, over, steps = worlds.state(0)[:4].numpy(), False, 0
+            while not over:
+                _, _, over, cut, _ = env.step(int(np.float32(base.state[2]) + np.float32(base.state[3]) > 0))
+                over, steps = over or cut, steps + 1
+            lengths.append(steps)
+    assert scores.own.values.tolist() == [np.mean(lengths[:4]), np.mean(lengths[4:])]
+    assert 10 < scores.majority.mean < 40 < 100 < scores.own.mean and scores.metric == "return"
+    solved = Federation(Against(), people, algorithms.FedRL(), solver=DQN, metric=Metric("long", _long))
+    assert solved.scores().own.mean == np.mean(np.array(lengths) >= 150)
+
+
+def _long(returns: Tensor, lengths: Tensor) -> Tensor:
+    return (lengths >= 150).double()
+
+
+# ── what can go wrong ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Odd(gymnasium.Env[Any, Any]):
+    """Ten steps a time; it may break in step, or give a reward that is no number."""
+
+    def __init__(self, fault: str = "") -> None:
+        self.fault, self.t = fault, 0
+        self.observation_space, self.action_space = spaces.Box(-1, 1, (4,)), spaces.Discrete(2, start=5)
+
+    def reset(self, **keywords: Any) -> Any:
+        super().reset(**keywords)
+        self.t = 0
+        return np.zeros(4), {}
+
+    def step(self, action: Any) -> Any:
+        assert action in (5, 6)
+        self.t += 1
+        if self.fault == "crash" and self.t == 7:
+            raise ValueError("the motor is on fire")
+        reward = math.nan if self.fault == "nan" else -1.0
+        return np.full(4, self.t / 10), reward, self.t == 10, False, {}
+
+
+gymnasium.register("Odd-v0", entry_point=Odd, disable_env_checker=True, order_enforce=False)
+
+
+@pytest.mark.parametrize("solver", [DQN, PG], ids=["dqn", "policy gradient"])
+@pytest.mark.parametrize(("fault", "told"), [("crash", "the motor is on fire"), ("nan", "the reward nan")])
+def test_an_agent_whose_environment_fails_is_named_and_the_others_go_on(solver: Any, fault: str, told: str) -> None:
+    people = parties.agents("Odd-v0", count=3, options=[{}, {"fault": fault}, {}], test=2)
+    fed = Federation(net(), people, algorithms.FedRL(mode="softmax"), solver=solver)
+    with pytest.warns(DescantWarning, match=told):
+        fed.fit(1, progress=False)
+    assert [refusal.party for refusal in fed.refusals_] == ["1"] and "agent '1'" in fed.refusals_[0].reason
+    assert fed.state.attended(fed._plan).tolist() == [1, 0, 1] and fed.history_[-1]["reward"] == -10
+
+
+def test_what_cannot_act_is_told_before_the_work() -> None:
+    def begun(people: Any, model: Any = net(), solver: Any = DQN) -> None:  # noqa: B008
+        Federation(model, people, algorithms.FedRL(), solver=solver).state  # noqa: B018
+
+    agents = parties.agents(count=2)
+    with pytest.raises(SettingError, match=r"actions of Pendulum-v1 are Box.*need discrete"):
+        begun(parties.agents("Pendulum-v1", count=2))
+    with pytest.raises(SettingError, match=r"has no environment 'CartPole-v9'"):
+        begun(parties.agents("CartPole-v9", count=2))
+    with pytest.raises(SettingError, match=r"There is no setting of CartPole-v1 'gravty'. Did you mean 'gravity'"):
+        parties.agents(count=2, options={"gravty": 2})
+    with pytest.raises(SettingError, match=r"The 'length' of CartPole-v1 must be > 0. Got -1.0"):
+        parties.agents(count=2, length=-1)
+    with pytest.raises(PartyError, match=r"'gravity' of agents must be one number, or 2"):
+        parties.agents(count=2, gravity=[1.0, 2.0, 3.0])
+    with pytest.raises(ModelError, match=r"2 actions, Dqn needs outputs \[8, 2\]. Sequential gives \[8, 3\]"):
+        begun(agents, net(3))
+    with pytest.raises(ModelError, match=r"fails on observations of CartPole-v1, \(8, 4\)"):
+        begun(agents, nn.Linear(5, 2))
+    with pytest.raises(ModelError, match="draws random numbers"):
+        begun(agents, nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 2)))
+    with pytest.raises(ModelError, match="running statistics"):
+        begun(agents, nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
+    with pytest.raises(ModelError, match=r"is torch\.float64; agents see torch\.float32"):
+        begun(agents, nn.Linear(4, 2).double())
+    with pytest.raises(PartyError, match="Dqn trains agents"):
+        begun(parties.digits(count=2))
+    with pytest.raises(PartyError, match=r"has no data\. Use Dqn"):
+        Federation(net(), agents, algorithms.FedAvg(), lr=0.1).state  # noqa: B018
+    with pytest.raises(SettingError, match="'gamma' of Dqn must be"):
+        begun(agents, solver=Dqn(gamma=1.5))
+
+
+def test_without_gymnasium_the_extra_is_named_and_cartpole_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(SettingError, match=r"pip install 'descant\[rl\]'"):
+        parties.agents("LunarLander-v3", count=1)["0"].world.actions  # noqa: B018
+    federation().fit(1, progress=False)
+
+
+def test_any_environment_with_discrete_actions_works() -> None:
+    people = parties.agents("FrozenLake-v1", count=2, test=2)
+    fed = Federation(partial(problems.mlp, 16, 4, (8,)), people, algorithms.FedRL(), solver=DQN)
+    assert fed.fit(2, progress=False).scores().own.mean >= 0  # all rewards are 0 at first, and so all weigh alike
