@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 from descant import __version__
 from descant.cli import app, typer
 from descant.config import read
+from descant.errors import StateError
 from descant.judged import judge, study_of
 from descant.record import Run
 from descant.record import read as recorded
@@ -428,3 +430,17 @@ def test_an_experiment_is_run_kept_and_compared_with_what_was_kept(tmp_path, mon
     assert again["compared"] == ["All 3 means are within what the kept runs span (2 seeds, ± 0.005)."]
     assert again["figures"][0]["paper"] == 0.25
     assert json.loads(descant("papers", "list", "--json").stdout)[0]["quick"] > 0
+    monkeypatch.setattr("descant.cli.papers.keep", mock.Mock(side_effect=StateError("it cannot be written")))
+    lost = descant("papers", "run", "mine/tiny", "--quick", "--expect")
+    assert lost.exit_code == 1 and "it cannot be written" in lost.stderr and "table 7" in lost.stdout
+
+
+def test_the_report_of_a_sweep_is_one_page_for_all_its_values(tiny, tmp_path):
+    made = descant("compare", "tiny.toml", "--set", "sweep.work.lr=[0.1, 0.2]", "--seeds", "1")
+    assert made.exit_code == 0 and "report.html" in made.stdout, made.output
+    page = tmp_path / "descant-study" / "report.html"
+    before = page.read_text()
+    page.unlink()
+    shown = descant("report", "descant-study")
+    assert shown.exit_code == 0 and page.read_text() == before and "2 values" in shown.stdout
+    assert json.loads(descant("report", "descant-study", "--json").stdout)["report"].endswith("report.html")

@@ -1,5 +1,6 @@
 """The papers' experiments: every recipe is right, our numbers stand beside the printed ones and the kept ones."""
 
+import html
 import json
 import re
 import tomllib
@@ -130,10 +131,11 @@ def test_a_figure_of_methods_that_were_not_asked_for_is_left_out():
 
 def test_a_sweep_is_a_folder_of_studies_and_a_picture(done, tmp_path):
     out = tmp_path / "out"
-    assert done.save(out) == out / "sweep.png"
+    assert done.save(out) == out / "report.html"
     assert sorted(entry.name for entry in out.iterdir()) == [
         "parties.count=3",
         "parties.count=4",
+        "report.html",
         "sweep.json",
         "sweep.png",
     ]
@@ -142,10 +144,42 @@ def test_a_sweep_is_a_folder_of_studies_and_a_picture(done, tmp_path):
     found = json.loads((out / "sweep.json").read_text())
     assert [point["at"] for point in found["points"]] == [{"parties.count": 3}, {"parties.count": 4}]
     assert found["figures"][0]["paper"] == 0.5 and found["seconds"] > 0
+    page = (out / "report.html").read_text()
+    assert 'href="parties.count%3D4/report.html"' in page and "data:image/png;base64," in page and "table 1" in page
+    assert all(point["verdict"].split(".")[0] in html.unescape(page) for point in found["points"])
     papers.check_folder(done.recipe, out)  # it may take its own place
     (out / "mine.txt").write_text("mine")
     with pytest.raises(StateError, match=r"holds 'mine.txt', which Descant did not write"):
         papers.check_folder(done.recipe, out)
+
+
+@pytest.mark.parametrize(
+    ("helped", "said"),
+    [
+        (([], []), "Nothing beat training alone at any of 2 values."),
+        ((["RFA"], []), "better than training alone at 1 of 2 values: parties.count=3."),
+        ((["RFA"], ["RFA", "FedAvg"]), "better than training alone at all 2 values."),
+    ],
+)
+def test_the_page_of_a_sweep_says_first_where_joining_helped(done, tmp_path, helped, said):
+    done.save(tmp_path / "out")
+    manifest = tmp_path / "out" / "sweep.json"
+    found = json.loads(manifest.read_text())
+    for point, names in zip(found["points"], helped, strict=True):
+        point["helped"] = names
+    manifest.write_text(json.dumps(found))
+    verdict, page = papers.write_sweep(tmp_path / "out")
+    assert verdict.endswith(said) and said in page.read_text()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"points": []}', '{"points": [{"at": 1}]}'])
+def test_a_damaged_sweep_is_refused_and_its_page_stays(done, tmp_path, text):
+    page = done.save(tmp_path / "out")
+    before = page.read_text()
+    (tmp_path / "out" / "sweep.json").write_text(text)
+    with pytest.raises(StateError, match=r"out cannot be used: .* Run the sweep anew"):
+        papers.write_sweep(tmp_path / "out")
+    assert page.read_text() == before
 
 
 def test_a_sweep_through_words_is_drawn_as_cells_with_the_papers_stars(tmp_path, monkeypatch):
@@ -163,7 +197,7 @@ def test_a_sweep_through_words_is_drawn_as_cells_with_the_papers_stars(tmp_path,
     figure = figure.replace('"parties.count" = 3', '"parties.split" = "turns"')
     recipe = read(TINY + figure).set('sweep.parties.split=["iid", "turns"]', "run.rounds=1")
     found = papers.carry_out(recipe, progress=False)
-    file = found.save(tmp_path / "out")
+    file = found.save(tmp_path / "out").with_name("sweep.png")
     assert file.read_bytes().startswith(b"\x89PNG") and drawn["cells"] == ["split iid", "split turns"]
     assert drawn["printed"] == {("FedAvg", 1): 0.5}, "the star stands in its method's column of its cell"
     own = [papers.means(point.study)["FedAvg"] for point in found.points]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -112,13 +113,15 @@ class Gate:
             return Refusal(r.party, r.round, reason, "", f"at most {self.most_sealed} bytes", f"{size}")
         return None
 
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """What a whole report holds."""
+        shapes = zip(self.layout.names, self.layout.shapes, strict=True)
+        return {name: shape for name, shape in shapes if name not in self.private}
+
     def shaped(self, r: Report) -> Refusal | None:
         """None for a report that carries a whole and healthy model."""
-        shapes = {
-            name: shape
-            for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)
-            if name not in self.private
-        }
+        shapes = self._shapes
         for name in r.arrays:
             if name not in shapes:
                 reason = "private tensor" if name in self.private else "unexpected tensor"

@@ -79,5 +79,7 @@ def distances(rows: Tensor, others: Tensor, length: Length = euclidean) -> Tenso
     tensor([5., 1.])
     """
     step = max(1, _AT_ONCE // max(1, rows.shape[1]))
+    if len(rows) <= step:
+        return length(rows - others)
     parts = zip(torch.split(rows, step), torch.split(others, step), strict=True)
     return torch.cat([length(a - b) for a, b in parts])

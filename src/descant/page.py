@@ -7,6 +7,7 @@ import html
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 from .table import Table
 
@@ -40,6 +41,15 @@ def sentences(heading: str, told: Iterable[str]) -> str:
     """A list of sentences; nothing where there are none."""
     items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in told)
     return f"{_h2(heading)}<ul>{items}</ul>" if items else ""
+
+
+def linked(heading: str, rows: Iterable[tuple[str, str, str]]) -> str:
+    """Other pages: where each is, its name, and what it says."""
+    items = "".join(
+        f'<li><a href="{html.escape(quote(where), quote=True)}">{html.escape(name)}</a>: {html.escape(says)}</li>'
+        for where, name, says in rows
+    )
+    return f"{_h2(heading)}<ul>{items}</ul>"
 
 
 def pairs(heading: str, rows: Iterable[tuple[str, str]]) -> str:

@@ -77,10 +77,10 @@ def models_of(plan: Plan, state: State, accepted: Sequence[Report]) -> Tensor:
         models[:] = state.center
     for name in accepted[0].arrays:  # the gate lets only whole models through: all have the same names
         begin, end = plan.net.layout.range_of(name)
-        columns = models[:, begin:end]
-        torch.stack([report.arrays[name].detach().reshape(-1) for report in accepted], out=columns)
+        for row, report in zip(models, accepted, strict=True):
+            row[begin:end].view(report.arrays[name].shape).copy_(report.arrays[name])
         if plan.algorithm.report == "change":
-            columns += state.center[begin:end]
+            models[:, begin:end] += state.center[begin:end]
     return models
 
 

@@ -16,19 +16,15 @@ if TYPE_CHECKING:
 
 def verdict(study: Study) -> str:
     """In a few sentences: which method served the parties best, if any did, who gained and lost, what collapsed."""
-    yardsticks = {result.beside for result in study.results}
-    means = {method: learned(study.of(method)) for method in study.methods if method not in yardsticks}
-    means = {method: mean for method, mean in means.items() if mean == mean}
+    means, ahead = _means(study), _ahead(study)
     if not means:
         return ""
     scores = study.results[0].scores
     sign = 1 if scores.own.higher_is_better else -1
     alone = {method: learned(study.alone(method)) for method in means}
-    ahead = {method: round(sign * (means[method] - alone[method]), 3) for method in means}
-    number = {method: counts(study.gains(method)) for method in means}
-    helped = [method for method in means if ahead[method] > 0 and number[method]["gained"] > number[method]["lost"]]
-    if helped:
-        best = max(helped, key=lambda method: sign * means[method])
+    served = helped(study)
+    if served:
+        best = max(served, key=lambda method: sign * means[method])
         first = f"{best} served the parties best"
     else:
         best = max(means, key=lambda method: sign * (means[method] - alone[method]))
@@ -37,6 +33,26 @@ def verdict(study: Study) -> str:
         first = f"Nothing beat training alone{most}; {best} {close}"
     told = f"{first}: {means[best]:.3f} {scores.metric} against {alone[best]:.3f} alone."
     return " ".join([told, *_who(study, best), *_events(study)])
+
+
+def helped(study: Study) -> list[str]:
+    """The methods that serve parties better than training alone: in the mean, and more of them gained than lost."""
+    number = {method: counts(study.gains(method)) for method in study.methods}
+    ahead = _ahead(study)
+    return [method for method in ahead if ahead[method] > 0 and number[method]["gained"] > number[method]["lost"]]
+
+
+def _means(study: Study) -> dict[str, float]:
+    """Of every method that is no yardstick, the mean over those who trained; who has none is left out."""
+    yardsticks = {result.beside for result in study.results}
+    means = {method: learned(study.of(method)) for method in study.methods if method not in yardsticks}
+    return {method: mean for method, mean in means.items() if mean == mean}
+
+
+def _ahead(study: Study) -> dict[str, float]:
+    """How far above training alone each method is, as it is printed."""
+    sign = 1 if study.results[0].scores.own.higher_is_better else -1
+    return {method: round(sign * (mean - learned(study.alone(method))), 3) for method, mean in _means(study).items()}
 
 
 def _who(study: Study, method: str) -> Iterator[str]:

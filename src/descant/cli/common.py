@@ -93,7 +93,8 @@ def finish(done: Experiment, folder: Path, as_json: bool, compared: Sequence[str
     if not as_json:
         typer.echo("\n\n".join([str(done), *(["\n".join(compared)] if compared else [])]) + "\n")
     try:
-        page = done.save(folder)
+        with waiting("drawing the report", as_json):
+            page = done.save(folder)
     except DescantError as error:
         if as_json:
             typer.echo(json.dumps({**told, "report": None}))
@@ -104,6 +105,16 @@ def finish(done: Experiment, folder: Path, as_json: bool, compared: Sequence[str
 def watched(as_json: bool) -> bool:
     """Whether somebody looks at progress: it goes to stderr, and only to a terminal."""
     return not as_json and sys.stderr.isatty()
+
+
+@contextmanager
+def waiting(what: str, as_json: bool) -> Iterator[None]:
+    """Say what takes its time, to whoever looks, until it is done."""
+    from ..progress import bar
+
+    with bar(disable=not watched(as_json)) as shown:
+        shown.add_task(what, total=None, loss="–")
+        yield
 
 
 def wrapped(key: str, text: str) -> str:

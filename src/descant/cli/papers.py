@@ -65,10 +65,9 @@ def run(
             typer.echo(wrapped("about", recipe.about) + "\n")
         one_thread()
         done = carry_out(recipe, quick=quick, progress=watched(as_json))
-        compared = differences(done, kept(key, quick))
-        if expect:
-            compared = [f"Kept in {keep(key, done)}."]
-        finish(done, folder, as_json, compared)
+        finish(done, folder, as_json, differences(done, kept(key, quick)))
+        if expect:  # last: what cannot be kept has been told, and stands in the report
+            typer.echo(f"Kept in {keep(key, done)}.", err=as_json)
 
 
 def _duration(seconds: float | None) -> str:

@@ -11,9 +11,9 @@ import typer
 
 from ..config import Recipe, how_to_end, read
 from ..errors import SettingError, StateError
-from ..papers import carry_out, check_folder, told
+from ..papers import MANIFEST, carry_out, check_folder, told, write_sweep
 from ..table import Table
-from .common import finish, json_option, one_thread, plain_endings, watched, wrapped
+from .common import finish, json_option, one_thread, plain_endings, waiting, watched, wrapped
 
 RECIPE = typer.Argument(hidden=True)
 CHANGES = typer.Option([], "--set", help="Another value: table.key=value, such as run.rounds=20. Repeatable.")
@@ -60,7 +60,8 @@ def _carried_out(chosen: Recipe, out: Path, resume: bool, as_json: bool) -> tupl
         shown.add_task("training alone, to compare with", total=None, loss="–")
         table = judge(run)
     found = {"folder": str(out), "rounds": federation.state.round, "hash": federation.hash()}
-    return table, {**found, "report": str(write_page(study_of(out), out))}
+    with waiting("drawing the report", as_json):
+        return table, {**found, "report": str(write_page(study_of(out), out))}
 
 
 def compare(
@@ -141,15 +142,18 @@ def report(
         from ..study import Study
 
         if is_run(folder):
-            study = study_of(folder)
-            page = write_page(study, folder)
-        elif (folder / "sweep.json").exists():
-            one = next(folder.glob("*=*"), None)
-            hint = "they are missing" if one is None else f"give one of them, say {one}"
-            raise StateError(f"{folder} holds a study for every value: {hint}.")
+            with waiting("drawing the report", as_json):
+                study = study_of(folder)
+                page = write_page(study, folder)
+        elif (folder / MANIFEST).exists():
+            verdict, page = write_sweep(folder)
+            said = f"{verdict}\n\nThe report with pictures: {page}"
+            typer.echo(json.dumps({"report": str(page), "verdict": verdict}) if as_json else said)
+            return
         else:
-            study = Study.load(folder)
-            page = study.save(folder) / "report.html"
+            with waiting("drawing the report", as_json):
+                study = Study.load(folder)
+                page = study.save(folder) / "report.html"
         if as_json:
             found = {"verdict": study.verdict(), "note": study.note, "findings": study.findings()}
             typer.echo(json.dumps({"report": str(page), **found}))

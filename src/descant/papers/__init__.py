@@ -6,8 +6,10 @@ Light to import: torch waits for the work.
 from .expected import Kept, check_keepable, differences, keep, kept
 from .experiment import Experiment, Point, carry_out, check_folder, legend, means, summary, told
 from .shelf import home, keys, recipe_of
+from .sweep import MANIFEST, write_sweep
 
 __all__ = [
+    "MANIFEST",
     "Experiment",
     "Kept",
     "Point",
@@ -24,4 +26,5 @@ __all__ = [
     "recipe_of",
     "summary",
     "told",
+    "write_sweep",
 ]

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..config import Figure, Recipe
 from ..table import Table
+from .sweep import MANIFEST, PAGE, PICTURE, name_of, write_sweep
 
 if TYPE_CHECKING:
     from ..study import Study
 
-SWEPT = ("sweep.json", "sweep.png", "*=*")  # the folder of an experiment that goes through values: a study for each
+SWEPT = (MANIFEST, PICTURE, PAGE, "*=*")  # the folder of an experiment that goes through values: a study for each
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        return " ".join(f"{key}={value}" for key, value in self.at.items())
+        return name_of(self.at)
 
 
 @dataclass(frozen=True)
@@ -95,26 +96,33 @@ class Experiment:
 
     def to_json(self) -> dict[str, Any]:
         """Everything in it but the parties, for programs."""
-        points = [{"at": dict(point.at), **json.loads(point.study.to_json())} for point in self.points]
+        from ..verdict import helped
+
+        points = [
+            {"at": dict(one.at), "note": one.study.note, "helped": helped(one.study), **json.loads(one.study.to_json())}
+            for one in self.points
+        ]
         head = {"descant": __version__, "recipe": self.recipe.name, "quick": self.quick, "seconds": self.seconds}
-        return {**head, "figures": self.figures().plain(), "points": points}
+        told = {"title": self.recipe.title, "about": self.recipe.about, "cost": self.cost()}
+        return {**head, **told, "figures": self.figures().plain(), "points": points}
 
     def save(self, folder: Path) -> Path:
-        """Write the report, or where values were gone through a report for each and a picture of them all."""
+        """Write the report; where values were gone through, one for each, and one of them all."""
         from ..canvas import noted
         from ..report import write
         from ..store import replacing
 
         if not self.recipe.swept:
             write(self.points[0].study, folder)
-            return folder / "report.html"
+            return folder / PAGE
         with replacing(folder, SWEPT) as new:
-            (new / "sweep.json").write_text(json.dumps(self.to_json()), encoding="utf-8")
+            (new / MANIFEST).write_text(json.dumps(self.to_json()), encoding="utf-8")
             with noted(self.points[0].study.note):
-                self._draw(new / "sweep.png")
+                self._draw(new / PICTURE)
             for point in self.points:
                 write(point.study, new / point.name)
-        return folder / "sweep.png"
+            write_sweep(new)
+        return folder / PAGE
 
     def _draw(self, file: Path) -> Path:
         """Lines where numbers were gone through, else cells: there is no way from one word to another."""

@@ -8,6 +8,8 @@ say).
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -158,6 +160,14 @@ class Descent:
         return self.objective.loss(output, y).mean()
 
 
+@lru_cache(16)
+def _first_places(size: int, classes: int) -> Array:
+    """Where the rows of ``classes`` numbers begin."""
+    places = np.arange(0, size, classes)
+    places.setflags(write=False)
+    return places
+
+
 class Losses:
     """The sum of each party's losses over its batches; cross-entropies are reckoned many batches at a time."""
 
@@ -185,7 +195,7 @@ class Losses:
             self.total  # noqa: B018  it reckons what waits
         self._classes = output.shape[-1]
         chances: Array = output - output.max(-1, keepdims=True)
-        flat, places = chances.reshape(-1), np.arange(0, chances.size, self._classes) + y.reshape(-1)
+        flat, places = chances.reshape(-1), _first_places(chances.size, self._classes) + y.reshape(-1)
         np.minimum(places, flat.size - 1, out=places)
         chosen = flat.take(places)
         np.exp(chances, out=chances)
