@@ -47,21 +47,29 @@ def sweep(points: Sequence[Mapping[str, Any]]) -> str:
 def silos(point: Mapping[str, Any]) -> str:
     """Where silos leave: what becomes of the centre's score on the test set of the one that left."""
     names, courses = point["names"], point["courses"]
-    head = ("method", "who left", "when it left", "at the end", "fall", "below Ideal", "who stayed, at the end")
+    head = (
+        "method",
+        "who left",
+        "when it left",
+        "at the end",
+        "fall",
+        "below Ideal",
+        "alone",
+        "who stayed, at the end",
+    )
     rows = [head, ("---", "---", *["---:"] * (len(head) - 2))]
     ideal = courses.get("Ideal")
     for method, course in courses.items():
         for party, at in course["left"].items():
             k = names.index(party)
             mean, deviation = course["mean"][k], course["sd"][k]
-            if mean[-1] is None or not at:  # alone: there is no centre
-                continue
             place = course["rounds"].index(at) if at in course["rounds"] else 0
             others = [course["mean"][j][-1] for j in range(len(names)) if j != k]
             behind = "" if ideal is None else f"{ideal['mean'][k][-1] - mean[-1]:.3f}"
             end = f"{mean[-1]:.3f} ± {deviation[-1]:.3f}"
             left, fall = f"{mean[place]:.3f}", f"{mean[place] - mean[-1]:+.3f}"
-            rows.append((method, party, left, end, fall, behind, f"{sum(others) / len(others):.3f}"))
+            alone = f"{point['alone'][k]:.3f}"
+            rows.append((method, party, left, end, fall, behind, alone, f"{sum(others) / len(others):.3f}"))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -119,10 +119,17 @@ def worth(
         one_thread()
         from ..contribution import worth as reckoned
 
-        drawn: dict[str, Any] = {"permutations": permutations, "file": out / "coalitions.jsonl"}
-        length: dict[str, Any] = {"rounds": chosen.length.rounds, "seeds": chosen.seeds, "progress": watched(as_json)}
-        parts = (chosen.algorithm(), chosen.model(), chosen.people())
-        found = reckoned(*parts, **drawn, **length, **chosen.settings())
+        found = reckoned(
+            chosen.algorithm(),
+            chosen.model(),
+            chosen.people(),
+            rounds=chosen.length.rounds,
+            seeds=chosen.seeds,
+            permutations=permutations,
+            file=out / "coalitions.jsonl",
+            progress=watched(as_json),
+            **chosen.settings(),
+        )
         table, picture = found.table(), found.plot(out / "worth.png")
         if as_json:
             told = {"verdict": table.verdict, "notes": table.notes, "table": table.plain()}

@@ -36,8 +36,8 @@ class Kept:
     points: tuple[Mapping[str, Any], ...]
     """At each: "own" {method: one mean a seed}, "learned" (of those that trained), "majority", "parties", and how many
     of these are better off than alone, and than with each of BASELINES that was there {method: number}. Where parties
-    come and go also their "names", and "courses" {method: "rounds", "mean" and "sd" over seeds of the centre's score, a
-    list a party, and who "left" after which round}."""
+    come and go also their "names", what each has "alone" in the end, and "courses": by method the "rounds", "mean" and
+    "sd" over seeds of the centre's score, a list a party, and who "left" after which round."""
 
 
 def kept(key: str, quick: bool, folder: Path | None = None) -> Kept | None:
@@ -99,19 +99,21 @@ def _courses(study: Study) -> dict[str, Any]:
     """Where parties come and go: the centre's score by party on the way, the mean over seeds and its deviation."""
     import numpy as np
 
-    from ..results import plain
+    from ..results import LOCAL, plain
 
     if not any(result.comes_and_goes for result in study.results):
         return {}
     names, courses = study.results[0].scores.names, {}
-    for method in study.methods:
+    yardsticks = {result.beside for result in study.results}  # alone there is no centre
+    for method in (method for method in study.methods if method not in yardsticks):
         results = study.of(method)
         scores = np.array([[values for _, values in one.centers] for one in results])  # [seeds, points, parties]
         mean, deviation = (plain(np.round(part, 4).T) for part in (scores.mean(0), scores.std(0)))
         last = {name: _last_seen([letters[k] for letters in results[0].presence]) for k, name in enumerate(names)}
         left = {name: at for name, at in last.items() if at < len(results[0].presence)}
         courses[method] = {"rounds": [at for at, _ in results[0].centers], "mean": mean, "sd": deviation, "left": left}
-    return {"names": list(names), "courses": courses}
+    alone = np.array([one.scores.own.values for one in study.of(LOCAL)]).mean(0)
+    return {"names": list(names), "alone": plain(np.round(alone, 4)), "courses": courses}
 
 
 def _last_seen(letters: list[str]) -> int:
