@@ -39,26 +39,32 @@ class Presence:
 
 
 def draw_presence(file: Path, shown: Mapping[str, Presence], metric: str) -> Path:
-    """Parties by rounds, coloured by what they were; below it, each party's own test set judged by the centre."""
+    """Parties by rounds, coloured by what they were; below it, each party's own test set judged by the centre.
+
+    Where no scores were taken on the way, there is nothing below.
+    """
     from matplotlib.figure import Figure  # here, because it takes a second
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.patches import Patch
 
     parties = next(iter(shown.values())).parties
     map_height = 0.9 + min(0.28, 6 / len(parties)) * len(parties)
-    size = (1.8 + 7.8 * (1 if len(shown) == 1 else 0.66 * len(shown)), map_height + 3.4)
+    heights = [map_height, 3.2] if any(len(presence.at) for presence in shown.values()) else [map_height]
+    size = (1.8 + 7.8 * (1 if len(shown) == 1 else 0.66 * len(shown)), sum(heights) + 0.2)
     figure = Figure(figsize=size, dpi=150, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
-    panels = figure.subplots(2, len(shown), squeeze=False, sharex="col", sharey="row", height_ratios=(map_height, 3.2))
+    rows = len(heights)
+    panels = figure.subplots(rows, len(shown), squeeze=False, sharex="col", sharey="row", height_ratios=heights)
     for column, (method, presence) in enumerate(shown.items()):
-        above, below = panels[:, column]
-        _map(above, presence, named=column == 0)
-        _courses(below, presence)
-        above.set_title(label(method, 40), loc="left")
-        below.set_xlabel("round")
-    panels[1, 0].set_ylabel(f"{label(metric, 40)}\nof the centre, by party")
+        _map(panels[0, column], presence, named=column == 0)
+        panels[0, column].set_title(label(method, 40), loc="left")
+        if rows > 1:
+            _courses(panels[1, column], presence)
+        panels[-1, column].set_xlabel("round")
+    if rows > 1:
+        panels[1, 0].set_ylabel(f"{label(metric, 40)}\nof the centre, by party")
     used = {letter for presence in shown.values() for letters in presence.letters for letter in letters}
     patches = [Patch(facecolor=c, edgecolor="#999999", label=t) for letter, (c, t) in _SHOWN.items() if letter in used]
-    lines = panels[1, 0].get_legend_handles_labels()[0]
+    lines = panels[-1, 0].get_legend_handles_labels()[0]
     figure.legend(handles=[*patches, *lines], loc="outside right upper", frameon=False)
     file.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
