@@ -59,6 +59,14 @@ def test_the_digest_is_of_what_decides_the_numbers(change):
     assert tiny(change).digest != tiny().digest
 
 
+def test_a_total_of_work_makes_as_many_rounds_as_it_takes():
+    text = TINY.replace("rounds = ", "total = 50 # ")
+    recipe = read(text).set("work.steps=20")
+    assert "total" in text and recipe.length.rounds == 3 and recipe.set("work.steps=25").length.rounds == 2
+    with pytest.raises(SettingError, match="or a 'total' of work from which they follow, not both"):
+        recipe.set("run.rounds=3").length  # noqa: B018
+
+
 def test_speeds_put_a_recipe_on_a_virtual_clock():
     engine = tiny().set('run.speeds={"0"=0.5}').engine()
     assert isinstance(engine, Clocked) and engine.speeds == {"0": 0.5} and engine.engine is tiny().engine()

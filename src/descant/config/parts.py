@@ -21,6 +21,12 @@ class Length:
     """[run]: how long, how often, and by whom."""
 
     rounds: int = setting(100, "rounds of training", least=1, whole=True)
+    total: int | None = setting(
+        None,
+        "a party's work in all, in steps or epochs, instead of rounds: so many rounds as it takes",
+        least=1,
+        whole=True,
+    )
     seeds: int = setting(1, "how often all is repeated, with other first models and draws", least=1, whole=True)
     seed: int = setting(0, "the first seed; the others follow it", least=0, whole=True)
     points: int = setting(10, "how often scores are taken on the way", least=1, whole=True)

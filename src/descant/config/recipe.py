@@ -55,7 +55,11 @@ class Recipe:
     def length(self) -> Length:
         found = Length(**keywords_for(Length, self._table("run"), "[run]"))
         check(found, "[run]")
-        return found
+        if found.total is None:
+            return found
+        if "rounds" in self._table("run"):
+            raise SettingError("Give [run] 'rounds', or a 'total' of work from which they follow, not both.")
+        return replace(found, rounds=-(-found.total // max(1, self.solver().hyper.work)))
 
     @property
     def seeds(self) -> list[int]:
