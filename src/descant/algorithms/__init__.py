@@ -10,6 +10,7 @@ from .baselines import RFA, CoordinateMedian, FedAvg, FedProx, Local
 from .decaying import Decaying
 from .fed_plus import L2GD, FedAvgPlus, FedCoMedPlus, FedGeoMedPlus, FedPlus, FedPlusFixed, FedPlusV1
 from .fedrl import FedRL, Period
+from .hostile import Hostile
 from .matching import EntropyRegularization, RepresentationMatching, WeightDivergence
 from .personal import APFL, Ditto, FedPer, FedRep, pFedMe
 from .standing_in import StandIns
@@ -45,6 +46,7 @@ WRAPPERS: Mapping[str, Callable[..., Algorithm]] = {
     "adaptive": AdaptiveHyper,
     "decay": Decaying,
     "stand-ins": StandIns,
+    "hostile": Hostile,
 }
 """What wraps any of them, by the names that recipes use: each takes the method as ``base``."""
 
@@ -74,6 +76,7 @@ __all__ = [
     "FedRL",
     "FedRep",
     "Hinge",
+    "Hostile",
     "L2GD",
     "Local",
     "Period",
