@@ -47,7 +47,7 @@ def test_a_median_stays_among_those_who_say_the_truth_and_a_mean_does_not(robust
     models = torch.randn(5, 30, generator=torch.Generator().manual_seed(0))
     honest = models[2:]
     mean, median = (
-        Hostile(base(weights="uniform"), 2, scale=-1e6).aggregate(models, torch.ones(5)).point
+        Hostile(base(), 2, scale=-1e6).aggregate(models, torch.ones(5)).point
         for base in (FedAvg, robust)
     )
     reach = (honest - honest.mean(0)).norm(dim=1).max()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from ..core import Aggregate, Aggregated, Algorithm, Metrics, Weigh
@@ -18,6 +17,7 @@ def Hostile(base: Algorithm, count: int = 1, scale: float = 1.0, reward: float |
     Their models arrive multiplied by ``scale`` (-1 turns them round), and with ``reward`` they claim to have earned so
     much. Their reports pass the gate, as finite lies do. With all parties in every round the liars are always the same.
 
+    >>> import torch
     >>> from descant.algorithms import FedAvg
     >>> Hostile(FedAvg(), 2, scale=-1.0).aggregate(torch.ones(4, 1), torch.ones(4)).point
     tensor([0.])
