@@ -232,8 +232,8 @@ class Federation:
         return said + findings_of(self, scores if at == self.state.round else None)
 
     def plot(self, kind: str, file: str | Path) -> Path:
-        """Draw "spikes" (at aggregation), "collapse", "walk" (own to centre), "hyper" (as tuned) or "presence" (who was
-        there, who was stood in for) into a PNG file."""
+        """Draw "spikes" (at aggregation), "collapse", "walk" (own to centre), "hyper" (as tuned), "presence" (who was
+        there, who was stood in for) or "rewards" (of agents) into a PNG file."""
         return draw(self, kind, file)
 
     def _alone(self, names: Sequence[str]) -> Scores:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MANY = 30  # parties: beyond this their names and markers do not fit, and sorted gains are drawn instead
+MANY_LINES = 8  # lines that can be told apart by colour and marker
 
 
 def draw_curves(
@@ -90,6 +91,27 @@ def draw_spikes(file: Path, lines: Mapping[str, Line]) -> Path:
         axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])  # so that a line at 0 is seen
         axes.set_ylabel("‖change at aggregation‖, mean ± sd over parties")
         axes.set_title("How far an aggregation throws the parties' models", loc="left")
+    return file
+
+
+def draw_rewards(file: Path, rewards: Mapping[str, Numbers], steps: Numbers, method: str, merged: bool) -> Path:
+    """What agents earned in the episodes of each round, by the steps that one took; where they merged there are ticks."""
+    few = len(rewards) <= MANY_LINES
+    with picture(file, rewards, whole=False) as ((axes,), styles):
+        for agent, earned in rewards.items():
+            style = styles[agent] if few else {"color": "#999999"}
+            told = {"label": f"agent {label(agent)}", "markersize": 3} if few else {}
+            axes.plot(steps, earned, **{**style, "linewidth": 1.2 if few else 0.6, **told})
+        mean = np.ma.masked_invalid(np.stack(list(rewards.values()))).mean(0)
+        axes.plot(steps, mean, color="black", linewidth=2.4, label="mean of the agents")
+        if merged:
+            tick: dict[str, Any] = {"marker": "|", "markersize": 9, "color": "black", "linestyle": "none"}
+            low = np.full(len(steps), 0.012)
+            axes.plot(steps, low, **tick, transform=axes.get_xaxis_transform(), label="merges")
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+        axes.set_xlabel("steps of an agent")
+        axes.set_ylabel("reward, mean of a round's episodes")
+        axes.set_title(f"{label(method, 60)}: what the agents earned", loc="left")
     return file
 
 

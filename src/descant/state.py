@@ -98,7 +98,7 @@ class Round:
         """The round as one flat record; what was not judged, not validated or not tuned is not in it."""
         record = {name: getattr(self, name) for name in ("loss", "gap", "change", "norm")}
         record |= {"present": len(self.present), "accepted": len(self.accepted), "seconds": self.seconds}
-        record |= {"reward": self.state.feedback["reward"]} if "reward" in self.state.feedback else {}
+        record |= self._rewards()
         judged = [self.state.judged[name] for name in self.judged]
         means = {name: sum(getattr(found, name) for found in judged) / len(judged) for name in JUDGED if judged}
         measured = {name: value for name, value in self.state.feedback.items() if name in _RECORDED}
@@ -106,6 +106,15 @@ class Round:
         record |= {"stood_in": len(self.stood_in)} if "stand_in" in self.state.memories else {}
         said = {"tuned": self.tuned, "presence": self.presence}
         return {"round": self.index, **record, **{name: text for name, text in said.items() if text}}
+
+    def _rewards(self) -> dict[str, Any]:
+        """Of agents: what they earned, all together and, while a picture can show them, each; and their steps."""
+        if "reward" not in self.state.feedback:
+            return {}
+        each = {party: said["reward"] for party, said in self.metrics.items() if "reward" in said}
+        steps = sum(said.get("samples", 0) for said in self.metrics.values()) / max(1, len(self.metrics))
+        shown = {"rewards": each} if len(self.metrics) <= MOST_SHOWN else {}
+        return {"reward": self.state.feedback["reward"], "steps": steps, **shown}
 
 
 def feedback_of(accepted: Sequence[Report]) -> dict[str, float]:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..algorithms.pieces import stay
 from ..canvas import Line, Numbers, noted
 from ..errors import SettingError
-from ..pictures import draw_collapse, draw_hyper, draw_spikes, draw_walk
+from ..pictures import draw_collapse, draw_hyper, draw_rewards, draw_spikes, draw_walk
 from ..settings import unknown
 from ..timeline import Presence, draw_presence
 from .findings import collapse, of_the_data
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def draw(federation: Federation, kind: str, file: str | Path) -> Path:
-    """Draw "spikes", "collapse", "walk", "hyper" or "presence" of a federation into a PNG file."""
+    """Draw "spikes", "collapse", "walk", "hyper", "presence" or "rewards" of a federation into a PNG file."""
     if kind not in _KINDS:
         raise unknown("picture of a federation", kind, _KINDS)
     with noted(of_the_data(federation.people.note)):
@@ -75,10 +76,24 @@ def _presence(federation: Federation, file: Path) -> Path:
     return draw_presence(file, {federation.algorithm.name: shown}, federation._plan.metric.name)
 
 
+def _rewards(federation: Federation, file: Path) -> Path:
+    known = [entry for entry in federation.history_ if entry.get("rewards")]
+    if not known:
+        raise SettingError("There are no rewards to draw: no round was run by agents, or there are too many to show.")
+    steps = np.cumsum([entry["steps"] for entry in known])
+    rewards = {
+        name: np.array([entry["rewards"].get(name, np.nan) for entry in known], dtype=float)
+        for name in federation.people.names
+    }
+    merged = federation.algorithm.advance is not stay
+    return draw_rewards(file, rewards, steps, federation.algorithm.name, merged)
+
+
 _KINDS: dict[str, Callable[[Federation, Path], Path]] = {
     "spikes": _spikes,
     "collapse": _collapse,
     "walk": _walk,
     "hyper": _hyper,
     "presence": _presence,
+    "rewards": _rewards,
 }

@@ -6,7 +6,8 @@
 """
 
 from .cartpole import CartPole
+from .film import film
 from .gym import Gym
 from .worlds import World, Worlds, world
 
-__all__ = ["CartPole", "Gym", "World", "Worlds", "world"]
+__all__ = ["CartPole", "Gym", "World", "Worlds", "film", "world"]
