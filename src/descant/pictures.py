@@ -95,7 +95,7 @@ def draw_spikes(file: Path, lines: Mapping[str, Line]) -> Path:
 
 
 def draw_rewards(file: Path, rewards: Mapping[str, Numbers], steps: Numbers, method: str, merged: bool) -> Path:
-    """What agents earned in the episodes of each round, by the steps that one took; where they merged there are ticks."""
+    """What agents earned in the episodes of each round, by the steps that one took; a tick where they merged."""
     few = len(rewards) <= MANY_LINES
     with picture(file, rewards, whole=False) as ((axes,), styles):
         for agent, earned in rewards.items():
