@@ -14,6 +14,7 @@ from typing import Any
 HERE = Path(__file__).parent
 PAPERS = HERE.parent / "papers"
 BEGIN, END = "<!-- made by docs/results.py -->\n", "<!-- end -->\n"
+MAJORITY = "majority class"
 HEAD = ("method", "mean ± seeds", "of those that trained")
 
 
@@ -22,10 +23,10 @@ def spread(values: Sequence[float]) -> str:
     return f"{mean(values):.3f} ± {pstdev(values):.3f}"
 
 
-def table(point: Mapping[str, Any]) -> str:
-    """One study: a row a method, the majority class first."""
+def table(point: Mapping[str, Any], trivial: str = MAJORITY) -> str:
+    """One study: a row a method, what is reached without learning first."""
     better = [name for name in point if name.startswith("above ")]  # numbers kept earlier have fewer of them
-    rows = [("majority class", f"{point['majority']:.3f}", *[""] * (1 + len(better)))]
+    rows = [(trivial, f"{point['majority']:.3f}", *[""] * (1 + len(better)))]
     for method, values in point["own"].items():
         counts = [str(point[name].get(method, "")) for name in better]
         rows.append((method, spread(values), spread(point["learned"][method]), *counts))
@@ -34,11 +35,11 @@ def table(point: Mapping[str, Any]) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def sweep(points: Sequence[Mapping[str, Any]]) -> str:
+def sweep(points: Sequence[Mapping[str, Any]], trivial: str = MAJORITY) -> str:
     """Several studies: a column for each value, a row a method."""
     names = [", ".join(f"{key}={value}" for key, value in point["at"].items()) for point in points]
     lines = [["method", *names], ["---", *["---:"] * len(names)]]
-    lines.append(["majority class", *(f"{point['majority']:.3f}" for point in points)])
+    lines.append([trivial, *(f"{point['majority']:.3f}" for point in points)])
     for method in points[0]["own"]:
         lines.append([method, *(spread(p["own"][method]) if method in p["own"] else "" for p in points)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -79,7 +80,8 @@ def section(key: str, forms: Mapping[str, Any]) -> str:
     found = forms[form]
     points, seeds = found["points"], len(found["seeds"])
     size = f"{points[0]['parties']} parties, {seeds} seeds, {found['seconds']:.0f} s"
-    told = [table(points[0]) if len(points) == 1 else sweep(points)]
+    trivial = "random policy" if key.startswith("fedrl/") else MAJORITY
+    told = [table(points[0], trivial) if len(points) == 1 else sweep(points, trivial)]
     told += [silos(points[0])] if len(points) == 1 and "courses" in points[0] else []
     return "\n\n".join([f"#### {key}, {form} form: {size}", *told]) + "\n"
 
