@@ -23,7 +23,7 @@ from descant.errors import DescantWarning, SettingError
 from descant.judged import study_of
 from descant.parties import Selection
 from descant.record import Run, read
-from descant.store.keys import PrivateKey
+from descant.store.keys import PrivateKey, fingerprint
 from descant.store.rows import Agreed
 from descant.store.vault import Vault
 from descant.store.vault_at import VaultAt
@@ -250,6 +250,16 @@ def test_no_row_is_in_any_file_of_a_run(sealed: bool, vault: VaultAt, tmp_path: 
     text = b"\n".join(file.read_bytes() for file in files)
     assert len(files) > 8 and (b"descant sealed" if sealed else b"coreset.rows") in text
     assert not [canary for canary in canaries() if canary in text]
+
+
+def test_parties_seal_for_the_vault_that_they_were_told_of_and_for_no_other(vault: VaultAt) -> None:
+    told = fingerprint(Vault(vault.folder).public)
+    fed = ran(made(StandIns(algorithms.FedAvg()), AWAY, vault=replace(vault, fingerprint=told)), 3)
+    assert presence(fed)[-1] == "psppp" and not fed.refusals_
+    fed = made(StandIns(algorithms.FedAvg()), AWAY, vault=replace(vault, fingerprint=told[::-1]))
+    with pytest.warns(DescantWarning, match=f"asked to seal for vault {told}, and knows .* Nothing has left"):
+        ran(fed, 3)
+    assert presence(fed)[-1] == "pappp"
 
 
 # ── faults ────────────────────────────────────────────────────────────────────────────────────────────────────────────

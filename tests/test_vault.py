@@ -517,6 +517,20 @@ def test_a_folder_that_is_no_vault_is_named(vault: Vault, about: bytes | None) -
         Vault(vault.folder)
 
 
+@pytest.mark.parametrize("what", ["run", "public"])
+def test_a_vault_whose_run_or_key_was_changed_is_refused_when_it_is_opened(vault: Vault, what: str) -> None:
+    file = vault.folder / "vault.json"
+    about = json.loads(file.read_bytes())
+    file.write_text(json.dumps({**about, what: "run 8" if what == "run" else PrivateKey.new().public.hex()}))
+    told = (
+        "the run 'run 8', and the first line of .* 'run 7'"
+        if what == "run"
+        else f"the vault .*{fingerprint(KEY.public)}"
+    )
+    with pytest.raises(StateError, match=f"vault.json speaks of {told}"):
+        Vault(vault.folder)
+
+
 # ── forgetting ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

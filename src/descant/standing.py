@@ -97,4 +97,5 @@ def _leave(plan: Plan, task: Task, center: Tensor, report: Report) -> tuple[Repo
         return report, {_ROWS: torch.from_numpy(chosen.rows), _WEIGHTS: chosen.coreset.weights}
     invitation = Invitation(bytes.fromhex(asked["public"]), asked["generation"])
     plain = pack(Rows(chosen.coreset.x, chosen.coreset.y, chosen.coreset.weights))
-    return replace(report, sealed=seal(invitation, plain, asked["run"], party.name)), {}
+    pinned = plan.vault.fingerprint if plan.vault is not None else ""
+    return replace(report, sealed=seal(invitation, plain, asked["run"], party.name, pinned)), {}

@@ -21,7 +21,8 @@ Who can do what:
   No row; not even with the vault's key, for a party that was forgotten before `parties/*/key` was copied.
 - An *operator without the key*, who may write to the folder: the same, and to destroy. Coresets that he swaps, edits or
   puts back are named when they are opened, and `verify` finds a changed log (see :mod:`.audit`). He could hand out a
-  key of his own in place of the vault's: so parties are told its fingerprint by another way, and `seal` takes it.
+  key of his own in place of the vault's, with a log that goes with it: so parties are told its fingerprint by another
+  way, and `seal` takes it; in a federation, `VaultAt(..., fingerprint=...)`.
 - The *network, or whoever replays it*: nothing can be read, changed, or passed off for another run, party or time; it
   can withhold. Who can speak as a party can replace its coreset: to prove who speaks is the transport's work.
 - A *malicious party*: bytes that are too many, of another shape, not finite or with unknown labels are refused before
@@ -51,6 +52,7 @@ from .drawers import LOCK, PARTIES, PATIENCE, Drawers, digest
 from .folder import check_replaceable, clear_errors
 from .keys import PrivateKey, fingerprint
 from .lock import Lock
+from .log import first
 from .sealing import Invitation, check_address, header_of, unseal
 
 if TYPE_CHECKING:
@@ -268,7 +270,20 @@ def _about(folder: Path) -> tuple[str, bytes]:
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise StateError(f"{file} is damaged, or of another version of Descant. Restore it from a copy.") from None
+    _check_made(file, run=run, vault=fingerprint(public))
     return run, public
+
+
+def _check_made(file: Path, **told: str) -> None:
+    """Refuse a vault of another run or key than the one that was made; a log without its first line is named later."""
+    made = first(file.with_name(LOG))
+    for what, found in told.items():
+        if made and made.get(what) != found:
+            raise StateError(
+                f"{file} speaks of the {what} {found!r:.80}, and the first line of {LOG} of {made.get(what)!r:.80}: "
+                "one of them was changed after the vault was made. Nothing is sealed for it. Find out who did that, "
+                "and restore them from a copy."
+            )
 
 
 def _first_secret(key: PrivateKey, run: str) -> bytes:

@@ -11,10 +11,15 @@ from .vault import Vault
 
 @dataclass(frozen=True)
 class VaultAt:
-    """A vault by its folder. Its private key is read by whoever opens a coreset, and by nobody else."""
+    """A vault by its folder. Its private key is read by whoever opens a coreset, and by nobody else.
+
+    The fingerprint is the one that `descant vault init` has shown, as the parties were told it by another way than the
+    folder: they seal for that vault only. Without it they trust the folder, and so whoever may write to it.
+    """
 
     folder: str
     key: str | None = None  # the file of the private key; None: DESCANT_VAULT_KEY, else it is asked for
+    fingerprint: str = ""
 
     @cached_property
     def closed(self) -> Vault:
