@@ -389,7 +389,13 @@ def test_planted_rows_and_keys_are_in_no_file_and_no_message(
     sealed = sent(vault, "north", 1)
     vault.store("north", sealed)
     vault.open("north", 1, EXPECTED)
-    for wrong in (sealed[:-1], sealed[:-1] + b"\0", b"", sent(vault, "south", 1), sent(vault, "north", 0)):
+    for wrong in (
+        sealed[:-1],
+        sealed[:-1] + bytes([sealed[-1] ^ 1]),
+        b"",
+        sent(vault, "south", 1),
+        sent(vault, "north", 0),
+    ):
         with pytest.raises(VaultError) as found:
             vault.store("north", wrong)
         said.append(repr(found.value))
@@ -529,6 +535,33 @@ def test_a_vault_whose_run_or_key_was_changed_is_refused_when_it_is_opened(vault
     )
     with pytest.raises(StateError, match=f"vault.json speaks of {told}"):
         Vault(vault.folder)
+
+
+@pytest.mark.parametrize("name", ["x", "key", "coreset.new", "parties/aaaa", "audit.head.new", ".lock"])
+def test_nothing_is_written_through_a_link(vault: Vault, tmp_path: Path, name: str) -> None:
+    """Not even by who only lists: a link that somebody put into the folder may lead to any file of the user."""
+    place, victim = vault.folder / "parties" / ("a" * 32), tmp_path / "victim"
+    victim.mkdir()
+    (victim / "key").write_text("precious")
+    link = place / name if name in ("x", "key", "coreset.new") else vault.folder / name
+    if name == "parties/aaaa":
+        place.symlink_to(victim)
+    else:
+        link.parent.mkdir(exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(victim / "key")
+    with pytest.raises(StateError, match=r"is a link|nothing that a vault puts there"):
+        Vault(vault.folder).verify()
+    assert (victim / "key").read_text() == "precious"
+
+
+@pytest.mark.parametrize("what", ["a file", "a folder in a drawer"])
+def test_what_does_not_belong_among_the_drawers_is_named(vault: Vault, what: str) -> None:
+    place = vault.folder / "parties" / ("a" * 32)
+    place.touch() if what == "a file" else (place / "key").mkdir(parents=True)
+    with pytest.raises(StateError, match=r"a{32}.* is nothing that a vault puts there"):
+        vault.parties()
+    assert place.exists()
 
 
 # ── forgetting ────────────────────────────────────────────────────────────────────────────────────────────────────────

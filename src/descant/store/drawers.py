@@ -24,6 +24,7 @@ from .lock import Lock
 PARTIES, LOCK = "parties", ".lock"
 PATIENCE = 10.0  # seconds to wait for another process, which needs the folder for moments only
 _KEY, _GONE, _CORESET, _NEW = "key", "key.gone", "coreset", "coreset.new"
+_FILES = (_KEY, _GONE, _CORESET, _NEW)
 _NO_KEY = "Nobody can open what the party has sealed: forget it, and invite it again."
 
 
@@ -149,8 +150,12 @@ def digest(sealed: bytes) -> str:
 
 
 def _clear(place: Path) -> None:
-    """No such drawer any more; what is in it is overwritten first."""
-    for file in sorted(place.iterdir()):
+    """No such drawer any more; what is in it is overwritten first, if it is what a vault puts there."""
+    files = sorted(place.iterdir()) if place.is_dir() and not place.is_symlink() else [place]
+    for file in files:
+        if file.name not in _FILES or file.is_symlink() or not file.is_file():
+            raise StateError(f"{file} is nothing that a vault puts there. Look what it is, and take it away.")
+    for file in files:
         disk.blank(file)
         disk.remove(file)
     disk.remove(place)
