@@ -621,6 +621,35 @@ def test_who_is_not_there_cannot_be_forgotten(vault: Vault) -> None:
     assert vault.parties()[0].state == "forgotten"
 
 
+@pytest.mark.parametrize("missing", ["key", "coreset", "both", "the drawer"])
+def test_who_has_lost_a_file_is_forgotten_all_the_same(vault: Vault, missing: str) -> None:
+    vault.store("north", sent(vault, "north", 1))
+    place = vault._drawers._place("north")
+    for name in ("key", "coreset"):
+        if missing != {"key": "coreset", "coreset": "key"}[name]:
+            (place / name).unlink()
+    if missing == "the drawer":
+        place.rmdir()
+    vault.forget("north")
+    assert not place.exists() and vault.parties()[0].state == "forgotten"
+    vault.store("north", sent(vault, "north", 2))
+    assert vault.verify().coresets == 1
+
+
+def test_nobody_is_forgotten_without_a_line_of_who_ordered_it(vault: Vault) -> None:
+    vault.store("north", sent(vault, "north", 1))
+    place = vault._drawers._place("north")
+    shutil.copy(place / "key", place / "key.gone")  # as a vault of old marked whom it was forgetting
+    Vault(vault.folder, KEY, "worker").verify()
+    assert vault.parties()[0].state == "sealed" and vault.open("north", 1, EXPECTED).y.tolist() == [3, 7]
+    (place / "key.gone").unlink()
+    with faults(3), suppress(Death):  # two writes for its line, and one for the head
+        Vault(vault.folder, None, "operator").forget("north")
+    Vault(vault.folder, KEY, "worker").parties()
+    told = [(event["event"], event["who"]) for event in events(vault)]
+    assert told[-2:] == [("forgetting", "operator"), ("forgotten", "worker")]
+
+
 # ── kills ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 State = tuple[str, int | None, int]

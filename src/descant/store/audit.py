@@ -36,7 +36,13 @@ from . import disk, log
 from .log import START, Line, Lines, Log
 
 LOG, HEAD = "audit.jsonl", "audit.head"
-CHANGES = ("invited", "sealed", "refreshed", "forgotten")  # events after which another thing is held of a party
+CHANGES = (
+    "invited",
+    "sealed",
+    "refreshed",
+    "forgetting",
+    "forgotten",
+)  # what is held of a party
 _ADVICE = (
     "Somebody or something changed it after it was written: find out who, and compare with a copy. "
     "The vault is not used until it is restored; the run and its models are not concerned."

@@ -8,6 +8,7 @@ there before, or what should be there after.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,8 +24,8 @@ from .lock import Lock
 
 PARTIES, LOCK = "parties", ".lock"
 PATIENCE = 10.0  # seconds to wait for another process, which needs the folder for moments only
-_KEY, _GONE, _CORESET, _NEW = "key", "key.gone", "coreset", "coreset.new"
-_FILES = (_KEY, _GONE, _CORESET, _NEW)
+_FILES = _KEY, _CORESET, _NEW = "key", "coreset", "coreset.new"
+_GONE = ("forgetting", "forgotten")  # events after which nothing is held of a party
 _NO_KEY = "Nobody can open what the party has sealed: forget it, and invite it again."
 
 
@@ -54,12 +55,12 @@ class Drawers:
 
     def names(self) -> list[str]:
         """Who was invited and not forgotten."""
-        return sorted(party for party, held in self.audit.latest.items() if held["event"] != "forgotten")
+        return sorted(party for party, held in self.audit.latest.items() if held["event"] not in _GONE)
 
     def held(self, party: str) -> dict[str, Any] | None:
         """What the log says is held of a party: with a digest and a generation, if it has sealed something."""
         held = self.audit.latest.get(party)
-        return None if held is None or held["event"] == "forgotten" else held
+        return None if held is None or held["event"] in _GONE else held
 
     def key(self, party: str) -> PrivateKey:
         """The party's own key in this vault."""
@@ -103,24 +104,22 @@ class Drawers:
             raise VaultError(f"Party {party!r} is not in the vault {self.folder}, and nobody else is.")
         if held is None:
             raise unknown("party in this vault", party, self.names())
-        disk.rename(self._place(party) / _KEY, self._place(party) / _GONE)  # forgotten from here on, whatever happens
+        self._forget(party)
+
+    def _forget(self, party: str) -> None:
+        """From the first line on it is forgotten, by whom the line says, whatever happens and whatever is missing."""
+        self.note("forgetting", party, **_about(self.audit.latest[party]))
         self._finish_forgetting(party)
 
     def _finish_forgetting(self, party: str) -> None:
-        """The key's file, full of zeros, stays until the log has it: by that a kill in between is seen."""
-        place, held = self._place(party), self.audit.latest[party]
-        for name in (_GONE, _CORESET, _NEW):
-            if (place / name).exists():
-                disk.blank(place / name)
-        for name in (_CORESET, _NEW):
-            disk.remove(place / name)
-        disk.settle(place)
-        self.note("forgotten", party, **{name: held[name] for name in ("digest", "generation") if name in held})
-        _clear(place)
+        _clear(self._place(party))
+        self.note("forgotten", party, **_about(self.audit.latest[party]))
 
     def _mend(self) -> set[str]:
+        finished = {party for party, held in self.audit.latest.items() if held["event"] == "forgetting"}
+        for party in finished:
+            self._finish_forgetting(party)
         known = {self._place(party).name: party for party in self.names()}
-        finished = set()
         for place in sorted((self.folder / PARTIES).glob("?" * 32)):
             party = known.get(place.name)
             if party is None:
@@ -130,9 +129,6 @@ class Drawers:
                         "to an older copy. Restore both from the same one."
                     )
                 _clear(place)  # an invitation that nobody got, or the last of a forgotten party
-            elif (place / _GONE).exists():
-                self._finish_forgetting(party)
-                finished.add(party)
             elif (place / _NEW).exists():
                 if digest((place / _NEW).read_bytes()) == self.audit.latest[party].get("digest"):
                     disk.rename(place / _NEW, place / _CORESET)
@@ -149,14 +145,20 @@ def digest(sealed: bytes) -> str:
     return hashlib.sha256(sealed).hexdigest()
 
 
+def _about(held: dict[str, Any]) -> dict[str, Any]:
+    return {name: held[name] for name in ("digest", "generation") if name in held}
+
+
 def _clear(place: Path) -> None:
-    """No such drawer any more; what is in it is overwritten first, if it is what a vault puts there."""
-    files = sorted(place.iterdir()) if place.is_dir() and not place.is_symlink() else [place]
-    for file in files:
-        if file.name not in _FILES or file.is_symlink() or not file.is_file():
-            raise StateError(f"{file} is nothing that a vault puts there. Look what it is, and take it away.")
-    for file in files:
-        disk.blank(file)
-        disk.remove(file)
+    """No such drawer any more; what a vault puts there is overwritten first, and anything else named."""
+    strange = []
+    for file in sorted(place.iterdir()) if place.is_dir() and not place.is_symlink() else [place]:
+        if file.name in _FILES and file.is_file() and not file.is_symlink():
+            disk.blank(file)
+            disk.remove(file)
+        elif file != place or os.path.lexists(place):
+            strange.append(file)
+    if strange:
+        raise StateError(f"{strange[0]} is nothing that a vault puts there. Look what it is, and take it away.")
     disk.remove(place)
     disk.settle(place.parent)
