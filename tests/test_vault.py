@@ -434,7 +434,7 @@ def test_what_is_for_others_or_older_is_refused_and_logged(vault: Vault, tmp_pat
     vault.store("north", first)  # a network may send it twice
     vault.store("north", newer)
     for sealed, says in (
-        (first, r"of generation 3, and one of generation 8 is held: an older one is not taken back"),
+        (first, r"of generation 3, and one of generation 8 was held: an older one is not taken back"),
         (sent(vault, "north", 8), r"of generation 8, and one of generation 8"),
         (sent(vault, "south", 9), r"of party 'south', and 'north' was expected"),
         (sealed_for(vault.invite("south").public, pack(rows()), vault.run, "north", 9), r"for the key"),
@@ -596,7 +596,10 @@ def test_what_is_forgotten_cannot_be_opened_from_any_copy(vault: Vault) -> None:
         forced = sealed.replace(header.key.encode(), own.public.hex().encode())
         with pytest.raises(VaultError, match="was changed"):
             unseal(forced, KEY, own, vault.run, "north")
-    vault.store("north", sent(vault, "north", 1))  # its generations begin anew
+    assert vault.invite("north").generation == 3  # or a run that knew of the second would take this for an old copy
+    with pytest.raises(VaultError, match="of generation 1, and one of generation 2 was held"):
+        vault.store("north", sent(vault, "north", 1))
+    vault.store("north", sent(vault, "north", 3))
     assert vault.open("south", 3, EXPECTED).y.tolist() == [3, 7] and vault.verify().coresets == 2
 
 
@@ -648,6 +651,35 @@ def test_nobody_is_forgotten_without_a_line_of_who_ordered_it(vault: Vault) -> N
     Vault(vault.folder, KEY, "worker").parties()
     told = [(event["event"], event["who"]) for event in events(vault)]
     assert told[-2:] == [("forgetting", "operator"), ("forgotten", "worker")]
+
+
+@pytest.mark.parametrize("line", [0, 1, 2])
+def test_who_wants_to_be_forgotten_is_though_the_log_is_damaged(vault: Vault, line: int) -> None:
+    vault.store("north", sent(vault, "north", 1))
+    log = vault.folder / "audit.jsonl"
+    good, lines = log.read_bytes(), log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(lines[:line] + lines[line + 1 :]))
+    with pytest.raises(StateError, match=r"of party 'north' are destroyed, but the log cannot say so. Line .* damaged"):
+        Vault(vault.folder).forget("north")
+    assert not vault._drawers._place("north").exists()
+    log.write_bytes(good)
+    Vault(vault.folder).forget("north")
+    assert vault.parties()[0].state == "forgotten" and vault.verify().parties == 0
+
+
+def test_a_copy_of_what_was_forgotten_is_named_and_destroyed_when_it_is_put_back(vault: Vault, tmp_path: Path) -> None:
+    for party in ("north", "south"):
+        vault.store(party, sent(vault, party, 1))
+    place = vault._drawers._place("north")
+    shutil.copytree(place, tmp_path / "backup")
+    vault.forget("north")
+    shutil.copytree(tmp_path / "backup", place)
+    for what in (vault.parties, vault.verify, lambda: vault.forget("south")):
+        with pytest.raises(StateError, match=r"of party 'north', which was forgotten at 20.* Forget the party once"):
+            what()
+    vault.forget("north")
+    assert not place.exists() and vault.verify().coresets == 1
+    assert [event["event"] for event in events(vault)][-3:-1] == ["forgetting", "forgotten"]
 
 
 # ── kills ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

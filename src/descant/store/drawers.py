@@ -36,16 +36,17 @@ class Drawers:
         self.folder, self.audit, self._who = folder, audit, who
 
     @contextmanager
-    def alone(self) -> Iterator[set[str]]:
+    def alone(self, forgetting: str | None = None) -> Iterator[set[str]]:
         """While no other process is at the folder, and after what one that died has left was put in order.
 
-        It gives the parties whose forgetting was finished by that.
+        It gives the parties whose forgetting was finished by that. Whoever is to be forgotten is destroyed even where
+        nothing else can be done: when the log is damaged, or when a copy of a forgotten drawer was put back.
         """
         with clear_errors(self.folder):
             lock = Lock(self.folder / LOCK, PATIENCE)
             try:
-                self.audit.catch_up()
-                yield self._mend()
+                self._catch_up(forgetting)
+                yield self._mend(forgetting)
             finally:
                 lock.release()
 
@@ -67,10 +68,11 @@ class Drawers:
         return key_in(self._place(party) / _KEY, _NO_KEY)
 
     def add(self, party: str, key: PrivateKey, about: str) -> None:
-        """A drawer with a key; until the log has it, it is nobody's."""
+        """A drawer with a key; until the log has it, it is nobody's. Generations go on from what was forgotten."""
+        known = self.audit.latest.get(party, {}).get("generation")
         disk.make(self._place(party), 0o700)
         key.write(self._place(party) / _KEY)
-        self.note("invited", party, key=about)
+        self.note("invited", party, key=about, **({} if known is None else {"generation": known}))
 
     def put(self, party: str, sealed: bytes, generation: int) -> None:
         """A sealed coreset, in place of an older one."""
@@ -115,26 +117,54 @@ class Drawers:
         _clear(self._place(party))
         self.note("forgotten", party, **_about(self.audit.latest[party]))
 
-    def _mend(self) -> set[str]:
+    def _catch_up(self, forgetting: str | None) -> None:
+        try:
+            self.audit.catch_up()
+        except StateError as error:
+            if forgetting is None or not self._place(forgetting).exists():
+                raise
+            _clear(self._place(forgetting))
+            raise StateError(
+                f"The key and the coreset of party {forgetting!r} are destroyed, but the log cannot say so. {error} "
+                "Then forget the party once more, so that the log has it."
+            ) from error
+
+    def _mend(self, forgetting: str | None) -> set[str]:
         finished = {party for party, held in self.audit.latest.items() if held["event"] == "forgetting"}
         for party in finished:
             self._finish_forgetting(party)
-        known = {self._place(party).name: party for party in self.names()}
+        known = {self._place(party).name: party for party in self.audit.latest}
         for place in sorted((self.folder / PARTIES).glob("?" * 32)):
             party = known.get(place.name)
-            if party is None:
-                if (place / _CORESET).exists():
-                    raise StateError(
-                        f"{place} holds a coreset that {self.folder / LOG} knows nothing of: one of them was put back "
-                        "to an older copy. Restore both from the same one."
-                    )
+            if party is not None and (held := self.held(party)):
+                self._finish_putting(place, held)
+            elif not (place / _CORESET).exists():
                 _clear(place)  # an invitation that nobody got, or the last of a forgotten party
-            elif (place / _NEW).exists():
-                if digest((place / _NEW).read_bytes()) == self.audit.latest[party].get("digest"):
-                    disk.rename(place / _NEW, place / _CORESET)
-                else:
-                    disk.remove(place / _NEW)
+            elif party is not None and party == forgetting:
+                self._forget(party)
+                finished.add(party)
+            else:
+                raise self._put_back(place, None if party is None else self.audit.latest[party])
         return finished
+
+    def _finish_putting(self, place: Path, held: dict[str, Any]) -> None:
+        if (place / _NEW).exists():
+            if digest((place / _NEW).read_bytes()) == held.get("digest"):
+                disk.rename(place / _NEW, place / _CORESET)
+            else:
+                disk.remove(place / _NEW)
+
+    def _put_back(self, place: Path, gone: dict[str, Any] | None) -> StateError:
+        """What is wrong with a coreset that should not be there."""
+        if gone is None:
+            return StateError(
+                f"{place} holds a coreset that {self.folder / LOG} knows nothing of: one of them was put back "
+                "to an older copy. Restore both from the same one."
+            )
+        return StateError(
+            f"{place} holds a coreset of party {gone['party']!r}, which was forgotten at {gone['at']}: somebody has "
+            "put it back from a copy. Forget the party once more, and this copy is destroyed, too."
+        )
 
     def _place(self, party: str) -> Path:
         return self.folder / PARTIES / hashlib.sha256(party.encode("utf-8", "surrogatepass")).hexdigest()[:32]

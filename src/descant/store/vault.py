@@ -169,8 +169,13 @@ class Vault:
         Out of reach are a backup that holds the party's key, as long as somebody has the vault's key; what a flash
         drive or a file system that copies on writing keeps of overwritten blocks; rows in the memory of a worker that
         trains on them now; and what models have learnt from them.
+
+        It is no ban: a run that the party takes part in asks it for a new coreset when it returns after an absence. A
+        party that wants to leave none agrees to none, `Agreed(share=0)`.
+
+        Where the log is damaged the files are destroyed all the same, and the error says so.
         """
-        with self._drawers.alone() as finished:
+        with self._drawers.alone(forgetting=party) as finished:
             if party not in finished:
                 self._drawers.forget(party)
 
@@ -179,7 +184,14 @@ class Vault:
         with self._drawers.alone():
             opened = self._audit.opened
             return [
-                Custody(p, e["event"], e["at"], e.get("generation"), e.get("digest", ""), opened.get(p, 0))
+                Custody(
+                    p,
+                    e["event"],
+                    e["at"],
+                    e["generation"] if "digest" in e else None,
+                    e.get("digest", ""),
+                    opened.get(p, 0),
+                )
                 for p, e in sorted(self._audit.latest.items())
             ]
 
@@ -218,10 +230,10 @@ class Vault:
         header = header_of(sealed)
         check_address(header, self.run, party, self.public, self._drawers.key(party).public)
         newest = held.get("generation", 0)
-        if header.generation <= newest and digest(sealed) != held["digest"]:
+        if header.generation <= newest and digest(sealed) != held.get("digest"):
             raise VaultError(
                 f"The coreset of party {party!r} is of generation {header.generation}, and one of generation {newest} "
-                "is held: an older one is not taken back. Let the party seal by a new invitation."
+                "was held: an older one is not taken back. Let the party seal by a new invitation."
             )
         if expected is not None:
             expected.check_size(header.size, party)
