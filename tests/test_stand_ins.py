@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -14,16 +15,16 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor, nn
 
-from descant import Algorithm, Federation, Sgd, algorithms, parties
+from descant import Algorithm, Federation, Sgd, algorithms, compare, parties
 from descant.algorithms import Drops, StandIns, Timetable
 from descant.cli import app, typer
 from descant.config import read as read_recipe
 from descant.engines import Processes
-from descant.errors import DescantWarning, SettingError
+from descant.errors import DescantWarning, SettingError, StateError
 from descant.judged import study_of
 from descant.parties import Selection
 from descant.record import Run, read
-from descant.store.keys import PrivateKey, fingerprint
+from descant.store.keys import PrivateKey, fingerprint, read_key
 from descant.store.rows import Agreed
 from descant.store.vault import Vault
 from descant.store.vault_at import VaultAt
@@ -206,6 +207,18 @@ def test_stand_ins_are_on_record_and_in_the_picture(tmp_path: Path) -> None:
 # ── custody ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize("space", ["input", "embedding", "gradient"])
+def test_a_kill_after_a_newer_coreset_was_sealed_changes_nothing(space: str, vault: VaultAt, tmp_path: Path) -> None:
+    """The state that a run is resumed from knows of the coreset before it, and that one is stood in by."""
+    algorithm = StandIns(algorithms.FedAvg(), selection=Selection(share=0.4, by="k-center", space=space))
+    whole = ran(made(algorithm, RETURNS))
+    killed = ran(made(algorithm, RETURNS, vault=vault), 3)
+    killed.save(tmp_path / "run")
+    ran(killed, 3)
+    again = made(algorithm, RETURNS, vault=vault).load(tmp_path / "run")
+    assert torch.equal(ran(again, 3).state.center, whole.state.center) and not again.refusals_
+
+
 def test_with_a_vault_and_without_one_the_centre_is_the_same(vault: VaultAt, tmp_path: Path) -> None:
     algorithm = StandIns(algorithms.FedGeoMedPlus(alpha=1.0, rho=0.1), share=0.4)
     plain, sealed = ran(made(algorithm, RETURNS)), made(algorithm, RETURNS, vault=vault)
@@ -289,14 +302,43 @@ def test_who_cannot_be_stood_in_for_is_named_and_the_others_go_on(fault: str, va
     assert fed.history_[-1]["change"] > 0
 
 
-def test_a_vault_that_was_put_back_to_an_older_copy_is_refused(vault: VaultAt) -> None:
-    fed = ran(made(StandIns(algorithms.FedAvg(), share=0.4), AWAY, vault=vault), 3)
-    memory = fed.state.memories["stand_in"]
-    newer = {**memory, "generation": memory["generation"] + 1}
-    fed.state = replace(fed.state, memories={**fed.state.memories, "stand_in": newer})
-    with pytest.warns(DescantWarning, match="put back to an older copy"):
+def test_a_vault_that_was_put_back_to_an_older_copy_is_refused(vault: VaultAt, tmp_path: Path) -> None:
+    here = Timetable.of([{"party": "1", "from": 1, "to": 2}, {"party": "1", "from": 4, "to": 4}])
+    fed = ran(made(StandIns(algorithms.FedAvg(), share=0.4), here, vault=vault), 3)
+    shutil.copytree(vault.folder, tmp_path / "older")
+    ran(fed, 1).save(tmp_path / "run")
+    older = made(StandIns(algorithms.FedAvg(), share=0.4), here, vault=replace(vault, folder=str(tmp_path / "older")))
+    with pytest.warns(DescantWarning, match="is number 1, and not number 2 of this run: the vault was put back to an"):
+        ran(older.load(tmp_path / "run"), 1)
+    assert presence(older)[-1] == "pappp"
+
+
+def test_a_run_goes_on_with_its_own_vault_and_with_no_other(vault: VaultAt, tmp_path: Path) -> None:
+    algorithm = StandIns(algorithms.FedAvg(), share=0.4)
+    ran(made(algorithm, AWAY, vault=vault), 3).save(tmp_path / "run")
+    for run, key, told in (
+        ("run 8", vault.key, "run 'run 7', here 'run 8'"),
+        ("run 7", None, "fingerprint '.*', here"),
+    ):
+        Vault.create(tmp_path / f"{run}{key}", PrivateKey.new() if key is None else read_key(key), run)
+        other = made(algorithm, AWAY, vault=VaultAt(str(tmp_path / f"{run}{key}"), key))
+        with pytest.raises(StateError, match=f"saved by another federation: vault.{told}"):
+            other.load(tmp_path / "run")
+    with pytest.raises(StateError, match=r"saved by another federation: vault .*'run 7'.*, here None"):
+        made(algorithm, AWAY).load(tmp_path / "run")
+    with pytest.raises(SettingError, match="a vault is for one run: leave 'vault' out"):
+        compare([algorithm], network(), classes(5), rounds=1, vault=vault)
+
+
+def test_another_run_with_the_same_vault_is_never_trained_on(vault: VaultAt) -> None:
+    algorithm = StandIns(algorithms.FedAvg(), share=0.4)
+    fed, undisturbed = (ran(made(algorithm, AWAY, vault=keep), 3) for keep in (vault, None))
+    ran(made(algorithm, AWAY, vault=replace(vault)), 1)
+    assert torch.equal(ran(fed, 1).state.center, ran(undisturbed, 1).state.center)  # the one before is still held
+    ran(made(algorithm, AWAY, vault=replace(vault)), 1)
+    with pytest.warns(DescantWarning, match="has sealed others since, in rounds that .* or for another run"):
         ran(fed, 1)
-    assert presence(fed)[-1] == "papap"
+    assert presence(fed)[-2:] == ["pspsp", "papap"]
 
 
 def test_more_rows_than_a_party_agreed_to_never_leave_it(vault: VaultAt) -> None:
@@ -345,12 +387,6 @@ def test_labels_that_the_model_does_not_know_are_refused(vault: VaultAt) -> None
     people["1"].y.add_(5)
     with pytest.warns(DescantWarning, match="labels that the model does not know: they must be 0 to 2"):
         ran(fed, 2)
-
-
-def test_a_run_with_a_vault_says_so_when_it_is_resumed_without(vault: VaultAt, tmp_path: Path) -> None:
-    ran(made(StandIns(algorithms.FedAvg()), AWAY, vault=vault), 3).save(tmp_path / "run")
-    with pytest.warns(DescantWarning, match="If they lie in a vault, say where"):
-        ran(made(StandIns(algorithms.FedAvg()), AWAY).load(tmp_path / "run"), 1)
 
 
 def test_recipes_wrap_methods_with_stand_ins() -> None:

@@ -564,6 +564,27 @@ def test_what_does_not_belong_among_the_drawers_is_named(vault: Vault, what: str
     assert place.exists()
 
 
+def test_the_coreset_before_the_newest_is_kept_for_a_run_that_is_resumed_from_then(vault: Vault) -> None:
+    known = []
+    for generation in (1, 2, 3):
+        sealed = sent(vault, "north", generation, rows(float(generation)))
+        vault.store("north", sealed)
+        known.append((generation, hashlib.sha256(sealed).hexdigest()))
+    assert [vault.open("north", 9, EXPECTED, *known[i]).x[0, 1] for i in (1, 2)] == [2, 3]
+    assert events(vault)[-1]["digest"] == known[2][1] and vault.verify().coresets == 1
+    for run, why in ((known[0], "has sealed others since"), ((4, "0" * 64), "was put back to an older copy")):
+        with pytest.raises(VaultError, match=f"is number 3, and not number {run[0]} of this run: the .* {why}"):
+            vault.open("north", 9, EXPECTED, *run)
+    file = next(vault.folder.rglob("coreset.old"))
+    file.write_bytes(file.read_bytes()[:-1])
+    for what in (vault.verify, lambda: vault.open("north", 9, EXPECTED, *known[1])):
+        with pytest.raises(VaultError, match="not the one before generation 3 that was stored"):
+            what()
+    next(vault.folder.rglob("coreset")).write_bytes(b"damaged")
+    vault.store("north", sent(vault, "north", 4))  # nothing that is damaged is kept
+    assert vault.verify().coresets == 1 and not list(vault.folder.rglob("coreset.old"))
+
+
 # ── forgetting ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -573,7 +594,7 @@ def test_what_is_forgotten_cannot_be_opened_from_any_copy(vault: Vault) -> None:
     sealed = sent(vault, "north", 2)
     vault.store("north", sealed)
     held = {file.name: file.read_bytes() for file in vault._drawers._place("north").iterdir()}
-    assert set(held) == {"key", "coreset"} and held["coreset"] == sealed
+    assert set(held) == {"key", "coreset", "coreset.old"} and held["coreset"] == sealed
     Vault(vault.folder).forget("north")  # which needs no key
     left = bytes_in(vault.folder)
     secret = held["key"].strip().split(b":")[1]
@@ -695,7 +716,8 @@ def state(folder: Path) -> State:
     if held.state in ("sealed", "refreshed"):
         assert vault.open("north", 1, EXPECTED).x[0, 1] == float(held.generation or 0)
     files = {file.name for file in vault._drawers._place("north").glob("*")}
-    assert files == {"invited": {"key"}, "forgotten": set()}.get(held.state, {"key", "coreset"})
+    old = {"coreset.old"} if held.state == "refreshed" else set()
+    assert files == {"invited": {"key"}, "forgotten": set()}.get(held.state, {"key", "coreset", *old})
     return held.state, held.generation, held.opened
 
 

@@ -16,6 +16,7 @@ from .exchange import tasks_for
 from .gate import Refusal
 from .piece import Plan
 from .state import State
+from .store.drawers import digest
 from .store.sealing import header_of
 
 _MORE = 8192  # bytes that sealing adds, at most
@@ -28,6 +29,7 @@ class Left:
     generation: Tensor  # [parties] int64, of its newest coreset; 0: it has left none
     samples: Tensor  # [parties] int64, |D_i| as it last reported it (ERRATA 34)
     missed: Tensor  # [parties] bool, whether it was away since it last counted
+    digest: Tensor  # [parties, 32] uint8, of that coreset as it is sealed; 0: it is not in a vault
 
     @classmethod
     def of(cls, plan: Plan, state: State) -> Left:
@@ -35,8 +37,9 @@ class Left:
         held = state.memories.get("stand_in")
         if held is not None:
             return cls(**held)
-        nothing = torch.zeros(len(plan.people), dtype=torch.int64)
-        return cls(nothing, nothing.clone(), nothing.bool())
+        count = len(plan.people)
+        numbers = (torch.zeros(count, dtype=torch.int64) for _ in range(2))
+        return cls(*numbers, torch.zeros(count, dtype=torch.bool), torch.zeros(count, 32, dtype=torch.uint8))
 
     def memory(self) -> Memory:
         """As tensors, to be saved."""
@@ -61,11 +64,12 @@ class Left:
         yield from tasks_for(plan, state, learning, "stand_in", index, more)
 
     def _known(self, place: int) -> dict[str, Any]:
-        return {"samples": int(self.samples[place]), "generation": int(self.generation[place])}
+        digest = bytes(self.digest[place].tolist()).hex()
+        return {"samples": int(self.samples[place]), "known": (int(self.generation[place]), digest)}
 
     def after(self, plan: Plan, trained: Sequence[Report], there: Collection[str]) -> tuple[Left, list[Refusal]]:
         """The same when a round is over, and which coresets were not left or not taken, and why."""
-        new = Left(self.generation.clone(), self.samples.clone(), self.missed.clone())
+        new = Left(**{name: tensor.clone() for name, tensor in vars(self).items()})
         refusals = []
         seen = self.samples.nonzero().flatten().tolist()
         new.missed[[k for k in seen if plan.people.names[k] not in there]] = True
@@ -78,6 +82,7 @@ class Left:
             elif standing.ASKED in report.metrics:
                 try:
                     new.generation[place] = _taken(plan, report) or int(self.generation[place]) + 1
+                    new.digest[place] = _digest(report.sealed)
                 except VaultError as error:
                     reason = f"its coreset was not taken: {error}"
                     refusals.append(Refusal(report.party, report.round, reason, standing.ASKED))
@@ -97,6 +102,11 @@ def _invitation(plan: Plan, party: str) -> Mapping[str, Any]:
         return {}
     public, generation = plan.vault.closed.invite(party)
     return {"public": public.hex(), "generation": generation, "run": plan.vault.closed.run}
+
+
+def _digest(sealed: bytes) -> Tensor:
+    name = bytes.fromhex(digest(sealed)) if sealed else bytes(32)
+    return torch.tensor(list(name), dtype=torch.uint8)
 
 
 def _taken(plan: Plan, report: Report) -> int:

@@ -55,9 +55,9 @@ def stand_in(plan: Plan, task: Task, memory: Memory) -> Party:
     """Who trains in a party's place, Tuor et al. (2021), eq. (6); an error says why nobody can."""
     whose = f"party {task.party!r}"
     if plan.vault is not None:
-        generation = task.settings["generation"]
         wanted = expected(plan, task.settings["samples"])
-        return Coreset(*plan.vault.opened.open(task.party, task.round, wanted, generation)).party(task.party)
+        rows = plan.vault.opened.open(task.party, task.round, wanted, *task.settings["known"])
+        return Coreset(*rows).party(task.party)
     if _ROWS not in memory:
         raise VaultError(
             f"The run does not know which rows stand in for {whose}. If they lie in a vault, say where: "

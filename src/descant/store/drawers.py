@@ -24,7 +24,7 @@ from .lock import Lock
 
 PARTIES, LOCK = "parties", ".lock"
 PATIENCE = 10.0  # seconds to wait for another process, which needs the folder for moments only
-_FILES = _KEY, _CORESET, _NEW = "key", "coreset", "coreset.new"
+_FILES = _KEY, _CORESET, _OLD, _NEW = "key", "coreset", "coreset.old", "coreset.new"
 _GONE = ("forgetting", "forgotten")  # events after which nothing is held of a party
 _NO_KEY = "Nobody can open what the party has sealed: forget it, and invite it again."
 
@@ -75,25 +75,33 @@ class Drawers:
         self.note("invited", party, key=about, **({} if known is None else {"generation": known}))
 
     def put(self, party: str, sealed: bytes, generation: int) -> None:
-        """A sealed coreset, in place of an older one."""
-        place = self._place(party)
+        """A sealed coreset. The one before it is kept, for a run that is resumed from then; older ones are not."""
+        place, held = self._place(party), self.audit.latest[party]
         disk.write(place / _NEW, sealed, disk.PRIVATE)
         disk.settle(place)
-        event = "refreshed" if "digest" in self.audit.latest[party] else "sealed"
-        self.note(event, party, digest=digest(sealed), generation=generation)
-        disk.rename(place / _NEW, place / _CORESET)
+        event, before = ("refreshed" if "digest" in held else "sealed"), {}
+        if (place / _CORESET).exists() and digest((place / _CORESET).read_bytes()) == held.get("digest"):
+            before = {"before": held["digest"]}  # one that was changed since is not kept
+        self.note(event, party, digest=digest(sealed), generation=generation, **before)
+        self._finish_putting(place, self.audit.latest[party])
 
-    def get(self, party: str) -> bytes:
-        """The sealed coreset, if it is the one that the log speaks of."""
-        held, file = self.audit.latest[party], self._place(party) / _CORESET
+    def digests(self, party: str) -> list[str]:
+        """Of the coresets that are held of a party, the newest first."""
+        return [self.audit.latest[party][name] for name in ("digest", "before") if name in self.audit.latest[party]]
+
+    def get(self, party: str, wanted: str) -> bytes:
+        """The sealed coreset of this digest, which is one of those that the log speaks of."""
+        newest = wanted == self.audit.latest[party]["digest"]
+        file = self._place(party) / (_CORESET if newest else _OLD)
         try:
             found = file.read_bytes()
         except OSError as error:
             raise VaultError(f"The coreset of party {party!r} cannot be read: {error.strerror}.") from None
-        if digest(found) != held["digest"]:
+        if digest(found) != wanted:
+            number = self.audit.latest[party]["generation"]
             raise VaultError(
-                f"The coreset of party {party!r} is not the one of generation {held['generation']} that was stored: "
-                f"{file} was changed, or replaced by another one. Let the party seal a new one."
+                f"The coreset of party {party!r} is not the one {'of' if newest else 'before'} generation {number} "
+                f"that was stored: {file} was changed, or replaced by another one. Let the party seal a new one."
             )
         return found
 
@@ -131,14 +139,14 @@ class Drawers:
 
     def _mend(self, forgetting: str | None) -> set[str]:
         finished = {party for party, held in self.audit.latest.items() if held["event"] == "forgetting"}
-        for party in finished:
-            self._finish_forgetting(party)
+        for name in sorted(finished):
+            self._finish_forgetting(name)
         known = {self._place(party).name: party for party in self.audit.latest}
         for place in sorted((self.folder / PARTIES).glob("?" * 32)):
             party = known.get(place.name)
             if party is not None and (held := self.held(party)):
                 self._finish_putting(place, held)
-            elif not (place / _CORESET).exists():
+            elif not (place / _CORESET).exists() and not (place / _OLD).exists():
                 _clear(place)  # an invitation that nobody got, or the last of a forgotten party
             elif party is not None and party == forgetting:
                 self._forget(party)
@@ -148,11 +156,17 @@ class Drawers:
         return finished
 
     def _finish_putting(self, place: Path, held: dict[str, Any]) -> None:
-        if (place / _NEW).exists():
-            if digest((place / _NEW).read_bytes()) == held.get("digest"):
-                disk.rename(place / _NEW, place / _CORESET)
-            else:
-                disk.remove(place / _NEW)
+        """A new coreset is in its place if the log has it; if not, it was never there."""
+        if not (place / _NEW).exists():
+            return
+        if digest((place / _NEW).read_bytes()) != held.get("digest"):
+            disk.remove(place / _NEW)
+            return
+        if "before" not in held:
+            disk.remove(place / _OLD)
+        elif (place / _CORESET).exists():
+            disk.rename(place / _CORESET, place / _OLD)
+        disk.rename(place / _NEW, place / _CORESET)
 
     def _put_back(self, place: Path, gone: dict[str, Any] | None) -> StateError:
         """What is wrong with a coreset that should not be there."""
@@ -176,7 +190,7 @@ def digest(sealed: bytes) -> str:
 
 
 def _about(held: dict[str, Any]) -> dict[str, Any]:
-    return {name: held[name] for name in ("digest", "generation") if name in held}
+    return {name: held[name] for name in ("digest", "generation", "before") if name in held}
 
 
 def _clear(place: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from .keys import read_key
+from .keys import fingerprint, read_key
 from .vault import Vault
 
 
@@ -25,6 +25,11 @@ class VaultAt:
     def closed(self) -> Vault:
         """Without its key: to invite, and to store what parties sealed."""
         return Vault(self.folder)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Which vault it is, wherever it lies: a run goes on with that one only."""
+        return {"run": self.closed.run, "fingerprint": fingerprint(self.closed.public)}
 
     @cached_property
     def opened(self) -> Vault:
