@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ from descant.judged import study_of
 from descant.parties import Selection
 from descant.record import Run, read
 from descant.store.keys import PrivateKey, fingerprint, read_key
+from descant.store.lock import Lock
 from descant.store.rows import Agreed
 from descant.store.vault import Vault
 from descant.store.vault_at import VaultAt
@@ -339,6 +341,59 @@ def test_another_run_with_the_same_vault_is_never_trained_on(vault: VaultAt) -> 
     with pytest.warns(DescantWarning, match="has sealed others since, in rounds that .* or for another run"):
         ran(fed, 1)
     assert presence(fed)[-2:] == ["pspsp", "papap"]
+
+
+def faulty(fault: str, folder: Path, party: str) -> Callable[[], None]:
+    """Do something to a vault by which a party cannot be invited; calling what comes back undoes it."""
+    key = folder / "parties" / hashlib.sha256(party.encode()).hexdigest()[:32] / "key"
+    log = folder / "audit.jsonl"
+    kept = {file: file.read_bytes() for file in (key, log)}
+    if fault == "no key":
+        key.unlink()
+    elif fault == "open key":
+        key.chmod(0o644)
+    elif fault == "a line less":
+        log.write_bytes(b"".join(kept[log].splitlines(keepends=True)[:-1]))
+    lock = Lock(folder / ".lock") if fault == "busy" else None
+
+    def undone() -> None:
+        for file, data in kept.items():
+            file.write_bytes(data)
+        key.chmod(0o600)
+        if lock is not None:
+            lock.release()
+
+    return undone
+
+
+@pytest.mark.parametrize("fault", ["no key", "open key", "a line less", "busy"])
+def test_a_fault_of_the_vault_costs_a_returning_party_its_coreset_and_not_the_run(
+    fault: str, vault: VaultAt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("descant.store.drawers.PATIENCE", 0.0)
+    here = Timetable.of([{"party": "1", "from": 1, "to": 1}, {"party": "1", "from": 3}])
+    fed = ran(made(StandIns(algorithms.FedAvg(), share=0.4), here, vault=vault), 2)
+    undo = faulty(fault, tmp_path / "vault", "1")
+    with pytest.warns(DescantWarning, match=r"party '1', .*: it was not asked for a coreset: "):
+        ran(fed, 1)
+    assert presence(fed) == ["ppppp", "psppp", "ppppp"] and len(fed.refusals_) == 1
+    undo()
+    ran(fed, 1)  # it is asked once more
+    assert fed.state.memories["stand_in"]["generation"].tolist() == [1, 2, 1, 1, 1] and len(fed.refusals_) == 1
+
+
+def test_a_coreset_that_the_vault_cannot_write_is_a_refusal(vault: VaultAt, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Vault, *arguments: object) -> None:
+        raise StateError("it is full")
+
+    monkeypatch.setattr(Vault, "store", full)
+    with pytest.warns(DescantWarning, match="its coreset was not taken: it is full"):
+        ran(made(StandIns(algorithms.FedAvg()), AWAY, vault=vault), 1)
+
+
+def test_what_is_no_vault_ends_the_run_at_once(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="holds no vault"):
+        ran(made(StandIns(algorithms.FedAvg()), vault=VaultAt(str(tmp_path))), 1)
 
 
 def test_more_rows_than_a_party_agreed_to_never_leave_it(vault: VaultAt) -> None:
