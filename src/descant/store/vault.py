@@ -195,8 +195,8 @@ class Vault:
         """
         with self._drawers.alone():
             self._audit.rewind()
-            self._audit.catch_up()
-            if line and (line > self._audit.last.number or self._audit.seals[line - 1] != seal):
+            seals = self._audit.catch_up()
+            if line and (line > len(seals) or seals[line - 1] != seal):
                 raise StateError(
                     f"Line {line} of {self.folder / LOG} is not the one that was noted, {seal!r:.80}: the folder was "
                     "put back to an older copy, or its log was written anew."
