@@ -17,13 +17,14 @@ from click.testing import CliRunner
 from torch import Tensor, nn
 
 from descant import Algorithm, Federation, Sgd, algorithms, compare, parties
-from descant.algorithms import Drops, StandIns, Timetable
+from descant.algorithms import Drops, Every, StandIns, Timetable
 from descant.cli import app, typer
 from descant.config import read as read_recipe
 from descant.engines import Processes
 from descant.errors import DescantWarning, SettingError, StateError
 from descant.judged import study_of
 from descant.parties import Selection
+from descant.parties.coresets import Chosen
 from descant.record import Run, read
 from descant.store.keys import PrivateKey, fingerprint, read_key
 from descant.store.lock import Lock
@@ -402,8 +403,60 @@ def test_more_rows_than_a_party_agreed_to_never_leave_it(vault: VaultAt) -> None
         with pytest.warns(DescantWarning, match="it left no coreset: The coreset of party '0' has 4 of its 9 rows"):
             ran(fed, 4)
         assert presence(fed) == ["ppppp", "ppppp", "pappp", "papsp"]  # its training counts all the same
+        assert [(one.party, one.round) for one in fed.refusals_] == [("0", 1), ("1", 1), ("2", 1)]  # asked only once
     left = [one.party for one in Vault(vault.folder).parties() if one.generation is not None]
     assert left == ["3", "4"]  # one row may leave in any case
+
+
+def test_a_party_can_leave_nothing_at_all(vault: VaultAt) -> None:
+    fed = made(StandIns(algorithms.FedAvg(), share=0.4), AWAY, vault=vault, agreed=Agreed(share=0))
+    with pytest.warns(DescantWarning, match="at most 0 were agreed on"):
+        ran(fed, 4)
+    assert presence(fed)[-1] == "papap" and all(one.generation is None for one in Vault(vault.folder).parties())
+
+
+def test_who_does_not_agree_is_asked_before_its_rows_are_chosen_and_again_when_it_returns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Selection, "choose", lambda *arguments: pytest.fail("it was chosen"))
+    fed = made(StandIns(algorithms.FedAvg(), share=0.4), RETURNS, agreed=Agreed(share=0))
+    with pytest.warns(DescantWarning, match="at most 0 were agreed on"):
+        ran(fed)
+    rounds = [(one.party, one.round) for one in fed.refusals_]
+    assert rounds == [("0", 1), ("1", 1), ("3", 1), ("4", 1), ("2", 4), ("1", 5)]
+    assert not any("chosen" in one.reason for one in fed.refusals_)
+
+
+@pytest.mark.parametrize("sealed", [True, False], ids=["with a vault", "without"])
+def test_all_rows_that_ever_leave_are_within_what_was_agreed(
+    sealed: bool, vault: VaultAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the space of a model that learns, every return chooses others; those of before are known all the same."""
+    left: dict[str, set[int]] = {}
+    choose = Selection.choose
+
+    def seen(self: Selection, party: parties.Party, *more: object) -> Chosen:
+        chosen = choose(self, party, *more)  # type: ignore[arg-type]
+        left.setdefault(party.name, set()).update(chosen.rows.tolist())
+        return chosen
+
+    monkeypatch.setattr(Selection, "choose", seen)
+    people = parties.digits(count=3, seed=0)
+    selection = Selection(share=0.05, by="sensitivity", space="gradient")
+    algorithm = replace(StandIns(algorithms.FedAvg(), selection=selection), attend=Every(2, {"1": 1}))
+    for most in (1.0, 0.1):
+        left.clear()
+        settings: dict[str, object] = {"vault": vault if sealed else None, "agreed": Agreed(share=most)}
+        fed = Federation(partial(nn.Linear, 64, 10), people, algorithm, lr=0.1, steps=3, batch=10, **settings)  # type: ignore[arg-type]
+        if most == 1:
+            ran(fed, 12)
+            assert not fed.refusals_ and len(left["1"]) > 0.1 * people["1"].samples + 1
+            assert fed._engine.memory.get("1")["coreset.ever"].tolist() == sorted(left["1"])
+            continue
+        with pytest.warns(DescantWarning, match=r"rows that have not left before, beside \d+ that have, and at most"):
+            ran(fed, 12)
+        assert len(fed._engine.memory.get("1")["coreset.ever"]) <= Agreed(share=most).most(people["1"].samples)
+        assert {"s", "p"} == {letters[1] for letters in presence(fed)}  # the older one stands in still
 
 
 def falsified(change: Callable[[bytes], bytes], party: str) -> partial[Bytes]:

@@ -347,9 +347,18 @@ def test_never_more_leaves_than_was_agreed(samples: int, share: float, count: in
     check_agreed("north", most, samples, agreed)
     with pytest.raises(VaultError, match=rf"has {most + 1} of its {samples} rows, and at most {most} were agreed on"):
         check_agreed("north", most + 1, samples, agreed)
+    check_agreed("north", 1, samples, agreed, left=most - 1)
+    with pytest.raises(VaultError, match=rf"has 1 of .* not left before, beside {most} that have, and at most {most} "):
+        check_agreed("north", 1, samples, agreed, left=most)
 
 
-@pytest.mark.parametrize("agreed", [Agreed(0), Agreed(1.1), Agreed(count=0), Agreed(count=2.5)])  # type: ignore[arg-type]
+@pytest.mark.parametrize("agreed", [Agreed(share=0), Agreed(count=0), Agreed(share=0, count=5)])
+def test_a_party_can_agree_to_nothing(agreed: Agreed) -> None:
+    with pytest.raises(VaultError, match="has 1 of its 100 rows, and at most 0 were agreed on"):
+        check_agreed("north", 1, 100, agreed)
+
+
+@pytest.mark.parametrize("agreed", [Agreed(-0.1), Agreed(1.1), Agreed(count=-1), Agreed(count=2.5)])  # type: ignore[arg-type]
 def test_an_agreement_that_is_none_is_named(agreed: Agreed) -> None:
     with pytest.raises(SettingError, match=r"of Agreed must be"):
         check_agreed("north", 1, 100, agreed)
