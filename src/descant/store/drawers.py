@@ -141,16 +141,16 @@ class Drawers:
         finished = {party for party, held in self.audit.latest.items() if held["event"] == "forgetting"}
         for name in sorted(finished):
             self._finish_forgetting(name)
+        if forgetting in self.audit.latest and self.held(forgetting) is None and _filled(self._place(forgetting)):
+            self._forget(forgetting)
+            finished.add(forgetting)
         known = {self._place(party).name: party for party in self.audit.latest}
         for place in sorted((self.folder / PARTIES).glob("?" * 32)):
             party = known.get(place.name)
             if party is not None and (held := self.held(party)):
                 self._finish_putting(place, held)
-            elif not (place / _CORESET).exists() and not (place / _OLD).exists():
+            elif not _filled(place):
                 _clear(place)  # an invitation that nobody got, or the last of a forgotten party
-            elif party is not None and party == forgetting:
-                self._forget(party)
-                finished.add(party)
             else:
                 raise self._put_back(place, None if party is None else self.audit.latest[party])
         return finished
@@ -187,6 +187,10 @@ class Drawers:
 def digest(sealed: bytes) -> str:
     """The name of a sealed coreset, of its ciphertext: it says nothing of the rows, and may stay when they go."""
     return hashlib.sha256(sealed).hexdigest()
+
+
+def _filled(place: Path) -> bool:
+    return (place / _CORESET).exists() or (place / _OLD).exists()
 
 
 def _about(held: dict[str, Any]) -> dict[str, Any]:
