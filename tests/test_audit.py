@@ -104,6 +104,20 @@ def test_two_who_write_in_turn_go_on_where_the_other_ended(tmp_path: Path) -> No
     assert read(tmp_path, SECRET) == N + 6 and sorted(two.latest) == [*"012345"]
 
 
+def test_what_is_held_in_memory_does_not_grow_with_the_lines(tmp_path: Path) -> None:
+    def held(audit: Audit) -> int:
+        return sum(len(found) for found in vars(audit).values() if isinstance(found, list | tuple | dict))
+
+    audit = written(tmp_path, 3)
+    before = held(audit)
+    for i in range(20):
+        audit.add("opened", party="north", round=i)
+    again = Audit(tmp_path, None)
+    seals = again.catch_up()
+    assert held(audit) == before == held(again) and len(seals) == 23 and seals[-1] == again.last.seal
+    assert audit.catch_up() == ()
+
+
 # ── what somebody changes ─────────────────────────────────────────────────────────────────────────────────────────────
 
 

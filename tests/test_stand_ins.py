@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -14,16 +16,18 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor, nn
 
-from descant import Algorithm, Federation, Sgd, algorithms, parties
-from descant.algorithms import Drops, StandIns, Timetable
+from descant import Algorithm, Federation, Sgd, algorithms, compare, parties
+from descant.algorithms import Drops, Every, StandIns, Timetable
 from descant.cli import app, typer
 from descant.config import read as read_recipe
 from descant.engines import Processes
-from descant.errors import DescantWarning, SettingError
+from descant.errors import DescantWarning, SettingError, StateError
 from descant.judged import study_of
 from descant.parties import Selection
+from descant.parties.coresets import Chosen
 from descant.record import Run, read
-from descant.store.keys import PrivateKey
+from descant.store.keys import PrivateKey, fingerprint, read_key
+from descant.store.lock import Lock
 from descant.store.rows import Agreed
 from descant.store.vault import Vault
 from descant.store.vault_at import VaultAt
@@ -206,6 +210,18 @@ def test_stand_ins_are_on_record_and_in_the_picture(tmp_path: Path) -> None:
 # ── custody ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize("space", ["input", "embedding", "gradient"])
+def test_a_kill_after_a_newer_coreset_was_sealed_changes_nothing(space: str, vault: VaultAt, tmp_path: Path) -> None:
+    """The state that a run is resumed from knows of the coreset before it, and that one is stood in by."""
+    algorithm = StandIns(algorithms.FedAvg(), selection=Selection(share=0.4, by="k-center", space=space))
+    whole = ran(made(algorithm, RETURNS))
+    killed = ran(made(algorithm, RETURNS, vault=vault), 3)
+    killed.save(tmp_path / "run")
+    ran(killed, 3)
+    again = made(algorithm, RETURNS, vault=vault).load(tmp_path / "run")
+    assert torch.equal(ran(again, 3).state.center, whole.state.center) and not again.refusals_
+
+
 def test_with_a_vault_and_without_one_the_centre_is_the_same(vault: VaultAt, tmp_path: Path) -> None:
     algorithm = StandIns(algorithms.FedGeoMedPlus(alpha=1.0, rho=0.1), share=0.4)
     plain, sealed = ran(made(algorithm, RETURNS)), made(algorithm, RETURNS, vault=vault)
@@ -252,6 +268,16 @@ def test_no_row_is_in_any_file_of_a_run(sealed: bool, vault: VaultAt, tmp_path: 
     assert not [canary for canary in canaries() if canary in text]
 
 
+def test_parties_seal_for_the_vault_that_they_were_told_of_and_for_no_other(vault: VaultAt) -> None:
+    told = fingerprint(Vault(vault.folder).public)
+    fed = ran(made(StandIns(algorithms.FedAvg()), AWAY, vault=replace(vault, fingerprint=told)), 3)
+    assert presence(fed)[-1] == "psppp" and not fed.refusals_
+    fed = made(StandIns(algorithms.FedAvg()), AWAY, vault=replace(vault, fingerprint=told[::-1]))
+    with pytest.warns(DescantWarning, match=f"asked to seal for vault {told}, and knows .* Nothing has left"):
+        ran(fed, 3)
+    assert presence(fed)[-1] == "pappp"
+
+
 # ── faults ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -279,14 +305,96 @@ def test_who_cannot_be_stood_in_for_is_named_and_the_others_go_on(fault: str, va
     assert fed.history_[-1]["change"] > 0
 
 
-def test_a_vault_that_was_put_back_to_an_older_copy_is_refused(vault: VaultAt) -> None:
-    fed = ran(made(StandIns(algorithms.FedAvg(), share=0.4), AWAY, vault=vault), 3)
-    memory = fed.state.memories["stand_in"]
-    newer = {**memory, "generation": memory["generation"] + 1}
-    fed.state = replace(fed.state, memories={**fed.state.memories, "stand_in": newer})
-    with pytest.warns(DescantWarning, match="put back to an older copy"):
+def test_a_vault_that_was_put_back_to_an_older_copy_is_refused(vault: VaultAt, tmp_path: Path) -> None:
+    here = Timetable.of([{"party": "1", "from": 1, "to": 2}, {"party": "1", "from": 4, "to": 4}])
+    fed = ran(made(StandIns(algorithms.FedAvg(), share=0.4), here, vault=vault), 3)
+    shutil.copytree(vault.folder, tmp_path / "older")
+    ran(fed, 1).save(tmp_path / "run")
+    older = made(StandIns(algorithms.FedAvg(), share=0.4), here, vault=replace(vault, folder=str(tmp_path / "older")))
+    with pytest.warns(DescantWarning, match="is number 1, and not number 2 of this run: the vault was put back to an"):
+        ran(older.load(tmp_path / "run"), 1)
+    assert presence(older)[-1] == "pappp"
+
+
+def test_a_run_goes_on_with_its_own_vault_and_with_no_other(vault: VaultAt, tmp_path: Path) -> None:
+    algorithm = StandIns(algorithms.FedAvg(), share=0.4)
+    ran(made(algorithm, AWAY, vault=vault), 3).save(tmp_path / "run")
+    for run, key, told in (
+        ("run 8", vault.key, "run 'run 7', here 'run 8'"),
+        ("run 7", None, "fingerprint '.*', here"),
+    ):
+        Vault.create(tmp_path / f"{run}{key}", PrivateKey.new() if key is None else read_key(key), run)
+        other = made(algorithm, AWAY, vault=VaultAt(str(tmp_path / f"{run}{key}"), key))
+        with pytest.raises(StateError, match=f"saved by another federation: vault.{told}"):
+            other.load(tmp_path / "run")
+    with pytest.raises(StateError, match=r"saved by another federation: vault .*'run 7'.*, here None"):
+        made(algorithm, AWAY).load(tmp_path / "run")
+    with pytest.raises(SettingError, match="a vault is for one run: leave 'vault' out"):
+        compare([algorithm], network(), classes(5), rounds=1, vault=vault)
+
+
+def test_another_run_with_the_same_vault_is_never_trained_on(vault: VaultAt) -> None:
+    algorithm = StandIns(algorithms.FedAvg(), share=0.4)
+    fed, undisturbed = (ran(made(algorithm, AWAY, vault=keep), 3) for keep in (vault, None))
+    ran(made(algorithm, AWAY, vault=replace(vault)), 1)
+    assert torch.equal(ran(fed, 1).state.center, ran(undisturbed, 1).state.center)  # the one before is still held
+    ran(made(algorithm, AWAY, vault=replace(vault)), 1)
+    with pytest.warns(DescantWarning, match="has sealed others since, in rounds that .* or for another run"):
         ran(fed, 1)
-    assert presence(fed)[-1] == "papap"
+    assert presence(fed)[-2:] == ["pspsp", "papap"]
+
+
+def faulty(fault: str, folder: Path, party: str) -> Callable[[], None]:
+    """Do something to a vault by which a party cannot be invited; calling what comes back undoes it."""
+    key = folder / "parties" / hashlib.sha256(party.encode()).hexdigest()[:32] / "key"
+    log = folder / "audit.jsonl"
+    kept = {file: file.read_bytes() for file in (key, log)}
+    if fault == "no key":
+        key.unlink()
+    elif fault == "open key":
+        key.chmod(0o644)
+    elif fault == "a line less":
+        log.write_bytes(b"".join(kept[log].splitlines(keepends=True)[:-1]))
+    lock = Lock(folder / ".lock") if fault == "busy" else None
+
+    def undone() -> None:
+        for file, data in kept.items():
+            file.write_bytes(data)
+        key.chmod(0o600)
+        if lock is not None:
+            lock.release()
+
+    return undone
+
+
+@pytest.mark.parametrize("fault", ["no key", "open key", "a line less", "busy"])
+def test_a_fault_of_the_vault_costs_a_returning_party_its_coreset_and_not_the_run(
+    fault: str, vault: VaultAt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("descant.store.drawers.PATIENCE", 0.0)
+    here = Timetable.of([{"party": "1", "from": 1, "to": 1}, {"party": "1", "from": 3}])
+    fed = ran(made(StandIns(algorithms.FedAvg(), share=0.4), here, vault=vault), 2)
+    undo = faulty(fault, tmp_path / "vault", "1")
+    with pytest.warns(DescantWarning, match=r"party '1', .*: it was not asked for a coreset: "):
+        ran(fed, 1)
+    assert presence(fed) == ["ppppp", "psppp", "ppppp"] and len(fed.refusals_) == 1
+    undo()
+    ran(fed, 1)  # it is asked once more
+    assert fed.state.memories["stand_in"]["generation"].tolist() == [1, 2, 1, 1, 1] and len(fed.refusals_) == 1
+
+
+def test_a_coreset_that_the_vault_cannot_write_is_a_refusal(vault: VaultAt, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Vault, *arguments: object) -> None:
+        raise StateError("it is full")
+
+    monkeypatch.setattr(Vault, "store", full)
+    with pytest.warns(DescantWarning, match="its coreset was not taken: it is full"):
+        ran(made(StandIns(algorithms.FedAvg()), AWAY, vault=vault), 1)
+
+
+def test_what_is_no_vault_ends_the_run_at_once(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="holds no vault"):
+        ran(made(StandIns(algorithms.FedAvg()), vault=VaultAt(str(tmp_path))), 1)
 
 
 def test_more_rows_than_a_party_agreed_to_never_leave_it(vault: VaultAt) -> None:
@@ -295,8 +403,60 @@ def test_more_rows_than_a_party_agreed_to_never_leave_it(vault: VaultAt) -> None
         with pytest.warns(DescantWarning, match="it left no coreset: The coreset of party '0' has 4 of its 9 rows"):
             ran(fed, 4)
         assert presence(fed) == ["ppppp", "ppppp", "pappp", "papsp"]  # its training counts all the same
+        assert [(one.party, one.round) for one in fed.refusals_] == [("0", 1), ("1", 1), ("2", 1)]  # asked only once
     left = [one.party for one in Vault(vault.folder).parties() if one.generation is not None]
     assert left == ["3", "4"]  # one row may leave in any case
+
+
+def test_a_party_can_leave_nothing_at_all(vault: VaultAt) -> None:
+    fed = made(StandIns(algorithms.FedAvg(), share=0.4), AWAY, vault=vault, agreed=Agreed(share=0))
+    with pytest.warns(DescantWarning, match="at most 0 were agreed on"):
+        ran(fed, 4)
+    assert presence(fed)[-1] == "papap" and all(one.generation is None for one in Vault(vault.folder).parties())
+
+
+def test_who_does_not_agree_is_asked_before_its_rows_are_chosen_and_again_when_it_returns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Selection, "choose", lambda *arguments: pytest.fail("it was chosen"))
+    fed = made(StandIns(algorithms.FedAvg(), share=0.4), RETURNS, agreed=Agreed(share=0))
+    with pytest.warns(DescantWarning, match="at most 0 were agreed on"):
+        ran(fed)
+    rounds = [(one.party, one.round) for one in fed.refusals_]
+    assert rounds == [("0", 1), ("1", 1), ("3", 1), ("4", 1), ("2", 4), ("1", 5)]
+    assert not any("chosen" in one.reason for one in fed.refusals_)
+
+
+@pytest.mark.parametrize("sealed", [True, False], ids=["with a vault", "without"])
+def test_all_rows_that_ever_leave_are_within_what_was_agreed(
+    sealed: bool, vault: VaultAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the space of a model that learns, every return chooses others; those of before are known all the same."""
+    left: dict[str, set[int]] = {}
+    choose = Selection.choose
+
+    def seen(self: Selection, party: parties.Party, *more: object) -> Chosen:
+        chosen = choose(self, party, *more)  # type: ignore[arg-type]
+        left.setdefault(party.name, set()).update(chosen.rows.tolist())
+        return chosen
+
+    monkeypatch.setattr(Selection, "choose", seen)
+    people = parties.digits(count=3, seed=0)
+    selection = Selection(share=0.05, by="sensitivity", space="gradient")
+    algorithm = replace(StandIns(algorithms.FedAvg(), selection=selection), attend=Every(2, {"1": 1}))
+    for most in (1.0, 0.1):
+        left.clear()
+        settings: dict[str, object] = {"vault": vault if sealed else None, "agreed": Agreed(share=most)}
+        fed = Federation(partial(nn.Linear, 64, 10), people, algorithm, lr=0.1, steps=3, batch=10, **settings)  # type: ignore[arg-type]
+        if most == 1:
+            ran(fed, 12)
+            assert not fed.refusals_ and len(left["1"]) > 0.1 * people["1"].samples + 1
+            assert fed._engine.memory.get("1")["coreset.ever"].tolist() == sorted(left["1"])
+            continue
+        with pytest.warns(DescantWarning, match=r"rows that have not left before, beside \d+ that have, and at most"):
+            ran(fed, 12)
+        assert len(fed._engine.memory.get("1")["coreset.ever"]) <= Agreed(share=most).most(people["1"].samples)
+        assert {"s", "p"} == {letters[1] for letters in presence(fed)}  # the older one stands in still
 
 
 def falsified(change: Callable[[bytes], bytes], party: str) -> partial[Bytes]:
@@ -335,12 +495,6 @@ def test_labels_that_the_model_does_not_know_are_refused(vault: VaultAt) -> None
     people["1"].y.add_(5)
     with pytest.warns(DescantWarning, match="labels that the model does not know: they must be 0 to 2"):
         ran(fed, 2)
-
-
-def test_a_run_with_a_vault_says_so_when_it_is_resumed_without(vault: VaultAt, tmp_path: Path) -> None:
-    ran(made(StandIns(algorithms.FedAvg()), AWAY, vault=vault), 3).save(tmp_path / "run")
-    with pytest.warns(DescantWarning, match="If they lie in a vault, say where"):
-        ran(made(StandIns(algorithms.FedAvg()), AWAY).load(tmp_path / "run"), 1)
 
 
 def test_recipes_wrap_methods_with_stand_ins() -> None:

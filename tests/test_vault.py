@@ -347,9 +347,18 @@ def test_never_more_leaves_than_was_agreed(samples: int, share: float, count: in
     check_agreed("north", most, samples, agreed)
     with pytest.raises(VaultError, match=rf"has {most + 1} of its {samples} rows, and at most {most} were agreed on"):
         check_agreed("north", most + 1, samples, agreed)
+    check_agreed("north", 1, samples, agreed, left=most - 1)
+    with pytest.raises(VaultError, match=rf"has 1 of .* not left before, beside {most} that have, and at most {most} "):
+        check_agreed("north", 1, samples, agreed, left=most)
 
 
-@pytest.mark.parametrize("agreed", [Agreed(0), Agreed(1.1), Agreed(count=0), Agreed(count=2.5)])  # type: ignore[arg-type]
+@pytest.mark.parametrize("agreed", [Agreed(share=0), Agreed(count=0), Agreed(share=0, count=5)])
+def test_a_party_can_agree_to_nothing(agreed: Agreed) -> None:
+    with pytest.raises(VaultError, match="has 1 of its 100 rows, and at most 0 were agreed on"):
+        check_agreed("north", 1, 100, agreed)
+
+
+@pytest.mark.parametrize("agreed", [Agreed(-0.1), Agreed(1.1), Agreed(count=-1), Agreed(count=2.5)])  # type: ignore[arg-type]
 def test_an_agreement_that_is_none_is_named(agreed: Agreed) -> None:
     with pytest.raises(SettingError, match=r"of Agreed must be"):
         check_agreed("north", 1, 100, agreed)
@@ -389,7 +398,13 @@ def test_planted_rows_and_keys_are_in_no_file_and_no_message(
     sealed = sent(vault, "north", 1)
     vault.store("north", sealed)
     vault.open("north", 1, EXPECTED)
-    for wrong in (sealed[:-1], sealed[:-1] + b"\0", b"", sent(vault, "south", 1), sent(vault, "north", 0)):
+    for wrong in (
+        sealed[:-1],
+        sealed[:-1] + bytes([sealed[-1] ^ 1]),
+        b"",
+        sent(vault, "south", 1),
+        sent(vault, "north", 0),
+    ):
         with pytest.raises(VaultError) as found:
             vault.store("north", wrong)
         said.append(repr(found.value))
@@ -428,7 +443,7 @@ def test_what_is_for_others_or_older_is_refused_and_logged(vault: Vault, tmp_pat
     vault.store("north", first)  # a network may send it twice
     vault.store("north", newer)
     for sealed, says in (
-        (first, r"of generation 3, and one of generation 8 is held: an older one is not taken back"),
+        (first, r"of generation 3, and one of generation 8 was held: an older one is not taken back"),
         (sent(vault, "north", 8), r"of generation 8, and one of generation 8"),
         (sent(vault, "south", 9), r"of party 'south', and 'north' was expected"),
         (sealed_for(vault.invite("south").public, pack(rows()), vault.run, "north", 9), r"for the key"),
@@ -517,6 +532,68 @@ def test_a_folder_that_is_no_vault_is_named(vault: Vault, about: bytes | None) -
         Vault(vault.folder)
 
 
+@pytest.mark.parametrize("what", ["run", "public"])
+def test_a_vault_whose_run_or_key_was_changed_is_refused_when_it_is_opened(vault: Vault, what: str) -> None:
+    file = vault.folder / "vault.json"
+    about = json.loads(file.read_bytes())
+    file.write_text(json.dumps({**about, what: "run 8" if what == "run" else PrivateKey.new().public.hex()}))
+    told = (
+        "the run 'run 8', and the first line of .* 'run 7'"
+        if what == "run"
+        else f"the vault .*{fingerprint(KEY.public)}"
+    )
+    with pytest.raises(StateError, match=f"vault.json speaks of {told}"):
+        Vault(vault.folder)
+
+
+@pytest.mark.parametrize("name", ["x", "key", "coreset.new", "parties/aaaa", "audit.head.new", ".lock"])
+def test_nothing_is_written_through_a_link(vault: Vault, tmp_path: Path, name: str) -> None:
+    """Not even by who only lists: a link that somebody put into the folder may lead to any file of the user."""
+    place, victim = vault.folder / "parties" / ("a" * 32), tmp_path / "victim"
+    victim.mkdir()
+    (victim / "key").write_text("precious")
+    link = place / name if name in ("x", "key", "coreset.new") else vault.folder / name
+    if name == "parties/aaaa":
+        place.symlink_to(victim)
+    else:
+        link.parent.mkdir(exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(victim / "key")
+    with pytest.raises(StateError, match=r"is a link|nothing that a vault puts there"):
+        Vault(vault.folder).verify()
+    assert (victim / "key").read_text() == "precious"
+
+
+@pytest.mark.parametrize("what", ["a file", "a folder in a drawer"])
+def test_what_does_not_belong_among_the_drawers_is_named(vault: Vault, what: str) -> None:
+    place = vault.folder / "parties" / ("a" * 32)
+    place.touch() if what == "a file" else (place / "key").mkdir(parents=True)
+    with pytest.raises(StateError, match=r"a{32}.* is nothing that a vault puts there"):
+        vault.parties()
+    assert place.exists()
+
+
+def test_the_coreset_before_the_newest_is_kept_for_a_run_that_is_resumed_from_then(vault: Vault) -> None:
+    known = []
+    for generation in (1, 2, 3):
+        sealed = sent(vault, "north", generation, rows(float(generation)))
+        vault.store("north", sealed)
+        known.append((generation, hashlib.sha256(sealed).hexdigest()))
+    assert [vault.open("north", 9, EXPECTED, *known[i]).x[0, 1] for i in (1, 2)] == [2, 3]
+    assert events(vault)[-1]["digest"] == known[2][1] and vault.verify().coresets == 1
+    for run, why in ((known[0], "has sealed others since"), ((4, "0" * 64), "was put back to an older copy")):
+        with pytest.raises(VaultError, match=f"is number 3, and not number {run[0]} of this run: the .* {why}"):
+            vault.open("north", 9, EXPECTED, *run)
+    file = next(vault.folder.rglob("coreset.old"))
+    file.write_bytes(file.read_bytes()[:-1])
+    for what in (vault.verify, lambda: vault.open("north", 9, EXPECTED, *known[1])):
+        with pytest.raises(VaultError, match="not the one before generation 3 that was stored"):
+            what()
+    next(vault.folder.rglob("coreset")).write_bytes(b"damaged")
+    vault.store("north", sent(vault, "north", 4))  # nothing that is damaged is kept
+    assert vault.verify().coresets == 1 and not list(vault.folder.rglob("coreset.old"))
+
+
 # ── forgetting ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -526,7 +603,7 @@ def test_what_is_forgotten_cannot_be_opened_from_any_copy(vault: Vault) -> None:
     sealed = sent(vault, "north", 2)
     vault.store("north", sealed)
     held = {file.name: file.read_bytes() for file in vault._drawers._place("north").iterdir()}
-    assert set(held) == {"key", "coreset"} and held["coreset"] == sealed
+    assert set(held) == {"key", "coreset", "coreset.old"} and held["coreset"] == sealed
     Vault(vault.folder).forget("north")  # which needs no key
     left = bytes_in(vault.folder)
     secret = held["key"].strip().split(b":")[1]
@@ -549,7 +626,10 @@ def test_what_is_forgotten_cannot_be_opened_from_any_copy(vault: Vault) -> None:
         forced = sealed.replace(header.key.encode(), own.public.hex().encode())
         with pytest.raises(VaultError, match="was changed"):
             unseal(forced, KEY, own, vault.run, "north")
-    vault.store("north", sent(vault, "north", 1))  # its generations begin anew
+    assert vault.invite("north").generation == 3  # or a run that knew of the second would take this for an old copy
+    with pytest.raises(VaultError, match="of generation 1, and one of generation 2 was held"):
+        vault.store("north", sent(vault, "north", 1))
+    vault.store("north", sent(vault, "north", 3))
     assert vault.open("south", 3, EXPECTED).y.tolist() == [3, 7] and vault.verify().coresets == 2
 
 
@@ -574,6 +654,69 @@ def test_who_is_not_there_cannot_be_forgotten(vault: Vault) -> None:
     assert vault.parties()[0].state == "forgotten"
 
 
+@pytest.mark.parametrize("missing", ["key", "coreset", "both", "the drawer"])
+def test_who_has_lost_a_file_is_forgotten_all_the_same(vault: Vault, missing: str) -> None:
+    vault.store("north", sent(vault, "north", 1))
+    place = vault._drawers._place("north")
+    for name in ("key", "coreset"):
+        if missing != {"key": "coreset", "coreset": "key"}[name]:
+            (place / name).unlink()
+    if missing == "the drawer":
+        place.rmdir()
+    vault.forget("north")
+    assert not place.exists() and vault.parties()[0].state == "forgotten"
+    vault.store("north", sent(vault, "north", 2))
+    assert vault.verify().coresets == 1
+
+
+def test_nobody_is_forgotten_without_a_line_of_who_ordered_it(vault: Vault) -> None:
+    vault.store("north", sent(vault, "north", 1))
+    place = vault._drawers._place("north")
+    shutil.copy(place / "key", place / "key.gone")  # as a vault of old marked whom it was forgetting
+    Vault(vault.folder, KEY, "worker").verify()
+    assert vault.parties()[0].state == "sealed" and vault.open("north", 1, EXPECTED).y.tolist() == [3, 7]
+    (place / "key.gone").unlink()
+    with faults(3), suppress(Death):  # two writes for its line, and one for the head
+        Vault(vault.folder, None, "operator").forget("north")
+    Vault(vault.folder, KEY, "worker").parties()
+    told = [(event["event"], event["who"]) for event in events(vault)]
+    assert told[-2:] == [("forgetting", "operator"), ("forgotten", "worker")]
+
+
+@pytest.mark.parametrize("line", [0, 1, 2])
+def test_who_wants_to_be_forgotten_is_though_the_log_is_damaged(vault: Vault, line: int) -> None:
+    vault.store("north", sent(vault, "north", 1))
+    log = vault.folder / "audit.jsonl"
+    good, lines = log.read_bytes(), log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(lines[:line] + lines[line + 1 :]))
+    with pytest.raises(StateError, match=r"of party 'north' are destroyed, but the log cannot say so. Line .* damaged"):
+        Vault(vault.folder).forget("north")
+    assert not vault._drawers._place("north").exists()
+    log.write_bytes(good)
+    Vault(vault.folder).forget("north")
+    assert vault.parties()[0].state == "forgotten" and vault.verify().parties == 0
+
+
+def test_a_copy_of_what_was_forgotten_is_named_and_destroyed_when_it_is_put_back(vault: Vault, tmp_path: Path) -> None:
+    for party in ("north", "south", "east"):
+        vault.store(party, sent(vault, party, 1))
+    shutil.copytree(vault.folder / "parties", tmp_path / "backup")
+    vault.forget("north")
+    vault.forget("south")
+    shutil.copytree(tmp_path / "backup", vault.folder / "parties", dirs_exist_ok=True)
+    for what in (vault.parties, vault.verify, lambda: vault.forget("east")):
+        with pytest.raises(
+            StateError, match=r"of party '(north|south)', which was forgotten at 20.* Forget the party "
+        ):
+            what()
+    with pytest.raises(StateError, match="of party 'south', which was forgotten"):  # the other one is still there
+        vault.forget("north")
+    vault.forget("south")
+    assert vault.verify().coresets == 1 and len(list((vault.folder / "parties").iterdir())) == 1
+    told = [(event["event"], event["party"]) for event in events(vault)[-5:-1]]
+    assert told == [(event, party) for party in ("north", "south") for event in ("forgetting", "forgotten")]
+
+
 # ── kills ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 State = tuple[str, int | None, int]
@@ -587,7 +730,8 @@ def state(folder: Path) -> State:
     if held.state in ("sealed", "refreshed"):
         assert vault.open("north", 1, EXPECTED).x[0, 1] == float(held.generation or 0)
     files = {file.name for file in vault._drawers._place("north").glob("*")}
-    assert files == {"invited": {"key"}, "forgotten": set()}.get(held.state, {"key", "coreset"})
+    old = {"coreset.old"} if held.state == "refreshed" else set()
+    assert files == {"invited": {"key"}, "forgotten": set()}.get(held.state, {"key", "coreset", *old})
     return held.state, held.generation, held.opened
 
 

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from . import standing
 from .core import Hyper, Memory, Report, Task
-from .errors import VaultError
+from .errors import StateError, VaultError
 from .exchange import tasks_for
 from .gate import Refusal
 from .piece import Plan
 from .state import State
+from .store.drawers import digest
 from .store.sealing import header_of
+from .store.vault import Vault
 
 _MORE = 8192  # bytes that sealing adds, at most
 
@@ -27,7 +29,8 @@ class Left:
 
     generation: Tensor  # [parties] int64, of its newest coreset; 0: it has left none
     samples: Tensor  # [parties] int64, |D_i| as it last reported it (ERRATA 34)
-    missed: Tensor  # [parties] bool, whether it was away since it last counted
+    missed: Tensor  # [parties] bool, whether it owes one: it was away since it last counted, or the vault took none
+    digest: Tensor  # [parties, 32] uint8, of that coreset as it is sealed; 0: it is not in a vault
 
     @classmethod
     def of(cls, plan: Plan, state: State) -> Left:
@@ -36,18 +39,31 @@ class Left:
         if held is not None:
             return cls(**held)
         nothing = torch.zeros(len(plan.people), dtype=torch.int64)
-        return cls(nothing, nothing.clone(), nothing.bool())
+        return cls(nothing, nothing.clone(), nothing.bool(), torch.zeros(len(nothing), 32, dtype=torch.uint8))
 
     def memory(self) -> Memory:
         """As tensors, to be saved."""
         return dict(vars(self))
 
-    def asking(self, plan: Plan, parties: Collection[str]) -> dict[str, dict[str, Any]]:
-        """Settings by party that ask for a coreset: of who has left none, and of who returns."""
+    def asking(self, plan: Plan, parties: Collection[str]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+        """Settings by party that ask for a coreset, and why others that should be asked cannot be.
+
+        Who comes for the first time is asked, and who returns; who does not want to leave one is not asked again.
+        """
+        asked: dict[str, dict[str, Any]] = {}
+        faults: dict[str, str] = {}
         if plan.algorithm.stand_in is None:
-            return {}
-        wanting = [p for p in parties if not self.generation[plan.places[p]] or self.missed[plan.places[p]]]
-        return {party: {standing.ASKED: _invitation(plan, party)} for party in wanting}
+            return asked, faults
+        vault = None if plan.vault is None else plan.vault.closed  # what is no vault is an error; the rest are refusals
+        for party in parties:
+            place = plan.places[party]
+            if self.samples[place] and not self.missed[place]:
+                continue
+            try:
+                asked[party] = {standing.ASKED: {} if vault is None else _invitation(vault, party)}
+            except (VaultError, StateError) as error:
+                faults[party] = str(error)
+        return asked, faults
 
     def stand_ins(self, plan: Plan, state: State, hyper: Hyper, there: Collection[str], index: int) -> Iterator[Task]:
         """A task for everybody who has left a coreset and is not there: τ′ units of work, eq. (6)."""
@@ -61,26 +77,31 @@ class Left:
         yield from tasks_for(plan, state, learning, "stand_in", index, more)
 
     def _known(self, place: int) -> dict[str, Any]:
-        return {"samples": int(self.samples[place]), "generation": int(self.generation[place])}
+        digest = bytes(self.digest[place].tolist()).hex()
+        return {"samples": int(self.samples[place]), "known": (int(self.generation[place]), digest)}
 
-    def after(self, plan: Plan, trained: Sequence[Report], there: Collection[str]) -> tuple[Left, list[Refusal]]:
+    def after(
+        self, plan: Plan, trained: Sequence[Report], there: Collection[str], faults: Mapping[str, str]
+    ) -> tuple[Left, list[Refusal]]:
         """The same when a round is over, and which coresets were not left or not taken, and why."""
-        new = Left(self.generation.clone(), self.samples.clone(), self.missed.clone())
+        new = Left(**{name: tensor.clone() for name, tensor in vars(self).items()})
         refusals = []
         seen = self.samples.nonzero().flatten().tolist()
         new.missed[[k for k in seen if plan.people.names[k] not in there]] = True
         for report in trained:
-            place = plan.places[report.party]
+            place, reason, fault = plan.places[report.party], report.reason, ""
             new.samples[place] = int(report.metrics["samples"])
-            new.missed[place] = False
-            if report.reason:
-                refusals.append(Refusal(report.party, report.round, report.reason, standing.ASKED))
-            elif standing.ASKED in report.metrics:
+            if not reason and standing.ASKED in report.metrics:
                 try:
                     new.generation[place] = _taken(plan, report) or int(self.generation[place]) + 1
-                except VaultError as error:
-                    reason = f"its coreset was not taken: {error}"
-                    refusals.append(Refusal(report.party, report.round, reason, standing.ASKED))
+                    new.digest[place] = _digest(report.sealed)
+                except (VaultError, StateError) as error:
+                    fault = f"its coreset was not taken: {error}"
+            elif not reason and report.party in faults:
+                fault = f"it was not asked for a coreset: {faults[report.party]}"
+            new.missed[place] = bool(fault)
+            if reason or fault:
+                refusals.append(Refusal(report.party, report.round, reason or fault, standing.ASKED))
         return new, refusals
 
 
@@ -91,12 +112,15 @@ def most_sealed(plan: Plan) -> int:
     return standing.expected(plan, max(plan.people.samples.values())).size + _MORE
 
 
-def _invitation(plan: Plan, party: str) -> Mapping[str, Any]:
-    """What a party seals with; nothing, where there is no vault."""
-    if plan.vault is None:
-        return {}
-    public, generation = plan.vault.closed.invite(party)
-    return {"public": public.hex(), "generation": generation, "run": plan.vault.closed.run}
+def _invitation(vault: Vault, party: str) -> dict[str, Any]:
+    """What a party seals with."""
+    public, generation = vault.invite(party)
+    return {"public": public.hex(), "generation": generation, "run": vault.run}
+
+
+def _digest(sealed: bytes) -> Tensor:
+    name = bytes.fromhex(digest(sealed)) if sealed else bytes(32)
+    return torch.tensor(list(name), dtype=torch.uint8)
 
 
 def _taken(plan: Plan, report: Report) -> int:

@@ -128,8 +128,9 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
         idle = [name for name in idle if name not in busy]
     present = _present(plan, idle, tuned.hyper, index)
     there = {*present, *busy}
+    asked, faults = left.asking(plan, [*present, *sorted(busy)])
     tasks = [
-        *_training(plan, state, present, index, judge, flight, left),
+        *_training(plan, state, present, index, judge, flight, asked),
         *left.stand_ins(plan, state, tuned.hyper, there, index),
     ]
     tasks.sort(key=lambda task: plan.places[task.party])  # sums do not depend on who is stood in for
@@ -140,7 +141,7 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
     outcome = settled(plan, state, tuned.hyper, accepted)
     counted = [] if outcome.note else trained
     stood_in = () if outcome.note else tuple(report.party for report in accepted if report.kind == "stand_in")
-    left, not_left = left.after(plan, counted, there) if algorithm.stand_in else (left, [])
+    left, not_left = left.after(plan, counted, there, faults) if algorithm.stand_in else (left, [])
     refusals = (*heard.refusals, *not_left)
     came = reach(algorithm, [task.arrays["own"] for task in tasks if "own" in task.arrays], state.center, d)
     flight = flight.after(state, heard)
@@ -174,7 +175,13 @@ def _present(plan: Plan, names: Sequence[str], hyper: Hyper, index: int) -> dict
 
 
 def _training(
-    plan: Plan, state: State, present: Mapping[str, Hyper], index: int, judge: bool, flight: Flight, left: Left
+    plan: Plan,
+    state: State,
+    present: Mapping[str, Hyper],
+    index: int,
+    judge: bool,
+    flight: Flight,
+    asking: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[Task]:
     """Tasks for those who take part, and once more what others are still at work on, as they were asked."""
     asked = {index: present}
@@ -183,7 +190,6 @@ def _training(
     since = {one.party: one.at for one in flight.asked}
     timed = plan.algorithm.quorum is not None or flight.clock > 0
     for round, hypers in asked.items():
-        asking = left.asking(plan, hypers)
         more: dict[str, dict[str, Any]] = {party: {**asking.get(party, {})} for party in hypers}
         for party, settings in more.items():
             settings |= {"judge": True} if judge else {}

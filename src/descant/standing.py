@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 ASKED = "coreset"
 """The setting of a task that asks for a coreset, and the metric that says how many rows it has."""
 _LEFT = "coreset."
-_ROWS, _WEIGHTS = f"{_LEFT}rows", f"{_LEFT}weights"
+_ROWS, _WEIGHTS, _EVER = f"{_LEFT}rows", f"{_LEFT}weights", f"{_LEFT}ever"
+
+_NONE = torch.zeros(0, dtype=torch.int64)
 
 
 def of(plan: Plan) -> StandIn:
@@ -55,9 +58,9 @@ def stand_in(plan: Plan, task: Task, memory: Memory) -> Party:
     """Who trains in a party's place, Tuor et al. (2021), eq. (6); an error says why nobody can."""
     whose = f"party {task.party!r}"
     if plan.vault is not None:
-        generation = task.settings["generation"]
         wanted = expected(plan, task.settings["samples"])
-        return Coreset(*plan.vault.opened.open(task.party, task.round, wanted, generation)).party(task.party)
+        rows = plan.vault.opened.open(task.party, task.round, wanted, *task.settings["known"])
+        return Coreset(*rows).party(task.party)
     if _ROWS not in memory:
         raise VaultError(
             f"The run does not know which rows stand in for {whose}. If they lie in a vault, say where: "
@@ -78,23 +81,28 @@ def answered(plan: Plan, task: Task, before: Memory, center: Tensor, answer: Ans
     kept = {name: tensor for name, tensor in before.items() if name.startswith(_LEFT)}
     if ASKED in task.settings:
         try:
-            report, kept = _leave(plan, task, center, report)
+            report, kept = _leave(plan, task, center, report, before.get(_EVER, _NONE))
         except Exception as error:
             report = replace(report, reason=f"it left no coreset: {error}")
     return report, {**memory, **kept} if memory is not None and kept else memory
 
 
-def _leave(plan: Plan, task: Task, center: Tensor, report: Report) -> tuple[Report, dict[str, Tensor]]:
-    """The party chooses its rows, and seals them if there is a vault."""
+def _leave(plan: Plan, task: Task, center: Tensor, report: Report, before: Tensor) -> tuple[Report, dict[str, Tensor]]:
+    """The party chooses its rows, seals them if there is a vault, and remembers the numbers of all that ever left."""
     party, selection = plan.people[task.party], of(plan).selection
     asked: Mapping[str, Any] = task.settings[ASKED]
+    if plan.agreed is not None:  # before the work, because no choice of so many rows would do
+        check_agreed(party.name, selection.size_for(party), party.samples, plan.agreed)
     features = None if selection.space == "input" else SPACES[selection.space](plan.net.module_of(center))
     chosen = selection.choose(party, task.settings["seed"], features)
+    rows = torch.from_numpy(chosen.rows)
+    kept = {_EVER: torch.from_numpy(np.union1d(before.numpy(), chosen.rows))}
     if plan.agreed is not None:
-        check_agreed(party.name, len(chosen.rows), party.samples, plan.agreed)
-    report = replace(report, metrics={**report.metrics, ASKED: len(chosen.rows)})
+        check_agreed(party.name, len(kept[_EVER]) - len(before), party.samples, plan.agreed, len(before))
+    report = replace(report, metrics={**report.metrics, ASKED: len(rows)})
     if not asked:
-        return report, {_ROWS: torch.from_numpy(chosen.rows), _WEIGHTS: chosen.coreset.weights}
+        return report, {**kept, _ROWS: rows, _WEIGHTS: chosen.coreset.weights}
     invitation = Invitation(bytes.fromhex(asked["public"]), asked["generation"])
     plain = pack(Rows(chosen.coreset.x, chosen.coreset.y, chosen.coreset.weights))
-    return replace(report, sealed=seal(invitation, plain, asked["run"], party.name)), {}
+    pinned = plan.vault.fingerprint if plan.vault is not None else ""
+    return replace(report, sealed=seal(invitation, plain, asked["run"], party.name, pinned)), kept

@@ -201,6 +201,8 @@ def compare(
             "compare needs a list of algorithms, at least one round and at least one seed (seeds=3, or seeds=[1, 2]). "
             f"Got {algorithms!r:.40}, rounds={rounds}, seeds={seeds}."
         )
+    if settings.get("vault") is not None:
+        raise SettingError("compare runs many federations, and a vault is for one run: leave 'vault' out.")
     given = _checked([attending(algorithm, attend) for algorithm in algorithms], local)
     made = parties_of(people)
     with bar(disable=not progress) as shown:

@@ -130,8 +130,10 @@ METHODS: Mapping[str, Callable[[Space, int, np.random.Generator], Choice]] = Map
 
 @dataclass(frozen=True)
 class Selection:
-    """How a party chooses its coreset (§5.1); the same rows for the same data and seed: choosing again shows no more.
+    """How a party chooses its coreset (§5.1); the same rows for the same data, seed and, where one is used, model.
 
+    So in the input's space choosing again shows no more. In the other spaces a later model chooses other rows, and with
+    every return more of a party's rows are known: what ever leaves is bounded by the party's `Agreed`, not by `share`.
     `uniform` and `balanced` measure no distance and so are alike in all spaces. `uniform` may miss a rare class; so may
     `sensitivity`, though it seeks what is rare; the others have every class that the party has, or the largest ones
     where `count` is smaller than their number. Columns in `drop` are 0 in the coreset, since a model's input must keep
@@ -159,7 +161,7 @@ class Selection:
         Spaces other than the input need `features`: ``spaces.embedding(module)`` or ``spaces.gradient(module)``.
         """
         check(self)
-        x, count = self._kept(party), self._count(party)
+        x, count = self._kept(party), self.size_for(party)
         rows, weights = np.arange(party.samples), np.ones(party.samples)
         if count < party.samples:
             space = Space.of(party.y, partial(self._points, party, x, features))
@@ -175,7 +177,8 @@ class Selection:
         """The coreset of rows that were chosen before."""
         return Coreset(self._kept(party)[rows], party.y[rows], weights)
 
-    def _count(self, party: Party) -> int:
+    def size_for(self, party: Party) -> int:
+        """How many rows a party is asked for."""
         if self.count is None:
             return max(1, round(self.share * party.samples))
         if self.count > party.samples:

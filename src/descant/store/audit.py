@@ -36,7 +36,13 @@ from . import disk, log
 from .log import START, Line, Lines, Log
 
 LOG, HEAD = "audit.jsonl", "audit.head"
-CHANGES = ("invited", "sealed", "refreshed", "forgotten")  # events after which another thing is held of a party
+CHANGES = (
+    "invited",
+    "sealed",
+    "refreshed",
+    "forgetting",
+    "forgotten",
+)  # what is held of a party
 _ADVICE = (
     "Somebody or something changed it after it was written: find out who, and compare with a copy. "
     "The vault is not used until it is restored; the run and its models are not concerned."
@@ -75,7 +81,6 @@ class Audit:
         """Forget what was read, so that :meth:`catch_up` begins with the first line again."""
         self.last: Line = START
         self._known = self._first  # the head as it must have been after the last line that was read, if that is known
-        self.seals: list[str] = []
         self.latest: dict[str, dict[str, Any]] = {}  # by party, the last event that changed what is held of it
         self.opened: dict[str, int] = {}  # by party, how often its coreset was opened
 
@@ -96,8 +101,11 @@ class Audit:
         self._write(self._known.after(lines.written.seal))
         self.catch_up()
 
-    def catch_up(self) -> None:
-        """Read and check what was added since the last time, by whatever process, and mend what a kill has left."""
+    def catch_up(self) -> tuple[str, ...]:
+        """Read and check what was added since the last time, by whatever process, and mend what a kill has left.
+
+        It gives the seals of the lines that it has read; none are kept, because a log grows with the rounds.
+        """
         head = self._read_head()
         if head.n < self.last.number:
             raise self._damage(f"{self._file} and its head have gone back from line {self.last.number} to {head.n}.")
@@ -119,6 +127,7 @@ class Audit:
         if found.torn:
             disk.cut(self._file, found.last.end)
             self.add("mended", torn=found.torn)
+        return found.seals
 
     def _check(self, found: Lines, head: _Head) -> None:
         """The head is that of these lines; with the key, or behind what was read before, so is everything in them."""
@@ -145,7 +154,6 @@ class Audit:
                 self.latest[party] = event
             elif event.get("event") == "opened":
                 self.opened[party] = self.opened.get(party, 0) + 1
-        self.seals += found.seals
         self.last, self._known = found.last, head
 
     def _read_head(self) -> _Head:

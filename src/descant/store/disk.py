@@ -18,6 +18,7 @@ def _do(change: Callable[..., Any], *arguments: Any) -> Any:
     return change(*arguments)
 
 
+_NOT_THROUGH_LINKS = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
 PRIVATE = 0o600  # the mode of a file that only its owner may read
 
 
@@ -71,7 +72,7 @@ def rename(file: Path, to: Path) -> None:
 
 def blank(file: Path) -> None:
     """Zeros in place of a file's bytes, if the file system writes in place; copies that it keeps are out of reach."""
-    descriptor = os.open(file, os.O_WRONLY)
+    descriptor = opened(file, os.O_WRONLY)
     try:
         for begin in range(0, size := os.fstat(descriptor).st_size, 2**20):
             _write_all(descriptor, bytes(min(2**20, size - begin)))
@@ -105,8 +106,20 @@ def settle(folder: Path) -> None:
         _sync(folder, os.O_RDONLY)
 
 
+def opened(file: Path, flags: int, mode: int = 0o666) -> int:
+    """A descriptor of a file that is to be overwritten: never of what a link points to, which may be anybody's."""
+    try:
+        return os.open(file, flags | _NOT_THROUGH_LINKS, mode)
+    except OSError as error:
+        if file.is_symlink():
+            raise StateError(
+                f"{file} is a link, which Descant has not made. Look where it leads, and remove it."
+            ) from error
+        raise
+
+
 def _append(file: Path, data: bytes, flags: int, mode: int = 0o666) -> None:
-    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | flags, mode)
+    descriptor = opened(file, os.O_WRONLY | os.O_APPEND | flags, mode)
     try:
         _write_all(descriptor, data)
         _do(os.fsync, descriptor)

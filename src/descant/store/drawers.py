@@ -8,6 +8,7 @@ there before, or what should be there after.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,8 @@ from .lock import Lock
 
 PARTIES, LOCK = "parties", ".lock"
 PATIENCE = 10.0  # seconds to wait for another process, which needs the folder for moments only
-_KEY, _GONE, _CORESET, _NEW = "key", "key.gone", "coreset", "coreset.new"
+_FILES = _KEY, _CORESET, _OLD, _NEW = "key", "coreset", "coreset.old", "coreset.new"
+_GONE = ("forgetting", "forgotten")  # events after which nothing is held of a party
 _NO_KEY = "Nobody can open what the party has sealed: forget it, and invite it again."
 
 
@@ -34,16 +36,17 @@ class Drawers:
         self.folder, self.audit, self._who = folder, audit, who
 
     @contextmanager
-    def alone(self) -> Iterator[set[str]]:
+    def alone(self, forgetting: str | None = None) -> Iterator[set[str]]:
         """While no other process is at the folder, and after what one that died has left was put in order.
 
-        It gives the parties whose forgetting was finished by that.
+        It gives the parties whose forgetting was finished by that. Whoever is to be forgotten is destroyed even where
+        nothing else can be done: when the log is damaged, or when a copy of a forgotten drawer was put back.
         """
         with clear_errors(self.folder):
             lock = Lock(self.folder / LOCK, PATIENCE)
             try:
-                self.audit.catch_up()
-                yield self._mend()
+                self._catch_up(forgetting)
+                yield self._mend(forgetting)
             finally:
                 lock.release()
 
@@ -53,43 +56,52 @@ class Drawers:
 
     def names(self) -> list[str]:
         """Who was invited and not forgotten."""
-        return sorted(party for party, held in self.audit.latest.items() if held["event"] != "forgotten")
+        return sorted(party for party, held in self.audit.latest.items() if held["event"] not in _GONE)
 
     def held(self, party: str) -> dict[str, Any] | None:
         """What the log says is held of a party: with a digest and a generation, if it has sealed something."""
         held = self.audit.latest.get(party)
-        return None if held is None or held["event"] == "forgotten" else held
+        return None if held is None or held["event"] in _GONE else held
 
     def key(self, party: str) -> PrivateKey:
         """The party's own key in this vault."""
         return key_in(self._place(party) / _KEY, _NO_KEY)
 
     def add(self, party: str, key: PrivateKey, about: str) -> None:
-        """A drawer with a key; until the log has it, it is nobody's."""
+        """A drawer with a key; until the log has it, it is nobody's. Generations go on from what was forgotten."""
+        known = self.audit.latest.get(party, {}).get("generation")
         disk.make(self._place(party), 0o700)
         key.write(self._place(party) / _KEY)
-        self.note("invited", party, key=about)
+        self.note("invited", party, key=about, **({} if known is None else {"generation": known}))
 
     def put(self, party: str, sealed: bytes, generation: int) -> None:
-        """A sealed coreset, in place of an older one."""
-        place = self._place(party)
+        """A sealed coreset. The one before it is kept, for a run that is resumed from then; older ones are not."""
+        place, held = self._place(party), self.audit.latest[party]
         disk.write(place / _NEW, sealed, disk.PRIVATE)
         disk.settle(place)
-        event = "refreshed" if "digest" in self.audit.latest[party] else "sealed"
-        self.note(event, party, digest=digest(sealed), generation=generation)
-        disk.rename(place / _NEW, place / _CORESET)
+        event, before = ("refreshed" if "digest" in held else "sealed"), {}
+        if (place / _CORESET).exists() and digest((place / _CORESET).read_bytes()) == held.get("digest"):
+            before = {"before": held["digest"]}  # one that was changed since is not kept
+        self.note(event, party, digest=digest(sealed), generation=generation, **before)
+        self._finish_putting(place, self.audit.latest[party])
 
-    def get(self, party: str) -> bytes:
-        """The sealed coreset, if it is the one that the log speaks of."""
-        held, file = self.audit.latest[party], self._place(party) / _CORESET
+    def digests(self, party: str) -> list[str]:
+        """Of the coresets that are held of a party, the newest first."""
+        return [self.audit.latest[party][name] for name in ("digest", "before") if name in self.audit.latest[party]]
+
+    def get(self, party: str, wanted: str) -> bytes:
+        """The sealed coreset of this digest, which is one of those that the log speaks of."""
+        newest = wanted == self.audit.latest[party]["digest"]
+        file = self._place(party) / (_CORESET if newest else _OLD)
         try:
             found = file.read_bytes()
         except OSError as error:
             raise VaultError(f"The coreset of party {party!r} cannot be read: {error.strerror}.") from None
-        if digest(found) != held["digest"]:
+        if digest(found) != wanted:
+            number = self.audit.latest[party]["generation"]
             raise VaultError(
-                f"The coreset of party {party!r} is not the one of generation {held['generation']} that was stored: "
-                f"{file} was changed, or replaced by another one. Let the party seal a new one."
+                f"The coreset of party {party!r} is not the one {'of' if newest else 'before'} generation {number} "
+                f"that was stored: {file} was changed, or replaced by another one. Let the party seal a new one."
             )
         return found
 
@@ -102,42 +114,71 @@ class Drawers:
             raise VaultError(f"Party {party!r} is not in the vault {self.folder}, and nobody else is.")
         if held is None:
             raise unknown("party in this vault", party, self.names())
-        disk.rename(self._place(party) / _KEY, self._place(party) / _GONE)  # forgotten from here on, whatever happens
+        self._forget(party)
+
+    def _forget(self, party: str) -> None:
+        """From the first line on it is forgotten, by whom the line says, whatever happens and whatever is missing."""
+        self.note("forgetting", party, **_about(self.audit.latest[party]))
         self._finish_forgetting(party)
 
     def _finish_forgetting(self, party: str) -> None:
-        """The key's file, full of zeros, stays until the log has it: by that a kill in between is seen."""
-        place, held = self._place(party), self.audit.latest[party]
-        for name in (_GONE, _CORESET, _NEW):
-            if (place / name).exists():
-                disk.blank(place / name)
-        for name in (_CORESET, _NEW):
-            disk.remove(place / name)
-        disk.settle(place)
-        self.note("forgotten", party, **{name: held[name] for name in ("digest", "generation") if name in held})
-        _clear(place)
+        _clear(self._place(party))
+        self.note("forgotten", party, **_about(self.audit.latest[party]))
 
-    def _mend(self) -> set[str]:
-        known = {self._place(party).name: party for party in self.names()}
-        finished = set()
+    def _catch_up(self, forgetting: str | None) -> None:
+        try:
+            self.audit.catch_up()
+        except StateError as error:
+            if forgetting is None or not self._place(forgetting).exists():
+                raise
+            _clear(self._place(forgetting))
+            raise StateError(
+                f"The key and the coreset of party {forgetting!r} are destroyed, but the log cannot say so. {error} "
+                "Then forget the party once more, so that the log has it."
+            ) from error
+
+    def _mend(self, forgetting: str | None) -> set[str]:
+        finished = {party for party, held in self.audit.latest.items() if held["event"] == "forgetting"}
+        for name in sorted(finished):
+            self._finish_forgetting(name)
+        if forgetting in self.audit.latest and self.held(forgetting) is None and _filled(self._place(forgetting)):
+            self._forget(forgetting)
+            finished.add(forgetting)
+        known = {self._place(party).name: party for party in self.audit.latest}
         for place in sorted((self.folder / PARTIES).glob("?" * 32)):
             party = known.get(place.name)
-            if party is None:
-                if (place / _CORESET).exists():
-                    raise StateError(
-                        f"{place} holds a coreset that {self.folder / LOG} knows nothing of: one of them was put back "
-                        "to an older copy. Restore both from the same one."
-                    )
+            if party is not None and (held := self.held(party)):
+                self._finish_putting(place, held)
+            elif not _filled(place):
                 _clear(place)  # an invitation that nobody got, or the last of a forgotten party
-            elif (place / _GONE).exists():
-                self._finish_forgetting(party)
-                finished.add(party)
-            elif (place / _NEW).exists():
-                if digest((place / _NEW).read_bytes()) == self.audit.latest[party].get("digest"):
-                    disk.rename(place / _NEW, place / _CORESET)
-                else:
-                    disk.remove(place / _NEW)
+            else:
+                raise self._put_back(place, None if party is None else self.audit.latest[party])
         return finished
+
+    def _finish_putting(self, place: Path, held: dict[str, Any]) -> None:
+        """A new coreset is in its place if the log has it; if not, it was never there."""
+        if not (place / _NEW).exists():
+            return
+        if digest((place / _NEW).read_bytes()) != held.get("digest"):
+            disk.remove(place / _NEW)
+            return
+        if "before" not in held:
+            disk.remove(place / _OLD)
+        elif (place / _CORESET).exists():
+            disk.rename(place / _CORESET, place / _OLD)
+        disk.rename(place / _NEW, place / _CORESET)
+
+    def _put_back(self, place: Path, gone: dict[str, Any] | None) -> StateError:
+        """What is wrong with a coreset that should not be there."""
+        if gone is None:
+            return StateError(
+                f"{place} holds a coreset that {self.folder / LOG} knows nothing of: one of them was put back "
+                "to an older copy. Restore both from the same one."
+            )
+        return StateError(
+            f"{place} holds a coreset of party {gone['party']!r}, which was forgotten at {gone['at']}: somebody has "
+            "put it back from a copy. Forget the party once more, and this copy is destroyed, too."
+        )
 
     def _place(self, party: str) -> Path:
         return self.folder / PARTIES / hashlib.sha256(party.encode("utf-8", "surrogatepass")).hexdigest()[:32]
@@ -148,10 +189,24 @@ def digest(sealed: bytes) -> str:
     return hashlib.sha256(sealed).hexdigest()
 
 
+def _filled(place: Path) -> bool:
+    return (place / _CORESET).exists() or (place / _OLD).exists()
+
+
+def _about(held: dict[str, Any]) -> dict[str, Any]:
+    return {name: held[name] for name in ("digest", "generation", "before") if name in held}
+
+
 def _clear(place: Path) -> None:
-    """No such drawer any more; what is in it is overwritten first."""
-    for file in sorted(place.iterdir()):
-        disk.blank(file)
-        disk.remove(file)
+    """No such drawer any more; what a vault puts there is overwritten first, and anything else named."""
+    strange = []
+    for file in sorted(place.iterdir()) if place.is_dir() and not place.is_symlink() else [place]:
+        if file.name in _FILES and file.is_file() and not file.is_symlink():
+            disk.blank(file)
+            disk.remove(file)
+        elif file != place or os.path.lexists(place):
+            strange.append(file)
+    if strange:
+        raise StateError(f"{strange[0]} is nothing that a vault puts there. Look what it is, and take it away.")
     disk.remove(place)
     disk.settle(place.parent)

@@ -21,8 +21,8 @@ _MARK = "descant-key-1:"  # before 64 hexadecimal digits: whoever finds such a l
 _MOST = 4096  # bytes that are read of a file that should hold a key
 LOST = (
     "Without the vault's private key nobody can open its coresets: absent parties are not stood in for until they have "
-    "sealed new ones for a new vault. The run, its models and the audit log are not lost, and `descant vault forget` "
-    "and `descant vault verify` work without the key."
+    "sealed new ones for the vault of a new run. The run, its models and the audit log are not lost, and `descant "
+    "vault forget` and `descant vault verify` work without the key."
 )
 
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ..errors import StateError
+from .disk import opened
 
 _PAUSE = 0.02  # seconds between two tries
 _HELD: set[int] = set()
@@ -45,7 +46,7 @@ class Lock:
     """
 
     def __init__(self, file: Path, patience: float = 0.2) -> None:
-        self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        self._descriptor = opened(file, os.O_RDWR | os.O_CREAT)
         until = time.monotonic() + patience
         while not _take(self._descriptor, alone=True):
             if time.monotonic() >= until:

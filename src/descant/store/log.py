@@ -131,6 +131,15 @@ def read(file: Path, after: Line = START, advice: str = _RUN) -> Lines:
     return Lines(tuple(events), tuple(seals), last, torn=after.end + len(data) - last.end)
 
 
+def first(file: Path) -> dict[str, Any]:
+    """The event of a log's first line; nothing if it is damaged or missing, which :func:`read` names."""
+    try:
+        with file.open("rb") as stream:
+            return _opened(stream.readline().removesuffix(b"\n"), "")[0] or {}
+    except OSError:
+        return {}
+
+
 def _sealed(before: str, text: str) -> str:
     return blake2b((before + text).encode(), digest_size=16).hexdigest()
 

@@ -32,29 +32,37 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Agreed:
-    """How much of its data a party lets go; where both are given, both hold."""
+    """How much of its data a party lets go in a run, in all its coresets together; where both are given, both hold.
 
-    share: float | None = setting(0.05, "most rows of a coreset, as a share of the party's", above=0, most=1)
-    count: int | None = setting(None, "most rows of a coreset", least=1, whole=True)
+    Above 0 it is one row at least; 0 is none: whoever agrees to that trains with the others and is not stood in for.
+    """
+
+    share: float | None = setting(0.05, "most rows that ever leave, as a share of the party's", least=0, most=1)
+    count: int | None = setting(None, "most rows that ever leave", least=0, whole=True)
 
     def most(self, samples: int) -> int:
         """How many of a party's rows may leave.
 
-        >>> Agreed().most(1000), Agreed(share=1, count=30).most(1000), Agreed().most(3)
-        (50, 30, 1)
+        >>> Agreed().most(1000), Agreed(share=1, count=30).most(1000), Agreed().most(3), Agreed(share=0).most(3)
+        (50, 30, 1, 0)
         """
         check(self)
-        shared = samples if self.share is None else max(1, math.ceil(self.share * samples - 1e-9))
+        shared = samples if self.share is None else math.ceil(self.share * samples - 1e-9)
+        shared = max(shared, 1) if self.share else shared
         return min(shared, samples if self.count is None else self.count)
 
 
-def check_agreed(party: str, rows: int, samples: int, agreed: Agreed) -> None:
-    """Refuse, on the party's side and before anything is sealed, to let more rows go than was agreed."""
+def check_agreed(party: str, rows: int, samples: int, agreed: Agreed, left: int = 0) -> None:
+    """Refuse, on the party's side and before anything is sealed, to let more rows go than was agreed.
+
+    `left` are others that have gone before: what left once stays known, whatever takes its place.
+    """
     most = agreed.most(samples)
-    if rows > most:
+    if rows + left > most:
+        more = f" that have not left before, beside {left} that have" if left else ""
         raise VaultError(
-            f"The coreset of party {party!r} has {rows} of its {samples} rows, and at most {most} were agreed on. "
-            "Nothing has left: choose fewer rows, or let the party agree to more."
+            f"The coreset of party {party!r} has {rows} of its {samples} rows{more}, and at most {most} were agreed "
+            "on. No row of it has left: choose fewer rows, or let the party agree to more."
         )
 
 

@@ -4,6 +4,7 @@
     vault/audit.jsonl            every access, in lines that cannot be changed unseen (audit.head belongs to it)
     vault/parties/*/key          the party's own key in this vault, destroyed by `forget`: keep it out of backups
     vault/parties/*/coreset      the newest coreset that the party has sealed
+    vault/parties/*/coreset.old  the one before it: a run that is resumed from before the newest one needs it
 
 The vault's private key is none of them. It is needed to open a coreset, and for nothing else: whoever has the folder
 but not the key can invite, store, list, verify and forget, and reads no row.
@@ -21,7 +22,8 @@ Who can do what:
   No row; not even with the vault's key, for a party that was forgotten before `parties/*/key` was copied.
 - An *operator without the key*, who may write to the folder: the same, and to destroy. Coresets that he swaps, edits or
   puts back are named when they are opened, and `verify` finds a changed log (see :mod:`.audit`). He could hand out a
-  key of his own in place of the vault's: so parties are told its fingerprint by another way, and `seal` takes it.
+  key of his own in place of the vault's, with a log that goes with it: so parties are told its fingerprint by another
+  way, and `seal` takes it; in a federation, `VaultAt(..., fingerprint=...)`.
 - The *network, or whoever replays it*: nothing can be read, changed, or passed off for another run, party or time; it
   can withhold. Who can speak as a party can replace its coreset: to prove who speaks is the transport's work.
 - A *malicious party*: bytes that are too many, of another shape, not finite or with unknown labels are refused before
@@ -45,7 +47,8 @@ from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..errors import StateError, VaultError
-from . import disk
+from . import about, disk
+from .about import ABOUT
 from .audit import HEAD, LOG, Audit
 from .drawers import LOCK, PARTIES, PATIENCE, Drawers, digest
 from .folder import check_replaceable, clear_errors
@@ -56,8 +59,7 @@ from .sealing import Invitation, check_address, header_of, unseal
 if TYPE_CHECKING:
     from .rows import Expected, Rows
 
-_ABOUT = "vault.json"
-_OURS = (_ABOUT, f"{_ABOUT}.new", LOG, f"{LOG}.new", HEAD, f"{HEAD}.new", PARTIES, LOCK)
+_OURS = (ABOUT, f"{ABOUT}.new", LOG, f"{LOG}.new", HEAD, f"{HEAD}.new", PARTIES, LOCK)
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Vault:
 
     def __init__(self, folder: str | Path, key: PrivateKey | None = None, who: str = "") -> None:
         self.folder, self._key = Path(folder), key
-        self.run, self.public = _about(self.folder)
+        self.run, self.public = about.read(self.folder)
         if key is not None and key.public != self.public:
             raise VaultError(
                 f"This is the key of the vault {fingerprint(key.public)}, and {self.folder} was made with the key of "
@@ -109,8 +111,8 @@ class Vault:
                 disk.make(place / PARTIES, 0o700)
                 audit = Audit(place, _first_secret(key, run))
                 audit.begin("created", run=run, vault=fingerprint(key.public), who=who or _somebody())
-                about = {"descant": __version__, "vault": 1, "run": run, "public": key.public.hex()}
-                disk.replace(place / _ABOUT, json.dumps(about).encode(), f"{_ABOUT}.new")
+                made = {"descant": __version__, "vault": 1, "run": run, "public": key.public.hex()}
+                disk.replace(place / ABOUT, json.dumps(made).encode(), f"{ABOUT}.new")
             finally:
                 lock.release()
         return cls(place, key, who)
@@ -139,10 +141,11 @@ class Vault:
             if self._audit.latest[party].get("digest") != digest(sealed):
                 self._drawers.put(party, sealed, generation)
 
-    def open(self, party: str, round: int, expected: Expected, generation: int = 0) -> Rows:
+    def open(self, party: str, round: int, expected: Expected, generation: int = 0, digest: str = "") -> Rows:
         """A party's rows, in memory only, to train on for a round; the log has it before they are handed out.
 
-        A coreset of an older generation than the run knows of is refused: somebody put an older copy in its place.
+        A run says which coreset it knows of, by its generation and the digest of the sealed bytes: the newest one, or
+        the one before it, if the run was resumed from a time when that was the newest. Any other is refused.
         """
         with self._drawers.alone():
             held = self._drawers.held(party)
@@ -151,14 +154,12 @@ class Vault:
                     f"The vault holds no coreset of party {party!r:.80}: it has sealed none, or was forgotten. "
                     "It cannot be stood in for."
                 )
-            with self._refusing(party, held["digest"]):
-                if held["generation"] < generation:
-                    raise VaultError(
-                        f"The vault holds the coreset {held['generation']} of party {party!r}, and the run knows of "
-                        f"{generation}: the vault was put back to an older copy. It is refused."
-                    )
-                rows = self._rows(party, self._drawers.get(party), expected)
-            self._drawers.note("opened", party, round=round, digest=held["digest"])
+            wanted = digest or held["digest"]
+            with self._refusing(party, wanted):
+                if wanted not in (held["digest"], held.get("before")):
+                    raise VaultError(_other(party, held["generation"], generation))
+                rows = self._rows(party, self._drawers.get(party, wanted), expected)
+            self._drawers.note("opened", party, round=round, digest=wanted)
             return rows
 
     def forget(self, party: str) -> None:
@@ -167,8 +168,13 @@ class Vault:
         Out of reach are a backup that holds the party's key, as long as somebody has the vault's key; what a flash
         drive or a file system that copies on writing keeps of overwritten blocks; rows in the memory of a worker that
         trains on them now; and what models have learnt from them.
+
+        It is no ban: a run that the party takes part in asks it for a new coreset when it returns after an absence. A
+        party that wants to leave none agrees to none, `Agreed(share=0)`.
+
+        Where the log is damaged the files are destroyed all the same, and the error says so.
         """
-        with self._drawers.alone() as finished:
+        with self._drawers.alone(forgetting=party) as finished:
             if party not in finished:
                 self._drawers.forget(party)
 
@@ -177,8 +183,8 @@ class Vault:
         with self._drawers.alone():
             opened = self._audit.opened
             return [
-                Custody(p, e["event"], e["at"], e.get("generation"), e.get("digest", ""), opened.get(p, 0))
-                for p, e in sorted(self._audit.latest.items())
+                Custody(p, e["event"], e["at"], e["generation"] if "digest" in e else None, e.get("digest", ""), n)
+                for p, e, n in ((p, e, opened.get(p, 0)) for p, e in sorted(self._audit.latest.items()))
             ]
 
     def verify(self, line: int = 0, seal: str = "") -> Verified:
@@ -189,8 +195,8 @@ class Vault:
         """
         with self._drawers.alone():
             self._audit.rewind()
-            self._audit.catch_up()
-            if line and (line > self._audit.last.number or self._audit.seals[line - 1] != seal):
+            seals = self._audit.catch_up()
+            if line and (line > len(seals) or seals[line - 1] != seal):
                 raise StateError(
                     f"Line {line} of {self.folder / LOG} is not the one that was noted, {seal!r:.80}: the folder was "
                     "put back to an older copy, or its log was written anew."
@@ -199,10 +205,11 @@ class Vault:
             sealed = [name for name in names if "digest" in self._audit.latest[name]]
             for name in names:
                 own = self._drawers.key(name).public
-                if name in sealed:
-                    check_address(header_of(self._drawers.get(name)), self.run, name, self.public, own)
-                if name in sealed and self._key is not None:
-                    self._plain(name, self._drawers.get(name))
+                for one in self._drawers.digests(name):
+                    found = self._drawers.get(name, one)
+                    check_address(header_of(found), self.run, name, self.public, own)
+                    if self._key is not None:
+                        self._plain(name, found)
             self._drawers.note("verified", "", with_key=self._key is not None)
             return Verified(
                 self._audit.last.number, self._audit.last.seal, len(names), len(sealed), self._key is not None
@@ -216,10 +223,10 @@ class Vault:
         header = header_of(sealed)
         check_address(header, self.run, party, self.public, self._drawers.key(party).public)
         newest = held.get("generation", 0)
-        if header.generation <= newest and digest(sealed) != held["digest"]:
+        if header.generation <= newest and digest(sealed) != held.get("digest"):
             raise VaultError(
                 f"The coreset of party {party!r} is of generation {header.generation}, and one of generation {newest} "
-                "is held: an older one is not taken back. Let the party seal by a new invitation."
+                "was held: an older one is not taken back. Let the party seal by a new invitation."
             )
         if expected is not None:
             expected.check_size(header.size, party)
@@ -240,35 +247,29 @@ class Vault:
         return unseal(sealed, self._key, self._drawers.key(party), self.run, party)
 
     @contextmanager
-    def _refusing(self, party: str, about: str) -> Iterator[None]:
+    def _refusing(self, party: str, what: str) -> Iterator[None]:
         """What is refused is in the log."""
         try:
             yield
         except VaultError as error:
-            self._drawers.note("refused", f"{party:.80}", digest=about, reason=f"{error!s:.300}")
+            self._drawers.note("refused", f"{party:.80}", digest=what, reason=f"{error!s:.300}")
             raise
+
+
+def _other(party: str, newest: int, known: int) -> str:
+    """Why the vault does not hold what a run knows of."""
+    why = "the vault was put back to an older copy"
+    if newest >= known:
+        why = "the party has sealed others since, in rounds that this run has not come to yet, or for another run"
+    told = f"The newest coreset of party {party!r} in the vault is number {newest}, and not number {known} of this run"
+    return f"{told}: {why}. It is refused until the party has come back and sealed a new one."
 
 
 def check_new(folder: Path) -> None:
     """Raise StateError unless a vault can be made there."""
-    if (folder / _ABOUT).exists():
+    if (folder / ABOUT).exists():
         raise StateError(f"{folder} holds a vault already. Use it, or give another folder.")
     check_replaceable(folder, _OURS, in_place=True)
-
-
-def _about(folder: Path) -> tuple[str, bytes]:
-    """The run and the public key of a vault."""
-    file = folder / _ABOUT
-    if not file.exists():
-        raise StateError(f"{folder} holds no vault: there is no {_ABOUT} in it. Make one: descant vault init {folder}")
-    try:
-        found = json.loads(file.read_bytes())
-        run, public = str(found["run"]), bytes.fromhex(found["public"])
-        if found["vault"] != 1 or len(public) != 32:
-            raise ValueError
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise StateError(f"{file} is damaged, or of another version of Descant. Restore it from a copy.") from None
-    return run, public
 
 
 def _first_secret(key: PrivateKey, run: str) -> bytes:

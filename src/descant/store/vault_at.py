@@ -5,21 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from .keys import read_key
+from .keys import fingerprint, read_key
 from .vault import Vault
 
 
 @dataclass(frozen=True)
 class VaultAt:
-    """A vault by its folder. Its private key is read by whoever opens a coreset, and by nobody else."""
+    """A vault by its folder. Its private key is read by whoever opens a coreset, and by nobody else.
+
+    The fingerprint is the one that `descant vault init` has shown, as the parties were told it by another way than the
+    folder: they seal for that vault only. Without it they trust the folder, and so whoever may write to it.
+    """
 
     folder: str
     key: str | None = None  # the file of the private key; None: DESCANT_VAULT_KEY, else it is asked for
+    fingerprint: str = ""
 
     @cached_property
     def closed(self) -> Vault:
         """Without its key: to invite, and to store what parties sealed."""
         return Vault(self.folder)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Which vault it is, wherever it lies: a run goes on with that one only."""
+        return {"run": self.closed.run, "fingerprint": fingerprint(self.closed.public)}
 
     @cached_property
     def opened(self) -> Vault:
