@@ -166,7 +166,7 @@ WAYS: dict[str, Algorithm] = {
     "FedAsync": FedAsync(max_staleness=5),
     "FedBuff": FedBuff(2),
     "Fed+": replace(algorithms.FedGeoMedPlus(alpha=1.0, rho=0.1), quorum=2, max_staleness=9),
-    "stand-ins": replace(StandIns(FedBuff(2), share=0.4), attend=Drops({"1": 3, "2": 5})),
+    "drops": replace(FedBuff(2), attend=Drops({"1": 3, "2": 5})),
     "by chance": replace(FedBuff(2), attend=Comes(0.7)),
 }
 
@@ -199,7 +199,7 @@ def test_a_round_that_was_broken_off_is_done_again() -> None:
     assert ran(fed, 4).hash() == ran(made(FedBuff(2)), 8).hash()
 
 
-@pytest.mark.parametrize("name", ["FedBuff", "stand-ins"])
+@pytest.mark.parametrize("name", ["FedBuff", "drops"])
 @pytest.mark.parametrize("writes", [35, 50, 65])
 def test_a_kill_anywhere_changes_nothing(
     name: str, writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -218,7 +218,7 @@ def test_a_kill_anywhere_changes_nothing(
 
 
 def test_the_cut_and_worker_processes_agree() -> None:
-    algorithm = replace(StandIns(FedBuff(3), share=0.4), attend=Drops({"1": 3}))
+    algorithm = replace(FedBuff(3), attend=Drops({"1": 3}))
     whole = ran(made(algorithm), 6)
     cut = ran(made(algorithm, Clocked(SPEEDS, engine=partial(Bytes, pieces=3))), 6)
     torch.testing.assert_close(cut.state.center, whole.state.center, rtol=0, atol=1e-6)
@@ -250,11 +250,13 @@ def test_training_alone_beside_it_has_the_same_reports() -> None:
 # ── stand-ins and bad input ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_who_is_slow_is_not_away_and_a_stand_in_is_no_quorum() -> None:
-    fed = ran(made(replace(StandIns(FedAsync(), share=0.4), attend=Drops({"1": 2}))), 12)
-    letters = [entry["presence"] for entry in fed.history_]
-    assert all(text.count("p") == 1 for text in letters)
-    assert {text[1] for text in letters[2:]} == {"s"} and {text[0] for text in letters} == {".", "p"}
+@pytest.mark.parametrize(
+    "algorithm", [StandIns(FedAsync()), StandIns(FedBuff(2)), replace(StandIns(algorithms.FedAvg()), quorum=2)]
+)
+def test_stand_ins_need_a_method_that_waits_for_all(algorithm: Algorithm) -> None:
+    """Else one would count in every version, many times as often as the parties that are there."""
+    with pytest.raises(SettingError, match=r"does not wait for all parties \(its quorum is [12]\)"):
+        made(algorithm).state  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor, nn
 
-from descant import Algorithm, Federation, Sgd, algorithms, parties
+from descant import Algorithm, Federation, PolicyGradient, Sgd, algorithms, parties, problems
 from descant.algorithms import Drops, StandIns, Timetable
 from descant.cli import app, typer
 from descant.config import read as read_recipe
 from descant.engines import Processes
-from descant.errors import DescantWarning, SettingError
+from descant.errors import DescantError, DescantWarning, SettingError
 from descant.judged import study_of
 from descant.parties import Selection
 from descant.record import Run, read
@@ -359,6 +359,44 @@ def test_settings_that_cannot_be() -> None:
             ran(made(StandIns(algorithms.FedAvg(), share=share)), 1)
     with pytest.raises(SettingError, match="The 'work' of StandIn must be a whole number >= 0"):
         ran(made(StandIns(algorithms.FedAvg(), work=-1)), 1)
+
+
+WRONG: dict[str, tuple[Algorithm, dict[str, object], str]] = {
+    "a word for a selection": (
+        StandIns(algorithms.FedAvg(), selection="herding"),  # type: ignore[arg-type]
+        {},
+        r"must be such as parties.Selection\(share=0.05\). Got 'herding'",
+    ),
+    "a column that is not there": (
+        StandIns(algorithms.FedAvg(), selection=Selection(drop=(6,))),
+        {},
+        "'drop' of Selection must name columns from 0 to 5.* Got 6",
+    ),
+    "nothing agreed": (
+        StandIns(algorithms.FedAvg()),
+        {"agreed": Agreed(count=0)},
+        "The 'count' of Agreed must be a whole number >= 1. Got 0",
+    ),
+    "too much agreed": (StandIns(algorithms.FedAvg()), {"agreed": Agreed(share=2)}, "The 'share' of Agreed must be"),
+    "a number agreed": (StandIns(algorithms.FedAvg()), {"agreed": 0.05}, r"'agreed' .* descant.Agreed\(share=0.05\)"),
+    "a path for a vault": (StandIns(algorithms.FedAvg()), {"vault": "v"}, "'vault' of Federation must be .*VaultAt"),
+    "no vault there": (StandIns(algorithms.FedAvg()), {"vault": VaultAt("nowhere")}, "nowhere"),
+    "nobody to seal": (algorithms.FedAvg(), {"vault": VaultAt("nowhere")}, "FedAvg has no stand-ins"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_mistakes_are_found_before_the_work(name: str) -> None:
+    algorithm, settings, told = WRONG[name]
+    with pytest.raises(DescantError, match=told):
+        made(algorithm, **settings).state  # noqa: B018
+
+
+def test_agents_have_no_rows_to_leave() -> None:
+    net, algorithm = partial(problems.mlp, 4, 2, (8,)), StandIns(algorithms.FedAvg())
+    agents = Federation(net, parties.agents(count=2), algorithm, solver=PolicyGradient())
+    with pytest.raises(SettingError, match="leaves rows of the parties' data behind, and agents have none"):
+        agents.state  # noqa: B018
 
 
 def test_the_rows_that_would_leave_are_shown_before_they_do(tmp_path: Path) -> None:
