@@ -354,6 +354,8 @@ def test_recipes_wrap_methods_with_stand_ins() -> None:
 def test_settings_that_cannot_be() -> None:
     with pytest.raises(SettingError, match="a share, or a selection"):
         StandIns(algorithms.FedAvg(), share=0.1, selection=Selection())
+    with pytest.raises(SettingError, match=r"FedAvg\+stand-ins has stand-ins already"):
+        StandIns(StandIns(algorithms.FedAvg(), share=0.1))
     for share in (0, 1.5):
         with pytest.raises(SettingError, match="The 'share' of Selection must be > 0 and <= 1"):
             ran(made(StandIns(algorithms.FedAvg(), share=share)), 1)
