@@ -18,6 +18,7 @@ from torch import nn
 
 from descant import DescantError, Federation, Sgd, Worth, algorithms, parties, worth
 from descant.cli import app
+from descant.engines import Clocked
 from descant.errors import SettingError, StateError
 from descant.instruments import shapley
 from descant.instruments.games import Coalition, coalitions, orders_of
@@ -191,6 +192,16 @@ def test_a_party_that_never_comes_is_worth_nothing_and_may_be_in_a_timetable() -
     found = valued(attend=algorithms.Drops({"c": 0}))
     assert found.gives[0][2] == 0 and found.between[2].tolist() == [0, 0, 0] and found.leave_one_out[2] == 0
     assert found.gives[0][0] != 0
+
+
+def test_a_clock_may_have_speeds_of_parties_that_are_not_in_a_coalition() -> None:
+    clock = Clocked({"a": 0.3, "c": 2.0})
+    settings: dict[str, Any] = {"rounds": 3, "solver": WHOLE, "loss": loss_of, "progress": False}
+    found = worth(algorithms.FedBuff(2), NET, people(), engine=clock, **settings)
+    assert np.isfinite(found.each).all() and np.abs(found.gives[0]).min() > 0
+    assert not np.array_equal(found.together, worth(algorithms.FedBuff(2), NET, people(), **settings).together)
+    with pytest.raises(SettingError, match="a speed for party 'z'"):
+        worth(algorithms.FedBuff(2), NET, people(), engine=Clocked({"z": 2.0}), **settings)
 
 
 def test_a_party_without_a_test_set_gives_and_does_not_count() -> None:
