@@ -228,6 +228,29 @@ def test_seeds_give_errors_and_the_same_seeds_the_same_numbers(tmp_path: Path) -
     assert one.plot(tmp_path / "worth.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def made_up(share: list[float], gain: list[float]) -> Worth:
+    """A worth of parties a, b and c, as if it had been reckoned."""
+    each = np.zeros((1, 3, 4))
+    each[0, :, -1] = share
+    numbers = np.array(gain)
+    return Worth(tuple("abc"), (9, 9, 9), "accuracy", numbers, numbers, numbers, np.zeros((3, 3)), each, "Made up.")
+
+
+def test_who_takes_from_the_others_puts_in_nothing() -> None:
+    assert "puts in" not in str(made_up([-0.458, -0.6, -0.7], [-0.6, -0.6, -0.6]).table())
+    told = str(made_up([-0.1, 0.3, 0.2], [-0.9, 0.2, 0.2]).table())
+    assert "Party 'b' puts in the most beyond what it gets: its share of the joint gain is +0.300" in told
+
+
+def test_the_grid_is_seen_on_every_party(tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
+    image = imread(made_up([0.1, 0.2, 0.3], [0.3, 0.2, 0.1]).plot(tmp_path / "worth.png"))[..., 0]
+    banded = (np.abs(image - 0xF2 / 255) < 0.001).mean(0) > 0.6  # columns of grey bands
+    first = int(np.flatnonzero(banded)[5])  # beside the axis, where no mark is
+    assert ((image[:, first] < 0.93) & (image[:, first] > 0.8)).sum() >= 4
+
+
 def test_work_goes_on_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "deep" / "coalitions.jsonl"
     whole = valued(file=file)
