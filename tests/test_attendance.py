@@ -64,7 +64,7 @@ def test_a_timetable_a_trace_and_their_files_agree(gaps: dict[str, list[tuple[in
     lines = ["party,from,to", *(f"{row['party']},{row['from']},{row['to']}" for row in rows)]
     head = ",".join(["party", *map(str, range(1, rounds + 1))])
     trace = [head, *(",".join([p, *(str(int(r in there[p])) for r in range(1, rounds + 1))]) for p in sorted(listed))]
-    for text in (lines, trace):
+    for text in (lines, trace) if rows else ():
         assert days(Timetable.read(_file(text)), rounds) == expected
 
 
@@ -131,13 +131,17 @@ def test_what_is_wrong_with_a_schedule_is_said_with_its_row(name: str) -> None:
     ("text", "told"),
     [
         ("", "The first line of .* must be party,from,to or"),
-        ("who,from,to\n", "The first line of .* must be party,from,to or"),
-        ("party,2,3\n", "The first line of .* must be party,from,to or"),
-        ("party,1,2\na,1\n", "Row 1 of .* must be a party and 2 times 0 or 1"),
-        ("party,1,2\na,1,x\n", "Row 1 of .* must be a party and 2 times 0 or 1"),
-        ("party,from,to\na,1,2\nz,1,2\n", "Row 2 of .*table.csv: There is no party 'z'"),
-        ("party,1,2\nz,1,0\n", "Row 1 of .*table.csv: There is no party 'z'"),
-        ("party,1,2\na,1,0\na,1,0\n", "Rows 1 and 2 of .*table.csv overlap"),
+        ("who,from,to\na,1,2\n", "The first line of .* must be party,from,to or"),
+        ("party,2,3\na,1,0\n", "The first line of .* must be party,from,to or"),
+        ("party,from,to\n", "The schedule .*table.csv has no row below its first line"),
+        ("party,1,2\n\n", "The schedule .*table.csv has no row below its first line"),
+        ("party,from,to\n\na,1,4,9,12\n", "Row 3 of .*table.csv must be party,from,to. Got 5 cells: 'a,1,4,9,12'"),
+        ("party,1,2\na,1\n", "Row 2 of .* must be a party and 2 times 0 or 1"),
+        ("party,1,2\na,1,x\n", "Row 2 of .* must be a party and 2 times 0 or 1"),
+        ("party,from,to\na,1,2\n\nz,1,2\n", "Row 4 of .*table.csv: There is no party 'z'"),
+        ("party,from,to\na,x,2\n", "The 'from' in row 2 of .*table.csv must be a round"),
+        ("party,1,2\nz,1,0\n", "Row 2 of .*table.csv: There is no party 'z'"),
+        ("party,1,2\na,1,0\nb,1,0\na,0,1\n", "Rows 2 and 4 of .*table.csv are both of party 'a'. Join them"),
     ],
 )
 def test_a_bad_file_is_named(text: str, told: str, tmp_path: Path) -> None:
