@@ -113,8 +113,8 @@ BAD: dict[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "behind an open end": ([{"party": "a"}, {"party": "a", "from": 9}], "from round 1 to the end, and from 9 on"),
     "no number": ([{"party": "a", "from": "soon"}], "The 'from' in row 1 of the schedule must be a round"),
-    "zero": ([{"party": "a", "to": 0}], "The 'to' in row 1 of the schedule must be a round: a whole number >= 1"),
-    "half": ([{"party": "a", "to": 2.5}], "whole number >= 1, or nothing. Got '2.5'"),
+    "zero": ([{"party": "a", "from": 0}], "The 'from' in row 1 of the schedule must be a round: a whole number >= 1"),
+    "half": ([{"party": "a", "to": 2.5}], "whole number >= 0, or nothing. Got '2.5'"),
     "no party": ([{"from": 1}], "Row 1 of the schedule names no party"),
     "another key": ([{"party": "a", "until": 1}], "Row 1 of the schedule: There is no key 'until'"),
 }
@@ -162,6 +162,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         (Every(2, {"9": 1}), "The 'first' of Every: There is no party '9'"),
         (Timetable((Span("0", 0),)), "The 'first' of Timetable must be a whole number >= 1. Got 0"),
         (Comes(1.5), "The 'probability' of Comes must be >= 0 and <= 1"),
+        (Every(2, {"0": 0}), "The 'first' of Every must be rounds: whole numbers >= 1. Got 0"),
         (Every(0), "The 'n' of Every must be a whole number >= 1"),
     ],
 )
@@ -218,11 +219,41 @@ def test_recipes_say_who_is_there(tmp_path: Path) -> None:
     ):
         found = read(TINY.replace("attend = 3", f"attend = 3\n{line}"))
         assert found.algorithms()[0].attend == table
-    assert read(TINY.replace("attend = 3", "comes = 0.5")).algorithms()[0].attend == Comes(0.5, attend=everyone)
+    for line, attend in (
+        ("comes = 0.5", Comes(0.5, attend=everyone)),
+        ("comes = 0.5\nstint = 4", Comes(0.5, 4)),
+        ('comes_every = 7\ncomes_first = {"0" = 1, "1" = 3}', Every(7, {"0": 1, "1": 3})),
+        ('schedule = [{party = "0", to = 0}]', Timetable((Span("0", 1, 0),))),
+    ):
+        assert read(TINY.replace("attend = 3", line)).algorithms()[0].attend == attend
     for line, told in (
         ("schedule = 3", r"The 'schedule' of \[work\] must be a text in quotes or a list"),
         ("drops = 4", r"The 'drops' of \[work\] must be a table"),
+        ("stint = 2", "give 'comes', too"),
+        ("comes_every = 7", "Give comes_every and comes_first together"),
+        ('comes_first = {"0" = 1}', "Give comes_every and comes_first together"),
         ("comes = 2.0", r"The 'comes' of \[work\] must be >= 0 and <= 1"),
     ):
         with pytest.raises(SettingError, match=told):
             read(TINY.replace("attend = 3", line)).algorithms()
+
+
+def test_a_schedule_is_found_beside_its_recipe_and_a_run_needs_it_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "who.csv").write_text("party,1,2\n0,1,0\n1,0,0\n2,1,1\n")
+    text = TINY.replace("attend = 3", 'schedule = "who.csv"') + '\n[quick.work]\nschedule = "who.csv"\n'
+    (tmp_path / "sub" / "tiny.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    there = read(Path("sub") / "tiny.toml")
+    attend, kept, digest = there.algorithm().attend, there.text, there.digest
+    assert attend == Timetable((Span("0", 1, 1), Span("1", 1, 0), Span("2", 1, 2)))
+    assert there.quick().algorithm().attend == attend
+    monkeypatch.chdir(tmp_path / "sub")
+    assert read("tiny.toml").digest == read(text).digest == digest  # a text has no folder of its own
+    assert read(text).set("work.schedule=who.csv").algorithm().attend == attend
+    (tmp_path / "sub" / "who.csv").unlink()
+    assert read(kept).algorithm().attend == attend and read(kept).text == kept
+    with pytest.raises(SettingError, match="The schedule who.csv cannot be read"):
+        read("tiny.toml").algorithm()

@@ -52,9 +52,7 @@ def scores_of(everybody: Federation, coalition: Coalition, rounds: int, settings
         engine = everybody.engine
         if isinstance(engine, Clocked):
             engine = replace(engine, speeds={name: v for name, v in engine.speeds.items() if name in coalition})
-        federation = Federation(
-            everybody.model, some, algorithm, seed=everybody.seed, **{**settings, "engine": engine}
-        )
+        federation = Federation(everybody.model, some, algorithm, seed=everybody.seed, **{**settings, "engine": engine})
         for _ in federation.rounds(rounds, judge=()):
             pass
         state = federation.state

@@ -120,8 +120,10 @@ class Every:
     attend: Attend = setting(everyone, "who of those that come takes part", apart=True)
 
     def __call__(self, attending: Attending) -> dict[str, Hyper]:
-        for name in self.first:
+        for name, first in self.first.items():
             _check_known(name, attending, "The 'first' of Every")
+            if not isinstance(first, int) or isinstance(first, bool) or first < 1:
+                raise SettingError(f"The 'first' of Every must be rounds: whole numbers >= 1. Got {first!r:.40}.")
         since = {name: attending.round - self.first.get(name, attending.round) for name in attending.names}
         return self.attend(replace(attending, names=[n for n, s in since.items() if s >= 0 and s % self.n == 0]))
 
@@ -156,7 +158,7 @@ class Timetable:
     def of(
         cls, rows: Iterable[Mapping[str, Any]], attend: Attend = everyone, source: str = "the schedule"
     ) -> Timetable:
-        """Of records such as ``{"party": "a", "from": 1, "to": 4}``; without "to" the party stays."""
+        """Of records such as ``{"party": "a", "from": 1, "to": 4}``; without "to" it stays, "to" 0: it never comes."""
         return cls(tuple(_span(row, at, source) for at, row in enumerate(rows, 1)), attend, source)
 
     @classmethod
@@ -168,7 +170,9 @@ class Timetable:
         (_, head), *lines = _lines(file)
         head = [cell.strip() for cell in head]
         if head == ["party", "from", "to"]:
-            return cls(tuple(_span(_record(head, line, at, file), at, str(file)) for at, line in lines), attend, str(file))
+            return cls(
+                tuple(_span(_record(head, line, at, file), at, str(file)) for at, line in lines), attend, str(file)
+            )
         if len(head) > 1 and head == ["party", *map(str, range(1, len(head)))]:
             _check_once(lines, file)
             spans = (span for at, line in lines for span in _runs(line, len(head), at, str(file)))
@@ -232,7 +236,9 @@ def _lines(file: str | Path) -> _Lines:
 
 def _record(head: Sequence[str], line: Sequence[str], at: int, file: str | Path) -> dict[str, str]:
     if len(line) > len(head):
-        raise SettingError(f"Row {at} of {file} must be {','.join(head)}. Got {len(line)} cells: {','.join(line)!r:.80}.")
+        raise SettingError(
+            f"Row {at} of {file} must be {','.join(head)}. Got {len(line)} cells: {','.join(line)!r:.80}."
+        )
     return dict(zip(head, line, strict=False))  # without "to" a party stays
 
 
@@ -268,16 +274,19 @@ def _span(row: Mapping[str, Any], at: int, source: str) -> Span:
     party = str(row.get("party", "")).strip()
     if not party:
         raise SettingError(f"{where} names no party.")
-    first, last = (_whole(row.get(key, ""), f"The {key!r} in row {at} of {source}") for key in ("from", "to"))
+    first, last = (
+        _whole(row.get(key, ""), f"The {key!r} in row {at} of {source}", least)
+        for key, least in (("from", 1), ("to", 0))
+    )
     return Span(party, 1 if first is None else first, last, at)
 
 
-def _whole(value: Any, what: str) -> int | None:
+def _whole(value: Any, what: str, least: int) -> int | None:
     text = str(value).strip()
     if not text:
         return None
-    if not text.isdecimal() or int(text) < 1:
-        raise SettingError(f"{what} must be a round: a whole number >= 1, or nothing. Got {text!r:.40}.")
+    if not text.isdecimal() or int(text) < least:
+        raise SettingError(f"{what} must be a round: a whole number >= {least}, or nothing. Got {text!r:.40}.")
     return int(text)
 
 
