@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from torch import Tensor, nn
 
 from descant import Algorithm, Federation, PolicyGradient, Sgd, algorithms, parties, problems
@@ -401,15 +401,49 @@ def test_agents_have_no_rows_to_leave() -> None:
         agents.state  # noqa: B018
 
 
+def preview(recipe: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(typer.main.get_command(app), ["vault", "preview", str(recipe), *arguments])
+
+
 def test_the_rows_that_would_leave_are_shown_before_they_do(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TINY)
-    command = ["vault", "preview", str(tmp_path / "tiny.toml"), "2", "--share", "0.1", "--json"]
-    shown = CliRunner().invoke(typer.main.get_command(app), command)
+    shown = preview(tmp_path / "tiny.toml", "2", "--share", "0.1", "--json")
     assert shown.exit_code == 0, shown.output
     found, party = json.loads(shown.stdout), parties.digits(count=4)["2"]
     chosen = Selection(share=0.1).choose(party, seed=0)
     assert [row["row"] for row in found["rows"]] == chosen.rows.tolist()
     assert found["verdict"].startswith(f"{len(chosen.rows)} of the {party.samples} rows of party '2' would leave")
+    values = [[row[str(column)] for column in range(64)] for row in found["rows"]]
+    torch.testing.assert_close(torch.tensor(values), chosen.coreset.x)
+    shown = preview(tmp_path / "tiny.toml", "2")
+    assert shown.exit_code == 1 and "tiny has no stand-ins: nothing would leave" in shown.stderr
+
+
+def test_a_preview_is_of_the_method_that_has_stand_ins(tmp_path: Path) -> None:
+    head, _, rest = TINY.partition("[method]")
+    methods = "[[methods]]" + rest.partition("[[methods]]")[2]
+    half, other = (
+        f'\n[[methods]]\nalgorithm = "fedavg"\nname = "{name}"\nwrap = [{{by = "stand-ins", share = {share}}}]\n'
+        for name, share in (("half", 0.5), ("all", 1.0))
+    )
+    (tmp_path / "one.toml").write_text(head + methods + half)
+    (tmp_path / "two.toml").write_text(head + methods + half + other)
+    party = parties.digits(count=4)["2"]
+    for arguments, share in (
+        (["one.toml", "2"], 0.5),
+        (["two.toml", "2", "--method", "all"], 1.0),
+        (["two.toml", "2", "--method", "half", "--share", "0.1"], 0.1),
+    ):
+        shown = preview(tmp_path / arguments[0], *arguments[1:], "--json")
+        assert shown.exit_code == 0, shown.output
+        assert len(json.loads(shown.stdout)["rows"]) == round(share * party.samples)
+    for arguments, told in (
+        (["2"], "leave unlike coresets. Say which: --method 'half', 'all'"),
+        (["2", "--method", "fedavg"], "fedavg has no stand-ins"),
+        (["2", "--method", "hlaf"], "There is no algorithm 'hlaf'"),
+    ):
+        shown = preview(tmp_path / "two.toml", *arguments)
+        assert shown.exit_code == 1 and told in shown.stderr, shown.output
 
 
 # ── worker processes ──────────────────────────────────────────────────────────────────────────────────────────────────
