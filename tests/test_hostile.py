@@ -46,10 +46,7 @@ def test_a_claimed_reward_takes_over_the_reward_weighted_mean_and_no_other():
 def test_a_median_stays_among_those_who_say_the_truth_and_a_mean_does_not(robust):
     models = torch.randn(5, 30, generator=torch.Generator().manual_seed(0))
     honest = models[2:]
-    mean, median = (
-        Hostile(base(), 2, scale=-1e6).aggregate(models, torch.ones(5)).point
-        for base in (FedAvg, robust)
-    )
+    mean, median = (Hostile(base(), 2, scale=-1e6).aggregate(models, torch.ones(5)).point for base in (FedAvg, robust))
     reach = (honest - honest.mean(0)).norm(dim=1).max()
     assert (median - honest.mean(0)).norm() < 2 * reach and (mean - honest.mean(0)).norm() > 1000 * reach
 
