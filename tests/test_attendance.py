@@ -255,5 +255,5 @@ def test_a_schedule_is_found_beside_its_recipe_and_a_run_needs_it_no_more(
     assert read(text).set("work.schedule=who.csv").algorithm().attend == attend
     (tmp_path / "sub" / "who.csv").unlink()
     assert read(kept).algorithm().attend == attend and read(kept).text == kept
-    with pytest.raises(SettingError, match="The schedule who.csv cannot be read"):
+    with pytest.raises(SettingError, match=r"The schedule who\.csv cannot be read"):
         read("tiny.toml").algorithm()

@@ -8,19 +8,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner, Result
 from torch import Tensor, nn
 
-from descant import Algorithm, Federation, PolicyGradient, Sgd, algorithms, parties, problems
+from descant import Algorithm, Federation, PolicyGradient, Sgd, algorithms, compare, parties, problems
 from descant.algorithms import Drops, StandIns, Timetable
 from descant.cli import app, typer
 from descant.config import read as read_recipe
 from descant.engines import Processes
 from descant.errors import DescantError, DescantWarning, SettingError
-from descant.judged import study_of
+from descant.judged import judge, study_of
 from descant.parties import Selection
 from descant.record import Run, read
 from descant.store.keys import PrivateKey
@@ -297,6 +298,24 @@ def test_more_rows_than_a_party_agreed_to_never_leave_it(vault: VaultAt) -> None
         assert presence(fed) == ["ppppp", "ppppp", "pappp", "papsp"]  # its training counts all the same
     left = [one.party for one in Vault(vault.folder).parties() if one.generation is not None]
     assert left == ["3", "4"]  # one row may leave in any case
+
+
+@pytest.mark.filterwarnings("ignore::descant.errors.DescantWarning")
+def test_coresets_that_were_not_left_are_not_told_as_updates_that_were_refused(tmp_path: Path) -> None:
+    algorithm = replace(StandIns(algorithms.FedAvg(), share=0.4), attend=AWAY)
+    people = parties.digits(count=4, seed=0)
+    settings: dict[str, Any] = {"lr": 0.1, "steps": 2, "batch": 4, "agreed": Agreed(share=0.1)}
+    fed = Federation(nn.Linear(64, 10), people, algorithm, **settings)
+    with Run.start(tmp_path / "run", fed) as run:
+        for _ in run.rounds(1, score_every=1):
+            pass
+        judge(run)
+    compared = compare([algorithm], nn.Linear(64, 10), people, rounds=1, progress=False, **settings)
+    for study in (compared, study_of(tmp_path / "run")):
+        assert [result.refused for result in study.results] == [0, 0] and "refused" not in study.verdict()
+        (told,) = (text for text in study.findings() if "coresets" in text)
+        assert told.startswith("4 coresets of FedAvg+stand-ins were not left, or not taken: nobody stands in by them. ")
+        assert "updates" not in "".join(study.findings())
 
 
 def falsified(change: Callable[[bytes], bytes], party: str) -> partial[Bytes]:

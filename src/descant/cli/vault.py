@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -152,7 +152,7 @@ def preview(
         from ..parties.spaces import SPACES
 
         chosen = read(recipe).set(*changes).where(data)
-        given = {**({} if share is None else {"share": share, "count": None}), **({"by": by} if by else {})}
+        given: dict[str, Any] = {**({} if share is None else {"share": share, "count": None}), **({"by": by} if by else {})}
         selection = dataclasses.replace(_selection(chosen, method, required=not given), **given)
         settings = {"seed": chosen.length.seed, **chosen.settings()}
         plan = Federation(chosen.model(), chosen.people(), FedAvg(), **settings)._plan
