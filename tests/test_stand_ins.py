@@ -314,7 +314,9 @@ def test_coresets_that_were_not_left_are_not_told_as_updates_that_were_refused(t
     for study in (compared, study_of(tmp_path / "run")):
         assert [result.refused for result in study.results] == [0, 0] and "refused" not in study.verdict()
         (told,) = (text for text in study.findings() if "coresets" in text)
-        assert told.startswith("4 coresets of FedAvg+stand-ins were not left, or not taken: nobody stands in by them. ")
+        assert told.startswith(
+            "4 coresets of FedAvg+stand-ins were not left, or not taken by the vault. The first: round 1"
+        )
         assert "updates" not in "".join(study.findings())
 
 

@@ -152,7 +152,10 @@ def preview(
         from ..parties.spaces import SPACES
 
         chosen = read(recipe).set(*changes).where(data)
-        given: dict[str, Any] = {**({} if share is None else {"share": share, "count": None}), **({"by": by} if by else {})}
+        given: dict[str, Any] = {
+            **({} if share is None else {"share": share, "count": None}),
+            **({"by": by} if by else {}),
+        }
         selection = dataclasses.replace(_selection(chosen, method, required=not given), **given)
         settings = {"seed": chosen.length.seed, **chosen.settings()}
         plan = Federation(chosen.model(), chosen.people(), FedAvg(), **settings)._plan

@@ -149,19 +149,15 @@ def gone_back(name: str, history: Sequence[Mapping[str, Any]]) -> Finding | None
 def refused(name: str, told: Sequence[str]) -> list[Finding]:
     """Whose reports did not count, whose coresets are not there, and why: the first few of unlike ones.
 
-    >>> [refused] = refused("FedAvg", ["round 1, party 'b': stale", "round 2, party 'b': stale"])
-    >>> refused.text
+    >>> refused("FedAvg", ["round 1, party 'b': stale", "round 2, party 'b': stale"])[0].text
     "2 updates of FedAvg were refused. The first: round 1, party 'b': stale."
     """
-    updates, coresets = ([one for one in told if of_a_coreset(one) is left] for left in (False, True))
-    return [
-        Finding(kind, f"{_many(some, what)} of {name} {'was' if len(some) == 1 else 'were'} {how}. The first: {first}.")
-        for kind, some, what, how in (
-            ("refused", updates, "update", "refused"),
-            ("not left", coresets, "coreset", "not left, or not taken: nobody stands in by them"),
-        )
-        if (first := _unlike(some))
-    ]
+    updates = [one for one in told if not of_a_coreset(one)]
+    coresets = [one for one in told if of_a_coreset(one)]
+    found = [Finding("refused", _listed(updates, "update", name, "refused"))] if updates else []
+    if coresets:
+        found.append(Finding("not left", _listed(coresets, "coreset", name, "not left, or not taken by the vault")))
+    return found
 
 
 def of_a_coreset(told: str) -> bool:
@@ -169,15 +165,12 @@ def of_a_coreset(told: str) -> bool:
     return f", tensor {ASKED!r}: " in told
 
 
-def _unlike(told: Sequence[str]) -> str:
-    found: dict[str, str] = {}
+def _listed(told: Sequence[str], what: str, name: str, how: str) -> str:
+    unlike: dict[str, str] = {}
     for one in told:
-        found.setdefault(one.partition(", ")[2], one)  # without its round
-    return "; ".join(list(found.values())[:SHOWN])
-
-
-def _many(some: Sequence[str], what: str) -> str:
-    return f"{len(some)} {what}" + "s" * (len(some) > 1)
+        unlike.setdefault(one.partition(", ")[2], one)  # without its round
+    many = f"{len(told)} {what}s of {name} were" if len(told) > 1 else f"1 {what} of {name} was"
+    return f"{many} {how}. The first: {'; '.join(list(unlike.values())[:SHOWN])}."
 
 
 def _capital(sentence: str) -> str:
