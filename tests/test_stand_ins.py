@@ -395,6 +395,11 @@ WRONG: dict[str, tuple[Algorithm, dict[str, object], str]] = {
         {},
         "'drop' of Selection must name columns from 0 to 5.* Got 6",
     ),
+    "a share and a count": (
+        StandIns(algorithms.FedAvg(), selection=Selection(share=0.3, count=2)),
+        {},
+        "Give Selection a share or a count, not both. Its share is 0.3",
+    ),
     "nothing agreed": (
         StandIns(algorithms.FedAvg()),
         {"agreed": Agreed(count=0)},

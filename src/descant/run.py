@@ -149,7 +149,8 @@ def _rehearse_leaving(plan: Plan, row: Tensor, selection: Selection) -> None:
     first = plan.people[plan.people.names[0]]
     two = Party(first.name, first.x[:2], first.y[:2], first.x[:0], first.y[:0])
     features = None if selection.space == "input" else SPACES[selection.space](plan.net.module_of(row))
-    replace(selection, share=0.5, count=None).choose(two, plan.seed, features)
+    one = {"share": 0.5} if selection.count is None else {"count": 1}
+    replace(selection, **one).choose(two, plan.seed, features)  # type: ignore[arg-type]
 
 
 def run(plan: Plan, engine: Engine, state: State, rounds: int, judge: Collection[int] = ()) -> Iterator[Round]:
