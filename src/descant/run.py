@@ -150,7 +150,7 @@ def _rehearse_leaving(plan: Plan, row: Tensor, selection: Selection) -> None:
     two = Party(first.name, first.x[:2], first.y[:2], first.x[:0], first.y[:0])
     features = None if selection.space == "input" else SPACES[selection.space](plan.net.module_of(row))
     one = {"share": 0.5} if selection.count is None else {"count": 1}
-    replace(selection, **one).choose(two, plan.seed, features)  # type: ignore[arg-type]
+    replace(selection, **one).choose(two, plan.seed, features)
 
 
 def run(plan: Plan, engine: Engine, state: State, rounds: int, judge: Collection[int] = ()) -> Iterator[Round]:
