@@ -92,9 +92,12 @@ class Clock:
         slowness = math.exp(self._settings.jitter * draw) / self._settings.speeds.get(task.party, 1.0)
         return began + float(task.settings["work"]) * slowness
 
-    def _tie(self, task: Task) -> float:
-        """Who is first of those who are done at one time: by name, the same parties would be late again and again."""
-        return float(seeds.stream(self._seed, task.round, task.party, "tie").random())
+    def _tie(self, task: Task) -> tuple[int, float]:
+        """Who is first of those who are done at one time: who was asked first, then by lot.
+
+        By name, the same parties would be late again and again.
+        """
+        return task.round, float(seeds.stream(self._seed, task.round, task.party, "tie").random())
 
     def _dated(self, report: Report) -> Report:
         at = self._came.get(report.party)
