@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from descant import __version__
+from descant import Agreed, VaultAt, __version__
 from descant.cli import app, typer
 from descant.config import read
 from descant.errors import StateError
@@ -228,6 +228,37 @@ def test_a_run_that_is_resumed_ends_like_one_that_was_not_disturbed(tiny, tmp_pa
     assert "FedGeoMedPlus" in descant("runs").stdout
 
 
+SEALED = TINY.replace("attend = 3", 'drops = {"1" = 2}').replace(
+    'algorithm = "fedgeomed+"\nalpha = {start = 1.0, factor = 0.9}\nrho = 0.1',
+    'algorithm = "fedavg"\nwrap = [{by = "stand-ins"}]\n[vault]\nfolder = "v"\nkey = "v.key"\nshare = 0.05',
+)
+
+
+def test_a_run_seals_into_the_vault_beside_its_recipe_and_is_resumed_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "sealed.toml").write_text(SEALED)
+    assert descant("vault", "init", "sub/v", "--key", "sub/v.key").exit_code == 0
+    shown = descant("run", "sub/sealed.toml", "--out", "out", "--set", "run.rounds=2", "--json")
+    assert shown.exit_code == 0, shown.output
+    held = json.loads(descant("vault", "list", "sub/v", "--json").stdout)
+    assert [(row["party"], row["state"], row["opened"]) for row in held] == [(p, "sealed", 0) for p in "0123"]
+    kept = read("out/run.toml").set("run.rounds=4").text
+    monkeypatch.chdir(tmp_path / "out")
+    (tmp_path / "out" / "run.toml").write_text(kept)
+    assert descant("run", "run.toml", "--out", ".", "--resume").exit_code == 0
+    held = json.loads(descant("vault", "list", "../sub/v", "--json").stdout)
+    assert [row["opened"] for row in held] == [0, 2, 0, 0] and not recorded(tmp_path / "out").events[-1]["reason"]
+
+
+def test_a_limit_alone_needs_no_vault():
+    assert read(SEALED).federation().agreed == Agreed(share=0.05)
+    assert read(SEALED).federation().vault == VaultAt("v", "v.key")
+    only = read(SEALED).set("vault={count=3}").federation()
+    assert only.vault is None and only.agreed == Agreed(share=None, count=3)
+
+
 def test_the_report_of_a_run_says_what_the_run_said(tiny, tmp_path):
     ran = json.loads(descant("run", tiny, "--out", "r", "--json").stdout)
     (tmp_path / "r" / "report.html").unlink()
@@ -288,6 +319,12 @@ def test_a_run_that_was_not_judged_says_how_to(tiny):
         (["compare", "tiny.toml", "--set", "sweep.wrk.lr=[0.1,0.2]"], "no part of tiny 'wrk'"),
         (["papers", "run", "fed_plus/synthetic", "--seeds", "0"], "The 'seeds' of [run] must be a whole number >= 1"),
         (["papers", "run", "fed_plus/synthetic", "--seeds", "1", "--expect"], "give at least --seeds 2"),
+        (["compare", "tiny.toml", "--set", "vault.folder=v"], "[vault] of tiny is for descant run"),
+        (["worth", "tiny.toml", "--set", "vault.folder=v"], "[vault] of tiny is for descant run"),
+        (["run", "tiny.toml", "--set", "vault.folder=v"], "FedGeoMedPlus has no stand-ins to open a vault"),
+        (["run", "tiny.toml", "--set", "vault.fodler=v"], "no key of [vault] 'fodler'. Did you mean 'folder'"),
+        (["run", "tiny.toml", "--set", "vault.key=k"], "[vault] lacks 'folder'"),
+        (["run", "tiny.toml", "--set", "vault.share=2"], "The 'share' of [vault] must be > 0 and <= 1. Got 2"),
         (["papers", "run", "fed_plus/mnst"], "Did you mean 'fed_plus/mnist'"),
         (["papers", "run", "fed_plus/mnist", "--set", "run.rounds=0"], "The 'rounds' of [run] must be"),
     ],

@@ -10,19 +10,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from torch import Tensor, nn
 
-from descant import Algorithm, Federation, Sgd, algorithms, compare, parties
+from descant import Algorithm, Federation, PolicyGradient, Sgd, algorithms, compare, parties, problems
 from descant.algorithms import Drops, Every, StandIns, Timetable
 from descant.cli import app, typer
 from descant.config import read as read_recipe
 from descant.engines import Processes
-from descant.errors import DescantWarning, SettingError, StateError
-from descant.judged import study_of
+from descant.errors import DescantError, DescantWarning, SettingError, StateError
+from descant.judged import judge, study_of
 from descant.parties import Selection
 from descant.parties.coresets import Chosen
 from descant.record import Run, read
@@ -418,8 +419,9 @@ def test_a_party_can_leave_nothing_at_all(vault: VaultAt) -> None:
 def test_who_does_not_agree_is_asked_before_its_rows_are_chosen_and_again_when_it_returns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Selection, "choose", lambda *arguments: pytest.fail("it was chosen"))
     fed = made(StandIns(algorithms.FedAvg(), share=0.4), RETURNS, agreed=Agreed(share=0))
+    fed.state  # noqa: B018  the rehearsal chooses, too
+    monkeypatch.setattr(Selection, "choose", lambda *arguments: pytest.fail("it was chosen"))
     with pytest.warns(DescantWarning, match="at most 0 were agreed on"):
         ran(fed)
     rounds = [(one.party, one.round) for one in fed.refusals_]
@@ -457,6 +459,26 @@ def test_all_rows_that_ever_leave_are_within_what_was_agreed(
             ran(fed, 12)
         assert len(fed._engine.memory.get("1")["coreset.ever"]) <= Agreed(share=most).most(people["1"].samples)
         assert {"s", "p"} == {letters[1] for letters in presence(fed)}  # the older one stands in still
+
+
+@pytest.mark.filterwarnings("ignore::descant.errors.DescantWarning")
+def test_coresets_that_were_not_left_are_not_told_as_updates_that_were_refused(tmp_path: Path) -> None:
+    algorithm = replace(StandIns(algorithms.FedAvg(), share=0.4), attend=AWAY)
+    people = parties.digits(count=4, seed=0)
+    settings: dict[str, Any] = {"lr": 0.1, "steps": 2, "batch": 4, "agreed": Agreed(share=0.1)}
+    fed = Federation(nn.Linear(64, 10), people, algorithm, **settings)
+    with Run.start(tmp_path / "run", fed) as run:
+        for _ in run.rounds(1, score_every=1):
+            pass
+        judge(run)
+    compared = compare([algorithm], nn.Linear(64, 10), people, rounds=1, progress=False, **settings)
+    for study in (compared, study_of(tmp_path / "run")):
+        assert [result.refused for result in study.results] == [0, 0] and "refused" not in study.verdict()
+        (told,) = (text for text in study.findings() if "coresets" in text)
+        assert told.startswith(
+            "4 coresets of FedAvg+stand-ins were not left, or not taken by the vault. The first: round 1"
+        )
+        assert "updates" not in "".join(study.findings())
 
 
 def falsified(change: Callable[[bytes], bytes], party: str) -> partial[Bytes]:
@@ -508,6 +530,8 @@ def test_recipes_wrap_methods_with_stand_ins() -> None:
 def test_settings_that_cannot_be() -> None:
     with pytest.raises(SettingError, match="a share, or a selection"):
         StandIns(algorithms.FedAvg(), share=0.1, selection=Selection())
+    with pytest.raises(SettingError, match=r"FedAvg\+stand-ins has stand-ins already"):
+        StandIns(StandIns(algorithms.FedAvg(), share=0.1))
     for share in (0, 1.5):
         with pytest.raises(SettingError, match="The 'share' of Selection must be > 0 and <= 1"):
             ran(made(StandIns(algorithms.FedAvg(), share=share)), 1)
@@ -515,15 +539,87 @@ def test_settings_that_cannot_be() -> None:
         ran(made(StandIns(algorithms.FedAvg(), work=-1)), 1)
 
 
+WRONG: dict[str, tuple[Algorithm, dict[str, object], str]] = {
+    "a word for a selection": (
+        StandIns(algorithms.FedAvg(), selection="herding"),  # type: ignore[arg-type]
+        {},
+        r"must be such as parties.Selection\(share=0.05\). Got 'herding'",
+    ),
+    "a column that is not there": (
+        StandIns(algorithms.FedAvg(), selection=Selection(drop=(6,))),
+        {},
+        "'drop' of Selection must name columns from 0 to 5.* Got 6",
+    ),
+    "a share and a count": (
+        StandIns(algorithms.FedAvg(), selection=Selection(share=0.3, count=2)),
+        {},
+        "Give Selection a share or a count, not both. Its share is 0.3",
+    ),
+    "too much agreed": (StandIns(algorithms.FedAvg()), {"agreed": Agreed(share=2)}, "The 'share' of Agreed must be"),
+    "a number agreed": (StandIns(algorithms.FedAvg()), {"agreed": 0.05}, r"'agreed' .* descant.Agreed\(share=0.05\)"),
+    "a path for a vault": (StandIns(algorithms.FedAvg()), {"vault": "v"}, "'vault' of Federation must be .*VaultAt"),
+    "no vault there": (StandIns(algorithms.FedAvg()), {"vault": VaultAt("nowhere")}, "nowhere"),
+    "nobody to seal": (algorithms.FedAvg(), {"vault": VaultAt("nowhere")}, "FedAvg has no stand-ins"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_mistakes_are_found_before_the_work(name: str) -> None:
+    algorithm, settings, told = WRONG[name]
+    with pytest.raises(DescantError, match=told):
+        made(algorithm, **settings).state  # noqa: B018
+
+
+def test_agents_have_no_rows_to_leave() -> None:
+    net, algorithm = partial(problems.mlp, 4, 2, (8,)), StandIns(algorithms.FedAvg())
+    agents = Federation(net, parties.agents(count=2), algorithm, solver=PolicyGradient())
+    with pytest.raises(SettingError, match="leaves rows of the parties' data behind, and agents have none"):
+        agents.state  # noqa: B018
+
+
+def preview(recipe: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(typer.main.get_command(app), ["vault", "preview", str(recipe), *arguments])
+
+
 def test_the_rows_that_would_leave_are_shown_before_they_do(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TINY)
-    command = ["vault", "preview", str(tmp_path / "tiny.toml"), "2", "--share", "0.1", "--json"]
-    shown = CliRunner().invoke(typer.main.get_command(app), command)
+    shown = preview(tmp_path / "tiny.toml", "2", "--share", "0.1", "--json")
     assert shown.exit_code == 0, shown.output
     found, party = json.loads(shown.stdout), parties.digits(count=4)["2"]
     chosen = Selection(share=0.1).choose(party, seed=0)
     assert [row["row"] for row in found["rows"]] == chosen.rows.tolist()
     assert found["verdict"].startswith(f"{len(chosen.rows)} of the {party.samples} rows of party '2' would leave")
+    values = [[row[str(column)] for column in range(64)] for row in found["rows"]]
+    torch.testing.assert_close(torch.tensor(values), chosen.coreset.x)
+    shown = preview(tmp_path / "tiny.toml", "2")
+    assert shown.exit_code == 1 and "tiny has no stand-ins: nothing would leave" in shown.stderr
+
+
+def test_a_preview_is_of_the_method_that_has_stand_ins(tmp_path: Path) -> None:
+    head, _, rest = TINY.partition("[method]")
+    methods = "[[methods]]" + rest.partition("[[methods]]")[2]
+    half, other = (
+        f'\n[[methods]]\nalgorithm = "fedavg"\nname = "{name}"\nwrap = [{{by = "stand-ins", share = {share}}}]\n'
+        for name, share in (("half", 0.5), ("all", 1.0))
+    )
+    (tmp_path / "one.toml").write_text(head + methods + half)
+    (tmp_path / "two.toml").write_text(head + methods + half + other)
+    party = parties.digits(count=4)["2"]
+    for arguments, share in (
+        (["one.toml", "2"], 0.5),
+        (["two.toml", "2", "--method", "all"], 1.0),
+        (["two.toml", "2", "--method", "half", "--share", "0.1"], 0.1),
+    ):
+        shown = preview(tmp_path / arguments[0], *arguments[1:], "--json")
+        assert shown.exit_code == 0, shown.output
+        assert len(json.loads(shown.stdout)["rows"]) == round(share * party.samples)
+    for arguments, told in (
+        (["2"], "leave unlike coresets. Say which: --method 'half', 'all'"),
+        (["2", "--method", "fedavg"], "fedavg has no stand-ins"),
+        (["2", "--method", "hlaf"], "There is no algorithm 'hlaf'"),
+    ):
+        shown = preview(tmp_path / "two.toml", *arguments)
+        assert shown.exit_code == 1 and told in shown.stderr, shown.output
 
 
 # ── worker processes ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -18,6 +18,7 @@ from torch import nn
 
 from descant import DescantError, Federation, Sgd, Worth, algorithms, parties, worth
 from descant.cli import app
+from descant.engines import Clocked
 from descant.errors import SettingError, StateError
 from descant.instruments import shapley
 from descant.instruments.games import Coalition, coalitions, orders_of
@@ -193,6 +194,16 @@ def test_a_party_that_never_comes_is_worth_nothing_and_may_be_in_a_timetable() -
     assert found.gives[0][0] != 0
 
 
+def test_a_clock_may_have_speeds_of_parties_that_are_not_in_a_coalition() -> None:
+    clock = Clocked({"a": 0.3, "c": 2.0})
+    settings: dict[str, Any] = {"rounds": 3, "solver": WHOLE, "loss": loss_of, "progress": False}
+    found = worth(algorithms.FedBuff(2), NET, people(), engine=clock, **settings)
+    assert np.isfinite(found.each).all() and np.abs(found.gives[0]).min() > 0
+    assert not np.array_equal(found.together, worth(algorithms.FedBuff(2), NET, people(), **settings).together)
+    with pytest.raises(SettingError, match="a speed for party 'z'"):
+        worth(algorithms.FedBuff(2), NET, people(), engine=Clocked({"z": 2.0}), **settings)
+
+
 def test_a_party_without_a_test_set_gives_and_does_not_count() -> None:
     found = valued(people(untested=True))
     assert np.isnan(found.gain[2]) and np.isfinite(found.share[0]).all() and found.gives[0][2] != 0
@@ -215,6 +226,29 @@ def test_seeds_give_errors_and_the_same_seeds_the_same_numbers(tmp_path: Path) -
     single = valued(people(2))
     assert np.isnan(single.share[1]).all() and "one seed" in str(single.table())
     assert one.plot(tmp_path / "worth.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def made_up(share: list[float], gain: list[float]) -> Worth:
+    """A worth of parties a, b and c, as if it had been reckoned."""
+    each = np.zeros((1, 3, 4))
+    each[0, :, -1] = share
+    numbers = np.array(gain)
+    return Worth(tuple("abc"), (9, 9, 9), "accuracy", numbers, numbers, numbers, np.zeros((3, 3)), each, "Made up.")
+
+
+def test_who_takes_from_the_others_puts_in_nothing() -> None:
+    assert "puts in" not in str(made_up([-0.458, -0.6, -0.7], [-0.6, -0.6, -0.6]).table())
+    told = str(made_up([-0.1, 0.3, 0.2], [-0.9, 0.2, 0.2]).table())
+    assert "Party 'b' puts in the most beyond what it gets: its share of the joint gain is +0.300" in told
+
+
+def test_the_grid_is_seen_on_every_party(tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
+    image = imread(made_up([0.1, 0.2, 0.3], [0.3, 0.2, 0.1]).plot(tmp_path / "worth.png"))[..., 0]
+    banded = (np.abs(image - 0xF2 / 255) < 0.001).mean(0) > 0.6  # columns of grey bands
+    first = int(np.flatnonzero(banded)[5])  # beside the axis, where no mark is
+    assert ((image[:, first] < 0.93) & (image[:, first] > 0.8)).sum() >= 4
 
 
 def test_work_goes_on_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from .federation import Federation
     from .metrics import Metric
     from .solvers import Dqn, PolicyGradient, Sgd
+    from .store.rows import Agreed
+    from .store.vault_at import VaultAt
     from .study import Study, compare
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Agreed",
     "Algorithm",
     "DescantError",
     "DescantWarning",
@@ -29,6 +32,7 @@ __all__ = [
     "PolicyGradient",
     "Sgd",
     "Study",
+    "VaultAt",
     "Worth",
     "algorithms",
     "compare",
@@ -39,6 +43,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Agreed": ".store.rows",
     "Algorithm": ".core",
     "DescantError": ".errors",
     "DescantWarning": ".errors",
@@ -48,6 +53,7 @@ _HOME = {
     "PolicyGradient": ".solvers",
     "Sgd": ".solvers",
     "Study": ".study",
+    "VaultAt": ".store.vault_at",
     "Worth": ".contribution",
     "compare": ".study",
     "worth": ".contribution",

@@ -12,6 +12,7 @@ import numpy as np
 
 from .checkpoint import _check_identity, _identity
 from .core import Attend, Attending, Hyper
+from .engines import Clocked
 from .errors import DescantError, SettingError, StateError
 from .evaluate import Numbers, score
 from .federation import Federation
@@ -48,7 +49,10 @@ def scores_of(everybody: Federation, coalition: Coalition, rounds: int, settings
     if inside:
         some, algorithm = everybody.people.subset(inside), everybody.algorithm
         algorithm = replace(algorithm, attend=Known(algorithm.attend, names))
-        federation = Federation(everybody.model, some, algorithm, seed=everybody.seed, **settings)
+        engine = everybody.engine
+        if isinstance(engine, Clocked):
+            engine = replace(engine, speeds={name: v for name, v in engine.speeds.items() if name in coalition})
+        federation = Federation(everybody.model, some, algorithm, seed=everybody.seed, **{**settings, "engine": engine})
         for _ in federation.rounds(rounds, judge=()):
             pass
         state = federation.state

@@ -94,13 +94,14 @@ class Worth:
         return f"{self.metric}: alone {alone:.3f}, together {together:.3f}. {giver}, {gainer}."
 
     def _notes(self) -> list[str]:
-        credit = np.nan_to_num(self.share[0] - self.gain)
+        share = self.share[0]
+        credit = np.where(share > 0, np.nan_to_num(share - self.gain), 0.0)  # who takes from the others puts in nothing
         best = int(credit.argmax())
         notes = [self.how]
         if credit[best] > 0:
             notes.append(
                 f"Party {self.names[best]!r} puts in the most beyond what it gets: its share of the joint gain is "
-                f"{self.share[0][best]:+.3f}, its own gain {self.gain[best]:+.3f}."
+                f"{share[best]:+.3f}, its own gain {self.gain[best]:+.3f}."
             )
         if len(self.each) < 2:
             notes.append("With one seed it is not known how much another seed would change: give seeds=3.")
@@ -118,7 +119,7 @@ class Worth:
         places = np.arange(len(self.names))
         with picture(Path(file), lines, whole=False) as ((axes,), styles):
             for place in places[::2]:
-                axes.axvspan(place - 0.5, place + 0.5, color="#f2f2f2", linewidth=0)
+                axes.axvspan(place - 0.5, place + 0.5, color="#f2f2f2", linewidth=0, zorder=0)  # below the grid
             axes.axhline(0, color="black", linewidth=1.0)
             for aside, (told, (mean, error)) in zip((-0.27, -0.09, 0.09, 0.27), lines.items(), strict=True):
                 style = {**styles[told], "linestyle": "none", "markersize": 5}

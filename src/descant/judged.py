@@ -19,7 +19,7 @@ from .config import how_to_end
 from .errors import StateError
 from .evaluate import Column, Numbers, Scores
 from .instruments import Finding
-from .instruments.findings import collapse, refused
+from .instruments.findings import collapse, of_a_coreset, refused
 from .record import Recorded, Run, read
 from .results import SERIES, TUNED, numbers, plain
 from .state import presence_in
@@ -80,7 +80,7 @@ def _result(found: Recorded, method: str) -> Result:
         _scores(found, columns),
         curve,
         float(np.nansum(held.metrics.get("seconds", np.zeros(1)))),
-        len(_refusals(found)),
+        sum(not of_a_coreset(text) for _, text in _refusals(found)),
         attended=held.accepted.sum(axis=0).astype(float),
         presence=tuple(presence_in(held.accepted, held.stood_in)),
         centers=tuple(zip(held.scored.tolist(), held.scores["center"], strict=True)),
@@ -135,9 +135,7 @@ def _findings(found: Recorded, method: str) -> Iterator[Finding]:
     fell = collapse(method, history, found.higher_is_better)
     if fell is not None:
         yield fell
-    told = refused(method, [text for _, text in sorted(_refusals(found))])
-    if told is not None:
-        yield told
+    yield from refused(method, [text for _, text in sorted(_refusals(found))])
     warned: dict[str, set[int]] = {}
     for event in _current(found):
         warned.setdefault(event["text"], set()).update([event["round"]] if "round" in event else [])

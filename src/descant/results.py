@@ -15,6 +15,7 @@ from .errors import DescantError
 from .evaluate import Column, Numbers, Scores
 from .federation import Federation
 from .instruments import Finding, Walk, coverage, walk
+from .instruments.findings import of_a_coreset
 from .state import PRESENT
 
 LOCAL = "Local"
@@ -33,7 +34,7 @@ class Result:
     scores: Scores
     curve: tuple[tuple[int, float, float], ...]
     seconds: float
-    refused: int
+    refused: int  # updates; what was not left of coresets is in the findings
     beside: str = LOCAL  # the local-only run with the same attendance and work
     attended: Numbers = field(default_factory=lambda: np.empty(0))  # [parties] in how many rounds each trained
     series: Mapping[str, Numbers] = field(default_factory=dict)  # numbers by round, by the names of SERIES and TUNED
@@ -128,7 +129,7 @@ def result_of(
         scores,
         tuple(curve),
         seconds,
-        len(federation.refusals_),
+        sum(not of_a_coreset(str(refusal)) for refusal in federation.refusals_),
         attended=np.array([counted[name] for name in scores.names], dtype=float),
         series=series,
         findings=federation._findings(),

@@ -25,11 +25,16 @@ from .flight import AT, Flight
 from .gate import Gate
 from .gauges import Gauges, gauged, reach
 from .metrics import is_cross_entropy
+from .parties.coresets import Selection
+from .parties.party import Party
+from .parties.spaces import SPACES
 from .piece import VALIDATION, Plan, loss_on
 from .settings import check
 from .settle import Outcome, settled
 from .state import STALENESS, Round, State, feedback_of, judgements_of, presence_of
 from .store import PartyStore
+from .store.rows import Agreed
+from .store.vault_at import VaultAt
 
 __all__ = ["Round", "State", "begin", "possible_ways", "run"]
 
@@ -46,6 +51,7 @@ def begin(plan: Plan) -> State:
     row = plan.net.row()
     first = State(0, row, row, way, PartyStore(plan.budget))
     first = replace(first, feedback=_validated(plan, first, row))
+    _check_stand_ins(plan)
     with torch.no_grad():
         _rehearse(plan, row, plan.solver.hyper)
         _tuned(plan, first, 1)
@@ -90,6 +96,8 @@ def _rehearse(plan: Plan, row: Tensor, hyper: Hyper) -> None:
         )
     rows = row.repeat(2, 1)
     try:
+        if algorithm.stand_in is not None:
+            _rehearse_leaving(plan, row, algorithm.stand_in.selection)
         algorithm.start(rows, rows)
         if algorithm.pull is not None:
             algorithm.pull.anchor(rows[:, :size], rows[:, :size], 1, ["", ""])
@@ -102,6 +110,47 @@ def _rehearse(plan: Plan, row: Tensor, hyper: Hyper) -> None:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise SettingError(f"{algorithm.name} does not fit a model of {size} parameters: {reason}") from error
+
+
+def _check_stand_ins(plan: Plan) -> None:
+    """What can be told of stand-ins, of where their rows are kept, and of how many were agreed on."""
+    algorithm, name = plan.algorithm, plan.algorithm.name
+    given: object
+    for told, given, kind, such in (
+        ("vault", plan.vault, VaultAt, "descant.VaultAt('folder', 'key')"),
+        ("agreed", plan.agreed, Agreed, "descant.Agreed(share=0.05)"),
+    ):
+        if given is not None and not isinstance(given, kind):
+            raise SettingError(f"The {told!r} of Federation must be such as {such}. Got {given!r:.60}.")
+    if plan.agreed is not None:
+        check(plan.agreed)
+    if algorithm.stand_in is None:
+        if plan.vault is not None:
+            raise SettingError(f"{name} has no stand-ins to open a vault. Wrap it in StandIns, or leave 'vault' out.")
+        return
+    if algorithm.quorum is not None:
+        raise SettingError(
+            f"{name} does not wait for all parties (its quorum is {algorithm.quorum}): a stand-in would count in every "
+            "version, and its party would not. Take stand-ins with a method that waits, such as FedAvg."
+        )
+    selection: object = algorithm.stand_in.selection
+    if not isinstance(selection, Selection):
+        raise SettingError(
+            f"The selection of {name} must be such as parties.Selection(share=0.05). Got {selection!r:.60}."
+        )
+    if not plan.samples:
+        raise SettingError(f"{name} leaves rows of the parties' data behind, and agents have none.")
+    if plan.vault is not None:
+        replace(plan.vault).closed  # noqa: B018  is it there? a copy: the plan's own goes to other processes
+
+
+def _rehearse_leaving(plan: Plan, row: Tensor, selection: Selection) -> None:
+    """One of a party's first two rows is chosen, as all will be."""
+    first = plan.people[plan.people.names[0]]
+    two = Party(first.name, first.x[:2], first.y[:2], first.x[:0], first.y[:0])
+    features = None if selection.space == "input" else SPACES[selection.space](plan.net.module_of(row))
+    one = {"share": 0.5} if selection.count is None else {"count": 1}
+    replace(selection, **one).choose(two, plan.seed, features)
 
 
 def run(plan: Plan, engine: Engine, state: State, rounds: int, judge: Collection[int] = ()) -> Iterator[Round]:

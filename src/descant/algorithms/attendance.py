@@ -120,8 +120,10 @@ class Every:
     attend: Attend = setting(everyone, "who of those that come takes part", apart=True)
 
     def __call__(self, attending: Attending) -> dict[str, Hyper]:
-        for name in self.first:
+        for name, first in self.first.items():
             _check_known(name, attending, "The 'first' of Every")
+            if not isinstance(first, int) or isinstance(first, bool) or first < 1:
+                raise SettingError(f"The 'first' of Every must be rounds: whole numbers >= 1. Got {first!r:.40}.")
         since = {name: attending.round - self.first.get(name, attending.round) for name in attending.names}
         return self.attend(replace(attending, names=[n for n, s in since.items() if s >= 0 and s % self.n == 0]))
 
@@ -156,26 +158,24 @@ class Timetable:
     def of(
         cls, rows: Iterable[Mapping[str, Any]], attend: Attend = everyone, source: str = "the schedule"
     ) -> Timetable:
-        """Of records such as ``{"party": "a", "from": 1, "to": 4}``; without "to" the party stays."""
+        """Of records such as ``{"party": "a", "from": 1, "to": 4}``; without "to" it stays, "to" 0: it never comes."""
         return cls(tuple(_span(row, at, source) for at, row in enumerate(rows, 1)), attend, source)
 
     @classmethod
     def read(cls, file: str | Path, attend: Attend = everyone) -> Timetable:
         """Of a CSV file: a line a span (``party,from,to``), or a line a party with 0 or 1 a round (``party,1,2,…``).
 
-        After the last round of such a trace its parties are away.
+        After the last round of such a trace its parties are away. Messages count rows as the file does.
         """
-        try:
-            with Path(file).open(encoding="utf-8-sig", newline="") as stream:
-                head, *lines = [line for line in csv.reader(stream) if line] or [[]]
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise SettingError(f"The schedule {file} cannot be read: {reason}.") from error
+        (_, head), *lines = _lines(file)
         head = [cell.strip() for cell in head]
         if head == ["party", "from", "to"]:
-            return cls.of((dict(zip(head, line, strict=False)) for line in lines), attend, str(file))
+            return cls(
+                tuple(_span(_record(head, line, at, file), at, str(file)) for at, line in lines), attend, str(file)
+            )
         if len(head) > 1 and head == ["party", *map(str, range(1, len(head)))]:
-            spans = (span for at, line in enumerate(lines, 1) for span in _runs(line, len(head), at, str(file)))
+            _check_once(lines, file)
+            spans = (span for at, line in lines for span in _runs(line, len(head), at, str(file)))
             return cls(tuple(spans), attend, str(file))
         raise SettingError(
             f"The first line of {file} must be party,from,to or, for a trace, party,1,2,3 and so on. Got "
@@ -217,6 +217,40 @@ def Drops(after: Mapping[str, int], attend: Attend = everyone) -> Timetable:
     return Timetable(tuple(spans), attend, "the drops")
 
 
+_Lines: TypeAlias = list[tuple[int, list[str]]]  # by their numbers in a file
+
+
+def _lines(file: str | Path) -> _Lines:
+    """The lines of a schedule that are not empty: the first, and at least one below it."""
+    try:
+        with Path(file).open(encoding="utf-8-sig", newline="") as stream:
+            rows = csv.reader(stream)
+            found = [(rows.line_num, row) for row in rows if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SettingError(f"The schedule {file} cannot be read: {reason}.") from error
+    if len(found) == 1:
+        raise SettingError(f"The schedule {file} has no row below its first line. Add some, or leave it out.")
+    return found or [(1, [])]
+
+
+def _record(head: Sequence[str], line: Sequence[str], at: int, file: str | Path) -> dict[str, str]:
+    if len(line) > len(head):
+        raise SettingError(
+            f"Row {at} of {file} must be {','.join(head)}. Got {len(line)} cells: {','.join(line)!r:.80}."
+        )
+    return dict(zip(head, line, strict=False))  # without "to" a party stays
+
+
+def _check_once(lines: _Lines, file: str | Path) -> None:
+    """A party has one line in a trace."""
+    known: dict[str, int] = {}
+    for at, line in lines:
+        before = known.setdefault(line[0].strip(), at)
+        if before != at:
+            raise SettingError(f"Rows {before} and {at} of {file} are both of party {line[0].strip()!r}. Join them.")
+
+
 def _first(span: Span) -> int:
     return span.first
 
@@ -240,16 +274,19 @@ def _span(row: Mapping[str, Any], at: int, source: str) -> Span:
     party = str(row.get("party", "")).strip()
     if not party:
         raise SettingError(f"{where} names no party.")
-    first, last = (_whole(row.get(key, ""), f"The {key!r} in row {at} of {source}") for key in ("from", "to"))
+    first, last = (
+        _whole(row.get(key, ""), f"The {key!r} in row {at} of {source}", least)
+        for key, least in (("from", 1), ("to", 0))
+    )
     return Span(party, 1 if first is None else first, last, at)
 
 
-def _whole(value: Any, what: str) -> int | None:
+def _whole(value: Any, what: str, least: int) -> int | None:
     text = str(value).strip()
     if not text:
         return None
-    if not text.isdecimal() or int(text) < 1:
-        raise SettingError(f"{what} must be a round: a whole number >= 1, or nothing. Got {text!r:.40}.")
+    if not text.isdecimal() or int(text) < least:
+        raise SettingError(f"{what} must be a round: a whole number >= {least}, or nothing. Got {text!r:.40}.")
     return int(text)
 
 

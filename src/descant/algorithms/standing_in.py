@@ -27,11 +27,16 @@ def StandIns(
     model it would only follow a centre that the others draw away. It has no other state: moments, private layers and
     private columns stay with the party, and what the party keeps is not touched while it is away.
 
+    Methods with a quorum, which do not wait for all parties, cannot have stand-ins: they have no slot in which
+    everybody is counted once.
+
     >>> from descant.algorithms import FedAvg
     >>> StandIns(FedAvg(), share=0.1).stand_in.selection.share
     0.1
     """
     if share is not None and selection is not None:
         raise SettingError("Give StandIns a share, or a selection that has its own, not both.")
+    if base.stand_in is not None:
+        raise SettingError(f"{base.name} has stand-ins already. Wrap a method once.")
     chosen = selection or Selection(share=0.05 if share is None else share)
     return replace(base, name=f"{base.name}+stand-ins", stand_in=StandIn(chosen, work))

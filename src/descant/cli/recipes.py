@@ -113,7 +113,7 @@ def worth(
     """
     with plain_endings():
         more = [] if seeds is None else [f"run.seeds={seeds}"]
-        chosen = _chosen(recipe, [*changes, *more], quick, "in-process", data).check(None)
+        chosen = _chosen(recipe, [*changes, *more], quick, "in-process", data).unsealed().check(None)
         if chosen.swept:
             raise SettingError(f"{chosen.name} goes through values: choose one, with --set 'sweep={{}}' and --set.")
         one_thread()

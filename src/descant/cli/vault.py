@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,7 +16,11 @@ from .common import json_option, plain_endings
 from .recipes import CHANGES, DATA
 
 if TYPE_CHECKING:
+    from ..config import Recipe
+    from ..parties.coresets import Selection
     from ..store.keys import PrivateKey
+
+SHOWN = 6  # values of a row that a terminal has room for; JSON has all
 
 app = typer.Typer(no_args_is_help=True, help="Coresets that parties left sealed: make a vault, list, verify, forget.")
 
@@ -128,8 +132,9 @@ def forget(
 def preview(
     recipe: Path = typer.Argument(metavar="RECIPE", hidden=True),  # noqa: B008
     party: str = typer.Argument(metavar="PARTY", hidden=True),
-    share: float | None = typer.Option(None, help="Of its rows. Default: as the recipe's stand-ins, or 0.05."),
-    by: str = typer.Option("", help="How they are chosen. Default: as the recipe's stand-ins, or uniform."),
+    method: str = typer.Option("", help="Which of the recipe's methods. Default: the one that has stand-ins."),
+    share: float | None = typer.Option(None, help="Of its rows. Default: as the method's stand-ins."),
+    by: str = typer.Option("", help="How they are chosen. Default: as the method's stand-ins."),
     changes: list[str] = CHANGES,
     data: Path | None = DATA,
     as_json: bool = json_option(),
@@ -140,22 +145,45 @@ def preview(
     one: later ones are not known yet.
     """
     with plain_endings():
+        from ..algorithms import FedAvg
         from ..config import read
+        from ..federation import Federation
         from ..instruments.leaving import preview as rows_of
-        from ..parties.coresets import Selection
         from ..parties.spaces import SPACES
 
         chosen = read(recipe).set(*changes).where(data)
-        federation = chosen.federation()
-        plan, given = federation._plan, {"share": share, "count": None} if share is not None else {}
-        stand_in = plan.algorithm.stand_in
-        selection = dataclasses.replace(
-            stand_in.selection if stand_in else Selection(), **given, **({"by": by} if by else {})
-        )
+        given: dict[str, Any] = {
+            **({} if share is None else {"share": share, "count": None}),
+            **({"by": by} if by else {}),
+        }
+        selection = dataclasses.replace(_selection(chosen, method, required=not given), **given)
+        settings = {"seed": chosen.length.seed, **chosen.settings()}
+        plan = Federation(chosen.model(), chosen.people(), FedAvg(), **settings)._plan
         features = None if selection.space == "input" else SPACES[selection.space](plan.net.module_of(plan.net.row()))
         whose = plan.people[party]
-        table = rows_of(whose, selection.choose(whose, plan.seed, features), selection.drop)
+        left = selection.choose(whose, plan.seed, features)
+        table = rows_of(whose, left, selection.drop, None if as_json else SHOWN)
         typer.echo(json.dumps({"rows": table.plain(), "verdict": table.verdict}) if as_json else table)
+
+
+def _selection(recipe: Recipe, method: str, required: bool) -> Selection:
+    """How parties choose what they leave: by the method that is named, by [method], or by all others alike."""
+    from ..parties.coresets import Selection
+
+    if method:
+        made = recipe.algorithms([method])
+    else:
+        own = [recipe.algorithm()] if recipe.tables.get("method") else []
+        made = own if own and own[0].stand_in else recipe.algorithms()
+    found = {one.name: one.stand_in.selection for one in made if one.stand_in}
+    if len(set(found.values())) > 1:
+        names = ", ".join(map(repr, found))
+        raise SettingError(f"The methods of {recipe.name} leave unlike coresets. Say which: --method {names}.")
+    if required and not found:
+        raise SettingError(
+            f"{method or recipe.name} has no stand-ins: nothing would leave. Give --share or --by to see what would."
+        )
+    return next(iter(found.values()), Selection())
 
 
 def _key_for(folder: Path, file: Path | None) -> PrivateKey:

@@ -7,12 +7,16 @@ title = "Two methods on digits"
 [model]     net = "logistic", and its keywords            (`problems.NETS`, or "module:function")
 [work]      lr, steps or epochs, batch, attend, ...       (`Sgd` and `Attendance`)
 [method]    algorithm = "fedavg+", and its keywords       (`algorithms.ALGORITHMS`): what `descant run` runs
+[vault]     folder, key: where parties' coresets are kept; share, count: what they agreed to (`VaultAt`, `Agreed`):
+            for `descant run`
 [[methods]] the same, once a method                       what `descant compare` compares
 [[wrap]]    by = "matching", and its keywords             (`algorithms.WRAPPERS`, or "module:function"): wraps every
             method, local too; wrap = [{by = ...}, ...] in a method's table wraps that one, after these
             (for keywords that may be None, "none" is that)
 [quick]     what a short form changes, table by table;    [sweep] lists of values to go through
 [[paper]]   what the paper prints                         (`Figure`)
+
+The paths of a schedule and of a vault are relative to the recipe's folder; a run keeps them whatever becomes of it.
 
 Light to import: torch waits until something is made.
 """

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingError
-from ..settings import setting, unknown
+from ..settings import check, setting, unknown
 from .keywords import keywords_for
 
 if TYPE_CHECKING:
@@ -51,6 +51,18 @@ class Attendance:
     )
     straggler_policy: str = setting("keep", "whether their work counts (ERRATA 26)", one_of=("keep", "drop"))
     comes: float | None = setting(None, "the probability that a party comes in a round", least=0, most=1)
+    stint: int | None = setting(
+        None,
+        "with comes: rounds until it is drawn again whether a party comes; 1, if it is not given",
+        least=1,
+        whole=True,
+    )
+    comes_every: int | None = setting(
+        None, "rounds from one time to the next of the parties in comes_first", least=1, whole=True
+    )
+    comes_first: dict[str, int] | None = setting(
+        None, "by party: the round in which it comes first; others always come"
+    )
     drops: dict[str, int] | None = setting(None, "by party: the last round in which it is there")
     schedule: str | list[Any] | None = setting(
         None, "who is there when: a CSV file (party,from,to), or a list of {party, from, to}"
@@ -58,11 +70,19 @@ class Attendance:
 
     def answer(self) -> Attend:
         """The same as an algorithm's answer."""
-        from ..algorithms.attendance import Among, Comes, Drops, Sample, Stragglers, Timetable, everyone
+        from ..algorithms.attendance import Among, Comes, Drops, Every, Sample, Stragglers, Timetable, everyone
 
+        if (self.comes_every is None) != (self.comes_first is None):
+            raise SettingError(
+                "Give comes_every and comes_first together: how often, and by party from which round on."
+            )
+        if self.stint is not None and self.comes is None:
+            raise SettingError("A 'stint' is for parties that come by chance: give 'comes', too.")
         found: Attend = everyone if self.attend is None else Sample(self.attend)
         if self.comes is not None:
-            found = Comes(self.comes, attend=found)
+            found = Comes(self.comes, self.stint or 1, found)
+        if self.comes_every is not None and self.comes_first is not None:
+            found = Every(self.comes_every, self.comes_first, found)
         if self.drops is not None:
             found = Drops(self.drops, found)
         if isinstance(self.schedule, str):
@@ -89,6 +109,26 @@ class Figure:
     methods: tuple[str, ...] = setting(help="our methods, by their names in the table")
     against: tuple[str, ...] = setting((), "methods whose mean is taken off")
     at: Mapping[str, Any] = field(default_factory=dict)  # the point of a sweep that it belongs to
+
+
+def sealing(given: Mapping[str, Any]) -> dict[str, Any]:
+    """[vault] as settings of a federation: where the vault is, and how much of its data a party lets go."""
+    from ..store.rows import Agreed
+    from ..store.vault_at import VaultAt
+
+    records: dict[str, type[Any]] = {"vault": VaultAt, "agreed": Agreed}
+    keys = {name: [each.name for each in fields(record)] for name, record in records.items()}
+    for key in given:
+        if key not in [*keys["vault"], *keys["agreed"]]:
+            raise unknown("key of [vault]", key, [*keys["vault"], *keys["agreed"]])
+    found = {}
+    for name, record in records.items():
+        own = {key: value for key, value in given.items() if key in keys[name]}
+        if own:
+            own = {"share": None, **own} if record is Agreed else own  # a count alone is the only limit
+            found[name] = record(**keywords_for(record, own, "[vault]"))
+            check(found[name], "[vault]")
+    return found
 
 
 def tables(value: Any, what: str) -> list[Mapping[str, Any]]:

@@ -14,21 +14,17 @@ from typing import TYPE_CHECKING, Any
 from ..errors import SettingError
 from ..settings import check, unknown
 from . import toml
-from .keywords import fits, keywords_for
+from .keywords import keywords_for
 from .methods import ALONE, method
-from .parts import ATTENDANCE, Figure, Length, at_address, chosen, record_of
-from .parts import tables as tables_in
+from .parts import ATTENDANCE, Figure, Length, at_address, chosen, record_of, sealing
+from .paths import located, self_contained
+from .shape import check_shape
 
 if TYPE_CHECKING:
     from ..core import Algorithm, Solver
     from ..federation import Federation, MakeEngine
     from ..piece import Data, Model
     from ..study import Study
-
-VERSION = 1
-TABLES = ("run", "parties", "model", "work", "method", "quick", "sweep")
-LISTS = ("wrap", "methods", "paper")
-NAMES = ("version", "title", "about", *LISTS, *TABLES)
 
 
 @dataclass(frozen=True)
@@ -40,8 +36,8 @@ class Recipe:
 
     @property
     def text(self) -> str:
-        """The whole of it as TOML, overrides included: what a run's folder keeps."""
-        return toml.write(self.tables)
+        """The whole of it as TOML, overrides included: what a run's folder keeps. It needs no file beside it."""
+        return toml.write(self_contained(self.tables))
 
     @property
     def title(self) -> str:
@@ -73,11 +69,13 @@ class Recipe:
     @property
     def digest(self) -> str:
         """Of what decides the numbers: not of words, seeds, engine or where the data is."""
-        counted = {key: dict(self._table(key)) for key in ("run", "parties", "model", "work", "sweep")}
+        whole = replace(self, tables=self_contained(self.tables))
+        counted = {key: dict(whole._table(key)) for key in ("run", "parties", "model", "work", "sweep")}
         for table, keys in {"run": ("seeds", "seed", "engine"), "parties": ("data",), "model": ("data",)}.items():
             counted[table] = {key: value for key, value in counted[table].items() if key not in keys}
         wrapped = {"wrap": self._list("wrap")} if self._list("wrap") else {}
-        written = toml.write({**counted, "methods": self._list("methods"), "method": self._table("method"), **wrapped})
+        methods = {"methods": whole._list("methods"), "method": whole._table("method")}
+        written = toml.write({**counted, **methods, **wrapped})
         return hashlib.blake2b(written.encode(), digest_size=8).hexdigest()
 
     @property
@@ -194,13 +192,14 @@ class Recipe:
         from ..federation import Federation
 
         chosen = self.length.seed if seed is None else seed
-        return Federation(self.model(), self.people(), self.algorithm(), seed=chosen, **self.settings())
+        settings = {**self.settings(), **sealing(self._table("vault"))}
+        return Federation(self.model(), self.people(), self.algorithm(), seed=chosen, **settings)
 
     def study(self, names: Sequence[str] = (), progress: bool = True) -> Study:
         """Its methods (or those that are named) side by side, by `compare`."""
         from ..study import compare
 
-        chosen, length = self.algorithms(names), self.length
+        chosen, length = self.unsealed().algorithms(names), self.length
         settings: dict[str, Any] = {
             "rounds": length.rounds,
             "points": length.points,
@@ -213,6 +212,8 @@ class Recipe:
 
     def check(self, names: Sequence[str] | None = ()) -> Recipe:
         """Raise for whatever can be found wrong before parties and models are made; None leaves methods to [method]."""
+        if names is not None:
+            self.unsealed()
         for at in self.check_tables():
             for algorithm in [at.algorithm()] if names is None else [*at.algorithms(names), at.local()]:
                 check(algorithm, algorithm.name)
@@ -223,8 +224,17 @@ class Recipe:
         self.length, self.figures  # noqa: B018
         points = [at for _, at in self.sweep()]
         for at in points:
-            at.length, at.model(), at.people(), at.settings()
+            at.length, at.model(), at.people(), at.settings(), sealing(at._table("vault"))
         return points
+
+    def unsealed(self) -> Recipe:
+        """The same, if it has no [vault]."""
+        if self._table("vault"):
+            raise SettingError(
+                f"[vault] of {self.name} is for descant run: here many trainings would seal coresets into one vault. "
+                "Leave it out: --set 'vault={}'."
+            )
+        return self
 
     # ── parts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -260,49 +270,23 @@ class Recipe:
 
 
 def read(source: str | Path) -> Recipe:
-    """The recipe in a file, or in a text if there is a line break in it."""
-    if isinstance(source, str) and "\n" in source:
-        text, name = source, "recipe"
+    """The recipe in a file, or in a text if there is a line break in it; paths in a file are relative to its folder."""
+    path = None if isinstance(source, str) and "\n" in source else Path(source)
+    if path is None:
+        text, name = str(source), "recipe"
     else:
-        path = Path(source)
         try:
             text, name = path.read_text(encoding="utf-8-sig"), path.stem
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
             raise SettingError(f"The recipe {source} cannot be read: {reason}.") from error
-    return _checked(Recipe(toml.read(text, f"The recipe {name}"), name))
+    tables = toml.read(text, f"The recipe {name}")
+    return _checked(Recipe(tables if path is None else located(tables, path.parent), name))
 
 
 def _checked(recipe: Recipe) -> Recipe:
     """The same, if its tables are those of a recipe."""
-    tables = recipe.tables
-    version = tables.get("version", VERSION)
-    if not fits(version, int) or version < 1:
-        raise SettingError(f"The 'version' of {recipe.name} must be a whole number >= 1. Got {version!r}.")
-    if version > VERSION:
-        raise SettingError(
-            f"{recipe.name} is a recipe of version {version}, and this Descant reads version {VERSION} and older ones. "
-            "Install a newer Descant."
-        )
-    for key, value in tables.items():
-        if key not in NAMES:
-            raise unknown(f"part of {recipe.name}", key, NAMES)
-        if key in TABLES and not isinstance(value, Mapping):
-            raise SettingError(f"[{key}] of {recipe.name} must be a table. Got {value!r:.80}.")
-        if key in LISTS:
-            tables_in(value, f"[[{key}]] of {recipe.name}")
-    _check_changes(tables)
-    if tables.get("quick"):
+    check_shape(recipe.tables, recipe.name)
+    if recipe.tables.get("quick"):
         recipe.quick()
     return recipe
-
-
-def _check_changes(tables: Mapping[str, Any]) -> None:
-    """What [quick] and [sweep] change must be parts of a recipe, and a sweep has lists."""
-    parts = [name for name in (*TABLES, "methods", "wrap") if name != "quick"]
-    for key in tables.get("quick", {}):
-        if key not in parts:
-            raise unknown("part of [quick]", key, parts)
-    for path, values in toml.flat(tables.get("sweep", {})):
-        if not isinstance(values, list) or not values:
-            raise SettingError(f"The {path!r} of [sweep] must be a list of values. Got {values!r:.80}.")

@@ -60,7 +60,8 @@ class Clock:
             self._due, self._came, self._owed = [], {}, len(tasks)
             self._engine.submit(tasks)
             return
-        self._due = sorted(((self._time(task), task) for task in tasks), key=lambda due: (due[0], due[1].party))
+        due = [(self._time(task), self._tie(task), task) for task in tasks]
+        self._due = [(at, task) for at, _, task in sorted(due, key=lambda one: one[:2])]
         self._owed = self._heard = 0
 
     def collect(self, timeout: float) -> list[Report]:
@@ -90,6 +91,13 @@ class Clock:
         draw = seeds.stream(self._seed, task.round, task.party, "clock").normal() if self._settings.jitter else 0.0
         slowness = math.exp(self._settings.jitter * draw) / self._settings.speeds.get(task.party, 1.0)
         return began + float(task.settings["work"]) * slowness
+
+    def _tie(self, task: Task) -> tuple[int, float]:
+        """Who is first of those who are done at one time: who was asked first, then by lot.
+
+        By name, the same parties would be late again and again.
+        """
+        return task.round, float(seeds.stream(self._seed, task.round, task.party, "tie").random())
 
     def _dated(self, report: Report) -> Report:
         at = self._came.get(report.party)

@@ -12,6 +12,7 @@ from ..gauges import bound_of
 from ..metrics import trivial
 from ..penalties import HalfSquare, Norm1, Norm2
 from ..solvers import Sgd
+from ..standing import ASKED
 from .collapse import biggest_jump, lasting_fall
 from .coverage import coverage
 
@@ -43,7 +44,7 @@ def findings_of(federation: Federation, scores: Scores | None = None) -> tuple[F
         pull_nearly_off(plan, federation.state.round) if history else None,
         collapse(plan.algorithm.name, history, plan.metric.higher_is_better),
         gone_back(plan.algorithm.name, history),
-        refused(plan.algorithm.name, list(map(str, federation.refusals_))),
+        *refused(plan.algorithm.name, list(map(str, federation.refusals_))),
         never_trained(reached.trained, len(reached.rounds), plan.algorithm) if history else None,
         None if scores is None else below_majority(plan.algorithm.name, scores),
     ]
@@ -145,20 +146,31 @@ def gone_back(name: str, history: Sequence[Mapping[str, Any]]) -> Finding | None
     return Finding("went back", f"{often}{told[-1][1]}.", told[0][0])
 
 
-def refused(name: str, told: Sequence[str]) -> Finding | None:
-    """Whose reports did not count, and why: the first few of unlike ones.
+def refused(name: str, told: Sequence[str]) -> list[Finding]:
+    """Whose reports did not count, whose coresets are not there, and why: the first few of unlike ones.
 
-    >>> refused("FedAvg", ["round 1, party 'b': stale", "round 2, party 'b': stale"]).text
+    >>> refused("FedAvg", ["round 1, party 'b': stale", "round 2, party 'b': stale"])[0].text
     "2 updates of FedAvg were refused. The first: round 1, party 'b': stale."
     """
+    updates = [one for one in told if not of_a_coreset(one)]
+    coresets = [one for one in told if of_a_coreset(one)]
+    found = [Finding("refused", _listed(updates, "update", name, "refused"))] if updates else []
+    if coresets:
+        found.append(Finding("not left", _listed(coresets, "coreset", name, "not left, or not taken by the vault")))
+    return found
+
+
+def of_a_coreset(told: str) -> bool:
+    """Whether a refusal is of what a party leaves behind, and not of what it has learned."""
+    return f", tensor {ASKED!r}: " in told
+
+
+def _listed(told: Sequence[str], what: str, name: str, how: str) -> str:
     unlike: dict[str, str] = {}
     for one in told:
         unlike.setdefault(one.partition(", ")[2], one)  # without its round
-    if not unlike:
-        return None
-    many = f"{len(told)} updates" if len(told) > 1 else "1 update"
-    first = "; ".join(list(unlike.values())[:SHOWN])
-    return Finding("refused", f"{many} of {name} {'were' if len(told) > 1 else 'was'} refused. The first: {first}.")
+    many = f"{len(told)} {what}s of {name} were" if len(told) > 1 else f"1 {what} of {name} was"
+    return f"{many} {how}. The first: {'; '.join(list(unlike.values())[:SHOWN])}."
 
 
 def _capital(sentence: str) -> str:

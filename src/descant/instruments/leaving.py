@@ -14,10 +14,10 @@ from ..parties.spaces import is_labels
 from ..table import Table
 
 
-def preview(party: Party, chosen: Chosen, drop: Sequence[int] = (), values: int = 6) -> Table:
-    """Every row that would leave: its number among the party's training rows, target, weight and first values.
+def preview(party: Party, chosen: Chosen, drop: Sequence[int] = (), values: int | None = 6) -> Table:
+    """Every row that would leave: its number among the party's training rows, target, weight and so many first values.
 
-    The values are those that leave: 0 in a column that is dropped.
+    The values are those that leave (None: all of them): 0 in a column that is dropped.
 
     >>> from descant.parties import Selection, from_arrays
     >>> party = from_arrays({"a": ([[0.0, 9.0], [0.1, 9.0], [0.2, 9.0], [5.0, 9.0]], [0, 0, 0, 1])}, test=0)["a"]

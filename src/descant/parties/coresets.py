@@ -181,6 +181,8 @@ class Selection:
         """How many rows a party is asked for."""
         if self.count is None:
             return max(1, round(self.share * party.samples))
+        if self.share != Selection.share:
+            raise SettingError(f"Give Selection a share or a count, not both. Its share is {self.share:g}.")
         if self.count > party.samples:
             raise SettingError(
                 f"The 'count' of Selection is {self.count}, and party {party.name!r} has {party.samples} rows. Ask for "
