@@ -324,7 +324,7 @@ def test_a_run_that_was_not_judged_says_how_to(tiny):
         (["run", "tiny.toml", "--set", "vault.folder=v"], "FedGeoMedPlus has no stand-ins to open a vault"),
         (["run", "tiny.toml", "--set", "vault.fodler=v"], "no key of [vault] 'fodler'. Did you mean 'folder'"),
         (["run", "tiny.toml", "--set", "vault.key=k"], "[vault] lacks 'folder'"),
-        (["run", "tiny.toml", "--set", "vault.share=2"], "The 'share' of [vault] must be > 0 and <= 1. Got 2"),
+        (["run", "tiny.toml", "--set", "vault.share=2"], "The 'share' of [vault] must be >= 0 and <= 1. Got 2"),
         (["papers", "run", "fed_plus/mnst"], "Did you mean 'fed_plus/mnist'"),
         (["papers", "run", "fed_plus/mnist", "--set", "run.rounds=0"], "The 'rounds' of [run] must be"),
     ],
