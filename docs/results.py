@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
 PAPERS = HERE.parent / "papers"
 BEGIN, END = "<!-- made by docs/results.py -->\n", "<!-- end -->\n"
 MAJORITY = "majority class"
+LEFT = 0.8  # of all rounds: who was there after that has not left
 HEAD = ("method", "mean ± seeds", "of those that trained")
 
 
@@ -64,7 +65,9 @@ def silos(point: Mapping[str, Any]) -> str:
         for party, at in course["left"].items():
             k = names.index(party)
             mean, deviation = course["mean"][k], course["sd"][k]
-            place = course["rounds"].index(at) if at in course["rounds"] else 0
+            if at > LEFT * course["rounds"][-1]:  # it may come again: who does not wait has somebody in few rounds
+                continue
+            place = max(sum(scored <= at for scored in course["rounds"]) - 1, 0)  # where it was last scored before
             others = [course["mean"][j][-1] for j in range(len(names)) if j != k]
             behind = "" if ideal is None else f"{ideal['mean'][k][-1] - mean[-1]:.3f}"
             end = f"{mean[-1]:.3f} ± {deviation[-1]:.3f}"
