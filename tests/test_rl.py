@@ -306,8 +306,9 @@ def test_what_cannot_act_is_told_before_the_work() -> None:
         parties.agents(count=2, options={"gravty": 2})
     with pytest.raises(SettingError, match=r"The 'length' of CartPole-v1 must be > 0. Got -1.0"):
         parties.agents(count=2, length=-1)
-    with pytest.raises(PartyError, match=r"'gravity' of agents must be one number, or 2"):
-        parties.agents(count=2, gravity=[1.0, 2.0, 3.0])
+    for gravity in ([1.0, 2.0, 3.0], "heavy", [1.0, None, "x"], [[1.0], [2.0]]):
+        with pytest.raises(PartyError, match=r"'gravity' of agents must be one number, or 2"):
+            parties.agents(count=2, gravity=gravity)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match=r"2 actions, Dqn needs outputs \[8, 2\]. Sequential gives \[8, 3\]"):
         begun(agents, net(3))
     with pytest.raises(ModelError, match=r"fails on observations of CartPole-v1, \(8, 4\)"):
@@ -331,6 +332,34 @@ def test_without_gymnasium_the_extra_is_named_and_cartpole_works(monkeypatch: py
     with pytest.raises(SettingError, match=r"pip install 'descant\[rl\]'"):
         parties.agents("LunarLander-v3", count=1)["0"].world.actions  # noqa: B018
     federation().fit(1, progress=False)
+
+
+class Formed(gymnasium.Env[Any, Any]):
+    """An environment of a given form."""
+
+    def __init__(self, n: int = 2, see: int = 4, many: bool = False) -> None:
+        box = spaces.Box(-1, 1, (see,))
+        self.observation_space, self.action_space = spaces.Sequence(box) if many else box, spaces.Discrete(n)
+
+
+gymnasium.register("Formed-v0", entry_point=Formed, disable_env_checker=True, order_enforce=False)
+
+
+def test_agents_of_unlike_form_are_refused_by_name() -> None:
+    """One model acts for all of them: its outputs must mean the same for everybody."""
+    formed = partial(parties.agents, "Formed-v0", count=3)
+    with pytest.raises(PartyError, match=r"Agent '2' is in Formed-v0, .* 3 actions, and agent '0' in .* 2 actions"):
+        formed(options=[{}, {"n": 2}, {"n": 3}])
+    with pytest.raises(PartyError, match=r"Agent '1' is in Formed-v0, observations \(5,\)"):
+        formed(options=[{}, {"see": 5}, {"see": 5}])
+    with pytest.raises(SettingError, match=r"observations of Formed-v0 are Sequence.*wrap the environment"):
+        Federation(net(), formed(options={"many": True}), algorithms.FedRL(), solver=DQN).state  # noqa: B018
+
+
+def test_options_may_be_lists_and_tables() -> None:
+    people = parties.agents("FrozenLake-v1", count=2, options={"desc": ["SF", "FG"], "is_slippery": False}, test=2)
+    fed = Federation(partial(problems.mlp, 4, 4, (8,)), people, algorithms.FedRL(), solver=DQN)
+    assert people["0"].world.shape == (4,) and fed.fit(1, progress=False).scores().own.mean >= 0
 
 
 def test_any_environment_with_discrete_actions_works() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..settings import check, setting, unknown
-from .worlds import Array, Moved, Worlds
+from .worlds import Array, Kept, Moved, Worlds
 
 CAPS = {"CartPole-v0": 200, "CartPole-v1": 500}
 _FAR, _TILTED = 2.4, 12 * 2 * math.pi / 360
@@ -54,7 +54,7 @@ class CartPole:
     def actions(self) -> int:
         return 2
 
-    def beside(self, worlds: Sequence[CartPole], names: Sequence[str]) -> Worlds:
+    def beside(self, worlds: Sequence[CartPole], names: Sequence[str], kept: Kept | None = None) -> Worlds:
         return _CartPoles(worlds)
 
 
