@@ -228,7 +228,7 @@ def test_periods_are_constant_or_decay_or_grow_and_a_run_has_one_at_least() -> N
         algorithms.FedRL("best")  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="go with a 'period'"):
         algorithms.FedRL(factor=2.0)
-    with pytest.raises(SettingError, match="The 'period' of FedRL must be a whole number >= 1. Got 0"):
+    with pytest.raises(SettingError, match=r"The 'period' of FedRL must be a whole number >= 1. Got 0"):
         algorithms.FedRL(period=0)
     with pytest.raises(SettingError, match="'mode' and 'beta' of FedRL are for weights='reward'"):
         algorithms.FedRL("max", mode="shift", beta=3.0)
