@@ -98,7 +98,7 @@ def test_a_total_of_work_goes_by_the_period_of_the_method():
     assert recipe.set("method.period=100", "method.factor=2.0").length.rounds == 4  # 100, 200, 400, 300
     with pytest.raises(SettingError, match="A period of 2000 is longer than the run of 1000"):
         recipe.set("method.period=2000").check(None)
-    with pytest.raises(SettingError, match="'total' of FedRL, 500, and that of .run., 1000, must be the same"):
+    with pytest.raises(SettingError, match=r"'total' of FedRL, 500, and that of \[run\], 1000, must be the same"):
         recipe.set("method.period=100", "method.total=500").check(None)
     two = read(
         AGENTS.replace("[method]", "[[methods]]") + '[[methods]]\nalgorithm = "fedrl"\nname = "b"\nperiod = 50\n'

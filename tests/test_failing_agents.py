@@ -90,7 +90,7 @@ def test_who_fails_now_and_then_is_named_and_comes_back(solver: Any) -> None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         made(solver, 0.5, 3).fit(4, progress=False)
-    assert any(re.search(r"of agent '\d' failed in step.*tries other episodes", str(one.message)) for one in told)
+    assert any(re.search(r"of agent '\d' failed in step.*went on in other episodes", str(one.message)) for one in told)
     assert attended(fitted(made(solver, 0.0, 3), 3)) == [3, 3, 3]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -215,6 +216,16 @@ def test_agents_are_told_whether_joining_helped(solver: Any, tmp_path: Path) -> 
     assert fed.history_[-1]["reward"] > 8 and fed.scores().after.mean > 0
 
 
+def test_progress_tells_the_reward_and_the_speed_and_no_loss_that_is_not_there() -> None:
+    (early,) = federation(Dqn(steps=60, begin=1000)).rounds(1)
+    assert re.fullmatch(r"reward \d+\.\d, [\d,]+ steps/s", early.round.told)
+    (round,) = federation().rounds(1)
+    assert re.fullmatch(r"loss \d+\.\d{4}, reward \d+\.\d, [\d,]+ steps/s", round.round.told)
+    data = Federation(partial(problems.mlp, 64, 10), parties.digits(count=2), algorithms.FedAvg(), lr=0.1)
+    (other,) = data.rounds(1)
+    assert re.fullmatch(r"loss \d\.\d{4}", other.round.told)
+
+
 def test_scores_are_mean_returns_of_the_greedy_policy_in_fixed_episodes() -> None:
     """One that pushes against the pole's fall holds it longer than chance, and gymnasium says as long as we do."""
 
@@ -287,7 +298,7 @@ gymnasium.register("Odd-v0", entry_point=Odd, disable_env_checker=True, order_en
 def test_an_agent_whose_environment_fails_is_named_and_the_others_go_on(solver: Any, fault: str, told: str) -> None:
     people = parties.agents("Odd-v0", count=3, options=[{}, {"fault": fault}, {}], test=2)
     fed = Federation(net(), people, algorithms.FedRL(mode="softmax"), solver=solver)
-    with pytest.warns(DescantWarning, match=told):
+    with pytest.warns(DescantWarning, match=rf"{told}.*[^.]\. All are in refusals_\."):
         fed.fit(1, progress=False)
     assert [refusal.party for refusal in fed.refusals_] == ["1"] and "agent '1'" in fed.refusals_[0].reason
     assert fed.state.attended(fed._plan).tolist() == [1, 0, 1] and fed.history_[-1]["reward"] == -10

@@ -93,9 +93,11 @@ def by_parts(job: Job, reset: bool, learn: Callable[[Job, Sequence[Life]], Train
     except PartyError as error:
         if len(lives) > 1:
             raise
-        warnings.warn(f"{error} The agent tries other episodes.", DescantWarning, stacklevel=2)
+        failure = error
     memory, life = _elsewhere(job.memories[0], lives[0], job.round)
-    return _in_parts(replace(job, memories=[memory]), [life], reset, learn)
+    trained = _in_parts(replace(job, memories=[memory]), [life], reset, learn)
+    warnings.warn(f"{failure} The agent went on in other episodes.", DescantWarning, stacklevel=2)
+    return trained
 
 
 def _elsewhere(memory: Memory, life: Life, round: int) -> tuple[Memory, Life]:
