@@ -152,17 +152,6 @@ def test_rewards_are_counted_n_steps_or_to_the_end_of_the_episode() -> None:
     assert one.rewards[0].tolist() == [1, 2] and one.discount[0].tolist() == [0.5, 0]
 
 
-@pytest.mark.parametrize(("double", "target"), [(True, 1 + 0.5 * 10), (False, 1 + 0.5 * 30)])
-def test_double_q_asks_one_network_which_and_the_other_how_much(double: bool, target: float) -> None:
-    from descant.solvers.dqn import targets_of
-    from descant.solvers.replay import Transitions
-
-    none = np.zeros((1, 1, 1), dtype=np.float32)
-    found = Transitions(none, np.ones((1, 1)), np.ones((1, 1)), none, np.full((1, 1), 0.5))
-    model, told = np.array([[[5.0, 1.0]]]), np.array([[[10.0, 30.0]]])
-    assert targets_of(found, model if double else told, told).tolist() == [[[1.0, target]]]
-
-
 def test_an_advantage_is_the_reward_to_come_beyond_what_was_expected() -> None:
     """By hand, γ = λ = 0.5: rewards 1, 1 with values 2, 4; the episode is broken off where the value is 8, or ends."""
     solver = PolicyGradient(gamma=0.5, trace=0.5, normalise=False)
