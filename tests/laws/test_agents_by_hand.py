@@ -1,7 +1,7 @@
 """Deep Q-learning and policy gradients as a textbook has them, one agent in plain torch, beside those of a federation.
 
-The draws are the same (they have names), the rest is written anew: replay, n steps, targets, advantages, optimiser. And
-every setting of a solver changes what is learned.
+They make the "locally trained model" of FedRL's Algorithm 1. The draws are the same (they have names), the rest is
+written anew: replay, n steps, targets, advantages, optimiser. And every setting of a solver changes what is learned.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ def test_no_setting_is_left_out() -> None:
 
 @pytest.mark.parametrize("kind", SOLVERS)
 def test_moments_are_reset_where_merging_changed_the_model_and_only_there(kind: str) -> None:
-    """Row 37: an optimiser that begins anew counts its steps from 0; one whose model nobody touched goes on."""
+    """Errata, row 37: an optimiser that begins anew counts its steps from 0; one whose model nobody touched goes on."""
 
     def steps(moments: Any, algorithm: Any) -> float:
         solver = replace(SOLVERS[kind], moments=moments)
@@ -310,7 +310,7 @@ def test_moments_are_reset_where_merging_changed_the_model_and_only_there(kind: 
 
 
 def test_where_no_episode_ends_the_last_reward_is_the_one_that_is_known() -> None:
-    """§3: "the average reward of an agent over that round"; without an episode that ended there is none."""
+    """§3: "the average reward of an agent over that round"; without an episode that ended there is none (row 38)."""
     fed = made(Dqn(steps=4, begin=1000))
     rewards = [scored.round.metrics["0"].get("reward") for scored in fed.rounds(12)]
     ended: list[list[float]] = [[] for _ in rewards]  # by round, the returns of the episodes that ended in it
