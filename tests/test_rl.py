@@ -325,6 +325,22 @@ def test_what_cannot_act_is_told_before_the_work() -> None:
         Federation(net(), agents, algorithms.FedAvg(), lr=0.1).state  # noqa: B018
     with pytest.raises(SettingError, match="'gamma' of Dqn must be"):
         begun(agents, solver=Dqn(gamma=1.5))
+    with pytest.raises(SettingError, match=r"'double' of Dqn must be one of True, False. Got 'no'"):
+        begun(agents, solver=Dqn(double="no"))  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match="'normalise' of PolicyGradient must be one of"):
+        begun(agents, solver=PolicyGradient(normalise="no"))  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match="the solver's own 'lr': leave it out of 'options'"):
+        begun(agents, solver=Dqn(options={"lr": 1.0}))
+    with pytest.raises(ModelError, match=r"answers an observation otherwise when others are beside it.*nn\.LayerNorm"):
+        begun(agents, nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2, track_running_stats=False)))
+
+
+def test_a_physics_beyond_all_numbers_is_told_of_the_agent_and_not_of_the_model() -> None:
+    people = parties.agents(count=3, length=[0.5, 1e-150, 0.5], test=0)
+    fed = Federation(net(), people, algorithms.FedRL(), solver=DQN)
+    with pytest.warns(DescantWarning, match="physics of CartPole-v1 of agent '1'"):
+        fed.fit(1, progress=False)
+    assert [refusal.party for refusal in fed.refusals_] == ["1"]
 
 
 def test_without_gymnasium_the_extra_is_named_and_cartpole_works(monkeypatch: pytest.MonkeyPatch) -> None:

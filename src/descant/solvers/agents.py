@@ -64,7 +64,8 @@ def ways_for(
     draws = seeds.stream(0, 0, "", "probe").standard_normal((8, *world.shape))
     x = torch.from_numpy(draws).to(net.layout.dtype)
     try:
-        found = tuple(net.apply(net.row(), x[:0, 0].flatten(), x)[0].shape)
+        outputs = net.apply(net.row(), x[:0, 0].flatten(), x)[0]
+        found = tuple(outputs.shape)
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
         raise ModelError(f"{name} fails on observations of {world.name}, {tuple(x.shape)}: {told}") from error
@@ -78,7 +79,21 @@ def ways_for(
     reasons = probe(net, solver.loss(world.actions), terms, x, torch.zeros(len(x), 4, dtype=x.dtype))
     if any("random numbers" in reason for reason in reasons.values()):
         raise ModelError(f"{name} draws random numbers (dropout, say), and would act by them. Leave that out.")
+    if not _answers_one(net, x, outputs):
+        raise ModelError(
+            f"{name} answers an observation otherwise when others are beside it, as nn.BatchNorm does, and an agent "
+            "has one at a time. Use nn.LayerNorm instead."
+        )
     return ways_of(net, reasons, together(net.layout, False), count)
+
+
+def _answers_one(net: Net, x: Tensor, outputs: Tensor) -> bool:
+    """Whether a model says of one observation by itself what it says of it among others."""
+    try:
+        alone = net.apply(net.row(), x[:0, 0].flatten(), x[:1])[0]
+    except Exception:
+        return False
+    return torch.allclose(alone, outputs[:1], rtol=1e-3, atol=1e-3)
 
 
 def by_parts(job: Job, reset: bool, learn: Callable[[Job, Sequence[Life]], Trained]) -> Trained:

@@ -58,7 +58,9 @@ class Dqn:
     explore_last: float = setting(0.02, "ε at last", least=0, most=1)
     explore_steps: int = setting(5000, "steps in which ε goes from the first to the last", least=1, whole=True)
     huber: float = setting(100.0, "errors of Q beyond it count linearly, not squared", above=0)
-    double: bool = True  # whether the model chooses the action whose value the target network tells
+    double: bool = setting(
+        True, "whether the model chooses the action whose value the target network tells", one_of=(True, False)
+    )
     clip: float = setting(10.0, "the norm of an agent's gradient, at most", above=0)
     optimizer: str | type[Optimizer] = "Adam"
     options: Mapping[str, Any] = field(default_factory=dict)

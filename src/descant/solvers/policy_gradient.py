@@ -49,7 +49,9 @@ class PolicyGradient:
     clip: float = setting(0.2, "how much more or less likely an action becomes each time, at most", above=0)
     entropy: float = setting(0.0, "the bonus for acting at random", least=0)
     value: float = setting(0.01, "how much the squared error of the value counts", least=0)
-    normalise: bool = True  # whether advantages of an iteration have mean 0 and deviation 1
+    normalise: bool = setting(
+        True, "whether advantages of an iteration have mean 0 and deviation 1", one_of=(True, False)
+    )
     most: float = setting(0.5, "the norm of an agent's gradient, at most", above=0)
     optimizer: str | type[Optimizer] = "Adam"
     options: Mapping[str, Any] = field(default_factory=dict)
