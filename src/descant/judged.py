@@ -21,7 +21,7 @@ from .evaluate import Column, Numbers, Scores
 from .instruments import Finding
 from .instruments.findings import collapse, of_a_coreset, refused
 from .record import Recorded, Run, read
-from .results import AGENTS, SERIES, TUNED, numbers, plain
+from .results import AGENTS, SERIES, numbers, plain, series_of
 from .state import presence_in
 from .store import clear_errors
 from .study import LOCAL, Result, Study
@@ -37,7 +37,7 @@ def judge(run: Run) -> Table:
     table = run.federation.table()
     own = {row["party"]: row["alone"] for row in table.plain()}
     history = run.federation._twin.history_  # the table trained it
-    known = SERIES + tuple(name for name in AGENTS if any(name in entry for entry in history))
+    known = SERIES + tuple(name for name in AGENTS if any("steps" in entry for entry in history))
     series = {name: plain([entry.get(name, np.nan) for entry in history]) for name in known}
     run.log("alone", round=run.round, own=own, series=series)
     for note in table.notes:
@@ -106,8 +106,8 @@ def _series(found: Recorded, known: Mapping[str, Numbers]) -> dict[str, Numbers]
     """Numbers by round; nan where they are not known, or are not of these rounds."""
     rounds = found.numbers.round.astype(float)
     fitting = {name: values for name, values in known.items() if len(values) == len(rounds)}
-    names = SERIES + tuple(name for name in (*TUNED, *AGENTS) if name in fitting)
-    return {name: rounds if name == "round" else fitting.get(name, np.full(len(rounds), np.nan)) for name in names}
+    unknown = np.full(len(rounds), np.nan)
+    return {name: rounds if name == "round" else fitting.get(name, unknown) for name in series_of(fitting)}
 
 
 def _refusals(found: Recorded) -> set[tuple[int, str]]:

@@ -136,7 +136,7 @@ def _presence(study: Study, file: Path) -> Path:
 
 def _earning(study: Study) -> list[str]:
     """Methods of agents: their rewards by round are known."""
-    return [method for method in study.methods if all("reward" in result.series for result in study.of(method))]
+    return [method for method in study.methods if all("steps" in result.series for result in study.of(method))]
 
 
 def _rewards(study: Study, file: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -119,12 +119,18 @@ class Result:
         )
 
 
+def series_of(known: Collection[str]) -> tuple[str, ...]:
+    """The series that are kept, of numbers by these names; a tuner may have rewards, but it takes no steps."""
+    agents = AGENTS if "steps" in known else ()
+    return SERIES + tuple(name for name in (*TUNED, *agents) if name in known)
+
+
 def result_of(
     federation: Federation, curve: Sequence[tuple[int, float, float]], seconds: float, walk: Walk | None
 ) -> Result:
     """What came of a federation that has run."""
     scores, history, counted = federation.scores(), federation.history_, coverage(federation).rounds
-    known = SERIES + tuple(name for name in (*TUNED, *AGENTS) if any(name in entry for entry in history))
+    known = series_of({name for entry in history for name in entry})
     series = {name: np.array([entry.get(name, np.nan) for entry in history], dtype=float) for name in known}
     return Result(
         federation.algorithm.name,

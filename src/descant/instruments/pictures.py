@@ -77,7 +77,7 @@ def _presence(federation: Federation, file: Path) -> Path:
 
 
 def _rewards(federation: Federation, file: Path) -> Path:
-    known = [entry for entry in federation.history_ if "reward" in entry]
+    known = [entry for entry in federation.history_ if "steps" in entry]  # a tuner has rewards, too
     if not known:
         raise SettingError("There are no rewards to draw: no round was run by agents.")
     steps = np.cumsum([entry["steps"] for entry in known])
