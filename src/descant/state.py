@@ -92,7 +92,7 @@ class Round:
             return f"{self.loss:.4f}"
         steps = sum(metrics.get("samples", 0) for metrics in self.metrics.values())
         speed = f", {steps / self.seconds:,.0f} steps/s" if self.seconds else ""
-        return f"{self.loss:.4f}, reward {found['reward']:.1f}{speed}"
+        return f"{self.loss:.4f}, reward {found['reward']:.4g}{speed}"
 
     def numbers(self) -> dict[str, Any]:
         """The round as one flat record; what was not judged, not validated or not tuned is not in it."""

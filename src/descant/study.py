@@ -147,7 +147,7 @@ class Study:
         return tuple(dict.fromkeys(found))
 
     def plot(self, kind: str, file: str | Path) -> Path:
-        """Draw "curves" (score by round), "parties", "spikes", "collapse", "walk", "hyper" or "presence" as PNG."""
+        """Draw "curves" (by round), "parties", "spikes", "collapse", "walk", "hyper", "presence" or "portfolio"."""
         from .report import draw
 
         return draw(self, kind, Path(file))

@@ -7,6 +7,7 @@ from .games import Shapley, shapley
 from .leaving import preview
 from .membership import Membership, Roc, membership
 from .pictures import draw, spikes
+from .traded import Traded, traded
 from .walk import Walk, walk
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Membership",
     "Roc",
     "Shapley",
+    "Traded",
     "Walk",
     "biggest_jump",
     "coverage",
@@ -27,5 +29,6 @@ __all__ = [
     "pull_a_round",
     "shapley",
     "spikes",
+    "traded",
     "walk",
 ]

@@ -54,38 +54,37 @@ class Agent:
 
     y = x_test = y_test = x
 
+    def __str__(self) -> str:
+        return str(self.world)
+
     def __repr__(self) -> str:
         return f"Agent({self.name!r}, in {self.world.name}, {self.tests} episodes to test)"
 
 
 @dataclass(frozen=True, eq=False)
-class Habitat:
-    """An agent before it is asked for; it stands where a `Source` of data stands."""
+class Bare:
+    """A party without rows of data, before it is asked for; it stands where a `Source` of data stands."""
 
-    agent: Agent
+    made: Any  # an agent, say
+    form: str  # what parties of one federation have in common
     labels: Any = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property
     def name(self) -> str:
-        return self.agent.name
+        return str(self.made.name)
 
     size = held_out = 0
 
     @property
     def tested(self) -> int:
-        return self.agent.tests
+        return int(self.made.tests)
 
-    @property
-    def form(self) -> str:
-        here = self.agent.world
-        return f"{here.name}, observations {here.shape}, {here.actions} actions"
-
-    def party(self) -> Agent:
-        return self.agent
+    def party(self) -> Any:
+        return self.made
 
     def line(self) -> str:
         """Its line in a table of parties."""
-        return f"{self.name:8}     - {self.tested:5}       -  {self.agent.world}"
+        return f"{self.name:8}     - {self.tested:5}       -  {self.made}"
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,9 @@ def agents(
         settings = {name: values[k] for name, values in each.items()} | dict(tables[k])
         if unlike:
             settings = _changed(env, settings, unlike, stream(seed, 0, str(k), "physics"))
-        made.append(Habitat(Agent(str(k), world(env, **settings), test, seed)))
+        here = world(env, **settings)
+        form = f"{here.name}, observations {here.shape}, {here.actions} actions"
+        made.append(Bare(Agent(str(k), here, test, seed), form))
     return People(made)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,160 @@
+"""Portfolio desks: their assets and prices, what comes of a study of them, and what can go wrong."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from descant import Federation, Sgd, Study, Trader, algorithms, compare, parties, problems
+from descant.errors import DescantWarning, ModelError, PartyError, SettingError
+from descant.instruments import traded
+from descant.ledger import ledger
+from descant.metrics import SHARPE
+from descant.portfolio import Market, generated, hold, measures, uniform
+
+MARKET = generated(assets=6, years=3, seed=2)
+GIVEN: dict[str, Any] = {"train": ("2006", "2007"), "test": ("2008", "2008-02"), "assets": 3, "window": 5}
+TRADER = Trader(lr=1e-3, iterations=3, batch=6, year=15)
+NET = partial(problems.eiie, "cnn", window=5)
+
+
+def desks(count: int = 3, **rest: Any) -> parties.People:
+    return parties.desks(MARKET, count=count, **{**GIVEN, "augment": ("gbm", "vom"), **rest})
+
+
+def test_desks_draw_their_own_assets_and_keep_them_whoever_stands_beside() -> None:
+    few, many = desks(2, seed=4), desks(20, seed=4)
+    assert few["1"].assets == many["1"].assets and len({desk.assets for desk in many.values()}) > 10  # type: ignore[attr-defined]
+    assert {desk.augment for desk in many.values()} == {"gbm", "vom"}  # type: ignore[attr-defined]
+    narrow = desks(30, universe=4)
+    assert len({asset for desk in narrow.values() for asset in desk.assets}) == 4  # type: ignore[attr-defined]
+
+
+def test_a_test_begins_with_what_the_last_day_of_training_earns() -> None:
+    desk: Any = desks()["0"]
+    prices = MARKET.only(desk.assets)
+    first = int(np.searchsorted(prices.dates, np.datetime64("2008-01-01")))
+    assert desk.tests == len(desk.dates) == len(desk.relatives) and str(desk.dates[0]).startswith("2008-01")
+    np.testing.assert_array_equal(desk.relatives[0], prices.prices[first] / prices.prices[first - 1])
+    np.testing.assert_array_equal(desk.prices[-1], prices.prices[first - 1])
+    assert "3 assets" in desks().describe()
+
+
+def test_a_study_of_desks_shows_what_needs_no_skill_and_every_measure(tmp_path: Path) -> None:
+    study = compare([algorithms.FedAvg()], NET, desks(), rounds=2, solver=TRADER, progress=False, seeds=2)
+    assert [row["method"] for row in study.table().rows] == ["uniform rebalancing", "Local", "FedAvg"]
+    again = Study.load(study.save(tmp_path / "study"))
+    rows = {row["method"]: row for row in ledger(again).rows}
+    assert list(rows) == ["uniform rebalancing", "buy and hold", "Local", "FedAvg"]
+    growth = {
+        kind: np.stack([made(desk.relatives, 0.002).growth for desk in desks().values()])
+        for kind, made in (("uniform rebalancing", uniform), ("buy and hold", hold))  # type: ignore[attr-defined]
+    }
+    for kind, each in growth.items():
+        assert rows[kind]["annual return"] == pytest.approx(measures.annual(each).mean(), abs=1e-5)
+        assert rows[kind]["Sharpe ratio"] == pytest.approx(measures.sharpe(each).mean(), abs=1e-3)
+    assert rows["FedAvg"]["annual return"] == pytest.approx(study.table().rows[2]["mean"], abs=1e-5)
+    page = (tmp_path / "study" / "report.html").read_text()
+    assert "buy and hold" in page and (tmp_path / "study" / "portfolio.png").stat().st_size > 10_000
+
+
+def test_a_federation_of_desks_draws_values_and_weights(tmp_path: Path) -> None:
+    fed = Federation(NET, desks(), algorithms.FedAvgPlus(), solver=TRADER).fit(2, progress=False)
+    for kind in ("portfolio", "weights", "rewards"):
+        assert fed.plot(kind, tmp_path / f"{kind}.png").stat().st_size > 10_000
+    found = traded(fed)
+    assert found is not None and not found.uniform.size  # it merges: what needs no skill stands beside Local
+    scores = fed.scores()
+    np.testing.assert_allclose(measures.annual(found.growth), scores.own.values, rtol=1e-9)
+    assert "uniform" in str(fed.table())
+    sharpe = Federation(NET, desks(), algorithms.FedAvgPlus(), solver=TRADER, metric=SHARPE).fit(2, progress=False)
+    np.testing.assert_allclose(measures.sharpe(found.growth), sharpe.scores().own.values, rtol=1e-9)
+
+
+def test_others_have_no_portfolio_to_draw(tmp_path: Path) -> None:
+    fed = Federation(partial(problems.mlp, 64, 10, (8,)), parties.digits(count=2), algorithms.FedAvg()).fit(
+        1, progress=False
+    )
+    assert traded(fed) is None
+    with pytest.raises(SettingError, match="no desks"):
+        fed.plot("portfolio", tmp_path / "p.png")
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"assets": 9}, "6 assets with prices in all of that time, fewer than 9"),
+        ({"universe": 2}, "cannot draw 3 assets out of 2"),
+        ({"test": ("2031", "2031")}, "2031"),
+        ({"test": ("2007", "2008")}, "must end before"),
+        ({"test": "2008"}, "first and a last day"),
+        ({"augment": ("garch",)}, "garch"),
+        ({"augment": ()}, "none is given"),
+        ({"cost": -0.1}, "cost"),
+        ({"window": 400}, "too few for a window of 400"),
+        ({"missing": "ignore"}, "missing"),
+    ],
+)
+def test_what_cannot_be_a_desk_is_told(changed: dict[str, Any], told: str) -> None:
+    with pytest.raises((PartyError, SettingError), match=told):
+        desks(**changed)
+
+
+def test_what_cannot_trade_is_told_before_the_work() -> None:
+    def made(net: Any, people: Any = None, solver: Any = TRADER) -> Federation:
+        fed = Federation(net, people or desks(), algorithms.FedAvg(), solver=solver)
+        fed.state  # noqa: B018
+        return fed
+
+    with pytest.raises(ModelError, match=r"needs outputs \[8, 4\]"):
+        made(nn.Sequential(nn.Flatten(), nn.Linear(18, 3)))
+    with pytest.raises(ModelError, match="fails on days of 3 assets"):
+        made(partial(problems.eiie, "cnn", window=9))
+    with pytest.raises(PartyError, match="Trader trains desks"):
+        made(NET, parties.digits(count=2))
+    with pytest.raises(PartyError, match="portfolio desk and has prices"):
+        made(NET, solver=Sgd())
+    with pytest.raises(PartyError, match="too few for batches"):
+        made(NET, solver=Trader(batch=2000))
+    with pytest.raises(PartyError, match=r"no file .*nowhere.csv"):
+        parties.desks("nowhere.csv")
+
+
+def test_a_generator_that_blows_up_leaves_its_desk_on_real_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    from descant.portfolio.augment import Gbm
+
+    def wild(self: Any, fitted: Any, prices: Any, days: int, rng: Any) -> Any:
+        return np.full((days, prices.shape[1]), np.inf)
+
+    monkeypatch.setattr(Gbm, "draw", wild)
+    fed = Federation(NET, desks(augment=("gbm", "vom", "vom")), algorithms.FedAvg(), solver=TRADER)
+    with pytest.warns(DescantWarning, match="Party '0' trains on real prices alone"):
+        fed.fit(1, progress=False)
+    assert not fed.refusals_ and torch.isfinite(fed.state.center).all()
+    plain = Federation(NET, desks(augment=("none", "vom", "vom")), algorithms.FedAvg(), solver=TRADER).fit(
+        1, progress=False
+    )
+    torch.testing.assert_close(fed.state.center, plain.state.center)
+
+
+def test_a_policy_that_is_not_a_number_holds_what_it_has() -> None:
+    """A model that was ruined trades no more, and is judged as the cash that it began with."""
+    fed = Federation(NET, desks(), algorithms.FedAvg(), solver=TRADER)
+    with torch.no_grad():
+        fed.state.center.fill_(float("nan"))
+    assert np.all(fed.scores().center.values == 0)
+
+
+def test_late_starters_are_told_of() -> None:
+    prices = MARKET.prices.copy()
+    prices[:30, 2] = np.nan
+    people = parties.desks(Market.made(MARKET.dates, MARKET.names, prices), count=2, **GIVEN)
+    assert MARKET.names[2] in people.note
+    later = parties.desks(Market.made(MARKET.dates, MARKET.names, prices), count=2, missing="later", **GIVEN)
+    assert len(later["0"].prices) == len(people["0"].prices) - 30  # type: ignore[attr-defined]
