@@ -71,7 +71,7 @@ def check_outputs(owner: str, net: Net, x: Tensor, widths: Sequence[int], seen: 
     if net.layout.width > net.layout.size:
         raise ModelError(f"{name} has running statistics, which {owner} does not keep. Use nn.LayerNorm instead.")
     if net.layout.dtype != torch.float32:
-        raise ModelError(f"{name} is {net.layout.dtype}; {owner} shows torch.float32. Use module.to(torch.float32).")
+        raise ModelError(f"{name} is {net.layout.dtype}; agents see torch.float32. Use module.to(torch.float32).")
     try:
         found = tuple(net.apply(net.row(), x[:0].flatten(), x)[0].shape)
     except Exception as error:
