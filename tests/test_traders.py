@@ -13,7 +13,7 @@ from torch import nn
 
 from descant import Federation, Sgd, Study, Trader, algorithms, compare, parties, problems
 from descant.errors import DescantWarning, ModelError, PartyError, SettingError
-from descant.instruments import traded
+from descant.instruments import traded, universes
 from descant.ledger import ledger
 from descant.metrics import SHARPE
 from descant.portfolio import Market, generated, hold, measures, uniform
@@ -66,7 +66,7 @@ def test_a_study_of_desks_shows_what_needs_no_skill_and_every_measure(tmp_path: 
 
 def test_a_federation_of_desks_draws_values_and_weights(tmp_path: Path) -> None:
     fed = Federation(NET, desks(), algorithms.FedAvgPlus(), solver=TRADER).fit(2, progress=False)
-    for kind in ("portfolio", "weights", "rewards"):
+    for kind in ("portfolio", "weights", "rewards", "universes"):
         assert fed.plot(kind, tmp_path / f"{kind}.png").stat().st_size > 10_000
     found = traded(fed)
     assert found is not None and not found.uniform.size  # it merges: what needs no skill stands beside Local
@@ -158,3 +158,12 @@ def test_late_starters_are_told_of() -> None:
     assert MARKET.names[2] in people.note
     later = parties.desks(Market.made(MARKET.dates, MARKET.names, prices), count=2, missing="later", **GIVEN)
     assert len(later["0"].prices) == len(people["0"].prices) - 30  # type: ignore[attr-defined]
+
+
+def test_universes_are_the_further_apart_the_fewer_assets_they_share() -> None:
+    fed = Federation(NET, desks(6), algorithms.FedAvg(), solver=TRADER)
+    found = universes(fed, every=2)
+    shared = np.array([[len({*a.assets} & {*b.assets}) for b in fed.people.values()] for a in fed.people.values()])  # type: ignore[attr-defined]
+    far, near = (found.distances[shared == n] for n in (shared.min(), shared[shared < 3].max()))
+    assert far.mean() > near.mean() > 0 and np.array_equal(found.distances, found.distances.T)
+    assert [row["desk"] for row in found.table().rows] == list("012345") and f"{found.mean:.1f}" in str(found.table())

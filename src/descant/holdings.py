@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 UNIFORM, HOLD = "uniform rebalancing", "buy and hold"
 MOST = 3  # desks whose holdings are shown
+_SEEN = 0.03  # a share whose name is written beside it
+MANY = 30  # desks whose names fit below a picture
 
 
 def draw_values(file: Path, values: Mapping[str, Numbers], dates: Sequence[str]) -> Path:
@@ -48,11 +50,32 @@ def draw_weights(
     with picture(file, {}, rows=len(weights), whole=False) as (panels, _):
         for axes, (name, held) in zip(panels, weights.items(), strict=True):
             colors = ["#dddddd", *(f"C{i}" for i in range(held.shape[1] - 1))]
-            axes.stackplot(np.arange(1, len(held) + 1), held.T, colors=colors, labels=["cash", *assets[name]])
+            axes.stackplot(np.arange(1, len(held) + 1), held.T, colors=colors)
+            for asset, share, top in zip(["cash", *assets[name]], held[-1], held[-1].cumsum(), strict=True):
+                if share >= _SEEN:
+                    axes.text(len(held) * 1.005, top - share / 2, label(asset, 10), fontsize=8, va="center")
             axes.set_ylim(0, 1)
             axes.set_xlim(1, len(held))
             axes.set_xlabel("")
             axes.set_ylabel(f"desk {label(name)}: share")
             _dated(axes, dates)
         panels[0].set_title("What is held, day by day", loc="left")
+    return file
+
+
+def draw_universes(file: Path, days: Numbers, apart: Numbers, means: Mapping[str, float]) -> Path:
+    """How the distance of two desks grows by the day (v1 fig. 5), and how far each is from the others."""
+    first, second, *_ = means
+    with picture(file, {}, rows=3, whole=False) as ((top, middle, bottom), _):
+        top.plot(days[:, 0], apart, color="#0072B2", linewidth=1.8)
+        top.set_ylabel(f"distance of {label(first, 12)} and {label(second, 12)}")
+        top.set_title("How unlike the returns of two desks are, time warped, day by day", loc="left")
+        middle.plot(days[:, 0], days[:, 1] - days[:, 0], color="#D55E00", linewidth=1.2)
+        middle.set_ylabel("days apart")
+        middle.set_xlabel(f"day of desk {label(first, 12)}")
+        bottom.bar(range(len(means)), list(means.values()), color="#56B4E9")
+        names = [label(name, 12) for name in means] if len(means) <= MANY else []
+        bottom.set_xticks(range(len(names)), names)
+        bottom.set_xlabel("desk")
+        bottom.set_ylabel("mean distance")
     return file

@@ -8,6 +8,7 @@ from .leaving import preview
 from .membership import Membership, Roc, membership
 from .pictures import draw, spikes
 from .traded import Traded, traded
+from .universes import Universes, universes
 from .walk import Walk, walk
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Roc",
     "Shapley",
     "Traded",
+    "Universes",
     "Walk",
     "biggest_jump",
     "coverage",
@@ -30,5 +32,6 @@ __all__ = [
     "shapley",
     "spikes",
     "traded",
+    "universes",
     "walk",
 ]

@@ -19,6 +19,7 @@ from ..settings import unknown
 from ..timeline import Presence, draw_presence
 from .findings import collapse, of_the_data
 from .traded import desks_of, paths
+from .universes import universes
 from .walk import walk
 
 if TYPE_CHECKING:
@@ -112,6 +113,10 @@ def _weights(federation: Federation, file: Path) -> Path:
     return draw_weights(file, held, {desk.name: desk.assets for desk in desks}, [str(day) for day in desks[0].dates])
 
 
+def _universes(federation: Federation, file: Path) -> Path:
+    return universes(federation).plot(file)
+
+
 _KINDS: dict[str, Callable[[Federation, Path], Path]] = {
     "spikes": _spikes,
     "collapse": _collapse,
@@ -121,4 +126,5 @@ _KINDS: dict[str, Callable[[Federation, Path], Path]] = {
     "rewards": _rewards,
     "portfolio": _portfolio,
     "weights": _weights,
+    "universes": _universes,
 }

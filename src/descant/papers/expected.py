@@ -37,8 +37,9 @@ class Kept:
     points: tuple[Mapping[str, Any], ...]
     """At each: "own" {method: one mean a seed}, "learned" (of those that trained), "majority", "parties", and how many
     of these are better off than alone, and than with each of BASELINES that was there {method: number}. Where parties
-    come and go also their "names", what each has "alone" in the end, and "courses": by method the "rounds", "mean" and
-    "sd" over seeds of the centre's score, a list a party, and who "left" after which round."""
+    are desks, the "ledger" of what they earned. Where they come and go also their "names", what each has "alone" in the
+    end, and "courses": by method the "rounds", "mean" and "sd" over seeds of the centre's score, a list a party, and
+    who "left" after which round."""
 
 
 def kept(key: str, quick: bool, folder: Path | None = None) -> Kept | None:
@@ -93,6 +94,24 @@ def _numbers(study: Study) -> dict[str, Any]:
         "parties": len(majority.values),
         **better,
         **_courses(study),
+        **_ledger(study),
+    }
+
+
+def _ledger(study: Study) -> dict[str, Any]:
+    """Of portfolio desks: every measure of what they made of it, a mean over desks and seeds, by method."""
+    from ..ledger import is_traded, ledger
+    from ..results import plain
+
+    if not is_traded(study):
+        return {}
+    rows = {
+        row["method"]: {name: value for name, value in row.items() if name != "method"} for row in ledger(study).rows
+    }
+    return {
+        "ledger": {
+            method: {name: plain(round(value, 6)) for name, value in row.items()} for method, row in rows.items()
+        }
     }
 
 

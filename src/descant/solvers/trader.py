@@ -110,7 +110,7 @@ class Trader:
         for k, (loss, memory) in enumerate(zip(losses_of(slope, work), memories_of(slope, job), strict=True)):
             life = lives[k].after(work, 0, 0.0, [-loss] if work else [])
             memories.append({**memory, **pages.memory(k), **life.memory(), LAST: slope.w[k].clone()})
-            metrics.append({"loss": loss, "samples": len(job.parties[k].prices), **life.metrics()})
+            metrics.append({"loss": loss, "samples": max(1, work * self.batch), **life.metrics()})
         return Trained(slope.w.clone(), memories, metrics)
 
 
