@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from descant import Federation, Trader, algorithms, parties, problems
-from descant.engines import InProcess
+from descant.engines import InProcess, Processes
 from descant.flat import Net
 from descant.parties import Desk
 from descant.portfolio import Market, follow, generated
@@ -222,6 +222,16 @@ def test_desks_of_unlike_age_and_on_disk_are_the_same() -> None:
         return made(attend=3, **rest).fit(4, progress=False).hash()
 
     assert hashed() == hashed(engine=partial(Bytes, pieces=3)) == hashed(budget=0)
+
+
+def test_worker_processes_do_the_same() -> None:
+    processes = Processes(workers=2, threads=1)
+    try:
+        fed = made(people=desks, engine=processes)
+        fed._engine.wait()  # type: ignore[attr-defined]
+        assert fed.fit(2, progress=False).hash() == made().fit(2, progress=False).hash()
+    finally:
+        processes.close()
 
 
 def test_what_was_saved_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
