@@ -148,7 +148,7 @@ class _Pages:
         if desk.known.get("prices", (None,))[0] != key:
             rng = seeds.stream(self._job.seed, number, desk.name, "synthetic")
             year = augmenter(desk.augment).draw(self._fitted[k], desk.prices, self._solver.year, rng)
-            wrong = sound(year) if len(year) else ""
+            wrong = sound(np.concatenate([desk.prices[-1:], year])) if len(year) else ""
             if wrong:
                 told = f"Party {desk.name!r} trains on real prices alone for now: what {desk.augment} makes up {wrong}."
                 warnings.warn(told, DescantWarning, stacklevel=2)
