@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import seeds
+from . import anew, seeds
 from .absence import Left, most_sealed
 from .algorithms.pieces import fixed
 from .core import Attending, Engine, Hyper, Memory, Report, Task, Tuned, Tuning
@@ -200,7 +200,7 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
         state,
         round=index,
         center=outcome.center,
-        memories=_remembered(plan, state, tuned, outcome, names, flight, left),
+        memories=_remembered(plan, state, tuned, outcome, counted, flight, left),
         feedback={**feedback_of(trained), **_clock(flight), **_validated(plan, state, outcome.center)},
         judged={**state.judged, **judged} if judged else state.judged,
     )
@@ -255,16 +255,18 @@ def _dated(plan: Plan, accepted: Sequence[Report], index: int) -> list[Report]:
 
 
 def _remembered(
-    plan: Plan, state: State, tuned: Tuned, outcome: Outcome, counted: Sequence[str], flight: Flight, left: Left
+    plan: Plan, state: State, tuned: Tuned, outcome: Outcome, counted: Sequence[Report], flight: Flight, left: Left
 ) -> dict[str, Memory]:
     """What the server remembers after a round, by the answer that it belongs to."""
     attended = state.attended(plan).clone()
-    attended.numpy()[[plan.places[party] for party in counted]] += 1
+    attended.numpy()[[plan.places[report.party] for report in counted]] += 1
     memories: dict[str, Memory] = {"tune": tuned.memory, "advance": outcome.memory, "attend": {"rounds": attended}}
     if plan.algorithm.stand_in is not None:
         memories["stand_in"] = left.memory()
     if plan.algorithm.quorum is not None or flight.clock > 0:
         memories["flight"] = flight.memory(plan)
+    if owed := anew.after(plan, state, counted):
+        memories[anew.KEY] = owed
     return memories
 
 
@@ -275,7 +277,7 @@ def _clock(flight: Flight) -> dict[str, float]:
 def _tuned(plan: Plan, state: State, index: int) -> tuple[Tuned, State]:
     """What the tuner says before a round, and the state to go on from: it may go back to another centre.
 
-    What the server remembers of its moves is then forgotten: they led away from there.
+    What the server remembers of its moves is then forgotten: they led away from there. So did what parties keep.
     """
     rng = seeds.stream(plan.seed, index, seeds.EVERYBODY, "tune")
     memory = state.memories.get("tune", {})
@@ -283,6 +285,7 @@ def _tuned(plan: Plan, state: State, index: int) -> tuple[Tuned, State]:
     if tuned.center is None:
         return tuned, state
     memories = {answer: memory for answer, memory in state.memories.items() if answer != "advance"}
+    memories[anew.KEY] = anew.owe(plan, state, index)
     return tuned, replace(state, center=tuned.center, memories=memories, feedback={})
 
 

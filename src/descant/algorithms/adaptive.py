@@ -259,8 +259,9 @@ def AdaptiveHyper(
 
     Not from the paper: every number here. ``None`` for a grid leaves the solver's own value alone. With ``guard``, a
     centre that has lost half of what was gained and has ``guard`` times the lowest loss, is given up for that of the
-    lowest loss; models and memories that parties keep for themselves are not brought back. ``guard=None`` is the
-    paper's own scheme. ``measure``: on how many samples of its own a client reports the loss, if ``reward="clients"``.
+    lowest loss, and parties begin anew from it: own models, private layers and matching layers came of the rounds that
+    are given up, and are forgotten. ``guard=None`` is the paper's own scheme. ``measure``: on how many samples of its
+    own a client reports the loss, if ``reward="clients"``.
 
     >>> AdaptiveHyper(lr=(0.01, 0.1), work=None).name
     'FedAvg+AH'
