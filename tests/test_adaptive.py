@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -221,6 +222,36 @@ def test_a_reward_that_is_not_known_moves_nothing(bad: float | None) -> None:
         True,
         True,
     ]  # a loss of 0 is the best there is; from there nothing is known
+
+
+@pytest.mark.parametrize(("reward", "late"), [("validation", 0), ("clients", 1)])
+def test_a_round_of_which_no_model_could_be_used_has_the_worst_reward(reward: str, late: int) -> None:
+    """The loss has not changed by it, and says nothing. The draw before it still waits for its own, if that is late."""
+    name, before = ("received_loss" if late else "validation"), None
+    for round, loss in enumerate((2.0, 1.5, 1.4), 1):
+        before = tuned(reinforce(reward=reward), {name: loss}, before, round)
+    assert before is not None and len(before.memory["waiting"]) == 1 + late
+    told = {"used": 0.0} | ({} if late else {name: 1.4})
+    free, after = (tuned(reinforce(reward=reward, guard=guard), told, before, 4) for guard in (None, 1.5))
+    assert after.numbers["reward"] == after.memory["rewards"][-1] == -1
+    assert torch.equal(after.memory["scores"][-1], before.memory["waiting"][-1])
+    assert torch.equal(after.memory["waiting"][:-1], before.memory["waiting"][:-1])
+    assert free.numbers.get("reward") == (None if late else 0)  # the paper's own scheme knows nothing of it
+    again = tuned(reinforce(reward=reward), {name: 1.2}, after, 5)
+    assert again.numbers["reward"] == pytest.approx((1.4 - 1.2) / 1.4)
+
+
+def test_draws_that_let_everybody_diverge_become_rare() -> None:
+    algorithm = algorithms.AdaptiveHyper(
+        algorithms.RepresentationMatching(), lr=(0.05, 0.1, 1e30), work=None, rate=0.05
+    )
+    fed = Federation(network(), served(), algorithm, lr=0.1, steps=3, batch=4, seed=2)
+    with pytest.warns(DescantWarning, match="no report was accepted"):
+        fed.fit(40, progress=False)
+    doomed = [entry["lr"] > 1 for entry in fed.history_]
+    after = [later["reward"] for entry, later in pairwise(fed.history_) if entry["lr"] > 1]
+    assert 1 <= sum(doomed) < 8 and after == [-1.0] * len(after)
+    assert fed.history_[-1]["lr_mean"] < 0.1
 
 
 # ── the guard ─────────────────────────────────────────────────────────────────────────────────────────────────────────

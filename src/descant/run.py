@@ -31,7 +31,7 @@ from .parties.spaces import SPACES
 from .piece import VALIDATION, Plan, loss_on
 from .settings import check
 from .settle import Outcome, settled
-from .state import STALENESS, Round, State, feedback_of, judgements_of, presence_of
+from .state import STALENESS, Round, State, feedback_of, judgements_of, presence_of, used_of
 from .store import PartyStore
 from .store.rows import Agreed
 from .store.vault_at import VaultAt
@@ -201,7 +201,12 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
         round=index,
         center=outcome.center,
         memories=_remembered(plan, state, tuned, outcome, counted, flight, left),
-        feedback={**feedback_of(trained), **_clock(flight), **_validated(plan, state, outcome.center)},
+        feedback={
+            **feedback_of(trained),
+            **used_of(accepted, heard.refusals, outcome.note),
+            **_clock(flight),
+            **_validated(plan, state, outcome.center),
+        },
         judged={**state.judged, **judged} if judged else state.judged,
     )
     change, norm = (float(torch.linalg.vector_norm(row)) for row in (outcome.center - state.center, outcome.center))

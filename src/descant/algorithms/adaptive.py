@@ -35,6 +35,7 @@ WORK = (5, 10, 20, 40, 80, 120, 160)
 
 _HEARD: Mapping[Reward, tuple[str, int]] = {"validation": ("validation", 0), "clients": ("received_loss", 1)}
 """The name of the loss in the feedback, and how many rounds it comes late."""
+_USED = "used"  # the share of the models that could be used
 
 WORST = -1.0  # ours: with a guard no reward is below it; 1 is the best there can be
 NARROWING = 4.0  # ours: the precision after a collapse, times what it was
@@ -79,7 +80,8 @@ class Reinforce:
     So E[r_t], eq. (3), goes up. Not from the paper: grids, Z, η_H, precision and guard.
     The loss is the server's on its validation set, or the mean of what clients measured on the model that they received
     (§3.3). That comes a round later, so that ψ then lags one round behind; L_t of other clients than L_{t+1} is noise.
-    A reward that is not known or not finite moves nothing. Losses should be positive; their sign is not used.
+    A reward that is not known or not finite moves nothing. With a guard, a draw by which all models diverged has the
+    worst one. Losses should be positive; their sign is not used.
     """
 
     lr: tuple[float, ...] | None = setting(LR, "the learning rates to draw from; not from the paper", above=0)
@@ -124,6 +126,9 @@ class Reinforce:
         if self._collapsed(past, loss):
             now, center, note = self._gone_back(past), past.there, self._told(past, loss, tuning.round - 1 - late)
             numbers = {"went_back": float(past.lowest_at)}
+        elif self.guard is not None and len(past.waiting) and tuning.feedback.get(_USED) == 0:
+            now, numbers = self._wasted(past), {"reward": WORST}
+            center, note = None, ""
         else:
             now, numbers = self._moved(past, loss, late)
             center, note = None, ""
@@ -145,6 +150,11 @@ class Reinforce:
         bounded = reward if self.guard is None else max(reward, WORST)
         now = self._windowed(now, due[-1], bounded)
         return replace(now, psi=kept_within(self._ascended(now.psi, now), self._spacing)), {"reward": reward}
+
+    def _wasted(self, past: _Past) -> _Past:
+        """No model that came of the last draw could be used, so that the loss, which stays, says nothing of it."""
+        now = self._windowed(replace(past, waiting=past.waiting[:-1]), past.waiting[-1], WORST)
+        return replace(now, psi=kept_within(self._ascended(now.psi, now), self._spacing))
 
     def _windowed(self, past: _Past, score: Numbers, reward: float) -> _Past:
         scores, rewards = np.vstack([past.scores, score]), np.append(past.rewards, reward)
