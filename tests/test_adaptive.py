@@ -38,7 +38,8 @@ from problems import classes, network
 
 # ── the discrete Gaussian ─────────────────────────────────────────────────────────────────────────────────────────────
 
-VALUES = st.lists(st.floats(0.01, 100), min_size=2, max_size=6, unique=True).map(sorted).map(tuple)
+NEAREST = st.integers(1, 10**6).map(lambda number: number / 10**4)
+VALUES = st.lists(NEAREST, min_size=2, max_size=6, unique=True).map(sorted).map(tuple)
 AXES = st.lists(st.builds(Axis, st.just("lr"), VALUES, st.booleans()), min_size=1, max_size=3)
 
 
@@ -358,6 +359,44 @@ def test_without_a_guard_nothing_is_brought_back() -> None:
     assert "there" not in fed.state.memories["tune"]
 
 
+def test_clients_who_happened_to_be_easy_are_no_lowest_loss() -> None:
+    """Other clients in every round: the running mean is held against its lowest, and finds what lasts, or is huge."""
+    tuner, before, returns = reinforce(reward="clients"), None, []
+    easy_and_hard = [2.3, *(0.4 if round % 3 else 2.2 for round in range(1, 30))]
+    for round, loss in enumerate(easy_and_hard, 2):
+        before = tuned(tuner, {"received_loss": loss}, before, round)
+        assert before.center is None
+    last = round
+    for bad, soon in ((2.3, 4), (1e6, 1)):
+        lost = before
+        for round in range(last + 1, last + 8):
+            lost = tuned(tuner, {"received_loss": bad}, lost, round)
+            if lost.center is not None:
+                returns.append(round - last)
+                break
+        assert returns[-1] <= soon and "a mean loss of" in lost.note
+
+
+def test_the_first_loss_after_a_return_is_that_of_the_place_gone_back_to() -> None:
+    """Parties began anew there, and what they kept for themselves was part of it: that is no second collapse."""
+    tuner, before = reinforce(reward="clients"), None
+    for round, loss in enumerate((2.3, 1.0, 0.6, 0.5, 40.0), 2):
+        before = tuned(tuner, {"received_loss": loss}, before, round)
+    assert before is not None and before.center is not None
+    for round, loss in enumerate((1.6, 1.5, 1.4), 7):
+        before = tuned(tuner, {"received_loss": loss}, before, round)
+        assert before.center is None
+    assert tuned(tuner, {"received_loss": 40.0}, before, 10).center is not None
+
+
+def test_a_few_of_many_unlike_clients_are_no_collapse() -> None:
+    people = parties.digits(count=10, split="dirichlet", alpha=0.05, seed=1)
+    algorithm = algorithms.AdaptiveHyper(reward="clients", lr=(0.01, 0.03, 0.1, 0.3), work=(5, 10, 20))
+    fed = Federation(partial(torch.nn.Linear, 64, 10), people, algorithm, steps=10, batch=10, attend=2, seed=1)
+    fed.fit(60, progress=False)
+    assert not any("went_back" in entry for entry in fed.history_)
+
+
 def test_clients_that_cannot_be_heard_at_all_bring_the_model_back_once() -> None:
     tuner, before, returns = reinforce(reward="clients"), None, []
     for round in range(1, 15):
@@ -412,6 +451,19 @@ def test_findings_tell_how_often_it_went_back(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"lr": (0.1,)}, "The grid 'lr' of AdaptiveHyper must be two or more rising numbers > 0, or None"),
+        ({"lr": (0.01, math.nextafter(0.01, 1))}, "The grid 'lr' of AdaptiveHyper must be two or more rising numbers"),
+        ({"work": (True, 2)}, "The 'work' of AdaptiveHyper must be a whole number >= 1. Got True"),
+        ({"lr": (0.1, True)}, "The 'lr' of AdaptiveHyper must be > 0. Got True"),
+        ({"lr": 0.1}, "The grid 'lr' of AdaptiveHyper must be two or more rising numbers > 0, or None.* Got 0.1"),
+        ({"work": "5, 10"}, "The grid 'work' of AdaptiveHyper must be two or more rising.* Got '5, 10'"),
+        ({"log": "lr"}, "AdaptiveHyper tunes 'lr', 'work' or both"),
+        ({"reward": "clients", "measure": 0}, "The 'measure' of AdaptiveHyper must be a whole number >= 1. Got 0"),
+        (
+            {"reward": "clients", "measure": None},
+            "The 'measure' of AdaptiveHyper must be a whole number >= 1. Got None",
+        ),
+        ({"window": None}, "The 'window' of AdaptiveHyper must be a whole number >= 1. Got None"),
+        ({"rate": None}, "The 'rate' of AdaptiveHyper must be > 0. Got None"),
         ({"work": (4, 2)}, "The grid 'work' of AdaptiveHyper must be two or more rising"),
         ({"lr": (0.0, 0.1)}, "The 'lr' of AdaptiveHyper must be > 0"),
         ({"work": (1.5, 2.0)}, "The 'work' of AdaptiveHyper must be a whole number"),

@@ -22,7 +22,7 @@ from .errors import DescantError, PartyError, SettingError
 from .exchange import CLOCK, hear, tasks_for
 from .flat import ONE_AT_A_TIME
 from .flight import AT, Flight
-from .gate import Gate
+from .gate import Gate, Refusal
 from .gauges import Gauges, gauged, reach
 from .metrics import is_cross_entropy
 from .parties.coresets import Selection
@@ -201,12 +201,7 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
         round=index,
         center=outcome.center,
         memories=_remembered(plan, state, tuned, outcome, counted, flight, left),
-        feedback={
-            **feedback_of(trained),
-            **used_of(accepted, heard.refusals, outcome.note),
-            **_clock(flight),
-            **_validated(plan, state, outcome.center),
-        },
+        feedback=_feedback(plan, state, accepted, heard.refusals, flight, outcome),
         judged={**state.judged, **judged} if judged else state.judged,
     )
     change, norm = (float(torch.linalg.vector_norm(row)) for row in (outcome.center - state.center, outcome.center))
@@ -275,8 +270,14 @@ def _remembered(
     return memories
 
 
-def _clock(flight: Flight) -> dict[str, float]:
-    return {CLOCK: flight.clock} if flight.clock > 0 else {}
+def _feedback(
+    plan: Plan, state: State, accepted: Sequence[Report], refusals: Sequence[Refusal], flight: Flight, outcome: Outcome
+) -> dict[str, float]:
+    """What the tuner will know of a round."""
+    trained = feedback_of([report for report in accepted if report.kind == "train"])
+    clock = {CLOCK: flight.clock} if flight.clock > 0 else {}
+    used = used_of(accepted, refusals, outcome.note)
+    return {**trained, **used, **clock, **_validated(plan, state, outcome.center)}
 
 
 def _tuned(plan: Plan, state: State, index: int) -> tuple[Tuned, State]:
