@@ -28,8 +28,9 @@ from .pieces import fixed, stay
 Reward: TypeAlias = Literal["validation", "clients"]
 Weighting: TypeAlias = Literal["uniform", "triangular"]
 
-# None of these is from the paper, which names neither grid nor Z, η_H, precision: the grids are ours, 5 and 85 are
-# those of a successor (Auto-FedRL).
+# None of these is from the paper, which names neither grid nor Z, η_H, precision: the grids are ours; Z = 5, η_H = 0.01
+# and a precision of 85 are those of a successor (Auto-FedRL). But that takes steps of Adam with betas of 0.7; here they
+# are plain, as eq. (7) prints them.
 LR = tuple(round(10 ** (exponent / 4), 6) for exponent in range(-12, -3))  # 0.001 to 0.1
 WORK = (5, 10, 20, 40, 80, 120, 160)
 
@@ -58,7 +59,7 @@ class Reinforce:
     log: tuple[str, ...] = setting(("lr", "work"), "whose values lie on a logarithmic axis; not from the paper")
     reward: Reward = setting("validation", "whose loss is the reward (ERRATA 7)", one_of=tuple(_HEARD))
     window: int = setting(5, "Z: so many rewards before the last; not from the paper", least=1, whole=True)
-    rate: float = setting(0.01, "η_H: the step of ψ; not from the paper", above=0)
+    rate: float = setting(0.01, "η_H: the plain step of ψ; not from the paper", above=0)
     precision: float = setting(85.0, "of the first draws, the grid being 1 wide; not from the paper", above=0)
     weighting: Weighting = setting(
         "uniform", "the baseline: eq. (7), or eq. (6) made causal (ERRATA 2)", one_of=("uniform", "triangular")
