@@ -25,6 +25,7 @@ from descant.algorithms.gaussian import (
     initial,
     kept_within,
     log_probabilities,
+    narrowed,
     points_of,
     score,
     spacing_of,
@@ -92,6 +93,32 @@ def test_the_score_agrees_with_finite_differences(found: tuple[Numbers, list[Axi
         aside[i] = step
         there, here = (log_probabilities(psi + sign * aside, points)[at] for sign in (1, -1))
         assert slope == pytest.approx((there - here) / (2 * step), rel=1e-6, abs=1e-6)
+
+
+@given(AXES, st.data())
+def test_whatever_the_update_the_mean_is_on_the_grid_and_the_precision_within_its_bounds(
+    axes: list[Axis], data: st.DataObject
+) -> None:
+    """From a draw from all over the grid (1) to one that still tries neighbours: half their spacing, at the least."""
+    size, spacing = len(axes), spacing_of(axes)
+    count = 2 * size + size * (size - 1) // 2
+    psi = np.array(data.draw(st.lists(st.floats(-1e9, 1e9), min_size=count, max_size=count)))
+    kept = kept_within(psi, spacing)
+    mean, logs, rest = np.split(kept, [size, 2 * size])
+    assert (abs(mean) <= 0.5).all() and (logs >= 0).all() and (np.exp(logs) <= (1 + 1e-12) * 2 / spacing).all()
+    assert (abs(rest) <= 2 / spacing.min()).all()
+    np.testing.assert_array_equal(kept_within(kept, spacing), kept)  # what is within stays, to the last bit
+
+
+@given(distributions(), st.floats(1.5, 10))
+def test_narrowing_multiplies_the_whole_precision(found: tuple[Numbers, list[Axis]], times: float) -> None:
+    psi, axes = found
+    size = len(axes)
+    before, after = (
+        factor @ factor.T for factor in (factor_of(one, size) for one in (psi, narrowed(psi, size, times)))
+    )
+    np.testing.assert_allclose(after, times * before, rtol=1e-9, atol=1e-9)
+    np.testing.assert_array_equal(narrowed(psi, size, times)[:size], psi[:size])
 
 
 def test_draws_have_the_frequencies_of_the_distribution() -> None:
@@ -284,6 +311,30 @@ def test_a_collapse_goes_back_narrows_and_moves_away(bad: float) -> None:
     assert (psi[:2] < there[:2]).all()
     after = tuned(tuner, {"validation": 0.4}, before, 6)
     assert after.numbers["reward"] == pytest.approx((0.5 - 0.4) / 0.5)  # against the loss of the place gone back to
+
+
+def test_what_collapsed_counts_as_the_worst_reward() -> None:
+    """ψ of the place gone back to, one step of eq. (7) with the draw that collapsed, narrower, and a step down."""
+    tuner, before = reinforce(), None
+    for round, loss in enumerate((2.0, 1.5, 0.5, 0.6), 1):
+        before = tuned(tuner, {"validation": loss}, before, round)
+    assert before is not None
+    held = {name: tensor.numpy() for name, tensor in before.memory.items()}
+    scores, rewards = np.vstack([held["scores"], held["waiting"]]), np.append(held["rewards"], -1.0)
+    psi = held["psi_there"] + 0.01 * (rewards - rewards.mean()) @ scores
+    psi = np.concatenate([psi[:2] - spacing_of(tuner.axes), psi[2:4] + math.log(4) / 2, 2 * psi[4:]])
+    after = tuned(tuner, {"validation": 50.0}, before, 5)
+    np.testing.assert_allclose(after.memory["psi"].numpy(), kept_within(psi, spacing_of(tuner.axes)), rtol=1e-12)
+
+
+def test_with_a_guard_one_bad_loss_that_is_no_collapse_counts_no_more_than_a_collapse() -> None:
+    for guard, least in ((1.5, -1.0), (None, -2.0)):
+        tuner, before = reinforce(guard=guard), None
+        for round, loss in enumerate((2.0, 0.05, 0.15), 1):
+            before = tuned(tuner, {"validation": loss}, before, round)
+        assert before is not None and before.center is None
+        assert before.numbers["reward"] == pytest.approx(-2.0)
+        assert before.memory["rewards"][-1].item() == pytest.approx(least)
 
 
 def test_no_place_is_tried_for_ever() -> None:
