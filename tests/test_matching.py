@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,6 +31,7 @@ from descant.solvers.objective import Objective
 from descant.solvers.pools import Switches, larger
 from descant.solvers.stacked import Stack
 from fakes import Bytes
+from files import write_wave
 from problems import classes, network
 
 WAYS = ("stacked", "single", "vectorised", "looped")
@@ -521,3 +524,14 @@ def test_bad_settings_are_named(algorithm: Algorithm, message: str) -> None:
 def test_part_of_a_branched_model_can_be_matched() -> None:
     fed = Federation(Branched(), classes(4), RM(points=("relu_1", "output")), lr=0.1, steps=2).fit(1, progress=False)
     assert fed.state.way == "stacked" and not fed.refusals_
+
+
+def test_the_page_is_what_a_new_user_can_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its examples, one after the other, in a folder that has the sound that they speak of."""
+    page = (Path(__file__).parents[1] / "docs" / "representation-matching.md").read_text(encoding="utf-8")
+    for word, hz in (("yes", 400), ("no", 2000)):
+        for k in range(6):
+            write_wave(tmp_path / "words" / word / f"{k}.wav", 0.5 * np.sin(hz * np.arange(8000) / (2 + 0.1 * k)))
+    monkeypatch.chdir(tmp_path)
+    exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), {})
+    assert (tmp_path / "path.png").stat().st_size > 10_000
