@@ -24,6 +24,7 @@ TIERS = [
     {"store"},
     {"piece", "standing", "gauges"},
     {"state", "engines"},
+    {"anew"},
     {"exchange"},
     {"settle", "flight", "absence"},
     {"run"},
