@@ -1,8 +1,8 @@
 """How soon a single agent is a good one: CartPole-v1 by the default solvers, ten seeds each, in 100 greedy episodes.
 
 An agent has solved it at the first look at which its latest model has a mean return of 475 or more; looks are 5,000
-steps apart. Nobody merges: ten agents of one stack are ten seeds. Stable-Baselines3 is asked at its tuned settings, by
-a Python that has it:
+steps apart. Nobody merges: ten agents of one stack, each with a network, episodes and draws of its own, are ten seeds.
+Stable-Baselines3 is asked at its tuned settings, by a Python that has it:
 
     python benchmarks/solve.py [--seeds 10] [--sb3 /path/to/python]
 """
@@ -43,7 +43,11 @@ def ours(name: str, seeds: int) -> np.ndarray:
 
     solver = Dqn(steps=LOOK) if name == "Dqn" else PolicyGradient(iterations=2)
     people = parties.agents("CartPole-v1", count=seeds, test=EPISODES)
-    fed = Federation(partial(problems.mlp, 4, 2, (64, 64)), people, algorithms.Local(), solver=solver)
+    net = partial(problems.mlp, 4, 2, (64, 64))
+    fed, *others = (Federation(net, people, algorithms.Local(), solver=solver, seed=seed) for seed in range(seeds))
+    for agent, other in zip(people, (fed, *others), strict=True):
+        fed.state.own.stage(agent, {"model": other.state.center})
+    fed.state.own.commit(0, list(people))
     steps, looks, scores = np.zeros(seeds), [], []
     while len(looks) < (6 if name == "Dqn" else 24):
         scored = next(iter(fed.rounds(1, judge=())))

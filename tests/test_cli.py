@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from rich.progress import Progress
 
 from descant import Agreed, VaultAt, __version__
 from descant.cli import app, typer
@@ -226,6 +227,20 @@ def test_a_run_that_is_resumed_ends_like_one_that_was_not_disturbed(tiny, tmp_pa
     rows = json.loads(descant("runs", "--json").stdout)
     assert {row["run"]: row["state"] for row in rows} == {"whole": "ended", "part": "ended"}
     assert "FedGeoMedPlus" in descant("runs").stdout
+
+
+def test_the_progress_of_a_run_tells_what_the_round_tells(tiny, monkeypatch):
+    shown = []
+
+    class Watched(Progress):
+        def update(self, *given, told, **named):
+            shown.append(told)
+            super().update(*given, told=told, **named)
+
+    monkeypatch.setattr("descant.progress.Progress", Watched)
+    assert descant("run", tiny, "--out", "seen").exit_code == 0
+    losses = recorded("seen").numbers.metrics["loss"]
+    assert shown[:3] == [f"loss {loss:.4f}" for loss in losses]  # then training alone
 
 
 SEALED = TINY.replace("attend = 3", 'drops = {"1" = 2}').replace(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from descant import Algorithm, Federation, Sgd, algorithms, compare, parties, problems
+from descant import Algorithm, DescantWarning, Federation, Sgd, algorithms, compare, parties, problems
 from descant.algorithms.attendance import Among, Sample, Stragglers, everyone
 from descant.centers import GeometricMedian
 from descant.config import Recipe, read, toml
@@ -65,6 +65,49 @@ def test_a_total_of_work_makes_as_many_rounds_as_it_takes():
     assert "total" in text and recipe.length.rounds == 3 and recipe.set("work.steps=25").length.rounds == 2
     with pytest.raises(SettingError, match="or a 'total' of work from which they follow, not both"):
         recipe.set("run.rounds=3").length  # noqa: B018
+    assert recipe.set("run.total=20").length.rounds == 1
+    with pytest.raises(SettingError, match=r"'total' of \[run\], 19, is less than the work of one round, 20"):
+        recipe.set("run.total=19").check()
+    with pytest.warns(DescantWarning, match=r"3 rounds of 20 are 60, more than the 'total' of 50 in \[run\]"):
+        recipe.study(progress=False)
+
+
+AGENTS = """
+[run]
+total = 1000
+[parties]
+population = "agents"
+count = 2
+test = 0
+[model]
+net = "mlp"
+inputs = 4
+outputs = 2
+[work]
+solver = "dqn"
+steps = 100
+[method]
+algorithm = "fedrl"
+"""
+
+
+def test_a_total_of_work_goes_by_the_period_of_the_method():
+    recipe = read(AGENTS)
+    assert recipe.length.rounds == 10
+    assert recipe.set("method.period=500").length.rounds == 2
+    assert recipe.set("method.period=100", "method.factor=2.0").length.rounds == 4  # 100, 200, 400, 300
+    with pytest.raises(SettingError, match="A period of 2000 is longer than the run of 1000"):
+        recipe.set("method.period=2000").check(None)
+    with pytest.raises(SettingError, match=r"'total' of FedRL, 500, and that of \[run\], 1000, must be the same"):
+        recipe.set("method.period=100", "method.total=500").check(None)
+    two = read(
+        AGENTS.replace("[method]", "[[methods]]") + '[[methods]]\nalgorithm = "fedrl"\nname = "b"\nperiod = 50\n'
+    )
+    with pytest.raises(SettingError, match=r"'total' of \[run\], 1000, are 10, 20 rounds.*Give 'rounds' instead"):
+        two.check()
+    short = recipe.set("run.total=30", "work.steps=10", "method.period=20")
+    done = short.federation().fit(short.length.rounds, progress=False)
+    assert [entry["work"] for entry in done.history_] == [20, 10]
 
 
 def test_speeds_put_a_recipe_on_a_virtual_clock():

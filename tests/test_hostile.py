@@ -51,7 +51,16 @@ def test_a_median_stays_among_those_who_say_the_truth_and_a_mean_does_not(robust
     assert (median - honest.mean(0)).norm() < 2 * reach and (mean - honest.mean(0)).norm() > 1000 * reach
 
 
-@pytest.mark.parametrize(("settings", "told"), [({"count": 0}, "'count'"), ({"count": 1.5}, "'count'")])
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"count": 0}, "'count'"),
+        ({"count": 1.5}, "'count'"),
+        ({"scale": float("nan")}, "'scale'"),
+        ({"reward": "x"}, "'reward'"),
+        ({"reward": float("inf")}, "'reward'"),
+    ],
+)
 def test_what_cannot_be_is_refused(settings, told):
     with pytest.raises(SettingError, match=told):
         Hostile(FedAvg(), **settings)

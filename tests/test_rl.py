@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -151,17 +152,6 @@ def test_rewards_are_counted_n_steps_or_to_the_end_of_the_episode() -> None:
     assert one.rewards[0].tolist() == [1, 2] and one.discount[0].tolist() == [0.5, 0]
 
 
-@pytest.mark.parametrize(("double", "target"), [(True, 1 + 0.5 * 10), (False, 1 + 0.5 * 30)])
-def test_double_q_asks_one_network_which_and_the_other_how_much(double: bool, target: float) -> None:
-    from descant.solvers.dqn import targets_of
-    from descant.solvers.replay import Transitions
-
-    none = np.zeros((1, 1, 1), dtype=np.float32)
-    found = Transitions(none, np.ones((1, 1)), np.ones((1, 1)), none, np.full((1, 1), 0.5))
-    model, told = np.array([[[5.0, 1.0]]]), np.array([[[10.0, 30.0]]])
-    assert targets_of(found, model if double else told, told).tolist() == [[[1.0, target]]]
-
-
 def test_an_advantage_is_the_reward_to_come_beyond_what_was_expected() -> None:
     """By hand, γ = λ = 0.5: rewards 1, 1 with values 2, 4; the episode is broken off where the value is 8, or ends."""
     solver = PolicyGradient(gamma=0.5, trace=0.5, normalise=False)
@@ -213,6 +203,16 @@ def test_agents_are_told_whether_joining_helped(solver: Any, tmp_path: Path) -> 
     fed = federation(solver).fit(2, progress=False)
     assert "random" in str(fed.table()) and "majority" not in str(fed.table())
     assert fed.history_[-1]["reward"] > 8 and fed.scores().after.mean > 0
+
+
+def test_progress_tells_the_reward_and_the_speed_and_no_loss_that_is_not_there() -> None:
+    (early,) = federation(Dqn(steps=60, begin=1000)).rounds(1)
+    assert re.fullmatch(r"reward [\d.]+, [\d,]+ steps/s", early.round.told)
+    (round,) = federation().rounds(1)
+    assert re.fullmatch(r"loss \d+\.\d{4}, reward [\d.]+, [\d,]+ steps/s", round.round.told)
+    data = Federation(partial(problems.mlp, 64, 10), parties.digits(count=2), algorithms.FedAvg(), lr=0.1)
+    (other,) = data.rounds(1)
+    assert re.fullmatch(r"loss \d\.\d{4}", other.round.told)
 
 
 def test_scores_are_mean_returns_of_the_greedy_policy_in_fixed_episodes() -> None:
@@ -287,7 +287,7 @@ gymnasium.register("Odd-v0", entry_point=Odd, disable_env_checker=True, order_en
 def test_an_agent_whose_environment_fails_is_named_and_the_others_go_on(solver: Any, fault: str, told: str) -> None:
     people = parties.agents("Odd-v0", count=3, options=[{}, {"fault": fault}, {}], test=2)
     fed = Federation(net(), people, algorithms.FedRL(mode="softmax"), solver=solver)
-    with pytest.warns(DescantWarning, match=told):
+    with pytest.warns(DescantWarning, match=rf"{told}.*[^.]\. All are in refusals_\."):
         fed.fit(1, progress=False)
     assert [refusal.party for refusal in fed.refusals_] == ["1"] and "agent '1'" in fed.refusals_[0].reason
     assert fed.state.attended(fed._plan).tolist() == [1, 0, 1] and fed.history_[-1]["reward"] == -10
@@ -306,8 +306,9 @@ def test_what_cannot_act_is_told_before_the_work() -> None:
         parties.agents(count=2, options={"gravty": 2})
     with pytest.raises(SettingError, match=r"The 'length' of CartPole-v1 must be > 0. Got -1.0"):
         parties.agents(count=2, length=-1)
-    with pytest.raises(PartyError, match=r"'gravity' of agents must be one number, or 2"):
-        parties.agents(count=2, gravity=[1.0, 2.0, 3.0])
+    for gravity in ([1.0, 2.0, 3.0], "heavy", [1.0, None, "x"], [[1.0], [2.0]]):
+        with pytest.raises(PartyError, match=r"'gravity' of agents must be one number, or 2"):
+            parties.agents(count=2, gravity=gravity)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match=r"2 actions, Dqn needs outputs \[8, 2\]. Sequential gives \[8, 3\]"):
         begun(agents, net(3))
     with pytest.raises(ModelError, match=r"fails on observations of CartPole-v1, \(8, 4\)"):
@@ -324,6 +325,22 @@ def test_what_cannot_act_is_told_before_the_work() -> None:
         Federation(net(), agents, algorithms.FedAvg(), lr=0.1).state  # noqa: B018
     with pytest.raises(SettingError, match="'gamma' of Dqn must be"):
         begun(agents, solver=Dqn(gamma=1.5))
+    with pytest.raises(SettingError, match=r"'double' of Dqn must be one of True, False. Got 'no'"):
+        begun(agents, solver=Dqn(double="no"))  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match="'normalise' of PolicyGradient must be one of"):
+        begun(agents, solver=PolicyGradient(normalise="no"))  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match="the solver's own 'lr': leave it out of 'options'"):
+        begun(agents, solver=Dqn(options={"lr": 1.0}))
+    with pytest.raises(ModelError, match=r"answers an observation otherwise when others are beside it.*nn\.LayerNorm"):
+        begun(agents, nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2, track_running_stats=False)))
+
+
+def test_a_physics_beyond_all_numbers_is_told_of_the_agent_and_not_of_the_model() -> None:
+    people = parties.agents(count=3, length=[0.5, 1e-150, 0.5], test=0)
+    fed = Federation(net(), people, algorithms.FedRL(), solver=DQN)
+    with pytest.warns(DescantWarning, match="physics of CartPole-v1 of agent '1'"):
+        fed.fit(1, progress=False)
+    assert [refusal.party for refusal in fed.refusals_] == ["1"]
 
 
 def test_without_gymnasium_the_extra_is_named_and_cartpole_works(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,6 +348,34 @@ def test_without_gymnasium_the_extra_is_named_and_cartpole_works(monkeypatch: py
     with pytest.raises(SettingError, match=r"pip install 'descant\[rl\]'"):
         parties.agents("LunarLander-v3", count=1)["0"].world.actions  # noqa: B018
     federation().fit(1, progress=False)
+
+
+class Formed(gymnasium.Env[Any, Any]):
+    """An environment of a given form."""
+
+    def __init__(self, n: int = 2, see: int = 4, many: bool = False) -> None:
+        box = spaces.Box(-1, 1, (see,))
+        self.observation_space, self.action_space = spaces.Sequence(box) if many else box, spaces.Discrete(n)
+
+
+gymnasium.register("Formed-v0", entry_point=Formed, disable_env_checker=True, order_enforce=False)
+
+
+def test_agents_of_unlike_form_are_refused_by_name() -> None:
+    """One model acts for all of them: its outputs must mean the same for everybody."""
+    formed = partial(parties.agents, "Formed-v0", count=3)
+    with pytest.raises(PartyError, match=r"Agent '2' is in Formed-v0, .* 3 actions, and agent '0' in .* 2 actions"):
+        formed(options=[{}, {"n": 2}, {"n": 3}])
+    with pytest.raises(PartyError, match=r"Agent '1' is in Formed-v0, observations \(5,\)"):
+        formed(options=[{}, {"see": 5}, {"see": 5}])
+    with pytest.raises(SettingError, match=r"observations of Formed-v0 are Sequence.*wrap the environment"):
+        Federation(net(), formed(options={"many": True}), algorithms.FedRL(), solver=DQN).state  # noqa: B018
+
+
+def test_options_may_be_lists_and_tables() -> None:
+    people = parties.agents("FrozenLake-v1", count=2, options={"desc": ["SF", "FG"], "is_slippery": False}, test=2)
+    fed = Federation(partial(problems.mlp, 4, 4, (8,)), people, algorithms.FedRL(), solver=DQN)
+    assert people["0"].world.shape == (4,) and fed.fit(1, progress=False).scores().own.mean >= 0
 
 
 def test_any_environment_with_discrete_actions_works() -> None:

@@ -61,12 +61,13 @@ def test_what_each_agent_earned_is_in_the_history_and_drawn_with_the_merges(
     assert not drawn["merged"], "who trains alone never merges"
 
 
-def test_rewards_of_many_agents_and_of_none_are_no_lines(tmp_path: Path) -> None:
+def test_of_many_agents_the_mean_is_drawn_and_of_none_nothing(tmp_path: Path) -> None:
     many = learned(101, rounds=1)
     assert "rewards" not in many.history_[0] and "reward" in many.history_[0]
-    with pytest.raises(SettingError, match="too many to show"):
-        many.plot("rewards", tmp_path / "none.png")
+    assert many.plot("rewards", tmp_path / "many.png").exists()
     assert learned(9).plot("rewards", tmp_path / "nine.png").exists()
+    with pytest.raises(SettingError, match="no round was run by agents"):
+        learned(rounds=0).plot("rewards", tmp_path / "none.png")
 
 
 @pytest.mark.parametrize(("policy", "least", "most"), [(Right(), 5, 20), (Upright(), 100, 501)])

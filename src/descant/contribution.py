@@ -166,7 +166,7 @@ def worth(
     trainings = sum(len(group) - 1 for group in groups)  # nobody does not train
     values, found = Values(None if file is None else Path(file)), list[_Seed]()
     with bar(disable=not progress) as shown:
-        line = shown.add_task(f"{trainings} trainings", total=trainings + len(chosen), loss="–")
+        line = shown.add_task(f"{trainings} trainings", total=trainings + len(chosen), told="–")
         for seed, group in zip(chosen, groups, strict=True):
             everybody = Federation(model, made, algorithm, seed=seed, **settings)
             values.begin(everybody, rounds)

@@ -196,9 +196,9 @@ class Federation:
         """Run some more rounds, with a progress bar."""
         self.state  # noqa: B018  errors come before the bar
         with bar(disable=not progress) as shown:
-            line = shown.add_task(self.algorithm.name, total=rounds, loss="–")
+            line = shown.add_task(self.algorithm.name, total=rounds, told="–")
             for round in self.rounds(rounds):
-                shown.update(line, advance=1, loss=round.round.told)
+                shown.update(line, advance=1, told=round.round.told)
         return self
 
     def _measure(self, index: int) -> Scores:

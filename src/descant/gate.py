@@ -34,7 +34,8 @@ class Refusal:
     def __str__(self) -> str:
         where = f", tensor {self.tensor!r}" if self.tensor else ""
         numbers = f": expected {self.expected}, found {self.found}" if self.expected else ""
-        return f"round {self.round}, party {self.party!r}{where}: {self.reason}{numbers}"
+        reason = self.reason.rstrip(".")  # it stands within sentences
+        return f"round {self.round}, party {self.party!r}{where}: {reason}{numbers}"
 
 
 @dataclass

@@ -12,7 +12,7 @@ def bar(disable: bool) -> Progress:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]}"),
+        TextColumn("{task.fields[told]}"),
         TimeRemainingColumn(),
         console=Console(stderr=True),  # it is for people; stdout is for answers
         disable=disable,

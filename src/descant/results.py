@@ -149,7 +149,7 @@ def carry_out(federation: Federation, rounds: int, points: int, tick: Callable[.
     curve = []
     seconds = 0.0
     for scored in federation.rounds(rounds, judge={*looked, rounds}):
-        tick(loss=scored.round.told)
+        tick(told=scored.round.told)
         seconds += scored.round.seconds
         if scored.index in looked:
             curve.append((scored.index, scored.scores.own.mean, scored.scores.center.mean))

@@ -90,12 +90,12 @@ class Round:
     @property
     def told(self) -> str:
         """The round in a few words, for a progress bar: the loss, and of agents what they reach and how fast."""
-        found = self.state.feedback
-        if "reward" not in found:
-            return f"{self.loss:.4f}"
+        found = [] if math.isnan(self.loss) else [f"loss {self.loss:.4f}"]
         steps = sum(metrics.get("samples", 0) for metrics in self.metrics.values())
-        speed = f", {steps / self.seconds:,.0f} steps/s" if self.seconds else ""
-        return f"{self.loss:.4f}, reward {found['reward']:.4g}{speed}"
+        if "reward" in self.state.feedback:
+            found.append(f"reward {self.state.feedback['reward']:.4g}")
+            found += [f"{steps / self.seconds:,.0f} steps/s"] if self.seconds else []
+        return ", ".join(found) or "–"
 
     def numbers(self) -> dict[str, Any]:
         """The round as one flat record; what was not judged, not validated or not tuned is not in it."""

@@ -208,7 +208,7 @@ def compare(
     with bar(disable=not progress) as shown:
 
         def ran(each: Sequence[Algorithm]) -> tuple[list[Result], list[Algorithm]]:
-            line = shown.add_task(each[0].name, total=rounds * len(chosen), loss="–")
+            line = shown.add_task(each[0].name, total=rounds * len(chosen), told="–")
             found, beside = [], []
             for seed, algorithm in zip(chosen, each, strict=True):
                 federation = Federation(model, people, algorithm, seed=seed, **settings)

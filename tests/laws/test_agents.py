@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from descant import DescantWarning, Dqn, Federation, PolicyGradient, algorithms, parties, problems
 from descant.algorithms.fedrl import ByReward, by_best
-from descant.core import Report
+from descant.core import Hyper, Report, Tuning
 from descant.engines import InProcess, Processes
 from descant.errors import SettingError
 from fakes import Bytes
@@ -188,6 +189,8 @@ def test_weights_are_rewards_of_any_sign() -> None:
         ByReward("softmax", 0.1)(mixed), torch.tensor([1, 0.018315639, 0.13533528], dtype=torch.float64)
     )
     assert by_best(mixed).tolist() == [1, 0, 0]
+    assert by_best([{}, {"reward": 5.0}, {"reward": 5.0}]).tolist() == [0, 1, 0]  # who has no reward is not the best
+    assert by_best([{}, {"reward": -5.0}]).tolist() == [0, 1] and by_best([{}, {}]).tolist() == [1, 1]
     assert ByReward("shift")([{"reward": -5.0}, {"reward": -1.0}]).tolist() == [0, 4]
     with pytest.raises(SettingError, match=r"No reward is above 0 .*-5 to -1.*mode='shift'"):
         ByReward("normalise")([{"reward": -5.0}, {"reward": -1.0}])
@@ -209,12 +212,28 @@ def test_periods_are_constant_or_decay_or_grow_and_a_run_has_one_at_least() -> N
     fed = made(DQN, algorithms.FedRL(period=10, factor=2.0, total=60))
     taken = [scored.round.metrics["0"]["samples"] for scored in fed.rounds(3)]
     assert taken == [10, 20, 30]
+    at_the_end = models(fed)
+    with pytest.warns(DescantWarning, match=r"Round 4: the total of 60 is done"):
+        fed.fit(3, progress=False)
+    assert [entry["work"] for entry in fed.history_] == [10, 20, 30, 0, 0, 0]
+    assert torch.allclose(models(fed), at_the_end, rtol=1e-6)
+    assert sum(period(58, 1.05, 12000).lengths()) == 12000 and period(1, 10.0, 10**6).lengths()[-1] == 888_889
+    far = Tuning(20_000, Hyper(0.1, 5), {}, {}, torch.zeros(1), np.random.default_rng(0))
+    assert period(100, 1.05, total=500)(far).hyper.work == 0 and period(100, 0.9)(far).hyper.work == 1
+    with pytest.raises(SettingError, match=r"has grown beyond .* in round 20000. Give a 'total'"):
+        period(100, 1.05)(far)
     with pytest.raises(SettingError, match=r"A period of 100 is longer than the run of 50"):
         list(made(DQN, algorithms.FedRL(period=100, total=50)).rounds(1))
     with pytest.raises(SettingError, match="'weights' of FedRL must be one of"):
         algorithms.FedRL("best")  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="go with a 'period'"):
         algorithms.FedRL(factor=2.0)
+    with pytest.raises(SettingError, match=r"The 'period' of FedRL must be a whole number >= 1. Got 0"):
+        algorithms.FedRL(period=0)
+    with pytest.raises(SettingError, match="'mode' and 'beta' of FedRL are for weights='reward'"):
+        algorithms.FedRL("max", mode="shift", beta=3.0)
+    with pytest.raises(SettingError, match="'beta' of FedRL must be >= 0"):
+        algorithms.FedRL(mode="softmax", beta=-3)
 
 
 # ── liars ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

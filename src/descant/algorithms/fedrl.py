@@ -35,13 +35,17 @@ def FedRL(
 
     "uniform" is the paper's dataset magnitude, "max" copies the best agent's model, and `Local` is its independent
     agents. ``period`` is the solver's work a round, if it is not the solver's own; it is multiplied by ``factor`` each
-    round: below 1 it decays (ADAComm), above 1 it grows (§6.3). With ``total`` the last round ends there.
+    round: below 1 it decays (ADAComm), above 1 it grows (§6.3). With ``total`` all work ends there.
 
     >>> FedRL(mode="softmax", beta=0.1).weigh
     ByReward(mode='softmax', beta=0.1)
     """
-    check(_Choice(weights), "FedRL")
-    chosen: dict[str, Weigh] = {"reward": ByReward(mode, beta), "uniform": uniformly, "max": by_best}
+    by_reward = ByReward(mode, beta)
+    for part in (_Choice(weights, period, factor, total), by_reward):
+        check(part, "FedRL")
+    if weights != "reward" and by_reward != ByReward():
+        raise SettingError(f"The 'mode' and 'beta' of FedRL are for weights='reward'. Got {weights!r}: leave them out.")
+    chosen: dict[str, Weigh] = {"reward": by_reward, "uniform": uniformly, "max": by_best}
     if period is None and (factor != 1 or total is not None):
         raise SettingError("The 'factor' and 'total' of FedRL go with a 'period': give that, too.")
     tune = fixed if period is None else Period(period, factor, total)
@@ -51,6 +55,9 @@ def FedRL(
 @dataclass(frozen=True)
 class _Choice:
     weights: str = setting("reward", "how much a report counts", one_of=("reward", "uniform", "max"))
+    period: int | None = setting(None, "the solver's work in the first round", least=1, whole=True)
+    factor: float = setting(1.0, "what it is multiplied by each round", above=0)
+    total: int | None = setting(None, "all work there is", least=1, whole=True)
 
 
 @dataclass(frozen=True)
@@ -84,8 +91,11 @@ class ByReward:
 
 
 def by_best(metrics: Sequence[Metrics]) -> Tensor:
-    """The one with the largest reward alone: figure 3's "Max"."""
-    rewards = _rewards(metrics)
+    """The one with the largest reward alone: figure 3's "Max"; all alike, before anybody has one."""
+    known = [float(metric.get("reward", math.nan)) for metric in metrics]
+    rewards = torch.tensor([reward if math.isfinite(reward) else -math.inf for reward in known])
+    if not bool(rewards.isfinite().any()):
+        return torch.ones(len(rewards), dtype=torch.float64)
     return torch.nn.functional.one_hot(rewards.argmax(), len(rewards)).double()
 
 
@@ -95,6 +105,9 @@ def _rewards(metrics: Sequence[Metrics]) -> Tensor:
     known = [reward for reward in found if math.isfinite(reward)]
     mean = sum(known) / len(known) if known else 0.0
     return torch.tensor([reward if math.isfinite(reward) else mean for reward in found], dtype=torch.float64)
+
+
+_MOST = 10**12  # work in a round; more is a mistake
 
 
 @dataclass(frozen=True)
@@ -107,13 +120,17 @@ class Period:
 
     first: int = setting(400, "the solver's work in the first round", least=1, whole=True)
     factor: float = setting(1.0, "what it is multiplied by each round", above=0)
-    total: int | None = setting(None, "all work there is: the last round ends there", least=1, whole=True)
+    total: int | None = setting(None, "all work there is: nothing is done after it", least=1, whole=True)
 
     def __call__(self, tuning: Tuning) -> Tuned:
         self._check()
-        done = sum(self._plain(before) for before in range(1, tuning.round))
-        left = math.inf if self.total is None or done >= self.total else self.total - done
-        return Tuned(replace(tuning.hyper, work=int(min(self._plain(tuning.round), left))), tuning.memory)
+        work, note = self._plain(tuning.round), ""
+        if self.total is not None:
+            done = sum(self._plain(before) for before in range(1, tuning.round))
+            work = max(0, min(work, self.total - done))
+            if not work and done - self._plain(tuning.round - 1) < self.total:
+                note = f"the total of {self.total} is done, and agents do nothing from here on"
+        return Tuned(replace(tuning.hyper, work=work), tuning.memory, note=note)
 
     def lengths(self) -> list[int]:
         """The work of every round until the total is done."""
@@ -127,6 +144,15 @@ class Period:
         return found
 
     def _plain(self, round: int) -> int:
+        """The period of a round, as if there were no total; one beyond the total is as long as that."""
+        powers = math.log(self.first) + (round - 1) * math.log(self.factor)
+        if powers > math.log(self.total or _MOST) + 1:  # it might be larger than any number
+            if self.total is None:
+                raise SettingError(
+                    f"A period of {self.first} that is multiplied by {self.factor} each round has grown beyond "
+                    f"{_MOST:,} in round {round}. Give a 'total' of work, or fewer rounds."
+                )
+            return self.total
         return max(1, math.floor(self.first * self.factor ** (round - 1)))
 
     def _check(self) -> None:

@@ -10,6 +10,8 @@ from torch import Tensor
 from ..core import Aggregate, Aggregated, Algorithm, Metrics, Weigh
 from ..settings import check, setting
 
+_FAR = 1e30  # a lie that is not finite does not pass the gate
+
 
 def Hostile(base: Algorithm, count: int = 1, scale: float = 1.0, reward: float | None = None) -> Algorithm:
     """Any method, with the first ``count`` of those who take part lying to the centre.
@@ -23,7 +25,8 @@ def Hostile(base: Algorithm, count: int = 1, scale: float = 1.0, reward: float |
     tensor([0.])
     """
     aggregate, weigh = Poisoned(base.aggregate, count, scale), Boasting(base.weigh, count, reward)
-    check(aggregate, "Hostile")
+    for part in (aggregate, weigh):
+        check(part, "Hostile")
     return replace(base, name=f"{base.name}, {count} hostile", aggregate=aggregate, weigh=weigh)
 
 
@@ -33,7 +36,7 @@ class Poisoned:
 
     aggregate: Aggregate = setting(help="what the reports add up to", apart=True)
     count: int = setting(1, "how many lie", least=1, whole=True)
-    scale: float = setting(1.0, "what their models are multiplied by")
+    scale: float = setting(1.0, "what their models are multiplied by", least=-_FAR, most=_FAR)
 
     def __call__(self, models: Tensor, weights: Tensor | None = None) -> Aggregated:
         changed = models.clone()
@@ -47,7 +50,7 @@ class Boasting:
 
     weigh: Weigh = setting(help="how much a report counts", apart=True)
     count: int = setting(1, "how many lie", least=1, whole=True)
-    reward: float | None = setting(None, "what they say that they have earned; None: the truth")
+    reward: float | None = setting(None, "what they say that they have earned; None: the truth", least=-_FAR, most=_FAR)
 
     def __call__(self, metrics: Sequence[Metrics]) -> Tensor:
         if self.reward is None:

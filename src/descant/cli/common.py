@@ -113,7 +113,7 @@ def waiting(what: str, as_json: bool) -> Iterator[None]:
     from ..progress import bar
 
     with bar(disable=not watched(as_json)) as shown:
-        shown.add_task(what, total=None, loss="–")
+        shown.add_task(what, total=None, told="–")
         yield
 
 

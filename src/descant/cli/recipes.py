@@ -54,10 +54,10 @@ def _carried_out(chosen: Recipe, out: Path, resume: bool, as_json: bool) -> tupl
     federation, length = chosen.federation(), chosen.length
     started = Run.resume(out, federation) if resume else Run.start(out, federation, recipe=chosen.text)
     with started as run, bar(disable=not watched(as_json)) as shown:
-        line = shown.add_task(federation.algorithm.name, total=length.rounds, loss="–", completed=run.round)
+        line = shown.add_task(federation.algorithm.name, total=length.rounds, told="–", completed=run.round)
         for round in run.rounds(max(0, length.rounds - run.round), max(1, length.rounds // length.points)):
-            shown.update(line, advance=1, loss=f"{round.round.loss:.4f}")
-        shown.add_task("training alone, to compare with", total=None, loss="–")
+            shown.update(line, advance=1, told=round.round.told)
+        shown.add_task("training alone, to compare with", total=None, told="–")
         table = judge(run)
     found = {"folder": str(out), "rounds": federation.state.round, "hash": federation.hash()}
     with waiting("drawing the report", as_json):

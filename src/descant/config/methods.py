@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SettingError
+from ..errors import DescantWarning, SettingError
 from ..settings import check, unknown
 from .keywords import fits, keywords_for, told
 from .parts import ATTENDANCE, Attendance, chosen, record_of, tables
@@ -60,3 +61,49 @@ def wrapped(made: Algorithm, wrap: Sequence[Mapping[str, Any]], where: str) -> A
         if not isinstance(made, Algorithm):
             raise SettingError(f"{place} must return an Algorithm. Got {made!r:.80}.")
     return made
+
+
+def rounds_of(total: int, work: int, methods: Sequence[Mapping[str, Any]]) -> int:
+    """How many rounds a total of work makes: the same for all methods, whose periods may be their own."""
+    from ..algorithms import FedRL, Period
+
+    if total < work:
+        raise SettingError(
+            f"The 'total' of [run], {total}, is less than the work of one round, {work}: parties would never merge. "
+            "Give a larger total, or less work a round."
+        )
+    found = set[int]()
+    for one in methods:
+        if "period" not in one:
+            found.add(-(-total // max(1, work)))
+            continue
+        tune = FedRL(**{key: value for key, value in one.items() if key in ("period", "factor")}, total=total).tune
+        found.add(len(tune.lengths()) if isinstance(tune, Period) else 0)
+    if len(found) > 1:
+        told = ", ".join(map(str, sorted(found)))
+        raise SettingError(
+            f"The 'total' of [run], {total}, are {told} rounds, by the periods of its methods. Give 'rounds' instead."
+        )
+    return found.pop() if found else -(-total // max(1, work))
+
+
+def ending(given: Mapping[str, Any], total: int | None) -> Mapping[str, Any]:
+    """The table of a method whose period ends where the run does."""
+    if total is None or "period" not in given:
+        return given
+    if given.get("total", total) != total:
+        raise SettingError(
+            f"The 'total' of FedRL, {given['total']}, and that of [run], {total}, must be the same. Leave one out."
+        )
+    return {**given, "total": total}
+
+
+def warn_beyond(total: int | None, work: int, methods: Sequence[Mapping[str, Any]], rounds: int) -> None:
+    """Say so if whole rounds are more than the total of work."""
+    if total is not None and rounds * work > total and any("period" not in one for one in methods):
+        warnings.warn(
+            f"{rounds} rounds of {work} are {rounds * work}, more than the 'total' of {total} in [run]. Give a total "
+            "that is a multiple of a round's work, to have just that.",
+            DescantWarning,
+            stacklevel=3,
+        )

@@ -15,7 +15,7 @@ from ..errors import SettingError
 from ..settings import check, unknown
 from . import toml
 from .keywords import keywords_for
-from .methods import ALONE, method
+from .methods import ALONE, ending, method, rounds_of, warn_beyond
 from .parts import ATTENDANCE, Figure, Length, at_address, chosen, record_of, sealing
 from .paths import located, self_contained
 from .shape import check_shape
@@ -55,7 +55,7 @@ class Recipe:
             return found
         if "rounds" in self._table("run"):
             raise SettingError("Give [run] 'rounds', or a 'total' of work from which they follow, not both.")
-        return replace(found, rounds=-(-found.total // max(1, self.solver().hyper.work)))
+        return replace(found, rounds=rounds_of(found.total, self.solver().hyper.work, self._methods()))
 
     @property
     def seeds(self) -> list[int]:
@@ -192,6 +192,7 @@ class Recipe:
         from ..federation import Federation
 
         chosen = self.length.seed if seed is None else seed
+        self._warn_beyond()
         settings = {**self.settings(), **sealing(self._table("vault"))}
         return Federation(self.model(), self.people(), self.algorithm(), seed=chosen, **settings)
 
@@ -200,6 +201,7 @@ class Recipe:
         from ..study import compare
 
         chosen, length = self.unsealed().algorithms(names), self.length
+        self._warn_beyond()
         settings: dict[str, Any] = {
             "rounds": length.rounds,
             "points": length.points,
@@ -255,7 +257,15 @@ class Recipe:
         return {**found, "solver": self.solver(), "engine": self.engine()}
 
     def _algorithm(self, given: Mapping[str, Any], where: str) -> Algorithm:
-        return method(given, where, self._table("work"), self._list("wrap"))
+        ends = ending(given, self._table("run").get("total"))
+        return method(ends, where, self._table("work"), self._list("wrap"))
+
+    def _methods(self) -> list[Mapping[str, Any]]:
+        return [*self._list("methods"), *filter(None, self._list("method"))]
+
+    def _warn_beyond(self) -> None:
+        work = self.solver().hyper.work
+        warn_beyond(self.length.total, work, self._methods() or [{}], self.length.rounds)
 
     def _population(self) -> tuple[Callable[..., Any], dict[str, Any]]:
         from ..parties import POPULATIONS

@@ -82,14 +82,16 @@ def _presence(federation: Federation, file: Path) -> Path:
 
 
 def _rewards(federation: Federation, file: Path) -> Path:
-    known = [entry for entry in federation.history_ if entry.get("rewards")]
+    known = [entry for entry in federation.history_ if "reward" in entry]
     if not known:
-        raise SettingError("There are no rewards to draw: no round was run by agents, or there are too many to show.")
+        raise SettingError("There are no rewards to draw: no round was run by agents.")
     steps = np.cumsum([entry["steps"] for entry in known])
     rewards = {
         name: np.array([entry["rewards"].get(name, np.nan) for entry in known], dtype=float)
         for name in federation.people.names
+        if all("rewards" in entry for entry in known)
     }
+    rewards = rewards or {"all": series(federation, "reward")[-len(known) :]}  # there are too many to show each
     merged = federation.algorithm.advance is not stay
     return draw_rewards(file, rewards, steps, federation.algorithm.name, merged)
 

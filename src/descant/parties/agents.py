@@ -118,7 +118,7 @@ def agents(
     check(_Settings(count, unlike, test), "agents")
     given = {"gravity": gravity, "length": length, "force_mag": force_mag}
     each = {name: _each(name, value, count) for name, value in given.items() if value is not None}
-    made = []
+    made = list[Bare]()
     tables = [options] * count if isinstance(options, Mapping) else list(options) or [{}] * count
     if len(tables) != count:
         raise PartyError(f"The 'options' of agents must be one table, or {count}: one an agent. Got {len(tables)}.")
@@ -126,14 +126,30 @@ def agents(
         settings = {name: values[k] for name, values in each.items()} | dict(tables[k])
         if unlike:
             settings = _changed(env, settings, unlike, stream(seed, 0, str(k), "physics"))
-        here = world(env, **settings)
+        alike = k > 0 and not each and not unlike and tables[k] is tables[0]
+        here = made[0].made.world if alike else world(env, **settings)
         form = f"{here.name}, observations {here.shape}, {here.actions} actions"
         made.append(Bare(Agent(str(k), here, test, seed), form))
+    _check_forms(made)
     return People(made)  # type: ignore[arg-type]
 
 
+def _check_forms(made: Sequence[Bare]) -> None:
+    """All agents have one model: what they see, and what they can do, must be of one form."""
+    first = made[0]
+    for other in made[1:]:
+        if other.form != first.form:
+            raise PartyError(
+                f"Agent {other.name!r} is in {other.form}, and agent {first.name!r} in {first.form}: one model cannot "
+                "serve both. Give them environments with as many actions and observations of one shape."
+            )
+
+
 def _each(name: str, value: Numbers, count: int) -> list[float]:
-    values = np.asarray(value, dtype=np.float64)
+    try:
+        values = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        values = np.empty((count, 0))
     if values.shape not in ((), (count,)):
         raise PartyError(f"The {name!r} of agents must be one number, or {count}: one an agent. Got {value!r:.80}.")
     return [float(one) for one in np.broadcast_to(values, (count,))]

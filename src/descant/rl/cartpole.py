@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import PartyError
 from ..settings import check, setting, unknown
-from .worlds import Array, Moved, Worlds
+from .worlds import Array, Kept, Moved, Worlds
 
 CAPS = {"CartPole-v0": 200, "CartPole-v1": 500}
 _FAR, _TILTED = 2.4, 12 * 2 * math.pi / 360
+_ODD = 1e3  # a physics that is so many times the usual may be no physics
 
 
 @dataclass(frozen=True)
@@ -54,12 +56,12 @@ class CartPole:
     def actions(self) -> int:
         return 2
 
-    def beside(self, worlds: Sequence[CartPole], names: Sequence[str]) -> Worlds:
-        return _CartPoles(worlds)
+    def beside(self, worlds: Sequence[CartPole], names: Sequence[str], kept: Kept | None = None) -> Worlds:
+        return _CartPoles(worlds, names)
 
 
 class _CartPoles:
-    def __init__(self, worlds: Sequence[CartPole]) -> None:
+    def __init__(self, worlds: Sequence[CartPole], names: Sequence[str]) -> None:
         def each(name: str) -> Array:
             return np.array([getattr(world, name) for world in worlds], dtype=np.float64)
 
@@ -70,6 +72,9 @@ class _CartPoles:
         self._cap = np.array([CAPS[world.name] for world in worlds])
         self._at = np.zeros((4, len(worlds)))  # x, ẋ, θ, θ̇
         self._steps = np.zeros(len(worlds), dtype=np.int64)
+        physics = np.array([astuple(world)[1:] for world in worlds]) / astuple(CartPole())[1:]
+        odd = np.flatnonzero(~((physics > 1 / _ODD) & (physics < _ODD)).all(1))
+        self._odd = {at: (names[at], worlds[at]) for at in odd.tolist()}  # of others nothing becomes too large
 
     @property
     def observations(self) -> Array:
@@ -96,6 +101,9 @@ class _CartPoles:
             after, steps = np.where(alive, after, self._at), np.where(alive, steps, self._steps)
         self._at, self._steps = after, steps
         fell = (np.abs(after[0]) > _FAR) | (np.abs(after[2]) > _TILTED)
+        for at, (name, world) in self._odd.items():
+            if not np.isfinite(after[:, at].astype(np.float32)).all():
+                raise PartyError(f"The physics of {world.name} of agent {name!r} lead beyond all numbers: {world}.")
         rewards = np.ones(len(steps)) if alive is None else alive.astype(np.float64)
         return Moved(self.observations, rewards, fell, steps >= self._cap)
 

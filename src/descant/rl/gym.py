@@ -8,9 +8,12 @@ when it is seeded and acted in the same, as gymnasium demands.
 from __future__ import annotations
 
 import math
+import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +21,10 @@ import torch
 from torch import Tensor
 
 from ..errors import PartyError, SettingError
-from .worlds import Array, Moved, Worlds
+from .worlds import Array, Kept, Moved, Worlds
+
+_MOST_KEPT = 1024  # environments that are kept for the next time
+_SAME = 1e-3  # how far an observation may be, in parts of it, from what it was on another machine
 
 
 @dataclass(frozen=True)
@@ -30,11 +36,33 @@ class Gym:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return _form(self)[0]
+        return self._form[0]
 
     @property
     def actions(self) -> int:
-        return _form(self)[1]
+        return self._form[1]
+
+    @property
+    def first(self) -> int:
+        """The number of the first action."""
+        return self._form[2]
+
+    @cached_property
+    def _form(self) -> tuple[tuple[int, ...], int, int]:
+        made = self.made()
+        spaces, seen, acted = _gymnasium().spaces, made.observation_space, made.action_space
+        made.close()
+        if not isinstance(acted, spaces.Discrete):
+            raise SettingError(
+                f"The actions of {self.name} are {acted}. Dqn and PolicyGradient need discrete ones: Discrete(n)."
+            )
+        if not seen.is_np_flattenable:
+            raise SettingError(
+                f"The observations of {self.name} are {seen}, now more numbers and now fewer. Dqn and PolicyGradient "
+                "need as many each time: wrap the environment so that it gives a Box."
+            )
+        shape = seen.shape if isinstance(seen, spaces.Box) and seen.shape else (spaces.utils.flatdim(seen),)
+        return shape, int(acted.n), int(acted.start)
 
     def made(self) -> Any:
         """A new environment."""
@@ -50,8 +78,8 @@ class Gym:
         except (TypeError, ImportError) as error:
             raise SettingError(f"The environment {self.name!r} cannot be made: {error}") from error
 
-    def beside(self, worlds: Sequence[Gym], names: Sequence[str]) -> Worlds:
-        return _Gyms(worlds, names)
+    def beside(self, worlds: Sequence[Gym], names: Sequence[str], kept: Kept | None = None) -> Worlds:
+        return _Gyms(worlds, names, {} if kept is None else kept)
 
 
 def _gymnasium() -> Any:
@@ -60,20 +88,6 @@ def _gymnasium() -> Any:
     except ImportError as error:
         raise SettingError("Environments other than CartPole need gymnasium: pip install 'descant[rl]'.") from error
     return gymnasium
-
-
-@cache
-def _form(world: Gym) -> tuple[tuple[int, ...], int, int]:
-    """The shape of an observation, how many actions there are, and the first of them."""
-    made = world.made()
-    spaces, seen, acted = _gymnasium().spaces, made.observation_space, made.action_space
-    made.close()
-    if not isinstance(acted, spaces.Discrete):
-        raise SettingError(
-            f"The actions of {world.name} are {acted}. Dqn and PolicyGradient need discrete ones: Discrete(n)."
-        )
-    shape = seen.shape if isinstance(seen, spaces.Box) and seen.shape else (spaces.utils.flatdim(seen),)
-    return shape, int(acted.n), int(acted.start)
 
 
 def _reader(world: Gym, space: Any) -> Callable[[Any], Array]:
@@ -87,54 +101,88 @@ class _Live:
     """An environment and where it is: the key of its episode, and the actions so far."""
 
     def __init__(self, world: Gym, name: str) -> None:
-        self._name, self._world, self._env = name, world, world.made()
+        self._name, self.world, self._env = name, world, world.made()
         self._read = _reader(world, self._env.observation_space)
-        self._first = _form(world)[2]
         self.key, self.actions = -1, list[int]()
         self.observation = np.zeros(world.shape, dtype=np.float32)
+        weakref.finalize(self, _close, self._env)
 
     def begin(self, key: int) -> None:
-        found = self._try("reset", partial(self._env.reset, seed=key % 2**31))
-        self.key, self.actions = key, []
-        self.observation = self._seen(found[0])
+        self.key, self.actions = -1, []
+        found, _ = self._try("reset", partial(self._env.reset, seed=key % 2**31))
+        self.observation = self._seen(found)
+        self.key = key
 
     def step(self, action: int) -> tuple[float, bool, bool]:
-        found = self._try("step", partial(self._env.step, self._first + action))
+        seen, reward, terminated, truncated, _ = self._try("step", partial(self._env.step, self.world.first + action))
         self.actions.append(action)
-        self.observation = self._seen(found[0])
-        reward = float(found[1])
-        if not math.isfinite(reward):
-            raise self._error("gave", f"the reward {reward}: it must be a finite number")
-        return reward, bool(found[2]), bool(found[3])
+        self.observation = self._seen(seen)
+        with suppress(TypeError, ValueError):
+            reward = float(reward)
+        if not isinstance(reward, float) or not math.isfinite(reward):
+            raise self._error("gave", f"the reward {reward!r:.40}: it must be a finite number")
+        return reward, bool(terminated), bool(truncated)
 
-    def reach(self, key: int, actions: list[int]) -> None:
+    def reach(self, key: int, actions: list[int], mark: float) -> None:
         """Be at this place of this episode."""
         if self.key == key and self.actions == actions:
             return
         self.begin(key)
         for action in actions:
             self.step(action)
+        if not math.isclose(self.mark, mark, rel_tol=_SAME, abs_tol=_SAME):
+            raise self._error("shows", "other things than before, though seeded and acted in the same: it must not")
+
+    @property
+    def mark(self) -> float:
+        """A number by which what is seen now is told from other observations."""
+        seen = self.observation.ravel()
+        return float(seen.astype(np.float64) @ np.cos(np.arange(1, len(seen) + 1)))
 
     def _seen(self, found: Any) -> Array:
-        seen = self._read(found).reshape(self._world.shape)
+        try:
+            seen = self._read(found).reshape(self.world.shape)
+        except Exception as error:
+            what = f"an observation that is not in its {self._env.observation_space}: {type(error).__name__}: {error}"
+            raise self._error("gave", what) from error
         if not np.isfinite(seen).all():
             raise self._error("gave", "an observation that is not finite")
         return seen
 
     def _try(self, verb: str, act: Callable[[], Any]) -> Any:
+        wanted = {"reset": 2, "step": 5}[verb]
         try:
-            return act()
+            found = tuple(act())
         except Exception as error:
             raise self._error(f"failed in {verb}:", f"{type(error).__name__}: {error}") from error
+        if len(found) != wanted:
+            raise self._error(f"gave in {verb}", f"{len(found)} things, where gymnasium has {wanted}")
+        return found
 
     def _error(self, did: str, what: str) -> PartyError:
+        self.key = -1  # it may have moved: whoever wants to be anywhere in it begins anew
         at = f"after {len(self.actions)} steps of an episode"
-        return PartyError(f"The environment {self._world.name} of agent {self._name!r} {did} {what} ({at}).")
+        return PartyError(f"The environment {self.world.name} of agent {self._name!r} {did} {what} ({at}).")
+
+
+def _close(env: Any) -> None:
+    with suppress(Exception):  # it is not needed any more
+        env.close()
 
 
 class _Gyms:
-    def __init__(self, worlds: Sequence[Gym], names: Sequence[str]) -> None:
-        self._live = [_Live(world, name) for world, name in zip(worlds, names, strict=True)]
+    def __init__(self, worlds: Sequence[Gym], names: Sequence[str], kept: Kept) -> None:
+        self._live, times = list[_Live](), Counter[str]()
+        for world, name in zip(worlds, names, strict=True):
+            place = (name, times[name])
+            times[name] += 1
+            live = kept.pop(place, None)
+            if live is None or live.world is not world:
+                live = _Live(world, name)
+            kept[place] = live
+            self._live.append(live)
+        while len(kept) > max(_MOST_KEPT, len(self._live)):
+            kept.pop(next(iter(kept)))  # it closes when nobody has it
 
     @property
     def observations(self) -> Array:
@@ -152,7 +200,9 @@ class _Gyms:
         return Moved(self.observations, rewards, terminated, truncated)
 
     def state(self, at: int) -> Tensor:
-        return torch.tensor(self._live[at].actions, dtype=torch.int64)
+        live = self._live[at]
+        return torch.tensor([*live.actions, live.mark], dtype=torch.float64)
 
     def restore(self, at: int, key: int, state: Tensor) -> None:
-        self._live[at].reach(key, state.tolist())
+        *actions, mark = state.tolist()
+        self._live[at].reach(key, [int(action) for action in actions], mark)

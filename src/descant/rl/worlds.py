@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Array: TypeAlias = NDArray[Any]
+Kept: TypeAlias = dict[Any, Any]
+"""What worlds leave behind because it is dear to make, for the next time that they stand side by side."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class World(Protocol):
     @property
     def actions(self) -> int: ...
 
-    def beside(self, worlds: Sequence[Any], names: Sequence[str]) -> Worlds:
+    def beside(self, worlds: Sequence[Any], names: Sequence[str], kept: Kept | None = None) -> Worlds:
         """Worlds of this kind side by side; the names are those of the agents, for messages."""
 
 

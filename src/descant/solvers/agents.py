@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Protocol
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 
 from .. import seeds
-from ..core import Exam, Job, Judgement, Loss, Memory, Metrics, Term, Trained
-from ..errors import ModelError, PartyError
+from ..core import LOG, Exam, Job, Judgement, Loss, Memory, Metrics, Term, Trained
+from ..errors import DescantWarning, ModelError, PartyError
 from ..flat import Net
 from ..metrics import Metric
 from ..parties.agents import Agent
@@ -27,8 +28,10 @@ from .sloped import Sloped
 from .stacked import Stack, kernel_of
 
 LAST = "agent.last"  # the model that the agent ended its last local work with
+WORLD, REPLAY = "agent.world", f"{LOG}replay"  # where it is in its episode, and what it remembers of its steps
 LONGEST = 10_000  # steps of an episode that is tested, or that a policy gradient learns from
 _TESTED = 64  # models that are tested at once
+_APART = 10**6  # episodes a round that nobody plays: their numbers are for those whose environment has failed
 
 
 class Learner(Optimised, Protocol):
@@ -89,13 +92,55 @@ def reasons_for(
     """Why each way of computing a stack cannot be taken; a model that acts by chance is an error."""
     check_elementwise(maker(solver.optimizer, solver.options))
     reasons = probe(net, loss, terms, x, y)
+    name = type(net.module).__name__
     if any("random numbers" in reason for reason in reasons.values()):
-        name = type(net.module).__name__
         raise ModelError(f"{name} draws random numbers (dropout, say), and would act by them. Leave that out.")
+    if not _answers_one(net, x):
+        raise ModelError(
+            f"{name} answers an observation otherwise when others are beside it, as nn.BatchNorm does, and an agent "
+            "has one at a time. Use nn.LayerNorm instead."
+        )
     return reasons
 
 
-def by_parts(
+def _answers_one(net: Net, x: Tensor) -> bool:
+    """Whether a model says of one observation by itself what it says of it among others."""
+    try:
+        alone, among = (net.apply(net.row(), x[:0].flatten(), some)[0] for some in (x[:1], x))
+    except Exception:
+        return False
+    return torch.allclose(alone, among[:1], rtol=1e-3, atol=1e-3)
+
+
+def by_parts(job: Job, reset: bool, learn: Callable[[Job, Sequence[Life]], Trained]) -> Trained:
+    """The local work of agents; one whose environment fails is tried once more, in other episodes.
+
+    What has failed would fail in the same way for ever: an episode is its key. So an agent by itself (of a stack, each
+    is tried by itself) leaves the episode that it is in, and plays those that are for this round alone.
+    """
+    lives = [Life.of(memory) for memory in job.memories]
+    try:
+        return in_parts(job, lives, reset, learn)
+    except PartyError as error:
+        if len(lives) > 1:
+            raise
+        failure = error
+    memory, life = _elsewhere(job.memories[0], lives[0], job.round)
+    trained = in_parts(replace(job, memories=[memory]), [life], reset, learn)
+    warnings.warn(f"{failure} The agent went on in other episodes.", DescantWarning, stacklevel=2)
+    return trained
+
+
+def _elsewhere(memory: Memory, life: Life, round: int) -> tuple[Memory, Life]:
+    """What an agent remembers when it has left its episode: in its replay that was broken off."""
+    left = {name: tensor for name, tensor in memory.items() if name != WORLD}
+    if REPLAY in left:
+        left[REPLAY] = left[REPLAY].clone()
+        left[REPLAY][-1:, -1] = 1
+    return left, replace(life, episode=life.episode + _APART * round, so_far=0.0)
+
+
+def in_parts(
     job: Job,
     lives: Sequence[Life],
     reset: bool,
@@ -172,10 +217,14 @@ def worlds_of(job: Job, each: int = 1) -> Worlds:
     agents = [agent for agent in job.parties for _ in range(each)]
     before = job.net.kept.get("worlds")
     if before is None or before[0] != agents:
-        names = [agent.name for agent in agents]
-        before = job.net.kept["worlds"] = (agents, agents[0].world.beside([agent.world for agent in agents], names))
+        before = job.net.kept["worlds"] = (agents, _beside(job.net, agents, "environments"))
     worlds: Worlds = before[1]
     return worlds
+
+
+def _beside(net: Net, agents: Sequence[Agent], kept: str) -> Worlds:
+    worlds, names = [agent.world for agent in agents], [agent.name for agent in agents]
+    return worlds[0].beside(worlds, names, net.kept.setdefault(kept, {}))
 
 
 # ── how good are they? ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -210,7 +259,7 @@ def _played(exam: Exam, agents: Sequence[Agent], rows: Sequence[Tensor]) -> list
         return actions
 
     with np.errstate(all="ignore"):
-        returns, lengths = _episodes(agents, tests, choose)
+        returns, lengths = _episodes(exam.net, agents, tests, choose)
     return [_mean(exam.metric, returns[k, : agents[k].tests], lengths[k, : agents[k].tests]) for k in range(count)]
 
 
@@ -222,7 +271,7 @@ def _at_random(exam: Exam, agent: Agent) -> float:
         def choose(seen: Array, step: int) -> Array:
             return draws.integers(agent.world.actions, size=seen.shape[:2])
 
-        returns, lengths = _episodes([agent], agent.tests, choose)
+        returns, lengths = _episodes(exam.net, [agent], agent.tests, choose)
         agent.known[exam.metric] = _mean(exam.metric, returns[0], lengths[0])
     return agent.known[exam.metric]
 
@@ -231,11 +280,13 @@ def _mean(metric: Metric, returns: Array, lengths: Array) -> float:
     return float(torch.as_tensor(metric.value(torch.from_numpy(returns), torch.from_numpy(lengths))).double().mean())
 
 
-def _episodes(agents: Sequence[Agent], tests: int, choose: Callable[[Array, int], Array]) -> tuple[Array, Array]:
+def _episodes(
+    net: Net, agents: Sequence[Agent], tests: int, choose: Callable[[Array, int], Array]
+) -> tuple[Array, Array]:
     """The returns and lengths ``[agents, tests]`` of the test episodes of some agents, side by side."""
     shape = (len(agents), tests)
     each = [agent for agent in agents for _ in range(tests)]
-    worlds = each[0].world.beside([agent.world for agent in each], [agent.name for agent in each])
+    worlds = _beside(net, each, "tested environments")
     for at, agent in enumerate(each):
         worlds.begin(at, agent.test(at % tests))
     returns, lengths, alive = np.zeros(len(each)), np.zeros(len(each)), np.ones(len(each), dtype=bool)

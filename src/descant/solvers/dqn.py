@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..core import LOG, Exam, Hyper, Job, Judgement, Loss, Memory, Term, Trained
+from ..core import Exam, Hyper, Job, Judgement, Loss, Memory, Term, Trained
 from ..flat import Net
 from ..metrics import RETURN, Metric
 from ..settings import check, setting
-from .agents import LAST, Life, by_parts, episode, in_test_episodes, moved, ways_for, worlds_of
+from .agents import LAST, REPLAY, WORLD, Life, by_parts, episode, in_test_episodes, moved, ways_for, worlds_of
 from .forward import Keyed, Outputs
 from .layers import Array
 from .replay import Replay, Transitions
@@ -28,7 +28,7 @@ from .slope import Pulling, Slope, held, losses_of, memories_of
 from .sloped import TemporalDifference
 from .stacked import Stack
 
-_REPLAY, _TARGET, _WORLD = f"{LOG}replay", "agent.target", "agent.world"
+_TARGET = "agent.target"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,9 @@ class Dqn:
     explore_last: float = setting(0.02, "ε at last", least=0, most=1)
     explore_steps: int = setting(5000, "steps in which ε goes from the first to the last", least=1, whole=True)
     huber: float = setting(100.0, "errors of Q beyond it count linearly, not squared", above=0)
-    double: bool = True  # whether the model chooses the action whose value the target network tells
+    double: bool = setting(
+        True, "whether the model chooses the action whose value the target network tells", one_of=(True, False)
+    )
     clip: float = setting(10.0, "the norm of an agent's gradient, at most", above=0)
     optimizer: str | type[Optimizer] = "Adam"
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -96,7 +98,7 @@ class Dqn:
     def train(self, job: Job) -> Trained:
         """The local work of every agent in the job."""
         job = replace(job, loss=self.loss(job.parties[0].world.actions))
-        return by_parts(job, [Life.of(memory) for memory in job.memories], self.moments == "reset", self._learn)
+        return by_parts(job, self.moments == "reset", self._learn)
 
     def epsilon(self, step: int) -> float:
         """ε at a step of an agent's life."""
@@ -131,11 +133,11 @@ class _Acting:
         self._episodes = [life.episode for life in lives]
         self._so_far = np.array([life.so_far for life in lives])
         self._returns: list[list[float]] = [[] for _ in lives]
-        logs = [memory.get(_REPLAY) for memory in job.memories]
+        logs = [memory.get(REPLAY) for memory in job.memories]
         self.replay = Replay(logs, job.parties[0].world.shape, solver.replay, job.hypers[0].work)
         for k, memory in enumerate(job.memories):
             key = episode(job, k, self._episodes[k])
-            self._worlds.restore(k, key, memory[_WORLD]) if _WORLD in memory else self._worlds.begin(k, key)
+            self._worlds.restore(k, key, memory[WORLD]) if WORLD in memory else self._worlds.begin(k, key)
         self._seen = self._worlds.observations
 
     def act(self, outputs: Outputs, step: int) -> None:
@@ -161,7 +163,7 @@ class _Acting:
         memories, metrics = list[Memory](), list[dict[str, float]]()
         for k, (log, life) in enumerate(zip(self.replay.logs(), self._lives, strict=True)):
             after = life.after(work, self._episodes[k], float(self._so_far[k]), self._returns[k])
-            own = {_REPLAY: log, _WORLD: self._worlds.state(k), LAST: trained.rows[k].clone()}
+            own = {REPLAY: log, WORLD: self._worlds.state(k), LAST: trained.rows[k].clone()}
             memories.append({**trained.memories[k], **own, **after.memory()})
             metrics.append({**trained.metrics[k], **after.metrics(), "samples": max(1, work)})
         return Trained(trained.rows, memories, metrics)

@@ -27,6 +27,8 @@ _PREFIX = "moment."
 
 def maker(optimizer: str | type[Optimizer], options: Mapping[str, Any]) -> MakeOptimizer:
     """The constructor of an optimiser by its name in `torch.optim`, or of a class of the user's own."""
+    if "lr" in options:
+        raise SettingError("The learning rate of an optimizer is the solver's own 'lr': leave it out of 'options'.")
     if isinstance(optimizer, type):
         return partial(optimizer, **options)
     if not isinstance(optimizer, str):

@@ -49,7 +49,9 @@ class PolicyGradient:
     clip: float = setting(0.2, "how much more or less likely an action becomes each time, at most", above=0)
     entropy: float = setting(0.0, "the bonus for acting at random", least=0)
     value: float = setting(0.01, "how much the squared error of the value counts", least=0)
-    normalise: bool = True  # whether advantages of an iteration have mean 0 and deviation 1
+    normalise: bool = setting(
+        True, "whether advantages of an iteration have mean 0 and deviation 1", one_of=(True, False)
+    )
     most: float = setting(0.5, "the norm of an agent's gradient, at most", above=0)
     optimizer: str | type[Optimizer] = "Adam"
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -82,7 +84,7 @@ class PolicyGradient:
     def train(self, job: Job) -> Trained:
         """The local work of every agent in the job."""
         job = replace(job, loss=self.loss(job.parties[0].world.actions))
-        return by_parts(job, [Life.of(memory) for memory in job.memories], self.moments == "reset", self._learn)
+        return by_parts(job, self.moments == "reset", self._learn)
 
     def _learn(self, job: Job, lives: Sequence[Life]) -> Trained:
         """The work of a stack of agents that are at the same iteration."""
@@ -93,7 +95,8 @@ class PolicyGradient:
         returns: list[list[float]] = [[] for _ in lives]
         steps, done = np.zeros(count, dtype=np.int64), 0
         for iteration in range(clock, clock + work):
-            played = play(self, job, iteration, worlds, outputs)
+            first = [life.episode + (iteration - clock) * self.episodes for life in lives]
+            played = play(self, job, iteration, first, worlds, outputs)
             for k, one in enumerate(played):
                 returns[k] += one.returns.tolist()
                 steps[k] += len(one.x)
@@ -106,7 +109,7 @@ class PolicyGradient:
                 done += 1
         memories, metrics, losses = list[Memory](), list[dict[str, float]](), losses_of(slope, done)
         for k, (life, memory) in enumerate(zip(lives, memories_of(slope, job), strict=True)):
-            after = life.after(work, (clock + work) * self.episodes, 0.0, returns[k])
+            after = life.after(work, life.episode + work * self.episodes, 0.0, returns[k])
             memories.append({**memory, **after.memory(), LAST: slope.w[k].clone()})
             metrics.append({"loss": losses[k], "samples": max(1, int(steps[k])), **after.metrics()})
         return Trained(slope.w.clone(), memories, metrics)
@@ -132,12 +135,14 @@ class Played:
     returns: Array  # [episodes]
 
 
-def play(solver: PolicyGradient, job: Job, iteration: int, worlds: Worlds, outputs: Outputs) -> list[Played]:
-    """Episodes of all agents side by side, each until it ends."""
+def play(
+    solver: PolicyGradient, job: Job, iteration: int, first: Sequence[int], worlds: Worlds, outputs: Outputs
+) -> list[Played]:
+    """Episodes of all agents side by side, each until it ends; ``first`` is the number of an agent's first one."""
     count, each, actions = len(job.parties), solver.episodes, job.parties[0].world.actions
     for at in range(count * each):
         k, e = divmod(at, each)
-        worlds.begin(at, episode(job, k, iteration * each + e))
+        worlds.begin(at, episode(job, k, first[k] + e))
     draws = Keyed(job.seed, [agent.name for agent in job.parties], "act", (each,))
     seen, alive = worlds.observations, np.ones(count * each, dtype=bool)
     cut = np.zeros_like(alive)  # broken off, so that there is a value beyond the end

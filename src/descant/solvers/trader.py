@@ -23,7 +23,7 @@ from ..metrics import ANNUAL, Metric
 from ..parties.desks import Desk
 from ..portfolio.augment import augmenter, sound
 from ..settings import check, setting
-from .agents import LAST, Life, by_parts, check_outputs, probing, reasons_for
+from .agents import LAST, Life, check_outputs, in_parts, probing, reasons_for
 from .backtests import in_test_years
 from .layers import Array
 from .slope import Pulling, Slope, held, losses_of, memories_of, ways_of
@@ -89,7 +89,7 @@ class Trader:
         """The local work of every desk in the job."""
         job = replace(job, loss=LogReturn(job.parties[0].cost))
         lives = [Life.of(memory) for memory in job.memories]
-        return by_parts(job, lives, self.moments == "reset", self._learn, self.at_once)
+        return in_parts(job, lives, self.moments == "reset", self._learn, self.at_once)
 
     def _learn(self, job: Job, lives: Sequence[Life]) -> Trained:
         """The work of a stack of desks that are at the same step."""
