@@ -13,7 +13,10 @@ from PIL import Image
 from torch import nn
 
 from descant import Dqn, Federation, algorithms, parties, pictures, problems, rl
+from descant.config import read
 from descant.errors import SettingError
+from descant.judged import judge, study_of, write_page
+from descant.record import Run
 
 
 class Right(nn.Module):
@@ -68,6 +71,52 @@ def test_of_many_agents_the_mean_is_drawn_and_of_none_nothing(tmp_path: Path) ->
     assert learned(9).plot("rewards", tmp_path / "nine.png").exists()
     with pytest.raises(SettingError, match="no round was run by agents"):
         learned(rounds=0).plot("rewards", tmp_path / "none.png")
+
+
+RECIPE = """
+[run]
+rounds = 3
+[parties]
+population = "agents"
+count = 2
+test = 1
+[model]
+net = "mlp"
+inputs = 4
+outputs = 2
+hidden = [8]
+[work]
+solver = "dqn"
+steps = 60
+begin = 10
+[method]
+algorithm = "fedrl"
+"""
+
+
+def test_the_reports_of_runs_and_of_comparisons_show_what_the_agents_earned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[str, Any] = {}
+    real = pictures.draw_earned
+
+    def spy(file: Path, lines: Any, merges: Any) -> Path:
+        drawn.update(lines=lines, merges=merges.tolist())
+        return real(file, lines, merges)
+
+    monkeypatch.setattr("descant.report.draw_earned", spy)
+    recipe = read(RECIPE)
+    with Run.start(tmp_path / "run", recipe.federation(), recipe=recipe.text) as run:
+        list(run.rounds(3, score_every=1))
+        judge(run)
+        earned = [entry["reward"] for entry in run.federation.history_]
+    page = write_page(study_of(tmp_path / "run"), tmp_path / "run").read_text()
+    assert "What the agents earned" in page and drawn["merges"] == [60, 120, 180]
+    assert drawn["lines"]["FedRL"].y.tolist() == earned and set(drawn["lines"]) == {"Local", "FedRL"}
+    study = recipe.set("run.seeds=2").study(progress=False)
+    assert study.plot("rewards", tmp_path / "rewards.png").exists() and len(drawn["lines"]["Local"].low) == 3
+    again = type(study).load(study.save(tmp_path / "study"))
+    assert again.plot("rewards", tmp_path / "again.png").read_bytes() == (tmp_path / "rewards.png").read_bytes()
 
 
 @pytest.mark.parametrize(("policy", "least", "most"), [(Right(), 5, 20), (Upright(), 100, 501)])

@@ -21,7 +21,7 @@ from .evaluate import Column, Numbers, Scores
 from .instruments import Finding
 from .instruments.findings import collapse, of_a_coreset, refused
 from .record import Recorded, Run, read
-from .results import SERIES, TUNED, numbers, plain
+from .results import AGENTS, SERIES, TUNED, numbers, plain
 from .state import presence_in
 from .store import clear_errors
 from .study import LOCAL, Result, Study
@@ -37,7 +37,8 @@ def judge(run: Run) -> Table:
     table = run.federation.table()
     own = {row["party"]: row["alone"] for row in table.plain()}
     history = run.federation._twin.history_  # the table trained it
-    series = {name: plain([entry.get(name, np.nan) for entry in history]) for name in SERIES}
+    known = SERIES + tuple(name for name in AGENTS if any(name in entry for entry in history))
+    series = {name: plain([entry.get(name, np.nan) for entry in history]) for name in known}
     run.log("alone", round=run.round, own=own, series=series)
     for note in table.notes:
         run.log("warning", text=note)
@@ -105,7 +106,7 @@ def _series(found: Recorded, known: Mapping[str, Numbers]) -> dict[str, Numbers]
     """Numbers by round; nan where they are not known, or are not of these rounds."""
     rounds = found.numbers.round.astype(float)
     fitting = {name: values for name, values in known.items() if len(values) == len(rounds)}
-    names = SERIES + tuple(name for name in TUNED if name in fitting)
+    names = SERIES + tuple(name for name in (*TUNED, *AGENTS) if name in fitting)
     return {name: rounds if name == "round" else fitting.get(name, np.full(len(rounds), np.nan)) for name in names}
 
 

@@ -115,6 +115,19 @@ def draw_rewards(file: Path, rewards: Mapping[str, Numbers], steps: Numbers, met
     return file
 
 
+def draw_earned(file: Path, lines: Mapping[str, Line], merges: Numbers) -> Path:
+    """What agents earned, the mean over them, by the steps that one took, a line a method; a tick where they merged."""
+    with picture(file, lines) as ((axes,), styles):
+        lines_on(axes, lines, styles, markersize=3)
+        low = np.full(len(merges), 0.012)
+        tick: dict[str, Any] = {"marker": "|", "markersize": 9, "color": "black", "linestyle": "none"}
+        axes.plot(merges, low, **tick, transform=axes.get_xaxis_transform(), label="merges" if len(merges) else "")
+        axes.set_xlabel("steps of an agent")
+        axes.set_ylabel("reward, mean of a round's episodes")
+        axes.set_title("What the agents earned", loc="left")
+    return file
+
+
 def draw_collapse(
     file: Path, losses: Mapping[str, Line], norms: Mapping[str, Line], marks: Mapping[str, int] | None = None
 ) -> Path:

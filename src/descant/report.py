@@ -15,7 +15,7 @@ from .ledger import LEGEND as TRADED
 from .ledger import draw_ledger, is_traded, ledger
 from .metrics import trivial
 from .page import figure, page_of, pairs, paragraph, phrase, scores, sentences
-from .pictures import draw_collapse, draw_curves, draw_hyper, draw_parties, draw_spikes, draw_walk
+from .pictures import draw_collapse, draw_curves, draw_earned, draw_hyper, draw_parties, draw_spikes, draw_walk
 from .results import mean_of_known
 from .settings import describe, unknown
 from .state import STOOD_IN
@@ -59,7 +59,11 @@ def available(study: Study) -> tuple[str, ...]:
         "walk": any(result.walk is not None for result in study.results),
         "hyper": bool(_tuned(study)),
         "presence": bool(_coming(study)),
+<<<<<<< HEAD
         "portfolio": is_traded(study),
+=======
+        "rewards": bool(_earning(study)),
+>>>>>>> mend-R
     }
     return tuple(kind for kind in _KINDS if have.get(kind, True))
 
@@ -136,6 +140,22 @@ def _presence(study: Study, file: Path) -> Path:
     return draw_presence(file, shown, _metric(study))
 
 
+def _earning(study: Study) -> list[str]:
+    """Methods of agents: their rewards by round are known."""
+    return [method for method in study.methods if all("reward" in result.series for result in study.of(method))]
+
+
+def _rewards(study: Study, file: Path) -> Path:
+    lines = {}
+    for method in _earning(study):
+        taken = _series(study, method, "steps")
+        known = taken[np.isfinite(taken)]
+        steps = np.cumsum(np.where(np.isfinite(taken), taken, known[0] if len(known) else 0))  # no episode had ended
+        lines[method] = Line.over(steps, np.array([result.series["reward"] for result in study.of(method)]))
+    merging = [line.x for method, line in lines.items() if method not in {r.beside for r in study.results}]
+    return draw_earned(file, lines, merging[0] if merging else np.empty(0))
+
+
 _KINDS: dict[str, Callable[[Study, Path], Path]] = {
     "curves": _curves,
     "parties": _parties,
@@ -144,7 +164,11 @@ _KINDS: dict[str, Callable[[Study, Path], Path]] = {
     "walk": _walk,
     "hyper": _hyper,
     "presence": _presence,
+<<<<<<< HEAD
     "portfolio": draw_ledger,
+=======
+    "rewards": _rewards,
+>>>>>>> mend-R
 }
 FILES = ("study.json", *(f"{kind}.png" for kind in _KINDS), "report.html")
 
@@ -202,6 +226,11 @@ def page(study: Study, pictures: dict[str, bytes]) -> str:
 
 
 _CAPTIONS = {
+    "rewards": (
+        "What the agents earned",
+        "The mean return of the episodes that ended in a round, exploring included, by the steps of an agent; ticks "
+        "are merges. The shade spans the seeds.",
+    ),
     "curves": (
         "Score by round",
         "Where a line is {side} the dashed one of Local, joining helps on average. Parties that never trained count, "

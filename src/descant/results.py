@@ -22,6 +22,7 @@ LOCAL = "Local"
 SERIES = ("round", "loss", "change", "norm", "jump", "jump_sd")
 _WALKED = 100  # parties a walk, at most
 TUNED = ("lr", "work", "lr_mean", "work_mean", "went_back", "validation", "received_loss")
+AGENTS = ("reward", "steps")  # of agents: what they earned in a round's episodes, and how many steps one took
 _COLUMNS = ("own", "center", "majority", "before", "after")
 
 
@@ -37,7 +38,9 @@ class Result:
     refused: int  # updates; what was not left of coresets is in the findings
     beside: str = LOCAL  # the local-only run with the same attendance and work
     attended: Numbers = field(default_factory=lambda: np.empty(0))  # [parties] in how many rounds each trained
-    series: Mapping[str, Numbers] = field(default_factory=dict)  # numbers by round, by the names of SERIES and TUNED
+    series: Mapping[str, Numbers] = field(
+        default_factory=dict
+    )  # numbers by round, by the names of SERIES, TUNED and AGENTS
     findings: tuple[Finding, ...] = ()
     walk: Walk | None = None
     presence: tuple[str, ...] = ()  # a text a round, a letter a party (see state.PRESENT); () of too many parties
@@ -124,7 +127,7 @@ def result_of(
 ) -> Result:
     """What came of a federation that has run."""
     scores, history, counted = federation.scores(), federation.history_, coverage(federation).rounds
-    known = SERIES + tuple(name for name in TUNED if any(name in entry for entry in history))
+    known = SERIES + tuple(name for name in (*TUNED, *AGENTS) if any(name in entry for entry in history))
     series = {name: np.array([entry.get(name, np.nan) for entry in history], dtype=float) for name in known}
     return Result(
         federation.algorithm.name,

@@ -147,7 +147,11 @@ class Study:
         return tuple(dict.fromkeys(found))
 
     def plot(self, kind: str, file: str | Path) -> Path:
+<<<<<<< HEAD
         """Draw "curves" (by round), "parties", "spikes", "collapse", "walk", "hyper", "presence" or "portfolio"."""
+=======
+        """Draw as PNG: "curves", "parties", "spikes", "collapse", "walk", "hyper", "presence" or "rewards"."""
+>>>>>>> mend-R
         from .report import draw
 
         return draw(self, kind, Path(file))
