@@ -59,11 +59,8 @@ def available(study: Study) -> tuple[str, ...]:
         "walk": any(result.walk is not None for result in study.results),
         "hyper": bool(_tuned(study)),
         "presence": bool(_coming(study)),
-<<<<<<< HEAD
-        "portfolio": is_traded(study),
-=======
         "rewards": bool(_earning(study)),
->>>>>>> mend-R
+        "portfolio": is_traded(study),
     }
     return tuple(kind for kind in _KINDS if have.get(kind, True))
 
@@ -164,11 +161,8 @@ _KINDS: dict[str, Callable[[Study, Path], Path]] = {
     "walk": _walk,
     "hyper": _hyper,
     "presence": _presence,
-<<<<<<< HEAD
-    "portfolio": draw_ledger,
-=======
     "rewards": _rewards,
->>>>>>> mend-R
+    "portfolio": draw_ledger,
 }
 FILES = ("study.json", *(f"{kind}.png" for kind in _KINDS), "report.html")
 

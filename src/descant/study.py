@@ -147,11 +147,7 @@ class Study:
         return tuple(dict.fromkeys(found))
 
     def plot(self, kind: str, file: str | Path) -> Path:
-<<<<<<< HEAD
-        """Draw "curves" (by round), "parties", "spikes", "collapse", "walk", "hyper", "presence" or "portfolio"."""
-=======
-        """Draw as PNG: "curves", "parties", "spikes", "collapse", "walk", "hyper", "presence" or "rewards"."""
->>>>>>> mend-R
+        """Draw "curves", "parties", "spikes", "collapse", "walk", "hyper", "presence", "rewards" or "portfolio"."""
         from .report import draw
 
         return draw(self, kind, Path(file))
