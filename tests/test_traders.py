@@ -14,6 +14,7 @@ from torch import nn
 from descant import Federation, Sgd, Study, Trader, algorithms, compare, parties, problems
 from descant.errors import DescantWarning, ModelError, PartyError, SettingError
 from descant.instruments import traded, universes
+from descant.instruments.traded import Traded, paths
 from descant.ledger import ledger
 from descant.metrics import SHARPE
 from descant.portfolio import Market, generated, hold, measures, uniform
@@ -44,6 +45,44 @@ def test_a_test_begins_with_what_the_last_day_of_training_earns() -> None:
     np.testing.assert_array_equal(desk.relatives[0], prices.prices[first] / prices.prices[first - 1])
     np.testing.assert_array_equal(desk.prices[-1], prices.prices[first - 1])
     assert "3 assets" in desks().describe()
+
+
+def test_days_between_training_and_test_are_seen_but_not_learned_by() -> None:
+    """The first day of a test is earned from the close before it, whatever the last day to learn by was."""
+    near, far = desks()["0"], desks(train=("2006", "2006"))["0"]
+    np.testing.assert_array_equal(near.test, far.test)  # type: ignore[attr-defined]
+    assert len(far.prices) < 0.6 * len(near.prices)  # type: ignore[attr-defined]
+    assert np.abs(np.log(far.relatives)).max() < 0.2  # type: ignore[attr-defined]
+
+
+def test_other_seeds_draw_other_assets() -> None:
+    assert (
+        desks(6, seed=1)["0"].assets != desks(6, seed=2)["0"].assets or desks(6, seed=1)["1"] != desks(6, seed=2)["1"]
+    )  # type: ignore[attr-defined]
+
+
+def test_the_measures_of_made_up_paths() -> None:
+    growth = np.array([[1.1, 0.5, 1.2], [1.0, 1.0, 1.0]])
+    half = np.array([0.1, 0.3])
+    made = Traded(("a", "b"), ("1", "2", "3"), growth, half, half / 2, half * 2, growth * 0.9, growth)
+    found = made.measured()
+    assert found["drawdown"].tolist() == [0.5, 0.0] and found["turnover"].tolist() == [0.1, 0.3]
+    assert found["cash"].tolist() == [0.05, 0.15] and found["largest"].tolist() == [0.2, 0.6]
+    np.testing.assert_allclose(made.values(), [1, 1.05, 0.775, 0.83])
+    again = Traded.from_json(made.to_json())
+    for name in ("growth", "cash", "uniform", "hold"):
+        np.testing.assert_allclose(getattr(again, name), getattr(made, name), atol=1e-6)
+
+
+def test_shares_and_turnover_are_those_of_the_walk() -> None:
+    fed = Federation(NET, desks(), algorithms.Local(), solver=TRADER).fit(1, progress=False)
+    found, path = traded(fed), paths(fed, fed.people.names)
+    assert found is not None
+    np.testing.assert_allclose(found.cash, path.weights[..., 0].mean(1))
+    np.testing.assert_allclose(found.largest, path.weights[..., 1:].max(2).mean(1))
+    np.testing.assert_allclose(found.turnover, path.turnover.mean(1))
+    fee = [uniform(desk.relatives, 0.002).growth for desk in fed.people.values()]  # type: ignore[attr-defined]
+    np.testing.assert_allclose(fed.scores().majority.values, measures.annual(np.array(fee)))
 
 
 def test_a_study_of_desks_shows_what_needs_no_skill_and_every_measure(tmp_path: Path) -> None:
@@ -92,6 +131,8 @@ def test_others_have_no_portfolio_to_draw(tmp_path: Path) -> None:
         ({"assets": 9}, "6 assets with prices in all of that time, fewer than 9"),
         ({"universe": 2}, "cannot draw 3 assets out of 2"),
         ({"test": ("2031", "2031")}, "2031"),
+        ({"test": ("2005", "2005")}, "2005"),
+        ({"train": None}, "first and a last day"),
         ({"test": ("2007", "2008")}, "must end before"),
         ({"test": "2008"}, "first and a last day"),
         ({"augment": ("garch",)}, "garch"),
@@ -134,7 +175,7 @@ def test_a_generator_that_blows_up_leaves_its_desk_on_real_prices(monkeypatch: p
 
     monkeypatch.setattr(Gbm, "draw", wild)
     fed = Federation(NET, desks(augment=("gbm", "vom", "vom")), algorithms.FedAvg(), solver=TRADER)
-    with pytest.warns(DescantWarning, match="Party '0' trains on real prices alone"):
+    with pytest.warns(DescantWarning, match=r"Party '0' \(.*\) trains on real prices alone"):
         fed.fit(1, progress=False)
     assert not fed.refusals_ and torch.isfinite(fed.state.center).all()
     plain = Federation(NET, desks(augment=("none", "vom", "vom")), algorithms.FedAvg(), solver=TRADER).fit(

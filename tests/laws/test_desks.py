@@ -190,6 +190,100 @@ def replace_job(job: Any, people: list[Desk]) -> Any:
     return job(parties=people, memories=memories, seed=0, round=1, **rest)
 
 
+# ── beside plain loops ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def bold(seed: int = 0) -> tuple[Net, Tensor]:
+    """A policy that holds unlike shares, and looks at what it holds."""
+    torch.manual_seed(seed)
+    net = Net(problems.eiie("cnn", window=10))
+    row = 6 * net.row()
+    return net, row
+
+
+def test_a_back_test_is_a_plain_walk_through_the_days() -> None:
+    """Fees by bisection, entry from cash, the next day's relative, and what was chosen the day before is seen."""
+    from descant.solvers.backtests import walked
+
+    net, row = bold()
+    module, desk = net.module_of(row), desks(cost=0.05)["1"]
+    assert isinstance(desk, Desk)
+    value, before, chosen, growth, turned = 1.0, np.eye(5)[0], np.zeros(4), [], []
+    for t in range(desk.tests):
+        seen = desk.test[t : t + 10] / desk.test[t + 9]
+        x = torch.from_numpy(np.concatenate([seen.T, chosen[:, None]], 1)).float()[None]
+        after = module(x)[0].double().softmax(0).detach().numpy()
+        low, high = 0.0, 1.0
+        for _ in range(60):  # μ such that what is bought and sold is paid for
+            mu = (low + high) / 2
+            paid = 0.05 * np.abs(before[1:] - mu * after[1:])
+            sold = before[1:] > mu * after[1:]
+            cash = before[0] + (before[1:] - mu * after[1:] - paid)[sold].sum()
+            needed = mu * after[0] + ((mu * after[1:] - before[1:]) / (1 - 0.05))[~sold].sum()
+            low, high = (mu, high) if cash >= needed else (low, mu)
+        relatives = np.concatenate([[1.0], desk.test[t + 10] / desk.test[t + 9]])
+        growth.append(mu * (relatives @ after))
+        turned.append(np.abs(after[1:] - before[1:]).sum())
+        before, chosen = relatives * after / (relatives @ after), after[1:]
+        value *= growth[-1]
+    path = walked(net, [desk], [row])
+    np.testing.assert_allclose(path.growth[0], growth, rtol=2e-5)
+    np.testing.assert_allclose(path.turnover[0], turned, rtol=1e-3, atol=1e-5)
+    assert path.weights[0].std() > 0.05 and value < 1  # it trades, and that costs
+
+
+@pytest.mark.parametrize("moments", ["keep", "reset"])
+def test_a_round_of_a_desk_is_a_plain_loop(moments: Any) -> None:
+    """Batches in a row, what was held the day before each, the fee, Adam; another year is made up on the way."""
+    from descant import seeds
+    from descant.portfolio.augment import augmenter
+
+    trader = replace(TRADER, iterations=14, renew=6, moments=moments)
+    fed = made("cnn", algorithms.Local(), solver=trader, people=desks(2, augment=("gbm",), cost=0.05))
+    start = fed.state.center.clone()
+    fed.fit(1, progress=False)
+    desk = fed.people["1"]
+    assert isinstance(desk, Desk)
+    module = fed._plan.net.module_of(start)
+    optimizer = torch.optim.Adam(module.parameters(), 1e-3)
+    kind = augmenter("gbm")
+    fitted = kind.fit(desk.prices, seeds.stream(3, 0, "1", "generator"))
+    held, losses = np.full((len(desk.prices) + 20, 4), 0.25), []
+    chances = seeds.stream(3, 1, "1", "batch").random(14)
+    for step, chance in enumerate(chances):
+        if step % 6 == 0:
+            year = kind.draw(fitted, desk.prices, 20, seeds.stream(3, step // 6, "1", "synthetic"))
+            prices = np.concatenate([desk.prices, year])
+            held[len(desk.prices) :] = 0.25
+        first = first_day(chance, trader.bias, 9, len(prices) - 9)
+        days = range(first, first + 8)
+        x = np.stack([np.concatenate([(prices[t - 9 : t + 1] / prices[t]).T, held[t - 1][:, None]], 1) for t in days])
+        y = np.stack([np.concatenate([[1.0], prices[t + 1] / prices[t]]) for t in days])
+        weights = module(torch.from_numpy(x).float()).softmax(1)
+        loss, last = torch.zeros(()), None
+        for now, relatives in zip(weights, torch.from_numpy(y).float(), strict=True):
+            fee = 0.0 if last is None else 0.05 * (now[1:] - last[1:]).abs().sum()
+            loss = loss - ((1 - fee) * (relatives @ now)).log() / 8
+            last = relatives * now / (relatives @ now)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        held[first : first + 8] = weights.detach()[:, 1:].numpy()
+        losses.append(loss.item())
+    torch.testing.assert_close(models(fed)[2], nn.utils.parameters_to_vector(module.parameters()), rtol=0, atol=2e-4)
+    kept = fed._engine.memory.get("1")
+    np.testing.assert_allclose(kept["desk.held"].numpy(), held, atol=1e-4)
+    assert fed.history_[-1]["rewards"]["1"] == pytest.approx(-np.mean(losses), rel=1e-3)
+
+
+def test_moments_are_reset_where_merging_changed_a_model_and_nowhere_else() -> None:
+    def center(moments: Any, algorithm: Any) -> Tensor:
+        return models(made("cnn", algorithm, solver=replace(TRADER, moments=moments)).fit(3, progress=False))
+
+    assert not torch.equal(center("keep", algorithms.FedAvg()), center("reset", algorithms.FedAvg()))
+    assert torch.equal(center("keep", algorithms.Local()), center("reset", algorithms.Local()))
+
+
 # ── the laws of every solver ──────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -242,8 +336,9 @@ def test_what_was_saved_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> No
     assert again.fit(2, progress=False).hash() == whole.hash()
     kept = again._engine.memory.get("0")
     assert kept["desk.held"].shape == (len(desks()["0"].prices) + 20, 4) and len(kept["desk.generator"])  # type: ignore[attr-defined]
-    with pytest.raises(Exception, match="saved by another federation: data"):
-        made(people=desks(cost=0.01)).load(tmp_path / "run")
+    for other in (desks(cost=0.01), desks(augment=("gbm", "none", "gbm"))):
+        with pytest.raises(Exception, match="saved by another federation: data"):
+            made(people=other).load(tmp_path / "run")
 
 
 @pytest.mark.filterwarnings("ignore:.*:descant.DescantWarning")

@@ -31,7 +31,7 @@ class Desk:
     name: str
     assets: tuple[str, ...]
     prices: Array  # [days, assets] to learn by
-    test: Array  # [window + days, assets] to be tested by: the first `window` are the last to learn by
+    test: Array  # [window + days, assets] to be tested by: the first `window` are the days before
     dates: Array  # [days] of the test
     window: int
     cost: float
@@ -120,7 +120,9 @@ def desks(
             raise unknown("augmentation", str(kind), AUGMENTERS)
     whole = _market(market, data)
     learned, tested = (_period(name, days) for name, days in (("train", train), ("test", test)))
-    used = whole.between(learned[0], tested[1]).complete(missing)
+    for first, last in (learned, tested):
+        whole.between(first, last)  # where there are no prices, that is told first
+    used = whole.between(min(learned[0], tested[0]), max(learned[1], tested[1])).complete(missing)
     before, after = used.between(*learned), used.between(*tested)
     if before.dates[-1] >= after.dates[0]:
         raise SettingError(
@@ -130,7 +132,7 @@ def desks(
         raise PartyError(f"{len(before.dates)} days to learn by are too few for a window of {window} days.")
     names = _chosen(used.names, universe, assets, seed)
     made = [
-        _desk(str(k), before, after, _drawn(names, assets, seed, k), window, cost, kinds[k % len(kinds)])
+        _desk(str(k), used, before, after, _drawn(names, assets, seed, k), window, cost, kinds[k % len(kinds)])
         for k in range(count)
     ]
     return People(made, note=used.note)  # type: ignore[arg-type]
@@ -145,7 +147,7 @@ def _market(given: Market | str, data: str | Path | None) -> Market:
 
 
 def _period(name: str, days: Sequence[str]) -> tuple[str, str]:
-    if isinstance(days, str) or len(days) != 2:
+    if not isinstance(days, Sequence) or isinstance(days, str) or len(days) != 2:
         raise SettingError(
             f"The '{name}' of desks is a first and a last day (or year), such as 2006, 2018. Got {days!r}."
         )
@@ -173,9 +175,19 @@ def _some(names: Sequence[str], count: int, rng: np.random.Generator) -> tuple[s
 
 
 def _desk(
-    name: str, before: Market, after: Market, assets: Sequence[str], window: int, cost: float, augment: str
+    name: str,
+    used: Market,
+    before: Market,
+    after: Market,
+    assets: Sequence[str],
+    window: int,
+    cost: float,
+    augment: str,
 ) -> Bare:
-    learned, tested = before.only(assets), after.only(assets)
-    shown = np.concatenate([learned.prices[-window:], tested.prices])
-    desk = Desk(name, tuple(assets), learned.prices, shown, tested.dates, window, cost, augment)
+    prices, first = used.only(assets).prices, int(np.searchsorted(used.dates, after.dates[0]))
+    shown = prices[
+        first - window : first + len(after.dates)
+    ]  # the days just before the test are seen, learned by or not
+    learned = before.only(assets).prices
+    desk = Desk(name, tuple(assets), learned, shown, after.dates, window, cost, augment)
     return Bare(desk, f"{len(assets)} assets, a window of {window} days")

@@ -36,9 +36,9 @@ _HELD, _FITTED = "desk.held", "desk.generator"
 class Trader:
     """Each desk learns by days in a row, its own prices and those that it made up behind them, what to hold.
 
-    A batch begins rather late than early: ``bias`` is the chance that it begins on the last day possible, and so on
-    back. What a policy held on a day is remembered, and is what it sees of itself when that day comes again (the
-    portfolio-vector memory). Fed+ gives no optimiser; with plain descent at this rate nothing would move.
+    A batch begins rather late than early: the chance of a day is that of the day after it times 1 - ``bias``. What a
+    policy held on a day is remembered, and is what it sees of itself when that day comes again (the portfolio-vector
+    memory). Fed+ gives no optimiser; with plain descent at this rate nothing would move.
 
     >>> Trader(iterations=50).hyper
     Hyper(lr=5e-05, work=50)
@@ -73,7 +73,7 @@ class Trader:
             raise PartyError(
                 f"Trader trains desks: give it parties.desks(...). Party {party.name!r} is something else."
             )
-        days, assets = len(party.prices) + (self.year if party.augment != "none" else 0), len(party.assets)
+        days, assets = len(party.prices), len(party.assets)
         if days <= party.window + self.batch:
             raise PartyError(f"Party {party.name!r} has {days} days, too few for batches of {self.batch} days.")
         x, y = probing((assets, party.window + 1)).mul_(0.02).add_(1), probing((assets + 1,)).mul_(0.02).add_(1)
@@ -146,16 +146,29 @@ class _Pages:
         desk, number = self._desks[k], clock // self._solver.renew
         key = (self._job.seed, number, self._solver.year)
         if desk.known.get("prices", (None,))[0] != key:
-            rng = seeds.stream(self._job.seed, number, desk.name, "synthetic")
-            year = augmenter(desk.augment).draw(self._fitted[k], desk.prices, self._solver.year, rng)
-            wrong = sound(np.concatenate([desk.prices[-1:], year])) if len(year) else ""
-            if wrong:
-                told = f"Party {desk.name!r} trains on real prices alone for now: what {desk.augment} makes up {wrong}."
-                warnings.warn(told, DescantWarning, stacklevel=2)
-            prices = (desk.prices if wrong else np.concatenate([desk.prices, year])).astype(np.float32)
-            desk.known["prices"] = (key, prices)
+            year = self._year(k, number)
+            desk.known["prices"] = (key, np.concatenate([desk.prices, year]).astype(np.float32))
         found: Array = desk.known["prices"][1]
         return found
+
+    def _year(self, k: int, number: int) -> Array:
+        """A year that a desk makes up; none, where what it makes up is of no use."""
+        desk, days = self._desks[k], self._solver.year
+        rng = seeds.stream(self._job.seed, number, desk.name, "synthetic")
+        try:
+            if not len(self._fitted[k]):  # nothing was learned to draw from
+                return desk.prices[:0]
+            year = augmenter(desk.augment).draw(self._fitted[k], desk.prices, days, rng)
+            wrong = sound(np.concatenate([desk.prices[-1:], year])) if len(year) else ""
+        except (ArithmeticError, np.linalg.LinAlgError, PartyError) as error:
+            wrong = f"{type(error).__name__}: {error}"
+        if not wrong:
+            return year
+        told = (
+            f"Party {desk.name!r} ({', '.join(desk.assets)}) trains on real prices alone for now: {desk.augment} fails"
+        )
+        warnings.warn(f"{told} ({wrong}).", DescantWarning, stacklevel=2)
+        return desk.prices[:0]
 
     def read(self, chances: Sequence[float]) -> tuple[list[int], Array, Array]:
         """A batch of each desk: its first days, what its policy sees, and what the assets grow by."""
@@ -194,7 +207,11 @@ def _fitted(job: Job, k: int) -> Array:
     key = ("generator", job.seed)
     if key not in desk.known:
         rng = seeds.stream(job.seed, 0, desk.name, "generator")
-        desk.known[key] = augmenter(desk.augment).fit(desk.prices, rng)
+        try:
+            desk.known[key] = augmenter(desk.augment).fit(desk.prices, rng)
+        except (ArithmeticError, np.linalg.LinAlgError, PartyError) as error:
+            warnings.warn(f"Party {desk.name!r} cannot fit {desk.augment}: {error}", DescantWarning, stacklevel=2)
+            desk.known[key] = np.empty(0, dtype=np.float32)
     learned: Array = desk.known[key]
     return learned
 
