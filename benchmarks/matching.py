@@ -65,7 +65,7 @@ def methods() -> dict[str, Algorithm]:
     found = {"FA": average, "FA+WD": algorithms.WeightDivergence(), "FA+RM": matched}
     adaptive = getattr(algorithms, "AdaptiveHyper", None)
     if adaptive is not None:  # a grid of one kind of round, so that only the tuning itself is added
-        fixed = {"lr": (0.0099, 0.01), "work": (STEPS - 1, STEPS), "reward": "clients"}
+        fixed = {"lr": (0.0099, 0.01), "work": None, "reward": "clients"}
         found |= {"FA+AH": adaptive(average, **fixed), "FA+RM+AH": adaptive(matched, **fixed)}
     return found
 
@@ -82,8 +82,8 @@ def federation(net: str, algorithm: Algorithm, steps: int, count: int | None = N
 
 
 def arithmetic(net: str, algorithm: Algorithm) -> float:
-    """The floating-point operations of one step, counted."""
-    fed = federation(net, replace(algorithm, tune=algorithms.FedAvg().tune), steps=1, count=1)
+    """The floating-point operations of a round of one party, counted: 30 steps, and what is done once."""
+    fed = federation(net, replace(algorithm, tune=algorithms.FedAvg().tune), steps=STEPS, count=1)
     fed.state = replace(fed.state, way="looped")
     with FlopCounterMode(display=False) as counter:
         fed.fit(1, progress=False)

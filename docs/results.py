@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
 PAPERS = HERE.parent / "papers"
 BEGIN, END = "<!-- made by docs/results.py -->\n", "<!-- end -->\n"
 MAJORITY = "majority class"
+PORTFOLIO = HERE / "portfolio.md"
 LEFT = 0.8  # of all rounds: who was there after that has not left
 HEAD = ("method", "mean ± seeds", "of those that trained")
 
@@ -77,6 +78,22 @@ def silos(point: Mapping[str, Any]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+def ledger(point: Mapping[str, Any]) -> str:
+    """What portfolio desks made of their test: a row a method, what needs no skill first."""
+    rows = point["ledger"]
+    columns = list(next(reversed(rows.values())))
+    lines = [["method", *columns], ["---", *["---:"] * len(columns)]]
+    for method, row in rows.items():
+        lines.append([method, *(_cell(name, row.get(name)) for name in columns)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(name: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.0f}" if name == "above uniform" else f"{value:.2f}" if name == "Sharpe ratio" else f"{value:.3f}"
+
+
 def section(key: str, forms: Mapping[str, Any]) -> str:
     """One experiment, by its key paper/name: its full form if it was run, else the quick one."""
     form = "full" if "full" in forms else "quick"
@@ -86,27 +103,30 @@ def section(key: str, forms: Mapping[str, Any]) -> str:
     trivial = "random policy" if key.startswith("fedrl/") else MAJORITY
     told = [table(points[0], trivial) if len(points) == 1 else sweep(points, trivial)]
     told += [silos(points[0])] if len(points) == 1 and "courses" in points[0] else []
+    if "ledger" in points[0]:
+        told = [ledger(points[0]) if len(points) == 1 else sweep(points, "uniform rebalancing")]
     return "\n\n".join([f"#### {key}, {form} form: {size}", *told]) + "\n"
 
 
-def block(paper: str) -> str:
-    """All that is kept of a paper's experiments."""
+def block(paper: str, page: Path) -> str:
+    """All that is kept of a paper's experiments; those with portfolios have a page of their own."""
     experiments = json.loads((PAPERS / paper / "expected.json").read_text(encoding="utf-8"))["experiments"]
-    return "\n".join(section(f"{paper}/{name}", forms) for name, forms in experiments.items())
+    here = {name: forms for name, forms in experiments.items() if name.startswith("portfolio") == (page == PORTFOLIO)}
+    return "\n".join(section(f"{paper}/{name}", forms) for name, forms in here.items())
 
 
-def pages() -> dict[str, Path]:
+def pages() -> list[tuple[str, Path]]:
     """The papers that have a page of results, and where it is."""
-    found = {
-        file.parent.name: HERE / f"{file.parent.name.replace('_', '-')}.md" for file in PAPERS.glob("*/expected.json")
-    }
-    return {paper: page for paper, page in sorted(found.items()) if page.exists()}
+    found = [
+        (file.parent.name, HERE / f"{file.parent.name.replace('_', '-')}.md") for file in PAPERS.glob("*/expected.json")
+    ]
+    return [(paper, page) for paper, page in sorted(found) if page.exists()] + [("fed_plus", PORTFOLIO)]
 
 
 def main() -> None:
-    for paper, page in pages().items():
+    for paper, page in pages():
         before, rest = page.read_text(encoding="utf-8").split(BEGIN)
-        made = before + BEGIN + "\n" + block(paper) + "\n" + END + rest.split(END)[1]
+        made = before + BEGIN + "\n" + block(paper, page) + "\n" + END + rest.split(END)[1]
         page.write_text(made, encoding="utf-8")
 
 

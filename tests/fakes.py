@@ -37,7 +37,7 @@ class Bytes:
         tasks = [unpack(wire, Task) for wire in self.wires.pop()] if self.wires else []
         reports = []
         for report, memory in work(self.plan, tasks, [self.memory.get(task.party) for task in tasks]):
-            if memory:
+            if memory is not None:
                 self.memory.stage(report.party, memory)
             sent = [report] if self.fault is None else self.fault(report)
             reports.extend(unpack(pack(one), Report) for one in sent)

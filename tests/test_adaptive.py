@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from descant.algorithms.gaussian import (
     initial,
     kept_within,
     log_probabilities,
+    narrowed,
     points_of,
     score,
     spacing_of,
@@ -37,7 +39,8 @@ from problems import classes, network
 
 # ── the discrete Gaussian ─────────────────────────────────────────────────────────────────────────────────────────────
 
-VALUES = st.lists(st.floats(0.01, 100), min_size=2, max_size=6, unique=True).map(sorted).map(tuple)
+NEAREST = st.integers(1, 10**6).map(lambda number: number / 10**4)
+VALUES = st.lists(NEAREST, min_size=2, max_size=6, unique=True).map(sorted).map(tuple)
 AXES = st.lists(st.builds(Axis, st.just("lr"), VALUES, st.booleans()), min_size=1, max_size=3)
 
 
@@ -90,6 +93,32 @@ def test_the_score_agrees_with_finite_differences(found: tuple[Numbers, list[Axi
         aside[i] = step
         there, here = (log_probabilities(psi + sign * aside, points)[at] for sign in (1, -1))
         assert slope == pytest.approx((there - here) / (2 * step), rel=1e-6, abs=1e-6)
+
+
+@given(AXES, st.data())
+def test_whatever_the_update_the_mean_is_on_the_grid_and_the_precision_within_its_bounds(
+    axes: list[Axis], data: st.DataObject
+) -> None:
+    """From a draw from all over the grid (1) to one that still tries neighbours: half their spacing, at the least."""
+    size, spacing = len(axes), spacing_of(axes)
+    count = 2 * size + size * (size - 1) // 2
+    psi = np.array(data.draw(st.lists(st.floats(-1e9, 1e9), min_size=count, max_size=count)))
+    kept = kept_within(psi, spacing)
+    mean, logs, rest = np.split(kept, [size, 2 * size])
+    assert (abs(mean) <= 0.5).all() and (logs >= 0).all() and (np.exp(logs) <= (1 + 1e-12) * 2 / spacing).all()
+    assert (abs(rest) <= 2 / spacing.min()).all()
+    np.testing.assert_array_equal(kept_within(kept, spacing), kept)  # what is within stays, to the last bit
+
+
+@given(distributions(), st.floats(1.5, 10))
+def test_narrowing_multiplies_the_whole_precision(found: tuple[Numbers, list[Axis]], times: float) -> None:
+    psi, axes = found
+    size = len(axes)
+    before, after = (
+        factor @ factor.T for factor in (factor_of(one, size) for one in (psi, narrowed(psi, size, times)))
+    )
+    np.testing.assert_allclose(after, times * before, rtol=1e-9, atol=1e-9)
+    np.testing.assert_array_equal(narrowed(psi, size, times)[:size], psi[:size])
 
 
 def test_draws_have_the_frequencies_of_the_distribution() -> None:
@@ -223,6 +252,36 @@ def test_a_reward_that_is_not_known_moves_nothing(bad: float | None) -> None:
     ]  # a loss of 0 is the best there is; from there nothing is known
 
 
+@pytest.mark.parametrize(("reward", "late"), [("validation", 0), ("clients", 1)])
+def test_a_round_of_which_no_model_could_be_used_has_the_worst_reward(reward: str, late: int) -> None:
+    """The loss has not changed by it, and says nothing. The draw before it still waits for its own, if that is late."""
+    name, before = ("received_loss" if late else "validation"), None
+    for round, loss in enumerate((2.0, 1.5, 1.4), 1):
+        before = tuned(reinforce(reward=reward), {name: loss}, before, round)
+    assert before is not None and len(before.memory["waiting"]) == 1 + late
+    told = {"used": 0.0} | ({} if late else {name: 1.4})
+    free, after = (tuned(reinforce(reward=reward, guard=guard), told, before, 4) for guard in (None, 1.5))
+    assert after.numbers["reward"] == after.memory["rewards"][-1] == -1
+    assert torch.equal(after.memory["scores"][-1], before.memory["waiting"][-1])
+    assert torch.equal(after.memory["waiting"][:-1], before.memory["waiting"][:-1])
+    assert free.numbers.get("reward") == (None if late else 0)  # the paper's own scheme knows nothing of it
+    again = tuned(reinforce(reward=reward), {name: 1.2}, after, 5)
+    assert again.numbers["reward"] == pytest.approx((1.4 - 1.2) / 1.4)
+
+
+def test_draws_that_let_everybody_diverge_become_rare() -> None:
+    algorithm = algorithms.AdaptiveHyper(
+        algorithms.RepresentationMatching(), lr=(0.05, 0.1, 1e30), work=None, rate=0.05
+    )
+    fed = Federation(network(), served(), algorithm, lr=0.1, steps=3, batch=4, seed=2)
+    with pytest.warns(DescantWarning, match="no report was accepted"):
+        fed.fit(40, progress=False)
+    doomed = [entry["lr"] > 1 for entry in fed.history_]
+    after = [later["reward"] for entry, later in pairwise(fed.history_) if entry["lr"] > 1]
+    assert 1 <= sum(doomed) < 8 and after == [-1.0] * len(after)
+    assert fed.history_[-1]["lr_mean"] < 0.1
+
+
 # ── the guard ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -252,6 +311,30 @@ def test_a_collapse_goes_back_narrows_and_moves_away(bad: float) -> None:
     assert (psi[:2] < there[:2]).all()
     after = tuned(tuner, {"validation": 0.4}, before, 6)
     assert after.numbers["reward"] == pytest.approx((0.5 - 0.4) / 0.5)  # against the loss of the place gone back to
+
+
+def test_what_collapsed_counts_as_the_worst_reward() -> None:
+    """ψ of the place gone back to, one step of eq. (7) with the draw that collapsed, narrower, and a step down."""
+    tuner, before = reinforce(), None
+    for round, loss in enumerate((2.0, 1.5, 0.5, 0.6), 1):
+        before = tuned(tuner, {"validation": loss}, before, round)
+    assert before is not None
+    held = {name: tensor.numpy() for name, tensor in before.memory.items()}
+    scores, rewards = np.vstack([held["scores"], held["waiting"]]), np.append(held["rewards"], -1.0)
+    psi = held["psi_there"] + 0.01 * (rewards - rewards.mean()) @ scores
+    psi = np.concatenate([psi[:2] - spacing_of(tuner.axes), psi[2:4] + math.log(4) / 2, 2 * psi[4:]])
+    after = tuned(tuner, {"validation": 50.0}, before, 5)
+    np.testing.assert_allclose(after.memory["psi"].numpy(), kept_within(psi, spacing_of(tuner.axes)), rtol=1e-12)
+
+
+def test_with_a_guard_one_bad_loss_that_is_no_collapse_counts_no_more_than_a_collapse() -> None:
+    for guard, least in ((1.5, -1.0), (None, -2.0)):
+        tuner, before = reinforce(guard=guard), None
+        for round, loss in enumerate((2.0, 0.05, 0.15), 1):
+            before = tuned(tuner, {"validation": loss}, before, round)
+        assert before is not None and before.center is None
+        assert before.numbers["reward"] == pytest.approx(-2.0)
+        assert before.memory["rewards"][-1].item() == pytest.approx(least)
 
 
 def test_no_place_is_tried_for_ever() -> None:
@@ -327,6 +410,44 @@ def test_without_a_guard_nothing_is_brought_back() -> None:
     assert "there" not in fed.state.memories["tune"]
 
 
+def test_clients_who_happened_to_be_easy_are_no_lowest_loss() -> None:
+    """Other clients in every round: the running mean is held against its lowest, and finds what lasts, or is huge."""
+    tuner, before, returns = reinforce(reward="clients"), None, []
+    easy_and_hard = [2.3, *(0.4 if round % 3 else 2.2 for round in range(1, 30))]
+    for round, loss in enumerate(easy_and_hard, 2):
+        before = tuned(tuner, {"received_loss": loss}, before, round)
+        assert before.center is None
+    last = round
+    for bad, soon in ((2.3, 4), (1e6, 1)):
+        lost = before
+        for round in range(last + 1, last + 8):
+            lost = tuned(tuner, {"received_loss": bad}, lost, round)
+            if lost.center is not None:
+                returns.append(round - last)
+                break
+        assert returns[-1] <= soon and "a mean loss of" in lost.note
+
+
+def test_the_first_loss_after_a_return_is_that_of_the_place_gone_back_to() -> None:
+    """Parties began anew there, and what they kept for themselves was part of it: that is no second collapse."""
+    tuner, before = reinforce(reward="clients"), None
+    for round, loss in enumerate((2.3, 1.0, 0.6, 0.5, 40.0), 2):
+        before = tuned(tuner, {"received_loss": loss}, before, round)
+    assert before is not None and before.center is not None
+    for round, loss in enumerate((1.6, 1.5, 1.4), 7):
+        before = tuned(tuner, {"received_loss": loss}, before, round)
+        assert before.center is None
+    assert tuned(tuner, {"received_loss": 40.0}, before, 10).center is not None
+
+
+def test_a_few_of_many_unlike_clients_are_no_collapse() -> None:
+    people = parties.digits(count=10, split="dirichlet", alpha=0.05, seed=1)
+    algorithm = algorithms.AdaptiveHyper(reward="clients", lr=(0.01, 0.03, 0.1, 0.3), work=(5, 10, 20))
+    fed = Federation(partial(torch.nn.Linear, 64, 10), people, algorithm, steps=10, batch=10, attend=2, seed=1)
+    fed.fit(60, progress=False)
+    assert not any("went_back" in entry for entry in fed.history_)
+
+
 def test_clients_that_cannot_be_heard_at_all_bring_the_model_back_once() -> None:
     tuner, before, returns = reinforce(reward="clients"), None, []
     for round in range(1, 15):
@@ -381,6 +502,19 @@ def test_findings_tell_how_often_it_went_back(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"lr": (0.1,)}, "The grid 'lr' of AdaptiveHyper must be two or more rising numbers > 0, or None"),
+        ({"lr": (0.01, math.nextafter(0.01, 1))}, "The grid 'lr' of AdaptiveHyper must be two or more rising numbers"),
+        ({"work": (True, 2)}, "The 'work' of AdaptiveHyper must be a whole number >= 1. Got True"),
+        ({"lr": (0.1, True)}, "The 'lr' of AdaptiveHyper must be > 0. Got True"),
+        ({"lr": 0.1}, "The grid 'lr' of AdaptiveHyper must be two or more rising numbers > 0, or None.* Got 0.1"),
+        ({"work": "5, 10"}, "The grid 'work' of AdaptiveHyper must be two or more rising.* Got '5, 10'"),
+        ({"log": "lr"}, "AdaptiveHyper tunes 'lr', 'work' or both"),
+        ({"reward": "clients", "measure": 0}, "The 'measure' of AdaptiveHyper must be a whole number >= 1. Got 0"),
+        (
+            {"reward": "clients", "measure": None},
+            "The 'measure' of AdaptiveHyper must be a whole number >= 1. Got None",
+        ),
+        ({"window": None}, "The 'window' of AdaptiveHyper must be a whole number >= 1. Got None"),
+        ({"rate": None}, "The 'rate' of AdaptiveHyper must be > 0. Got None"),
         ({"work": (4, 2)}, "The grid 'work' of AdaptiveHyper must be two or more rising"),
         ({"lr": (0.0, 0.1)}, "The 'lr' of AdaptiveHyper must be > 0"),
         ({"work": (1.5, 2.0)}, "The 'work' of AdaptiveHyper must be a whole number"),

@@ -19,20 +19,21 @@ TIERS = [
     {"traced"},
     {"flat", "address"},
     {"core"},
-    {"links", "norms", "medians", "weiszfeld", "centers", "penalties", "gate", "wire", "metrics", "rl"},
+    {"links", "norms", "medians", "weiszfeld", "centers", "penalties", "gate", "wire", "metrics", "rl", "portfolio"},
     {"algorithms", "solvers", "parties", "problems"},
     {"store"},
     {"piece", "standing", "gauges"},
     {"state", "engines"},
+    {"anew"},
     {"exchange"},
     {"settle", "flight", "absence"},
     {"run"},
-    {"evaluate", "checkpoint", "table", "canvas", "pictures", "timeline", "page"},
+    {"evaluate", "checkpoint", "table", "canvas", "pictures", "timeline", "page", "holdings"},
     {"instruments"},
     {"federation"},
     {"record", "results"},
     {"coalitions"},
-    {"report", "verdict", "contribution"},
+    {"report", "verdict", "contribution", "ledger"},
     {"study"},
     {"demo", "doctor", "bench", "config", "judged"},
     {"papers"},
@@ -150,7 +151,7 @@ def test_no_module_stands_in_the_way_of_a_public_name() -> None:
     import descant
 
     modules = {module_of(file) for file in FILES}
-    assert set(descant.__all__) & modules == {"algorithms", "parties", "problems", "rl"}
+    assert set(descant.__all__) & modules == {"algorithms", "parties", "portfolio", "problems", "rl"}
 
 
 READING = "\n".join([(ROOT / "docs" / "reading-the-papers.md").read_text(), *INDEXES])

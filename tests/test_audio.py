@@ -131,6 +131,12 @@ def test_silence_is_finite() -> None:
         ),
         ({"scale": "bark"}, SettingError, "The 'scale' of mel_spectrogram must be one of 'slaney', 'htk'"),
         ({"hop": 0.0}, SettingError, "The 'hop' of mel_spectrogram must be > 0"),
+        ({"size": (3,)}, SettingError, r"The 'size' of mel_spectrogram must be two numbers, .* or None. Got \(3,\)"),
+        ({"size": 32}, SettingError, r"The 'size' of mel_spectrogram must be two numbers, .* or None. Got 32"),
+        ({"size": "32"}, SettingError, r"The 'size' of mel_spectrogram must be"),
+        ({"window": 1e-6}, SettingError, "The 'window' of mel_spectrogram must be .* 2 samples.* Got 1e-06"),
+        ({"wave": np.ones(RATE) * 1j}, PartyError, "must be finite numbers in a row.*Got complex128"),
+        ({"wave": ["a"] * RATE}, PartyError, "must be finite numbers in a row.*Got <U1"),
         ({"size": (32, 0)}, SettingError, "The 'size' of mel_spectrogram must be a whole number >= 1. Got 0"),
     ],
 )

@@ -281,6 +281,12 @@ def test_below_the_majority_is_told_once_scores_are_known() -> None:
 # ── collapse ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize("before", [5, 6, 7])
+def test_a_change_that_is_not_finite_is_a_jump_and_no_warning(before: int) -> None:
+    assert biggest_jump([1.0] * before + [math.inf] * 12) == (before, math.inf)
+    assert biggest_jump([math.inf] * 12) is None and biggest_jump([1.0] * before + [math.nan] * 9) is None
+
+
 @given(st.lists(st.floats(0.5, 1.5), min_size=6, max_size=40), st.floats(16.0, 1e6), st.data())
 def test_a_jump_is_found_where_it_is_and_nowhere_else(changes: list[float], times: float, data: st.DataObject) -> None:
     assert biggest_jump(changes) is None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,6 +31,7 @@ from descant.solvers.objective import Objective
 from descant.solvers.pools import Switches, larger
 from descant.solvers.stacked import Stack
 from fakes import Bytes
+from files import write_wave
 from problems import classes, network
 
 WAYS = ("stacked", "single", "vectorised", "looped")
@@ -407,6 +410,17 @@ def test_entropy_by_hand() -> None:
     assert float(Entropy(0.4, "batch").of(output)) == 0.0
 
 
+@pytest.mark.parametrize("classes", [2, 3, 7, 10, 100])
+def test_unless_it_is_given_the_least_entropy_can_be_reached_whatever_the_classes(classes: int) -> None:
+    """Of ten classes it is the 2 nats that it is for, to the last bit; of others the same share of all there can be."""
+    output = torch.randn(4, classes, generator=torch.Generator().manual_seed(0))
+    assert float(Entropy().of(torch.zeros(4, classes))) == 0.0 < float(Entropy().of(3 * output))
+    same = torch.equal(Entropy().of(output), Entropy(2.0).of(output))
+    assert same == (classes == 10)
+    sure = torch.eye(classes)[:1] * 200
+    assert float(Entropy().of(sure)) == pytest.approx(2 * math.log(classes) / math.log(10))
+
+
 @settings(deadline=None, derandomize=True, max_examples=25)
 @given(st.integers(2, 5), st.integers(1, 6), st.floats(0.1, 2.0), st.sampled_from(["samples", "batch"]))
 def test_the_gradient_of_the_entropy_agrees_with_finite_differences(n: int, c: int, least: float, over: str) -> None:
@@ -475,6 +489,7 @@ def pooled(pool: nn.Module) -> nn.Module:
         (pooled(nn.AdaptiveMaxPool1d(3)), None, r"AdaptiveMaxPool1d \('3'\) lies between, and it keeps no indices"),
         (pooled(nn.MaxPool1d(2, stride=1)), None, r"MaxPool1d \('3'\) lies between, and its windows overlap"),
         (pooled(nn.Softmin(1)), None, r"Softmin \('3'\) lies between, and no way back through it is known"),
+        (pooled(nn.MaxPool1d(2)), "input", r"Matching needs at least two points.* Got \('input',\)"),
     ],
 )
 def test_models_that_cannot_be_matched_say_what_lies_between(
@@ -492,6 +507,12 @@ def test_models_that_cannot_be_matched_say_what_lies_between(
         (algorithms.EntropyRegularization(least=-1.0), r"The 'least' of FedAvg\+ER must be >= 0. Got -1.0."),
         (algorithms.EntropyRegularization(over="all"), r"The 'over' of FedAvg\+ER must be one of 'samples', 'batch'."),  # type: ignore[arg-type]
         (algorithms.WeightDivergence(coefficient=-0.1), r"The 'coefficient' of FedAvg\+WD must be >= 0. Got -0.1."),
+        (RM(coefficient=None), r"The 'coefficient' of FedAvg\+RM must be >= 0. Got None."),  # type: ignore[arg-type]
+        (
+            algorithms.EntropyRegularization(coefficient=None),  # type: ignore[arg-type]
+            r"The 'coefficient' of FedAvg\+ER must be >= 0. Got None.",
+        ),
+        (algorithms.WeightDivergence(coefficient=None), r"The 'coefficient' of FedAvg\+WD must be >= 0. Got None."),  # type: ignore[arg-type]
         (RM(RM()), r"must have names of their own"),
     ],
 )
@@ -503,3 +524,14 @@ def test_bad_settings_are_named(algorithm: Algorithm, message: str) -> None:
 def test_part_of_a_branched_model_can_be_matched() -> None:
     fed = Federation(Branched(), classes(4), RM(points=("relu_1", "output")), lr=0.1, steps=2).fit(1, progress=False)
     assert fed.state.way == "stacked" and not fed.refusals_
+
+
+def test_the_page_is_what_a_new_user_can_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its examples, one after the other, in a folder that has the sound that they speak of."""
+    page = (Path(__file__).parents[1] / "docs" / "representation-matching.md").read_text(encoding="utf-8")
+    for word, hz in (("yes", 400), ("no", 2000)):
+        for k in range(6):
+            write_wave(tmp_path / "words" / word / f"{k}.wav", 0.5 * np.sin(hz * np.arange(8000) / (2 + 0.1 * k)))
+    monkeypatch.chdir(tmp_path)
+    exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), {})
+    assert (tmp_path / "path.png").stat().st_size > 10_000

@@ -8,13 +8,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import algorithms, parties, problems, rl
+    from . import algorithms, parties, portfolio, problems, rl
     from .contribution import Worth, worth
     from .core import Algorithm
     from .errors import DescantError, DescantWarning
     from .federation import Federation
     from .metrics import Metric
-    from .solvers import Dqn, PolicyGradient, Sgd
+    from .solvers import Dqn, PolicyGradient, Sgd, Trader
     from .store.rows import Agreed
     from .store.vault_at import VaultAt
     from .study import Study, compare
@@ -32,11 +32,13 @@ __all__ = [
     "PolicyGradient",
     "Sgd",
     "Study",
+    "Trader",
     "VaultAt",
     "Worth",
     "algorithms",
     "compare",
     "parties",
+    "portfolio",
     "problems",
     "rl",
     "worth",
@@ -53,6 +55,7 @@ _HOME = {
     "PolicyGradient": ".solvers",
     "Sgd": ".solvers",
     "Study": ".study",
+    "Trader": ".solvers",
     "VaultAt": ".store.vault_at",
     "Worth": ".contribution",
     "compare": ".study",
@@ -62,7 +65,7 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     """Import on first use: torch takes seconds, and `descant --help` must not wait for it."""
-    if name in ("algorithms", "parties", "problems", "rl"):
+    if name in ("algorithms", "parties", "portfolio", "problems", "rl"):
         return import_module(f".{name}", __name__)
     if name in _HOME:
         value = getattr(import_module(_HOME[name], __name__), name)

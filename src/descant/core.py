@@ -124,7 +124,7 @@ class Tuned:
 
     hyper: Hyper
     memory: Memory
-    center: Tensor | None = None  # [width] another centre to go on from: it went back
+    center: Tensor | None = None  # [width] another centre to go on from, for parties, too: it went back
     note: str = ""  # a sentence on what it did beyond tuning, for whoever looks after the run
     numbers: Metrics = field(default_factory=dict)  # recorded with the round
 

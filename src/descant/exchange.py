@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
+from . import anew
 from .core import Engine, Hyper, Kind, Report, Task
 from .gate import Gate, Refusal
-from .piece import Plan
+from .piece import ANEW, Plan
 from .state import State
 
 CLOCK = "clock"
@@ -35,15 +36,20 @@ def tasks_for(
     for party in present:
         arrays = {"center": state.center}
         if plan.algorithm.keep is not None:
-            arrays["own"] = own_row(plan, state, party, training=kind in ("train", "stand_in"))
-        hyper: dict[str, Any] = {}
+            arrays["own"] = own_row(plan, state, party, index, training=kind in ("train", "stand_in"))
+        said: dict[str, Any] = {ANEW: True} if anew.is_owed(plan, state, party, index) else {}
         if isinstance(present, Mapping):
-            hyper = {"lr": float(present[party].lr), "work": int(present[party].work)}
-        yield Task(party, index, kind, arrays, {**common, **hyper, **(more or {}).get(party, {})})
+            said |= {"lr": float(present[party].lr), "work": int(present[party].work)}
+        yield Task(party, index, kind, arrays, {**common, **said, **(more or {}).get(party, {})})
 
 
-def own_row(plan: Plan, state: State, party: str, training: bool) -> Tensor:
-    """w_k. A party that never trained begins as the algorithm's `newcomer` says, and is judged by w̃ (ERRATA 15)."""
+def own_row(plan: Plan, state: State, party: str, index: int, training: bool) -> Tensor:
+    """w_k in a round. A party that never trained begins as the algorithm's `newcomer` says, and is judged by w̃.
+
+    (ERRATA 15.) One that is to begin anew does so at w̃.
+    """
+    if anew.is_owed(plan, state, party, index):
+        return state.center
     row = state.own.get(party).get("model")
     if row is not None:
         return row

@@ -233,7 +233,7 @@ class Federation:
 
     def plot(self, kind: str, file: str | Path) -> Path:
         """Draw "spikes" (at aggregation), "collapse", "walk" (own to centre), "hyper" (as tuned), "presence" (who was
-        there, who was stood in for) or "rewards" (of agents) into a PNG file."""
+        there, who was stood in for), "rewards" (of agents), "portfolio", "weights" or "universes" (of desks)."""
         return draw(self, kind, file)
 
     def _alone(self, names: Sequence[str]) -> Scores:

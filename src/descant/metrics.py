@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from .core import Loss
 from .errors import SettingError
+from .portfolio import measures
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,20 @@ def returned(returns: Tensor, lengths: Tensor) -> Tensor:
     return returns
 
 
+def annual_return(growth: Tensor, turnover: Tensor) -> Tensor:
+    """What portfolios are judged by, their outputs being the growth of each day, and their targets its turnover."""
+    return torch.as_tensor(measures.annual(growth.numpy()))
+
+
+def sharpe_ratio(growth: Tensor, turnover: Tensor) -> Tensor:
+    """The same, by the unit of risk; of a year."""
+    return torch.as_tensor(measures.sharpe(growth.numpy()))
+
+
 RETURN = Metric("return", returned)
+ANNUAL = Metric("annual return", annual_return)
+SHARPE = Metric("Sharpe ratio", sharpe_ratio)
+_TRIVIAL = {RETURN.name: "random policy", ANNUAL.name: "uniform rebalancing", SHARPE.name: "uniform rebalancing"}
 
 
 def trivial(metric: str) -> str:
@@ -41,7 +56,7 @@ def trivial(metric: str) -> str:
     >>> trivial("accuracy"), trivial("return")
     ('majority class', 'random policy')
     """
-    return "random policy" if metric == RETURN.name else "majority class"
+    return _TRIVIAL.get(metric, "majority class")
 
 
 def is_cross_entropy(loss: Loss) -> bool:

@@ -110,7 +110,7 @@ def draw_rewards(file: Path, rewards: Mapping[str, Numbers], steps: Numbers, met
             axes.plot(steps, low, **tick, transform=axes.get_xaxis_transform(), label="merges")
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
         axes.set_xlabel("steps of an agent")
-        axes.set_ylabel("reward, mean of a round's episodes")
+        axes.set_ylabel("reward, mean of a round")
         axes.set_title(f"{label(method, 60)}: what the agents earned", loc="left")
     return file
 

@@ -32,6 +32,7 @@ from .store.vault_at import VaultAt
 JUDGED = ("before", "after")  # a party's test score before and after its local work, where a task asks to judge it
 RECEIVED = "received_loss"  # the metric that an algorithm's `measure` asks for
 VALIDATION = "validation"  # the loss of the centre on the server's own set, where there is one
+ANEW = "anew"  # the setting by which a task tells a party to forget what it keeps for itself
 
 
 Model: TypeAlias = nn.Module | Callable[[], nn.Module] | str
@@ -136,6 +137,7 @@ def _by_kind(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> l
     for task in tasks:
         if task.settings["layout"] != plan.net.layout.digest:
             raise ModelError(f"Party {task.party!r} has another model than the federation: {plan.net.layout.names}.")
+    memories = [standing.left(m) if t.settings.get(ANEW) else m for t, m in zip(tasks, memories, strict=True)]
     learning, answers = _learning(plan, tasks, memories)
     for round in {tasks[i].round for i in learning}:  # draws and schedules go by the round: a stack has only one
         some = [i for i in learning if tasks[i].round == round]
@@ -233,7 +235,8 @@ def _answers(plan: Plan, tasks: Sequence[Task], job: Job, trained: core.Trained)
         report = Report(task.party, task.round, task.kind, arrays=arrays, metrics=metrics)
         numbers = [tensor for name, tensor in memory.items() if not name.startswith(core.LOG)]
         healthy = not memory or all(map(finite, (rows[k], *numbers)))
-        yield report, memory if healthy else None  # a party that diverged forgets it, so that it can come back
+        forgotten: Memory | None = {} if task.settings.get(ANEW) else None
+        yield report, memory if healthy else forgotten  # a party that diverged forgets it, so that it can come back
 
 
 def _kept(plan: Plan, row: Tensor, memory: Memory) -> dict[str, Tensor]:

@@ -11,6 +11,8 @@ import numpy as np
 from . import __version__
 from .canvas import Line, Numbers, noted
 from .errors import SettingError
+from .ledger import LEGEND as TRADED
+from .ledger import draw_ledger, is_traded, ledger
 from .metrics import trivial
 from .page import figure, page_of, pairs, paragraph, phrase, scores, sentences
 from .pictures import draw_collapse, draw_curves, draw_earned, draw_hyper, draw_parties, draw_spikes, draw_walk
@@ -58,6 +60,7 @@ def available(study: Study) -> tuple[str, ...]:
         "hyper": bool(_tuned(study)),
         "presence": bool(_coming(study)),
         "rewards": bool(_earning(study)),
+        "portfolio": is_traded(study),
     }
     return tuple(kind for kind in _KINDS if have.get(kind, True))
 
@@ -159,6 +162,7 @@ _KINDS: dict[str, Callable[[Study, Path], Path]] = {
     "hyper": _hyper,
     "presence": _presence,
     "rewards": _rewards,
+    "portfolio": draw_ledger,
 }
 FILES = ("study.json", *(f"{kind}.png" for kind in _KINDS), "report.html")
 
@@ -192,7 +196,11 @@ def page(study: Study, pictures: dict[str, bytes]) -> str:
         "made by": f"descant {__version__}",
     }
     side = "above" if _higher(study) else "below"
-    what = {"majority class": "a party's most frequent answer", "random policy": "acting at random"}
+    what = {
+        "majority class": "a party's most frequent answer",
+        "random policy": "acting at random",
+        "uniform rebalancing": "the same share of every asset, restored every day",
+    }
     beside = trivial(study.results[0].scores.metric)
     majority = f"{beside.capitalize()}: {what[beside]}; a method below it is worse than no learning."
     return page_of(
@@ -200,6 +208,7 @@ def page(study: Study, pictures: dict[str, bytes]) -> str:
         study.verdict() or "Only local training was run: there is nothing to compare it with.",
         paragraph(study.note),
         scores("Method by method", study.table(), f"Scores are {_metric(study)}. {LEGEND} {majority}"),
+        *([scores("What the portfolios made of it", ledger(study), TRADED)] if is_traded(study) else []),
         *(figure(*_CAPTIONS[kind], pictures[kind], side) for kind in _CAPTIONS if kind in pictures),
         sentences("What else was found", (told for told in study.findings() if told != study.note)),
         pairs("Settings and seeds", ((key, phrase(value)) for key, value in settings.items())),
@@ -248,6 +257,11 @@ _CAPTIONS = {
         "Learning rate and work by round: dots are what was drawn (with the first seed), lines the mean of the "
         "distribution, or the value itself where nothing is drawn. A dotted upright marks where a training had "
         "collapsed and went back to an earlier model.",
+    ),
+    "portfolio": (
+        "What became of the portfolios",
+        "Above, the mean value of the desks in the time of the test, fees paid, each with its own policy; below, how "
+        "far it stands under its peak. The grey lines need no skill.",
     ),
     "presence": (
         "Who was there, and who was stood in for",

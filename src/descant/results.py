@@ -14,7 +14,7 @@ from .algorithms.pieces import stay
 from .errors import DescantError
 from .evaluate import Column, Numbers, Scores
 from .federation import Federation
-from .instruments import Finding, Walk, coverage, walk
+from .instruments import Finding, Traded, Walk, coverage, traded, walk
 from .instruments.findings import of_a_coreset
 from .state import PRESENT
 
@@ -45,6 +45,7 @@ class Result:
     walk: Walk | None = None
     presence: tuple[str, ...] = ()  # a text a round, a letter a party (see state.PRESENT); () of too many parties
     centers: tuple[tuple[int, Numbers], ...] = ()  # where it was scored: the round, and the centre's score by party
+    traded: Traded | None = None  # of portfolio desks
 
     @property
     def comes_and_goes(self) -> bool:
@@ -91,6 +92,7 @@ class Result:
             "findings": [asdict(finding) for finding in self.findings],
             "presence": list(self.presence),
             "centers": [[at, plain(values)] for at, values in self.centers],
+            "traded": None if self.traded is None else self.traded.to_json(),
             "walk": walked and {name: plain(v) if isinstance(v, np.ndarray) else v for name, v in walked.items()},
         }
 
@@ -116,6 +118,7 @@ class Result:
             walked,
             tuple(found.get("presence", ())),
             tuple((int(at), numbers(values)) for at, values in found.get("centers", ())),
+            Traded.from_json(found["traded"]) if found.get("traded") else None,
         )
 
 
@@ -145,6 +148,7 @@ def result_of(
         walk=walk,
         presence=tuple(entry["presence"] for entry in history if "presence" in entry),
         centers=tuple((entry["round"], numbers(entry["centers"])) for entry in history if "centers" in entry),
+        traded=traded(federation),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import seeds
+from . import anew, seeds
 from .absence import Left, most_sealed
 from .algorithms.pieces import fixed
 from .core import Attending, Engine, Hyper, Memory, Report, Task, Tuned, Tuning
@@ -22,7 +22,7 @@ from .errors import DescantError, PartyError, SettingError
 from .exchange import CLOCK, hear, tasks_for
 from .flat import ONE_AT_A_TIME
 from .flight import AT, Flight
-from .gate import Gate
+from .gate import Gate, Refusal
 from .gauges import Gauges, gauged, reach
 from .metrics import is_cross_entropy
 from .parties.coresets import Selection
@@ -31,7 +31,7 @@ from .parties.spaces import SPACES
 from .piece import VALIDATION, Plan, loss_on
 from .settings import check
 from .settle import Outcome, settled
-from .state import STALENESS, Round, State, feedback_of, judgements_of, presence_of
+from .state import STALENESS, Round, State, feedback_of, judgements_of, presence_of, used_of
 from .store import PartyStore
 from .store.rows import Agreed
 from .store.vault_at import VaultAt
@@ -200,8 +200,8 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
         state,
         round=index,
         center=outcome.center,
-        memories=_remembered(plan, state, tuned, outcome, names, flight, left),
-        feedback={**feedback_of(trained), **_clock(flight), **_validated(plan, state, outcome.center)},
+        memories=_remembered(plan, state, tuned, outcome, counted, flight, left),
+        feedback=_feedback(plan, state, accepted, heard.refusals, flight, outcome),
         judged={**state.judged, **judged} if judged else state.judged,
     )
     change, norm = (float(torch.linalg.vector_norm(row)) for row in (outcome.center - state.center, outcome.center))
@@ -255,27 +255,35 @@ def _dated(plan: Plan, accepted: Sequence[Report], index: int) -> list[Report]:
 
 
 def _remembered(
-    plan: Plan, state: State, tuned: Tuned, outcome: Outcome, counted: Sequence[str], flight: Flight, left: Left
+    plan: Plan, state: State, tuned: Tuned, outcome: Outcome, counted: Sequence[Report], flight: Flight, left: Left
 ) -> dict[str, Memory]:
     """What the server remembers after a round, by the answer that it belongs to."""
     attended = state.attended(plan).clone()
-    attended.numpy()[[plan.places[party] for party in counted]] += 1
+    attended.numpy()[[plan.places[report.party] for report in counted]] += 1
     memories: dict[str, Memory] = {"tune": tuned.memory, "advance": outcome.memory, "attend": {"rounds": attended}}
     if plan.algorithm.stand_in is not None:
         memories["stand_in"] = left.memory()
     if plan.algorithm.quorum is not None or flight.clock > 0:
         memories["flight"] = flight.memory(plan)
+    if owed := anew.after(plan, state, counted):
+        memories[anew.KEY] = owed
     return memories
 
 
-def _clock(flight: Flight) -> dict[str, float]:
-    return {CLOCK: flight.clock} if flight.clock > 0 else {}
+def _feedback(
+    plan: Plan, state: State, accepted: Sequence[Report], refusals: Sequence[Refusal], flight: Flight, outcome: Outcome
+) -> dict[str, float]:
+    """What the tuner will know of a round."""
+    trained = feedback_of([report for report in accepted if report.kind == "train"])
+    clock = {CLOCK: flight.clock} if flight.clock > 0 else {}
+    used = used_of(accepted, refusals, outcome.note)
+    return {**trained, **used, **clock, **_validated(plan, state, outcome.center)}
 
 
 def _tuned(plan: Plan, state: State, index: int) -> tuple[Tuned, State]:
     """What the tuner says before a round, and the state to go on from: it may go back to another centre.
 
-    What the server remembers of its moves is then forgotten: they led away from there.
+    What the server remembers of its moves is then forgotten: they led away from there. So did what parties keep.
     """
     rng = seeds.stream(plan.seed, index, seeds.EVERYBODY, "tune")
     memory = state.memories.get("tune", {})
@@ -283,6 +291,7 @@ def _tuned(plan: Plan, state: State, index: int) -> tuple[Tuned, State]:
     if tuned.center is None:
         return tuned, state
     memories = {answer: memory for answer, memory in state.memories.items() if answer != "advance"}
+    memories[anew.KEY] = anew.owe(plan, state, index)
     return tuned, replace(state, center=tuned.center, memories=memories, feedback={})
 
 

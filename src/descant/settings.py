@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import math
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -91,7 +91,8 @@ def check(record: Any, owner: str | None = None) -> None:
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
         name = getattr(record, field.metadata.get("called", ""), field.name)
-        _check_value(f"The {name!r} of {owner}", value, field.metadata)
+        if value is not None or "None" not in str(field.type):
+            _check_value(f"The {name!r} of {owner}", value, field.metadata)
         check(value, None if field.metadata.get("apart") else owner)
 
 
@@ -105,16 +106,25 @@ def _check_value(what: str, value: Any, metadata: Mapping[str, Any]) -> None:
         for one in (*value.values.values(), value.otherwise):
             _check_value(what, one, metadata)
         return
-    if not limits or value is None or callable(value) or dataclasses.is_dataclass(value):
+    if not limits or callable(value) or dataclasses.is_dataclass(value):
         return
     whole = metadata.get("whole", False)
     rule = ("a whole number " if whole else "") + " and ".join(f"{sign} {bound}" for sign, bound in limits)
-    from numpy import ravel  # here, because `descant --help` must not wait for it
-
-    for one in ravel(value).tolist():
+    for one in _each(value):
         number = isinstance(one, int if whole else int | float) and not isinstance(one, bool) and math.isfinite(one)
         if not number or not all(_COMPARE[sign](one, bound) for sign, bound in limits):
             raise SettingError(f"{what} must be {rule}. Got {one!r}.")
+
+
+def _each(value: Any) -> Iterator[Any]:
+    """The numbers of lists and arrays, one by one, as what they are: true in a list is no 1."""
+    if isinstance(value, tuple | list):
+        for part in value:
+            yield from _each(part)
+        return
+    from numpy import ravel  # here, because `descant --help` must not wait for it
+
+    yield from ravel(value).tolist()
 
 
 def unknown(kind: str, name: str, allowed: Iterable[str]) -> SettingError:

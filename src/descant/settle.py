@@ -91,7 +91,7 @@ def _with_absent(
     if plan.algorithm.over == "active":
         return models, weights
     heard = {report.party: i for i, report in enumerate(accepted)}
-    rows = [models[heard[p]] if p in heard else own_row(plan, state, p, training=True) for p in plan.people]
+    rows = [models[heard[p]] if p in heard else own_row(plan, state, p, state.round + 1, True) for p in plan.people]
     return torch.stack(rows), torch.ones(len(rows), dtype=weights.dtype)
 
 

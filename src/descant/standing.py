@@ -46,6 +46,11 @@ def without(memory: Memory) -> Memory:
     return {name: tensor for name, tensor in memory.items() if not name.startswith(_LEFT)}
 
 
+def left(memory: Memory) -> Memory:
+    """The rest of it: what the party has left behind."""
+    return {name: tensor for name, tensor in memory.items() if name.startswith(_LEFT)}
+
+
 def expected(plan: Plan, samples: int) -> Expected:
     """What the run knows of the coreset of a party with so many rows, before it is opened."""
     selection, first = of(plan).selection, plan.people[plan.people.names[0]]
@@ -78,7 +83,7 @@ def answered(plan: Plan, task: Task, before: Memory, center: Tensor, answer: Ans
     report, memory = answer
     if task.kind == "stand_in":
         return replace(report, metrics={**report.metrics, "samples": task.settings["samples"]}), None
-    kept = {name: tensor for name, tensor in before.items() if name.startswith(_LEFT)}
+    kept = dict(left(before))
     if ASKED in task.settings:
         try:
             report, kept = _leave(plan, task, center, report, before.get(_EVER, _NONE))

@@ -21,6 +21,9 @@ from .standing import ASKED
 STALENESS = "staleness"
 """The metric that says by how many versions of the centre a report is late."""
 
+USED = "used"
+"""The share of the models that came in a round which could be used."""
+
 PRESENT, STOOD_IN, ABSENT, NEVER_SEEN = "p", "s", "a", "."
 """What a party was in a round: it trained, a stand-in did, nobody did, or it had never trained before either."""
 MOST_SHOWN = 100  # parties whose presence a round keeps: as many as a picture can show
@@ -90,7 +93,7 @@ class Round:
         found = [] if math.isnan(self.loss) else [f"loss {self.loss:.4f}"]
         steps = sum(metrics.get("samples", 0) for metrics in self.metrics.values())
         if "reward" in self.state.feedback:
-            found.append(f"reward {self.state.feedback['reward']:.1f}")
+            found.append(f"reward {self.state.feedback['reward']:.4g}")
             found += [f"{steps / self.seconds:,.0f} steps/s"] if self.seconds else []
         return ", ".join(found) or "–"
 
@@ -125,6 +128,15 @@ def feedback_of(accepted: Sequence[Report]) -> dict[str, float]:
             if math.isfinite(value) and name not in (*JUDGED, ASKED):  # who looks must not change what `tune` sees
                 values.setdefault(name, []).append(float(value))
     return {name: sum(value / len(found) for value in found) for name, found in values.items()}
+
+
+def used_of(accepted: Sequence[Report], refusals: Sequence[Refusal], note: str) -> dict[str, float]:
+    """The share of the models that came which could be used: not of those who diverged. Without a model it is unknown.
+
+    What a party or a line failed at says nothing of its model.
+    """
+    came = len(accepted) + sum(bool(refusal.tensor) for refusal in refusals)
+    return {USED: 0.0 if note else len(accepted) / came} if came else {}
 
 
 def judgements_of(accepted: Sequence[Report], index: int) -> dict[str, Judged]:

@@ -147,7 +147,7 @@ class Study:
         return tuple(dict.fromkeys(found))
 
     def plot(self, kind: str, file: str | Path) -> Path:
-        """Draw as PNG: "curves", "parties", "spikes", "collapse", "walk", "hyper", "presence" or "rewards"."""
+        """Draw "curves", "parties", "spikes", "collapse", "walk", "hyper", "presence", "rewards" or "portfolio"."""
         from .report import draw
 
         return draw(self, kind, Path(file))

@@ -110,11 +110,18 @@ def is_reshape(kind: str) -> bool:
     return kind.lower() in ("flatten", "view", "reshape", "unflatten", "squeeze", "unsqueeze", "contiguous")
 
 
+class _Tracer(fx.Tracer):
+    """Torch's own layers are whole, and so is a module that brings the operation which computes it."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return hasattr(m, "operation") or super().is_leaf_module(m, module_qualified_name)
+
+
 def trace(module: nn.Module) -> Traced | str:
     """A module's graph, or why there is none. Traced as it is while it learns: nothing else looks at it."""
     wrapped, mode = nn.Sequential(module), module.training  # wrapped, so that a lone layer is a layer, too
     try:
-        graph = fx.Tracer().trace(wrapped.train())
+        graph = _Tracer().trace(wrapped.train())
     except Exception as error:  # tracing runs the user's own forward, which may do anything
         return f"torch.fx cannot trace it ({type(error).__name__})"
     finally:

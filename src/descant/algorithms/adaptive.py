@@ -9,67 +9,38 @@ end in a model that knows nothing (9.8 % on keyword spotting): the guard, which 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from ..core import Algorithm, Memory, Tuned, Tuning
+from ..core import Algorithm, Tuned, Tuning
 from ..errors import SettingError
 from ..settings import check, setting
 from .baselines import FedAvg
-from .gaussian import Axis, Numbers, draw, initial, kept_within, narrowed, points_of, score, spacing_of
+from .gaussian import Axis, Numbers, draw, initial, kept_within, narrowed, no_grid, points_of, score, spacing_of
+from .past import Past
 from .pieces import fixed, stay
 
 Reward: TypeAlias = Literal["validation", "clients"]
 Weighting: TypeAlias = Literal["uniform", "triangular"]
 
-# None of these is from the paper, which names neither grid nor Z, η_H, precision: the grids are ours, 5 and 85 are
-# those of a successor (Auto-FedRL).
+# None of these is from the paper, which names neither grid nor Z, η_H, precision: the grids are ours; Z = 5, η_H = 0.01
+# and a precision of 85 are those of a successor (Auto-FedRL). But that takes steps of Adam with betas of 0.7; here they
+# are plain, as eq. (7) prints them.
 LR = tuple(round(10 ** (exponent / 4), 6) for exponent in range(-12, -3))  # 0.001 to 0.1
 WORK = (5, 10, 20, 40, 80, 120, 160)
 
 _HEARD: Mapping[Reward, tuple[str, int]] = {"validation": ("validation", 0), "clients": ("received_loss", 1)}
 """The name of the loss in the feedback, and how many rounds it comes late."""
+_USED = "used"  # the share of the models that could be used
 
 WORST = -1.0  # ours: with a guard no reward is below it; 1 is the best there can be
 NARROWING = 4.0  # ours: the precision after a collapse, times what it was
 SILENT = 3  # ours: rounds without a loss from any client, after which the model they were sent counts as broken
-
-
-@dataclass(frozen=True)
-class _Past:
-    """What the tuner remembers."""
-
-    psi: Numbers  # [P] ψ_t
-    waiting: Numbers  # [m, P] scores of draws whose reward is not known yet, the oldest first
-    scores: Numbers  # [n, P] of the last draws whose reward is known, each at its own ψ_τ
-    rewards: Numbers  # [n] theirs
-    loss: float = math.nan  # L_t, the last that is known
-    first: float = math.nan  # L_1
-    lowest: float = math.inf
-    lowest_at: int = 0  # the round that ended with it
-    silent: int = 0  # rounds without a loss
-    psi_there: Numbers | None = None  # [P] ψ when the loss was lowest
-    there: Tensor | None = None  # [width] the centre with the lowest loss
-    begun: Tensor | None = None  # [width] the centre that the last round began with
-
-    @classmethod
-    def of(cls, memory: Memory) -> _Past:
-        found: dict[str, Any] = {n: t if n in ("there", "begun") else t.numpy() for n, t in memory.items()}
-        loss, first, lowest, lowest_at, silent = found.pop("numbers").tolist()
-        return cls(**found, loss=loss, first=first, lowest=lowest, lowest_at=int(lowest_at), silent=int(silent))
-
-    def memory(self) -> dict[str, Tensor]:
-        numbers = np.array([self.loss, self.first, self.lowest, self.lowest_at, self.silent])
-        names = ("psi", "waiting", "scores", "rewards", "psi_there", "there", "begun")
-        parts = {name: getattr(self, name) for name in names} | {"numbers": numbers}
-        held = {name: part for name, part in parts.items() if part is not None}
-        return {name: part if isinstance(part, Tensor) else torch.tensor(part) for name, part in held.items()}
 
 
 @dataclass(frozen=True)
@@ -79,7 +50,8 @@ class Reinforce:
     So E[r_t], eq. (3), goes up. Not from the paper: grids, Z, η_H, precision and guard.
     The loss is the server's on its validation set, or the mean of what clients measured on the model that they received
     (§3.3). That comes a round later, so that ψ then lags one round behind; L_t of other clients than L_{t+1} is noise.
-    A reward that is not known or not finite moves nothing. Losses should be positive; their sign is not used.
+    A reward that is not known or not finite moves nothing. With a guard, a draw by which all models diverged has the
+    worst one. Losses should be positive; their sign is not used.
     """
 
     lr: tuple[float, ...] | None = setting(LR, "the learning rates to draw from; not from the paper", above=0)
@@ -87,7 +59,7 @@ class Reinforce:
     log: tuple[str, ...] = setting(("lr", "work"), "whose values lie on a logarithmic axis; not from the paper")
     reward: Reward = setting("validation", "whose loss is the reward (ERRATA 7)", one_of=tuple(_HEARD))
     window: int = setting(5, "Z: so many rewards before the last; not from the paper", least=1, whole=True)
-    rate: float = setting(0.01, "η_H: the step of ψ; not from the paper", above=0)
+    rate: float = setting(0.01, "η_H: the plain step of ψ; not from the paper", above=0)
     precision: float = setting(85.0, "of the first draws, the grid being 1 wide; not from the paper", above=0)
     weighting: Weighting = setting(
         "uniform", "the baseline: eq. (7), or eq. (6) made causal (ERRATA 2)", one_of=("uniform", "triangular")
@@ -114,28 +86,31 @@ class Reinforce:
         name, late = _HEARD[self.reward]
         if self.reward == "validation" and name not in tuning.feedback:
             raise SettingError(
-                "AdaptiveHyper needs the server's own validation set: give parties.from_arrays(..., "
-                "validation=(x, y)), or let clients measure the loss (reward='clients')."
+                "AdaptiveHyper needs the server's own validation set: give people.with_validation(x, y), or let "
+                "clients measure the loss (reward='clients')."
             )
-        past = _Past.of(tuning.memory) if tuning.memory else self._fresh()
+        past = Past.of(tuning.memory) if tuning.memory else self._fresh()
         loss = tuning.feedback.get(name, math.nan)
         silent = 0 if name in tuning.feedback or tuning.round == 1 else past.silent + 1
-        past = replace(past, silent=silent)
-        if self._collapsed(past, loss):
-            now, center, note = self._gone_back(past), past.there, self._told(past, loss, tuning.round - 1 - late)
+        past, level = self._leveled(replace(past, silent=silent), loss, late)
+        if self._collapsed(past, level):
+            now, center, note = self._gone_back(past), past.there, self._told(past, level, tuning.round - 1 - late)
             numbers = {"went_back": float(past.lowest_at)}
+        elif self.guard is not None and len(past.waiting) and tuning.feedback.get(_USED) == 0:
+            now, numbers = self._wasted(past), {"reward": WORST}
+            center, note = None, ""
         else:
             now, numbers = self._moved(past, loss, late)
             center, note = None, ""
-            now = self._noted(now, loss, past.begun if late else tuning.center, tuning.round - 1 - late)
+            now = self._noted(now, level, past.begun if late else tuning.center, tuning.round - 1 - late)
         return self._drawn(now, tuning, center, note, numbers)
 
-    def _fresh(self) -> _Past:
+    def _fresh(self) -> Past:
         psi = kept_within(initial(len(self.axes), self.precision), self._spacing)
         nothing = np.empty((0, len(psi)))
-        return _Past(psi, waiting=nothing, scores=nothing, rewards=np.empty(0))
+        return Past(psi, waiting=nothing, scores=nothing, rewards=np.empty(0))
 
-    def _moved(self, past: _Past, loss: float, late: int) -> tuple[_Past, dict[str, float]]:
+    def _moved(self, past: Past, loss: float, late: int) -> tuple[Past, dict[str, float]]:
         """The draw whose reward is due takes its place in the window, and ψ goes one step up."""
         due = past.waiting[: max(0, len(past.waiting) - late)]
         now = replace(past, waiting=past.waiting[len(due) :], loss=loss)
@@ -146,16 +121,34 @@ class Reinforce:
         now = self._windowed(now, due[-1], bounded)
         return replace(now, psi=kept_within(self._ascended(now.psi, now), self._spacing)), {"reward": reward}
 
-    def _windowed(self, past: _Past, score: Numbers, reward: float) -> _Past:
+    def _wasted(self, past: Past) -> Past:
+        """No model that came of the last draw could be used, so that the loss, which stays, says nothing of it."""
+        now = self._windowed(replace(past, waiting=past.waiting[:-1]), past.waiting[-1], WORST)
+        return replace(now, psi=kept_within(self._ascended(now.psi, now), self._spacing))
+
+    def _windowed(self, past: Past, score: Numbers, reward: float) -> Past:
         scores, rewards = np.vstack([past.scores, score]), np.append(past.rewards, reward)
         return replace(past, scores=scores[-self.window - 1 :], rewards=rewards[-self.window - 1 :])
 
-    def _ascended(self, psi: Numbers, past: _Past) -> Numbers:
+    def _ascended(self, psi: Numbers, past: Past) -> Numbers:
         return psi + self.rate * gradient(past.scores, past.rewards, self.weighting)
 
     # ── the guard ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _noted(self, now: _Past, loss: float, center: Tensor | None, at: int) -> _Past:
+    def _leveled(self, past: Past, loss: float, late: int) -> tuple[Past, float]:
+        """The loss that is held against the lowest: of clients, who are others in every round, its running mean.
+
+        The first one after a return is that of the place gone back to, and may be higher: parties began anew there.
+        """
+        if self.guard is None or not late or not math.isfinite(loss):
+            return past, loss
+        if past.level is None:
+            level, lowest = loss, past.lowest if past.there is None else max(past.lowest, loss)
+        else:
+            level, lowest = float(past.level[0] + (loss - past.level[0]) / (self.window + 1)), past.lowest
+        return replace(past, level=np.array([level]), lowest=lowest), level
+
+    def _noted(self, now: Past, loss: float, center: Tensor | None, at: int) -> Past:
         """L_1, and the centre of the lowest loss, with the ψ that it had."""
         if not math.isfinite(loss):
             return now
@@ -164,7 +157,7 @@ class Reinforce:
             return now
         return replace(now, lowest=loss, lowest_at=at, there=center, psi_there=now.psi)
 
-    def _collapsed(self, past: _Past, loss: float) -> bool:
+    def _collapsed(self, past: Past, loss: float) -> bool:
         """Whether half of what was gained is lost again, and the loss is far above the lowest: noise is not a collapse.
 
         Half is meant in logarithms, because rewards are relative: the geometric mean of the first loss and the lowest.
@@ -177,7 +170,7 @@ class Reinforce:
         bound = max(math.sqrt(max(0.0, past.first * past.lowest)), self.guard * past.lowest)
         return not loss <= bound  # nan compares false
 
-    def _gone_back(self, past: _Past) -> _Past:
+    def _gone_back(self, past: Past) -> Past:
         """ψ as it was there, but away from what collapsed: its reward counts, and the mean goes a step down each axis.
 
         The step down is for a draw at the mean itself, which has no direction: less learning is safer. This is then the
@@ -192,14 +185,14 @@ class Reinforce:
         kept = replace(self._fresh(), psi=psi, psi_there=psi, there=past.there, loss=past.lowest)
         return replace(kept, first=past.first, lowest=past.lowest, lowest_at=past.lowest_at, silent=past.silent)
 
-    def _told(self, past: _Past, loss: float, at: int) -> str:
-        why = f"a loss of {loss:.3g}, and {past.lowest:.3g} at its lowest"
+    def _told(self, past: Past, loss: float, at: int) -> str:
+        why = f"a {'loss' if past.level is None else 'mean loss'} of {loss:.3g}, and {past.lowest:.3g} at its lowest"
         why = f"no client has been heard for {past.silent} rounds" if past.silent else why
         return f"it collapsed at round {at} ({why}) and went back to round {past.lowest_at}"
 
     def _drawn(
         self,
-        now: _Past,
+        now: Past,
         tuning: Tuning,
         center: Tensor | None,
         note: str,
@@ -242,6 +235,17 @@ def gradient(scores: Numbers, rewards: Numbers, weighting: Weighting = "uniform"
     return step
 
 
+@dataclass(frozen=True)
+class _Measure:
+    measure: int = setting(64, "samples of its own on which a client reports the loss", least=1, whole=True)
+
+
+def _grid(name: str, given: Any) -> tuple[Any, ...] | None:
+    if isinstance(given, str) or not isinstance(given, Iterable | None):
+        raise no_grid(name, given)
+    return None if given is None else tuple(given)
+
+
 def AdaptiveHyper(
     base: Algorithm = FedAvg(),  # noqa: B008  a frozen value
     lr: Sequence[float] | None = LR,
@@ -259,14 +263,18 @@ def AdaptiveHyper(
 
     Not from the paper: every number here. ``None`` for a grid leaves the solver's own value alone. With ``guard``, a
     centre that has lost half of what was gained and has ``guard`` times the lowest loss, is given up for that of the
-    lowest loss; models and memories that parties keep for themselves are not brought back. ``guard=None`` is the
-    paper's own scheme. ``measure``: on how many samples of its own a client reports the loss, if ``reward="clients"``.
+    lowest loss, and parties begin anew from it: own models, private layers and matching layers came of the rounds that
+    are given up, and are forgotten. ``guard=None`` is the paper's own scheme. ``measure``: on how many samples of its
+    own a client reports the loss, if ``reward="clients"``.
 
     >>> AdaptiveHyper(lr=(0.01, 0.1), work=None).name
     'FedAvg+AH'
     """
-    grids = (None if lr is None else tuple(lr), None if work is None else tuple(work))
-    tuner = Reinforce(*grids, tuple(log), reward, window, rate, precision, weighting, guard)
+    if reward == "clients":
+        check(_Measure(measure), "AdaptiveHyper")
+    tuner = Reinforce(
+        _grid("lr", lr), _grid("work", work), tuple(log), reward, window, rate, precision, weighting, guard
+    )
     check(tuner, "AdaptiveHyper")
     if not tuner.axes or not {*tuner.log} <= {"lr", "work"}:
         raise SettingError(f"AdaptiveHyper tunes 'lr', 'work' or both. Got lr={lr}, work={work}, log={log!r}.")

@@ -25,6 +25,14 @@ LEAST = 1.0  # ours: no precision is below it, at which a draw is from all over 
 NEAR = 2.0  # ours: nor is a deviation below the grid's spacing divided by it, or nothing would be tried any more
 
 
+def no_grid(name: str, given: object) -> SettingError:
+    """The error for what cannot be a grid."""
+    return SettingError(
+        f"The grid {name!r} of AdaptiveHyper must be two or more rising numbers > 0, or None to leave the solver's own "
+        f"{name} alone. Got {given!r}."
+    )
+
+
 @dataclass(frozen=True)
 class Axis:
     """The values that one hyper-parameter may take, and where they stand on an axis from -0.5 to 0.5.
@@ -41,12 +49,8 @@ class Axis:
 
     def __post_init__(self) -> None:
         wrong = [value for value in self.values if not (math.isfinite(value) and value > 0)]
-        rising = all(a < b for a, b in zip(self.values, self.values[1:], strict=False))
-        if wrong or not rising or len(self.values) < 2:
-            raise SettingError(
-                f"The grid {self.name!r} of AdaptiveHyper must be two or more rising numbers > 0, or None to leave "
-                f"the solver's own {self.name} alone. Got {self.values!r}."
-            )
+        if wrong or len(self.values) < 2 or not (np.diff(self._scaled(np.array(self.values, dtype=float))) > 0).all():
+            raise no_grid(self.name, self.values)
 
     @property
     def places(self) -> Numbers:

@@ -38,7 +38,7 @@ class InProcess:
         now, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
         reports = []
         for report, memory in self._work(now, [self._memory.get(task.party) for task in now]):
-            if memory:
+            if memory is not None:
                 self._memory.stage(report.party, memory)
             reports.append(report)
         return reports

@@ -262,7 +262,7 @@ class ProcessEngine:
     def _reports(self) -> list[Report]:
         answers, self._answers = self._answers, []
         for report, memory in answers:
-            if memory:
+            if memory is not None:
                 self._memory.stage(report.party, memory)
         return [report for report, _ in answers]
 

@@ -7,6 +7,8 @@ from .games import Shapley, shapley
 from .leaving import preview
 from .membership import Membership, Roc, membership
 from .pictures import draw, spikes
+from .traded import Traded, traded
+from .universes import Universes, universes
 from .walk import Walk, walk
 
 __all__ = [
@@ -15,6 +17,8 @@ __all__ = [
     "Membership",
     "Roc",
     "Shapley",
+    "Traded",
+    "Universes",
     "Walk",
     "biggest_jump",
     "coverage",
@@ -27,5 +31,7 @@ __all__ = [
     "pull_a_round",
     "shapley",
     "spikes",
+    "traded",
+    "universes",
     "walk",
 ]

@@ -30,7 +30,8 @@ def biggest_jump(changes: Sequence[float]) -> tuple[int, float] | None:
     for place in range(LEAST, len(values)):
         earlier = values[max(0, place - USUAL) : place]
         usual = np.median(earlier[earlier > 0]) if np.count_nonzero(earlier > 0) >= LEAST else np.nan
-        times = float(values[place] / usual)  # nan compares false
+        with np.errstate(invalid="ignore"):  # of a model that is lost altogether both may be ∞
+            times = float(values[place] / usual)  # nan compares false
         if times >= JUMP and (found is None or times > found[1]):
             found = (place, times)
     return found

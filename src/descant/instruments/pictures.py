@@ -11,10 +11,15 @@ import numpy as np
 from ..algorithms.pieces import stay
 from ..canvas import Line, Numbers, noted
 from ..errors import SettingError
+from ..holdings import HOLD, MOST, UNIFORM, draw_values, draw_weights
 from ..pictures import draw_collapse, draw_hyper, draw_rewards, draw_spikes, draw_walk
+from ..portfolio import hold, uniform
+from ..portfolio.measures import values
 from ..settings import unknown
 from ..timeline import Presence, draw_presence
 from .findings import collapse, of_the_data
+from .traded import desks_of, paths
+from .universes import universes
 from .walk import walk
 
 if TYPE_CHECKING:
@@ -22,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def draw(federation: Federation, kind: str, file: str | Path) -> Path:
-    """Draw "spikes", "collapse", "walk", "hyper", "presence" or "rewards" of a federation into a PNG file."""
+    """Draw one of a federation's pictures into a PNG file."""
     if kind not in _KINDS:
         raise unknown("picture of a federation", kind, _KINDS)
     with noted(of_the_data(federation.people.note)):
@@ -91,6 +96,29 @@ def _rewards(federation: Federation, file: Path) -> Path:
     return draw_rewards(file, rewards, steps, federation.algorithm.name, merged)
 
 
+def _portfolio(federation: Federation, file: Path) -> Path:
+    desks = desks_of(federation)
+    relatives, cost = np.stack([desk.relatives for desk in desks]), desks[0].cost
+    walks = {
+        federation.algorithm.name: paths(federation, federation.people.names),
+        UNIFORM: uniform(relatives, cost),
+        HOLD: hold(relatives, cost),
+    }
+    means = {name: values(path.growth).mean(0) for name, path in walks.items()}
+    return draw_values(file, means, [str(day) for day in desks[0].dates])
+
+
+def _weights(federation: Federation, file: Path) -> Path:
+    desks = desks_of(federation)[:MOST]
+    names = [desk.name for desk in desks]
+    held = dict(zip(names, paths(federation, names).weights, strict=True))
+    return draw_weights(file, held, {desk.name: desk.assets for desk in desks}, [str(day) for day in desks[0].dates])
+
+
+def _universes(federation: Federation, file: Path) -> Path:
+    return universes(federation).plot(file)
+
+
 _KINDS: dict[str, Callable[[Federation, Path], Path]] = {
     "spikes": _spikes,
     "collapse": _collapse,
@@ -98,4 +126,7 @@ _KINDS: dict[str, Callable[[Federation, Path], Path]] = {
     "hyper": _hyper,
     "presence": _presence,
     "rewards": _rewards,
+    "portfolio": _portfolio,
+    "weights": _weights,
+    "universes": _universes,
 }

@@ -84,7 +84,7 @@ def walk(federation: Federation, points: int = 11, most: int | None = None) -> W
             chosen = tuple(chosen[i] for i in np.linspace(0, len(chosen) - 1, most).astype(int))
         models = models_of(plan, state, [engine.heard[name] for name in chosen])  # [K, width]
         shares = np.linspace(0.0, 1.0, points)
-        tasks = list(tasks_for(plan, state, chosen, "evaluate", trial.index))
+        tasks = list(tasks_for(plan, trial.state, chosen, "evaluate", trial.index))
 
         def judged(rows: Sequence[torch.Tensor]) -> Numbers:
             """The scores of one row a party, ``[K]``."""

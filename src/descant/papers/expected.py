@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CLOSE = 0.005  # half a point: other processors round otherwise, and a party judges itself on few samples
 FORMAT = 1
+ONCE = "one seed"  # so its `about` says, where an experiment is too large for more
 BASELINES = ("FedAvg", "FedProx", "RFA", "CoordinateMedian")  # those that the papers hold Fed+ against
 
 
@@ -36,8 +37,9 @@ class Kept:
     points: tuple[Mapping[str, Any], ...]
     """At each: "own" {method: one mean a seed}, "learned" (of those that trained), "majority", "parties", and how many
     of these are better off than alone, and than with each of BASELINES that was there {method: number}. Where parties
-    come and go also their "names", what each has "alone" in the end, and "courses": by method the "rounds", "mean" and
-    "sd" over seeds of the centre's score, a list a party, and who "left" after which round."""
+    are desks, the "ledger" of what they earned. Where they come and go also their "names", what each has "alone" in the
+    end, and "courses": by method the "rounds", "mean" and "sd" over seeds of the centre's score, a list a party, and
+    who "left" after which round."""
 
 
 def kept(key: str, quick: bool, folder: Path | None = None) -> Kept | None:
@@ -50,7 +52,7 @@ def kept(key: str, quick: bool, folder: Path | None = None) -> Kept | None:
 
 def check_keepable(recipe: Recipe) -> None:
     """Raise unless the numbers of a recipe can be kept: to be asked before the work."""
-    if len(recipe.seeds) < 2:
+    if len(recipe.seeds) < 2 and ONCE not in recipe.about:
         raise SettingError("Numbers are kept with their spread: give at least --seeds 2.")
 
 
@@ -92,6 +94,24 @@ def _numbers(study: Study) -> dict[str, Any]:
         "parties": len(majority.values),
         **better,
         **_courses(study),
+        **_ledger(study),
+    }
+
+
+def _ledger(study: Study) -> dict[str, Any]:
+    """Of portfolio desks: every measure of what they made of it, a mean over desks and seeds, by method."""
+    from ..ledger import is_traded, ledger
+    from ..results import plain
+
+    if not is_traded(study):
+        return {}
+    rows = {
+        row["method"]: {name: value for name, value in row.items() if name != "method"} for row in ledger(study).rows
+    }
+    return {
+        "ledger": {
+            method: {name: plain(round(value, 6)) for name, value in row.items()} for method, row in rows.items()
+        }
     }
 
 

@@ -155,7 +155,10 @@ class Experiment:
 
 def summary(study: Study) -> str:
     """The table, the verdict and the findings, broken for a terminal."""
-    return f"{replace(study.table(), verdict='', notes=())}\n\n{told(study)}"
+    from ..ledger import is_traded, ledger
+
+    tables = [replace(study.table(), verdict="", notes=()), *([ledger(study)] if is_traded(study) else [])]
+    return "\n\n".join([*map(str, tables), told(study)])
 
 
 def told(study: Study) -> str:

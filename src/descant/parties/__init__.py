@@ -14,6 +14,7 @@ from .agents import Agent, agents
 from .audio import mel_spectrogram, words
 from .clients import clients
 from .coresets import Coreset, Selection
+from .desks import Desk, desks
 from .digits import digits
 from .folder import data_folder
 from .papers import femnist, mnist, sentiment
@@ -29,7 +30,7 @@ POPULATIONS: Mapping[str, Callable[..., People]] = MappingProxyType(
         made.__name__: made
         for made in (
             *(digits, synthetic, shared, mnist, femnist, sentiment, clients, mnist_svhn, rotated_mnist, newsgroups),
-            *(cifar10, svhn, npz, csv, words, agents),
+            *(cifar10, svhn, npz, csv, words, agents, desks),
         )
     }
 )
@@ -39,6 +40,7 @@ __all__ = [
     "POPULATIONS",
     "Agent",
     "Coreset",
+    "Desk",
     "Party",
     "People",
     "Selection",
@@ -48,6 +50,7 @@ __all__ = [
     "clients",
     "csv",
     "data_folder",
+    "desks",
     "digits",
     "draw",
     "femnist",

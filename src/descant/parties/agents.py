@@ -54,38 +54,37 @@ class Agent:
 
     y = x_test = y_test = x
 
+    def __str__(self) -> str:
+        return str(self.world)
+
     def __repr__(self) -> str:
         return f"Agent({self.name!r}, in {self.world.name}, {self.tests} episodes to test)"
 
 
 @dataclass(frozen=True, eq=False)
-class Habitat:
-    """An agent before it is asked for; it stands where a `Source` of data stands."""
+class Bare:
+    """A party without rows of data, before it is asked for; it stands where a `Source` of data stands."""
 
-    agent: Agent
+    made: Any  # an agent, say
+    form: str  # what parties of one federation have in common
     labels: Any = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property
     def name(self) -> str:
-        return self.agent.name
+        return str(self.made.name)
 
     size = held_out = 0
 
     @property
     def tested(self) -> int:
-        return self.agent.tests
+        return int(self.made.tests)
 
-    @property
-    def form(self) -> str:
-        here = self.agent.world
-        return f"{here.name}, observations {here.shape}, {here.actions} actions"
-
-    def party(self) -> Agent:
-        return self.agent
+    def party(self) -> Any:
+        return self.made
 
     def line(self) -> str:
         """Its line in a table of parties."""
-        return f"{self.name:8}     - {self.tested:5}       -  {self.agent.world}"
+        return f"{self.name:8}     - {self.tested:5}       -  {self.made}"
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def agents(
     check(_Settings(count, unlike, test), "agents")
     given = {"gravity": gravity, "length": length, "force_mag": force_mag}
     each = {name: _each(name, value, count) for name, value in given.items() if value is not None}
-    made = list[Habitat]()
+    made = list[Bare]()
     tables = [options] * count if isinstance(options, Mapping) else list(options) or [{}] * count
     if len(tables) != count:
         raise PartyError(f"The 'options' of agents must be one table, or {count}: one an agent. Got {len(tables)}.")
@@ -128,16 +127,18 @@ def agents(
         if unlike:
             settings = _changed(env, settings, unlike, stream(seed, 0, str(k), "physics"))
         alike = k > 0 and not each and not unlike and tables[k] is tables[0]
-        made.append(Habitat(Agent(str(k), made[0].agent.world if alike else world(env, **settings), test, seed)))
+        here = made[0].made.world if alike else world(env, **settings)
+        form = f"{here.name}, observations {here.shape}, {here.actions} actions"
+        made.append(Bare(Agent(str(k), here, test, seed), form))
     _check_forms(made)
     return People(made)  # type: ignore[arg-type]
 
 
-def _check_forms(made: Sequence[Habitat]) -> None:
+def _check_forms(made: Sequence[Bare]) -> None:
     """All agents have one model: what they see, and what they can do, must be of one form."""
     first = made[0]
     for other in made[1:]:
-        if other.agent.world is not first.agent.world and other.form != first.form:
+        if other.form != first.form:
             raise PartyError(
                 f"Agent {other.name!r} is in {other.form}, and agent {first.name!r} in {first.form}: one model cannot "
                 "serve both. Give them environments with as many actions and observations of one shape."

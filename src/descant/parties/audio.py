@@ -62,13 +62,14 @@ def mel_spectrogram(
     ((32, 32), 13)
     """
     check(_Mel(rate, window, hop, mels, low, high, scale, size), "mel_spectrogram")
-    sound = np.asarray(wave, dtype=np.float64)
-    long, step = round(window * rate), max(1, round(hop * rate))
-    if sound.ndim != 1 or len(sound) < long or not np.isfinite(sound).all():
-        raise PartyError(
-            f"A clip must be finite numbers in a row, at least the {long} samples of a window of {window:g} s. "
-            f"Got shape {sound.shape}."
+    if size is not None and np.shape(size) != (2,):
+        raise SettingError(
+            f"The 'size' of mel_spectrogram must be two numbers, lines and columns, or None. Got {size!r}."
         )
+    long, step = round(window * rate), max(1, round(hop * rate))
+    if long < 2:
+        raise SettingError(f"The 'window' of mel_spectrogram must be at least 2 samples of 1/{rate} s. Got {window:g}.")
+    sound = _clip(wave, long, window)
     hann = np.sin(np.pi * np.arange(long) / long) ** 2  # periodic: it begins again where it would end
     frames = np.lib.stride_tricks.sliding_window_view(sound, long)[::step]  # [time, long]
     power = np.abs(np.fft.rfft(frames * hann)) ** 2  # [time, long // 2 + 1]
@@ -77,6 +78,19 @@ def mel_spectrogram(
         found = area_means(len(found), size[0]) @ found @ area_means(mels, size[1]).T
     picture: NDArray[np.float32] = found.astype(np.float32)
     return picture
+
+
+def _clip(wave: ArrayLike, long: int, window: float) -> Array:
+    """A clip as numbers in a row, of a window at the least."""
+    given = np.asarray(wave)
+    numbers = given.dtype.kind in "buif"
+    sound = given.astype(np.float64) if numbers else np.empty(0)
+    if sound.ndim != 1 or len(sound) < long or not np.isfinite(sound).all():
+        raise PartyError(
+            f"A clip must be finite numbers in a row, at least the {long} samples of a window of {window:g} s. "
+            f"Got {f'shape {sound.shape}' if numbers else given.dtype}."
+        )
+    return sound
 
 
 def mel_bands(rate: int, long: int, mels: int, low: float, high: float, scale: Scale = "slaney") -> Array:

@@ -72,6 +72,11 @@ DATA_SETS: Mapping[str, DataSet] = {
         "www.tensorflow.org/datasets/catalog/speech_commands",
         (("speech_commands_32x32.npz",),),
     ),
+    "sp500": DataSet(
+        "daily prices of assets, as an npz (dates, tickers, adj_close of shape [days, assets])",
+        "any source of adjusted closing prices; desks read a CSV of dates and assets, too, by its path",
+        (("sp500_tech50_2006_2019.npz",),),
+    ),
     "critics": DataSet(
         "film reviews, a CSV with the columns account, label (1 is fresh) and text, packed or not",
         "any collection of critics' reviews with their authors, such as rt.reviews.tsv",

@@ -1,7 +1,7 @@
 """The papers' networks by name: functions of JSON values that make modules, for cross-entropy over `outputs` classes.
 
 >>> sorted(NETS)
-['cnn', 'keyword_cnn', 'logistic', 'lstm', 'mlp']
+['cnn', 'eiie', 'keyword_cnn', 'logistic', 'lstm', 'mlp']
 """
 
 from collections.abc import Callable, Mapping
@@ -9,11 +9,12 @@ from types import MappingProxyType
 
 from torch import nn
 
+from .eiie import eiie
 from .nets import cnn, keyword_cnn, logistic, mlp
 from .text import lstm
 
 NETS: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
-    {made.__name__: made for made in (logistic, mlp, cnn, keyword_cnn, lstm)}
+    {made.__name__: made for made in (logistic, mlp, cnn, keyword_cnn, lstm, eiie)}
 )
 
-__all__ = ["NETS", "cnn", "keyword_cnn", "logistic", "lstm", "mlp"]
+__all__ = ["NETS", "cnn", "eiie", "keyword_cnn", "logistic", "lstm", "mlp"]

@@ -1,7 +1,7 @@
 """How parties learn alone.
 
 >>> sorted(SOLVERS)
-['dqn', 'policy_gradient', 'sgd']
+['dqn', 'policy_gradient', 'sgd', 'trader']
 """
 
 from collections.abc import Callable, Mapping
@@ -11,10 +11,11 @@ from ..core import Solver
 from .dqn import Dqn
 from .policy_gradient import PolicyGradient
 from .sgd import Sgd
+from .trader import Trader
 
 SOLVERS: Mapping[str, Callable[..., Solver]] = MappingProxyType(
-    {"sgd": Sgd, "dqn": Dqn, "policy_gradient": PolicyGradient}
+    {"sgd": Sgd, "dqn": Dqn, "policy_gradient": PolicyGradient, "trader": Trader}
 )
 """The solvers by the names that recipes use."""
 
-__all__ = ["SOLVERS", "Dqn", "PolicyGradient", "Sgd"]
+__all__ = ["SOLVERS", "Dqn", "PolicyGradient", "Sgd", "Trader"]

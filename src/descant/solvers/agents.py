@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import seeds
-from ..core import LOG, Exam, Job, Judgement, Memory, Metrics, Term, Trained
+from ..core import LOG, Exam, Job, Judgement, Loss, Memory, Metrics, Term, Trained
 from ..errors import DescantWarning, ModelError, PartyError
 from ..flat import Net
 from ..metrics import Metric
@@ -55,45 +55,61 @@ def ways_for(
     """
     if not isinstance(party, Agent):
         raise PartyError(f"{owner} trains agents: give it parties.agents(...). Party {party.name!r} has data instead.")
-    check_elementwise(maker(solver.optimizer, solver.options))
-    world, name = party.world, type(net.module).__name__
+    world = party.world
+    x, y = probing(world.shape), torch.zeros(8, 4)
+    outputs = [world.actions + more for more in beside]
+    check_outputs(owner, net, x, outputs, f"observations of {world.name}", f", which has {world.actions} actions")
+    reasons = reasons_for(solver, owner, net, solver.loss(world.actions), terms, x, y)
+    return ways_of(net, reasons, together(net.layout, False), count)
+
+
+def probing(shape: Sequence[int]) -> Tensor:
+    """Eight made-up observations."""
+    return torch.from_numpy(seeds.stream(0, 0, "", "probe").standard_normal((8, *shape))).float()
+
+
+def check_outputs(owner: str, net: Net, x: Tensor, widths: Sequence[int], seen: str, which: str = "") -> None:
+    """Raise for a model that cannot see ``x``, or whose outputs are not of these widths."""
+    name = type(net.module).__name__
     if net.layout.width > net.layout.size:
         raise ModelError(f"{name} has running statistics, which {owner} does not keep. Use nn.LayerNorm instead.")
     if net.layout.dtype != torch.float32:
         raise ModelError(f"{name} is {net.layout.dtype}; agents see torch.float32. Use module.to(torch.float32).")
-    draws = seeds.stream(0, 0, "", "probe").standard_normal((8, *world.shape))
-    x = torch.from_numpy(draws).to(net.layout.dtype)
     try:
-        outputs = net.apply(net.row(), x[:0, 0].flatten(), x)[0]
-        found = tuple(outputs.shape)
+        found = tuple(net.apply(net.row(), x[:0].flatten(), x)[0].shape)
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
-        raise ModelError(f"{name} fails on observations of {world.name}, {tuple(x.shape)}: {told}") from error
-    allowed = [(len(x), world.actions + more) for more in beside]
+        raise ModelError(f"{name} fails on {seen}, {tuple(x.shape)}: {told}") from error
+    allowed = [(len(x), width) for width in widths]
     if found not in allowed:
         wanted = " or ".join(str(list(shape)) for shape in allowed)
-        raise ModelError(
-            f"For {len(x)} observations of {world.name}, which has {world.actions} actions, {owner} needs outputs "
-            f"{wanted}. {name} gives {list(found)}."
-        )
-    reasons = probe(net, solver.loss(world.actions), terms, x, torch.zeros(len(x), 4, dtype=x.dtype))
+        raise ModelError(f"For {len(x)} {seen}{which}, {owner} needs outputs {wanted}. {name} gives {list(found)}.")
+
+
+def reasons_for(
+    solver: Optimised, owner: str, net: Net, loss: Loss, terms: tuple[Term, ...], x: Tensor, y: Tensor
+) -> dict[str, str]:
+    """Why each way of computing a stack cannot be taken; a model that acts by chance is an error."""
+    check_elementwise(maker(solver.optimizer, solver.options))
+    reasons = probe(net, loss, terms, x, y)
+    name = type(net.module).__name__
     if any("random numbers" in reason for reason in reasons.values()):
         raise ModelError(f"{name} draws random numbers (dropout, say), and would act by them. Leave that out.")
-    if not _answers_one(net, x, outputs):
+    if not _answers_one(net, x):
         raise ModelError(
             f"{name} answers an observation otherwise when others are beside it, as nn.BatchNorm does, and an agent "
             "has one at a time. Use nn.LayerNorm instead."
         )
-    return ways_of(net, reasons, together(net.layout, False), count)
+    return reasons
 
 
-def _answers_one(net: Net, x: Tensor, outputs: Tensor) -> bool:
+def _answers_one(net: Net, x: Tensor) -> bool:
     """Whether a model says of one observation by itself what it says of it among others."""
     try:
-        alone = net.apply(net.row(), x[:0, 0].flatten(), x[:1])[0]
+        alone, among = (net.apply(net.row(), x[:0].flatten(), some)[0] for some in (x[:1], x))
     except Exception:
         return False
-    return torch.allclose(alone, outputs[:1], rtol=1e-3, atol=1e-3)
+    return torch.allclose(alone, among[:1], rtol=1e-3, atol=1e-3)
 
 
 def by_parts(job: Job, reset: bool, learn: Callable[[Job, Sequence[Life]], Trained]) -> Trained:
@@ -104,13 +120,13 @@ def by_parts(job: Job, reset: bool, learn: Callable[[Job, Sequence[Life]], Train
     """
     lives = [Life.of(memory) for memory in job.memories]
     try:
-        return _in_parts(job, lives, reset, learn)
+        return in_parts(job, lives, reset, learn)
     except PartyError as error:
         if len(lives) > 1:
             raise
         failure = error
     memory, life = _elsewhere(job.memories[0], lives[0], job.round)
-    trained = _in_parts(replace(job, memories=[memory]), [life], reset, learn)
+    trained = in_parts(replace(job, memories=[memory]), [life], reset, learn)
     warnings.warn(f"{failure} The agent went on in other episodes.", DescantWarning, stacklevel=2)
     return trained
 
@@ -124,8 +140,14 @@ def _elsewhere(memory: Memory, life: Life, round: int) -> tuple[Memory, Life]:
     return left, replace(life, episode=life.episode + _APART * round, so_far=0.0)
 
 
-def _in_parts(job: Job, lives: Sequence[Life], reset: bool, learn: Callable[[Job, Sequence[Life]], Trained]) -> Trained:
-    """The local work of agents, as many at once as the way allows.
+def in_parts(
+    job: Job,
+    lives: Sequence[Life],
+    reset: bool,
+    learn: Callable[[Job, Sequence[Life]], Trained],
+    at_once: int | None = None,
+) -> Trained:
+    """The local work of agents, as many at once as the way allows, or ``at_once``.
 
     A stack has one clock: in it are agents at one step of their lives, with equal work and moments of one age. A lone
     agent is worked on twice where it could have been with others, because one rounds otherwise than many.
@@ -133,7 +155,8 @@ def _in_parts(job: Job, lives: Sequence[Life], reset: bool, learn: Callable[[Job
     memories = [without_moments(m) if reset and moved(job, k) else m for k, m in enumerate(job.memories)]
     job = replace(job, memories=memories)
     keys = [(life.clock, h.work, h.lr, age(m)) for life, h, m in zip(lives, job.hypers, memories, strict=True)]
-    most = {STACKED: max(2, together(job.net.layout, False)), VECTORISED: len(keys)}.get(job.way, 1)
+    stacked = together(job.net.layout, False) if at_once is None else at_once
+    most = {STACKED: max(2, stacked), VECTORISED: len(keys)}.get(job.way, 1)
     rows = torch.empty_like(job.start, memory_format=torch.contiguous_format)
     kept: list[Memory] = [{}] * len(keys)
     metrics: list[Metrics] = [{}] * len(keys)

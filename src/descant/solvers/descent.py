@@ -60,6 +60,9 @@ class Descent:
             received = Stack(stack.layout, [received]).columns
         self.statistics, self.received, self.strengths = statistics, received, strengths
         self.losses = Losses(stack.columns.new_zeros(len(stack.columns)))
+        self.output: Value = (
+            None  # of the last batch: an array or a tensor [K, batch, ...], or [batch, ...] of one party
+        )
         self._rate = rate
         if way in (STACKED, SINGLE):
             kernel = kernel_of(objective.net, stack.lead, objective.points)
@@ -103,6 +106,7 @@ class Descent:
             self.stack.columns.copy_(two.stack.columns[:1])
         self.statistics = two.statistics[:1]
         self.losses.total.copy_(two.losses.total[:1])
+        self.output = two.output[:1]
 
     def _by_module(self, x: Tensor, y: Tensor) -> None:
         """One party without terms: the module runs as it is."""
@@ -111,25 +115,27 @@ class Descent:
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
         with torch.no_grad():
             torch.cat([gradient.reshape(-1) for gradient in gradients], out=self.stack.gradient[0])
+        self.output = output.detach()
         self.losses.total.add_(loss.detach())
 
     def _by_autograd(self, x: Tensor, y: Tensor) -> None:
         leaf = self.stack.columns.detach().requires_grad_()
         parts = (leaf, self.statistics, self.received, self.strengths, x, y)
         if self.way == VECTORISED:
-            totals, losses, after = torch.vmap(self.objective.one)(*parts)
+            totals, losses, after, output = torch.vmap(self.objective.one)(*parts)
         else:
             found = self.objective.one(*(part[0] for part in parts))
-            totals, losses, after = (part.unsqueeze(0) for part in found)
+            totals, losses, after, output = (part.unsqueeze(0) for part in found)
         (gradient,) = torch.autograd.grad(totals.sum(), leaf)
         self.stack.gradient.copy_(gradient)
-        self.statistics = after.detach()
+        self.statistics, self.output = after.detach(), output.detach()
         self.losses.total.add_(losses.detach())
 
     def _by_kernel(self, x: Tensor, y: Tensor) -> None:
         """The whole stack by its kernel, with what the terms add along the way back."""
         given = x.numpy() if self.stack.lead else x[0]
         output = self._kernel.forward(given)
+        self.output = output
         slope = self._slope(output, y)
         if self._added is None:
             self._kernel.backward(slope)

@@ -15,8 +15,8 @@ from ..core import Loss, Memory, Sight, Term
 from ..flat import Net
 from ..settings import value_at
 
-Outcome: TypeAlias = tuple[Tensor, Tensor, Tensor]
-"""What is minimised, the loss alone, and the statistics afterwards."""
+Outcome: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
+"""What is minimised, the loss alone, the statistics afterwards, and the outputs."""
 
 
 def private_columns(
@@ -56,7 +56,7 @@ class Objective:
     def one(
         self, columns: Tensor, statistics: Tensor, received: Tensor, strengths: Tensor, x: Tensor, y: Tensor
     ) -> Outcome:
-        """What one party minimises on one batch, its loss alone, and its statistics afterwards."""
+        """What one party minimises on one batch."""
         parts = torch.split_with_sizes(columns, [received.shape[-1], *self.widths])
         seen: dict[str, Tensor] = {}
         frozen: dict[str, Tensor] = {}
@@ -68,8 +68,9 @@ class Objective:
             output, after = self.net.apply(parts[0], statistics, x)
         loss = self.loss(output, y).mean()
         if not self.terms:
-            return loss, loss, after
-        return loss + self.added(parts, received, strengths, x, y, output, seen, frozen, statistics), loss, after
+            return loss, loss, after, output
+        more = self.added(parts, received, strengths, x, y, output, seen, frozen, statistics)
+        return loss + more, loss, after, output
 
     def added(
         self,

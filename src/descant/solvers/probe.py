@@ -44,7 +44,7 @@ def _try(objective: Objective, parts: tuple[Tensor, ...]) -> bool:
     with torch.random.fork_rng(devices=[]):
         state = torch.random.get_rng_state()
         try:
-            value, _, _ = objective.one(*parts)
+            value, *_ = objective.one(*parts)
         except ModelError:
             raise
         except Exception as error:

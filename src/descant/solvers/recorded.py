@@ -124,6 +124,9 @@ POOL = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_ind
 
 def operation_of(module: nn.Module, prefix: str, lead: int) -> Operation | None:
     """What computes a layer, its parameters named ``prefix``…; None where no way is known."""
+    brought: Callable[[str, int], Operation] | None = getattr(module, "operation", None)
+    if brought is not None:
+        return brought(prefix, lead)
     names = tuple(prefix + name for name, _ in module.named_parameters())
     if type(module) is nn.Linear:
         return Linear(names[0], names[1] if module.bias is not None else None, lead)

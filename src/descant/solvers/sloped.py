@@ -92,6 +92,45 @@ class Clipped(Sloped):
         return slope, losses[..., 0].mean(-1)
 
 
+@dataclass(frozen=True)
+class LogReturn(Sloped):
+    """Minus the logarithm of what a day makes of a portfolio, its fee paid: Fed+ v1 §9.2, v2 §8.2 (ERRATA 27, 28, 29).
+
+    Samples are days in a row. The softmax w_t of the outputs, cash first, earns the relatives y_t of the prices from
+    this day to the next, and drifts to w'_{t+1} = y_t⊙w_t / y_t·w_t; to go from there to w_{t+1} costs c of all that
+    is bought or sold. The first day of a batch is free, as it is Jiang's.
+    """
+
+    cost: float
+
+    def __call__(self, output: Tensor, y: Tensor) -> Tensor:
+        weights = output.softmax(1)
+        earned = weights * y
+        grown = earned.sum(1)
+        drifted = earned[:-1] / grown[:-1, None]
+        fees = self.cost * (weights[1:, 1:] - drifted[:, 1:]).abs().sum(1)
+        return -grown.log() - torch.cat([fees[:0].new_zeros(1), (1 - fees).log()])
+
+    def slope(self, output: Array, y: Array) -> tuple[Array, Array]:
+        n = y.shape[-2]
+        weights = np.exp(log_softmax(output))
+        earned = weights * y
+        grown = earned.sum(-1, keepdims=True)
+        drifted = earned[..., :-1, :] / grown[..., :-1, :]
+        traded = weights[..., 1:, :] - drifted
+        traded[..., 0] = 0  # cash itself costs nothing
+        left = 1 - self.cost * np.abs(traded).sum(-1, keepdims=True)
+        along = -y / grown
+        fees = self.cost * np.sign(traded) / left  # along w_t; along w'_t it is the opposite
+        along[..., 1:, :] += fees
+        mean = (fees * drifted).sum(-1, keepdims=True)
+        along[..., :-1, :] -= y[..., :-1, :] / grown[..., :-1, :] * (fees - mean)
+        along -= (along * weights).sum(-1, keepdims=True)
+        along *= weights / n
+        losses = -(np.log(grown).sum((-2, -1)) + np.log(left).sum((-2, -1))) / n
+        return along, losses
+
+
 def log_softmax(logits: Array) -> Array:
     """log p of every action, ``[..., actions]``."""
     shifted = logits - logits.max(-1, keepdims=True)

@@ -1,0 +1,111 @@
+"""Local iterations a second of portfolio desks: in stacks, and as a loop over plain modules with torch's own layers.
+
+Both take batches of 50 days of 9 assets and step by Adam, on one thread and by turns; seconds are those that the
+processor worked for them. It also says how long the papers' experiment (50 desks, 800 rounds of 50 iterations) takes by
+that, a method:
+
+    python benchmarks/traders.py [--iterations 30] [--turns 5] [--desks 10]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from functools import partial
+from statistics import median
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from descant import Federation, Trader, algorithms, parties, problems
+from descant.portfolio import generated
+from descant.table import Table
+
+KINDS = ("cnn", "rnn", "lstm")
+BATCH, ASSETS, WINDOW, COST = 50, 9, 30, 0.002
+
+
+class Plain(nn.Module):
+    """The same network of torch's own layers."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        if kind == "cnn":
+            self.days, self.all = nn.Conv1d(1, 3, 2), nn.Linear(3 * (WINDOW - 1), 10)
+        else:
+            self.step = (nn.RNN if kind == "rnn" else nn.LSTM)(1, 20, batch_first=True)
+        self.vote, self.cash = nn.Linear(11 if kind == "cnn" else 21, 1), nn.Parameter(torch.zeros(1))
+
+    def forward(self, prices: Tensor, held: Tensor) -> Tensor:
+        flat = prices.flatten(0, 1)
+        if self.kind == "cnn":
+            told = torch.relu(self.all(torch.relu(self.days(flat.unsqueeze(1))).flatten(1)))
+        else:
+            told = self.step(flat.unsqueeze(2))[0][:, -1]
+        votes = self.vote(torch.cat([told.view(*held.shape, -1), held.unsqueeze(2)], 2)).squeeze(2)
+        return torch.cat([self.cash.expand(len(votes), 1), votes], 1).softmax(1)
+
+
+def looped(kind: str, people: parties.People, iterations: int) -> float:
+    """One desk after the other, as a single-file implementation would do it."""
+    models = [Plain(kind) for _ in people]
+    optimizers = [torch.optim.Adam(model.parameters(), 5e-5) for model in models]
+    books = [torch.from_numpy(desk.prices).float() for desk in people.values()]  # type: ignore[attr-defined]
+    memories = [torch.full((len(book), ASSETS), 1 / ASSETS) for book in books]
+    rng = np.random.default_rng(0)
+    began = time.process_time()
+    for _ in range(iterations):
+        for model, optimizer, book, memory in zip(models, optimizers, books, memories, strict=True):
+            first = int(rng.integers(WINDOW, len(book) - BATCH - 1))
+            today = book[first : first + BATCH]
+            prices = book[first - WINDOW + 1 : first + BATCH].unfold(0, WINDOW, 1) / today.unsqueeze(2)
+            relatives = torch.cat([torch.ones(BATCH, 1), book[first + 1 : first + 1 + BATCH] / today], 1)
+            weights = model(prices, memory[first - 1 : first - 1 + BATCH])
+            earned = weights * relatives
+            grown = earned.sum(1)
+            drifted = earned[:-1] / grown[:-1, None]
+            left = 1 - COST * (weights[1:, 1:] - drifted[:, 1:]).abs().sum(1)
+            loss = -(grown.log().sum() + left.log().sum()) / BATCH
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            memory[first : first + BATCH] = weights.detach()[:, 1:]
+    return len(models) * iterations / (time.process_time() - began)
+
+
+def stacked(kind: str, people: parties.People, iterations: int) -> float:
+    """The same by Descant."""
+    solver = Trader(iterations=iterations, batch=BATCH)
+    fed = Federation(partial(problems.eiie, kind, WINDOW), people, algorithms.Local(), solver=solver)
+    next(iter(fed.rounds(1, judge=())))  # what is made once is made now
+    began = time.process_time()
+    next(iter(fed.rounds(1, judge=())))
+    return len(people) * iterations / (time.process_time() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--iterations", type=int, default=30, help="of every desk while it is measured")
+    parser.add_argument("--turns", type=int, default=5, help="how often each is measured; the median counts")
+    parser.add_argument("--desks", type=int, default=10)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    people = parties.desks(generated(), count=given.desks, assets=ASSETS, augment=("gbm",))
+    found: dict[tuple[str, str], list[float]] = {}
+    for _ in range(given.turns):
+        for kind in KINDS:
+            for way, measure in (("stacked", stacked), ("looped", looped)):
+                found.setdefault((kind, way), []).append(measure(kind, people, given.iterations))
+    rows = []
+    for kind in KINDS:
+        ours, theirs = (median(found[kind, way]) for way in ("stacked", "looped"))
+        row = {"evaluator": kind, "iterations/s": ours, "plain modules": theirs, "ratio": ours / theirs}
+        rows.append({**row, "minutes of 50 desks": 50 * 800 * 50 / ours / 60})
+    places = {"iterations/s": 0, "plain modules": 0, "ratio": 2, "minutes of 50 desks": 0}
+    print(Table(tuple(rows[0]), rows, "Minutes are of one core, for a method with one seed.", places))
+
+
+if __name__ == "__main__":
+    main()

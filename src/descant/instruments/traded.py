@@ -1,0 +1,107 @@
+"""What desks' own models made of their tests, day by day: the papers' portfolio values (v2 fig. 3a, v1 fig. 11)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..algorithms.pieces import stay
+from ..errors import SettingError
+from ..evaluate import Numbers, personal_row
+from ..parties import Desk
+from ..portfolio import Path, hold, measures, uniform
+from ..solvers.backtests import walked
+
+if TYPE_CHECKING:
+    from ..federation import Federation
+
+_AT_ONCE = 50  # models that are walked at once
+_PLACES = 7  # decimals of a day's growth that are kept
+MEASURES = ("annual return", "Sharpe ratio", "drawdown", "turnover", "cash", "largest")
+
+
+def _none() -> Numbers:
+    return np.empty((0, 0))
+
+
+@dataclass(frozen=True, eq=False)
+class Traded:
+    """The days of a test, a row a desk; what needs no skill stands beside, where nobody merges."""
+
+    names: tuple[str, ...]
+    dates: tuple[str, ...]
+    growth: Numbers  # [desks, days] the value of a day over that of the day before, fees paid
+    turnover: Numbers  # [desks] what was bought and sold on a day, as a share of the value; the mean over days
+    cash: Numbers  # [desks] the share in cash
+    largest: Numbers  # [desks] the largest share of an asset
+    uniform: Numbers = field(default_factory=_none)  # [desks, days] growth by uniform rebalancing
+    hold: Numbers = field(default_factory=_none)  # [desks, days] growth of what is bought once and kept
+
+    def values(self, of: str = "growth") -> Numbers:
+        """The mean value of the desks, 1 before the first day, ``[days + 1]``."""
+        found: Numbers = measures.values(getattr(self, of)).mean(0)
+        return found
+
+    def measured(self) -> dict[str, Numbers]:
+        """The :data:`MEASURES` of every desk."""
+        rest = {"turnover": self.turnover, "cash": self.cash, "largest": self.largest}
+        return {**measured(self.growth), **rest}
+
+    def to_json(self) -> dict[str, Any]:
+        arrays = {name: np.round(value, _PLACES).tolist() for name, value in vars(self).items() if name in _ARRAYS}
+        return {"names": list(self.names), "dates": list(self.dates), **arrays}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Traded:
+        arrays = {name: np.array(found[name], dtype=float) for name in _ARRAYS}
+        return cls(tuple(found["names"]), tuple(found["dates"]), **arrays)
+
+
+_ARRAYS = ("growth", "turnover", "cash", "largest", "uniform", "hold")
+
+
+def measured(growth: Numbers) -> dict[str, Numbers]:
+    """Annual return, Sharpe ratio and largest drawdown by desk."""
+    return {
+        "annual return": measures.annual(growth),
+        "Sharpe ratio": measures.sharpe(growth),
+        "drawdown": measures.drawdown(growth),
+    }
+
+
+def paths(federation: Federation, names: Sequence[str]) -> Path:
+    """What the own models of some desks do in their tests, ``[desks, days, ...]``."""
+    plan, found = federation._plan, list[Path]()
+    for first in range(0, len(names), _AT_ONCE):
+        some = names[first : first + _AT_ONCE]
+        rows = [personal_row(plan, federation._engine, federation.state, name) for name in some]
+        found.append(walked(plan.net, [plan.people[name] for name in some], rows))  # type: ignore[misc]
+    return Path(*(np.concatenate([getattr(one, part) for one in found]) for part in ("growth", "weights", "turnover")))
+
+
+def desks_of(federation: Federation) -> list[Desk]:
+    """The parties, if they are desks."""
+    people = federation.people
+    if not isinstance(people[people.names[0]], Desk):
+        raise SettingError("There are no portfolios: the parties are no desks (see parties.desks).")
+    return [people[name] for name in people]  # type: ignore[misc]
+
+
+def traded(federation: Federation) -> Traded | None:
+    """What every desk's own model made of its test; None where parties are no desks."""
+    people = federation.people
+    if not isinstance(people[people.names[0]], Desk):
+        return None
+    desks = desks_of(federation)
+    found = paths(federation, people.names)
+    beside = {}
+    if federation.algorithm.advance is stay:
+        relatives, cost = np.stack([desk.relatives for desk in desks]), desks[0].cost
+        beside = {"uniform": uniform(relatives, cost).growth, "hold": hold(relatives, cost).growth}
+    weights = found.weights
+    shares = {"cash": weights[..., 0].mean(1), "largest": weights[..., 1:].max(2).mean(1)}
+    dates = tuple(str(day) for day in desks[0].dates)
+    return Traded(people.names, dates, found.growth, found.turnover.mean(1), **shares, **beside)

@@ -1,0 +1,62 @@
+"""What portfolio desks made of their tests: a table and a picture of a study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .canvas import Numbers
+from .holdings import HOLD, UNIFORM, draw_values
+from .instruments.traded import MEASURES, Traded, measured
+from .results import LOCAL
+from .table import Table
+
+if TYPE_CHECKING:
+    from .study import Study
+
+LEGEND = (
+    "Annual return, Sharpe ratio (of a year) and largest drawdown are of the value after fees, a mean over the desks; "
+    "turnover is the share bought and sold on a day; cash and largest are shares held, a mean over days. Uniform "
+    "rebalancing holds the same share of every asset, and buy and hold has bought it once: a policy that is below them "
+    "has earned nothing by its skill."
+)
+
+
+def is_traded(study: Study) -> bool:
+    """Whether its parties are portfolio desks."""
+    return all(result.traded is not None for result in study.results)
+
+
+def ledger(study: Study) -> Table:
+    """One row a method, and what needs no skill first; a mean over desks and seeds."""
+    still = _of(study, LOCAL)[0]
+    rows = [
+        {"method": name, **_means([measured(growth)])}
+        for name, growth in ((UNIFORM, still.uniform), (HOLD, still.hold))
+    ]
+    for method in study.methods:
+        each = [one.measured() for one in _of(study, method)]
+        seeds = [float(np.mean(one["annual return"])) for one in each]
+        above = np.mean([one["annual return"] for one in each], 0) > measured(still.uniform)["annual return"]
+        more = {"± seeds": float(np.std(seeds)) if len(seeds) > 1 else float("nan"), "above uniform": int(above.sum())}
+        rows.append({"method": method, **_means(each), **more})
+    columns = ("method", "annual return", "± seeds", *MEASURES[1:], "above uniform")
+    return Table(columns, rows, places={"above uniform": 0, "Sharpe ratio": 2})
+
+
+def _of(study: Study, method: str) -> list[Traded]:
+    return [result.traded for result in study.of(method) if result.traded is not None]
+
+
+def _means(each: list[dict[str, Numbers]]) -> dict[str, float]:
+    return {name: float(np.mean([one[name] for one in each])) for name in each[0]}
+
+
+def draw_ledger(study: Study, file: Path) -> Path:
+    """The mean value of the desks by day, and below how far it stands under its peak."""
+    still = _of(study, LOCAL)[0]
+    values = {method: np.mean([one.values() for one in _of(study, method)], 0) for method in study.methods}
+    beside = {UNIFORM: still.values("uniform"), HOLD: still.values("hold")}
+    return draw_values(file, {**values, **beside}, still.dates)

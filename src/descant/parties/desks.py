@@ -1,0 +1,193 @@
+"""Parties that are portfolio desks: each has assets of its own to trade, and what it makes up of them stays with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import PartyError, SettingError
+from ..portfolio import Market, generated, read
+from ..portfolio.augment import AUGMENTERS
+from ..seeds import stream
+from ..settings import check, setting, unknown
+from .agents import Bare
+from .folder import locate
+from .people import People
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Desk:
+    """One desk: the prices that it learns by, those that it is tested by, and how it makes up more of them."""
+
+    name: str
+    assets: tuple[str, ...]
+    prices: Array  # [days, assets] to learn by
+    test: Array  # [window + days, assets] to be tested by: the first `window` are the days before
+    dates: Array  # [days] of the test
+    window: int
+    cost: float
+    augment: str
+    known: dict[Any, Any] = field(default_factory=dict)  # what was reckoned once
+
+    @property
+    def samples(self) -> int:
+        """None to begin with: it learns by days in a row, not by samples."""
+        return 0
+
+    @property
+    def tests(self) -> int:
+        """How many days it is tested on."""
+        return len(self.dates)
+
+    @property
+    def relatives(self) -> Array:
+        """What the prices of each day of the test are over those of the day before, ``[days, assets]``."""
+        found: Array = self.test[self.window :] / self.test[self.window - 1 : -1]
+        return found
+
+    @property
+    def data(self) -> tuple[Tensor, ...]:
+        """What tells it from another desk."""
+        said = ",".join([*self.assets, str(self.window), repr(self.cost), self.augment]).encode()
+        words = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+        return torch.from_numpy(self.prices), torch.from_numpy(self.test), words
+
+    @property
+    def x(self) -> Tensor:
+        raise PartyError(
+            f"Party {self.name!r} is a portfolio desk and has prices, not samples. Use Trader(...) as the solver, or "
+            "parties that have data."
+        )
+
+    y = x_test = y_test = x
+
+    def __str__(self) -> str:
+        return f"{self.augment}, {', '.join(self.assets)}"
+
+    def __repr__(self) -> str:
+        return f"Desk({self.name!r}, {len(self.assets)} assets, {len(self.prices)} days, {self.tests} to test)"
+
+
+@dataclass(frozen=True)
+class _Settings:
+    count: int = setting(10, "how many desks", least=1, whole=True)
+    assets: int = setting(9, "how many assets each trades", least=1, whole=True)
+    universe: int | None = setting(None, "of how many assets these are drawn; None: all", least=1, whole=True)
+    window: int = setting(30, "l: how many closing prices a policy sees", least=2, whole=True)
+    cost: float = setting(0.002, "c: the share that buying or selling costs", least=0, most=0.5)
+    missing: str = setting(
+        "exclude", "assets that begin late are left out, or all begin later", one_of=("exclude", "later")
+    )
+
+
+def desks(
+    market: Market | str = "sp500",
+    count: int = 10,
+    assets: int = 9,
+    universe: int | None = None,
+    train: Sequence[str] = ("2006", "2018"),
+    test: Sequence[str] = ("2019", "2019"),
+    window: int = 30,
+    cost: float = 0.002,
+    augment: Sequence[str] = ("gbm", "vom", "gan"),
+    missing: Literal["exclude", "later"] = "exclude",
+    seed: int = 0,
+    data: str | Path | None = None,
+) -> People:
+    """Portfolio desks, each with assets of its own out of a market's (Fed+ v1 §4.2, v2 §8.2).
+
+    `market` is "sp500" (a file of the data folder), "generated", the path of a file with prices, or a
+    `portfolio.Market`. `train` and `test` are the first and the last day of each, or years. Desks take the kinds of
+    `augment` in turn: each makes up prices of its own by one of them.
+
+    >>> people = desks("generated", count=3, assets=4, universe=6)
+    >>> people["2"]
+    Desk('2', 4 assets, 3391 days, 261 to test)
+    """
+    check(_Settings(count, assets, universe, window, cost, missing), "desks")
+    kinds = [augment] if isinstance(augment, str) else list(augment)
+    for kind in kinds or ["(none is given)"]:
+        if kind not in AUGMENTERS:
+            raise unknown("augmentation", str(kind), AUGMENTERS)
+    whole = _market(market, data)
+    learned, tested = (_period(name, days) for name, days in (("train", train), ("test", test)))
+    for first, last in (learned, tested):
+        whole.between(first, last)  # where there are no prices, that is told first
+    used = whole.between(min(learned[0], tested[0]), max(learned[1], tested[1])).complete(missing)
+    before, after = used.between(*learned), used.between(*tested)
+    if before.dates[-1] >= after.dates[0]:
+        raise SettingError(
+            f"The test begins on {after.dates[0]}, and training ends on {before.dates[-1]}: it must end before."
+        )
+    if len(before.dates) < 2 * window:
+        raise PartyError(f"{len(before.dates)} days to learn by are too few for a window of {window} days.")
+    names = _chosen(used.names, universe, assets, seed)
+    made = [
+        _desk(str(k), used, before, after, _drawn(names, assets, seed, k), window, cost, kinds[k % len(kinds)])
+        for k in range(count)
+    ]
+    return People(made, note=used.note)  # type: ignore[arg-type]
+
+
+def _market(given: Market | str, data: str | Path | None) -> Market:
+    if isinstance(given, Market):
+        return given
+    if given == "generated":
+        return generated()
+    return read(locate("sp500", data)[0] if given == "sp500" else Path(given))
+
+
+def _period(name: str, days: Sequence[str]) -> tuple[str, str]:
+    if not isinstance(days, Sequence) or isinstance(days, str) or len(days) != 2:
+        raise SettingError(
+            f"The '{name}' of desks is a first and a last day (or year), such as 2006, 2018. Got {days!r}."
+        )
+    return str(days[0]), str(days[1])
+
+
+def _chosen(names: Sequence[str], universe: int | None, assets: int, seed: int) -> tuple[str, ...]:
+    """The assets that desks draw theirs from."""
+    wanted = len(names) if universe is None else universe
+    if max(wanted, assets) > len(names):
+        raise PartyError(
+            f"There are {len(names)} assets with prices in all of that time, fewer than {max(wanted, assets)}."
+        )
+    if assets > wanted:
+        raise SettingError(f"A desk cannot draw {assets} assets out of {wanted}.")
+    return _some(names, wanted, stream(seed, 0, "", "universe"))
+
+
+def _drawn(names: Sequence[str], assets: int, seed: int, k: int) -> tuple[str, ...]:
+    return _some(names, assets, stream(seed, 0, str(k), "assets"))
+
+
+def _some(names: Sequence[str], count: int, rng: np.random.Generator) -> tuple[str, ...]:
+    return tuple(names[i] for i in sorted(rng.permutation(len(names))[:count]))
+
+
+def _desk(
+    name: str,
+    used: Market,
+    before: Market,
+    after: Market,
+    assets: Sequence[str],
+    window: int,
+    cost: float,
+    augment: str,
+) -> Bare:
+    prices, first = used.only(assets).prices, int(np.searchsorted(used.dates, after.dates[0]))
+    shown = prices[
+        first - window : first + len(after.dates)
+    ]  # the days just before the test are seen, learned by or not
+    learned = before.only(assets).prices
+    desk = Desk(name, tuple(assets), learned, shown, after.dates, window, cost, augment)
+    return Bare(desk, f"{len(assets)} assets, a window of {window} days")

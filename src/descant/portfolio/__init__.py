@@ -1,0 +1,12 @@
+"""Markets, and what a portfolio makes of them: prices, fees, a day-by-day walk, and the measures it is judged by.
+
+>>> path = uniform(generated(assets=3, years=1).relatives, c=0.002)
+>>> path.weights.shape, float(path.turnover[0])
+((259, 4), 1.0)
+"""
+
+from . import fees, measures
+from .backtest import Path, drift, follow, hold, uniform
+from .market import Market, generated, read
+
+__all__ = ["Market", "Path", "drift", "fees", "follow", "generated", "hold", "measures", "read", "uniform"]

@@ -1,0 +1,123 @@
+"""A walk through a market, day by day, and the two walks that need no skill.
+
+Weights are ``[..., 1 + assets]``, cash first; relatives ``[..., days, assets]`` are prices over earlier prices. The
+weights of day t are chosen at its close and earn relatives[t], from that close to the next. (Fed+ pairs this relative
+with the weights of the day before, so that what is chosen never earns the reward that is meant for it.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import PartyError, SettingError
+from . import fees
+from .market import Array
+
+_CLOSE = 1e-5  # how far weights in single precision may sum from 1
+
+
+@dataclass(frozen=True, eq=False)
+class Path:
+    """What came of a walk, or of many side by side."""
+
+    growth: Array  # [..., days], the value after a day over that before it, net of fees
+    weights: Array  # [..., days, 1 + assets], as chosen
+    turnover: Array  # [..., days], the share that was bought or sold
+
+
+def drift(weights: Array, relatives: Array) -> Array:
+    """The weights that prices make of others: w' = y ⊙ w / (y · w), where y is 1 for cash.
+
+    >>> drift(np.array([0.5, 0.5]), np.array([3.0])).tolist()
+    [0.25, 0.75]
+    """
+    worth = _worth(weights, relatives)
+    drifted: Array = worth / worth.sum(-1, keepdims=True)
+    return drifted
+
+
+def follow(choose: Callable[[int, Array], Array], relatives: Array, c: float, exact: bool = True) -> Path:
+    """Walk as `choose` says: from the day and the weights as they have drifted, those to hold until the next.
+
+    The walk begins all in cash. A trade costs the share `c` of what is bought and of what is sold, exactly or
+    approximately (see :mod:`.fees`).
+    """
+    relatives = _checked(relatives, c)
+    *lead, days, assets = relatives.shape
+    growth, turnover = np.empty((*lead, days)), np.empty((*lead, days))
+    weights = np.empty((*lead, days, 1 + assets))
+    before = np.zeros((*lead, 1 + assets))
+    before[..., 0] = 1
+    fee = fees.exact if exact else fees.approximate
+    for t in range(days):
+        after = _on_simplex(choose(t, before), before.shape, t)
+        earned = _worth(after, relatives[..., t, :]).sum(-1)
+        growth[..., t] = fee(before, after, c) * earned
+        weights[..., t, :], turnover[..., t] = after, fees.turnover(before, after)
+        before = drift(after, relatives[..., t, :])
+    return Path(growth, weights, turnover)
+
+
+def uniform(relatives: Array, c: float, exact: bool = True) -> Path:
+    """The same share in every asset, and none in cash, restored every day."""
+    equal = _equal(relatives)
+
+    def rebalance(t: int, before: Array) -> Array:
+        return equal
+
+    return follow(rebalance, relatives, c, exact)
+
+
+def hold(relatives: Array, c: float, exact: bool = True) -> Path:
+    """The same share in every asset on the first day, and no trade after it."""
+    equal = _equal(relatives)
+
+    def keep(t: int, before: Array) -> Array:
+        return before if t else equal
+
+    return follow(keep, relatives, c, exact)
+
+
+def _equal(relatives: Array) -> Array:
+    *lead, _, assets = np.shape(relatives)
+    equal = np.full((*lead, 1 + assets), 1 / assets)
+    equal[..., 0] = 0
+    return equal
+
+
+def _worth(weights: Array, relatives: Array) -> Array:
+    return np.concatenate([weights[..., :1], weights[..., 1:] * relatives], axis=-1)
+
+
+def _checked(relatives: Array, c: float) -> Array:
+    if not 0 <= c < 1:
+        raise SettingError(f"The 'c' of a walk must be >= 0 and < 1: the share that a trade costs. Got {c!r}.")
+    relatives = np.asarray(relatives, dtype=np.float64)
+    if relatives.ndim < 2 or not relatives.shape[-1]:
+        raise PartyError(f"A walk needs relatives [..., days, assets], of one asset or more. Got {relatives.shape}.")
+    wrong = np.argwhere(~(np.isfinite(relatives) & (relatives > 0)))
+    if len(wrong):
+        *_, t, asset = first = tuple(wrong[0])
+        raise PartyError(
+            f"A walk needs relatives that are finite and > 0. That of asset {asset} on day {t} is {relatives[first]}:"
+            " a market in which assets begin late must be made complete first."
+        )
+    return relatives
+
+
+def _on_simplex(weights: Array, shape: tuple[int, ...], t: int) -> Array:
+    """The weights chosen, in double precision and of sum 1."""
+    weights = np.asarray(weights, dtype=np.float64)
+    if weights.shape != shape:
+        raise PartyError(f"The weights chosen on day {t} must have shape {shape}, cash first. Got {weights.shape}.")
+    total: Array = weights.sum(-1, keepdims=True)
+    if not (np.all(weights >= 0) and np.all(np.abs(total - 1) <= _CLOSE)):
+        far = total.ravel()[np.argmax(np.abs(total - 1))]
+        raise PartyError(
+            f"The weights chosen on day {t} must be >= 0 and sum to 1. The least is {weights.min()}, a sum is {far}."
+        )
+    normed: Array = weights / total
+    return normed

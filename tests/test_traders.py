@@ -1,0 +1,210 @@
+"""Portfolio desks: their assets and prices, what comes of a study of them, and what can go wrong."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from descant import Federation, Sgd, Study, Trader, algorithms, compare, parties, problems
+from descant.errors import DescantWarning, ModelError, PartyError, SettingError
+from descant.instruments import traded, universes
+from descant.instruments.traded import Traded, paths
+from descant.ledger import ledger
+from descant.metrics import SHARPE
+from descant.portfolio import Market, generated, hold, measures, uniform
+
+MARKET = generated(assets=6, years=3, seed=2)
+GIVEN: dict[str, Any] = {"train": ("2006", "2007"), "test": ("2008", "2008-02"), "assets": 3, "window": 5}
+TRADER = Trader(lr=1e-3, iterations=3, batch=6, year=15)
+NET = partial(problems.eiie, "cnn", window=5)
+
+
+def desks(count: int = 3, **rest: Any) -> parties.People:
+    return parties.desks(MARKET, count=count, **{**GIVEN, "augment": ("gbm", "vom"), **rest})
+
+
+def test_desks_draw_their_own_assets_and_keep_them_whoever_stands_beside() -> None:
+    few, many = desks(2, seed=4), desks(20, seed=4)
+    assert few["1"].assets == many["1"].assets and len({desk.assets for desk in many.values()}) > 10  # type: ignore[attr-defined]
+    assert {desk.augment for desk in many.values()} == {"gbm", "vom"}  # type: ignore[attr-defined]
+    narrow = desks(30, universe=4)
+    assert len({asset for desk in narrow.values() for asset in desk.assets}) == 4  # type: ignore[attr-defined]
+
+
+def test_a_test_begins_with_what_the_last_day_of_training_earns() -> None:
+    desk: Any = desks()["0"]
+    prices = MARKET.only(desk.assets)
+    first = int(np.searchsorted(prices.dates, np.datetime64("2008-01-01")))
+    assert desk.tests == len(desk.dates) == len(desk.relatives) and str(desk.dates[0]).startswith("2008-01")
+    np.testing.assert_array_equal(desk.relatives[0], prices.prices[first] / prices.prices[first - 1])
+    np.testing.assert_array_equal(desk.prices[-1], prices.prices[first - 1])
+    assert "3 assets" in desks().describe()
+
+
+def test_days_between_training_and_test_are_seen_but_not_learned_by() -> None:
+    """The first day of a test is earned from the close before it, whatever the last day to learn by was."""
+    near, far = desks()["0"], desks(train=("2006", "2006"))["0"]
+    np.testing.assert_array_equal(near.test, far.test)  # type: ignore[attr-defined]
+    assert len(far.prices) < 0.6 * len(near.prices)  # type: ignore[attr-defined]
+    assert np.abs(np.log(far.relatives)).max() < 0.2  # type: ignore[attr-defined]
+
+
+def test_other_seeds_draw_other_assets() -> None:
+    assert (
+        desks(6, seed=1)["0"].assets != desks(6, seed=2)["0"].assets or desks(6, seed=1)["1"] != desks(6, seed=2)["1"]
+    )  # type: ignore[attr-defined]
+
+
+def test_the_measures_of_made_up_paths() -> None:
+    growth = np.array([[1.1, 0.5, 1.2], [1.0, 1.0, 1.0]])
+    half = np.array([0.1, 0.3])
+    made = Traded(("a", "b"), ("1", "2", "3"), growth, half, half / 2, half * 2, growth * 0.9, growth)
+    found = made.measured()
+    assert found["drawdown"].tolist() == [0.5, 0.0] and found["turnover"].tolist() == [0.1, 0.3]
+    assert found["cash"].tolist() == [0.05, 0.15] and found["largest"].tolist() == [0.2, 0.6]
+    np.testing.assert_allclose(made.values(), [1, 1.05, 0.775, 0.83])
+    again = Traded.from_json(made.to_json())
+    for name in ("growth", "cash", "uniform", "hold"):
+        np.testing.assert_allclose(getattr(again, name), getattr(made, name), atol=1e-6)
+
+
+def test_shares_and_turnover_are_those_of_the_walk() -> None:
+    fed = Federation(NET, desks(), algorithms.Local(), solver=TRADER).fit(1, progress=False)
+    found, path = traded(fed), paths(fed, fed.people.names)
+    assert found is not None
+    np.testing.assert_allclose(found.cash, path.weights[..., 0].mean(1))
+    np.testing.assert_allclose(found.largest, path.weights[..., 1:].max(2).mean(1))
+    np.testing.assert_allclose(found.turnover, path.turnover.mean(1))
+    fee = [uniform(desk.relatives, 0.002).growth for desk in fed.people.values()]  # type: ignore[attr-defined]
+    np.testing.assert_allclose(fed.scores().majority.values, measures.annual(np.array(fee)))
+
+
+def test_a_study_of_desks_shows_what_needs_no_skill_and_every_measure(tmp_path: Path) -> None:
+    study = compare([algorithms.FedAvg()], NET, desks(), rounds=2, solver=TRADER, progress=False, seeds=2)
+    assert [row["method"] for row in study.table().rows] == ["uniform rebalancing", "Local", "FedAvg"]
+    again = Study.load(study.save(tmp_path / "study"))
+    rows = {row["method"]: row for row in ledger(again).rows}
+    assert list(rows) == ["uniform rebalancing", "buy and hold", "Local", "FedAvg"]
+    growth = {
+        kind: np.stack([made(desk.relatives, 0.002).growth for desk in desks().values()])
+        for kind, made in (("uniform rebalancing", uniform), ("buy and hold", hold))  # type: ignore[attr-defined]
+    }
+    for kind, each in growth.items():
+        assert rows[kind]["annual return"] == pytest.approx(measures.annual(each).mean(), abs=1e-5)
+        assert rows[kind]["Sharpe ratio"] == pytest.approx(measures.sharpe(each).mean(), abs=1e-3)
+    assert rows["FedAvg"]["annual return"] == pytest.approx(study.table().rows[2]["mean"], abs=1e-5)
+    page = (tmp_path / "study" / "report.html").read_text()
+    assert "buy and hold" in page and (tmp_path / "study" / "portfolio.png").stat().st_size > 10_000
+
+
+def test_a_federation_of_desks_draws_values_and_weights(tmp_path: Path) -> None:
+    fed = Federation(NET, desks(), algorithms.FedAvgPlus(), solver=TRADER).fit(2, progress=False)
+    for kind in ("portfolio", "weights", "rewards", "universes"):
+        assert fed.plot(kind, tmp_path / f"{kind}.png").stat().st_size > 10_000
+    found = traded(fed)
+    assert found is not None and not found.uniform.size  # it merges: what needs no skill stands beside Local
+    scores = fed.scores()
+    np.testing.assert_allclose(measures.annual(found.growth), scores.own.values, rtol=1e-9)
+    assert "uniform" in str(fed.table())
+    sharpe = Federation(NET, desks(), algorithms.FedAvgPlus(), solver=TRADER, metric=SHARPE).fit(2, progress=False)
+    np.testing.assert_allclose(measures.sharpe(found.growth), sharpe.scores().own.values, rtol=1e-9)
+
+
+def test_others_have_no_portfolio_to_draw(tmp_path: Path) -> None:
+    fed = Federation(partial(problems.mlp, 64, 10, (8,)), parties.digits(count=2), algorithms.FedAvg()).fit(
+        1, progress=False
+    )
+    assert traded(fed) is None
+    with pytest.raises(SettingError, match="no desks"):
+        fed.plot("portfolio", tmp_path / "p.png")
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"assets": 9}, "6 assets with prices in all of that time, fewer than 9"),
+        ({"universe": 2}, "cannot draw 3 assets out of 2"),
+        ({"test": ("2031", "2031")}, "2031"),
+        ({"test": ("2005", "2005")}, "2005"),
+        ({"train": None}, "first and a last day"),
+        ({"test": ("2007", "2008")}, "must end before"),
+        ({"test": "2008"}, "first and a last day"),
+        ({"augment": ("garch",)}, "garch"),
+        ({"augment": ()}, "none is given"),
+        ({"cost": -0.1}, "cost"),
+        ({"window": 400}, "too few for a window of 400"),
+        ({"missing": "ignore"}, "missing"),
+    ],
+)
+def test_what_cannot_be_a_desk_is_told(changed: dict[str, Any], told: str) -> None:
+    with pytest.raises((PartyError, SettingError), match=told):
+        desks(**changed)
+
+
+def test_what_cannot_trade_is_told_before_the_work() -> None:
+    def made(net: Any, people: Any = None, solver: Any = TRADER) -> Federation:
+        fed = Federation(net, people or desks(), algorithms.FedAvg(), solver=solver)
+        fed.state  # noqa: B018
+        return fed
+
+    with pytest.raises(ModelError, match=r"needs outputs \[8, 4\]"):
+        made(nn.Sequential(nn.Flatten(), nn.Linear(18, 3)))
+    with pytest.raises(ModelError, match="fails on days of 3 assets"):
+        made(partial(problems.eiie, "cnn", window=9))
+    with pytest.raises(PartyError, match="Trader trains desks"):
+        made(NET, parties.digits(count=2))
+    with pytest.raises(PartyError, match="portfolio desk and has prices"):
+        made(NET, solver=Sgd())
+    with pytest.raises(PartyError, match="too few for batches"):
+        made(NET, solver=Trader(batch=2000))
+    with pytest.raises(PartyError, match=r"no file .*nowhere.csv"):
+        parties.desks("nowhere.csv")
+
+
+def test_a_generator_that_blows_up_leaves_its_desk_on_real_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    from descant.portfolio.augment import Gbm
+
+    def wild(self: Any, fitted: Any, prices: Any, days: int, rng: Any) -> Any:
+        return np.full((days, prices.shape[1]), np.inf)
+
+    monkeypatch.setattr(Gbm, "draw", wild)
+    fed = Federation(NET, desks(augment=("gbm", "vom", "vom")), algorithms.FedAvg(), solver=TRADER)
+    with pytest.warns(DescantWarning, match=r"Party '0' \(.*\) trains on real prices alone"):
+        fed.fit(1, progress=False)
+    assert not fed.refusals_ and torch.isfinite(fed.state.center).all()
+    plain = Federation(NET, desks(augment=("none", "vom", "vom")), algorithms.FedAvg(), solver=TRADER).fit(
+        1, progress=False
+    )
+    torch.testing.assert_close(fed.state.center, plain.state.center)
+
+
+def test_a_policy_that_is_not_a_number_holds_what_it_has() -> None:
+    """A model that was ruined trades no more, and is judged as the cash that it began with."""
+    fed = Federation(NET, desks(), algorithms.FedAvg(), solver=TRADER)
+    with torch.no_grad():
+        fed.state.center.fill_(float("nan"))
+    assert np.all(fed.scores().center.values == 0)
+
+
+def test_late_starters_are_told_of() -> None:
+    prices = MARKET.prices.copy()
+    prices[:30, 2] = np.nan
+    people = parties.desks(Market.made(MARKET.dates, MARKET.names, prices), count=2, **GIVEN)
+    assert MARKET.names[2] in people.note
+    later = parties.desks(Market.made(MARKET.dates, MARKET.names, prices), count=2, missing="later", **GIVEN)
+    assert len(later["0"].prices) == len(people["0"].prices) - 30  # type: ignore[attr-defined]
+
+
+def test_universes_are_the_further_apart_the_fewer_assets_they_share() -> None:
+    fed = Federation(NET, desks(6), algorithms.FedAvg(), solver=TRADER)
+    found = universes(fed, every=2)
+    shared = np.array([[len({*a.assets} & {*b.assets}) for b in fed.people.values()] for a in fed.people.values()])  # type: ignore[attr-defined]
+    far, near = (found.distances[shared == n] for n in (shared.min(), shared[shared < 3].max()))
+    assert far.mean() > near.mean() > 0 and np.array_equal(found.distances, found.distances.T)
+    assert [row["desk"] for row in found.table().rows] == list("012345") and f"{found.mean:.1f}" in str(found.table())
