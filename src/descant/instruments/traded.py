@@ -11,7 +11,7 @@ import numpy as np
 from ..algorithms.pieces import stay
 from ..errors import SettingError
 from ..evaluate import Numbers, personal_row
-from ..parties import Desk
+from ..parties import Desk, People
 from ..portfolio import Path, hold, measures, uniform
 from ..solvers.backtests import walked
 
@@ -85,18 +85,21 @@ def paths(federation: Federation, names: Sequence[str]) -> Path:
 def desks_of(federation: Federation) -> list[Desk]:
     """The parties, if they are desks."""
     people = federation.people
-    if not isinstance(people[people.names[0]], Desk):
+    if not _are_desks(people):
         raise SettingError("There are no portfolios: the parties are no desks (see parties.desks).")
     return [people[name] for name in people]  # type: ignore[misc]
 
 
+def _are_desks(people: People) -> bool:
+    return isinstance(people[people.names[0]], Desk)
+
+
 def traded(federation: Federation) -> Traded | None:
     """What every desk's own model made of its test; None where parties are no desks."""
-    people = federation.people
-    if not isinstance(people[people.names[0]], Desk):
+    if not _are_desks(federation.people):
         return None
-    desks = desks_of(federation)
-    found = paths(federation, people.names)
+    desks, names = desks_of(federation), federation.people.names
+    found = paths(federation, names)
     beside = {}
     if federation.algorithm.advance is stay:
         relatives, cost = np.stack([desk.relatives for desk in desks]), desks[0].cost
@@ -104,4 +107,4 @@ def traded(federation: Federation) -> Traded | None:
     weights = found.weights
     shares = {"cash": weights[..., 0].mean(1), "largest": weights[..., 1:].max(2).mean(1)}
     dates = tuple(str(day) for day in desks[0].dates)
-    return Traded(people.names, dates, found.growth, found.turnover.mean(1), **shares, **beside)
+    return Traded(names, dates, found.growth, found.turnover.mean(1), **shares, **beside)

@@ -185,9 +185,6 @@ def _desk(
     augment: str,
 ) -> Bare:
     prices, first = used.only(assets).prices, int(np.searchsorted(used.dates, after.dates[0]))
-    shown = prices[
-        first - window : first + len(after.dates)
-    ]  # the days just before the test are seen, learned by or not
-    learned = before.only(assets).prices
-    desk = Desk(name, tuple(assets), learned, shown, after.dates, window, cost, augment)
+    shown = prices[first - window : first + len(after.dates)]  # the days before a test are seen, learned by or not
+    desk = Desk(name, tuple(assets), before.only(assets).prices, shown, after.dates, window, cost, augment)
     return Bare(desk, f"{len(assets)} assets, a window of {window} days")
