@@ -32,7 +32,7 @@ TIERS = [
     {"instruments"},
     {"federation"},
     {"record", "results"},
-    {"coalitions"},
+    {"coalitions", "finished"},
     {"report", "verdict", "contribution", "ledger"},
     {"study"},
     {"demo", "doctor", "bench", "config", "judged"},

@@ -73,6 +73,12 @@ class Result:
         known = [(at, own) for at, own, _ in self.curve if own == own]
         return max(known, key=lambda point: sign * point[1]) if known else (0, math.nan)
 
+    @property
+    def tuned(self) -> list[dict[str, Any]]:
+        """By round, the rate and the steps that a tuner chose; nothing without one."""
+        rates, steps = (self.series.get(name, np.empty(0)).tolist() for name in ("lr", "work"))
+        return [{"lr": lr, "work": int(work)} for lr, work in zip(rates, steps, strict=True)]
+
     def to_json(self) -> dict[str, Any]:
         """JSON values: nan is null, and the infinite score of a model that failed a string."""
         walked = None if self.walk is None else {**vars(self.walk), "names": list(self.walk.names)}

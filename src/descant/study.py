@@ -18,6 +18,7 @@ from .core import Algorithm, Attend
 from .errors import SettingError, StateError
 from .evaluate import Column, Numbers
 from .federation import Federation, attending
+from .finished import Finished
 from .instruments.findings import of_the_data, over_seeds
 from .metrics import trivial
 from .piece import Data, Model, parties_of
@@ -188,12 +189,14 @@ def compare(
     progress: bool = True,
     attend: Attend | int | None = None,
     local: Algorithm = Local(),  # noqa: B008  a frozen value
+    kept: str | Path | None = None,
     **settings: Any,
 ) -> Study:
     """Run every algorithm with every seed, and local-only training beside. ``settings`` are Federation's.
 
     ``seeds`` is how many, or which; the curve is measured ``points`` times on the way. ``local`` is how a party trains
-    alone, where all algorithms have something in their loss that it should have, too.
+    alone, where all algorithms have something in their loss that it should have, too. ``kept`` is a folder for the
+    trainings that have finished: broken off, the same comparison goes on behind them.
     """
     chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if isinstance(algorithms, Algorithm) or rounds < 1 or not chosen or "seed" in settings:
@@ -204,7 +207,7 @@ def compare(
     if settings.get("vault") is not None:
         raise SettingError("compare runs many federations, and a vault is for one run: leave 'vault' out.")
     given = _checked([attending(algorithm, attend) for algorithm in algorithms], local)
-    made = parties_of(people)
+    made, finished = parties_of(people), Finished(None if kept is None else Path(kept))
     with bar(disable=not progress) as shown:
 
         def ran(each: Sequence[Algorithm]) -> tuple[list[Result], list[Algorithm]]:
@@ -213,8 +216,11 @@ def compare(
             for seed, algorithm in zip(chosen, each, strict=True):
                 federation = Federation(model, people, algorithm, seed=seed, **settings)
                 federation.people = made
-                found.append(carry_out(federation, rounds, points, partial(shown.update, line, advance=1)))
-                beside.append(alone(algorithm, federation.history_, local))
+                tick = partial(shown.update, line, advance=1)
+                train = partial(carry_out, federation, rounds, points, tick)
+                found.append(finished.of(federation, rounds, points, train))
+                shown.update(line, completed=rounds * len(found))
+                beside.append(alone(algorithm, found[-1].tuned, local))
             return found, beside
 
         results, yardsticks = _side_by_side([[algorithm] * len(chosen) for algorithm in given], ran)

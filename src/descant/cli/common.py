@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..config import resumable, resuming
+from ..config import Recipe, resumable, resuming
 from ..errors import DescantError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def plain_endings(out: Path | None = None, resume: Path | None = None) -> Iterat
         raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
         left = "" if out is None else f", and {out} was left as it was"
-        typer.echo(f"Interrupted: the work was not finished{left}.{_go_on(resume)}", err=True)
+        typer.echo(f"Interrupted: the work was not finished{left}.{_go_on(resume)}{_go_on_behind(out)}", err=True)
         raise typer.Exit(130) from error
     except Exception as error:
         place = _of_the_user(error)
@@ -58,6 +58,17 @@ def plain_endings(out: Path | None = None, resume: Path | None = None) -> Iterat
 
 def _go_on(folder: Path | None) -> str:
     return "" if folder is None or not resumable(folder) else f" Go on with: {resuming(folder)}"
+
+
+def kept_beside(out: Path) -> Path:
+    """The folder for the trainings that have finished, while others go on."""
+    return out.with_name(f"{out.name}.part")
+
+
+def _go_on_behind(out: Path | None) -> str:
+    if out is None or not any(kept_beside(out).glob("*.json")):
+        return ""
+    return f" The trainings that have finished are kept in {kept_beside(out)}: the same command goes on behind them."
 
 
 def _of_the_user(error: Exception) -> str | None:
@@ -87,8 +98,24 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def side_by_side(
+    recipe: Recipe, folder: Path, as_json: bool, names: Sequence[str] = (), quick: bool = False
+) -> Experiment:
+    """Carry out the experiment whose report goes into a folder, behind the trainings that are kept beside it."""
+    from ..papers import carry_out
+
+    kept = kept_beside(folder)
+    found = len(list(kept.glob("*.json")))
+    if found and not as_json:
+        typer.echo(f"Finished trainings are kept in {kept} ({found}): those of this experiment are not done again.\n")
+    one_thread()
+    return carry_out(recipe, names, quick, progress=watched(as_json), kept=kept)
+
+
 def finish(done: Experiment, folder: Path, as_json: bool, compared: Sequence[str] = ()) -> None:
     """Print what came of an experiment, and save it; what cannot be saved (the disk is full, say) is still printed."""
+    from ..finished import Finished
+
     told = {**done.to_json(), **({"compared": list(compared)} if compared else {})}
     if not as_json:
         typer.echo("\n\n".join([str(done), *(["\n".join(compared)] if compared else [])]) + "\n")
@@ -99,6 +126,7 @@ def finish(done: Experiment, folder: Path, as_json: bool, compared: Sequence[str
         if as_json:
             typer.echo(json.dumps({**told, "report": None}))
         raise type(error)(f"{error} The numbers stand above; no report was written.") from error
+    Finished(kept_beside(folder)).clear()
     typer.echo(json.dumps({**told, "report": str(page)}) if as_json else f"The report with pictures: {page}")
 
 

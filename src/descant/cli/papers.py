@@ -8,8 +8,8 @@ from typing import Any
 
 import typer
 
-from ..papers import carry_out, check_folder, check_keepable, differences, keep, kept, keys, recipe_of
-from .common import finish, json_option, one_thread, plain_endings, watched, wrapped
+from ..papers import check_folder, check_keepable, differences, keep, kept, keys, recipe_of
+from .common import finish, json_option, plain_endings, side_by_side, wrapped
 
 app = typer.Typer(no_args_is_help=True, help="The papers' experiments: list them, run one, our numbers beside theirs.")
 
@@ -50,7 +50,7 @@ def run(
     """Run the experiment KEY (see descant papers list).
 
     It prints a table with the paper's figures beside ours, says where we differ from the numbers that we keep, and
-    writes a report.
+    writes a report. Broken off, the same command goes on behind the trainings that had finished.
     """
     folder = out or Path("descant-papers") / (key + ("-quick" if quick else ""))
     with plain_endings(folder):
@@ -63,8 +63,7 @@ def run(
         if not as_json:
             typer.echo(f"{recipe.title}\n")
             typer.echo(wrapped("about", recipe.about) + "\n")
-        one_thread()
-        done = carry_out(recipe, quick=quick, progress=watched(as_json))
+        done = side_by_side(recipe, folder, as_json, quick=quick)
         finish(done, folder, as_json, differences(done, kept(key, quick)))
         if expect:  # last: what cannot be kept has been told, and stands in the report
             typer.echo(f"Kept in {keep(key, done)}.", err=as_json)

@@ -11,9 +11,9 @@ import typer
 
 from ..config import Recipe, how_to_end, read
 from ..errors import SettingError, StateError
-from ..papers import MANIFEST, carry_out, check_folder, told, write_sweep
+from ..papers import MANIFEST, check_folder, told, write_sweep
 from ..table import Table
-from .common import finish, json_option, one_thread, plain_endings, waiting, watched, wrapped
+from .common import finish, json_option, one_thread, plain_endings, side_by_side, waiting, watched, wrapped
 
 RECIPE = typer.Argument(hidden=True)
 CHANGES = typer.Option([], "--set", help="Another value: table.key=value, such as run.rounds=20. Repeatable.")
@@ -79,7 +79,8 @@ def compare(
 ) -> None:
     """Compare the [[methods]] of RECIPE, a TOML file, or those you name, with training alone.
 
-    It prints a table and writes a report with pictures.
+    It prints a table and writes a report with pictures. Broken off, the same command goes on behind the trainings that
+    had finished.
     """
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
     with plain_endings(out):
@@ -88,8 +89,7 @@ def compare(
         check_folder(chosen, out)
         if not as_json:
             typer.echo(f"{chosen.title}\n" + (f"\n{wrapped('about', chosen.about)}\n" if chosen.about else ""))
-        one_thread()
-        done = carry_out(chosen, names, quick, progress=watched(as_json))
+        done = side_by_side(chosen, out, as_json, names, quick)
         finish(done, out, as_json)
 
 

@@ -196,8 +196,8 @@ class Recipe:
         settings = {**self.settings(), **sealing(self._table("vault"))}
         return Federation(self.model(), self.people(), self.algorithm(), seed=chosen, **settings)
 
-    def study(self, names: Sequence[str] = (), progress: bool = True) -> Study:
-        """Its methods (or those that are named) side by side, by `compare`."""
+    def study(self, names: Sequence[str] = (), progress: bool = True, kept: Path | None = None) -> Study:
+        """Its methods (or those that are named) side by side, by `compare`; finished trainings are kept in a folder."""
         from ..study import compare
 
         chosen, length = self.unsealed().algorithms(names), self.length
@@ -207,6 +207,7 @@ class Recipe:
             "points": length.points,
             "seeds": self.seeds,
             "progress": progress,
+            "kept": kept,
         }
         study = compare(chosen, self.model(), self.people(), local=self.local(), **settings, **self.settings())
         told = {"title": self.title, "about": self.about}

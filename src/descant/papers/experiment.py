@@ -174,11 +174,22 @@ def legend() -> str:
     return textwrap.fill(LEGEND, 110)
 
 
-def carry_out(recipe: Recipe, names: Sequence[str] = (), quick: bool = False, progress: bool = True) -> Experiment:
-    """Compare the methods of a recipe (or those named) at all its points; what is wrong with it is an error at once."""
+def carry_out(
+    recipe: Recipe,
+    names: Sequence[str] = (),
+    quick: bool = False,
+    progress: bool = True,
+    kept: Path | None = None,
+) -> Experiment:
+    """Compare the methods of a recipe (or those named) at all its points; what is wrong with it is an error at once.
+
+    ``kept`` is a folder for the trainings that have finished: broken off, the same experiment goes on behind them.
+    """
+    from ..finished import Finished
+
     recipe.check(names)
-    began = time.perf_counter()
-    points = [Point(at, one.study(names, progress)) for at, one in recipe.sweep()]
+    began = time.perf_counter() - Finished(kept).seconds
+    points = [Point(at, one.study(names, progress, kept)) for at, one in recipe.sweep()]
     return Experiment(recipe, tuple(points), time.perf_counter() - began, quick).told()
 
 
