@@ -15,9 +15,11 @@ from descant import Federation, Sgd, Study, Trader, algorithms, compare, parties
 from descant.errors import DescantWarning, ModelError, PartyError, SettingError
 from descant.instruments import traded, universes
 from descant.instruments.traded import Traded, paths
+from descant.judged import judge, study_of, write_page
 from descant.ledger import ledger
 from descant.metrics import SHARPE
 from descant.portfolio import Market, generated, hold, measures, uniform
+from descant.record import Run
 
 MARKET = generated(assets=6, years=3, seed=2)
 GIVEN: dict[str, Any] = {"train": ("2006", "2007"), "test": ("2008", "2008-02"), "assets": 3, "window": 5}
@@ -113,6 +115,20 @@ def test_a_federation_of_desks_draws_values_and_weights(tmp_path: Path) -> None:
     assert "uniform" in str(fed.table())
     sharpe = Federation(NET, desks(), algorithms.FedAvgPlus(), solver=TRADER, metric=SHARPE).fit(2, progress=False)
     np.testing.assert_allclose(measures.sharpe(found.growth), sharpe.scores().own.values, rtol=1e-9)
+
+
+def test_a_recorded_run_of_desks_has_their_ledger(tmp_path: Path) -> None:
+    fed = Federation(NET, desks(), algorithms.FedAvg(), solver=TRADER)
+    with Run.start(tmp_path / "run", fed) as run:
+        for _ in run.rounds(2, 1):
+            pass
+        judge(run)
+    rows = {row["method"]: row for row in ledger(study_of(tmp_path / "run")).rows}
+    beside = ledger(compare([algorithms.FedAvg()], NET, desks(), rounds=2, solver=TRADER, progress=False)).rows
+    assert list(rows) == [row["method"] for row in beside]
+    for row in beside:
+        assert rows[row["method"]]["annual return"] == pytest.approx(row["annual return"], abs=1e-5)
+    assert "buy and hold" in write_page(study_of(tmp_path / "run"), tmp_path / "run").read_text()
 
 
 def test_others_have_no_portfolio_to_draw(tmp_path: Path) -> None:

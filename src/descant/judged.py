@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from .config import how_to_end
 from .errors import StateError
 from .evaluate import Column, Numbers, Scores
-from .instruments import Finding
+from .instruments import Finding, Traded, traded
 from .instruments.findings import collapse, of_a_coreset, refused
 from .record import Recorded, Run, read
 from .results import AGENTS, SERIES, numbers, plain, series_of
@@ -36,10 +36,13 @@ def judge(run: Run) -> Table:
     """Party by party, whether joining helped; what a party reaches alone is noted for later."""
     table = run.federation.table()
     own = {row["party"]: row["alone"] for row in table.plain()}
-    history = run.federation._twin.history_  # the table trained it
+    twin = run.federation._twin  # the table trained it
+    history = twin.history_
     known = SERIES + tuple(name for name in AGENTS if any("steps" in entry for entry in history))
     series = {name: plain([entry.get(name, np.nan) for entry in history]) for name in known}
-    run.log("alone", round=run.round, own=own, series=series)
+    walked = {name: traded(each) for name, each in (("own", run.federation), ("alone", twin))}
+    desks = {"traded": {name: each.to_json() for name, each in walked.items() if each is not None}}
+    run.log("alone", round=run.round, own=own, series=series, **(desks if desks["traded"] else {}))
     for note in table.notes:
         run.log("warning", text=note)
     return table
@@ -59,7 +62,10 @@ def study_of(folder: Path) -> Study:
             f"Whether the run in {folder} helped is not known yet: nobody has trained alone beside it. "
             f"{how_to_end(found)}"
         )
-    return Study((_alone(found, method, events[-1]), method), _settings(found))
+    held = events[-1].get("traded", {})
+    ways = {name: Traded.from_json(held[name]) if name in held else None for name in ("own", "alone")}
+    both = (replace(_alone(found, method, events[-1]), traded=ways["alone"]), replace(method, traded=ways["own"]))
+    return Study(both, _settings(found))
 
 
 def write_page(study: Study, folder: Path) -> Path:
