@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -93,3 +94,16 @@ def test_settings_of_nets_have_bounds(tmp_path: Path) -> None:
         problems.lstm(vectors="glove")
     with pytest.raises(PartyError, match="does not hold glove100"):
         problems.lstm(data=tmp_path)
+
+
+@pytest.mark.parametrize(("make", "shape"), [(problems.cnn, (3, 32, 32)), (problems.keyword_cnn, (1, 32, 32))])
+def test_a_net_drawn_for_relu_sees_its_input(make: Callable[..., nn.Module], shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(32, *shape)
+    spread = {}
+    for init in ("torch", "he"):
+        outputs = make(shape=shape, channels=[16, 16, 16, 16], dense=64, init=init)(inputs)
+        spread[init] = float(outputs.detach().std(0).mean())  # how unlike the outputs of unlike inputs are
+    assert 0.2 < spread["he"] < 5 and spread["torch"] < 0.1 * spread["he"]
+    with pytest.raises(SettingError, match=r"The 'init' of \w+ must be one of 'torch', 'he'"):
+        make(shape=shape, init="she")
