@@ -29,6 +29,7 @@ from descant import DescantError, DescantWarning, Federation, Sgd, algorithms, c
 from descant.address import address_of, find, read, spell
 from descant.core import Engine
 from descant.engines import InProcess, Processes
+from descant.engines.owed import Owed
 from descant.engines.pool import Member
 from descant.engines.processes import ProcessEngine, cores
 from descant.engines.shelf import Shelf
@@ -239,13 +240,13 @@ def test_more_workers_than_cores_or_parties() -> None:
 
 def test_an_interrupted_round_is_done_again(two: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     fed = made("FedAvgPlus", two).fit(1, progress=False)
-    hear, heard = ProcessEngine._reports, []
+    hear, heard = Owed.reports, []
 
-    def interrupted(engine: ProcessEngine) -> Any:
-        heard.append(hear(engine))
+    def interrupted(owed: Owed[Any], memory: Any) -> Any:
+        heard.append(hear(owed, memory))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ProcessEngine, "_reports", interrupted)
+    monkeypatch.setattr(Owed, "reports", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fed.fit(1, progress=False)
     monkeypatch.undo()

@@ -13,24 +13,22 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from ..core import Report, Status, Store, Task
+from ..core import Report, Store, Task
 from ..errors import DescantWarning, EngineError, SettingError
-from ..piece import Answer, Plan, work
+from ..piece import Plan, work
 from ..store import PartyStore
-from ..wire import parcel_of
 from .freight import NUMBER, Batch, Piece, Spelled, cut
+from .owed import Owed, answer_of
 from .pool import Member, Message, Pool
 from .shelf import Shelf
 from .worker import INSIDE, mark_of
 
 _PIECE = 2**22  # bytes of models a piece: small enough that the cores end together, large enough to be worth a message
 _TASKS = 64  # a piece: a message must fit into a pipe, so that nobody waits for a worker that hangs
-_TRIES = 2
 
 
 def cores() -> int:
@@ -88,9 +86,7 @@ class ProcessEngine:
         self._workers = min(workers, len(plan.people))  # a worker without a party would have nothing to do
         self._most = min(_TASKS, max(1, _PIECE // (plan.net.layout.width * plan.net.layout.dtype.itemsize)))
         self._memory = PartyStore(plan.budget)
-        self._waiting: deque[Piece] = deque()
-        self._owed: dict[int, Piece] = {}
-        self._answers: list[Answer] = []
+        self._owed = Owed[Piece]()
         self._mark = mark_of(plan)
         self._shelves = [Shelf(pool.folder / f"tasks-{self.number}-{side}") for side in "ab"]
         weakref.finalize(self, pool.forget, self.number)
@@ -107,27 +103,25 @@ class ProcessEngine:
             self._forget()
             self._shelves.reverse()  # a worker may still read what belongs to a round that was broken off
             batch = Batch(tasks, [self._memory.get(task.party) for task in tasks], self._shelves[0])
-            self._owe([self._piece(batch, rows) for rows in cut(len(tasks), self._workers, self._most)])
-
-    def _piece(self, batch: Batch, rows: range, deaths: int = 0) -> Piece:
-        return Piece(weakref.ref(self), self.number, batch, rows, deaths)
+            rows = cut(len(tasks), self._workers, self._most)
+            self._owed = Owed([Piece(weakref.ref(self), self.number, batch, some) for some in rows])
 
     def _forget(self) -> None:
         """What is left of a round that was broken off; a worker that hangs, on whatever, is ended."""
         for member in self._pool.members:
             if member.doing and member.doing[0].overdue():
                 member.process.kill()
-        self._waiting, self._owed, self._answers = deque(), {}, []
+        self._owed = Owed()
 
     def collect(self, timeout: float) -> list[Report]:
         end = time.monotonic() + timeout
-        while self._owed or self._answers:
+        while self._owed:
             with self._pool.lock:
                 self._hear(0)
-                if self._answers:
-                    return self._reports()
+                if self._owed.answers:
+                    return self._owed.reports(self._memory)
                 ready = self._give()
-                safe = [piece for piece in self._waiting if not piece.deaths]  # others have killed a worker
+                safe = [piece for piece in self._owed.waiting if not piece.deaths]  # others have killed a worker
                 if not ready and safe:
                     self._work_here(safe[0])
                     continue
@@ -149,11 +143,9 @@ class ProcessEngine:
     def _give(self) -> bool:
         """Hand out what waits, two pieces a worker, so that none runs dry; whether any worker is ready."""
         if self._pool.closed:  # by somebody, in the middle of the work: it goes on here
-            self._waiting = deque(self._owed.values())
-            for piece in [piece for piece in self._waiting if piece.deaths]:
-                self._waiting.remove(piece)
-                self._owed.pop(piece.number)
-                self._refuse(piece, "lost", "a worker died of it, and the workers have been closed")
+            for piece in [piece for piece in self._owed.pieces.values() if piece.deaths]:
+                self._owed.refuse(piece, "lost", "a worker died of it, and the workers have been closed")
+            self._owed.waiting = deque(self._owed.pieces.values())
             return False
         self._pool.tidy()
         if self._pool.worth_it():
@@ -165,9 +157,9 @@ class ProcessEngine:
                 member.plans[self.number] = None
         ready = [member for member in members if self._has_made(member)]
         for member in sorted(ready, key=lambda member: len(member.doing)) * 2:
-            if self._waiting and len(member.doing) < 2:
-                message = self._waiting[0].message()
-                piece = self._waiting.popleft()
+            if self._owed.waiting and len(member.doing) < 2:
+                message = self._owed.waiting[0].message()
+                piece = self._owed.waiting.popleft()
                 piece.begun = time.monotonic()
                 member.doing.append(piece)
                 member.say(message)
@@ -215,62 +207,30 @@ class ProcessEngine:
         warnings.warn(f"{told}. It is replaced, and its work is done again.", DescantWarning, stacklevel=4)
 
     def again(self, piece: Piece, why: str) -> None:
-        """A piece whose worker died is repeated, then cut in two, and a party that does it alone is given up."""
-        if self._owed.pop(piece.number, None) is None:
-            return
-        if piece.deaths < _TRIES:
-            self._owe([self._piece(piece.batch, piece.rows, piece.deaths)])
-        elif len(piece.rows) > 1:
-            middle = (piece.rows.start + piece.rows.stop) // 2
-            halves = (range(piece.rows.start, middle), range(middle, piece.rows.stop))
-            self._owe([self._piece(piece.batch, half, deaths=1) for half in halves])
-        else:
-            advice = "Use fewer workers, smaller batches or a smaller model, or leave the party out."
-            self._refuse(piece, "lost", f"{why}. {advice}")
-
-    def _refuse(self, piece: Piece, status: Status, reason: str) -> None:
-        self._answers += [(Report(t.party, t.round, t.kind, status, reason=reason), None) for t in piece.tasks]
-
-    def _owe(self, pieces: Sequence[Piece]) -> None:
-        self._owed |= {piece.number: piece for piece in pieces}
-        self._waiting.extendleft(reversed(pieces))
+        """The worker of a piece died."""
+        self._owed.again(piece, why)
 
     def receive(self, piece: Piece, message: Message) -> None:
         """The answers to a piece, if they are still wanted."""
-        if piece.number not in self._owed:
+        if piece.number not in self._owed.pieces:
             return
         if "why" in message:
-            self._refuse(piece, "error", message["why"])
+            self._owed.refuse(piece, "error", message["why"])
         else:
             shelf = self._pool.shelf(message["file"])
             arrays = {key: array.clone() for key, array in shelf.read().items()}  # the worker will write there again
-            self._answers += [_answer(fields, arrays) for fields in message["answers"]]
-        del self._owed[piece.number]
+            self._owed.answer(piece, [answer_of(fields, arrays) for fields in message["answers"]])
 
     def _work_here(self, piece: Piece) -> None:
         """As a worker would do it, with as many threads."""
-        self._waiting.remove(piece)
+        self._owed.waiting.remove(piece)
         before, began = torch.get_num_threads(), time.monotonic()
         torch.set_num_threads(self._pool.threads)
         try:
-            self._answers.extend(work(self._plan, piece.tasks, piece.memories))
+            self._owed.answer(piece, work(self._plan, piece.tasks, piece.memories))
         finally:
             torch.set_num_threads(before)
         self._pool.spent += time.monotonic() - began
-        self._owed.pop(piece.number)
-
-    def _reports(self) -> list[Report]:
-        answers, self._answers = self._answers, []
-        for report, memory in answers:
-            if memory is not None:
-                self._memory.stage(report.party, memory)
-        return [report for report, _ in answers]
-
-
-def _answer(fields: Message, arrays: Mapping[str, Tensor]) -> Answer:
-    memory = fields["memory"]
-    kept = None if memory is None else {name: arrays[key] for name, key in memory.items()}
-    return parcel_of(fields["report"], arrays, Report), kept
 
 
 def _settle(member: Member, message: Message) -> None:
