@@ -98,7 +98,7 @@ def desks(
     test: Sequence[str] = ("2019", "2019"),
     window: int = 30,
     cost: float = 0.002,
-    augment: Sequence[str] = ("gbm", "vom", "gan"),
+    augment: Sequence[str] | str = ("gbm", "vom", "gan"),
     missing: Literal["exclude", "later"] = "exclude",
     seed: int = 0,
     data: str | Path | None = None,
