@@ -115,7 +115,7 @@ def test_speeds_put_a_recipe_on_a_virtual_clock():
     assert isinstance(engine, Clocked) and engine.speeds == {"0": 0.5} and engine.engine is tiny().engine()
 
 
-@pytest.mark.parametrize("change", ["run.seeds=9", "run.engine=processes", "title=other", "parties.data=/here"])
+@pytest.mark.parametrize("change", ["run.seeds=9", "run.engine=processes", "run.address=here:1", "title=other", "parties.data=/here"])
 def test_the_digest_is_of_nothing_else(change):
     assert tiny(change).digest == tiny().digest
 
@@ -382,7 +382,7 @@ def test_who_attends_is_as_the_recipe_says_and_a_method_may_depart_from_it():
         ("work.straggler_policy=kep", "must be one of 'keep', 'drop'. Got 'kep'"),
         ("run.rounds=0", r"The 'rounds' of \[run\] must be a whole number >= 1. Got 0"),
         ("run.rounds=true", r"The 'rounds' of \[run\] must be a whole number. Got True"),
-        ("run.engine=ray", "must be one of 'in-process', 'processes'. Got 'ray'"),
+        ("run.engine=spark", "must be one of 'in-process', 'processes', 'ray'. Got 'spark'"),
         ("run.round=3", "Did you mean 'rounds'"),
         ("parties.cuont=1", r"no key of \[parties\] 'cuont'. Did you mean 'count'"),
         ("parties.count=1.5", r"The 'count' of \[parties\] must be a whole number. Got 1.5"),

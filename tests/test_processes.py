@@ -5,12 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -27,18 +25,21 @@ from torch import Tensor, nn
 
 from descant import DescantError, DescantWarning, Federation, Sgd, algorithms, compare, parties
 from descant.address import address_of, find, read, spell
-from descant.core import Engine
-from descant.engines import InProcess, Processes
+from descant.core import Engine, Task
+from descant.engines import InProcess, Processes, Ray
+from descant.engines.loads import Load
 from descant.engines.owed import Owed
 from descant.engines.pool import Member
 from descant.engines.processes import ProcessEngine, cores
 from descant.engines.shelf import Shelf
-from descant.engines.worker import INSIDE, SLOTS
+from descant.engines.worker import SLOTS
 from descant.errors import EngineError, SettingError
 from descant.exchange import gather, tasks_for
 from descant.flat import bind
 from descant.parties import People
 from descant.piece import Plan
+from descant.wire import parcel_of, unbox
+from failing import deadly, fragile, looped, mostly_fine, nowhere, otherwise, slow
 from problems import METHODS, classes, network
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*workers share:descant.errors.DescantWarning")  # on a small machine
@@ -120,48 +121,19 @@ def test_private_models_are_shown_by_workers(two: Processes) -> None:
 # ── what goes wrong ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def fragile(output: Tensor, y: Tensor) -> Tensor:
-    """A loss whose worker dies once, when a file says so."""
-    order = Path(os.environ["DESCANT_TEST_ORDER"])
-    if INSIDE in os.environ and order.exists():
-        order.unlink()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return nn.functional.cross_entropy(output, y)
-
-
-def test_a_worker_that_dies_is_named_replaced_and_its_piece_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_dies_is_named_replaced_and_its_piece_repeated(tmp_path: Path) -> None:
     order = tmp_path / "die"
-    monkeypatch.setenv("DESCANT_TEST_ORDER", str(order))
+    loss = partial(fragile, order=str(order))
     pool = Waiting(workers=2, threads=1)
     adam = Sgd(lr=0.05, steps=2, batch=4, optimizer="Adam")
-    fed = made("FedAvgPlus", pool, loss=fragile, solver=adam).fit(1, progress=False)
+    fed = made("FedAvgPlus", pool, loss=loss, solver=adam).fit(1, progress=False)
     order.touch()
     with pytest.warns(DescantWarning, match=r"worker \d \(process \d+\) was killed \(SIGKILL.*while it worked on '"):
         fed.fit(2, progress=False)
     assert not order.exists() and not fed.refusals_
-    whole = made("FedAvgPlus", InProcess, loss=fragile, solver=adam).fit(3, progress=False)
+    whole = made("FedAvgPlus", InProcess, loss=loss, solver=adam).fit(3, progress=False)
     assert fed.hash() == whole.hash()
     pool.close()
-
-
-def deadly(output: Tensor, y: Tensor) -> Tensor:
-    """A loss that no worker survives for one party."""
-    if INSIDE in os.environ and (y == 2).all():
-        os.kill(os.getpid(), signal.SIGKILL)
-    return nn.functional.cross_entropy(output, y)
-
-
-def looped() -> nn.Module:
-    """Dropout is drawn party by party, so that the loss sees one party's targets."""
-    return nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.1))
-
-
-def mostly_fine() -> People:
-    generator = torch.Generator().manual_seed(0)
-    targets = [torch.tensor([0, 1, 0, 1]), torch.tensor([2, 2, 2]), torch.tensor([0, 1, 1])]
-    return parties.from_arrays([(torch.randn(len(y), 6, generator=generator), y) for y in targets], test=0)
 
 
 def test_a_party_that_kills_every_worker_is_lost_and_the_others_go_on() -> None:
@@ -175,16 +147,6 @@ def test_a_party_that_kills_every_worker_is_lost_and_the_others_go_on() -> None:
     assert re.search("lost: worker 0 .* was killed .* Use fewer workers", refusal.reason)
     assert any("1 of 3 reports were refused" in str(warning.message) for warning in told)
     pool.close()
-
-
-def nowhere() -> nn.Module:
-    if INSIDE in os.environ:
-        raise ZeroDivisionError("there is no such thing here")
-    return network()
-
-
-def otherwise() -> People:
-    return classes(5 if INSIDE in os.environ else 4)
 
 
 def test_a_factory_that_fails_in_the_worker_shows_its_own_traceback() -> None:
@@ -251,12 +213,6 @@ def test_an_interrupted_round_is_done_again(two: Processes, monkeypatch: pytest.
         fed.fit(1, progress=False)
     monkeypatch.undo()
     assert fed.fit(2, progress=False).hash() == made("FedAvgPlus", InProcess).fit(3, progress=False).hash()
-
-
-def slow(output: Tensor, y: Tensor) -> Tensor:
-    if INSIDE in os.environ:
-        time.sleep(60)
-    return nn.functional.cross_entropy(output, y)
 
 
 def test_a_worker_that_hangs_is_given_up_at_the_deadline_and_replaced() -> None:
@@ -518,3 +474,53 @@ def test_a_shelf_is_a_safetensors_file_and_damage_is_named(tmp_path: Path) -> No
             Shelf(tmp_path / "bad").read()
     with pytest.raises(EngineError):
         Shelf(tmp_path / "nowhere").read()
+
+
+# ── Ray, as far as it can be seen without Ray ─────────────────────────────────────────────────────────────────────────
+
+
+def test_ray_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(EngineError, match=r"Ray is not installed.*descant\[ray\]"):
+        made("FedAvg", Ray()).fit(1, progress=False)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.5:6379", "ray://cluster.example:10001", "[2001:db8::1]:6379", "0.0.0.0:1"])
+def test_a_cluster_elsewhere_without_a_token_is_refused(
+    address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(SettingError, match="whoever reaches a cluster without one can run code on it"):
+        made("FedAvg", Ray(address=address)).fit(1, progress=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
+    with pytest.raises(EngineError, match="not installed"):
+        made("FedAvg", Ray(address=address)).fit(1, progress=False)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:6379", "localhost:6379", "[::1]:6379", "auto"])
+def test_a_cluster_on_this_machine_needs_none(address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(EngineError, match="not installed"):
+        made("FedAvg", Ray(address=address)).fit(1, progress=False)
+
+
+def test_what_tasks_share_is_carried_once() -> None:
+    fed = made("FedAvgPlus", InProcess)
+    hypers = {name: Sgd().hyper for name in fed.people}
+    tasks = list(tasks_for(fed._plan, fed.state, hypers, "train", 1))
+    load = Load(tasks, [{"moments": torch.ones(3)} for _ in tasks])
+    _, shared = unbox(load.shared)
+    assert load.common == set(shared)
+    center = tasks[0].arrays["center"]
+    assert sum(array.numel() == center.numel() and torch.equal(array, center) for array in shared.values()) == 1
+    for rows in (range(2), range(2, 6)):
+        fields, own = unbox(load.own(rows))
+        again = [parcel_of(one, {**shared, **own}, Task) for one in fields["tasks"]]
+        for task, other in zip(tasks[rows.start : rows.stop], again, strict=True):
+            assert other.party == task.party and other.settings == task.settings
+            assert all(torch.equal(other.arrays[name], array) for name, array in task.arrays.items())
+        assert not set(own) & load.common

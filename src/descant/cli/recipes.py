@@ -18,7 +18,8 @@ from .common import finish, json_option, one_thread, plain_endings, side_by_side
 RECIPE = typer.Argument(hidden=True)
 CHANGES = typer.Option([], "--set", help="Another value: table.key=value, such as run.rounds=20. Repeatable.")
 QUICK = typer.Option(False, "--quick", help="The recipe's short form.")
-ENGINE = typer.Option("", help="in-process, or processes for all cores. Default: as the recipe says.")
+ENGINE = typer.Option("", help="in-process, processes for all cores, or ray. Default: as the recipe says.")
+ADDRESS = typer.Option("", help="host:port of a Ray cluster. Default: one is started here.", show_default=False)
 DATA = typer.Option(None, help="The data folder. Default: DESCANT_DATA.")
 
 
@@ -27,6 +28,7 @@ def run(
     changes: list[str] = CHANGES,
     quick: bool = QUICK,
     engine: str = ENGINE,
+    address: str = ADDRESS,
     data: Path | None = DATA,
     out: Path = typer.Option("descant-run", help="The run's folder. Default: descant-run.", show_default=False),  # noqa: B008
     resume: bool = typer.Option(False, "--resume", help="Go on with the run in the folder, where it was broken off."),
@@ -34,7 +36,7 @@ def run(
 ) -> None:
     """Run the [method] of RECIPE, a TOML file, into a folder, and say party by party whether joining helped."""
     with plain_endings(resume=out):
-        chosen = _chosen(recipe, changes, quick, engine, data).check(None)
+        chosen = _chosen(recipe, changes, quick, engine, data, address).check(None)
         if chosen.swept:
             raise SettingError(f"{chosen.name} goes through values: use descant compare, or --set 'sweep={{}}'.")
         one_thread()
@@ -71,6 +73,7 @@ def compare(
     changes: list[str] = CHANGES,
     quick: bool = QUICK,
     engine: str = ENGINE,
+    address: str = ADDRESS,
     data: Path | None = DATA,
     out: Path = typer.Option(  # noqa: B008
         "descant-study", help="The folder for the report. Default: descant-study.", show_default=False
@@ -84,7 +87,8 @@ def compare(
     """
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
     with plain_endings(out):
-        chosen = _chosen(recipe, [*changes, *([] if seeds is None else [f"run.seeds={seeds}"])], quick, engine, data)
+        more = [] if seeds is None else [f"run.seeds={seeds}"]
+        chosen = _chosen(recipe, [*changes, *more], quick, engine, data, address)
         chosen.check(names)
         check_folder(chosen, out)
         if not as_json:
@@ -200,11 +204,12 @@ def runs(
                     typer.echo(f"\n{row['run']} is broken. {row['how to go on']}")
 
 
-def _chosen(recipe: Path, changes: list[str], quick: bool, engine: str, data: Path | None) -> Recipe:
+def _chosen(recipe: Path, changes: list[str], quick: bool, engine: str, data: Path | None, address: str = "") -> Recipe:
     sys.path.insert(0, "")  # as python -c and python -m have it: modules in this folder are found
     found = read(recipe)
     found = found.quick() if quick else found
-    found = found.set(*changes, *([f"run.engine={engine}"] if engine else []))
+    by = {"run.engine": engine, "run.address": address}
+    found = found.set(*changes, *(f"{key}={json.dumps(value)}" for key, value in by.items() if value))
     if found.tables.get("quick") and all(change.startswith(("run.", "quick.")) for change in changes):
         found.quick().check_tables()  # with other parties or models than the file's, its short form need not fit
     return found.where(data)

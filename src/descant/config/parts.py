@@ -12,8 +12,9 @@ from .keywords import keywords_for
 
 if TYPE_CHECKING:
     from ..core import Attend
+    from ..federation import MakeEngine
 
-ENGINES = ("in-process", "processes")
+ENGINES = ("in-process", "processes", "ray")
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,22 @@ class Length:
     seed: int = setting(0, "the first seed; the others follow it", least=0, whole=True)
     points: int = setting(10, "how often scores are taken on the way", least=1, whole=True)
     engine: str = setting("in-process", "who does the parties' work", one_of=ENGINES)
+    address: str | None = setting(None, "of Ray: host:port of a cluster that runs; without it, one is started here")
     speeds: dict[str, float] | None = setting(
         None, "a virtual clock, for methods that do not wait: by party, units of work a second; 1 for who is not named"
     )
+
+
+def engine_of(length: Length) -> MakeEngine:
+    """Who does the parties' work."""
+    from ..engines import Clocked, InProcess, Processes, Ray
+
+    if length.address is not None and length.engine != "ray":
+        raise SettingError(f"An 'address' in [run] is for the engine 'ray'. Got {length.engine!r}.")
+    made: MakeEngine = InProcess
+    if length.engine != "in-process":
+        made = Processes() if length.engine == "processes" else Ray(address=length.address)
+    return made if length.speeds is None else Clocked(length.speeds, engine=made)
 
 
 @dataclass(frozen=True)

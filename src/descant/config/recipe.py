@@ -16,7 +16,7 @@ from ..settings import check, unknown
 from . import toml
 from .keywords import keywords_for
 from .methods import ALONE, ending, method, rounds_of, warn_beyond
-from .parts import ATTENDANCE, Figure, Length, at_address, chosen, record_of, sealing
+from .parts import ATTENDANCE, Figure, Length, at_address, chosen, engine_of, record_of, sealing
 from .paths import located, self_contained
 from .shape import check_shape
 
@@ -71,7 +71,8 @@ class Recipe:
         """Of what decides the numbers: not of words, seeds, engine or where the data is."""
         whole = replace(self, tables=self_contained(self.tables))
         counted = {key: dict(whole._table(key)) for key in ("run", "parties", "model", "work", "sweep")}
-        for table, keys in {"run": ("seeds", "seed", "engine"), "parties": ("data",), "model": ("data",)}.items():
+        rest = {"run": ("seeds", "seed", "engine", "address"), "parties": ("data",), "model": ("data",)}
+        for table, keys in rest.items():
             counted[table] = {key: value for key, value in counted[table].items() if key not in keys}
         wrapped = {"wrap": self._list("wrap")} if self._list("wrap") else {}
         methods = {"methods": whole._list("methods"), "method": whole._table("method")}
@@ -182,10 +183,7 @@ class Recipe:
 
     def engine(self) -> MakeEngine:
         """Who does the parties' work."""
-        from ..engines import Clocked, InProcess, Processes
-
-        made: MakeEngine = Processes() if self.length.engine == "processes" else InProcess
-        return made if self.length.speeds is None else Clocked(self.length.speeds, engine=made)
+        return engine_of(self.length)
 
     def federation(self, seed: int | None = None) -> Federation:
         """The federation of a single run, by [method]."""

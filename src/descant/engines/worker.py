@@ -16,11 +16,13 @@ import os
 import shutil
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from ..address import read
 from ..core import Task
@@ -44,6 +46,26 @@ def mark_of(plan: Plan) -> str:
         for data in plan.people[name].data[:2]:
             mark.update(data[:1000].contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return mark.hexdigest()
+
+
+def made(spelled: Mapping[str, Any], arrays: Mapping[str, Tensor], people: People | None = None) -> Plan:
+    """The plan that was spelled out; of parties that are there, if they are given."""
+    settings = {name: read(part, arrays) for name, part in spelled.items() if name != "data"}
+    return Plan.made(data=parties_of(read(spelled["data"], arrays)) if people is None else people, **settings)
+
+
+def answered(
+    plan: Plan, message: Mapping[str, Any], arrays: Mapping[str, Tensor]
+) -> tuple[list[dict[str, Any]], Crate]:
+    """The answers to the tasks of a message as JSON values, and the arrays that they speak of."""
+    tasks = [parcel_of(fields, arrays, Task) for fields in message["tasks"]]
+    memories = [{name: arrays[key] for name, key in memory.items()} for memory in message["memories"]]
+    crate = Crate()
+    answers = [
+        {"report": sheet(report, crate), "memory": None if memory is None else crate.put(memory)}
+        for report, memory in work(plan, tasks, memories)
+    ]
+    return answers, crate
 
 
 class Worker:
@@ -70,23 +92,15 @@ class Worker:
 
     def _make(self, message: dict[str, Any]) -> dict[str, Any]:
         arrays = load_file(message["file"]) if message["file"] else {}
-        spelled = {name: part for name, part in message["spelled"].items() if name != "data"}
-        settings = {name: read(part, arrays) for name, part in spelled.items()}
         key = json.dumps(message["spelled"]["data"])
         if self._people is None or self._people[0] != key or arrays:  # arrays are not in the key
             self._people = (key, parties_of(read(message["spelled"]["data"], arrays)))
-        plan = self.plans[message["plan"]] = Plan.made(data=self._people[1], **settings)
+        plan = self.plans[message["plan"]] = made(message["spelled"], arrays, self._people[1])
         return {"plan": message["plan"], "mark": mark_of(plan)}
 
     def _work(self, message: dict[str, Any]) -> dict[str, Any]:
         arrays = self._shelf(message["file"]).read()
-        tasks = [parcel_of(fields, arrays, Task) for fields in message["tasks"]]
-        memories = [{name: arrays[key] for name, key in memory.items()} for memory in message["memories"]]
-        crate = Crate()
-        answers = [
-            {"report": sheet(report, crate), "memory": None if memory is None else crate.put(memory)}
-            for report, memory in work(self.plans[message["plan"]], tasks, memories)
-        ]
+        answers, crate = answered(self.plans[message["plan"]], message, arrays)
         self._answered += 1
         place = str(self.folder / f"answer-{os.getpid()}-{self._answered % SLOTS}")
         self._shelf(place).write(crate.arrays)

@@ -1,0 +1,69 @@
+"""The tasks of a round as bytes, for workers that share no memory with this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ..core import Memory, Task
+from ..wire import Crate, box, sheet
+from .freight import NUMBER
+
+
+@dataclass(eq=False)
+class Load:
+    """The tasks of one `submit` as bytes: what many of them speak of is told apart, to be carried once."""
+
+    tasks: Sequence[Task]
+    memories: Sequence[Memory]
+
+    @cached_property
+    def _written(self) -> tuple[list[dict[str, Any]], list[dict[str, str]], Crate]:
+        crate = Crate()
+        return [sheet(task, crate) for task in self.tasks], [crate.put(memory) for memory in self.memories], crate
+
+    def _used(self, rows: range) -> list[str]:
+        sheets, memories, _ = self._written
+        return [key for k in rows for key in (*sheets[k]["arrays"].values(), *memories[k].values())]
+
+    @cached_property
+    def common(self) -> set[str]:
+        """What more than one task speaks of."""
+        seen, twice = set[str](), set[str]()
+        for key in self._used(range(len(self.tasks))):
+            (twice if key in seen else seen).add(key)
+        return twice
+
+    @property
+    def shared(self) -> bytes:
+        """What is common."""
+        arrays = self._written[2].arrays
+        return box(None, {key: arrays[key] for key in sorted(self.common)})
+
+    def own(self, rows: range) -> bytes:
+        """Some of the tasks, and what only they speak of."""
+        sheets, memories, crate = self._written
+        keys = sorted(set(self._used(rows)) - self.common)
+        fields = {"tasks": [sheets[k] for k in rows], "memories": [memories[k] for k in rows]}
+        return box(fields, {key: crate.arrays[key] for key in keys})
+
+
+@dataclass(eq=False)
+class Part:
+    """Some tasks of a load, for one worker."""
+
+    load: Load
+    rows: range
+    deaths: int = 0
+    number: int = field(default_factory=NUMBER)
+    begun: float = field(default_factory=time.monotonic)
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        return self.load.tasks[self.rows.start : self.rows.stop]
+
+    def overdue(self) -> bool:
+        return time.monotonic() - self.begun > 0.95 * max(task.deadline for task in self.tasks)
