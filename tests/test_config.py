@@ -115,7 +115,9 @@ def test_speeds_put_a_recipe_on_a_virtual_clock():
     assert isinstance(engine, Clocked) and engine.speeds == {"0": 0.5} and engine.engine is tiny().engine()
 
 
-@pytest.mark.parametrize("change", ["run.seeds=9", "run.engine=processes", "run.address=here:1", "title=other", "parties.data=/here"])
+@pytest.mark.parametrize(
+    "change", ["run.seeds=9", "run.engine=processes", "run.address=here:1", "title=other", "parties.data=/here"]
+)
 def test_the_digest_is_of_nothing_else(change):
     assert tiny(change).digest == tiny().digest
 

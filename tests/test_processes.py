@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import re
 import subprocess
@@ -31,6 +32,7 @@ from descant.engines.loads import Load
 from descant.engines.owed import Owed
 from descant.engines.pool import Member
 from descant.engines.processes import ProcessEngine, cores
+from descant.engines.ray import packed, unpacked
 from descant.engines.shelf import Shelf
 from descant.engines.worker import SLOTS
 from descant.errors import EngineError, SettingError
@@ -38,7 +40,7 @@ from descant.exchange import gather, tasks_for
 from descant.flat import bind
 from descant.parties import People
 from descant.piece import Plan
-from descant.wire import parcel_of, unbox
+from descant.wire import parcel_of
 from failing import deadly, fragile, looped, mostly_fine, nowhere, otherwise, slow
 from problems import METHODS, classes, network
 
@@ -513,14 +515,25 @@ def test_what_tasks_share_is_carried_once() -> None:
     hypers = {name: Sgd().hyper for name in fed.people}
     tasks = list(tasks_for(fed._plan, fed.state, hypers, "train", 1))
     load = Load(tasks, [{"moments": torch.ones(3)} for _ in tasks])
-    _, shared = unbox(load.shared)
+    shared = load.shared
     assert load.common == set(shared)
     center = tasks[0].arrays["center"]
     assert sum(array.numel() == center.numel() and torch.equal(array, center) for array in shared.values()) == 1
     for rows in (range(2), range(2, 6)):
-        fields, own = unbox(load.own(rows))
+        fields, own = unpacked(packed(*load.own(rows)))
         again = [parcel_of(one, {**shared, **own}, Task) for one in fields["tasks"]]
         for task, other in zip(tasks[rows.start : rows.stop], again, strict=True):
             assert other.party == task.party and other.settings == task.settings
             assert all(torch.equal(other.arrays[name], array) for name, array in task.arrays.items())
         assert not set(own) & load.common
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0), (2, 3)])
+def test_arrays_come_out_as_they_went_in(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    whole = torch.arange(2 * math.prod(shape)).view(2, *shape).to(dtype)
+    fields, arrays = unpacked(packed({"a": [1, None]}, {"row": whole[1]}))  # it shares its memory with another
+    assert fields == {"a": [1, None]} and arrays["row"].dtype == dtype
+    assert torch.equal(arrays["row"], whole[1])
+    arrays["row"].zero_()
+    assert torch.equal(whole[1], torch.arange(2 * math.prod(shape)).view(2, *shape).to(dtype)[1])

@@ -71,17 +71,8 @@ def pack(parcel: Task | Report) -> bytes:
     tensor([1., 1.])
     """
     crate = Crate()
-    return box(sheet(parcel, crate), crate.arrays)
-
-
-def box(fields: Any, arrays: Mapping[str, Tensor]) -> bytes:
-    """JSON values and the arrays that they speak of, as bytes."""
-    return save(_apart(arrays), {_HEADER: json.dumps(fields)})
-
-
-def unbox(data: bytes) -> tuple[Any, dict[str, Tensor]]:
-    """What :func:`box` put in; whatever else these bytes are is one of the errors of :data:`_WRONG`."""
-    return _fields(data), load(data)
+    fields = sheet(parcel, crate)
+    return save(_apart(crate.arrays), {_HEADER: json.dumps(fields)})
 
 
 def _apart(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -98,7 +89,7 @@ def _apart(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def unpack(data: bytes, kind: type[Parcel]) -> Parcel:
     """The task or the report that was packed; anything else is an :class:`EngineError`."""
     try:
-        return parcel_of(*unbox(data), kind)
+        return parcel_of(_fields(data), load(data), kind)
     except _WRONG as error:
         raise EngineError(f"These {len(data)} bytes are not a {kind.__name__} of this version: {error}") from error
 

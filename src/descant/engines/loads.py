@@ -1,4 +1,4 @@
-"""The tasks of a round as bytes, for workers that share no memory with this process."""
+"""The tasks of a round, for workers that share no memory with this process: JSON values, and arrays beside them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from torch import Tensor
+
 from ..core import Memory, Task
-from ..wire import Crate, box, sheet
+from ..wire import Crate, sheet
 from .freight import NUMBER
 
 
 @dataclass(eq=False)
 class Load:
-    """The tasks of one `submit` as bytes: what many of them speak of is told apart, to be carried once."""
+    """The tasks of one `submit`: the arrays that many of them speak of are told apart, to be carried once."""
 
     tasks: Sequence[Task]
     memories: Sequence[Memory]
@@ -38,17 +40,16 @@ class Load:
         return twice
 
     @property
-    def shared(self) -> bytes:
+    def shared(self) -> dict[str, Tensor]:
         """What is common."""
-        arrays = self._written[2].arrays
-        return box(None, {key: arrays[key] for key in sorted(self.common)})
+        return {key: self._written[2].arrays[key] for key in sorted(self.common)}
 
-    def own(self, rows: range) -> bytes:
-        """Some of the tasks, and what only they speak of."""
+    def own(self, rows: range) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Some of the tasks as JSON values, and the arrays that only they speak of."""
         sheets, memories, crate = self._written
         keys = sorted(set(self._used(rows)) - self.common)
         fields = {"tasks": [sheets[k] for k in rows], "memories": [memories[k] for k in rows]}
-        return box(fields, {key: crate.arrays[key] for key in keys})
+        return fields, {key: crate.arrays[key] for key in keys}
 
 
 @dataclass(eq=False)

@@ -1,5 +1,5 @@
 """Pieces on the workers of a Ray cluster: many cores or machines, all of them trusted, because Ray unpickles and runs
-whatever it is sent. Our own messages are bytes (see `wire`), and code goes by its address.
+whatever it is sent. What we send is JSON and arrays, and code goes by its address.
 
 Data and model are made once where a worker is; the arrays that tasks share travel once a machine. A worker that dies is
 replaced, and its piece is done again with the same result.
@@ -7,26 +7,28 @@ replaced, and its piece is done again with the same result.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from ..core import Report, Store, Task
 from ..errors import DescantWarning, EngineError, SettingError
 from ..piece import Plan
 from ..settings import check, setting
 from ..store import PartyStore
-from ..wire import box, unbox
 from .freight import NUMBER, Spelled, cut
 from .loads import Load, Part
 from .owed import Owed, answer_of
@@ -41,6 +43,9 @@ _QUIET = {  # nothing is reported to anybody; without the second, Ray reports th
     "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/",
     "RAY_AUTH_MODE": "token",
 }
+Parcel: TypeAlias = tuple[str, dict[str, tuple[str, tuple[int, ...], np.ndarray[Any, Any]]]]
+"""JSON, and by name an array's type, its shape and its bytes."""
+
 _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
@@ -123,6 +128,27 @@ def _has_token() -> bool:
     return any(os.environ.get(name) for name in _TOKENS) or (Path.home() / ".ray" / "auth_token").exists()
 
 
+def packed(fields: Any, arrays: Mapping[str, Tensor]) -> Parcel:
+    """JSON values and arrays in a form that Ray carries with one copy: into its shared memory."""
+    found = {}
+    for name, tensor in arrays.items():
+        flat = tensor.detach().contiguous().view(-1)
+        numbers = flat.view(torch.uint8).numpy() if len(flat) else np.empty(0, np.uint8)  # torch sees no bytes in none
+        found[name] = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), numbers)
+    return json.dumps(fields), found
+
+
+def unpacked(parcel: Parcel) -> tuple[Any, dict[str, Tensor]]:
+    """What :func:`packed` put in; the arrays are copies, because Ray's own cannot be written to."""
+    text, held = parcel
+    found = {}
+    for name, (dtype, shape, numbers) in held.items():
+        kind = getattr(torch, dtype)
+        flat = torch.from_numpy(numbers.copy()).view(kind) if len(numbers) else torch.empty(0, dtype=kind)
+        found[name] = flat.view(shape)
+    return json.loads(text), found
+
+
 class Hand:
     """What a Ray worker runs: pieces of the plans that it was asked about last, each made when it is first needed."""
 
@@ -132,18 +158,18 @@ class Hand:
         torch.set_num_threads(threads)
         self._plans: dict[str, Plan] = {}
 
-    def mark(self, plan: str, spelled: bytes) -> str:
+    def mark(self, plan: str, spelled: Parcel) -> str:
         return mark_of(self._plan(plan, spelled))
 
-    def work(self, plan: str, spelled: bytes, shared: bytes, own: bytes) -> bytes:
+    def work(self, plan: str, spelled: Parcel, shared: Parcel, own: Parcel) -> Parcel:
         """The answers to the tasks of a piece."""
-        fields, arrays = unbox(own)
-        answers, crate = answered(self._plan(plan, spelled), fields, {**unbox(shared)[1], **arrays})
-        return box(answers, crate.arrays)
+        fields, arrays = unpacked(own)
+        answers, crate = answered(self._plan(plan, spelled), fields, {**unpacked(shared)[1], **arrays})
+        return packed(answers, crate.arrays)
 
-    def _plan(self, name: str, spelled: bytes) -> Plan:
+    def _plan(self, name: str, spelled: Parcel) -> Plan:
         if name not in self._plans:
-            self._plans[name] = made(*unbox(spelled))
+            self._plans[name] = made(*unpacked(spelled))
         self._plans = {**dict(list(self._plans.items())[-_PLANS:]), name: self._plans[name]}
         return self._plans[name]
 
@@ -167,7 +193,7 @@ class RayEngine:
         self._most = max(1, _MOST // (plan.net.layout.width * plan.net.layout.dtype.itemsize))
         self._memory = PartyStore(plan.budget)
         self._owed = Owed[Part]()
-        self._plan = (f"{os.getpid()}-{NUMBER()}", ray.put(box(spelled.text, spelled.arrays)))
+        self._plan = (f"{os.getpid()}-{NUMBER()}", ray.put(packed(spelled.text, spelled.arrays)))
         workers = min(len(cluster._hands), len(self._names))  # one without a party would have nothing to do
         self._doing: list[deque[Asked]] = [deque() for _ in range(workers)]
         self._alike = False
@@ -201,7 +227,7 @@ class RayEngine:
             if doing and doing[0].part.overdue():  # it hangs, on whatever
                 self._ray.kill(doing[0].hand)
         load = Load(tasks, [self._memory.get(task.party) for task in tasks])
-        self._shared = self._ray.put(load.shared)  # every machine fetches it once
+        self._shared = self._ray.put(packed(None, load.shared))  # every machine fetches it once
         self._owed = Owed([Part(load, rows) for rows in cut(len(tasks), len(self._doing), self._most)])
 
     def collect(self, timeout: float) -> list[Report]:
@@ -225,14 +251,14 @@ class RayEngine:
                 part = self._owed.waiting.popleft()
                 part.begun = time.monotonic()
                 hand = self._cluster._hands[at]
-                answer = hand.work.remote(*self._plan, self._shared, part.load.own(part.rows))
+                answer = hand.work.remote(*self._plan, self._shared, packed(*part.load.own(part.rows)))
                 self._doing[at].append(Asked(hand, answer, part))
 
     def _take(self, at: int) -> None:
         """The answers to a worker's first piece, or why there are none."""
         asked = self._doing[at].popleft()
         try:
-            fields, arrays = unbox(self._ray.get(asked.answer))
+            fields, arrays = unpacked(self._ray.get(asked.answer))
         except self._ray.exceptions.RayTaskError as error:
             self._owed.refuse(asked.part, "error", str(error))
         except self._ray.exceptions.RayError as error:
