@@ -297,7 +297,7 @@ def test_the_cut_changes_no_bit_of_convolutions(way: str) -> None:
         fed.state = replace(fed.state, way=way)
         return fed.fit(2, progress=False).hash()
 
-    assert hashed(1) == hashed(3)
+    assert len({hashed(pieces) for pieces in (1, 2, 3, 4)}) == 1
 
 
 # ── pooling ───────────────────────────────────────────────────────────────────────────────────────────────────────────

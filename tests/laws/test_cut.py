@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -55,6 +57,48 @@ def test_the_cut_holds_whatever_way_a_stack_is_computed(name: str, way: str) -> 
         return fed.fit(2, progress=False).hash()
 
     assert hashed(1) == hashed(3) == hashed(5)  # bit for bit, memories included
+
+
+class Smooth(nn.Module):
+    """As tutorials write it: the activation is a function."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.function, self.first, self.last = function, nn.Linear(6, 5, dtype=dtype), nn.Linear(5, 3, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.last(self.function(self.first(x)))
+        return output
+
+
+_FUNCTIONS = [
+    torch.sigmoid,
+    torch.tanh,
+    nn.functional.gelu,
+    nn.functional.elu,
+    nn.functional.silu,
+    nn.functional.softplus,
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("way", ["stacked", "vectorised"])
+@pytest.mark.parametrize("function", _FUNCTIONS, ids=lambda function: function.__name__)
+def test_the_cut_changes_no_bit_of_smooth_functions(function: Any, way: str, dtype: torch.dtype) -> None:
+    """What is left over behind the last vector of an array must not be computed otherwise: 3 samples of 5 units."""
+    layers = {"sigmoid": nn.Sigmoid(), "tanh": nn.Tanh(), "gelu": nn.GELU(), "elu": nn.ELU(), "silu": nn.SiLU()}
+
+    def hashed(model: nn.Module, pieces: int, seed: int) -> str:
+        solver, engine = Sgd(lr=0.05, steps=2, batch=3), partial(Bytes, pieces=pieces)
+        fed = Federation(model, classes(6, dtype), algorithms.FedAvg(), solver=solver, seed=seed, engine=engine)
+        fed.state = replace(fed.state, way=way)
+        return fed.fit(2, progress=False).hash()
+
+    for seed in range(3):
+        torch.manual_seed(seed)
+        written, layer = Smooth(function, dtype), layers.get(function.__name__, nn.Softplus())
+        for model in (written, nn.Sequential(written.first, layer, written.last)):
+            assert len({hashed(model, pieces, seed) for pieces in (1, 2, 3, 6)}) == 1
 
 
 def test_the_cut_holds_with_running_statistics() -> None:

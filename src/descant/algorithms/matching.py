@@ -47,7 +47,7 @@ class Drawn:
 class MatchingBy(Unbound):
     """The term of representation matching, its points not yet found."""
 
-    strength: Schedule = setting(1.0, "the factor before the matching loss; not from the paper", least=0)
+    strength: Schedule = setting(0.1, "the factor before the matching loss; not from the paper", least=0)
     reduction: Reduction = "mean"
     points: tuple[str, ...] | None = None
 
@@ -71,7 +71,7 @@ class MatchingBy(Unbound):
 
 def RepresentationMatching(
     base: Algorithm = FedAvg(),  # noqa: B008  a frozen value
-    coefficient: Schedule = 1.0,
+    coefficient: Schedule = 0.1,
     reduction: Reduction = "mean",
     points: tuple[str, ...] | None = None,
 ) -> Algorithm:
@@ -79,7 +79,8 @@ def RepresentationMatching(
 
     The matching layers θ are a party's own: trained with its model, kept from round to round, never sent. Points of
     interest are found by tracing the model (§3.1: the input, every non-linearity, the top), unless they are named.
-    Not from the paper: the coefficient, and the mean for the sum that eq. (1) prints (ERRATA 5).
+    Not from the paper: the mean for the sum that eq. (1) prints (ERRATA 5), and the coefficient; with 1, convolutional
+    matching layers diverge at rates at which the model itself learns well.
 
     >>> RepresentationMatching().name
     'FedAvg+RM'

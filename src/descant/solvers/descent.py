@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from ..errors import ModelError
 from ..flat import Net
+from .evened import Evenly
 from .layers import Array, Into, Value
 from .objective import Objective
 from .sloped import Sloped
@@ -122,7 +123,8 @@ class Descent:
         leaf = self.stack.columns.detach().requires_grad_()
         parts = (leaf, self.statistics, self.received, self.strengths, x, y)
         if self.way == VECTORISED:
-            totals, losses, after, output = torch.vmap(self.objective.one)(*parts)
+            with Evenly():
+                totals, losses, after, output = torch.vmap(self.objective.one)(*parts)
         else:
             found = self.objective.one(*(part[0] for part in parts))
             totals, losses, after, output = (part.unsqueeze(0) for part in found)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .evened import Evened
 from .layers import FLAT, Bound, Linear, Operation, Place, Reshape, Value, Views
 from .pools import Halving, halves
 
@@ -137,7 +138,7 @@ def operation_of(module: nn.Module, prefix: str, lead: int) -> Operation | None:
     if type(module) is nn.LayerNorm:
         return Recorded(Normalised(module.normalized_shape, module.eps, lead), lead, names)
     if type(module) in _SMOOTH:
-        return Recorded(module, lead)
+        return Recorded(Evened(module) if lead else module, lead)
     if type(module) is nn.MaxPool2d and halves({name: getattr(module, name) for name in POOL}):
         return Halving(lead)
     function = _of_one_party(module)

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from ..flat import Layout, Net
 from ..traced import Traced
+from .evened import Evened
 from .layers import FLAT, Into, Operation, Place, Relu, Reshape, Value, Views
 from .pools import Halving, halves
 from .recorded import POOL, Elementwise, Folded, Recorded, operation_of
@@ -190,15 +191,18 @@ class _Making:
 
     def _function(self, node: fx.Node, alone: bool) -> Callable[..., Tensor] | None:
         if node.op == "call_method":
-            return Elementwise(_METHODS[str(node.target)]) if node.target in _METHODS and alone else None
+            return self._smooth(Elementwise(_METHODS[str(node.target)])) if node.target in _METHODS and alone else None
         if node.target in _ALONE and alone and not node.kwargs.get("inplace"):
-            return Elementwise(node.target, {k: v for k, v in node.kwargs.items() if k != "inplace"})
+            return self._smooth(Elementwise(node.target, {k: v for k, v in node.kwargs.items() if k != "inplace"}))
         if node.target in _ARITHMETIC and len(node.all_input_nodes) == len(node.args) == 2:
             return None if node.kwargs else Elementwise(node.target)
         if node.target in _POOLS and len(node.all_input_nodes) == 1:
             pooled = Elementwise(node.target, dict(node.kwargs), node.args[1:])
             return Folded(pooled) if self.lead else pooled
         return None
+
+    def _smooth(self, function: Elementwise) -> Callable[..., Tensor]:
+        return Evened(function) if self.lead else function
 
     def _reshaped(self, node: fx.Node) -> Operation | None:
         """x.view(len(x), -1), x.reshape(-1, 784) and the like: what a party's batch becomes."""
