@@ -237,6 +237,10 @@ def test_a_parquet_file_without_pyarrow_names_what_to_install(tmp_path: Path, mo
         ),
         ([["Date", "A"], ["2019-01-02", "0"]], "the price of A on 2019-01-02 is 0. Expected finite prices > 0"),
         ([["Date", "A"], ["2019-01-02", "1"], ["2019-01-03", ""]], "A has no price on 2019-01-03, though it has one"),
+        (
+            [["2019-01-02", "1.5", "7"], ["2019-01-03", "2", "8"]],
+            "its first line is 2019-01-02,1.5,7. Expected a first line of names",
+        ),
         ([["Date", "A", "B"], ["2019-01-02", "1"]], "the row of 2019-01-02 has 2 fields. Expected 3 fields a row"),
         ([["Date", "A"]], "it has no rows. Expected daily prices: an .npz file with"),
         ([["Date"], ["2019-01-02"]], "it has no assets. Expected daily prices: an .npz file with"),

@@ -269,6 +269,8 @@ def _read_npz(file: Path, column: str) -> tuple[Any, Any, Any]:
 def _read_csv(file: Path) -> tuple[Any, Any, Any]:
     with file.open(encoding="utf-8-sig", newline="") as opened:
         header, *rows = [line for line in csv.reader(opened, strict=True) if line] or [[]]
+    if header and header[0][:1].isdigit():  # a date; names of assets may be numbers
+        raise _refused(str(file), f"its first line is {','.join(header):.60}", "a first line of names")
     for line in rows:
         if len(line) != len(header):
             raise _refused(str(file), f"the row of {line[0]} has {len(line)} fields", f"{len(header)} fields a row")
