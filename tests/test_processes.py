@@ -34,7 +34,7 @@ from descant.engines.pool import Member
 from descant.engines.processes import ProcessEngine, cores
 from descant.engines.ray import packed, unpacked
 from descant.engines.shelf import Shelf
-from descant.engines.worker import SLOTS
+from descant.engines.worker import INSIDE, SLOTS
 from descant.errors import EngineError, SettingError
 from descant.exchange import gather, tasks_for
 from descant.flat import bind
@@ -502,12 +502,31 @@ def test_a_cluster_elsewhere_without_a_token_is_refused(
         made("FedAvg", Ray(address=address)).fit(1, progress=False)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:6379", "localhost:6379", "[::1]:6379", "auto"])
+@pytest.mark.parametrize("address", ["127.0.0.1:6379", "LOCALHOST:6379", "[::1]:6379", "ray://localhost:1", "auto"])
 def test_a_cluster_on_this_machine_needs_none(address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(EngineError, match="not installed"):
         made("FedAvg", Ray(address=address)).fit(1, progress=False)
+
+
+def test_a_worker_starts_no_cluster_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(INSIDE, "1")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(EngineError, match="Put that part of it under `if __name__"):
+        made("FedAvg", Ray()).fit(1, progress=False)
+
+
+def test_a_token_that_was_made_here_opens_no_other_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("descant.engines.joining._OWN", ["1" * 64])
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "1" * 64)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "none"))
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.5:6379")
+    for address in ("10.0.0.5:6379", "auto"):
+        with pytest.raises(SettingError, match="there is no token for it"):
+            made("FedAvg", Ray(address=address)).fit(1, progress=False)
 
 
 def test_what_tasks_share_is_carried_once() -> None:

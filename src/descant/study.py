@@ -189,7 +189,7 @@ def compare(
     progress: bool = True,
     attend: Attend | int | None = None,
     local: Algorithm = Local(),  # noqa: B008  a frozen value
-    kept: str | Path | None = None,
+    kept: str | Path | Finished | None = None,
     **settings: Any,
 ) -> Study:
     """Run every algorithm with every seed, and local-only training beside. ``settings`` are Federation's.
@@ -198,7 +198,7 @@ def compare(
     alone, where all algorithms have something in their loss that it should have, too. ``kept`` is a folder for the
     trainings that have finished: broken off, the same comparison goes on behind them.
     """
-    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    chosen = list(range(seeds)) if isinstance(seeds, int) else list(map(int, seeds))
     if isinstance(algorithms, Algorithm) or rounds < 1 or not chosen or "seed" in settings:
         raise SettingError(
             "compare needs a list of algorithms, at least one round and at least one seed (seeds=3, or seeds=[1, 2]). "
@@ -207,7 +207,7 @@ def compare(
     if settings.get("vault") is not None:
         raise SettingError("compare runs many federations, and a vault is for one run: leave 'vault' out.")
     given = _checked([attending(algorithm, attend) for algorithm in algorithms], local)
-    made, finished = parties_of(people), Finished(None if kept is None else Path(kept))
+    made, finished = parties_of(people), Finished.at(kept)
     with bar(disable=not progress) as shown:
 
         def ran(each: Sequence[Algorithm]) -> tuple[list[Result], list[Algorithm]]:

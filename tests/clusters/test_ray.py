@@ -97,6 +97,48 @@ def test_a_worker_that_hangs_is_given_up_at_the_deadline_and_replaced() -> None:
     engine.close()
 
 
+def test_a_worker_that_hangs_for_one_federation_does_not_keep_another_waiting() -> None:
+    engine = Ray(workers=1)
+    people = partial(classes, 2)
+    fed = Federation(network, people, algorithms.FedAvg(), loss=slow, lr=0.1, steps=1, engine=engine)
+    tasks = [replace(task, deadline=3.0) for task in tasks_for(fed._plan, fed.state, {"0": Sgd().hyper}, "train", 1)]
+    list(gather(fed._engine, tasks))
+    other = Federation(network, people, algorithms.FedAvg(), lr=0.1, steps=1, engine=engine).fit(1, progress=False)
+    alone = Federation(network, people, algorithms.FedAvg(), lr=0.1, steps=1).fit(1, progress=False)
+    assert other.hash() == alone.hash()
+    engine.close()
+
+
+def test_workers_that_were_closed_say_so() -> None:
+    engine = Ray(workers=1)
+    fed = made("FedAvg", engine).fit(1, progress=False)
+    engine.close()
+    with pytest.raises(EngineError, match="These workers have been closed"):
+        fed.fit(1, progress=False)
+    again = made("FedAvg", engine).fit(2, progress=False)  # another federation starts new ones
+    assert again.hash() == made("FedAvg", InProcess).fit(2, progress=False).hash()
+    engine.close()
+
+
+def test_a_cluster_that_is_not_the_one_asked_for_is_refused(two: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    made("FedAvg", two).fit(1, progress=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "1" * 64)
+    with pytest.raises(EngineError, match=r"part of the Ray cluster at .* already, and 10.0.0.5:6379 was asked for"):
+        made("FedAvg", Ray(workers=1, address="10.0.0.5:6379")).fit(1, progress=False)
+
+
+def test_ray_that_was_imported_too_early_says_what_to_do() -> None:
+    code = (
+        "import ray; from functools import partial; from descant import Federation, algorithms; "
+        "from descant.engines import Ray; from problems import classes, network; "
+        "Federation(network, partial(classes, 2), algorithms.FedAvg(), engine=Ray(1)).fit(1, progress=False)"
+    )
+    given = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    given["PYTHONPATH"] = str(Path(__file__).parents[1])
+    ended = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, timeout=120)
+    assert ended.returncode == 1 and b"Set RAY_AUTH_MODE=token in the environment" in ended.stderr
+
+
 def test_what_makes_model_and_parties_must_do_so_there(two: Ray) -> None:
     with pytest.raises(EngineError, match=r"(?s)could not make the federation.*in nowhere.*ZeroDivisionError"):
         Federation(nowhere, partial(classes, 4), algorithms.FedAvg(), engine=two).fit(1, progress=False)

@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import textwrap
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +62,8 @@ def _go_on(folder: Path | None) -> str:
 
 def kept_beside(out: Path) -> Path:
     """The folder for the trainings that have finished, while others go on."""
-    return out.with_name(f"{out.name}.part")
+    place = out.resolve()
+    return place.with_name(f"{place.name}.part")
 
 
 def _go_on_behind(out: Path | None) -> str:
@@ -99,23 +100,30 @@ def one_thread() -> None:
 
 
 def side_by_side(
-    recipe: Recipe, folder: Path, as_json: bool, names: Sequence[str] = (), quick: bool = False
+    recipe: Recipe,
+    folder: Path,
+    as_json: bool,
+    names: Sequence[str] = (),
+    quick: bool = False,
+    compared: Callable[[Experiment], Sequence[str]] = lambda done: (),
 ) -> Experiment:
-    """Carry out the experiment whose report goes into a folder, behind the trainings that are kept beside it."""
+    """Carry out an experiment, print it and write its report into a folder; what has finished is kept beside it."""
+    from ..finished import Finished
     from ..papers import carry_out
 
-    kept = kept_beside(folder)
-    found = len(list(kept.glob("*.json")))
+    kept = Finished(kept_beside(folder))
+    found = len(list(kept_beside(folder).glob("*.json")))
     if found and not as_json:
-        typer.echo(f"Finished trainings are kept in {kept} ({found}): those of this experiment are not done again.\n")
+        typer.echo(f"{kept.folder} holds {found} finished trainings: those of this experiment are not done again.\n")
     one_thread()
-    return carry_out(recipe, names, quick, progress=watched(as_json), kept=kept)
+    done = carry_out(recipe, names, quick, progress=watched(as_json), kept=kept)
+    finish(done, folder, as_json, compared(done))
+    kept.clear()
+    return done
 
 
 def finish(done: Experiment, folder: Path, as_json: bool, compared: Sequence[str] = ()) -> None:
     """Print what came of an experiment, and save it; what cannot be saved (the disk is full, say) is still printed."""
-    from ..finished import Finished
-
     told = {**done.to_json(), **({"compared": list(compared)} if compared else {})}
     if not as_json:
         typer.echo("\n\n".join([str(done), *(["\n".join(compared)] if compared else [])]) + "\n")
@@ -126,7 +134,6 @@ def finish(done: Experiment, folder: Path, as_json: bool, compared: Sequence[str
         if as_json:
             typer.echo(json.dumps({**told, "report": None}))
         raise type(error)(f"{error} The numbers stand above; no report was written.") from error
-    Finished(kept_beside(folder)).clear()
     typer.echo(json.dumps({**told, "report": str(page)}) if as_json else f"The report with pictures: {page}")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from ..papers import check_folder, check_keepable, differences, keep, kept, keys, recipe_of
-from .common import finish, json_option, plain_endings, side_by_side, wrapped
+from .common import json_option, plain_endings, side_by_side, wrapped
 
 app = typer.Typer(no_args_is_help=True, help="The papers' experiments: list them, run one, our numbers beside theirs.")
 
@@ -63,8 +63,8 @@ def run(
         if not as_json:
             typer.echo(f"{recipe.title}\n")
             typer.echo(wrapped("about", recipe.about) + "\n")
-        done = side_by_side(recipe, folder, as_json, quick=quick)
-        finish(done, folder, as_json, differences(done, kept(key, quick)))
+        known = kept(key, quick)
+        done = side_by_side(recipe, folder, as_json, quick=quick, compared=lambda done: differences(done, known))
         if expect:  # last: what cannot be kept has been told, and stands in the report
             typer.echo(f"Kept in {keep(key, done)}.", err=as_json)
 

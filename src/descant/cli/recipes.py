@@ -13,7 +13,7 @@ from ..config import Recipe, how_to_end, read
 from ..errors import SettingError, StateError
 from ..papers import MANIFEST, check_folder, told, write_sweep
 from ..table import Table
-from .common import finish, json_option, one_thread, plain_endings, side_by_side, waiting, watched, wrapped
+from .common import json_option, one_thread, plain_endings, side_by_side, waiting, watched, wrapped
 
 RECIPE = typer.Argument(hidden=True)
 CHANGES = typer.Option([], "--set", help="Another value: table.key=value, such as run.rounds=20. Repeatable.")
@@ -93,8 +93,7 @@ def compare(
         check_folder(chosen, out)
         if not as_json:
             typer.echo(f"{chosen.title}\n" + (f"\n{wrapped('about', chosen.about)}\n" if chosen.about else ""))
-        done = side_by_side(chosen, out, as_json, names, quick)
-        finish(done, out, as_json)
+        side_by_side(chosen, out, as_json, names, quick)
 
 
 def worth(

@@ -23,6 +23,7 @@ from .shape import check_shape
 if TYPE_CHECKING:
     from ..core import Algorithm, Solver
     from ..federation import Federation, MakeEngine
+    from ..finished import Finished
     from ..piece import Data, Model
     from ..study import Study
 
@@ -194,7 +195,7 @@ class Recipe:
         settings = {**self.settings(), **sealing(self._table("vault"))}
         return Federation(self.model(), self.people(), self.algorithm(), seed=chosen, **settings)
 
-    def study(self, names: Sequence[str] = (), progress: bool = True, kept: Path | None = None) -> Study:
+    def study(self, names: Sequence[str] = (), progress: bool = True, kept: Finished | None = None) -> Study:
         """Its methods (or those that are named) side by side, by `compare`; finished trainings are kept in a folder."""
         from ..study import compare
 

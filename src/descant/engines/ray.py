@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sys
 import time
 import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from ipaddress import ip_address
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,36 +23,32 @@ import torch
 from torch import Tensor
 
 from ..core import Report, Store, Task
-from ..errors import DescantWarning, EngineError, SettingError
+from ..errors import DescantWarning, EngineError
+from ..parties import People
 from ..piece import Plan
 from ..settings import check, setting
 from ..store import PartyStore
 from .freight import NUMBER, Spelled, cut
+from .joining import join
 from .loads import Load, Part
 from .owed import Owed, answer_of
 from .processes import cores
-from .worker import INSIDE, answered, made, mark_of
+from .worker import INSIDE, answered, made, mark_of, people_of
 
 _AHEAD = 2  # pieces a worker has at most: the one that it works on, and the next
+_START = 600.0  # seconds in which a worker must have made a plan
 _PLANS = 4  # that a worker has at once
 _MOST = 2**26  # bytes of models a piece
-_QUIET = {  # nothing is reported to anybody; without the second, Ray reports that it reports nothing
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/",
-    "RAY_AUTH_MODE": "token",
-}
 Parcel: TypeAlias = tuple[str, dict[str, tuple[str, tuple[int, ...], np.ndarray[Any, Any]]]]
 """JSON, and by name an array's type, its shape and its bytes."""
-
-_TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
 @dataclass(frozen=True)
 class Ray:
     """Makes engines on a Ray cluster: ``Federation(..., engine=Ray(workers=8, address="10.0.0.5:6379"))``.
 
-    Without an address a cluster is started on this machine, seen by nobody else. Whoever reaches a cluster can run code
-    on it: one at another address must ask for a token.
+    Without an address a cluster is started on this machine. Ray listens to all, and whoever it lets in can run code on
+    it: so it asks for a token, and one at another address must do so, too.
 
     >>> Ray(workers=2)
     Ray(workers=2, address=None, threads=1)
@@ -68,8 +62,13 @@ class Ray:
     def __call__(self, plan: Plan) -> RayEngine:
         """An engine for one federation."""
         check(self)
+        if INSIDE in os.environ:
+            raise EngineError(
+                "A worker of Ray has come upon Ray itself: the script that it loads runs its work at once. "
+                "Put that part of it under `if __name__ == '__main__':`."
+            )
         spelled = Spelled.of(plan)  # what cannot travel is an error now
-        _join(self)
+        join(self.address, (self.workers or cores()) * self.threads)
         while len(self._hands) < (self.workers or cores()):
             self._hands.append(self._hand())
         return RayEngine(plan, spelled, self)
@@ -87,45 +86,14 @@ class Ray:
     def close(self) -> None:
         """End the workers; they also end with this process."""
         while self._hands:
-            sys.modules["ray"].kill(self._hands.pop())
+            with suppress(Exception):  # of a cluster that has ended
+                sys.modules["ray"].kill(self._hands.pop())
 
-
-def _join(settings: Ray) -> None:
-    """Be connected to the cluster; one that is started here gets a token that nobody else has."""
-    os.environ.update(_QUIET)
-    if settings.address is not None and not _is_here(settings.address) and not _has_token():
-        raise SettingError(
-            f"The cluster at {settings.address} is not on this machine, and there is no token for it: whoever reaches "
-            f"a cluster without one can run code on it. Start it with RAY_AUTH_MODE=token, and set {_TOKENS[1]}."
-        )
-    try:
-        import ray
-    except ImportError as error:
-        raise EngineError("Ray is not installed. Install it with: pip install 'descant[ray]'") from error
-    if ray.is_initialized():
-        return
-    given: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
-    if settings.address is None:
-        count = (settings.workers or cores()) * settings.threads
-        given |= {"num_cpus": count, "include_dashboard": False}
-        if not _has_token():
-            os.environ[_TOKENS[0]] = secrets.token_hex(32)  # or Ray writes one into the home folder, for all to read
-    try:
-        ray.init(address=settings.address or "local", **given)
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-        raise EngineError(f"There is no Ray cluster at {settings.address or 'this machine'}: {error}") from error
-
-
-def _is_here(address: str) -> bool:
-    host = address.removeprefix("ray://").rpartition(":")[0].strip("[]") or address
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host in ("localhost", "auto", "local")
-
-
-def _has_token() -> bool:
-    return any(os.environ.get(name) for name in _TOKENS) or (Path.home() / ".ray" / "auth_token").exists()
+    def hand(self, at: int) -> Any:
+        """One of the workers."""
+        if at >= len(self._hands) or not sys.modules["ray"].is_initialized():
+            raise EngineError("These workers have been closed. Make a new Ray(...).")
+        return self._hands[at]
 
 
 def packed(fields: Any, arrays: Mapping[str, Tensor]) -> Parcel:
@@ -156,7 +124,8 @@ class Hand:
         os.environ[INSIDE] = "1"
         sys.path += [folder for folder in path if folder not in sys.path]
         torch.set_num_threads(threads)
-        self._plans: dict[str, Plan] = {}
+        self._plans: dict[str, Plan] = {}  # the one that was asked about last is last
+        self._people: tuple[str, People] | None = None  # made last: plans that are compared share them
 
     def mark(self, plan: str, spelled: Parcel) -> str:
         return mark_of(self._plan(plan, spelled))
@@ -168,10 +137,15 @@ class Hand:
         return packed(answers, crate.arrays)
 
     def _plan(self, name: str, spelled: Parcel) -> Plan:
-        if name not in self._plans:
-            self._plans[name] = made(*unpacked(spelled))
-        self._plans = {**dict(list(self._plans.items())[-_PLANS:]), name: self._plans[name]}
-        return self._plans[name]
+        plan = self._plans.pop(name, None)
+        if plan is None:
+            text, arrays = unpacked(spelled)
+            key = json.dumps(text["data"])
+            if self._people is None or self._people[0] != key or arrays:  # arrays are not in the key
+                self._people = (key, people_of(text, arrays))
+            plan = made(text, arrays, self._people[1])
+        self._plans = {**dict(list(self._plans.items())[1 - _PLANS :]), name: plan}
+        return plan
 
 
 class Asked(NamedTuple):
@@ -207,25 +181,36 @@ class RayEngine:
 
     def wait(self) -> RayEngine:
         """Wait until every worker has started and made the plan; a round does not need it."""
-        try:
-            hands = self._cluster._hands[: len(self._doing)]
-            marks = self._ray.get([hand.mark.remote(*self._plan) for hand in hands])
-        except self._ray.exceptions.RayError as error:
-            raise EngineError(f"A Ray worker could not make the federation:\n{error}") from error
-        if set(marks) != {self._mark}:
-            raise EngineError(
-                "A Ray worker made another model or other parties than this process. "
-                "What makes them must make the same every time: seed what it draws."
-            )
+        for at in range(len(self._doing)):
+            self._check(at, self._marked(at))
         self._alike = True
         return self
+
+    def _marked(self, at: int, again: bool = True) -> str:
+        hand = self._cluster.hand(at)
+        try:
+            mark: str = self._ray.get(hand.mark.remote(*self._plan), timeout=_START)
+            return mark
+        except self._ray.exceptions.RayTaskError as error:
+            raise EngineError(f"A Ray worker could not make the federation:\n{error}") from error
+        except self._ray.exceptions.RayError as error:  # it is dead, or busy with what it does not come to the end of
+            if not again:
+                raise EngineError(f"Ray worker {at} does not start: {error}") from error
+            with suppress(Exception):
+                self._ray.kill(hand)
+            self._cluster.replace(at, hand)
+            return self._marked(at, again=False)
+
+    def _check(self, at: int, mark: str) -> None:
+        if mark != self._mark:
+            raise EngineError(
+                f"Ray worker {at} made another model or other parties than this process. "
+                "What makes them must make the same every time: seed what it draws."
+            )
 
     def submit(self, tasks: Sequence[Task]) -> None:
         if not self._alike:
             self.wait()
-        for doing in self._doing:
-            if doing and doing[0].part.overdue():  # it hangs, on whatever
-                self._ray.kill(doing[0].hand)
         load = Load(tasks, [self._memory.get(task.party) for task in tasks])
         self._shared = self._ray.put(packed(None, load.shared))  # every machine fetches it once
         self._owed = Owed([Part(load, rows) for rows in cut(len(tasks), len(self._doing), self._most)])
@@ -241,18 +226,28 @@ class RayEngine:
             if not ready:
                 break
             self._take(first[ready[0]])
+        self._end_what_hangs()
         return []
+
+    def _end_what_hangs(self) -> None:
+        for doing in self._doing:
+            if doing and doing[0].part.overdue():
+                self._ray.kill(doing[0].hand)
 
     def _give(self) -> None:
         """Hand out what waits."""
         order = sorted(range(len(self._doing)), key=lambda at: len(self._doing[at]))
         for at in order * _AHEAD:
-            if self._owed.waiting and len(self._doing[at]) < _AHEAD:
-                part = self._owed.waiting.popleft()
+            if self._owed.waiting and self._has_room(at, self._owed.waiting[0]):
+                hand, part = self._cluster.hand(at), self._owed.waiting.popleft()
                 part.begun = time.monotonic()
-                hand = self._cluster._hands[at]
                 answer = hand.work.remote(*self._plan, self._shared, packed(*part.load.own(part.rows)))
                 self._doing[at].append(Asked(hand, answer, part))
+
+    def _has_room(self, at: int, part: Part) -> bool:
+        """A piece that a worker died of is alone with its worker: an answer that was on its way may be lost as well."""
+        doing = self._doing[at]
+        return not doing or (len(doing) < _AHEAD and not part.deaths and not any(one.part.deaths for one in doing))
 
     def _take(self, at: int) -> None:
         """The answers to a worker's first piece, or why there are none."""

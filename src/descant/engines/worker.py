@@ -48,10 +48,15 @@ def mark_of(plan: Plan) -> str:
     return mark.hexdigest()
 
 
-def made(spelled: Mapping[str, Any], arrays: Mapping[str, Tensor], people: People | None = None) -> Plan:
-    """The plan that was spelled out; of parties that are there, if they are given."""
+def people_of(spelled: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> People:
+    """The parties of a plan that was spelled out."""
+    return parties_of(read(spelled["data"], arrays))
+
+
+def made(spelled: Mapping[str, Any], arrays: Mapping[str, Tensor], people: People) -> Plan:
+    """The plan that was spelled out, of these parties."""
     settings = {name: read(part, arrays) for name, part in spelled.items() if name != "data"}
-    return Plan.made(data=parties_of(read(spelled["data"], arrays)) if people is None else people, **settings)
+    return Plan.made(data=people, **settings)
 
 
 def answered(
@@ -94,7 +99,7 @@ class Worker:
         arrays = load_file(message["file"]) if message["file"] else {}
         key = json.dumps(message["spelled"]["data"])
         if self._people is None or self._people[0] != key or arrays:  # arrays are not in the key
-            self._people = (key, parties_of(read(message["spelled"]["data"], arrays)))
+            self._people = (key, people_of(message["spelled"], arrays))
         plan = self.plans[message["plan"]] = made(message["spelled"], arrays, self._people[1])
         return {"plan": message["plan"], "mark": mark_of(plan)}
 

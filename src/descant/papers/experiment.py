@@ -16,6 +16,7 @@ from ..table import Table
 from .sweep import MANIFEST, PAGE, PICTURE, name_of, write_sweep
 
 if TYPE_CHECKING:
+    from ..finished import Finished
     from ..study import Study
 
 SWEPT = (MANIFEST, PICTURE, PAGE, "*=*")  # the folder of an experiment that goes through values: a study for each
@@ -179,18 +180,17 @@ def carry_out(
     names: Sequence[str] = (),
     quick: bool = False,
     progress: bool = True,
-    kept: Path | None = None,
+    kept: Finished | None = None,
 ) -> Experiment:
     """Compare the methods of a recipe (or those named) at all its points; what is wrong with it is an error at once.
 
-    ``kept`` is a folder for the trainings that have finished: broken off, the same experiment goes on behind them.
+    ``kept`` is where trainings that have finished are kept: broken off, the same experiment goes on behind them.
     """
-    from ..finished import Finished
-
     recipe.check(names)
-    began = time.perf_counter() - Finished(kept).seconds
+    began = time.perf_counter()
     points = [Point(at, one.study(names, progress, kept)) for at, one in recipe.sweep()]
-    return Experiment(recipe, tuple(points), time.perf_counter() - began, quick).told()
+    seconds = time.perf_counter() - began + (0.0 if kept is None else kept.spared)
+    return Experiment(recipe, tuple(points), seconds, quick).told()
 
 
 def check_folder(recipe: Recipe, folder: Path) -> None:

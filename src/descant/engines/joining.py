@@ -1,0 +1,89 @@
+"""A Ray cluster, joined or started: nothing is reported to anybody, and nobody gets in without a token."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ..errors import EngineError, SettingError
+
+_QUIET = {  # nothing is reported to anybody; without the second, Ray reports that it reports nothing
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/",
+    "RAY_AUTH_MODE": "token",
+}
+_TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+_OWN: list[str] = []  # tokens that were made here
+
+
+def join(address: str | None, count: int) -> None:
+    """Be connected to the cluster, or start one with so many cores: it gets a token that nobody else has."""
+    before = os.environ.get("RAY_AUTH_MODE")
+    if address is not None and not _is_here(address) and not _has_token():
+        raise SettingError(
+            f"The cluster at {address} is not on this machine, and there is no token for it: whoever reaches "
+            f"a cluster without one can run code on it. Start it with RAY_AUTH_MODE=token, and set {_TOKENS[1]}."
+        )
+    early = "ray" in sys.modules and before != "token"
+    os.environ.update(_QUIET)
+    try:
+        import ray
+    except ImportError as error:
+        raise EngineError("Ray is not installed. Install it with: pip install 'descant[ray]'") from error
+    if ray.is_initialized():
+        _check_joined(ray.get_runtime_context().gcs_address, address, before)
+        return
+    if early:
+        raise EngineError(
+            "Ray was imported before it was told to ask for a token, and does not look again. "
+            "Set RAY_AUTH_MODE=token in the environment, or import ray after the first federation has begun."
+        )
+    given: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+    if address is None:
+        given |= {"num_cpus": count, "include_dashboard": False}
+        if not _has_token():
+            _OWN.append(secrets.token_hex(32))  # or Ray writes one into the home folder, for all to read
+            os.environ[_TOKENS[0]] = _OWN[-1]
+    try:
+        ray.init(address=address or "local", **given)
+    except (ConnectionError, OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise EngineError(f"There is no Ray cluster at {address or 'this machine'}: {error}") from error
+
+
+def _check_joined(joined: str, asked: str | None, mode: str | None) -> None:
+    """Raise unless the cluster that this process is part of already is the one that was asked for."""
+    if asked is not None and asked not in ("auto", joined):
+        raise EngineError(
+            f"This process is part of the Ray cluster at {joined} already, and {asked} was asked for. "
+            "Call ray.shutdown() first."
+        )
+    if mode == "disabled":
+        raise EngineError(
+            "This process is part of a Ray cluster that asks for no token: whoever reaches it can run code on it. "
+            "Call ray.shutdown() and set RAY_AUTH_MODE=token."
+        )
+
+
+def _is_here(address: str) -> bool:
+    """Whether an address is on this machine."""
+    named = os.environ.get("RAY_ADDRESS", "local") if address == "auto" else address
+    if named == "local":
+        return True
+    host = urlsplit(named if "://" in named else f"ray://{named}").hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _has_token() -> bool:
+    """Whether the user has one; one that was made here opens no other cluster."""
+    token, file = (os.environ.get(name) for name in _TOKENS)
+    if (token and token not in _OWN) or (file and Path(file).is_file()):
+        return True
+    return (Path.home() / ".ray" / "auth_token").is_file()
