@@ -63,7 +63,7 @@ MATCHING = [key for key in papers.keys() if key.startswith("representation_match
 
 def test_representation_matching_has_its_tables():
     tables = {"mnist", "cifar10", "kws", "cifar10_full", "kws_full"}
-    assert {key.partition("/")[2] for key in MATCHING} == {*tables, "coefficient", "kws_steps"}
+    assert {key.partition("/")[2] for key in MATCHING} == {*tables, "coefficient", "kws_rescue", "kws_steps"}
     for number, name in enumerate(("mnist", "cifar10", "kws"), 1):
         recipe = papers.recipe_of(f"representation_matching/{name}")
         figures = recipe.figures
