@@ -36,7 +36,8 @@ TIERS = [
     {"report", "verdict", "contribution", "ledger"},
     {"study"},
     {"demo", "doctor", "bench", "config", "judged"},
-    {"papers"},
+    {"papers", "silo"},
+    {"server"},
     {"cli", "__main__"},
 ]
 TIER = {name: level for level, names in enumerate(TIERS) for name in names}

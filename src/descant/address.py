@@ -58,7 +58,7 @@ def find(address: str) -> Any:
     place, _, name = address.rpartition(":")
     if not place or not name:
         raise SettingError(f"An address looks like 'package.module:name' or 'file.py:name'. Got {address!r}.")
-    found: Any = _module(place)
+    found: Any = module_at(place)
     for part in name.split("."):
         if not hasattr(found, part):
             raise SettingError(f"There is no {name!r} in {place}.")
@@ -66,7 +66,8 @@ def find(address: str) -> Any:
     return found
 
 
-def _module(place: str) -> ModuleType:
+def module_at(place: str) -> ModuleType:
+    """The module of this name, or that a file makes, imported once."""
     if not place.endswith(".py"):
         try:
             return importlib.import_module(place)

@@ -40,7 +40,7 @@ def tasks_for(
         said: dict[str, Any] = {ANEW: True} if anew.is_owed(plan, state, party, index) else {}
         if isinstance(present, Mapping):
             said |= {"lr": float(present[party].lr), "work": int(present[party].work)}
-        yield Task(party, index, kind, arrays, {**common, **said, **(more or {}).get(party, {})})
+        yield Task(party, index, kind, arrays, {**common, **said, **(more or {}).get(party, {})}, plan.deadline)
 
 
 def own_row(plan: Plan, state: State, party: str, index: int, training: bool) -> Tensor:

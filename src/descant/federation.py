@@ -83,6 +83,7 @@ class Federation:
         budget: int = DEFAULT_BUDGET,
         vault: VaultAt | None = None,
         agreed: Agreed | None = None,
+        deadline: float = 600.0,
     ) -> None:
         self.model = model
         self.data = people
@@ -96,8 +97,8 @@ class Federation:
         self.seed = seed
         self.engine = engine
         self.budget = budget  # bytes of party state in memory, for models and for memories each; the rest is on disk
-        self.vault = vault  # where coresets are kept, sealed; None: the rows stay with the parties, for simulations
-        self.agreed = agreed  # how many of its rows a party lets go, at most; None: as many as it is asked for
+        self.vault, self.agreed = vault, agreed  # where coresets are kept, and how many rows a party lets go: see Plan
+        self.deadline = deadline  # seconds that a party has for a task
         self.history_: list[dict[str, Any]] = []
         self.refusals_: list[Refusal] = []
 
@@ -134,6 +135,7 @@ class Federation:
             budget=self.budget,
             vault=self.vault,
             agreed=self.agreed,
+            deadline=self.deadline,
         )
         return replace(plan, origin=(self.model, self.data))
 
@@ -227,8 +229,7 @@ class Federation:
 
     def _findings(self) -> tuple[Finding, ...]:
         at, scores = self.__dict__.get("_scored", (None, None))
-        note = of_the_data(self.people.note)
-        said = (Finding("data", note),) if note else ()
+        said = (Finding("data", note),) if (note := of_the_data(self.people.note)) else ()
         return said + findings_of(self, scores if at == self.state.round else None)
 
     def plot(self, kind: str, file: str | Path) -> Path:

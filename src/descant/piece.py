@@ -57,6 +57,7 @@ class Plan:
     origin: tuple[Model, Data] | None = None  # what net and people were made of, for engines that make them elsewhere
     vault: VaultAt | None = None  # where parties' coresets are kept, sealed; None: they stay with the parties
     agreed: Agreed | None = None  # how many of its rows a party lets go, at most; None: as many as it is asked for
+    deadline: float = 600.0  # seconds that a party has for a task
 
     @classmethod
     def made(cls, model: Model, data: Data, algorithm: Algorithm, seed: int, **rest: Any) -> Plan:

@@ -1,0 +1,309 @@
+"""Flower as a post: its SuperLink holds letters for parties, and its fleet protocol carries them.
+
+Only that is used of Flower. Neither end runs code that comes with a run: the driver takes the place of a ServerApp, and
+a silo that of a SuperNode with its ClientApp, each in its own process, which holds model and data warm. Flower asks for
+an app bundle to begin a run; ours is empty, and nobody opens it.
+
+Made for flwr 1.41: its modules used here carry no promise, and a contract test runs against a real SuperLink.
+Telemetry and the check for updates are off before anything of Flower is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import ssl
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ..errors import EngineError
+from .silos import Lost
+
+VERSIONS = "1.41"
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+HEARTBEAT = 30.0  # seconds; Flower takes a party that was silent for twice as long for gone
+_ITEM = "letter"
+_TYPE = "train"
+_STYPE = "descant"
+_BUNDLE = """[project]
+name = "descant"
+version = "0.1.0"
+license = { file = "LICENSE" }
+dependencies = ["flwr>=1.41.0,<1.42"]
+[tool.flwr.app]
+publisher = "descant"
+fab-format-version = 1
+flwr-version-target = "1.41.0"
+[tool.flwr.app.components]
+serverapp = "nothing:app"
+clientapp = "nothing:app"
+"""
+
+
+def require() -> None:
+    """Raise unless the Flower that is installed is one that this was made for; nothing of it has been imported yet."""
+    os.environ.update(QUIET)
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version("flwr")
+    except PackageNotFoundError:
+        raise EngineError('Silos need Flower. Install it: pip install "descant[flower]".') from None
+    if not f"{found}.".startswith(f"{VERSIONS}."):
+        raise EngineError(
+            f"Descant was made for flwr {VERSIONS}, and {found} is installed. pip install 'descant[flower]'."
+        )
+
+
+def _wrapped(letter: bytes) -> Any:
+    """Bytes as what Flower carries; it cuts long ones into pieces."""
+    from flwr.app import Array, ArrayRecord, RecordDict
+
+    return RecordDict({_ITEM: ArrayRecord({_ITEM: Array("uint8", (len(letter),), _STYPE, letter)})})
+
+
+def _unwrapped(message: Any) -> bytes:
+    try:
+        return bytes(message.content[_ITEM][_ITEM].data)
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
+        raise Lost(f"what came is no letter: {type(error).__name__}") from error
+
+
+class Away(EngineError):
+    """The other end cannot be reached now: try again."""
+
+
+class TurnedAway(EngineError):
+    """The other end does not want us: trying again does not help."""
+
+
+@contextmanager
+def _told(whom: str) -> Iterator[None]:
+    """What went wrong on the line, in a sentence."""
+    import httpx
+
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        code, said = error.response.status_code, error.response.text[:300].strip()
+        if code == 400 and "certificate" in said.lower():  # nginx, of one that is revoked or has expired
+            raise TurnedAway(f"{whom} does not take our certificate. Was it revoked, or has it expired?") from error
+        if "2004" in said:  # FLEET_NODE_ACTIVATION_FAILED
+            held = f"{whom} still holds our place from before, for up to {2 * HEARTBEAT:.0f} s"
+            raise Away(held) from error
+        raise Away(f"{whom} answers with {code}: {said}") from error
+    except httpx.HTTPError as error:
+        raise Away(f"{whom} cannot be reached: {error}") from error
+
+
+class Hub:
+    """The driver's end: one run on a SuperLink, whose port nobody but the driver and the proxy can reach."""
+
+    def __init__(self, address: str, ca: bytes, secret: bytes, parties: Mapping[str, bytes]) -> None:
+        require()
+        self._address, self._ca, self._secret, self._parties = address, ca, secret, dict(parties)
+        self._lock = threading.Lock()
+        self._nodes: dict[str, int] = {}
+        self._open()
+
+    @_told("The SuperLink")
+    def _open(self) -> None:
+        """Make the parties' keys known, begin a run, and take it over as its ServerApp would."""
+        from flwr.common.serde import run_from_proto
+        from flwr.proto.runtime_pb2 import PullTaskInputRequest
+        from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+        from flwr.supercore.task_identity import TaskIdentity
+        from flwr.superlink.grid import HttpGrid
+
+        self._enrol()
+        self._grid = HttpGrid(self._address, False, self._ca, token=self._token())
+        client = self._grid._runtime_client
+        self._beat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+        self._beat.start()
+        given = client.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
+        TaskIdentity.node_id = given.context.node_id
+        self._grid.set_run(run_from_proto(given.run))
+
+    def _enrol(self) -> None:
+        from flwr.cli.build import build_fab_from_files
+        from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+        from flwr.proto.fab_pb2 import Fab
+        from flwr.supercore.control import ControlHttpClient
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+        version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
+        control = ControlHttpClient.from_server_address(self._address, False, self._ca, [version])
+        for name, key in self._parties.items():
+            control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+        files = {"pyproject.toml": _BUNDLE.encode(), "LICENSE": b"None.\n", "nothing.py": b"app = None\n"}
+        bundle, _ = build_fab_from_files(files)
+        digest = hashlib.sha256(bundle).hexdigest()
+        control.StartRun(StartRunRequest(fab=Fab(hash_str=digest, content=bundle), federation=""))
+        control.close()
+
+    def _token(self, tries: int = 200) -> str:
+        from flwr.proto.runtime_pb2 import AcquireTaskRequest
+        from flwr.supercore.constant import TaskType
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+        from flwr.supercore.runtime import RuntimeHttpClient
+
+        methods = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+        secret = SuperExecAuthHttpInterceptor(master_secret=self._secret, protected_methods=methods)
+        version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
+        client = RuntimeHttpClient.from_server_address(self._address, False, self._ca, [version, secret])
+        try:
+            for _ in range(tries):
+                got = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+                if got.token:
+                    return str(got.token)
+                time.sleep(0.05)
+        finally:
+            client.close()
+        raise EngineError(f"The SuperLink at {self._address} has begun no run. Is another driver on it?")
+
+    @_told("The SuperLink")
+    def here(self) -> Collection[str]:
+        online = (node for node in self._grid.get_nodes() if node.status == "online")
+        self._nodes = {node.name: node.node_id for node in online if node.name in self._parties}
+        return list(self._nodes)
+
+    @_told("The SuperLink")
+    def send(self, party: str, letter: bytes, seconds: float) -> str:
+        from flwr.app import Message
+
+        if party not in self._nodes:
+            raise Lost("it is not there")
+        message = Message(_wrapped(letter), self._nodes[party], _TYPE, ttl=seconds)
+        [number] = self._grid.push_messages([message]) or [None]
+        if number is None:
+            raise Lost("Flower did not take the letter")
+        return str(number)
+
+    @_told("The SuperLink")
+    def fetch(self, numbers: Collection[str]) -> dict[str, bytes | Lost]:
+        found: dict[str, bytes | Lost] = {}
+        for message in self._grid.pull_messages(list(numbers)):
+            number = message.metadata.reply_to_message_id
+            if message.has_error():
+                found[number] = Lost(f"{message.error.reason} (Flower's code {message.error.code})")
+                continue
+            try:
+                found[number] = _unwrapped(message)
+            except Lost as why:
+                found[number] = why
+        return found
+
+    def close(self) -> None:
+        """End the run."""
+        self._beat.stop()
+        self._grid.close()
+
+
+class Spoke:
+    """A silo's end: it speaks to the SuperLink as a SuperNode does, and opens no port of its own."""
+
+    def __init__(self, address: str, ca: str, certificate: Path | None, key: bytes) -> None:
+        require()
+        from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+        from flwr.supernode.fleet_http_client import FleetHttpClient
+        from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+        private: Any = load_ssh_private_key(key, None)
+        trusted = ssl.create_default_context(cadata=ca)
+        if certificate is not None:
+            trusted.load_cert_chain(certificate)
+        signed = NodeAuthHttpInterceptor(private, private.public_key())
+        version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
+        self._client = FleetHttpClient(f"https://{address}", interceptors=[version, signed], verify=trusted)
+        self._public = public_key_to_bytes(private.public_key())
+        self._node: Any = None
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """Be there, with a heartbeat of its own, while the block runs."""
+        from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
+        from flwr.proto.node_pb2 import Node
+
+        request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT)
+        with _told("The server"):
+            self._node = Node(node_id=self._client.ActivateNode(request).node_id)
+        over = threading.Event()
+        beating = threading.Thread(target=self._beat, args=(over,), daemon=True)
+        beating.start()
+        try:
+            yield
+        finally:
+            over.set()
+            with suppress(Exception):  # whoever goes while the line is down is missed soon enough
+                self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
+
+    def _beat(self, over: threading.Event) -> None:
+        from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+
+        while not over.wait(HEARTBEAT / 2):
+            try:
+                self._client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT))
+            except Exception:
+                continue
+
+    @_told("The server")
+    def pull(self) -> tuple[Any, bytes] | None:
+        """A letter, and what to answer it by; None if there is none."""
+        from flwr.app import Message
+        from flwr.common.serde import message_from_proto
+        from flwr.proto.fleet_pb2 import PullMessagesRequest
+        from flwr.supercore.inflatable import inflatable_protobuf_utils as objects
+        from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+
+        got = self._client.PullMessages(PullMessagesRequest(node=self._node))
+        if not got.messages_list:
+            return None
+        tree, run = got.message_object_trees[0], message_from_proto(got.messages_list[0]).metadata.run_id
+        pulled = objects.make_pull_object_fn_protobuf(self._client.PullObject, self._node, run)
+        confirmed = objects.make_confirm_message_received_fn_protobuf(
+            self._client.ConfirmMessageReceived, self._node, run
+        )
+        message = pull_and_inflate_object_from_tree(tree, pulled, confirmed, return_type=Message)
+        message.metadata.__dict__["_message_id"] = tree.object_id
+        return message, _unwrapped(message)
+
+    @_told("The server")
+    def push(self, to: Any, answer: bytes) -> None:
+        """The answer to a letter."""
+        from flwr.app import Message
+        from flwr.app.message import remove_content_from_message
+        from flwr.common.serde import message_to_proto
+        from flwr.proto.fleet_pb2 import PushMessagesRequest
+        from flwr.supercore.inflatable import inflatable_object as parts
+        from flwr.supercore.inflatable import inflatable_protobuf_utils as objects
+        from flwr.supercore.inflatable.inflatable_utils import push_objects
+        from flwr.supercore.task_identity import TaskIdentity
+
+        run = to.metadata.run_id
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, run, self._node.node_id
+        reply = Message(_wrapped(answer), reply_to=to)
+        with parts.no_object_id_recompute():
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            request = PushMessagesRequest(
+                node=self._node,
+                messages_list=[message_to_proto(remove_content_from_message(reply))],
+                message_object_trees=[parts.get_object_tree(reply)],
+                clientapp_runtime_list=[0.0],
+            )
+            got = self._client.PushMessages(request)
+            pushed = objects.make_push_object_fn_protobuf(self._client.PushObject, self._node, run, got.session_id)
+            push_objects(parts.get_all_nested_objects(reply), pushed, object_ids_to_push=set(got.objects_to_push))
+
+    def close(self) -> None:
+        self._client.close()

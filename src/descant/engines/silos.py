@@ -1,0 +1,173 @@
+"""Parties on machines of their own: a task goes out as a letter, and its answer comes back as one, or not at all.
+
+A `Post` carries letters: Flower does (see `flower`), and so does a fake in tests. Data and memories stay with the
+parties. A party keeps what it learned in a round aside until the next letter says that its report was accepted; so a
+round that was broken off, on either side, leaves no trace.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from ..core import Report, Status, Store, Task
+from ..errors import EngineError
+from ..piece import Plan, work
+from ..settings import check, setting
+from ..store import PartyStore
+from ..wire import pack, unpack
+
+ACCEPTED = "accepted"
+"""The setting by which a task tells its party the last round in which the party's report counted; 0: none yet."""
+
+_MORE = 2**20  # bytes of a letter beside its arrays
+_SHORTEST, _LONGEST = 0.02, 1.0  # seconds between two looks into the letter box
+
+
+class Lost(Exception):
+    """A letter that has no answer, and why."""
+
+
+class Post(Protocol):
+    """Who carries letters to parties and back. Letters and answers are bytes; nothing is known of them."""
+
+    def here(self) -> Collection[str]:
+        """The parties that can be reached now."""
+
+    def send(self, party: str, letter: bytes, seconds: float) -> str:
+        """Send a letter that is good for so long; the number to ask for its answer by, or :class:`Lost`."""
+
+    def fetch(self, numbers: Collection[str]) -> dict[str, bytes | Lost]:
+        """The answers that have come, by number, each once; and why others never will."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a round waits, and for whom."""
+
+    deadline: float = setting(600.0, "seconds after which a round goes on with a quorum", above=0)
+    quorum: int | None = setting(None, "answers that a round needs to go on without the others; None: all", least=1)
+    gather: int = setting(1, "parties that must be there before a round begins", least=1)
+    limit: float = setting(24 * 3600.0, "seconds after which an answer is given up, quorum or not", above=0)
+
+
+class Silos:
+    """Makes engines whose parties are reached by a post: ``Federation(..., engine=Silos(post))``."""
+
+    def __init__(self, post: Post, patience: Patience = Patience(), say: Callable[[str], None] = print) -> None:  # noqa: B008
+        check(patience, "[server]")
+        self.post, self.patience, self.say = post, patience, say
+
+    def __call__(self, plan: Plan) -> SiloEngine:
+        """An engine for one federation."""
+        return SiloEngine(plan, self)
+
+
+class SiloEngine:
+    """A `core.Engine` for one plan. Its memory holds, of each party, only which of its rounds counted last."""
+
+    def __init__(self, plan: Plan, silos: Silos) -> None:
+        self._plan, self._post, self._patience, self._say = plan, silos.post, silos.patience, silos.say
+        self._memory = PartyStore(plan.budget)
+        self._out: dict[str, Task] = {}  # by the number of the letter
+        self._here: list[Task] = []  # stand-ins: they learn from what parties have left with us
+        self._ready: list[Report] = []
+        self._heard, self._began = 0, 0.0
+        sealed = 0 if plan.vault is None else 2**30
+        self._most = 2 * plan.net.layout.width * plan.net.layout.dtype.itemsize + _MORE + sealed
+
+    @property
+    def memory(self) -> Store:
+        return self._memory
+
+    def members(self) -> Sequence[str]:
+        told, pause = "", _SHORTEST
+        while True:
+            here = set(self._post.here())
+            found = [name for name in self._plan.people if name in here]
+            if len(found) >= min(self._patience.gather, len(self._plan.people)):
+                return found
+            missing = [name for name in self._plan.people if name not in here]
+            waits = f"{len(found)} of {self._patience.gather} parties are there. Waiting for {', '.join(missing[:10])}."
+            if waits != told:
+                self._say(waits)
+                told = waits
+            pause = min(_LONGEST, 2 * pause)
+            time.sleep(pause)
+
+    def submit(self, tasks: Sequence[Task]) -> None:
+        self._out, self._ready = {}, []  # answers to a round that was broken off are not asked for any more
+        self._heard, self._began = 0, time.monotonic()
+        self._here = [task for task in tasks if task.kind == "stand_in"]
+        for task in tasks:
+            if task.kind != "stand_in":
+                self._send(task)
+
+    def _send(self, task: Task) -> None:
+        accepted = int(self._memory.get(task.party).get(ACCEPTED, torch.tensor(0)))
+        letter = pack(replace(task, settings={**task.settings, ACCEPTED: accepted}))
+        try:
+            self._out[self._post.send(task.party, letter, self._patience.limit)] = task
+        except Lost as why:
+            self._ready.append(_failed(task, "lost", str(why)))
+
+    def collect(self, timeout: float) -> list[Report]:
+        end, pause = time.monotonic() + timeout, _SHORTEST
+        while True:
+            reports = self._stood_in() or self._returned() or self._fetched() or self._overdue()
+            left = end - time.monotonic()
+            if reports or not self._out or left <= 0:
+                return reports
+            time.sleep(min(pause, left))
+            pause = min(_LONGEST, 1.5 * pause)
+
+    def _stood_in(self) -> list[Report]:
+        tasks, self._here = self._here, []
+        return [report for report, _ in work(self._plan, tasks, [{} for _ in tasks])] if tasks else []
+
+    def _returned(self) -> list[Report]:
+        reports, self._ready = self._ready, []
+        return reports
+
+    def _fetched(self) -> list[Report]:
+        reports = []
+        for number, answer in self._post.fetch(tuple(self._out)).items() if self._out else ():
+            task = self._out.pop(number, None)
+            if task is not None:  # else it answers a round that was broken off
+                reports.append(self._read(task, answer))
+        return reports
+
+    def _read(self, task: Task, answer: bytes | Lost) -> Report:
+        """The report in an answer; one of another party or round is not taken for it."""
+        if isinstance(answer, Lost):
+            return _failed(task, "lost", str(answer))
+        if len(answer) > self._most:
+            return _failed(task, "error", f"its answer has {len(answer)} bytes, and may have {self._most}")
+        try:
+            report = unpack(answer, Report)
+        except EngineError as error:
+            return _failed(task, "error", str(error))
+        said, asked = ((one.party, one.round, one.kind) for one in (report, task))
+        if said != asked:
+            return _failed(task, "error", f"it answered for {said}, and was asked for {asked}")
+        if report.status == "ok":
+            self._heard += 1
+            if task.kind == "train":
+                self._memory.stage(task.party, {ACCEPTED: torch.tensor(task.round)})
+        return report
+
+    def _overdue(self) -> list[Report]:
+        """Who is not waited for any more: the others are a quorum."""
+        seconds, quorum = self._patience.deadline, self._patience.quorum
+        if quorum is None or self._heard < quorum or time.monotonic() - self._began < seconds:
+            return []
+        late, self._out = self._out.values(), {}
+        return [_failed(task, "lost", f"no answer within {seconds:g} s: the round went on without it") for task in late]
+
+
+def _failed(task: Task, status: Status, reason: str) -> Report:
+    return Report(task.party, task.round, task.kind, status, reason=reason)

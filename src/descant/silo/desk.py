@@ -1,0 +1,182 @@
+"""The desk at which a party answers letters: bytes in, bytes out, and what it keeps is on its own disk.
+
+A letter is a task (see `wire`). It can ask for an introduction, for training and for judging; it cannot ask for the
+party's own model, for rows beyond what the team's policy lets go, or for code to be run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..address import address_of
+from ..config import Recipe
+from ..config.parts import ATTENDANCE
+from ..core import Memory, Report, Status, Task
+from ..engines.silos import ACCEPTED
+from ..errors import DescantError, EngineError, SettingError
+from ..metrics import metric_for
+from ..parties.elsewhere import description
+from ..piece import Plan, work
+from ..store import clear_errors, disk
+from ..store.rows import Agreed
+from ..wire import pack, unpack
+from .file import SiloFile
+from .keeping import Keeping
+
+ANEW = "began_anew"
+"""The metric by which a party says that it had lost its memory, and began anew."""
+_ELSEWHERE = "The party's own log says more."
+_INTRODUCED = "party.json"
+
+
+class Desk:
+    """Answers letters for one party."""
+
+    def __init__(self, file: SiloFile, folder: Path, log: Callable[[str], None] = print) -> None:
+        self.file, self.keeping, self.log = file, Keeping(folder), log
+
+    def answer(self, letter: bytes) -> bytes:
+        """The answer to a letter. Whatever is wrong with it, there is one."""
+        try:
+            task = unpack(letter, Task)
+        except EngineError as error:
+            return pack(Report(self.file.party, 0, "hello", "refused", reason=str(error)))
+        try:
+            return self._answer(task, letter)
+        except DescantError as error:
+            self.log(f"Round {task.round}: {error}")
+            return pack(_no(task, "refused", str(error)))
+        except Exception as error:  # its text may hold values of the party's data, which stay here
+            self.log(f"Round {task.round}: {type(error).__name__}: {error}")
+            return pack(_no(task, "error", f"{type(error).__name__}. {_ELSEWHERE}"))
+
+    def _answer(self, task: Task, letter: bytes) -> bytes:
+        if task.party != self.file.party:
+            raise EngineError(f"This is {self.file.party!r}, and the letter is for {task.party!r:.40}.")
+        if task.kind == "hello":
+            return pack(self._introduced(task))
+        if task.kind not in ("train", "evaluate"):
+            raise EngineError(f"A task of the kind {task.kind!r:.40} is not answered here.")
+        if task.kind == "evaluate":
+            report, _ = self._worked(task, self.keeping.memory())
+            return pack(report)
+        return self._trained(task, letter)
+
+    def _trained(self, task: Task, letter: bytes) -> bytes:
+        accepted = task.settings.get(ACCEPTED)
+        if type(accepted) is not int or not 0 <= accepted < task.round:
+            raise EngineError(f"Round {task.round} cannot follow round {accepted!r:.40}.")
+        known = self.keeping.answered(task.round, letter)
+        if known is not None:
+            return known
+        if accepted < self.keeping.stand.counted:
+            raise EngineError(
+                f"Stale: round {self.keeping.stand.counted} has counted here, and {accepted} is said to be the last."
+            )
+        whole = self.keeping.settle(accepted)
+        report, memory = self._worked(task, self.keeping.memory())
+        if not whole:
+            self.log(f"Round {task.round}: what was kept of round {accepted} is not here. The party begins anew.")
+            report = Report(**{**vars(report), "metrics": {**report.metrics, ANEW: 1.0}})
+        answer = pack(report)
+        if report.status == "ok":
+            self.keeping.wait(task.round, letter, memory or {}, answer)
+        return answer
+
+    def _worked(self, task: Task, memory: Memory) -> tuple[Report, Memory | None]:
+        """As any engine does it; what the party's code said when it failed stays in its own log."""
+        [(report, after)] = work(self.plan, [task], [memory])
+        if report.status == "error":
+            self.log(f"Round {task.round}: {report.reason}")
+            return _no(task, "error", f"{report.reason.partition(':')[0]:.60}. {_ELSEWHERE}"), None
+        return report, after if after is not None else memory
+
+    # ── the introduction ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _introduced(self, task: Task) -> Report:
+        """What the party says of itself; from then on it trains as this server's recipe says."""
+        said = {name: task.settings.get(name) for name in ("recipe", "federation", "layout")}
+        if not isinstance(said["recipe"], Mapping) or not isinstance(said["federation"], str):
+            raise EngineError("An introduction must hold a recipe and the federation's name.")
+        held = self._held
+        if held is not None and held["federation"] != said["federation"]:
+            raise EngineError(
+                f"This folder is of the federation {held['federation']!r}, and {said['federation']!r:.80} asks. "
+                "Use another folder, or `descant silo forget`."
+            )
+        plan = self._plan_of(said["recipe"])
+        if said["layout"] != plan.net.layout.digest:
+            raise EngineError(
+                f"The model of this party is {plan.net.layout.digest}, and the federation's is {said['layout']!r:.80}: "
+                f"{', '.join(plan.net.layout.names[:6])}, ... with {plan.net.layout.size} parameters here."
+            )
+        with clear_errors(self.keeping.folder):
+            text = json.dumps(said).encode()
+            disk.replace(self.keeping.folder / _INTRODUCED, text, f".{_INTRODUCED}", disk.PRIVATE)
+        self.__dict__["plan"] = plan
+        told = {"described": description(self.file.own), "layout": plan.net.layout.digest, "version": __version__}
+        return Report(task.party, task.round, "hello", metrics={**told, "loss": address_of(plan.loss)})
+
+    @property
+    def _held(self) -> dict[str, Any] | None:
+        file = self.keeping.folder / _INTRODUCED
+        return json.loads(file.read_text()) if file.exists() else None
+
+    @cached_property
+    def plan(self) -> Plan:
+        """What this party does, as the server introduced it."""
+        held = self._held
+        if held is None:
+            raise EngineError("Nobody has been introduced here yet.")
+        return self._plan_of(held["recipe"])
+
+    def _plan_of(self, tables: Mapping[str, Any]) -> Plan:
+        recipe = Recipe(reduced(tables), "the server's recipe")
+        solver, people = recipe.solver(), self.file.people
+        return Plan.made(
+            self.file.model,
+            people,
+            recipe.algorithm(),
+            recipe.length.seed,
+            solver=solver,
+            loss=self.file.loss,
+            metric=metric_for(solver.metric, self.file.loss, self.file.own),
+            agreed=Agreed(share=self.file.policy.share),
+        )
+
+
+def reduced(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """What a party needs of a recipe: how it learns, and nothing that names a file or code.
+
+    >>> reduced({"work": {"lr": 0.1, "attend": 3}, "method": {"algorithm": "fedavg"}, "model": {"net": "mine:net"}})
+    {'method': {'algorithm': 'fedavg'}, 'work': {'lr': 0.1}, 'run': {}}
+    """
+    found: dict[str, Any] = {name: tables[name] for name in ("method", "wrap", "work") if name in tables}
+    for name in ("method", "work"):
+        given = found.get(name, {})
+        if not isinstance(given, Mapping):
+            raise SettingError(f"[{name}] of the server's recipe must be a table. Got {given!r:.60}.")
+        found[name] = {key: value for key, value in given.items() if key not in ATTENDANCE}
+    seed = tables.get("run", {}).get("seed") if isinstance(tables.get("run"), Mapping) else None
+    found["run"] = {} if seed is None else {"seed": seed}
+    for text in _texts(found):
+        if ":" in text or "/" in text or "\\" in text:
+            raise SettingError(f"The server's recipe names {text!r:.80}: code and files of others are not used here.")
+    return found
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, Mapping):
+        return [text for pair in value.items() for part in pair for text in _texts(part)]
+    if isinstance(value, list | tuple):
+        return [text for part in value for text in _texts(part)]
+    return [value] if isinstance(value, str) else []
+
+
+def _no(task: Task, status: Status, reason: str) -> Report:
+    return Report(task.party, task.round, task.kind, status, reason=reason)

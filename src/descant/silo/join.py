@@ -1,0 +1,51 @@
+"""A silo takes part: it fetches letters, lets its worker answer them, and comes back whenever the line was down."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from ..engines.flower import Away
+from .worker import Worker
+
+_SHORTEST, _LONGEST = 0.05, 1.0  # seconds between two looks for a letter
+_LATEST = 30.0  # seconds between two tries to join
+
+
+class Line(Protocol):
+    """A silo's end of a post, such as `flower.Spoke`."""
+
+    def joined(self) -> AbstractContextManager[None]: ...
+    def pull(self) -> tuple[Any, bytes] | None: ...
+    def push(self, to: Any, answer: bytes) -> None: ...
+
+
+def take_part(line: Line, worker: Worker, over: threading.Event, say: Callable[[str], None] = print) -> None:
+    """Answer letters until it is over; `flower.TurnedAway` if the server does not want this party any more."""
+    pause = 1.0
+    while not over.is_set():
+        try:
+            with line.joined():
+                say("Joined. Waiting for work; Ctrl-C leaves.")
+                pause = 1.0
+                _answer(line, worker, over)
+        except Away as why:
+            say(f"{why}. Trying again in {pause:.0f} s.")
+        over.wait(pause)
+        pause = min(_LATEST, 2 * pause)
+
+
+def _answer(line: Line, worker: Worker, over: threading.Event) -> None:
+    pause = _SHORTEST
+    while not over.is_set():
+        got = line.pull()
+        if got is None:
+            over.wait(pause)
+            pause = min(_LONGEST, 1.5 * pause)
+            continue
+        to, letter = got
+        answer = worker.answer(letter)
+        line.push(to, answer)
+        pause = _SHORTEST

@@ -1,0 +1,96 @@
+"""The process that holds a team's model, data and memory warm, and whoever looks after it.
+
+A team's code may raise, hang, exit or take all memory: then this process ends, the letter is answered by what happened
+to it, and a new one takes its place. ``python -m descant.silo.worker 5 team.py north folder`` is how one is started.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from multiprocessing.connection import Connection  # only its bytes are used: nothing is unpickled
+from pathlib import Path
+
+from ..core import Report, Task
+from ..errors import EngineError
+from ..wire import pack, unpack
+
+_STARTING = 600.0  # seconds that a team's file has to be read
+
+
+class Worker:
+    """One such process, started when the first letter comes and again when it has ended."""
+
+    def __init__(self, file: Path, party: str, folder: Path, say: Callable[[str], None] = print) -> None:
+        self._command = [sys.executable, "-m", "descant.silo.worker"]
+        self._file, self._party, self._folder, self._say = file, party, folder, say
+        self._process: subprocess.Popen[bytes] | None = None
+        self._line: Connection | None = None
+
+    def answer(self, letter: bytes) -> bytes:
+        """What the process answers, or what became of it."""
+        try:
+            task = unpack(letter, Task)
+        except EngineError as error:
+            return pack(Report(self._party, 0, "hello", "refused", reason=str(error)))
+        line = self._started()
+        try:
+            line.send_bytes(letter)
+            if line.poll(max(task.deadline, _STARTING if task.kind == "hello" else 0.0)):
+                return line.recv_bytes()
+            why = f"it has worked for {task.deadline:g} s, and was ended"
+        except (EOFError, OSError):
+            why = f"its process {self._fate()}"
+        self.close()
+        self._say(f"Round {task.round}: {why}. A new one is started.")
+        return pack(Report(task.party, task.round, task.kind, "error", reason=f"{why}. The party's own log says more."))
+
+    def _started(self) -> Connection:
+        if self._process is not None and self._line is not None and self._process.poll() is None:
+            return self._line
+        self.close()
+        ours, theirs = socket.socketpair()
+        arguments = [str(theirs.fileno()), str(self._file), self._party, str(self._folder)]
+        self._process = subprocess.Popen([*self._command, *arguments], pass_fds=[theirs.fileno()], stdout=sys.stderr)
+        theirs.close()
+        self._line = Connection(ours.detach())
+        return self._line
+
+    def _fate(self) -> str:
+        code = self._process.wait(10) if self._process is not None else 0
+        if code >= 0:
+            return f"has exited with {code}"
+        return f"was ended by {signal.Signals(-code).name}" + (" (is memory short?)" if code == -signal.SIGKILL else "")
+
+    def close(self) -> None:
+        """End the process."""
+        if self._line is not None:
+            self._line.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._process = self._line = None
+
+
+def main(line: Connection, file: str, party: str, folder: str) -> None:
+    """Answer letters until nobody asks any more."""
+    from .desk import Desk
+    from .file import SiloFile
+
+    desk = Desk(SiloFile(Path(file), party), Path(folder), lambda text: print(text, file=sys.stderr, flush=True))
+    while True:
+        try:
+            letter = line.recv_bytes()
+        except EOFError:
+            return
+        line.send_bytes(desk.answer(letter))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever looks after it ends it
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main(Connection(int(sys.argv[1])), *sys.argv[2:5])
