@@ -33,7 +33,15 @@ VERSION = 1
 _MARK = b"descant invite 1\n"
 _MOST = 2**16  # bytes of an invite; it has about 4,000
 _ASK = "Ask the organiser for a new one."
-_WRONG = (ValueError, TypeError, UnsupportedAlgorithm, RecursionError)
+_WRONG = (  # what cryptography makes of bytes that are no certificate or key, and json of those that are no JSON
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    NotImplementedError,
+    RecursionError,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+)
 
 
 @dataclass(frozen=True)
@@ -96,11 +104,11 @@ class Invite:
 
     def _check(self, signature: bytes, now: datetime) -> None:
         authority = x509.load_pem_x509_certificate(self.authority.encode())
+        if not signed(self._signed(), signature, authority):
+            raise TrustError(f"something in it was changed after it was made. {_ASK}")
         own = x509.load_pem_x509_certificate(self.certificate.encode())
         key = serialization.load_pem_private_key(self.key.encode(), None)
         node_public(self.node_key.encode())
-        if not signed(self._signed(), signature, authority):
-            raise TrustError(f"something in it was changed after it was made. {_ASK}")
         if not vouched(own, authority) or not lets_in(own) or key.public_key() != own.public_key():
             raise TrustError(f"its certificate, its key and its authority do not belong together. {_ASK}")
         if common_name(own) != self.party:

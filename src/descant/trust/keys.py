@@ -81,7 +81,7 @@ class Authority:
         return self.certificate.not_valid_after_utc
 
     def server(self, hosts: Sequence[str]) -> Pair:
-        """A certificate for a server that is reached by these hosts, or from its own machine, for as long as it lasts."""
+        """A certificate for a server that is reached by these hosts and from its own machine; it lasts as this does."""
         wanted = dict.fromkeys([*check_hosts(hosts), *_HERE])
         names = [x509.DNSName(host) if (ip := as_ip(host)) is None else x509.IPAddress(ip) for host in wanted]
         return self._issue("descant server", ExtendedKeyUsageOID.SERVER_AUTH, self.until, names)
