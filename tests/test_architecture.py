@@ -22,6 +22,7 @@ TIERS = [
     {"links", "norms", "medians", "weiszfeld", "centers", "penalties", "gate", "wire", "metrics", "rl", "portfolio"},
     {"algorithms", "solvers", "parties", "problems"},
     {"store"},
+    {"trust"},
     {"piece", "standing", "gauges"},
     {"state", "engines"},
     {"anew"},

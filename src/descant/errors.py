@@ -6,7 +6,8 @@ DescantError
 ├── PartyError           parties that cannot take part: none at all, shapes that differ, bad labels
 ├── EngineError          a task that could not be carried to its party or back
 ├── StateError           a saved run that is damaged, missing, or of another federation
-└── VaultError           a sealed coreset, or a key, that is refused
+├── VaultError           a sealed coreset, or a key, that is refused
+└── TrustError           an invite, or a certificate, that is refused
 
 DescantWarning           what a user should know, though the work goes on
 """
@@ -40,6 +41,10 @@ class StateError(DescantError):
 
 class VaultError(DescantError):
     """A sealed coreset, or a key, that is refused."""
+
+
+class TrustError(DescantError):
+    """An invite, or a certificate, that is refused."""
 
 
 class DescantWarning(UserWarning):

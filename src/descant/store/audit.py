@@ -1,18 +1,18 @@
-"""The audit log of a vault: who did what with which coreset, in lines that cannot be changed unseen.
+"""The audit log of a vault, or of a roster: who did what with what, in lines that cannot be changed unseen.
 
 The lines are those of :mod:`.log`: numbered, each with a digest of itself and of all before it. On top of that chain,
 which anybody could write anew from an edited line on, goes a secret that runs along with the log:
 
-    secret(0) = derived from the vault's private key         secret(n) = HMAC-SHA256(secret(n - 1), seal of line n)
+    secret(0) = derived from the owner's private key         secret(n) = HMAC-SHA256(secret(n - 1), seal of line n)
 
 Only the newest one is kept, in the head beside the log, with the number and the seal of the last line; so lines can be
-added without the vault's key. None of the earlier secrets follows from it: who comes to the folder later cannot write
+added without the owner's key. None of the earlier secrets follows from it: who comes to the folder later cannot write
 a line that looks as if it had been there before. Each line carries a mark, a digest of the secret before it, by which
 the place of a change is found.
 
 What :meth:`Audit.catch_up` finds:
 
-- without the vault's key: any line that was edited, removed, inserted or moved, and lines that are missing at the end,
+- without that key: any line that was edited, removed, inserted or moved, and lines that are missing at the end,
   as long as the head beside the log was not written anew with it;
 - with the key: that, too;
 - not: a whole folder that was put back to an older copy (compare the last line with a note of it that is kept
@@ -24,9 +24,13 @@ what lies behind such lines is ever cut off, which the log then says.
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import hmac
 import json
+import os
+import socket
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -43,10 +47,8 @@ CHANGES = (
     "forgetting",
     "forgotten",
 )  # what is held of a party
-_ADVICE = (
-    "Somebody or something changed it after it was written: find out who, and compare with a copy. "
-    "The vault is not used until it is restored; the run and its models are not concerned."
-)
+_ADVICE = "Somebody or something changed it after it was written: find out who, and compare with a copy. "
+_VAULT = "The vault is not used until it is restored; the run and its models are not concerned."
 _WRONG = (ValueError, TypeError, KeyError, RecursionError)
 
 
@@ -69,11 +71,15 @@ class _Head:
 class Audit:
     """A log that is read as far as it goes, and then written to; its user holds a lock on the folder meanwhile.
 
-    `secret` is the first one, which only the vault's key gives: without it the chain is checked, but not the marks.
+    `secret` is the first one, which only the owner's key gives: without it the chain is checked, but not the marks.
+    `changes` are the events that change what is held of a party, `meanwhile` says what a damaged log is in the way of.
     """
 
-    def __init__(self, folder: Path, secret: bytes | None) -> None:
+    def __init__(
+        self, folder: Path, secret: bytes | None, changes: Collection[str] = CHANGES, meanwhile: str = _VAULT
+    ) -> None:
         self._file, self._head_file = folder / LOG, folder / HEAD
+        self._changes, self._advice = changes, _ADVICE + meanwhile
         self._first = None if secret is None else _Head(0, "", secret.hex())
         self.rewind()
 
@@ -87,7 +93,7 @@ class Audit:
     def begin(self, event: str, **fields: Any) -> None:
         """The first line of a new log; it needs the first secret."""
         if self._first is None:
-            raise StateError(f"{self._file} cannot be begun without the vault's key.")
+            raise StateError(f"{self._file} cannot be begun without its owner's key.")
         self._known = self._first
         self.add(event, **fields)
 
@@ -111,7 +117,7 @@ class Audit:
             raise self._damage(f"{self._file} and its head have gone back from line {self.last.number} to {head.n}.")
         if not self._file.exists() or self._file.stat().st_size < self.last.end:
             raise self._damage(f"{self._file} has lost lines that were there before.")
-        found = log.read(self._file, self.last, _ADVICE)
+        found = log.read(self._file, self.last, self._advice)
         ahead = found.last.number - head.n
         if ahead < 0:
             raise self._damage(
@@ -128,6 +134,16 @@ class Audit:
             disk.cut(self._file, found.last.end)
             self.add("mended", torn=found.torn)
         return found.seals
+
+    def read_again(self, line: int = 0, seal: str = "") -> None:
+        """Check all from the first line on; a line and its seal that were noted elsewhere must be there."""
+        self.rewind()
+        seals = self.catch_up()
+        if line and (line > len(seals) or seals[line - 1] != seal):
+            raise StateError(
+                f"Line {line} of {self._file} is not the one that was noted, {seal!r:.80}: the folder was "
+                "put back to an older copy, or its log was written anew."
+            )
 
     def _check(self, found: Lines, head: _Head) -> None:
         """The head is that of these lines; with the key, or behind what was read before, so is everything in them."""
@@ -150,7 +166,7 @@ class Audit:
     def _take(self, found: Lines, head: _Head) -> None:
         for event in found.events:
             party = event.get("party", "")
-            if event.get("event") in CHANGES:
+            if event.get("event") in self._changes:
                 self.latest[party] = event
             elif event.get("event") == "opened":
                 self.opened[party] = self.opened.get(party, 0) + 1
@@ -172,4 +188,13 @@ class Audit:
         disk.replace(self._head_file, json.dumps(asdict(head)).encode(), f"{HEAD}.new", disk.PRIVATE)
 
     def _damage(self, what: str) -> StateError:
-        return StateError(f"{what} {_ADVICE}")
+        return StateError(f"{what} {self._advice}")
+
+
+def somebody() -> str:
+    """Who does it, for the log: user, machine and process."""
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a container whose user has no name
+        name = "somebody"
+    return f"{name}@{socket.gethostname()}:{os.getpid()}"

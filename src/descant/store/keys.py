@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from ..errors import VaultError
+from ..errors import DescantError, VaultError
 from . import disk
 
 VARIABLE = "DESCANT_VAULT_KEY"
@@ -96,15 +96,20 @@ def read_key(file: str | Path | None = None) -> PrivateKey:
 
 def key_in(file: Path, lost: str = LOST) -> PrivateKey:
     """The key in a file, which must be its owner's alone."""
+    return PrivateKey.from_text(secret_in(file, lost).decode("ascii", "replace"), str(file), lost)
+
+
+def secret_in(file: Path, lost: str, most: int = _MOST, refused: type[DescantError] = VaultError) -> bytes:
+    """The first bytes of a file that holds a private key, and must be its owner's alone."""
     try:
         with file.open("rb") as stream:
             mode = os.fstat(stream.fileno()).st_mode
-            data = stream.read(_MOST)
+            data = stream.read(most)
     except OSError as error:
-        raise VaultError(f"The private key in {file} cannot be read: {error.strerror}. {lost}") from None
+        raise refused(f"The private key in {file} cannot be read: {error.strerror}. {lost}") from None
     if os.name != "nt" and mode & 0o077:
-        raise VaultError(
+        raise refused(
             f"The private key in {file} may be read or written by others than its owner (mode {mode & 0o777:04o}). "
             f"Ask yourself who has read it, then: chmod 600 {file}"
         )
-    return PrivateKey.from_text(data.decode("ascii", "replace"), str(file), lost)
+    return data

@@ -34,11 +34,8 @@ Who can do what:
 
 from __future__ import annotations
 
-import getpass
 import json
-import os
 import secrets
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,7 +46,7 @@ from .. import __version__
 from ..errors import StateError, VaultError
 from . import about, disk
 from .about import ABOUT
-from .audit import HEAD, LOG, Audit
+from .audit import HEAD, LOG, Audit, somebody
 from .drawers import LOCK, PARTIES, PATIENCE, Drawers, digest
 from .folder import check_replaceable, clear_errors
 from .keys import PrivateKey, fingerprint
@@ -97,7 +94,7 @@ class Vault:
                 f"{fingerprint(self.public)}. Give that one."
             )
         self._audit = Audit(self.folder, None if key is None else _first_secret(key, self.run))
-        self._drawers = Drawers(self.folder, self._audit, who or _somebody())
+        self._drawers = Drawers(self.folder, self._audit, who or somebody())
 
     @classmethod
     def create(cls, folder: str | Path, key: PrivateKey, run: str = "", who: str = "") -> Vault:
@@ -110,7 +107,7 @@ class Vault:
             try:
                 disk.make(place / PARTIES, 0o700)
                 audit = Audit(place, _first_secret(key, run))
-                audit.begin("created", run=run, vault=fingerprint(key.public), who=who or _somebody())
+                audit.begin("created", run=run, vault=fingerprint(key.public), who=who or somebody())
                 made = {"descant": __version__, "vault": 1, "run": run, "public": key.public.hex()}
                 disk.replace(place / ABOUT, json.dumps(made).encode(), f"{ABOUT}.new")
             finally:
@@ -194,13 +191,7 @@ class Vault:
         folder was put back to an older copy.
         """
         with self._drawers.alone():
-            self._audit.rewind()
-            seals = self._audit.catch_up()
-            if line and (line > len(seals) or seals[line - 1] != seal):
-                raise StateError(
-                    f"Line {line} of {self.folder / LOG} is not the one that was noted, {seal!r:.80}: the folder was "
-                    "put back to an older copy, or its log was written anew."
-                )
+            self._audit.read_again(line, seal)
             names = self._drawers.names()
             sealed = [name for name in names if "digest" in self._audit.latest[name]]
             for name in names:
@@ -274,11 +265,3 @@ def check_new(folder: Path) -> None:
 
 def _first_secret(key: PrivateKey, run: str) -> bytes:
     return key.derive(b"descant audit 1\n" + run.encode("utf-8", "surrogatepass"))
-
-
-def _somebody() -> str:
-    try:
-        name = getpass.getuser()
-    except (OSError, KeyError, ImportError):  # a container whose user has no name
-        name = "somebody"
-    return f"{name}@{socket.gethostname()}:{os.getpid()}"
