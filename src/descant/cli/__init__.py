@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import papers, recipes, tools, vault
+from . import papers, recipes, server, silo, tools, vault
 
 app = typer.Typer(
     add_completion=False,
@@ -40,6 +40,8 @@ for command in (tools.demo, recipes.run, recipes.compare, recipes.report, recipe
 app.command()(recipes.worth)
 app.add_typer(papers.app, name="papers")
 app.add_typer(vault.app, name="vault")
+app.add_typer(server.app, name="server")
+app.add_typer(silo.app, name="silo")
 
 
 def main() -> None:

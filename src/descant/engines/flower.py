@@ -134,16 +134,19 @@ class Hub:
         self._grid.set_run(run_from_proto(given.run))
 
     def _enrol(self) -> None:
+        from cryptography.hazmat.primitives.serialization import load_ssh_public_key
         from flwr.cli.build import build_fab_from_files
         from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
         from flwr.proto.fab_pb2 import Fab
         from flwr.supercore.control import ControlHttpClient
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
         version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
         control = ControlHttpClient.from_server_address(self._address, False, self._ca, [version])
         for name, key in self._parties.items():
-            control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+            public: Any = load_ssh_public_key(key)
+            control.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(public), name=name))
         files = {"pyproject.toml": _BUNDLE.encode(), "LICENSE": b"None.\n", "nothing.py": b"app = None\n"}
         bundle, _ = build_fab_from_files(files)
         digest = hashlib.sha256(bundle).hexdigest()
@@ -211,7 +214,7 @@ class Hub:
 class Spoke:
     """A silo's end: it speaks to the SuperLink as a SuperNode does, and opens no port of its own."""
 
-    def __init__(self, address: str, ca: str, certificate: Path | None, key: bytes) -> None:
+    def __init__(self, address: str, ca: str, certificate: Path, key: Path, node_key: bytes) -> None:
         require()
         from cryptography.hazmat.primitives.serialization import load_ssh_private_key
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -219,10 +222,9 @@ class Spoke:
         from flwr.supernode.fleet_http_client import FleetHttpClient
         from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-        private: Any = load_ssh_private_key(key, None)
+        private: Any = load_ssh_private_key(node_key, None)
         trusted = ssl.create_default_context(cadata=ca)
-        if certificate is not None:
-            trusted.load_cert_chain(certificate)
+        trusted.load_cert_chain(certificate, key)
         signed = NodeAuthHttpInterceptor(private, private.public_key())
         version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
         self._client = FleetHttpClient(f"https://{address}", interceptors=[version, signed], verify=trusted)

@@ -10,7 +10,7 @@ from .. import __version__
 from ..config import Recipe
 from ..core import Report, Task
 from ..engines.silos import Lost, Post
-from ..errors import EngineError
+from ..errors import DescantError, EngineError
 from ..parties.elsewhere import elsewhere
 from ..silo.desk import reduced
 from ..wire import pack, unpack
@@ -23,9 +23,16 @@ class Meeting:
     """A post that knows whom it carries letters to: only a party that has introduced itself, and fits, is there."""
 
     def __init__(
-        self, post: Post, recipe: Recipe, federation: str, layout: str, loss: str, say: Callable[[str], None] = print
+        self,
+        post: Post,
+        recipe: Recipe,
+        federation: str,
+        layout: str,
+        loss: str,
+        say: Callable[[str], None] = print,
+        note: Callable[[str, str], object] = lambda party, machine: None,
     ) -> None:
-        self._post, self._loss, self._say = post, loss, say
+        self._post, self._loss, self._say, self._note = post, loss, say, note
         tables = reduced(recipe.tables)
         self._hello = {"recipe": tables, "federation": federation, "layout": layout, "version": __version__}
         self._asked: dict[str, str] = {}  # letters that are out, by their number: to whom
@@ -56,7 +63,7 @@ class Meeting:
             self.described[party] = self._checked(party, report)
             samples = self.described[party]["samples"]
             self._say(f"{party} has come, with {samples} samples.")
-        except (EngineError, ValueError, KeyError, TypeError) as error:
+        except (DescantError, ValueError, KeyError, TypeError) as error:
             self._refused[party] = str(error)
             self._say(f"{party} has come, and cannot take part: {error}")
 
@@ -68,6 +75,7 @@ class Meeting:
             if report.metrics.get(name) != here:
                 raise EngineError(f"its {name} is {report.metrics.get(name)!r:.80}, and the federation's is {here!r}.")
         said: Mapping[str, Any] = report.metrics["described"]
+        self._note(party, str(report.metrics.get("machine", "")))
         elsewhere({**{name: other for name, other in self.described.items() if name != party}, party: said})
         return said
 

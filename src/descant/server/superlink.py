@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +14,8 @@ from pathlib import Path
 
 from ..engines.flower import QUIET, require
 from ..errors import EngineError
+from ..trust.child import Child
+from ..trust.proxy import check_free
 
 _STARTING = 120.0  # seconds
 HOST = "127.0.0.1"
@@ -33,7 +32,7 @@ class Papers:
 
 
 @contextmanager
-def superlink(papers: Papers, port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def superlink(papers: Papers, port: int, folder: Path) -> Iterator[Child]:
     """A SuperLink that answers, for as long as the block runs."""
     require()
     check_free(HOST, port)
@@ -51,45 +50,18 @@ def superlink(papers: Papers, port: int, log: Path) -> Iterator[subprocess.Popen
     }
     flags = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
     command = [program, *(str(part) for pair in told.items() for part in pair), *flags]
-    environment = {**os.environ, **QUIET, "FLWR_HOME": str(log.parent / "flwr")}
-    with log.open("ab") as written:
-        process = subprocess.Popen(
-            command, stdout=written, stderr=written, stdin=subprocess.DEVNULL, env=environment, preexec_fn=ends_with_us
-        )
-    try:
-        _wait(process, port, log)
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    log = folder / "superlink.log"
+    with Child(command, log, folder, {**os.environ, **QUIET, "FLWR_HOME": str(folder / "flwr")}) as child:
+        _wait(child, port, log)
+        yield child
 
 
-def ends_with_us() -> None:
-    """In a child, before its program runs: the system ends it when this process ends, even by SIGKILL (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-
-
-def check_free(host: str, port: int) -> None:
-    """Raise if somebody listens there already."""
-    with socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            tried.bind((host, port))
-        except OSError as error:
-            raise EngineError(f"Port {port} of {host} is in use: {error.strerror}. Give another one.") from error
-
-
-def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def _wait(child: Child, port: int, log: Path) -> None:
     end = time.monotonic() + _STARTING
     while time.monotonic() < end:
-        if process.poll() is not None:
+        if not child.alive:
             last = log.read_text(errors="replace").strip().splitlines()[-3:]
-            raise EngineError(f"The SuperLink has ended with {process.returncode}: {' '.join(last)}. See {log}.")
+            raise EngineError(f"The SuperLink has ended with {child.end()}: {' '.join(last)}. See {log}.")
         with socket.socket() as tried:
             tried.settimeout(1)
             if tried.connect_ex((HOST, port)) == 0:

@@ -7,6 +7,7 @@ party's own model, for rows beyond what the team's policy lets go, or for code t
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -119,8 +120,23 @@ class Desk:
             text = json.dumps(said).encode()
             disk.replace(self.keeping.folder / _INTRODUCED, text, f".{_INTRODUCED}", disk.PRIVATE)
         self.__dict__["plan"] = plan
-        told = {"described": description(self.file.own), "layout": plan.net.layout.digest, "version": __version__}
-        return Report(task.party, task.round, "hello", metrics={**told, "loss": address_of(plan.loss)})
+        told = {
+            "described": description(self.file.own),
+            "layout": plan.net.layout.digest,
+            "version": __version__,
+            "loss": address_of(plan.loss),
+            "machine": self._machine,
+        }
+        return Report(task.party, task.round, "hello", metrics=told)
+
+    @property
+    def _machine(self) -> str:
+        """A mark that was drawn when this folder was first used: an invite that is used in two places shows by it."""
+        file = self.keeping.folder / "machine"
+        if not file.exists():
+            with clear_errors(self.keeping.folder):
+                disk.replace(file, secrets.token_hex(16).encode(), ".machine", disk.PRIVATE)
+        return file.read_text()
 
     @property
     def _held(self) -> dict[str, Any] | None:

@@ -1,0 +1,146 @@
+"""`descant server`: the organiser of a federation whose parties are on machines of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ..table import Table
+from .common import json_option, one_thread, plain_endings
+
+app = typer.Typer(no_args_is_help=True, help="Organise a federation: make it, invite parties, start it, look after it.")
+
+DIR = typer.Argument(metavar="DIR", hidden=True)
+NAME = typer.Argument(metavar="NAME", hidden=True)
+
+
+@app.command("init")
+def init(
+    folder: Path = DIR,
+    recipe: Path = typer.Argument(metavar="RECIPE", hidden=True),  # noqa: B008
+    host: list[str] = typer.Option(["localhost"], help="The name or address by which parties reach it. Repeatable."),  # noqa: B008
+    port: int = typer.Option(8443, help="The port at which parties reach it."),
+    as_json: bool = json_option(),
+) -> None:
+    """Make a federation in the new folder DIR, by RECIPE: its keys and certificates, and nobody invited yet."""
+    with plain_endings():
+        from ..config import read
+        from ..trust.founding import Terms
+        from ..trust.roster import Roster
+
+        sys.path.insert(0, "")
+        found = read(recipe)
+        found.model(), found.algorithm(), found.settings()
+        roster = Roster.create(folder, recipe, Terms(hosts=tuple(host), port=port))
+        told = {"folder": str(folder), "address": roster.address, "fingerprint": roster.fingerprint}
+        _tell(told, as_json, f"\nNow invite parties: descant server invite {folder} NAME")
+
+
+@app.command("invite")
+def invite(
+    folder: Path = DIR,
+    name: str = NAME,
+    out: Path | None = typer.Option(None, help="The invite's new file. Default: NAME.invite.", show_default=False),  # noqa: B008
+    as_json: bool = json_option(),
+) -> None:
+    """Let the party NAME in: writes its invite, one file with its keys, to be sent by a way that you trust."""
+    with plain_endings():
+        from ..trust.roster import Roster
+
+        roster = Roster(folder)
+        file = out or Path(f"{name}.invite")
+        made = roster.invite(name, file)
+        told = {
+            "invite": str(file),
+            "party": name,
+            "expires": f"{made.expires:%Y-%m-%d}",
+            "fingerprint": roster.fingerprint,
+        }
+        _tell(told, as_json, "\nWhoever holds this file is the party. Tell it the fingerprint by another way.")
+
+
+@app.command("start")
+def start(
+    folder: Path = DIR,
+    gather: int = typer.Option(1, help="Parties that must be there before a round begins."),
+    quorum: int | None = typer.Option(
+        None, help="Answers that a round needs once --deadline has passed. Default: all."
+    ),
+    deadline: float = typer.Option(600.0, help="Seconds after which a round goes on with a quorum."),
+    as_json: bool = json_option(),
+) -> None:
+    """Serve the federation in DIR until its rounds are done. After any kill the same command goes on."""
+    with plain_endings():
+        from ..engines.silos import Patience
+        from ..server.serving import Serving
+
+        sys.path.insert(0, "")
+        one_thread()
+        patience = Patience(deadline=deadline, quorum=quorum, gather=gather)
+        done = Serving(folder, patience, lambda text: typer.echo(text, err=as_json)).until_done()
+        _tell(done, as_json)
+
+
+@app.command("status")
+def status(folder: Path = DIR, as_json: bool = json_option()) -> None:
+    """Say who was invited, has joined or was revoked, and how far the training in DIR has come."""
+    with plain_endings():
+        from ..record import is_run, read
+        from ..server.serving import TRAINING
+        from ..trust.roster import Roster
+
+        roster = Roster(folder)
+        rows = [dataclasses.asdict(entry) for entry in roster.parties()]
+        place = roster.run / TRAINING
+        found: dict[str, Any] = {"state": "not begun", "round": 0}
+        if is_run(place):
+            recorded = read(place)
+            found = {"state": recorded.state, "round": recorded.round}
+        if as_json:
+            typer.echo(json.dumps({**found, "address": roster.address, "parties": rows}))
+            return
+        typer.echo(f"Training: {found['state']}, round {found['round']}. Parties reach {roster.address}.\n")
+        typer.echo(Table(("name", "state", "since", "expires"), rows) if rows else "Nobody is invited yet.")
+
+
+@app.command("revoke")
+def revoke(folder: Path = DIR, name: str = NAME, as_json: bool = json_option()) -> None:
+    """Let the party NAME in no more; a proxy that runs knows it within seconds."""
+    with plain_endings():
+        from ..trust.roster import Roster
+
+        entry = Roster(folder).revoke(name)
+        _tell({"party": entry.name, "state": entry.state, "since": entry.since}, as_json)
+
+
+@app.command("audit")
+def audit(
+    folder: Path = DIR,
+    verify: bool = typer.Option(False, "--verify", help="Check every line, the recipe and the keys."),
+    line: int = typer.Option(0, help="With --seal: the number of a line that you noted elsewhere."),
+    seal: str = typer.Option("", help="That line's seal."),
+    as_json: bool = json_option(),
+) -> None:
+    """Show the log of everything that was done with DIR, or --verify that nobody has changed it."""
+    with plain_endings():
+        from ..store.audit import LOG
+        from ..trust.roster import Roster
+
+        roster = Roster(folder)
+        if verify:
+            _tell(dataclasses.asdict(roster.verify(line, seal)), as_json, "\nEvery line is as it was written.")
+            return
+        for text in (folder / LOG).read_text().splitlines():
+            typer.echo(text)
+
+
+def _tell(told: dict[str, Any], as_json: bool, then: str = "") -> None:
+    if as_json:
+        typer.echo(json.dumps(told))
+    else:
+        typer.echo("\n".join(f"{name + ':':<13}{value}" for name, value in told.items()) + then)

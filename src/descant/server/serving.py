@@ -1,0 +1,140 @@
+"""`descant server start`: a SuperLink, a proxy before it, and the driver, which does our own rounds through them.
+
+The run's folder is the truth. Whatever is killed, the same command goes on behind the last round that was acknowledged:
+the SuperLink holds nothing that is not asked for again, and parties answer a letter twice in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.nn import functional
+
+from .. import seeds
+from ..address import address_of
+from ..config import Recipe, read
+from ..config.parts import sealing
+from ..engines.flower import Away, Hub
+from ..engines.silos import Patience, Silos
+from ..errors import StateError
+from ..federation import Federation
+from ..flat import Net
+from ..parties.elsewhere import elsewhere
+from ..record import Run, is_run
+from ..store import clear_errors, disk
+from ..trust.founding import RECIPE
+from ..trust.keys import AUTHORITY, SERVER
+from ..trust.proxy import Proxy
+from ..trust.roster import Roster
+from .meeting import Meeting
+from .superlink import HOST, Papers, superlink
+
+TRAINING = "training"
+_MET = "parties.json"
+_SECRET = "driver.secret"
+
+
+@dataclass(frozen=True)
+class Serving:
+    """One federation, from its folder."""
+
+    folder: Path
+    patience: Patience
+    say: Callable[[str], None] = print
+
+    def until_done(self) -> dict[str, Any]:
+        """Serve until all rounds of the recipe are done; a SuperLink that dies is replaced."""
+        roster, recipe = Roster(self.folder), read(self.folder / RECIPE)
+        recipe.length, recipe.model(), recipe.algorithm(), recipe.settings()  # what is wrong is said now
+        host, _, port = roster.address.rpartition(":")
+        inner = free_port()
+        self.say(f"Parties reach {host} at port {port}. The authority's fingerprint: {roster.fingerprint}")
+        with Proxy(upstream=inner, port=int(port)).start(self.folder):
+            while True:
+                try:
+                    with superlink(self._papers(roster), inner, roster.run):
+                        return self._drive(roster, recipe, f"{HOST}:{inner}")
+                except Away as why:
+                    self.say(f"{why}. The SuperLink is started anew, and the round is done again.")
+
+    def _papers(self, roster: Roster) -> Papers:
+        secret = roster.keys / _SECRET
+        if not secret.exists():
+            with clear_errors(roster.keys):
+                disk.replace(secret, os.urandom(32), f".{_SECRET}", disk.PRIVATE)
+        keys = roster.keys
+        return Papers(keys / f"{AUTHORITY}.crt", keys / f"{SERVER}.crt", keys / f"{SERVER}.key", secret)
+
+    def _drive(self, roster: Roster, recipe: Recipe, address: str) -> dict[str, Any]:
+        """Rounds of the run, until they are done."""
+        keys = {entry.name: entry.node_key.encode() for entry in roster.parties() if entry.state != "revoked"}
+        if not keys:
+            raise StateError(f"Nobody is invited yet: descant server invite {self.folder} NAME")
+        papers = self._papers(roster)
+        with _opened(Hub(address, papers.ca.read_bytes(), papers.secret.read_bytes(), keys)) as hub:
+            model: Any = recipe.model()
+            digest = Net.made(model, seeds.torch_seed(recipe.length.seed, 0, "", "model")).layout.digest
+            loss = recipe.settings().get("loss", functional.cross_entropy)
+            meeting = Meeting(
+                hub, recipe, roster.federation, digest, address_of(loss), self.say, lambda *found: roster.joined(*found)
+            )
+            federation = self._federation(roster, recipe, meeting, list(keys))
+            place = roster.run / TRAINING
+            run = (
+                Run.resume(place, federation) if is_run(place) else Run.start(place, federation, recipe.text, "always")
+            )
+            with run:
+                for round in run.rounds(max(0, recipe.length.rounds - run.round), self._every(recipe)):
+                    without = "".join(
+                        f"; without {refusal.party}: {refusal.reason}" for refusal in round.round.refusals
+                    )
+                    self.say(f"Round {round.index}: {round.round.told}, {len(round.round.accepted)} parties{without}")
+            return {"folder": str(place), "rounds": federation.state.round, "hash": federation.hash()}
+
+    def _every(self, recipe: Recipe) -> int:
+        return max(1, recipe.length.rounds // recipe.length.points)
+
+    def _federation(self, roster: Roster, recipe: Recipe, meeting: Meeting, names: list[str]) -> Federation:
+        """Everybody who was invited; who has never come has as much data as we know of: one sample."""
+        file = roster.run / _MET
+        met: dict[str, Mapping[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
+        if not met:
+            met = meeting.gather(min(self.patience.gather, len(names)))
+            with clear_errors(roster.run):
+                disk.replace(file, json.dumps(met).encode(), f".{_MET}", disk.PRIVATE)
+        unknown = {**next(iter(met.values())), "samples": 1, "tested": 0}
+        people = elsewhere({name: met.get(name, unknown) for name in names})
+        settings = {key: value for key, value in recipe.settings().items() if key != "engine"}
+        settings |= sealing(recipe.tables.get("vault", {}))
+        engine = Silos(meeting, self.patience, self.say)
+        return Federation(
+            recipe.model(),
+            people,
+            recipe.algorithm(),
+            seed=recipe.length.seed,
+            engine=engine,
+            deadline=self.patience.limit,
+            **settings,
+        )
+
+
+@contextmanager
+def _opened(hub: Hub) -> Iterator[Hub]:
+    try:
+        yield hub
+    finally:
+        hub.close()
+
+
+def free_port() -> int:
+    """A port of this machine that nobody uses."""
+    with socket.socket() as tried:
+        tried.bind((HOST, 0))
+        return int(tried.getsockname()[1])
