@@ -6,4 +6,6 @@
         roster.revoke("north")
         proxy.keep_up()
     Invite.read(Path("north.invite")).unpack(Path("silo"))                               # the party
+
+What is on the disk is told in :mod:`.roster`, what passes and what does not in :mod:`.proxy`.
 """
