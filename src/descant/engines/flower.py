@@ -173,6 +173,10 @@ class Hub:
             client.close()
         raise EngineError(f"The SuperLink at {self._address} has begun no run. Is another driver on it?")
 
+    def only(self, names: Collection[str]) -> None:
+        """Nobody else is given letters any more."""
+        self._parties = {name: key for name, key in self._parties.items() if name in names}
+
     @_told("The SuperLink")
     def here(self) -> Collection[str]:
         online = (node for node in self._grid.get_nodes() if node.status == "online")

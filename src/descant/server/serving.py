@@ -31,7 +31,7 @@ from ..record import Run, is_run
 from ..store import clear_errors, disk
 from ..trust.founding import RECIPE
 from ..trust.keys import AUTHORITY, SERVER
-from ..trust.proxy import Proxy
+from ..trust.proxy import Proxy, RunningProxy
 from ..trust.roster import Roster
 from .meeting import Meeting
 from .superlink import HOST, Papers, superlink
@@ -51,16 +51,16 @@ class Serving:
 
     def until_done(self) -> dict[str, Any]:
         """Serve until all rounds of the recipe are done; a SuperLink that dies is replaced."""
-        roster, recipe = Roster(self.folder), read(self.folder / RECIPE)
+        roster, recipe = Roster(self.folder.resolve()), read(self.folder / RECIPE)
         recipe.length, recipe.model(), recipe.algorithm(), recipe.settings()  # what is wrong is said now
         host, _, port = roster.address.rpartition(":")
         inner = free_port()
         self.say(f"Parties reach {host} at port {port}. The authority's fingerprint: {roster.fingerprint}")
-        with Proxy(upstream=inner, port=int(port)).start(self.folder):
+        with Proxy(upstream=inner, port=int(port)).start(self.folder) as proxy:
             while True:
                 try:
                     with superlink(self._papers(roster), inner, roster.run):
-                        return self._drive(roster, recipe, f"{HOST}:{inner}")
+                        return self._drive(roster, recipe, f"{HOST}:{inner}", proxy)
                 except Away as why:
                     self.say(f"{why}. The SuperLink is started anew, and the round is done again.")
 
@@ -72,9 +72,9 @@ class Serving:
         keys = roster.keys
         return Papers(keys / f"{AUTHORITY}.crt", keys / f"{SERVER}.crt", keys / f"{SERVER}.key", secret)
 
-    def _drive(self, roster: Roster, recipe: Recipe, address: str) -> dict[str, Any]:
+    def _drive(self, roster: Roster, recipe: Recipe, address: str, proxy: RunningProxy) -> dict[str, Any]:
         """Rounds of the run, until they are done."""
-        keys = {entry.name: entry.node_key.encode() for entry in roster.parties() if entry.state != "revoked"}
+        keys = _let_in(roster)
         if not keys:
             raise StateError(f"Nobody is invited yet: descant server invite {self.folder} NAME")
         papers = self._papers(roster)
@@ -96,6 +96,8 @@ class Serving:
                         f"; without {refusal.party}: {refusal.reason}" for refusal in round.round.refusals
                     )
                     self.say(f"Round {round.index}: {round.round.told}, {len(round.round.accepted)} parties{without}")
+                    if proxy.keep_up():  # somebody was revoked meanwhile
+                        hub.only(_let_in(roster))
             return {"folder": str(place), "rounds": federation.state.round, "hash": federation.hash()}
 
     def _every(self, recipe: Recipe) -> int:
@@ -123,6 +125,11 @@ class Serving:
             deadline=self.patience.limit,
             **settings,
         )
+
+
+def _let_in(roster: Roster) -> dict[str, bytes]:
+    """The keys of all who may take part."""
+    return {entry.name: entry.node_key.encode() for entry in roster.parties() if entry.state != "revoked"}
 
 
 @contextmanager
