@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from descant import Federation
+from descant import DescantWarning, Federation
 from descant.address import address_of
 from descant.config import Recipe, read
 from descant.core import Report, Task
 from descant.engines.silos import Lost, Patience, Silos
+from descant.exchange import tasks_for
 from descant.parties import from_arrays
 from descant.parties.elsewhere import elsewhere
 from descant.piece import Plan
@@ -232,3 +233,155 @@ def test_what_a_teams_code_does_costs_it_one_round_and_shows_nothing(tmp_path: P
 
 def _rest() -> dict[str, object]:
     return {"solver": recipe().solver(), "loss": torch.nn.functional.cross_entropy, "metric": None}
+
+
+def falsified(letter: Task, answer: bytes, how: str) -> bytes:
+    report = unpack(answer, Report)
+    first = next(iter(report.arrays))
+    tensor = report.arrays[first]
+    other = {
+        "nan": torch.full_like(tensor, torch.nan),
+        "infinite": torch.full_like(tensor, torch.inf),
+        "another shape": tensor.flatten()[:1],
+        "a shape that broadcasts": tensor[:1],
+        "another dtype": tensor.double(),
+    }
+    if how in other:
+        return pack(replace(report, arrays={**report.arrays, first: other[how]}))
+    arrays, metrics = dict(report.arrays), dict(report.metrics)
+    if how == "a tensor missing":
+        del arrays[first]
+    elif how == "a tensor too many":
+        arrays["backdoor"] = torch.zeros(2)
+    elif how == "an absurd weight":
+        metrics["samples"] = 1e30
+    elif how == "no weight":
+        del metrics["samples"]
+    return pack(replace(report, arrays=arrays, metrics=metrics))
+
+
+BYTES: dict[str, Callable[[bytes], bytes]] = {
+    "too long": lambda answer: answer + bytes(2**23),
+    "nothing": lambda answer: b"",
+    "cut": lambda answer: answer[: len(answer) // 2],
+    "a pickle": lambda answer: b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94.",
+    "a zip bomb's beginning": lambda answer: b"PK\x03\x04" + bytes(1000),
+    "a header that lies": lambda answer: (2**62).to_bytes(8, "little") + answer[8:],
+    "200,000 tensors": lambda answer: _many(200_000),
+}
+REPORTS = ["nan", "infinite", "another shape", "a shape that broadcasts", "another dtype", "a tensor missing"]
+REPORTS += ["a tensor too many", "an absurd weight", "no weight"]
+
+
+def _many(count: int) -> bytes:
+    entry = '"{}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
+    header = ("{" + ",".join(entry.format(i) for i in range(count)) + "}").encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+@pytest.mark.parametrize("how", [*REPORTS, *BYTES])
+def test_a_false_answer_is_refused_and_the_others_go_on(tmp_path: Path, how: str) -> None:
+    post = Post(desks(tmp_path))
+
+    def spoil(task: Task, answer: bytes) -> bytes:
+        if task.party != "1" or task.kind != "train":
+            return answer
+        return BYTES[how](answer) if how in BYTES else falsified(task, answer, how)
+
+    post.spoil = spoil
+    with pytest.warns(DescantWarning, match="refused"):
+        fed = met(post, recipe("fedavg")).fit(2, progress=False)
+    assert [refusal.party for refusal in fed.refusals_] == ["1", "1"]
+    without = simulated(recipe("fedavg"), 2, [name for name in NAMES if name != "1"])
+    assert torch.equal(fed.state.center, without.state.center)
+
+
+@pytest.mark.parametrize("whose", ["another party's", "an old round's"])
+def test_an_answer_to_another_letter_is_not_taken(tmp_path: Path, whose: str) -> None:
+    post, kept = Post(desks(tmp_path)), dict[tuple[str, int], bytes]()
+
+    def spoil(task: Task, answer: bytes) -> bytes:
+        kept[task.party, task.round] = answer
+        if task.party != "1" or task.round != 2 or task.kind != "train":
+            return answer
+        return kept["0", 2] if whose == "another party's" else kept["1", 1]
+
+    post.spoil = spoil
+    with pytest.warns(DescantWarning, match="refused"):
+        fed = met(post, recipe("fedavg")).fit(3, progress=False)
+    [refusal] = fed.refusals_
+    assert refusal.party == "1" and refusal.round == 2 and "was asked for" in refusal.reason
+
+
+def test_letters_that_a_desk_does_not_answer(tmp_path: Path) -> None:
+    post = Post(desks(tmp_path))
+    fed = met(post, recipe("fedavg")).fit(2, progress=False)
+    plan, desk = fed._plan, post.desks["0"]()
+
+    def said(**changes: object) -> str:
+        task = next(iter(tasks_for(plan, fed.state, {"0": plan.solver.hyper}, "train", 3)))
+        task = replace(task, settings={**task.settings, "accepted": 2, **changes.pop("settings", {})}, **changes)  # type: ignore[arg-type, dict-item]
+        report = unpack(desk.answer(pack(task)), Report)
+        assert report.status in ("refused", "error") and not report.arrays
+        return report.reason
+
+    assert "'0'" in said(party="1")
+    assert "not answered here" in said(kind="personal") and "not answered here" in said(kind="stand_in")
+    assert "cannot follow" in said(settings={"accepted": 3}) and "cannot follow" in said(settings={"accepted": None})
+    assert "Stale" in said(settings={"accepted": 0})
+    assert "ModelError" in said(settings={"layout": "another"})
+    assert "hello" in unpack(desk.answer(b"no letter"), Report).kind
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"layout": "another"}, "model"),
+        ({"federation": 7}, "federation"),
+        ({"recipe": {"method": {"algorithm": "fedavg", "wrap": [{"by": "os:system"}]}}}, "code"),
+        ({"recipe": {"method": {"algorithm": "fedavg"}, "work": {"optimizer": "../x"}}}, "files"),
+        ({"recipe": {"method": {"algorithm": "unheard"}}}, "unheard"),
+    ],
+)
+def test_an_introduction_that_a_party_refuses(tmp_path: Path, said: dict[str, object], why: str) -> None:
+    desk = desks(tmp_path)["0"]()
+    hello = {"recipe": recipe().tables, "federation": "lab", "layout": "", **said}
+    report = unpack(desk.answer(pack(Task("0", 0, "hello", {}, hello))), Report)
+    assert report.status == "refused" and why in report.reason
+
+
+def test_a_round_goes_on_with_a_quorum_and_says_without_whom(tmp_path: Path) -> None:
+    post = Post(desks(tmp_path))
+    post.spoil = lambda task, answer: None if task.party == "1" and task.round == 2 else answer
+    fed = met(post, recipe("fedavg"), Patience(deadline=0.2, quorum=3))
+    with pytest.warns(DescantWarning, match="went on without it"):
+        fed.fit(3, progress=False)
+    assert [refusal.party for refusal in fed.refusals_] == ["1"]
+    twin = simulated(recipe("fedavg"), 3)
+    assert not torch.equal(fed.state.center, twin.state.center)
+
+
+def test_a_round_that_waits_for_all_sends_again_to_whoever_comes_back(tmp_path: Path) -> None:
+    post, lost = Post(desks(tmp_path)), [3]
+
+    def spoil(task: Task, answer: bytes) -> bytes | Lost:
+        if task.party == "1" and task.round == 2 and lost[0]:
+            lost[0] -= 1
+            return Lost("its machine is off")
+        return answer
+
+    post.spoil = spoil
+    fed = met(post, recipe()).fit(3, progress=False)
+    assert not lost[0] and not fed.refusals_
+    same(fed, simulated(recipe(), 3))
+
+
+def test_a_party_that_lost_its_folder_begins_anew_and_says_so(tmp_path: Path) -> None:
+    post, told = Post(desks(tmp_path)), list[float]()
+    fed = met(post, recipe()).fit(2, progress=False)
+    for file in (tmp_path / "at-1").glob("*"):
+        if file.name != "party.json":
+            file.unlink()
+    for round in fed.rounds(2):
+        told.append(round.round.metrics["1"].get("began_anew", 0.0))
+    assert told == [1.0, 0.0] and not fed.refusals_

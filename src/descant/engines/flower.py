@@ -29,7 +29,8 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-HEARTBEAT = 30.0  # seconds; Flower takes a party that was silent for twice as long for gone
+HEARTBEAT = 10.0  # seconds; Flower takes a party that was silent for twice as long for gone
+_TRYING = 5.0  # seconds
 _ITEM = "letter"
 _TYPE = "train"
 _STYPE = "descant"
@@ -99,6 +100,8 @@ def _told(whom: str) -> Iterator[None]:
         if "2004" in said:  # FLEET_NODE_ACTIVATION_FAILED
             held = f"{whom} still holds our place from before, for up to {2 * HEARTBEAT:.0f} s"
             raise Away(held) from error
+        if code in (502, 503, 504):  # the proxy, while there is nothing behind it
+            raise Away(f"{whom} is not ready") from error
         raise Away(f"{whom} answers with {code}: {said}") from error
     except httpx.HTTPError as error:
         raise Away(f"{whom} cannot be reached: {error}") from error
@@ -125,6 +128,7 @@ class Hub:
 
         self._enrol()
         self._grid = HttpGrid(self._address, False, self._ca, token=self._token())
+        self._grid._retry_invoker.max_time = _TRYING  # else it would try for ever to reach a SuperLink that is dead
         client = self._grid._runtime_client
         self._beat = HeartbeatSender(make_task_heartbeat_fn_http(client))
         self._beat.start()

@@ -74,6 +74,7 @@ class SiloEngine:
         self._plan, self._post, self._patience, self._say = plan, silos.post, silos.patience, silos.say
         self._memory = PartyStore(plan.budget)
         self._out: dict[str, Task] = {}  # by the number of the letter
+        self._again: list[Task] = []  # letters that got lost, to parties that the round waits for
         self._here: list[Task] = []  # stand-ins: they learn from what parties have left with us
         self._ready: list[Report] = []
         self._heard, self._began = 0, 0.0
@@ -100,7 +101,7 @@ class SiloEngine:
             time.sleep(pause)
 
     def submit(self, tasks: Sequence[Task]) -> None:
-        self._out, self._ready = {}, []  # answers to a round that was broken off are not asked for any more
+        self._out, self._again, self._ready = {}, [], []  # what is left of a round that was broken off is not wanted
         self._heard, self._began = 0, time.monotonic()
         self._here = [task for task in tasks if task.kind == "stand_in"]
         for task in tasks:
@@ -113,15 +114,31 @@ class SiloEngine:
         try:
             self._out[self._post.send(task.party, letter, self._patience.limit)] = task
         except Lost as why:
-            self._ready.append(_failed(task, "lost", str(why)))
+            self._ready += self._missed(task, why)
+
+    def _missed(self, task: Task, why: Lost) -> list[Report]:
+        """A letter got lost. Where a round waits for all, it goes out again when its party is there again."""
+        if self._patience.quorum is not None or task.kind != "train":
+            return [_failed(task, "lost", str(why))]
+        self._say(f"Round {task.round}: {task.party} does not answer ({why}). Waiting for it to come back.")
+        self._again.append(task)
+        return []
+
+    def _resent(self) -> None:
+        here = set(self._post.here()) if self._again else set()
+        tasks, self._again = self._again, [task for task in self._again if task.party not in here]
+        for task in tasks:
+            if task.party in here:
+                self._send(task)
 
     def collect(self, timeout: float) -> list[Report]:
         end, pause = time.monotonic() + timeout, _SHORTEST
         while True:
             reports = self._stood_in() or self._returned() or self._fetched() or self._overdue()
             left = end - time.monotonic()
-            if reports or not self._out or left <= 0:
+            if reports or not (self._out or self._again) or left <= 0:
                 return reports
+            self._resent()
             time.sleep(min(pause, left))
             pause = min(_LONGEST, 1.5 * pause)
 
@@ -138,13 +155,11 @@ class SiloEngine:
         for number, answer in self._post.fetch(tuple(self._out)).items() if self._out else ():
             task = self._out.pop(number, None)
             if task is not None:  # else it answers a round that was broken off
-                reports.append(self._read(task, answer))
+                reports += self._missed(task, answer) if isinstance(answer, Lost) else [self._read(task, answer)]
         return reports
 
-    def _read(self, task: Task, answer: bytes | Lost) -> Report:
+    def _read(self, task: Task, answer: bytes) -> Report:
         """The report in an answer; one of another party or round is not taken for it."""
-        if isinstance(answer, Lost):
-            return _failed(task, "lost", str(answer))
         if len(answer) > self._most:
             return _failed(task, "error", f"its answer has {len(answer)} bytes, and may have {self._most}")
         try:
