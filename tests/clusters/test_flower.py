@@ -21,9 +21,16 @@ from safetensors.torch import load_file
 
 from descant import Federation
 from descant.config import read
+from descant.errors import EngineError
 from descant.parties import from_arrays
 from descant.server.serving import free_port
+from descant.trust.proxy import find_nginx
 from problems import classes, network
+
+try:
+    find_nginx()
+except EngineError as error:
+    pytest.skip(str(error), allow_module_level=True)
 
 NAMES = ("north", "south", "west")
 ROUNDS = 4
@@ -117,6 +124,10 @@ class Lab:
         found = psutil.Process(self.processes[name].pid).children(recursive=True)
         return next(one for one in found if any(word in part for part in one.cmdline()))
 
+    def kill(self, name: str) -> None:
+        self.processes[name].kill()
+        self.processes[name].wait()
+
     def end(self) -> None:
         for process in self.processes.values():
             process.send_signal(signal.SIGTERM)
@@ -125,6 +136,7 @@ class Lab:
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
+                process.wait()
 
 
 @pytest.fixture
@@ -174,10 +186,10 @@ def test_whoever_is_killed_the_same_commands_go_on_to_the_same_model(lab: Callab
     one.child("server", "flower-superlink").kill()
     one.until(lambda: "started anew" in one.said())
     one.child("north", "descant.silo.worker").kill()
-    one.processes["south"].kill()
+    one.kill("south")
     one.join("south")
     one.reached(2)
-    one.processes["server"].kill()
+    one.kill("server")
     time.sleep(1)
     one.serve()
     assert torch.equal(one.done(), simulated(tmp_path))
