@@ -76,6 +76,10 @@ def test_training_rows_go_to_one_client_each_and_the_test_set_to_all_in_equal_pa
     assert sorted(row for rows in tested.values() for row in rows) == list(range(train, train + test))
     sizes = [len(rows) for rows in tested.values()]
     assert max(sizes) - min(sizes) <= 1
+    fewer_tests = parties.clients(source, split, count, samples, kept, seed, folder, tested=count)
+    for name, rows in tested.items():
+        assert rows_of(fewer_tests[name].x_test, every) == rows[:1]
+        assert torch.equal(fewer_tests[name].x, people[name].x)
     for name, rows in trained.items():
         assert people[name].y.tolist() == y[rows].tolist() and people[name].y_test.tolist() == y[tested[name]].tolist()
         if split == "label":

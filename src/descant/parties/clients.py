@@ -28,6 +28,7 @@ class _Clients:
     count: int = setting(10, "how many clients", least=1, whole=True)
     samples: int | None = setting(None, "how many samples the clients have in all; None: all", least=1, whole=True)
     validation: int = setting(0, "how many samples the server keeps, of the training set", least=0, whole=True)
+    tested: int | None = setting(None, "how many samples they are tested on in all; None: all", least=1, whole=True)
 
 
 def clients(
@@ -38,6 +39,7 @@ def clients(
     validation: int = 0,
     seed: int = 0,
     data: str | Path | None = None,
+    tested: int | None = None,
 ) -> People:
     """Ten clients with one class each, or with all classes at random (`split="iid"`): MNIST, CIFAR-10 or speech (§4).
 
@@ -47,10 +49,11 @@ def clients(
 
     `source` is "mnist", "cifar10" or "speech": ten words of Speech Commands as log-mel pictures, cut into training and
     test set by its authors' rule, their validation set left out. Pixels are standardised by colour over the training
-    set, which the paper does not say. `samples` takes a random part of the training set; not from the paper.
+    set, which the paper does not say. `samples` takes a random part of the training set, and `tested` of the test set;
+    not from the paper.
     `validation` samples of the training set, drawn at random before it is dealt out, are the server's (§3.3).
     """
-    check(_Clients(source, split, count, samples, validation), "clients")
+    check(_Clients(source, split, count, samples, validation, tested), "clients")
     x, y, begin = parted(source, data)
     rng = stream(seed, 0, EVERYBODY, "clients")
     left = begin - validation
@@ -63,7 +66,8 @@ def clients(
     order = rng.permutation(begin)
     kept, chosen = order[:validation], order[validation : validation + wanted]
     parts = splits.evenly(wanted, count, rng) if split == "iid" else _by_class(y[chosen], count, rng)
-    tests = [begin + part for part in splits.evenly(len(x) - begin, count, rng)]
+    each = None if tested is None else max(1, tested // count)
+    tests = [begin + part[:each] for part in splits.evenly(len(x) - begin, count, rng)]
     rows, prepare = [np.sort(chosen[part]) for part in parts], by_color(x[:begin])
     people = from_rows(x, y, rows, 0.0, seed, prepare=prepare, note=_note(source, len(x)), tests=tests)
     return people.with_validation(prepare(0, x[kept]), y[kept]) if validation else people
