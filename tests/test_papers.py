@@ -302,7 +302,7 @@ def test_the_numbers_in_the_repository_are_of_the_recipes_as_they_stand(key, qui
         return
     recipe = papers.recipe_of(key).quick() if quick else papers.recipe_of(key)
     assert before.digest == recipe.digest, f"run again: descant papers run {key} --expect"
-    assert expected.CLOSE < 0.01 and len(before.seeds) >= 2
+    assert expected.CLOSE < 0.01 and (len(before.seeds) >= 2 or "one seed" in recipe.about)
     names = {one.name for one in recipe.algorithms()}
     assert [dict(point["at"]) for point in before.points] == [at for at, _ in recipe.sweep()]
     assert all(names <= set(point["own"]) for point in before.points)
