@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from descant import Federation, Sgd, algorithms
+from descant.engines import InProcess
 from fakes import Bytes
 from problems import METHODS, classes, network
 
@@ -132,3 +133,14 @@ def test_the_cut_holds_for_modules_that_draw_by_themselves() -> None:
     solver = Sgd(lr=0.1, steps=4, batch=4)
     whole = rows_after("FedAvg", 1, torch.float64, solver, model)
     assert torch.equal(rows_after("FedAvg", 3, torch.float64, solver, model), whole)
+
+
+@pytest.mark.parametrize("way", ["stacked", "single", "vectorised", "looped"])
+def test_the_losses_that_parties_report_do_not_depend_on_the_cut(way: str) -> None:
+    def losses(most: int | None) -> list[float]:
+        solver, engine = Sgd(lr=0.05, epochs=1, batch=4), partial(InProcess, most=most)
+        fed = Federation(network(), classes(6), algorithms.FedAvgPlus(), solver=solver, seed=5, engine=engine)
+        fed.state = replace(fed.state, way=way)
+        return [round["loss"] for round in fed.fit(3, progress=False).history_]
+
+    assert losses(1) == losses(2) == losses(None)

@@ -56,15 +56,15 @@ class Descent:
         strengths: Tensor,  # [K, terms]
         rate: float | None = None,
     ) -> None:
-        self.objective, self.way, self.stack = objective, way, stack
+        self.objective, self.way, self.stack, self._rate = objective, way, stack, rate
+        self._two: Descent | None = None
         if objective.points:  # the received model computes, too: its rows begin at cache lines
             received = Stack(stack.layout, [received]).columns
         self.statistics, self.received, self.strengths = statistics, received, strengths
-        self.losses = Losses(stack.columns.new_zeros(len(stack.columns)))
+        self.begin()
         self.output: Value = (
             None  # of the last batch: an array or a tensor [K, batch, ...], or [batch, ...] of one party
         )
-        self._rate = rate
         if way in (STACKED, SINGLE):
             kernel = kernel_of(objective.net, stack.lead, objective.points)
             if isinstance(kernel, str):
@@ -74,6 +74,12 @@ class Descent:
         steps = rate is not None and (self._added is None or not self._added.by_autograd.terms)
         alone = way in TOGETHER and len(stack.columns) == 1 and not steps
         self._two = self._some([0, 0]) if alone else None  # one party rounds otherwise than many
+
+    def begin(self) -> None:
+        """No losses have been added up yet."""
+        self.losses = Losses(self.stack.columns.new_zeros(len(self.stack.columns)))
+        if self._two is not None:
+            self._two.begin()
 
     def _some(self, rows: list[int]) -> Descent:
         """The same for some of the parties, with numbers of their own."""

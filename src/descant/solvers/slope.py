@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from .. import seeds
 from ..core import Hold, Job, Memory
 from ..flat import Layout, Net
-from .descent import LOOPED, SINGLE, STACKED, VECTORISED, Descent, Losses
+from .descent import LOOPED, SINGLE, STACKED, VECTORISED, Descent
 from .moments import Moments, is_plain, maker
 from .objective import Objective, private_columns
 from .stacked import Stack
@@ -76,7 +76,7 @@ class Slope:
     def begin(self, job: Job) -> None:
         """Put some parties' numbers in place of others'."""
         self.stack.columns.copy_(job.start[:, : job.net.layout.size])
-        self.descent.losses = Losses(torch.zeros_like(self.stack.columns[:, 0]))
+        self.descent.begin()
 
 
 def together(layout: Layout, at_once: bool) -> int:
