@@ -15,16 +15,16 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # A module may import from its own line and from the lines above it.
 TIERS = [
-    {"errors", "settings", "seeds", "track", "progress", "boundary"},
+    {"errors", "settings", "seeds", "track", "progress", "boundary", "privacy"},
     {"traced"},
     {"flat", "address"},
     {"core"},
     {"links", "norms", "medians", "weiszfeld", "centers", "penalties", "gate", "wire", "metrics", "rl", "portfolio"},
     {"algorithms", "solvers", "parties", "problems"},
     {"store"},
-    {"piece", "standing", "gauges"},
+    {"piece", "standing", "disguise", "gauges"},
     {"state", "engines"},
-    {"anew"},
+    {"anew", "spending"},
     {"exchange"},
     {"settle", "flight", "absence"},
     {"run"},
