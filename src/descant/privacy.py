@@ -31,14 +31,14 @@ _SECRET_BYTES = 32
 
 @dataclass(frozen=True)
 class Privacy:
-    """Clip to a length, add Gaussian noise: at the centre to the mean of all, or at every party to its own change.
+    """Clip to a length, add Gaussian noise: to the mean at the centre, to a party's change, or to a sum over samples.
 
-    What it hides is a whole party. At the centre, neighbours are the same parties with and without the change of one
+    The first two hide a whole party. At the centre, neighbours are the same parties with and without the change of one
     (it counts as 0): the mean of K moves by C/K, and the noise is z·C/K. At the party they are any two of its changes,
-    which lie up to 2C apart, and the noise is z·C.
+    which lie up to 2C apart, and the noise is z·C. The last hides a sample, which is there or is not: z·C on the sum.
     """
 
-    at: Literal["center", "party"]
+    at: Literal["center", "party", "sample"]
     clip: float | None = setting(1.0, "C: the length that a change has at most; not from a paper", above=0)
     noise: float = setting(1.0, "z: the deviation of the noise, in clips; not from a paper", least=0)
     delta: float = setting(1e-5, "δ, at which ε is told: below 1/parties; not from a paper", above=0, below=1)
@@ -69,7 +69,7 @@ class Privacy:
         """ε at δ after so many releases, each of which a party is in with probability ``rate`` (by secret draws)."""
         if not self.noise or not releases:
             return math.inf if releases else 0.0
-        return epsilon(self.noise if self.at == "center" else self.noise / 2, releases, self.delta, rate)
+        return epsilon(self.noise / 2 if self.at == "party" else self.noise, releases, self.delta, rate)
 
 
 @lru_cache(maxsize=4096)
@@ -115,8 +115,16 @@ def by_secret(secret: bytes, round: int, party: str, work: Tensor) -> Tensor:
     They are keyed by the work, too: the same answer asked for again is the same to the bit and tells nothing new, and
     another answer never has the same noise, by which a difference could be told.
     """
-    keyed = hashlib.shake_256(secret + f"{round}/{party}/".encode() + work.contiguous().numpy().tobytes())
-    return _normal(keyed.digest(_needed(work.numel())), work.numel())
+    return _normal(_keyed(secret, f"{round}/{party}", work, _needed(work.numel())), work.numel())
+
+
+def uniform_by_secret(secret: bytes, round: int, party: str, work: Tensor, count: int) -> Tensor:
+    """Numbers from 0 to 1, keyed likewise."""
+    return torch.from_numpy(_uniform(_keyed(secret, f"uniform/{round}/{party}", work, 8 * count)))
+
+
+def _keyed(secret: bytes, name: str, work: Tensor, size: int) -> bytes:
+    return hashlib.shake_256(secret + f"{name}/".encode() + work.contiguous().numpy().tobytes()).digest(size)
 
 
 def new_secret() -> Tensor:
@@ -130,7 +138,12 @@ def _needed(count: int) -> int:
 
 def _normal(drawn: bytes, count: int) -> Tensor:
     """Box & Muller (1958): two uniform numbers are two normal ones."""
-    words = np.frombuffer(drawn, np.uint64).reshape(2, -1)
-    uniform: NDArray[Any] = ((words >> np.uint64(11)) + 1.0) * 2.0**-53  # in (0, 1]: a logarithm follows
-    length, angle = np.sqrt(-2 * np.log(uniform[0])), 2 * np.pi * uniform[1]
+    first, second = _uniform(drawn).reshape(2, -1)
+    length, angle = np.sqrt(-2 * np.log(1 - first)), 2 * np.pi * second  # 1 - first is never 0
     return torch.from_numpy(np.concatenate([length * np.cos(angle), length * np.sin(angle)])[:count])
+
+
+def _uniform(drawn: bytes) -> NDArray[Any]:
+    """Numbers in [0, 1) of 53 bits each."""
+    uniform: NDArray[Any] = (np.frombuffer(drawn, np.uint64) >> np.uint64(11)) * 2.0**-53
+    return uniform

@@ -52,7 +52,7 @@ def begin(plan: Plan) -> State:
     with torch.no_grad():
         _rehearse(plan, row, plan.solver.hyper)
         _tuned(plan, first, 1)
-    spending.after(plan, first)  # a budget that does not do for one round is found before the work
+    spending.after(plan, first, [plan.solver.hyper])  # a budget that does not do for one round is found before the work
     return first
 
 
@@ -133,13 +133,14 @@ def run(plan: Plan, engine: Engine, state: State, rounds: int, judge: Collection
 
 def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, judge: bool) -> Round:
     """tune -> attend -> tasks -> reports -> outcome; what parties keep of it is staged."""
-    algorithm, d, spent = plan.algorithm, plan.net.layout.size, spending.after(plan, state)
+    algorithm, d = plan.algorithm, plan.net.layout.size
     tuned, state = _tuned(plan, state, index)
     flight, left = Flight.of(plan, state), Left.of(plan, state)
     busy, idle = flight.parties, engine.members()
     if busy:  # else nothing goes through all parties
         idle = [name for name in idle if name not in busy]
     present = _present(plan, idle, tuned.hyper, index)
+    spent = spending.after(plan, state, present.values())
     there = {*present, *busy}
     asked, faults = left.asking(plan, [*present, *sorted(busy)])
     tasks = [

@@ -21,7 +21,9 @@ from .baselines import FedAvg
 from .fed_plus import Central
 from .pieces import by_samples, stay, take_share, uniformly
 
-_WEIGHED = (by_samples, uniformly)
+_ROWS = "stand-ins are trained on rows of the parties' data, which leave them: no ε counts that."
+_LOSSES = "hyper-parameters that go by clients' losses tell these without noise. Use a validation set."
+_WEIGHED = "it weighs reports by what parties say of them, without noise and without a bound. Weigh uniformly."
 
 
 def CentralPrivacy(
@@ -98,9 +100,24 @@ def check_sound(algorithm: Algorithm, told: str = "") -> None:
     privacy = algorithm.privacy
     if privacy is None:
         return
-    reasons = (*_of_all(algorithm), *(_of_the_mean(algorithm) if privacy.at == "center" else _of_parties(algorithm)))
+    reasons = (*(_of_the_mean(algorithm) if privacy.at == "center" else _of_parties(algorithm)), *_of_all(algorithm))
     if reasons:
         raise SettingError(f"{told or f'{algorithm.name} is not private'}: {reasons[0]}")
+
+
+def check_samples_hidden(algorithm: Algorithm) -> None:
+    """Raise if an algorithm tells more of samples than the model that a solver has hidden them in."""
+    reasons = (
+        [] if algorithm.privacy is None else ["it hides whole parties, and PrivateSgd samples. Choose one of them."]
+    )
+    if algorithm.stand_in is not None:
+        reasons.append(_ROWS)
+    if algorithm.measure:
+        reasons.append(_LOSSES)
+    if algorithm.weigh not in (by_samples, uniformly):
+        reasons.append(_WEIGHED)
+    if reasons:
+        raise SettingError(f"PrivateSgd cannot hide samples in {algorithm.name}: {reasons[0]}")
 
 
 def _of_all(algorithm: Algorithm) -> Iterator[str]:
@@ -108,12 +125,12 @@ def _of_all(algorithm: Algorithm) -> Iterator[str]:
         yield "it has no common model, and shares nothing that would have to be private."
     if algorithm.advance is take_share:
         yield 'normalise="total" moves the centre by numbers of samples, which are not noised. Use "selected".'
-    if algorithm.weigh not in _WEIGHED:
-        yield "it weighs reports by what parties say of them, without noise and without a bound. Weigh uniformly."
+    if algorithm.weigh is not uniformly:
+        yield _WEIGHED
     if algorithm.stand_in is not None:
-        yield "stand-ins are trained on rows of the parties' data, which leave them: no ε counts that."
+        yield _ROWS
     if algorithm.measure:
-        yield "hyper-parameters that go by clients' losses tell these without noise. Use a validation set."
+        yield _LOSSES
 
 
 def _of_the_mean(algorithm: Algorithm) -> Iterator[str]:

@@ -12,7 +12,7 @@ from ..gauges import bound_of
 from ..metrics import trivial
 from ..penalties import HalfSquare, Norm1, Norm2
 from ..solvers import Sgd
-from ..spending import EPSILON
+from ..spending import EPSILON, promised
 from ..standing import ASKED
 from .collapse import biggest_jump, lasting_fall
 from .coverage import coverage
@@ -204,21 +204,23 @@ def below_majority(name: str, scores: Scores) -> Finding | None:
 _UNCOUNTED = {
     "center": "the centres alone; losses, scores and who took part, as the organiser sees them, are not in it",
     "party": "what parties report of their training; what they score on their test sets is not in it",
+    "sample": "what parties report of their training; what they score on their test sets is not in it",
 }
 
 
 def given_away(plan: Plan, history: Sequence[Mapping[str, Any]]) -> Finding | None:
     """What a private run has told of a party, and what is not counted in that."""
-    privacy = plan.algorithm.privacy
+    privacy = promised(plan)
     if privacy is None or not history:
         return None
     spent = history[-1].get(EPSILON)
     if spent is None:
-        return Finding("privacy", f"{plan.algorithm.name} has no noise: it hides nothing.")
+        return Finding("privacy", f"{plan.algorithm.name} is without noise: it hides nothing.")
     of = "" if privacy.budget is None else f" of a budget of {privacy.budget:g}"
-    told = f"A party has given away ε={spent:.3g}{of} at δ={privacy.delta:g}. It counts {_UNCOUNTED[privacy.at]}."
-    if privacy.delta * len(plan.people) >= 1:
-        told += f" δ should be below 1/{len(plan.people)}: at most one of so many parties may be told."
+    who, many = ("sample", plan.samples) if privacy.at == "sample" else ("party", len(plan.people))
+    told = f"A {who} has given away ε={spent:.3g}{of} at δ={privacy.delta:g}. It counts {_UNCOUNTED[privacy.at]}."
+    if privacy.delta * many >= 1:
+        told += f" δ should be below 1/{many:,}: it is the chance that one of so many is told outright."
     if privacy.source == "seed":
         told += " The noise is drawn from the run's seed: to those who know it, nothing is hidden."
     return Finding("privacy", told)
