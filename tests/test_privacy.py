@@ -18,12 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from descant import Algorithm, Federation, PrivateSgd, algorithms
+from descant import Algorithm, DescantError, Federation, PrivateSgd, algorithms, compare
 from descant.algorithms import CentralPrivacy, Chance, FedAvg, FedAvgPlus, LocalPrivacy
 from descant.algorithms.private import rate_of
 from descant.core import Report, Task
 from descant.engines import InProcess
 from descant.errors import BudgetError, DescantWarning, ModelError, SettingError
+from descant.instruments import walk
+from descant.parties import digits
 from descant.penalties import Norm1
 from descant.piece import work
 from descant.privacy import Privacy, by_secret, by_seed, by_system, epsilon, new_secret
@@ -488,6 +490,19 @@ def test_medians_fit_local_privacy_and_a_tuner_sees_nothing_of_parties() -> None
     validated = people.with_validation(people["0"].x, people["0"].y)
     Federation(network(), validated, replace(central(), tune=watch)).fit(2, progress=False)
     assert seen and all(found == {"validation"} for found in seen)
+
+
+def test_a_walk_would_give_a_round_away() -> None:
+    with pytest.raises(DescantError, match="A walk takes a round on trial"):
+        walk(federation(central()).fit(1, progress=False))
+
+
+def test_a_comparison_goes_on_where_a_budget_ends(tmp_path: Path) -> None:
+    people, method = digits(count=3, seed=0), central(noise=4.0, budget=2.0)
+    with pytest.warns(DescantWarning, match="ends the run after 4 rounds"):
+        study = compare([FedAvg(), method], partial(nn.Linear, 64, 10), people, rounds=5, lr=0.1, steps=2, batch=5)
+    assert [result.method for result in study.results] == ["Local", "FedAvg", "FedAvg+DP"]
+    assert study.save(tmp_path / "study").exists()
 
 
 def test_what_is_not_counted_is_said() -> None:

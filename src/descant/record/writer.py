@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from ..errors import DescantWarning, SettingError, StateError
-from ..spending import promised
 from ..store import check_replaceable, clear_errors, disk
 from ..store.lock import Lock
 from ..store.log import Lines, Log, read
@@ -273,6 +272,8 @@ def _settings(place: Path, note: str) -> dict[str, Any]:
 
 def _sync_for(federation: Federation, sync: Sync) -> Sync:
     """Noise that nobody can draw again is on the disk before anybody sees it, so that no round is let out twice."""
+    from ..spending import promised
+
     algorithm = federation._plan.algorithm
     privacy = promised(federation._plan)
     if privacy is None or privacy.source == "seed" or sync == "always":
