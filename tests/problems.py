@@ -44,11 +44,17 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
     "FedAvg, of all samples": lambda: algorithms.FedAvg(normalise="total"),
     "matching": lambda: algorithms.RepresentationMatching(algorithms.FedGeoMedPlus(alpha=1.0, rho=0.1)),
     "divergence, unsure": lambda: algorithms.EntropyRegularization(algorithms.WeightDivergence(coefficient=0.1), 1.0),
+    "stragglers": lambda: replace(algorithms.FedAvg(), attend=algorithms.Stragglers(0.5)),
+}
+
+PRIVATE: dict[str, Callable[[], Algorithm]] = {
     "FedAvg, private": lambda: algorithms.CentralPrivacy(clip=0.1, source="seed"),
     "FedAvgPlus, private": lambda: algorithms.CentralPrivacy(algorithms.FedAvgPlus(alpha=1.0), clip=0.1, source="seed"),
     "FedProx, private at parties": lambda: algorithms.LocalPrivacy(algorithms.FedProx(0.1), clip=0.1, source="seed"),
-    "stragglers": lambda: replace(algorithms.FedAvg(), attend=algorithms.Stragglers(0.5)),
 }
+"""Methods that refuse some of what others may be asked: stand-ins, a walk, judging on the way."""
+
+EVERY = {**METHODS, **PRIVATE}
 
 PENALTIES: dict[str, Penalty] = {
     "half square": HalfSquare(),
