@@ -47,6 +47,15 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
     "stragglers": lambda: replace(algorithms.FedAvg(), attend=algorithms.Stragglers(0.5)),
 }
 
+PRIVATE: dict[str, Callable[[], Algorithm]] = {
+    "FedAvg, private": lambda: algorithms.CentralPrivacy(clip=0.1, source="seed"),
+    "FedAvgPlus, private": lambda: algorithms.CentralPrivacy(algorithms.FedAvgPlus(alpha=1.0), clip=0.1, source="seed"),
+    "FedProx, private at parties": lambda: algorithms.LocalPrivacy(algorithms.FedProx(0.1), clip=0.1, source="seed"),
+}
+"""Methods that refuse some of what others may be asked: stand-ins, a walk, judging on the way."""
+
+EVERY = {**METHODS, **PRIVATE}
+
 PENALTIES: dict[str, Penalty] = {
     "half square": HalfSquare(),
     "norm 2": Norm2(),

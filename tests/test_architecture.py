@@ -15,7 +15,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # A module may import from its own line and from the lines above it.
 TIERS = [
-    {"errors", "settings", "seeds", "track", "progress", "boundary"},
+    {"errors", "settings", "seeds", "track", "progress", "boundary", "privacy"},
     {"traced"},
     {"flat", "address"},
     {"core"},
@@ -23,9 +23,9 @@ TIERS = [
     {"algorithms", "solvers", "parties", "problems"},
     {"store"},
     {"trust"},
-    {"piece", "standing", "gauges"},
+    {"piece", "standing", "disguise", "gauges"},
     {"state", "engines"},
-    {"anew"},
+    {"anew", "spending"},
     {"exchange"},
     {"settle", "flight", "absence"},
     {"run"},

@@ -167,6 +167,7 @@ def test_every_method_is_in_the_registry_and_can_be_named():
             "Comes",
             "Drops",
             "Every",
+            "Chance",
             "Hinge",
             "Period",
             "Polynomial",

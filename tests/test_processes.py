@@ -42,7 +42,7 @@ from descant.parties import People
 from descant.piece import Plan
 from descant.wire import parcel_of
 from failing import deadly, fragile, looped, mostly_fine, nowhere, otherwise, slow
-from problems import METHODS, classes, network
+from problems import EVERY, classes, network
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*workers share:descant.errors.DescantWarning")  # on a small machine
 
@@ -64,12 +64,12 @@ def two() -> Iterator[Processes]:
 def made(name: str, engine: Any, **settings: Any) -> Federation:
     solver = settings.pop("solver", Sgd(lr=0.1, steps=3, batch=4))
     return Federation(
-        partial(network, torch.float32), partial(classes, 6), METHODS[name](), solver=solver, seed=7, engine=engine,
+        partial(network, torch.float32), partial(classes, 6), EVERY[name](), solver=solver, seed=7, engine=engine,
         **settings,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY)
 def test_workers_give_the_same_hash_for_every_method(name: str, two: Processes) -> None:
     fed = made(name, two).fit(3, progress=False)
     assert not fed.refusals_
@@ -416,9 +416,9 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
 # ── addresses ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY)
 def test_every_algorithm_can_be_spelled_and_read_again(name: str) -> None:
-    algorithm = bind(METHODS[name](), Federation(network, classes(3), algorithms.FedAvg())._plan.net)
+    algorithm = bind(EVERY[name](), Federation(network, classes(3), algorithms.FedAvg())._plan.net)
     arrays: dict[str, Tensor] = {}
     again = read(spell(algorithm, arrays), arrays)
     assert repr(again) == repr(algorithm)

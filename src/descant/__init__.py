@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .errors import DescantError, DescantWarning
     from .federation import Federation
     from .metrics import Metric
-    from .solvers import Dqn, PolicyGradient, Sgd, Trader
+    from .solvers import Dqn, PolicyGradient, PrivateSgd, Sgd, Trader
     from .store.rows import Agreed
     from .store.vault_at import VaultAt
     from .study import Study, compare
@@ -30,6 +30,7 @@ __all__ = [
     "Federation",
     "Metric",
     "PolicyGradient",
+    "PrivateSgd",
     "Sgd",
     "Study",
     "Trader",
@@ -53,6 +54,7 @@ _HOME = {
     "Federation": ".federation",
     "Metric": ".metrics",
     "PolicyGradient": ".solvers",
+    "PrivateSgd": ".solvers",
     "Sgd": ".solvers",
     "Study": ".study",
     "Trader": ".solvers",

@@ -11,14 +11,20 @@ from torch import Tensor
 
 from . import standing
 from .core import Hyper, Memory, Report, Task
-from .errors import StateError, VaultError
+from .errors import SettingError, StateError, VaultError
 from .exchange import tasks_for
 from .gate import Refusal
+from .parties.coresets import Selection
+from .parties.party import Party
+from .parties.spaces import SPACES
 from .piece import Plan
+from .settings import check
 from .state import State
 from .store.drawers import digest
+from .store.rows import Agreed
 from .store.sealing import header_of
 from .store.vault import Vault
+from .store.vault_at import VaultAt
 
 _MORE = 8192  # bytes that sealing adds, at most
 
@@ -130,3 +136,44 @@ def _taken(plan: Plan, report: Report) -> int:
     samples = int(report.metrics["samples"])
     plan.vault.closed.store(report.party, report.sealed, standing.expected(plan, samples))
     return header_of(report.sealed).generation
+
+
+def check_stand_ins(plan: Plan) -> None:
+    """What can be told of stand-ins, of where their rows are kept, and of how many were agreed on."""
+    algorithm, name = plan.algorithm, plan.algorithm.name
+    given: object
+    for told, given, kind, such in (
+        ("vault", plan.vault, VaultAt, "descant.VaultAt('folder', 'key')"),
+        ("agreed", plan.agreed, Agreed, "descant.Agreed(share=0.05)"),
+    ):
+        if given is not None and not isinstance(given, kind):
+            raise SettingError(f"The {told!r} of Federation must be such as {such}. Got {given!r:.60}.")
+    if plan.agreed is not None:
+        check(plan.agreed)
+    if algorithm.stand_in is None:
+        if plan.vault is not None:
+            raise SettingError(f"{name} has no stand-ins to open a vault. Wrap it in StandIns, or leave 'vault' out.")
+        return
+    if algorithm.quorum is not None:
+        raise SettingError(
+            f"{name} does not wait for all parties (its quorum is {algorithm.quorum}): a stand-in would count in every "
+            "version, and its party would not. Take stand-ins with a method that waits, such as FedAvg."
+        )
+    selection: object = algorithm.stand_in.selection
+    if not isinstance(selection, Selection):
+        raise SettingError(
+            f"The selection of {name} must be such as parties.Selection(share=0.05). Got {selection!r:.60}."
+        )
+    if not plan.samples:
+        raise SettingError(f"{name} leaves rows of the parties' data behind, and agents have none.")
+    if plan.vault is not None:
+        replace(plan.vault).closed  # noqa: B018  is it there? a copy: the plan's own goes to other processes
+
+
+def rehearse_leaving(plan: Plan, row: Tensor, selection: Selection) -> None:
+    """One of a party's first two rows is chosen, as all will be."""
+    first = plan.people[plan.people.names[0]]
+    two = Party(first.name, first.x[:2], first.y[:2], first.x[:0], first.y[:0])
+    features = None if selection.space == "input" else SPACES[selection.space](plan.net.module_of(row))
+    one = {"share": 0.5} if selection.count is None else {"count": 1}
+    replace(selection, **one).choose(two, plan.seed, features)

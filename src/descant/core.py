@@ -23,6 +23,7 @@ from .boundary import Status as Status
 from .boundary import Store as Store
 from .boundary import Task as Task
 from .flat import Net, Unbound
+from .privacy import Privacy
 from .settings import Schedule, setting
 
 if TYPE_CHECKING:
@@ -193,6 +194,7 @@ class Algorithm:
     measure: int = setting(
         0, "samples of its own on which a party reports the loss of the centre that it received", least=0, whole=True
     )
+    privacy: Privacy | None = setting(None, "what is hidden of what parties share; None: nothing", apart=True)
 
 
 # ── what a solver is given ────────────────────────────────────────────────────────────────────────────────────────────

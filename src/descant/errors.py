@@ -6,6 +6,7 @@ DescantError
 ├── PartyError           parties that cannot take part: none at all, shapes that differ, bad labels
 ├── EngineError          a task that could not be carried to its party or back
 ├── StateError           a saved run that is damaged, missing, or of another federation
+├── BudgetError          a round that would give away more of the parties than was agreed
 ├── VaultError           a sealed coreset, or a key, that is refused
 └── TrustError           an invite, or a certificate, that is refused
 
@@ -37,6 +38,10 @@ class EngineError(DescantError):
 
 class StateError(DescantError):
     """A saved run that is damaged, missing, or belongs to another federation."""
+
+
+class BudgetError(DescantError):
+    """A round that would give away more of the parties than was agreed."""
 
 
 class VaultError(DescantError):

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from . import core, seeds, standing
+from . import core, disguise, seeds, standing
 from .address import find
 from .core import Algorithm, Hyper, Job, Loss, Memory, Metrics, Report, Solver, Task, Term
 from .errors import DescantError, ModelError, PartyError, SettingError
@@ -218,6 +218,7 @@ def _train(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory], partie
         hold=None if isinstance(algorithm.hold, Unbound) else algorithm.hold,  # a plan's algorithm is bound
     )
     answers = _answers(plan, tasks, job, plan.solver.train(job))
+    answers = (disguise.disguised(plan, *one) for one in zip(tasks, before, center, answers, strict=True))
     return [standing.answered(plan, *one) for one in zip(tasks, before, center, answers, strict=True)]
 
 

@@ -7,6 +7,7 @@ for round in run(plan, engine, begin(plan), rounds=50):
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,27 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import anew, seeds
-from .absence import Left, most_sealed
+from . import anew, seeds, spending
+from .absence import Left, check_stand_ins, most_sealed, rehearse_leaving
 from .algorithms.pieces import fixed
 from .core import Attending, Engine, Hyper, Memory, Report, Task, Tuned, Tuning
-from .errors import DescantError, PartyError, SettingError
+from .errors import BudgetError, DescantError, DescantWarning, PartyError, SettingError
 from .exchange import CLOCK, hear, tasks_for
 from .flat import ONE_AT_A_TIME
 from .flight import AT, Flight
 from .gate import Gate, Refusal
 from .gauges import Gauges, gauged, reach
 from .metrics import is_cross_entropy
-from .parties.coresets import Selection
-from .parties.party import Party
-from .parties.spaces import SPACES
 from .piece import VALIDATION, Plan, loss_on
 from .settings import check
 from .settle import Outcome, settled
 from .state import STALENESS, Round, State, feedback_of, judgements_of, presence_of, used_of
 from .store import PartyStore
-from .store.rows import Agreed
-from .store.vault_at import VaultAt
 
 __all__ = ["Round", "State", "begin", "possible_ways", "run"]
 
@@ -44,6 +40,7 @@ __all__ = ["Round", "State", "begin", "possible_ways", "run"]
 def begin(plan: Plan) -> State:
     """The state before the first round; a model, a loss or a setting that cannot work is an error here."""
     check(plan.algorithm, plan.algorithm.name)
+    spending.check(plan)
     if plan.budget < 0:
         raise SettingError(f"The budget for party state must be >= 0 bytes. Got {plan.budget}.")
     way = next(way for way, reason in possible_ways(plan).items() if not reason)
@@ -51,10 +48,11 @@ def begin(plan: Plan) -> State:
     row = plan.net.row()
     first = State(0, row, row, way, PartyStore(plan.budget))
     first = replace(first, feedback=_validated(plan, first, row))
-    _check_stand_ins(plan)
+    check_stand_ins(plan)
     with torch.no_grad():
         _rehearse(plan, row, plan.solver.hyper)
         _tuned(plan, first, 1)
+    spending.after(plan, first, [plan.solver.hyper])  # a budget that does not do for one round is found before the work
     return first
 
 
@@ -97,7 +95,7 @@ def _rehearse(plan: Plan, row: Tensor, hyper: Hyper) -> None:
     rows = row.repeat(2, 1)
     try:
         if algorithm.stand_in is not None:
-            _rehearse_leaving(plan, row, algorithm.stand_in.selection)
+            rehearse_leaving(plan, row, algorithm.stand_in.selection)
         algorithm.start(rows, rows)
         if algorithm.pull is not None:
             algorithm.pull.anchor(rows[:, :size], rows[:, :size], 1, ["", ""])
@@ -112,55 +110,21 @@ def _rehearse(plan: Plan, row: Tensor, hyper: Hyper) -> None:
         raise SettingError(f"{algorithm.name} does not fit a model of {size} parameters: {reason}") from error
 
 
-def _check_stand_ins(plan: Plan) -> None:
-    """What can be told of stand-ins, of where their rows are kept, and of how many were agreed on."""
-    algorithm, name = plan.algorithm, plan.algorithm.name
-    given: object
-    for told, given, kind, such in (
-        ("vault", plan.vault, VaultAt, "descant.VaultAt('folder', 'key')"),
-        ("agreed", plan.agreed, Agreed, "descant.Agreed(share=0.05)"),
-    ):
-        if given is not None and not isinstance(given, kind):
-            raise SettingError(f"The {told!r} of Federation must be such as {such}. Got {given!r:.60}.")
-    if plan.agreed is not None:
-        check(plan.agreed)
-    if algorithm.stand_in is None:
-        if plan.vault is not None:
-            raise SettingError(f"{name} has no stand-ins to open a vault. Wrap it in StandIns, or leave 'vault' out.")
-        return
-    if algorithm.quorum is not None:
-        raise SettingError(
-            f"{name} does not wait for all parties (its quorum is {algorithm.quorum}): a stand-in would count in every "
-            "version, and its party would not. Take stand-ins with a method that waits, such as FedAvg."
-        )
-    selection: object = algorithm.stand_in.selection
-    if not isinstance(selection, Selection):
-        raise SettingError(
-            f"The selection of {name} must be such as parties.Selection(share=0.05). Got {selection!r:.60}."
-        )
-    if not plan.samples:
-        raise SettingError(f"{name} leaves rows of the parties' data behind, and agents have none.")
-    if plan.vault is not None:
-        replace(plan.vault).closed  # noqa: B018  is it there? a copy: the plan's own goes to other processes
-
-
-def _rehearse_leaving(plan: Plan, row: Tensor, selection: Selection) -> None:
-    """One of a party's first two rows is chosen, as all will be."""
-    first = plan.people[plan.people.names[0]]
-    two = Party(first.name, first.x[:2], first.y[:2], first.x[:0], first.y[:0])
-    features = None if selection.space == "input" else SPACES[selection.space](plan.net.module_of(row))
-    one = {"share": 0.5} if selection.count is None else {"count": 1}
-    replace(selection, **one).choose(two, plan.seed, features)
-
-
 def run(plan: Plan, engine: Engine, state: State, rounds: int, judge: Collection[int] = ()) -> Iterator[Round]:
-    """The rounds that follow a state, one at a time; in those of ``judge`` parties judge their own local work."""
+    """The rounds that follow a state, one at a time; in those of ``judge`` parties judge their own local work.
+
+    Before a round for which a privacy budget does not do they end, with a warning.
+    """
     gate = Gate(plan.net.layout, plan.people, plan.private, plan.algorithm.max_staleness, most_sealed(plan))
     for index in range(state.round + 1, state.round + rounds + 1):
         began = time.perf_counter()
         engine.memory.rollback(state.round)  # of a round that was broken off
         state.own.rollback(state.round)
-        found = _round(plan, engine, gate, state, index, index in judge)
+        try:
+            found = _round(plan, engine, gate, state, index, index in judge)
+        except BudgetError as error:
+            warnings.warn(f"{error}.", DescantWarning, stacklevel=4)
+            return
         engine.memory.commit(index, found.accepted)
         state.own.commit(index, found.accepted)
         state = found.state
@@ -176,6 +140,7 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
     if busy:  # else nothing goes through all parties
         idle = [name for name in idle if name not in busy]
     present = _present(plan, idle, tuned.hyper, index)
+    spent = spending.after(plan, state, present.values())
     there = {*present, *busy}
     asked, faults = left.asking(plan, [*present, *sorted(busy)])
     tasks = [
@@ -187,7 +152,7 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
     heard = hear(engine, gate, tasks, index, algorithm.quorum)
     accepted = _dated(plan, heard.accepted, index)
     trained = [report for report in accepted if report.kind == "train"]
-    outcome = settled(plan, state, tuned.hyper, accepted)
+    outcome = settled(plan, state, tuned.hyper, accepted, len(present))
     counted = [] if outcome.note else trained
     stood_in = () if outcome.note else tuple(report.party for report in accepted if report.kind == "stand_in")
     left, not_left = left.after(plan, counted, there, faults) if algorithm.stand_in else (left, [])
@@ -200,7 +165,7 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
         state,
         round=index,
         center=outcome.center,
-        memories=_remembered(plan, state, tuned, outcome, counted, flight, left),
+        memories=_remembered(plan, state, tuned, outcome, counted, flight, left, spent),
         feedback=_feedback(plan, state, accepted, heard.refusals, flight, outcome),
         judged={**state.judged, **judged} if judged else state.judged,
     )
@@ -211,6 +176,7 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
         gauges = gauged(algorithm, outcome.models, outcome.kept, outcome.center, d)
     gauges = gauges.reaching(came)
     tuning = {} if algorithm.tune is fixed else {**vars(tuned.hyper), **tuned.numbers}
+    tuning |= spent.numbers
     presence = presence_of(plan, after, names, stood_in)
     told = (outcome.gap, change, 0.0, note, norm, gauges, tuple(judged), tuning, tuned.note, stood_in, presence)
     said = {report.party: report.metrics for report in accepted}
@@ -255,7 +221,14 @@ def _dated(plan: Plan, accepted: Sequence[Report], index: int) -> list[Report]:
 
 
 def _remembered(
-    plan: Plan, state: State, tuned: Tuned, outcome: Outcome, counted: Sequence[Report], flight: Flight, left: Left
+    plan: Plan,
+    state: State,
+    tuned: Tuned,
+    outcome: Outcome,
+    counted: Sequence[Report],
+    flight: Flight,
+    left: Left,
+    spent: spending.Spent,
 ) -> dict[str, Memory]:
     """What the server remembers after a round, by the answer that it belongs to."""
     attended = state.attended(plan).clone()
@@ -267,6 +240,8 @@ def _remembered(
         memories["flight"] = flight.memory(plan)
     if owed := anew.after(plan, state, counted):
         memories[anew.KEY] = owed
+    if spent.memory:
+        memories[spending.KEY] = spent.memory
     return memories
 
 
@@ -286,8 +261,8 @@ def _tuned(plan: Plan, state: State, index: int) -> tuple[Tuned, State]:
     What the server remembers of its moves is then forgotten: they led away from there. So did what parties keep.
     """
     rng = seeds.stream(plan.seed, index, seeds.EVERYBODY, "tune")
-    memory = state.memories.get("tune", {})
-    tuned = plan.algorithm.tune(Tuning(index, plan.solver.hyper, memory, state.feedback, state.center, rng))
+    memory, seen = state.memories.get("tune", {}), spending.public(plan, state.feedback)
+    tuned = plan.algorithm.tune(Tuning(index, plan.solver.hyper, memory, seen, state.center, rng))
     if tuned.center is None:
         return tuned, state
     memories = {answer: memory for answer, memory in state.memories.items() if answer != "advance"}

@@ -8,11 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .core import Hyper, Memory, Report
+from . import privacy as noises
+from . import seeds
+from .algorithms.private import rate_of
+from .centers import Center
+from .core import Aggregated, Hyper, Memory, Report
 from .errors import DescantError
 from .exchange import own_row
 from .gate import finite
+from .medians import centred_blocks, weighted_sum
 from .piece import Plan
+from .privacy import Privacy
 from .state import STALENESS, State
 
 
@@ -28,31 +34,36 @@ class Outcome:
     kept: Tensor | None = None  # [K, width] what they keep
 
 
-def settled(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report]) -> Outcome:
-    """What came of the reports; a centre that fails on them (numbers that overflow, say) leaves the model unchanged.
+def settled(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report], asked: int) -> Outcome:
+    """What came of the reports of so many that were asked.
+
+    A centre that fails on them (numbers that overflow, say) leaves the model unchanged.
 
     What can only be a mistake in the code (a TypeError, say) ends the run.
     """
     try:
         with torch.inference_mode(False), torch.no_grad():
-            return _settle(plan, state, hyper, accepted)
+            return _settle(plan, state, hyper, accepted, asked)
     except (DescantError, ArithmeticError, RuntimeError, ValueError) as error:
         state.own.rollback(state.round)
         reason = f"{type(error).__name__}: {error}"
         return Outcome(state.center, state.memories.get("advance", {}), note=f"the model is unchanged: {reason}")
 
 
-def _settle(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report]) -> Outcome:
+def _settle(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report], asked: int) -> Outcome:
     """aggregate -> advance -> keep: the new centre, and what each party keeps (staged)."""
     algorithm, size, memory = plan.algorithm, plan.net.layout.size, state.memories.get("advance", {})
-    if not accepted:
+    count = _counting(plan, asked)
+    if not accepted and not count:
         return Outcome(state.center, memory, note="no report was accepted: the model is unchanged")
     models = models_of(plan, state, accepted)  # [K, width]
     weights = algorithm.weigh([report.metrics for report in accepted])
     everybody, all_weights = _with_absent(plan, state, accepted, _discounted(plan, state, accepted, models), weights)
-    aggregated = algorithm.aggregate(everybody[:, :size], all_weights)
-    share = min(1.0, sum(report.metrics["samples"] for report in accepted) / plan.samples) if plan.samples else 1.0
-    point, remembered = algorithm.advance(state.center[:size], aggregated.point, memory, share)
+    if count:
+        aggregated: Aggregated = released(plan, state, everybody, count)
+    else:
+        aggregated = algorithm.aggregate(everybody[:, :size], all_weights)
+    point, remembered = algorithm.advance(state.center[:size], aggregated.point, memory, _share(plan, accepted))
     center = point
     if everybody.shape[1] > size:
         center = torch.cat([point, algorithm.statistics(everybody[:, size:], all_weights).point])
@@ -70,12 +81,67 @@ def _settle(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report]) 
     return Outcome(center, remembered, aggregated.gap, models=models, kept=kept)
 
 
+def _share(plan: Plan, accepted: Sequence[Report]) -> float:
+    """The part of all samples that was heard in this round; where parties are hidden, nobody is told."""
+    if not plan.samples or plan.algorithm.privacy is not None:
+        return 1.0
+    heard: float = sum(report.metrics["samples"] for report in accepted)
+    return min(1.0, heard / plan.samples)
+
+
+def _counting(plan: Plan, asked: int) -> float:
+    """Over how many a mean with noise is taken, whoever answers: all that were asked, or that come on average.
+
+    0: the mean has no noise here.
+    """
+    privacy = plan.algorithm.privacy
+    if privacy is None or privacy.at == "party":
+        return 0.0
+    rate = rate_of(privacy, plan.algorithm.attend)
+    return float(asked) if rate == 1 else rate * len(plan.people)
+
+
+def released(plan: Plan, state: State, models: Tensor, count: float) -> Aggregated:
+    """w̃ + (Σ clipped changes + noise)/K: who does not answer counts as no change, so that nobody moves it by over C/K.
+
+    McMahan et al. (2018), Algorithm 1, with a fixed denominator.
+    """
+    privacy, size = plan.algorithm.privacy, plan.net.layout.size
+    assert privacy is not None
+    center, rows = state.center[:size].double(), models[:, :size]
+    factors = privacy.factors(_lengths(rows, center))
+    if not privacy.deviation and len(rows) == count and bool((factors == 1).all()):
+        return plan.algorithm.aggregate(rows, torch.ones_like(factors))  # bit for bit as without
+    total = weighted_sum(rows, factors, center) if len(rows) else torch.zeros_like(center)
+    if privacy.deviation:
+        total += privacy.deviation * _noise(plan, privacy, state.round + 1)
+    return Center((center + total / count).to(models.dtype), gap=0.0)
+
+
+def _lengths(rows: Tensor, center: Tensor) -> Tensor:
+    """‖w_k - w̃‖₂ of every row, in float64."""
+    squares = center.new_zeros(len(rows))
+    for _, block in centred_blocks(rows, center, torch.float64) if len(rows) else ():
+        squares += block.square().sum(1)
+    return squares.sqrt()
+
+
+def _noise(plan: Plan, privacy: Privacy, round: int) -> Tensor:
+    """One standard normal number a column, 0 for layers that are private to their parties."""
+    layout = plan.net.layout
+    by_seed = privacy.source == "seed"
+    drawn = noises.by_seed(plan.seed, round, seeds.EVERYBODY, layout.size) if by_seed else noises.by_system(layout.size)
+    for begin, end in map(layout.range_of, plan.private):
+        drawn[begin:end] = 0
+    return drawn
+
+
 def models_of(plan: Plan, state: State, accepted: Sequence[Report]) -> Tensor:
     """The reported models as rows; columns that are private to their party keep the centre's values."""
     models = state.center.new_empty(len(accepted), len(state.center))
     if plan.private:
         models[:] = state.center
-    for name in accepted[0].arrays:  # the gate lets only whole models through: all have the same names
+    for name in accepted[0].arrays if accepted else ():  # whole models alone pass the gate: all have the same names
         begin, end = plan.net.layout.range_of(name)
         for row, report in zip(models, accepted, strict=True):
             row[begin:end].view(report.arrays[name].shape).copy_(report.arrays[name])

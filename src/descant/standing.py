@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 ASKED = "coreset"
 """The setting of a task that asks for a coreset, and the metric that says how many rows it has."""
 _LEFT = "coreset."
+SECRET = "secret."
+"""What the names of those tensors in a party's memory begin with that are no business of its solver, beside these."""
 _ROWS, _WEIGHTS, _EVER = f"{_LEFT}rows", f"{_LEFT}weights", f"{_LEFT}ever"
 
 _NONE = torch.zeros(0, dtype=torch.int64)
@@ -43,12 +45,12 @@ def of(plan: Plan) -> StandIn:
 
 def without(memory: Memory) -> Memory:
     """A memory as a solver sees it."""
-    return {name: tensor for name, tensor in memory.items() if not name.startswith(_LEFT)}
+    return {name: tensor for name, tensor in memory.items() if not name.startswith((_LEFT, SECRET))}
 
 
 def left(memory: Memory) -> Memory:
-    """The rest of it: what the party has left behind."""
-    return {name: tensor for name, tensor in memory.items() if name.startswith(_LEFT)}
+    """The rest of it: what the party has left behind, and what it never tells."""
+    return {name: tensor for name, tensor in memory.items() if name.startswith((_LEFT, SECRET))}
 
 
 def expected(plan: Plan, samples: int) -> Expected:

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from descant import Federation, Sgd, algorithms
 from descant.engines import InProcess
 from fakes import Bytes
-from problems import METHODS, classes, network
+from problems import EVERY, classes, network
 
 
 def rows_after(name: str, pieces: int, dtype: torch.dtype, solver: Sgd, model: nn.Module | None = None) -> Tensor:
     """The centre, and every personal model, as one matrix."""
     engine = partial(Bytes, pieces=pieces, absent=("2",))
-    fed = Federation(model or network(dtype), classes(6, dtype), METHODS[name](), solver=solver, seed=5, engine=engine)
+    fed = Federation(model or network(dtype), classes(6, dtype), EVERY[name](), solver=solver, seed=5, engine=engine)
     for _ in fed.rounds(3):
         pass
     assert not fed.refusals_
@@ -30,7 +30,7 @@ def rows_after(name: str, pieces: int, dtype: torch.dtype, solver: Sgd, model: n
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY)
 def test_the_cut_never_changes_the_result(name: str, dtype: torch.dtype) -> None:
     solver = Sgd(lr=0.1, steps=4, batch=4)
     whole = rows_after(name, 1, dtype, solver)
@@ -53,7 +53,7 @@ def test_the_cut_holds_whatever_way_a_stack_is_computed(name: str, way: str) -> 
     def hashed(pieces: int) -> str:
         solver = Sgd(lr=0.05, epochs=1, batch=4, optimizer="Adam")
         engine = partial(Bytes, pieces=pieces, absent=("2",))
-        fed = Federation(network(), classes(6), METHODS[name](), solver=solver, seed=5, engine=engine)
+        fed = Federation(network(), classes(6), EVERY[name](), solver=solver, seed=5, engine=engine)
         fed.state = replace(fed.state, way=way)
         return fed.fit(2, progress=False).hash()
 

@@ -20,21 +20,21 @@ from descant.core import Memory
 from descant.errors import StateError
 from descant.run import run as rounds
 from descant.store import disk, party_state
-from problems import METHODS, classes, network
+from problems import EVERY, classes, network
 
 ROUNDS = 4
 
 
 def made(name: str, seed: int = 7, **solver: object) -> Federation:
     settings: dict[str, object] = {"lr": 0.1, "steps": 3, "batch": 4, **solver}
-    return Federation(network(), classes(5), METHODS[name](), solver=Sgd(**settings), seed=seed)  # type: ignore[arg-type]
+    return Federation(network(), classes(5), EVERY[name](), solver=Sgd(**settings), seed=seed)  # type: ignore[arg-type]
 
 
 def run(fed: Federation, rounds: int = ROUNDS) -> Federation:
     return fed.fit(rounds, progress=False)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY)
 def test_twice_and_after_any_stop(name: str, tmp_path: Path) -> None:
     whole = run(made(name)).hash()
     assert run(made(name)).hash() == whole
@@ -97,7 +97,7 @@ def test_another_number_of_threads_agrees(name: str, threads: None) -> None:
     centers = []
     for count in (1, 2):
         torch.set_num_threads(count)
-        fed = Federation(model, people, METHODS[name](), lr=0.1, steps=3, batch=64)
+        fed = Federation(model, people, EVERY[name](), lr=0.1, steps=3, batch=64)
         centers.append(run(fed, 3).state.center)
     torch.testing.assert_close(*centers, rtol=0, atol=1e-6)
 
@@ -169,9 +169,9 @@ def test_a_run_of_another_federation_is_refused(saved: Path) -> None:
     with pytest.raises(StateError, match=r"algorithm.pull.alpha 1.0, here 0.5"):
         Federation(network(), classes(5), algorithms.FedAvgPlus(0.5, 2.0), lr=0.1, steps=3, batch=4, seed=7).load(saved)
     with pytest.raises(StateError, match="parties"):
-        Federation(network(), classes(6), METHODS["FedAvgPlus"](), lr=0.1, steps=3, batch=4, seed=7).load(saved)
+        Federation(network(), classes(6), EVERY["FedAvgPlus"](), lr=0.1, steps=3, batch=4, seed=7).load(saved)
     with pytest.raises(StateError, match="loss"):
-        other = Federation(network(), classes(5), METHODS["FedAvgPlus"](), lr=0.1, steps=3, batch=4, seed=7)
+        other = Federation(network(), classes(5), EVERY["FedAvgPlus"](), lr=0.1, steps=3, batch=4, seed=7)
         other.loss = torch.nn.functional.multi_margin_loss
         other.load(saved)
     with pytest.raises(StateError, match="layout"):

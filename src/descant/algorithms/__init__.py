@@ -13,6 +13,7 @@ from .fedrl import FedRL, Period
 from .hostile import Hostile
 from .matching import EntropyRegularization, RepresentationMatching, WeightDivergence
 from .personal import APFL, Ditto, FedPer, FedRep, pFedMe
+from .private import CentralPrivacy, Chance, LocalPrivacy
 from .standing_in import StandIns
 
 ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
@@ -47,6 +48,8 @@ WRAPPERS: Mapping[str, Callable[..., Algorithm]] = {
     "decay": Decaying,
     "stand-ins": StandIns,
     "hostile": Hostile,
+    "central_privacy": CentralPrivacy,
+    "local_privacy": LocalPrivacy,
 }
 """What wraps any of them, by the names that recipes use: each takes the method as ``base``."""
 
@@ -55,6 +58,8 @@ __all__ = [
     "APFL",
     "AdaptiveHyper",
     "Among",
+    "CentralPrivacy",
+    "Chance",
     "Comes",
     "CoordinateMedian",
     "Decaying",
@@ -79,6 +84,7 @@ __all__ = [
     "Hostile",
     "L2GD",
     "Local",
+    "LocalPrivacy",
     "Period",
     "Polynomial",
     "RFA",

@@ -59,7 +59,7 @@ def join(
     It comes back by itself when the line was down. What this party keeps is in its folder, and nowhere else.
     """
     with plain_endings():
-        from ..engines.flower import Spoke
+        from ..engines.spoke import Spoke
         from ..silo.join import take_part
         from ..silo.worker import Worker
         from ..store import disk

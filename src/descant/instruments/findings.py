@@ -12,6 +12,7 @@ from ..gauges import bound_of
 from ..metrics import trivial
 from ..penalties import HalfSquare, Norm1, Norm2
 from ..solvers import Sgd
+from ..spending import EPSILON, promised
 from ..standing import ASKED
 from .collapse import biggest_jump, lasting_fall
 from .coverage import coverage
@@ -47,6 +48,7 @@ def findings_of(federation: Federation, scores: Scores | None = None) -> tuple[F
         *refused(plan.algorithm.name, list(map(str, federation.refusals_))),
         never_trained(reached.trained, len(reached.rounds), plan.algorithm) if history else None,
         None if scores is None else below_majority(plan.algorithm.name, scores),
+        given_away(plan, history),
     ]
     return tuple(finding for finding in found if finding is not None)
 
@@ -197,6 +199,31 @@ def below_majority(name: str, scores: Scores) -> Finding | None:
         return None
     beside = trivial(scores.metric).split()[0]
     return Finding("majority", f"{name} is below the {beside} baseline: {own:.3f} {scores.metric}, not {majority:.3f}.")
+
+
+_UNCOUNTED = {
+    "center": "the centres alone; losses, scores and who took part, as the organiser sees them, are not in it",
+    "party": "what parties report of their training; what they score on their test sets is not in it",
+    "sample": "what parties report of their training; what they score on their test sets is not in it",
+}
+
+
+def given_away(plan: Plan, history: Sequence[Mapping[str, Any]]) -> Finding | None:
+    """What a private run has told of a party, and what is not counted in that."""
+    privacy = promised(plan)
+    if privacy is None or not history:
+        return None
+    spent = history[-1].get(EPSILON)
+    if spent is None:
+        return Finding("privacy", f"{plan.algorithm.name} is without noise: it hides nothing.")
+    of = "" if privacy.budget is None else f" of a budget of {privacy.budget:g}"
+    who, many = ("sample", plan.samples) if privacy.at == "sample" else ("party", len(plan.people))
+    told = f"A {who} has given away ε={spent:.3g}{of} at δ={privacy.delta:g}. It counts {_UNCOUNTED[privacy.at]}."
+    if privacy.delta * many >= 1:
+        told += f" δ should be below 1/{many:,}: it is the chance that one of so many is told outright."
+    if privacy.source == "seed":
+        told += " The noise is drawn from the run's seed: to those who know it, nothing is hidden."
+    return Finding("privacy", told)
 
 
 def over_seeds(found: Sequence[Sequence[Finding]]) -> Iterator[Finding]:

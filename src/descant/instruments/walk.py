@@ -15,6 +15,7 @@ from ..evaluate import Column, Numbers, answers
 from ..exchange import tasks_for
 from ..run import run
 from ..settle import models_of
+from ..spending import promised
 
 if TYPE_CHECKING:
     from ..federation import Federation
@@ -75,6 +76,8 @@ def walk(federation: Federation, points: int = 11, most: int | None = None) -> W
     if not isinstance(points, int) or points < 2:
         raise SettingError(f"A walk has at least 2 points, its two ends. Got {points!r}.")
     plan, state, engine = federation._plan, federation.state, Listening(federation._engine)
+    if promised(plan) is not None:
+        raise DescantError("A walk takes a round on trial, and one of a private run tells what its ε does not count.")
     try:
         trial = next(run(plan, engine, state, 1))
         if trial.note:

@@ -46,7 +46,7 @@ class Run:
         """Begin a run in a new or empty folder; the recipe is any text that says how it was made."""
         from ..parties.fingerprint import fingerprints
 
-        place = Path(folder)
+        place, sync = Path(folder), _sync_for(federation, sync)
         _check_sync(sync)
         if (place / EVENTS).exists():
             raise StateError(f"{place} holds a run already. Resume it (Run.resume, --resume), or give another folder.")
@@ -82,7 +82,7 @@ class Run:
             lock = Lock(place / LOCK)
             undo.callback(lock.release)
             held = read(place / EVENTS)
-            kept: Sync = held.events[0]["sync"] if sync is None else sync
+            kept: Sync = _sync_for(federation, held.events[0]["sync"] if sync is None else sync)
             _check_sync(kept)
             _load(place, federation, strict=held.events[0]["sync"] == "always")
             _check_reached(place, held, federation.state.round)
@@ -268,6 +268,22 @@ def _settings(place: Path, note: str) -> dict[str, Any]:
     """What the run was made of, as its first snapshot says it, and what must be known of its data, if anything."""
     found = {key: value for key, value in _manifest(place).items() if key not in _ABOUT_ONE_SAVE + _FINGERPRINTS}
     return {**found, "note": note} if note else found
+
+
+def _sync_for(federation: Federation, sync: Sync) -> Sync:
+    """Noise that nobody can draw again is on the disk before anybody sees it, so that no round is let out twice."""
+    from ..spending import promised
+
+    algorithm = federation._plan.algorithm
+    privacy = promised(federation._plan)
+    if privacy is None or privacy.source == "seed" or sync == "always":
+        return sync
+    if sync != "spaced":
+        raise SettingError(
+            f"{algorithm.name} draws noise that cannot be drawn again: a run that goes on from an older snapshot would "
+            f"give its rounds away twice. Its 'sync' must be 'always'. Got {sync!r}."
+        )
+    return "always"
 
 
 def _check_sync(sync: object) -> None:

@@ -15,7 +15,7 @@ _LATEST = 30.0  # seconds between two tries to join
 
 
 class Line(Protocol):
-    """A silo's end of a post, such as `flower.Spoke`."""
+    """A silo's end of a post, such as `spoke.Spoke`."""
 
     def joined(self) -> AbstractContextManager[None]: ...
     def pull(self) -> tuple[Any, bytes] | None: ...

@@ -1,7 +1,7 @@
 """How parties learn alone.
 
 >>> sorted(SOLVERS)
-['dqn', 'policy_gradient', 'sgd', 'trader']
+['dqn', 'policy_gradient', 'private_sgd', 'sgd', 'trader']
 """
 
 from collections.abc import Callable, Mapping
@@ -10,12 +10,13 @@ from types import MappingProxyType
 from ..core import Solver
 from .dqn import Dqn
 from .policy_gradient import PolicyGradient
+from .private_sgd import PrivateSgd
 from .sgd import Sgd
 from .trader import Trader
 
 SOLVERS: Mapping[str, Callable[..., Solver]] = MappingProxyType(
-    {"sgd": Sgd, "dqn": Dqn, "policy_gradient": PolicyGradient, "trader": Trader}
+    {"sgd": Sgd, "dqn": Dqn, "policy_gradient": PolicyGradient, "trader": Trader, "private_sgd": PrivateSgd}
 )
 """The solvers by the names that recipes use."""
 
-__all__ = ["SOLVERS", "Dqn", "PolicyGradient", "Sgd", "Trader"]
+__all__ = ["SOLVERS", "Dqn", "PolicyGradient", "PrivateSgd", "Sgd", "Trader"]

@@ -1,0 +1,65 @@
+"""The party's side of local privacy: what leaves it is clipped and noised, and says nothing else of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from . import privacy as noises
+from .core import Memory, Report, Task
+from .errors import BudgetError
+from .gate import finite
+from .privacy import Privacy
+from .standing import SECRET
+
+if TYPE_CHECKING:
+    from .piece import Answer, Plan
+
+_OWN = f"{SECRET}noise"
+
+
+def disguised(plan: Plan, task: Task, before: Memory, center: Tensor, answer: Answer) -> Answer:
+    """An answer to training as it may leave the party."""
+    privacy, (report, memory) = plan.algorithm.privacy, answer
+    if privacy is None or privacy.at == "center" or report.status != "ok":
+        return answer
+    if privacy.budget is not None and privacy.epsilon(task.round) > privacy.budget:
+        raise BudgetError(f"its budget of ε={privacy.budget:g} does not allow an answer in round {task.round}")
+    received = {name: tensor.double() for name, tensor in plan.net.layout.split(center).items()}
+    from_center = plan.algorithm.report == "model"
+    changes = {name: sent.double() - received[name] * from_center for name, sent in report.arrays.items()}
+    change = torch.cat([part.reshape(-1) for part in changes.values()])
+    secret = before.get(_OWN)
+    if privacy.source == "system" and secret is None:
+        secret = noises.new_secret()
+    clipped = clip(privacy, change)
+    hidden = clipped + noise(privacy, task, clipped, secret)
+    parts = torch.split_with_sizes(hidden, [part.numel() for part in changes.values()])
+    arrays = {
+        name: (received[name] * from_center + part.view_as(sent)).to(sent.dtype)
+        for (name, sent), part in zip(report.arrays.items(), parts, strict=True)
+    }
+    if torch.equal(hidden, change):  # bit for bit as without
+        arrays = dict(report.arrays)
+    told = Report(task.party, task.round, task.kind, arrays=arrays, metrics={"samples": 1})
+    return told, memory if memory is None or secret is None else {**memory, _OWN: secret}
+
+
+def clip(privacy: Privacy, change: Tensor) -> Tensor:
+    """A change ``[d]``, no longer than it may be; one that is not finite is none."""
+    if not finite(change):
+        return torch.zeros_like(change)
+    return change * privacy.factors(torch.linalg.vector_norm(change))
+
+
+def noise(privacy: Privacy, task: Task, clipped: Tensor, secret: Tensor | None) -> Tensor:
+    """What is added to a clipped change."""
+    if not privacy.deviation:
+        return torch.zeros_like(clipped)
+    if secret is None:
+        drawn = noises.by_seed(task.settings["seed"], task.round, task.party, len(clipped))
+    else:
+        drawn = noises.by_secret(secret.numpy().tobytes(), task.round, task.party, clipped)
+    return privacy.deviation * drawn

@@ -1,0 +1,115 @@
+"""A silo's end of Flower: it speaks to the SuperLink as a SuperNode does, in the silo's own process.
+
+See `flower` for what is used of Flower, and what is not.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from .flower import HEARTBEAT, require, told, unwrapped, wrapped
+
+
+class Spoke:
+    """A silo's end: it speaks to the SuperLink as a SuperNode does, and opens no port of its own."""
+
+    def __init__(self, address: str, ca: str, certificate: Path, key: Path, node_key: bytes) -> None:
+        require()
+        from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+        from flwr.supernode.fleet_http_client import FleetHttpClient
+        from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+        private: Any = load_ssh_private_key(node_key, None)
+        trusted = ssl.create_default_context(cadata=ca)
+        trusted.load_cert_chain(certificate, key)
+        signed = NodeAuthHttpInterceptor(private, private.public_key())
+        version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
+        self._client = FleetHttpClient(f"https://{address}", interceptors=[version, signed], verify=trusted)
+        self._public = public_key_to_bytes(private.public_key())
+        self._node: Any = None
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """Be there, with a heartbeat of its own, while the block runs."""
+        from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
+        from flwr.proto.node_pb2 import Node
+
+        request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT)
+        with told("The server"):
+            self._node = Node(node_id=self._client.ActivateNode(request).node_id)
+        over = threading.Event()
+        beating = threading.Thread(target=self._beat, args=(over,), daemon=True)
+        beating.start()
+        try:
+            yield
+        finally:
+            over.set()
+            with suppress(Exception):  # whoever goes while the line is down is missed soon enough
+                self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
+
+    def _beat(self, over: threading.Event) -> None:
+        from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+
+        while not over.wait(HEARTBEAT / 2):
+            try:
+                self._client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT))
+            except Exception:
+                continue
+
+    @told("The server")
+    def pull(self) -> tuple[Any, bytes] | None:
+        """A letter, and what to answer it by; None if there is none."""
+        from flwr.app import Message
+        from flwr.common.serde import message_from_proto
+        from flwr.proto.fleet_pb2 import PullMessagesRequest
+        from flwr.supercore.inflatable import inflatable_protobuf_utils as objects
+        from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+
+        got = self._client.PullMessages(PullMessagesRequest(node=self._node))
+        if not got.messages_list:
+            return None
+        tree, run = got.message_object_trees[0], message_from_proto(got.messages_list[0]).metadata.run_id
+        pulled = objects.make_pull_object_fn_protobuf(self._client.PullObject, self._node, run)
+        confirmed = objects.make_confirm_message_received_fn_protobuf(
+            self._client.ConfirmMessageReceived, self._node, run
+        )
+        message = pull_and_inflate_object_from_tree(tree, pulled, confirmed, return_type=Message)
+        message.metadata.__dict__["_message_id"] = tree.object_id
+        return message, unwrapped(message)
+
+    @told("The server")
+    def push(self, to: Any, answer: bytes) -> None:
+        """The answer to a letter."""
+        from flwr.app import Message
+        from flwr.app.message import remove_content_from_message
+        from flwr.common.serde import message_to_proto
+        from flwr.proto.fleet_pb2 import PushMessagesRequest
+        from flwr.supercore.inflatable import inflatable_object as parts
+        from flwr.supercore.inflatable import inflatable_protobuf_utils as objects
+        from flwr.supercore.inflatable.inflatable_utils import push_objects
+        from flwr.supercore.task_identity import TaskIdentity
+
+        run = to.metadata.run_id
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, run, self._node.node_id
+        reply = Message(wrapped(answer), reply_to=to)
+        with parts.no_object_id_recompute():
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            request = PushMessagesRequest(
+                node=self._node,
+                messages_list=[message_to_proto(remove_content_from_message(reply))],
+                message_object_trees=[parts.get_object_tree(reply)],
+                clientapp_runtime_list=[0.0],
+            )
+            got = self._client.PushMessages(request)
+            pushed = objects.make_push_object_fn_protobuf(self._client.PushObject, self._node, run, got.session_id)
+            push_objects(parts.get_all_nested_objects(reply), pushed, object_ids_to_push=set(got.objects_to_push))
+
+    def close(self) -> None:
+        self._client.close()

@@ -1,0 +1,81 @@
+"""What a private run has given away: counted round by round, kept with the run, and held below its budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from .algorithms.private import check_samples_hidden, check_sound, rate_of
+from .core import Hyper, Memory, Metrics
+from .errors import BudgetError, ModelError
+from .piece import VALIDATION, Plan
+from .privacy import Privacy
+from .solvers import PrivateSgd
+from .state import State
+
+KEY = "privacy"
+EPSILON = "epsilon"
+_COUNTED = "releases"
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What is given away by the end of a round."""
+
+    memory: Memory = field(default_factory=dict)
+    numbers: Metrics = field(default_factory=dict)
+
+
+def promised(plan: Plan) -> Privacy | None:
+    """What a run hides, by its algorithm or by its solver."""
+    return plan.solver.privacy if isinstance(plan.solver, PrivateSgd) else plan.algorithm.privacy
+
+
+def check(plan: Plan) -> None:
+    """Raise if the run promises what it cannot keep."""
+    check_sound(plan.algorithm)
+    if isinstance(plan.solver, PrivateSgd):
+        check_samples_hidden(plan.algorithm)
+    layout = plan.net.layout
+    if promised(plan) is not None and layout.width > layout.size:
+        raise ModelError(
+            f"Running statistics ({layout.names[layout.parameters]}) cannot be hidden: they are no changes of bounded "
+            "length. Use nn.GroupNorm or nn.LayerNorm, which have none."
+        )
+
+
+def after(plan: Plan, state: State, hypers: Iterable[Hyper]) -> Spent:
+    """What will be given away by the end of a round of so much work; an error if that is more than the budget.
+
+    A round counts whether or not anybody answers, and for all parties, whoever is asked.
+    """
+    privacy = promised(plan)
+    if privacy is None:
+        return Spent()
+    before = int(state.memories.get(KEY, {}).get(_COUNTED, 0))
+    counted = before + (max((hyper.work for hyper in hypers), default=0) if privacy.at == "sample" else 1)
+    spent = privacy.epsilon(counted, _rate(plan, privacy))
+    if privacy.budget is not None and spent > privacy.budget:
+        raise BudgetError(
+            f"The privacy budget of ε={privacy.budget:g} at δ={privacy.delta:g} ends the run after {state.round} "
+            f"rounds: one more would make it {spent:.4g}. Give more noise for more rounds"
+        )
+    numbers = {EPSILON: spent} if math.isfinite(spent) else {}
+    return Spent({_COUNTED: torch.tensor(counted)}, numbers)
+
+
+def _rate(plan: Plan, privacy: Privacy) -> float:
+    """How likely it is that what is hidden takes part, for the party of which most is told."""
+    if isinstance(plan.solver, PrivateSgd):
+        return plan.solver.rate(min(plan.people.samples.values()))
+    return rate_of(privacy, plan.algorithm.attend)
+
+
+def public(plan: Plan, feedback: Metrics) -> Metrics:
+    """What a tuner may know of the last round: nothing that parties said, where that is private."""
+    if promised(plan) is None:
+        return feedback
+    return {name: value for name, value in feedback.items() if name == VALIDATION}
