@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from descant.config import Recipe, read
 from descant.core import Report, Task
 from descant.engines.silos import Lost, Patience, Silos
 from descant.exchange import tasks_for
+from descant.flat import Net
 from descant.parties import from_arrays
 from descant.parties.elsewhere import elsewhere
 from descant.piece import Plan
@@ -24,6 +26,7 @@ from descant.server import Meeting
 from descant.silo import Desk, SiloFile
 from descant.silo.worker import Worker
 from descant.store import disk
+from descant.store.keys import PrivateKey
 from descant.wire import pack, unpack
 from problems import classes, network
 
@@ -59,13 +62,13 @@ class Post:
     """Letters are answered when they are asked for, by desks that are made anew for every letter, as after a kill."""
 
     def __init__(self, desks: dict[str, Callable[[], Desk]]) -> None:
-        self.desks, self.away = desks, set[str]()
+        self.desks, self.away, self.marks = desks, set[str](), dict[str, str]()
         self.letters: dict[str, tuple[str, bytes]] = {}
         self.spoil: Callable[[Task, bytes], bytes | Lost | None] = lambda task, answer: answer
         self.count = 0
 
-    def here(self) -> Collection[str]:
-        return [name for name in self.desks if name not in self.away]
+    def here(self) -> dict[str, str]:
+        return {name: self.marks.get(name, "first") for name in self.desks if name not in self.away}
 
     def send(self, party: str, letter: bytes, seconds: float) -> str:
         if party in self.away:
@@ -124,12 +127,8 @@ def recipe(method: str = "fedgeomed+") -> Recipe:
 
 def met(post: Post, chosen: Recipe, patience: Patience = Patience()) -> Federation:  # noqa: B008
     """A federation of whoever is there."""
-    net = network()
-    digest = Federation(
-        lambda: net, classes(5), chosen.algorithm(), solver=chosen.solver(), seed=5
-    )._plan.net.layout.digest
     loss = address_of(torch.nn.functional.cross_entropy)
-    meeting = Meeting(post, chosen, "lab", digest, loss, say=lambda text: None)
+    meeting = Meeting(post, chosen, "lab", Net.made(network, 0), loss, say=lambda text: None)
     people = elsewhere(meeting.gather(len(post.here())))
     engine = Silos(meeting, patience, say=lambda text: None)
     return Federation(network, people, chosen.algorithm(), solver=chosen.solver(), seed=5, engine=engine)
@@ -147,7 +146,7 @@ def same(one: Federation, other: Federation, names: Collection[str] = NAMES) -> 
         assert mine.keys() == yours.keys() and all(torch.equal(mine[key], yours[key]) for key in mine)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedgeomed+", "fedavg+", "rfa"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedgeomed+", "ditto", "rfa"])
 def test_deployment_is_the_simulation_bit_for_bit(tmp_path: Path, method: str) -> None:
     fed, twin = met(Post(desks(tmp_path)), recipe(method)).fit(3, progress=False), simulated(recipe(method), 3)
     same(fed, twin)
@@ -210,7 +209,10 @@ import torch
     ],
     ids=["raises", "exits", "is killed", "hangs"],
 )
-def test_what_a_teams_code_does_costs_it_one_round_and_shows_nothing(tmp_path: Path, does: str, told: str) -> None:
+def test_what_a_teams_code_does_costs_it_one_round_and_shows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, told: str
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     file = tmp_path / "team0.py"
     file.write_text(SLY)
     said: list[str] = []
@@ -385,3 +387,75 @@ def test_a_party_that_lost_its_folder_begins_anew_and_says_so(tmp_path: Path) ->
     for round in fed.rounds(2):
         told.append(round.round.metrics["1"].get("began_anew", 0.0))
     assert told == [1.0, 0.0] and not fed.refusals_
+
+
+def test_a_quorum_is_the_least_that_a_round_counts_with(tmp_path: Path) -> None:
+    post, lost = Post(desks(tmp_path)), dict.fromkeys(("1", "2"), 4)
+
+    def spoil(task: Task, answer: bytes) -> bytes | Lost:
+        if task.round == 2 and lost.get(task.party):
+            lost[task.party] -= 1
+            return Lost("its machine is off")
+        return answer
+
+    post.spoil = spoil
+    fed = met(post, recipe("fedavg"), Patience(deadline=0.01, quorum=3))
+    for round in fed.rounds(3):
+        assert len(round.round.accepted) >= 3
+
+
+def test_whoever_goes_and_comes_back_unseen_is_given_its_letter_again(tmp_path: Path) -> None:
+    """Flower tells of nobody who was away for a moment only: what it had fetched is never answered."""
+    post, swallowed = Post(desks(tmp_path)), [1]
+
+    def spoil(task: Task, answer: bytes) -> bytes | None:
+        if task.party == "1" and task.round == 2 and task.kind == "train" and swallowed[0]:
+            swallowed[0] -= 1
+            post.marks["1"] = "second"
+            return None
+        return answer
+
+    post.spoil = spoil
+    fed = met(post, recipe()).fit(3, progress=False)
+    assert not swallowed[0] and not fed.refusals_
+    same(fed, simulated(recipe(), 3))
+
+
+@pytest.mark.parametrize(
+    "lie", [{"samples": 10**12}, {"x": [10**12]}, {"x": [3]}, {"samples": 0}, {"x_dtype": "object"}, {"tested": -1}]
+)
+def test_a_party_that_lies_about_its_data_is_not_let_in(tmp_path: Path, lie: dict[str, object]) -> None:
+    post, said = Post(desks(tmp_path)), list[str]()
+
+    def spoil(task: Task, answer: bytes) -> bytes:
+        if task.party != "0":
+            return answer
+        report = unpack(answer, Report)
+        return pack(replace(report, metrics={**report.metrics, "described": {**report.metrics["described"], **lie}}))
+
+    post.spoil = spoil
+    loss = address_of(torch.nn.functional.cross_entropy)
+    meeting = Meeting(post, recipe(), "lab", Net.made(network, 0), loss, say=said.append)
+    assert meeting.gather(3).keys() == {"1", "2", "3"}
+    assert any("0 has come, and cannot take part" in text for text in said)
+
+
+def test_a_server_cannot_have_more_rows_than_the_teams_policy_lets_go(tmp_path: Path) -> None:
+    file = tmp_path / "team0.py"
+    file.write_text(TEAM.format(name="0") + 'policy = {"share": 0.3}\n')
+    desk = Desk(SiloFile(file, "0"), tmp_path / "at", lambda text: None)
+    tables = {**recipe("fedavg").tables, "wrap": [{"by": "stand-ins", "share": 0.2}]}
+    layout = Net.made(network, 0).layout
+    hello = {"recipe": tables, "federation": "lab", "layout": layout.digest}
+    assert unpack(desk.answer(pack(Task("0", 0, "hello", {}, hello))), Report).status == "ok"
+    sealed = 0
+    for seed in range(20):
+        asked = {"public": PrivateKey.new().public.hex(), "generation": 1, "run": "r"}
+        settings = {"seed": seed, "way": "looped", "layout": layout.digest, "lr": 0.1, "work": 1, "accepted": 0}
+        task = Task("0", 1, "train", {"center": torch.zeros(layout.width)}, {**settings, "coreset": asked})
+        report = unpack(desk.answer(pack(task)), Report)
+        assert report.status == "ok"
+        sealed += bool(report.sealed)
+    rows = desk.keeping.left()
+    assert sealed and rows is not None
+    assert len(rows) <= math.ceil(0.3 * classes(5)["0"].samples)

@@ -102,7 +102,7 @@ def test_a_party_cannot_vouch_for_others(roster: Roster) -> None:
 def test_a_certificate_has_its_days_and_never_more_than_the_authority() -> None:
     authority, _ = Authority.new("a", 30)
     short, long = (x509.load_pem_x509_certificate(authority.party("n", days).certificate) for days in (7, 700))
-    assert abs(short.not_valid_after_utc - NOW - timedelta(days=7)) < timedelta(minutes=5)
+    assert abs(short.not_valid_after_utc - datetime.now(UTC) - timedelta(days=7)) < timedelta(minutes=5)
     assert long.not_valid_after_utc == authority.until
     assert short.not_valid_before_utc < NOW < short.not_valid_after_utc
 
@@ -326,7 +326,7 @@ def test_what_is_no_invite_says_so(file: Path, data: bytes) -> None:
 
 def test_an_invite_holds_for_its_days(roster: Roster, tmp_path: Path) -> None:
     invite = roster.invite("south", tmp_path / "south", days=3)
-    assert abs(invite.expires - NOW - timedelta(days=3)) < timedelta(minutes=5)
+    assert abs(invite.expires - datetime.now(UTC) - timedelta(days=3)) < timedelta(minutes=5)
     Invite.read(tmp_path / "south", NOW + timedelta(days=2))
     assert "has expired on" in refused(tmp_path / "south", NOW + timedelta(days=4))
     assert "Set the clock" in refused(tmp_path / "south", NOW - timedelta(days=1))

@@ -53,6 +53,16 @@ def left(memory: Memory) -> Memory:
     return {name: tensor for name, tensor in memory.items() if name.startswith((_LEFT, SECRET))}
 
 
+def gone(memory: Memory) -> Tensor:
+    """The numbers of all rows that ever left the party."""
+    return memory.get(_EVER, _NONE)
+
+
+def having_left(memory: Memory, rows: Tensor | None) -> Memory:
+    """A memory of a party that has let these rows go, whatever else it remembers."""
+    return memory if rows is None else {**memory, _EVER: rows}
+
+
 def expected(plan: Plan, samples: int) -> Expected:
     """What the run knows of the coreset of a party with so many rows, before it is opened."""
     selection, first = of(plan).selection, plan.people[plan.people.names[0]]

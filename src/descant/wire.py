@@ -19,6 +19,7 @@ from .errors import EngineError
 
 Parcel = TypeVar("Parcel", Task, Report)
 _HEADER = "descant"
+_LONGEST = 1e7  # seconds that a task may take
 _WRONG = (SafetensorError, ValueError, KeyError, TypeError, RecursionError, AttributeError)
 
 
@@ -120,3 +121,5 @@ def _check_fields(fields: dict[str, Any]) -> None:
     for name, value in fields.items():
         if name not in _TYPES or not isinstance(value, _TYPES[name]) or isinstance(value, bool):
             raise ValueError(f"its {name!r:.40} is {value!r:.40}")
+    if not 0 < fields.get("deadline", 1) <= _LONGEST:
+        raise ValueError(f"its deadline is {fields['deadline']!r:.40}")

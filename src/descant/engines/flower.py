@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -96,7 +95,7 @@ def told(whom: str) -> Iterator[None]:
         if code == 400 and "certificate" in said.lower():  # nginx, of one that is revoked or has expired
             raise TurnedAway(f"{whom} does not take our certificate. Was it revoked, or has it expired?") from error
         if "2004" in said:  # FLEET_NODE_ACTIVATION_FAILED
-            held = f"{whom} still holds our place from before, for up to {2 * HEARTBEAT:.0f} s"
+            held = f"{whom} does not know us yet, or still holds our place from before (up to {2 * HEARTBEAT:.0f} s)"
             raise Away(held) from error
         if code in (502, 503, 504):  # the proxy, while there is nothing behind it
             raise Away(f"{whom} is not ready") from error
@@ -111,8 +110,8 @@ class Hub:
     def __init__(self, address: str, ca: bytes, secret: bytes, parties: Mapping[str, bytes]) -> None:
         require()
         self._address, self._ca, self._secret, self._parties = address, ca, secret, dict(parties)
-        self._lock = threading.Lock()
         self._nodes: dict[str, int] = {}
+        self._sent: dict[str, str] = {}  # by the number of a letter: to whom
         self._open()
 
     @told("The SuperLink")
@@ -180,10 +179,10 @@ class Hub:
         self._parties = {name: key for name, key in self._parties.items() if name in names}
 
     @told("The SuperLink")
-    def here(self) -> Collection[str]:
-        online = (node for node in self._grid.get_nodes() if node.status == "online")
-        self._nodes = {node.name: node.node_id for node in online if node.name in self._parties}
-        return list(self._nodes)
+    def here(self) -> dict[str, str]:
+        online = [node for node in self._grid.get_nodes() if node.status == "online" and node.name in self._parties]
+        self._nodes = {node.name: node.node_id for node in online}
+        return {node.name: str(node.last_activated_at) for node in online}
 
     @told("The SuperLink")
     def send(self, party: str, letter: bytes, seconds: float) -> str:
@@ -195,12 +194,14 @@ class Hub:
         [number] = self._grid.push_messages([message]) or [None]
         if number is None:
             raise Lost("Flower did not take the letter")
+        self._sent[str(number)] = party
         return str(number)
 
     @told("The SuperLink")
     def fetch(self, numbers: Collection[str]) -> dict[str, bytes | Lost]:
-        found: dict[str, bytes | Lost] = {}
-        for message in self._grid.pull_messages(list(numbers)):
+        barred = [number for number in numbers if self._sent[number] not in self._parties]
+        found: dict[str, bytes | Lost] = {number: Lost("it was revoked", final=True) for number in barred}
+        for message in self._grid.pull_messages([number for number in numbers if number not in found]):
             number = message.metadata.reply_to_message_id
             if message.has_error():
                 found[number] = Lost(f"{message.error.reason} (Flower's code {message.error.code})")

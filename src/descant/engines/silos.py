@@ -8,7 +8,7 @@ round that was broken off, on either side, leaves no trace.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -24,19 +24,24 @@ from ..wire import pack, unpack
 ACCEPTED = "accepted"
 """The setting by which a task tells its party the last round in which the party's report counted; 0: none yet."""
 
+_SHOWN = 300  # letters of what others have written
 _MORE = 2**20  # bytes of a letter beside its arrays
 _SHORTEST, _LONGEST = 0.02, 1.0  # seconds between two looks into the letter box
 
 
 class Lost(Exception):
-    """A letter that has no answer, and why."""
+    """A letter that has no answer, and why; `final` if its party is not wanted any more."""
+
+    def __init__(self, why: str, final: bool = False) -> None:
+        super().__init__(why)
+        self.final = final
 
 
 class Post(Protocol):
     """Who carries letters to parties and back. Letters and answers are bytes; nothing is known of them."""
 
-    def here(self) -> Collection[str]:
-        """The parties that can be reached now."""
+    def here(self) -> Mapping[str, str]:
+        """The parties that can be reached now, each with a mark of when it came: one that comes again has another."""
 
     def send(self, party: str, letter: bytes, seconds: float) -> str:
         """Send a letter that is good for so long; the number to ask for its answer by, or :class:`Lost`."""
@@ -73,7 +78,7 @@ class SiloEngine:
     def __init__(self, plan: Plan, silos: Silos) -> None:
         self._plan, self._post, self._patience, self._say = plan, silos.post, silos.patience, silos.say
         self._memory = PartyStore(plan.budget)
-        self._out: dict[str, Task] = {}  # by the number of the letter
+        self._out: dict[str, tuple[Task, str]] = {}  # by the number of the letter: the task, and its party's mark
         self._again: list[Task] = []  # letters that got lost, to parties that the round waits for
         self._here: list[Task] = []  # stand-ins: they learn from what parties have left with us
         self._ready: list[Report] = []
@@ -88,7 +93,7 @@ class SiloEngine:
     def members(self) -> Sequence[str]:
         told, pause = "", _SHORTEST
         while True:
-            here = set(self._post.here())
+            here = self._post.here()
             found = [name for name in self._plan.people if name in here]
             if len(found) >= min(self._patience.gather, len(self._plan.people)):
                 return found
@@ -104,32 +109,40 @@ class SiloEngine:
         self._out, self._again, self._ready = {}, [], []  # what is left of a round that was broken off is not wanted
         self._heard, self._began = 0, time.monotonic()
         self._here = [task for task in tasks if task.kind == "stand_in"]
+        marks = self._post.here()
         for task in tasks:
             if task.kind != "stand_in":
-                self._send(task)
+                self._send(task, marks.get(task.party, ""))
 
-    def _send(self, task: Task) -> None:
-        accepted = int(self._memory.get(task.party).get(ACCEPTED, torch.tensor(0)))
-        letter = pack(replace(task, settings={**task.settings, ACCEPTED: accepted}))
+    def _send(self, task: Task, mark: str) -> None:
+        accepted, waits = int(self._memory.get(task.party).get(ACCEPTED, torch.tensor(0))), self._patience
+        seconds = waits.limit if waits.quorum is None else waits.deadline
+        letter = pack(replace(task, settings={**task.settings, ACCEPTED: accepted}, deadline=seconds))
         try:
-            self._out[self._post.send(task.party, letter, self._patience.limit)] = task
+            self._out[self._post.send(task.party, letter, waits.limit)] = (task, mark)
         except Lost as why:
             self._ready += self._missed(task, why)
 
     def _missed(self, task: Task, why: Lost) -> list[Report]:
-        """A letter got lost. Where a round waits for all, it goes out again when its party is there again."""
-        if self._patience.quorum is not None or task.kind != "train":
+        """A letter got lost: it goes out again when its party is there again. Nobody is waited for to be judged."""
+        if why.final or task.kind != "train":
             return [_failed(task, "lost", str(why))]
-        self._say(f"Round {task.round}: {task.party} does not answer ({why}). Waiting for it to come back.")
+        self._say(f"Round {task.round}: {task.party} does not answer ({plain(str(why))}).")
         self._again.append(task)
         return []
 
     def _resent(self) -> None:
-        here = set(self._post.here()) if self._again else set()
-        tasks, self._again = self._again, [task for task in self._again if task.party not in here]
+        """What got lost goes out to parties that are there; and to those that went and came, for nobody tells of that.
+
+        A party answers a letter that comes twice in the same way.
+        """
+        here = self._post.here()
+        moved = [number for number, (task, mark) in self._out.items() if here.get(task.party, mark) != mark]
+        tasks = [*self._again, *(self._out.pop(number)[0] for number in moved)]
+        self._again = [task for task in tasks if task.party not in here]
         for task in tasks:
             if task.party in here:
-                self._send(task)
+                self._send(task, here[task.party])
 
     def collect(self, timeout: float) -> list[Report]:
         end, pause = time.monotonic() + timeout, _SHORTEST
@@ -153,7 +166,7 @@ class SiloEngine:
     def _fetched(self) -> list[Report]:
         reports = []
         for number, answer in self._post.fetch(tuple(self._out)).items() if self._out else ():
-            task = self._out.pop(number, None)
+            task, _ = self._out.pop(number, (None, ""))
             if task is not None:  # else it answers a round that was broken off
                 reports += self._missed(task, answer) if isinstance(answer, Lost) else [self._read(task, answer)]
         return reports
@@ -169,6 +182,7 @@ class SiloEngine:
         said, asked = ((one.party, one.round, one.kind) for one in (report, task))
         if said != asked:
             return _failed(task, "error", f"it answered for {said}, and was asked for {asked}")
+        report = replace(report, reason=plain(report.reason))
         if report.status == "ok":
             self._heard += 1
             if task.kind == "train":
@@ -180,9 +194,19 @@ class SiloEngine:
         seconds, quorum = self._patience.deadline, self._patience.quorum
         if quorum is None or self._heard < quorum or time.monotonic() - self._began < seconds:
             return []
-        late, self._out = self._out.values(), {}
+        late = [*self._again, *(task for task, _ in self._out.values())]
+        self._out, self._again = {}, []
         return [_failed(task, "lost", f"no answer within {seconds:g} s: the round went on without it") for task in late]
 
 
 def _failed(task: Task, status: Status, reason: str) -> Report:
-    return Report(task.party, task.round, task.kind, status, reason=reason)
+    return Report(task.party, task.round, task.kind, status, reason=plain(reason))
+
+
+def plain(text: str) -> str:
+    r"""What others have written, as it may be shown: short, and nothing that a terminal would obey.
+
+    >>> plain("gone\x1b[2J")
+    'gone?[2J'
+    """
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:_SHOWN])

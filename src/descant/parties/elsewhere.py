@@ -5,6 +5,7 @@ A server makes its plan with these: names, shapes and counts are true, and every
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,9 @@ from .people import People
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.float32, torch.float64, torch.int64)
 }
-_MOST = 10**12  # samples; more than that nobody has
+_MOST = 10**9  # samples, or numbers of a sample; more than that nobody has
+KEYS = ("x", "x_dtype", "y", "y_dtype", "samples", "tested")
+"""What is said of a party's data."""
 
 
 def description(party: Party) -> dict[str, Any]:
@@ -75,7 +78,8 @@ def _source(name: str, said: Mapping[str, Any]) -> Source:
         form = Form(tuple(said["x"]), _DTYPES[said["x_dtype"]], tuple(said["y"]), _DTYPES[said["y_dtype"]])
         samples, tested = said["samples"], said["tested"]
         whole = [*form.x_shape, *form.y_shape, samples, tested]
-        if any(type(number) is not int or not 0 <= number <= _MOST for number in whole) or samples < 1:
+        small = len(whole) < 12 and all(type(number) is int and 0 <= number <= _MOST for number in whole)
+        if not small or samples < 1 or math.prod(form.x_shape) > _MOST:
             raise ValueError(f"its numbers are {whole}")
         x, y = (
             np.broadcast_to(np.zeros(1, kind), (samples, *shape))

@@ -4,79 +4,104 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any
+
+import torch
 
 from .. import __version__
 from ..config import Recipe
 from ..core import Report, Task
-from ..engines.silos import Lost, Post
+from ..engines.silos import Lost, Post, plain
 from ..errors import DescantError, EngineError
-from ..parties.elsewhere import elsewhere
-from ..silo.desk import reduced
+from ..flat import Net
+from ..parties.elsewhere import KEYS, elsewhere
+from ..silo.desk import OWN, reduced
 from ..wire import pack, unpack
 
 _SECONDS = 600.0  # that a party has to introduce itself: it reads its data first
 _PAUSE = 0.1
+_MOST = 2**16  # bytes of an introduction
 
 
 class Meeting:
-    """A post that knows whom it carries letters to: only a party that has introduced itself, and fits, is there."""
+    """A post that knows whom it carries letters to: only a party that has introduced itself, and fits, is there.
+
+    Whoever comes again is introduced again: it may be another machine, or have lost what it kept.
+    """
 
     def __init__(
         self,
         post: Post,
         recipe: Recipe,
         federation: str,
-        layout: str,
+        net: Net,
         loss: str,
         say: Callable[[str], None] = print,
         note: Callable[[str, str], object] = lambda party, machine: None,
+        watch: Callable[[], None] = lambda: None,
     ) -> None:
-        self._post, self._loss, self._say, self._note = post, loss, say, note
-        tables = reduced(recipe.tables)
-        self._hello = {"recipe": tables, "federation": federation, "layout": layout, "version": __version__}
-        self._asked: dict[str, str] = {}  # letters that are out, by their number: to whom
-        self._refused: dict[str, str] = {}
+        self._post, self._net, self._loss, self._say, self._note, self._watch = post, net, loss, say, note, watch
+        self._hello: dict[str, Any] = {
+            "recipe": reduced(recipe.tables),
+            "federation": federation,
+            "layout": net.layout.digest,
+            "version": __version__,
+        }
+        self._asked: dict[str, tuple[str, str]] = {}  # letters that are out, by their number: to whom, and its mark
+        self._known: dict[str, str] = {}  # the marks of those that were introduced, or refused
+        self._fits: set[str] = set()
         self.described: dict[str, Mapping[str, Any]] = {}
 
-    def here(self) -> Collection[str]:
-        """Who is there and was introduced; whoever is there for the first time is asked who it is."""
-        there = set(self._post.here())
-        for party in sorted(there - self.described.keys() - set(self._asked.values()) - self._refused.keys()):
-            letter = pack(Task(party, 0, "hello", {}, self._hello, _SECONDS))
-            try:
-                self._asked[self._post.send(party, letter, _SECONDS)] = party
-            except Lost:
-                continue  # it has gone again
+    def here(self) -> dict[str, str]:
+        """Who is there and was introduced; whoever has come is asked who it is."""
+        self._watch()
+        there = self._post.here()
+        asked = set(self._asked.values())
+        for party, mark in sorted(there.items()):
+            if self._known.get(party) != mark and (party, mark) not in asked:
+                self._ask(party, mark)
         for number, answer in self._post.fetch(tuple(self._asked)).items() if self._asked else ():
-            self._take(self._asked.pop(number), answer)
-        self._refused = {
-            party: why for party, why in self._refused.items() if party in there
-        }  # it may come back, mended
-        return [party for party in sorted(there) if party in self.described]
+            self._take(*self._asked.pop(number), answer)
+        known = {party: mark for party, mark in there.items() if party in self._fits}
+        return {party: mark for party, mark in known.items() if self._known.get(party) == mark}
 
-    def _take(self, party: str, answer: bytes | Lost) -> None:
+    def _ask(self, party: str, mark: str) -> None:
+        letter = pack(Task(party, 0, "hello", {}, self._hello, _SECONDS))
+        with suppress(Lost):  # it has gone again
+            self._asked[self._post.send(party, letter, _SECONDS)] = (party, mark)
+
+    def _take(self, party: str, mark: str, answer: bytes | Lost) -> None:
         if isinstance(answer, Lost):
             return
+        self._known[party] = mark
+        self._fits.discard(party)
         try:
-            report = unpack(answer, Report)
-            self.described[party] = self._checked(party, report)
-            samples = self.described[party]["samples"]
-            self._say(f"{party} has come, with {samples} samples.")
-        except (DescantError, ValueError, KeyError, TypeError) as error:
-            self._refused[party] = str(error)
-            self._say(f"{party} has come, and cannot take part: {error}")
+            if len(answer) > _MOST:
+                raise EngineError(f"its answer has {len(answer)} bytes")
+            self.described[party] = self._checked(party, unpack(answer, Report))
+        except (DescantError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            self._say(f"{party} has come, and cannot take part: {plain(str(error))}")
+            return
+        self._fits.add(party)
+        self._say(f"{party} has come, with {self.described[party]['samples']} samples.")
 
     def _checked(self, party: str, report: Report) -> Mapping[str, Any]:
         """What a party says of its data, if it fits."""
         if report.status != "ok" or report.kind != "hello" or report.party != party:
             raise EngineError(report.reason or f"it answered as {report.party!r:.40}")
-        for name, here in (("layout", self._hello["layout"]), ("version", __version__), ("loss", self._loss)):
+        for name, here in (("layout", self._hello["layout"]), ("version", __version__)):
             if report.metrics.get(name) != here:
                 raise EngineError(f"its {name} is {report.metrics.get(name)!r:.80}, and the federation's is {here!r}.")
-        said: Mapping[str, Any] = report.metrics["described"]
+        if report.metrics.get("loss") not in (OWN, self._loss):
+            raise EngineError(f"its loss is {report.metrics.get('loss')!r:.80}, and the federation's is {self._loss}.")
         self._note(party, str(report.metrics.get("machine", "")))
-        elsewhere({**{name: other for name, other in self.described.items() if name != party}, party: said})
+        said = {name: report.metrics["described"][name] for name in KEYS}
+        others = {name: other for name, other in self.described.items() if name != party}
+        people = elsewhere({**others, party: said})
+        row, size = self._net.row(), self._net.layout.size
+        with torch.no_grad():
+            self._net.apply(row[:size], row[size:], people[party].x[:2].clone())  # does the model take such rows?
         return said
 
     def gather(self, least: int, pause: float = _PAUSE) -> dict[str, Mapping[str, Any]]:
@@ -88,7 +113,7 @@ class Meeting:
                 self._say(waits)
                 told = waits
             time.sleep(pause)
-        return dict(self.described)
+        return {party: self.described[party] for party in here}
 
     def send(self, party: str, letter: bytes, seconds: float) -> str:
         return self._post.send(party, letter, seconds)

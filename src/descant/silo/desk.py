@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
+from .. import __version__, standing
 from ..address import address_of
 from ..config import Recipe
 from ..config.parts import ATTENDANCE
@@ -26,11 +27,14 @@ from ..piece import Plan, work
 from ..store import clear_errors, disk
 from ..store.rows import Agreed
 from ..wire import pack, unpack
+from .checking import checked
 from .file import SiloFile
 from .keeping import Keeping
 
 ANEW = "began_anew"
 """The metric by which a party says that it had lost its memory, and began anew."""
+OWN = "its own"
+"""What a party says of a loss that its own file defines: its name would tell where the file is."""
 _ELSEWHERE = "The party's own log says more."
 _INTRODUCED = "party.json"
 
@@ -64,7 +68,7 @@ class Desk:
         if task.kind not in ("train", "evaluate"):
             raise EngineError(f"A task of the kind {task.kind!r:.40} is not answered here.")
         if task.kind == "evaluate":
-            report, _ = self._worked(task, self.keeping.memory())
+            report, _ = self._worked(task, self.keeping.memory(task.settings.get(ACCEPTED)))
             return pack(report)
         return self._trained(task, letter)
 
@@ -79,11 +83,15 @@ class Desk:
             raise EngineError(
                 f"Stale: round {self.keeping.stand.counted} has counted here, and {accepted} is said to be the last."
             )
+        if task.round < self.keeping.stand.waiting:
+            raise EngineError(f"Stale: round {self.keeping.stand.waiting} has been answered here.")
         whole = self.keeping.settle(accepted)
         report, memory = self._worked(task, self.keeping.memory())
         if not whole:
             self.log(f"Round {task.round}: what was kept of round {accepted} is not here. The party begins anew.")
-            report = Report(**{**vars(report), "metrics": {**report.metrics, ANEW: 1.0}})
+            report = replace(report, metrics={**report.metrics, ANEW: 1.0})
+        if report.sealed and memory is not None:  # what leaves once stays known, whether the round counts or not
+            self.keeping.leave(standing.gone(memory))
         answer = pack(report)
         if report.status == "ok":
             self.keeping.wait(task.round, letter, memory or {}, answer)
@@ -91,7 +99,10 @@ class Desk:
 
     def _worked(self, task: Task, memory: Memory) -> tuple[Report, Memory | None]:
         """As any engine does it; what the party's code said when it failed stays in its own log."""
-        [(report, after)] = work(self.plan, [task], [memory])
+        [(report, after)] = work(self.plan, [task], [standing.having_left(memory, self.keeping.left())])
+        if report.reason and report.status == "ok":
+            self.log(f"Round {task.round}: {report.reason}")
+            report = replace(report, reason=f"It left no coreset. {_ELSEWHERE}")
         if report.status == "error":
             self.log(f"Round {task.round}: {report.reason}")
             return _no(task, "error", f"{report.reason.partition(':')[0]:.60}. {_ELSEWHERE}"), None
@@ -110,12 +121,16 @@ class Desk:
                 f"This folder is of the federation {held['federation']!r}, and {said['federation']!r:.80} asks. "
                 "Use another folder, or `descant silo forget`."
             )
+        if held is not None and held["recipe"] != said["recipe"]:
+            raise EngineError("The server has another recipe than before. To agree to it: descant silo forget.")
         plan = self._plan_of(said["recipe"])
         if said["layout"] != plan.net.layout.digest:
             raise EngineError(
                 f"The model of this party is {plan.net.layout.digest}, and the federation's is {said['layout']!r:.80}: "
                 f"{', '.join(plan.net.layout.names[:6])}, ... with {plan.net.layout.size} parameters here."
             )
+        checked(self.file)
+        self.log(f"Taking part by {plan.algorithm.name}, with {plan.solver}.")
         with clear_errors(self.keeping.folder):
             text = json.dumps(said).encode()
             disk.replace(self.keeping.folder / _INTRODUCED, text, f".{_INTRODUCED}", disk.PRIVATE)
@@ -124,7 +139,7 @@ class Desk:
             "described": description(self.file.own),
             "layout": plan.net.layout.digest,
             "version": __version__,
-            "loss": address_of(plan.loss),
+            "loss": OWN if self.file.has_loss else address_of(plan.loss),
             "machine": self._machine,
         }
         return Report(task.party, task.round, "hello", metrics=told)

@@ -58,6 +58,11 @@ class SiloFile:
         """What is minimised: cross-entropy, unless the file has a ``loss``."""
         return getattr(self._module, "loss", functional.cross_entropy)
 
+    @property
+    def has_loss(self) -> bool:
+        """Whether it minimises a loss of its own."""
+        return hasattr(self._module, "loss")
+
     @cached_property
     def policy(self) -> Policy:
         """What it lets go."""

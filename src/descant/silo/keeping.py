@@ -1,6 +1,7 @@
 """What a party keeps on its own disk from round to round, whatever is killed in between.
 
-    folder/party.json               whose it is: federation, party, model
+    folder/party.json               as what it was introduced: federation, recipe, model
+    folder/left.safetensors         which rows ever left, as coresets
     folder/kept.json                the round that counted last, the round that waits, and the answer given in it
     folder/memory-7.safetensors     what the party's solver and terms remember after round 7
     folder/answer-8                 the report of round 8, in case that it is asked for again
@@ -24,6 +25,7 @@ from ..errors import StateError
 from ..store import clear_errors, disk
 
 _POINTER = "kept.json"
+_LEFT = "left.safetensors"
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,23 @@ class Keeping:
             return False
         return not accepted or self._memory(accepted).exists()
 
-    def memory(self) -> dict[str, Tensor]:
-        """What counts."""
-        file = self._memory(self.stand.counted)
-        if not self.stand.counted or not file.exists():
+    def memory(self, accepted: object = None) -> dict[str, Tensor]:
+        """What counts; of the round that waits, if it is said to be accepted: nothing is settled by that."""
+        waiting = self.stand.waiting and self.stand.waiting == accepted
+        round = self.stand.waiting if waiting else self.stand.counted
+        return self._load(self._memory(round)) if round else {}
+
+    def left(self) -> Tensor | None:
+        """The numbers of all rows that ever left the party, in rounds that did not count, too."""
+        return self._load(self.folder / _LEFT).get("rows")
+
+    def leave(self, rows: Tensor) -> None:
+        """These rows are about to leave, with all that left before."""
+        with clear_errors(self.folder):
+            disk.replace(self.folder / _LEFT, save({"rows": rows.contiguous()}), f".{_LEFT}", disk.PRIVATE)
+
+    def _load(self, file: Path) -> dict[str, Tensor]:
+        if not file.exists():
             return {}
         try:
             return load(file.read_bytes())
@@ -81,10 +96,6 @@ class Keeping:
             disk.write(self._memory(round), held, disk.PRIVATE)
             disk.write(self.folder / f"answer-{round}", answer, disk.PRIVATE)
         self._point(Stand(self.stand.counted, round, _digest(task)))
-
-    def forget(self) -> None:
-        """Everything that a training left here, but whose folder it is."""
-        self._point(Stand())
 
     def _memory(self, round: int) -> Path:
         return self.folder / f"memory-{round}.safetensors"

@@ -6,6 +6,7 @@ to it, and a new one takes its place. ``python -m descant.silo.worker 5 team.py 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -45,6 +46,8 @@ class Worker:
             why = f"it has worked for {task.deadline:g} s, and was ended"
         except (EOFError, OSError):
             why = f"its process {self._fate()}"
+        except ValueError as error:  # what a connection says of a message that is longer than it may be
+            why = f"its answer was no answer ({error})"
         self.close()
         self._say(f"Round {task.round}: {why}. A new one is started.")
         return pack(Report(task.party, task.round, task.kind, "error", reason=f"{why}. The party's own log says more."))
@@ -61,7 +64,12 @@ class Worker:
         return self._line
 
     def _fate(self) -> str:
-        code = self._process.wait(10) if self._process is not None else 0
+        if self._process is None:
+            return "is gone"
+        try:
+            code = self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            return "does not answer"
         if code >= 0:
             return f"has exited with {code}"
         return f"was ended by {signal.Signals(-code).name}" + (" (is memory short?)" if code == -signal.SIGKILL else "")
@@ -78,19 +86,25 @@ class Worker:
 
 def main(line: Connection, file: str, party: str, folder: str) -> None:
     """Answer letters until nobody asks any more."""
+    from ..store import disk
+    from ..store.lock import Lock
     from .desk import Desk
     from .file import SiloFile
 
+    disk.make(Path(folder), 0o700)
+    lock = Lock(Path(folder) / ".lock", patience=60.0)  # one that is about to end may still write
     desk = Desk(SiloFile(Path(file), party), Path(folder), lambda text: print(text, file=sys.stderr, flush=True))
     while True:
         try:
             letter = line.recv_bytes()
         except EOFError:
-            return
+            return lock.release()
         line.send_bytes(desk.answer(letter))
 
 
 if __name__ == "__main__":
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it never outlives whoever looks after it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever looks after it ends it
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     main(Connection(int(sys.argv[1])), *sys.argv[2:5])

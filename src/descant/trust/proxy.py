@@ -126,10 +126,10 @@ class Proxy:
         """Write the configuration into the server's folder, check it, start nginx, and wait until it answers."""
         text, nginx = self.configuration(), find_nginx()
         folder = Path(server).resolve() / RUN / FOLDER
+        check_free(self.host, self.port)  # before anything is written: another one may run by what is there
         with clear_errors(folder):
             disk.make(folder, 0o700)
             disk.replace(folder / CONFIGURATION, text.encode(), f"{CONFIGURATION}.new")
-        check_free(self.host, self.port)
         running = RunningProxy(self, nginx, folder)
         try:
             running.wait(patience)
