@@ -27,6 +27,7 @@ from descant.silo import Desk, SiloFile
 from descant.silo.worker import Worker
 from descant.store import disk
 from descant.store.keys import PrivateKey
+from descant.store.vault import Vault
 from descant.wire import pack, unpack
 from problems import classes, network
 
@@ -443,14 +444,15 @@ def test_a_party_that_lies_about_its_data_is_not_let_in(tmp_path: Path, lie: dic
 def test_a_server_cannot_have_more_rows_than_the_teams_policy_lets_go(tmp_path: Path) -> None:
     file = tmp_path / "team0.py"
     file.write_text(TEAM.format(name="0") + 'policy = {"share": 0.3}\n')
-    desk = Desk(SiloFile(file, "0"), tmp_path / "at", lambda text: None)
+    desk, vault = Desk(SiloFile(file, "0"), tmp_path / "at"), Vault.create(tmp_path / "vault", PrivateKey.new(), "r")
     tables = {**recipe("fedavg").tables, "wrap": [{"by": "stand-ins", "share": 0.2}]}
     layout = Net.made(network, 0).layout
     hello = {"recipe": tables, "federation": "lab", "layout": layout.digest}
     assert unpack(desk.answer(pack(Task("0", 0, "hello", {}, hello))), Report).status == "ok"
     sealed = 0
     for seed in range(20):
-        asked = {"public": PrivateKey.new().public.hex(), "generation": 1, "run": "r"}
+        public, generation = vault.invite("0")
+        asked = {"public": public.hex(), "generation": generation, "run": "r"}
         settings = {"seed": seed, "way": "looped", "layout": layout.digest, "lr": 0.1, "work": 1, "accepted": 0}
         task = Task("0", 1, "train", {"center": torch.zeros(layout.width)}, {**settings, "coreset": asked})
         report = unpack(desk.answer(pack(task)), Report)
