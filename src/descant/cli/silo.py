@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import threading
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -111,17 +109,22 @@ def leave(folder: Path = typer.Argument(metavar="FOLDER", hidden=True)) -> None:
 def forget(folder: Path = typer.Argument(metavar="FOLDER", hidden=True), as_json: bool = json_option()) -> None:  # noqa: B008
     """Remove what this party has kept in FOLDER: memory, answers, keys, and whose folder it was.
 
+    Only a mark of this machine stays, by which the server knows that the invite is used in one place.
     What has left the building (models, coresets) is with the organiser: ask for `descant vault forget`.
     """
     with plain_endings():
+        from ..silo.desk import MACHINE
         from ..store.lock import holder
 
         if owner := holder(folder / ".lock"):
             raise SettingError(f"{folder} is in use by {owner}. Leave first: descant silo leave {folder}")
-        removed: dict[str, Any] = {"folder": str(folder), "removed": []}
-        for part in ("state", "keys"):
-            if (folder / part).is_dir():
-                shutil.rmtree(folder / part)
-                removed["removed"].append(part)
+        if not folder.is_dir():
+            raise SettingError(f"There is no folder {folder}.")
+        files = [
+            file for part in ("state", "keys") for file in sorted((folder / part).glob("*")) if file.name != MACHINE
+        ]
+        for file in files:
+            file.unlink()
+        removed = {"folder": str(folder), "removed": [str(file.relative_to(folder)) for file in files]}
         told = f"Removed from {folder}: {', '.join(removed['removed']) or 'nothing was there'}."
         typer.echo(json.dumps(removed) if as_json else told)

@@ -37,6 +37,7 @@ OWN = "its own"
 """What a party says of a loss that its own file defines: its name would tell where the file is."""
 _ELSEWHERE = "The party's own log says more."
 _INTRODUCED = "party.json"
+MACHINE = "machine"
 
 
 class Desk:
@@ -147,10 +148,10 @@ class Desk:
     @property
     def _machine(self) -> str:
         """A mark that was drawn when this folder was first used: an invite that is used in two places shows by it."""
-        file = self.keeping.folder / "machine"
+        file = self.keeping.folder / MACHINE
         if not file.exists():
             with clear_errors(self.keeping.folder):
-                disk.replace(file, secrets.token_hex(16).encode(), ".machine", disk.PRIVATE)
+                disk.replace(file, secrets.token_hex(16).encode(), f".{MACHINE}", disk.PRIVATE)
         return file.read_text()
 
     @property

@@ -1,0 +1,109 @@
+"""`descant server` and `descant silo`, as far as they go without a network."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from descant.cli import app
+
+RECIPE = """
+[run]
+rounds = 2
+[model]
+net = "mlp"
+inputs = 4
+outputs = 2
+[work]
+lr = 0.1
+steps = 2
+[method]
+algorithm = "fedavg+"
+"""
+TEAM = """
+import numpy as np
+from descant import problems
+
+def model():
+    return problems.mlp(4, 2, ())
+
+def data():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(40, 4)), rng.integers(0, 2, 40)
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    (tmp_path / "team.py").write_text(TEAM)
+    return tmp_path
+
+
+def call(*arguments: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, list(arguments))
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_a_federation_is_made_and_parties_are_invited_once(here: Path) -> None:
+    made = json.loads(call("server", "init", "lab", "recipe.toml", "--port", "9", "--json"))
+    assert made["address"] == "localhost:9" and len(made["fingerprint"]) == 64
+    call("server", "invite", "lab", "north")
+    assert stat.S_IMODE((here / "north.invite").stat().st_mode) == 0o600
+    assert "invited on" in call("server", "invite", "lab", "north", "--out", "again", code=1)
+    assert "name" in call("server", "invite", "lab", "../south", code=1)
+    told = json.loads(call("server", "status", "lab", "--json"))
+    assert [(party["name"], party["state"]) for party in told["parties"]] == [("north", "invited")]
+    assert told["state"] == "not begun" and told["round"] == 0
+    call("server", "revoke", "lab", "north")
+    assert "revoked" in call("server", "status", "lab")
+    assert "as it was written" in call("server", "audit", "lab", "--verify")
+    log = here / "lab" / "audit.jsonl"
+    log.write_text(log.read_text().replace('"north"', '"south"'))
+    assert "Line 2" in call("server", "audit", "lab", "--verify", code=1)
+
+
+def test_a_dry_run_says_what_would_leave_the_building(here: Path) -> None:
+    told = json.loads(call("silo", "check", "team.py", "--json"))
+    assert told["parameters"] == 10 and told["bytes of an update"] == 40 and told["data"]["samples"] == 32
+    assert "no row of its data" in told["leaves"]
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("del model", "model: a class or a function"),
+        ("data = 7", "data: a function"),
+        ("def data(): return [1.0]", "must give"),
+        ("def data(): return np.full((9, 4), np.nan), np.zeros(9, int)", "finite"),
+        ("def data(): return np.full((9, 4), 1e38), np.zeros(9, int)", "loss"),
+        ('policy = {"shares": 1}', "policy"),
+    ],
+)
+def test_a_file_that_cannot_take_part_is_told_why(here: Path, more: str, why: str) -> None:
+    (here / "bad.py").write_text(f"{TEAM}\n{more}\n")
+    assert why in call("silo", "check", "bad.py", code=1)
+
+
+def test_what_is_not_there_is_said(here: Path) -> None:
+    assert "no file" in call("silo", "check", "nowhere.py", code=1)
+    assert "nowhere" in call("silo", "join", "nowhere", "team.py", code=1)
+    assert "no folder" in call("silo", "forget", "nowhere", code=1)
+    assert "Nobody takes part" in call("silo", "leave", "nowhere", code=1)
+    assert "server init" in call("server", "status", "nowhere", code=1)
+    call("server", "init", "lab", "recipe.toml")
+    assert "already" in call("server", "init", "lab", "recipe.toml", code=1)
+
+
+def test_forgetting_leaves_only_the_mark_of_the_machine(here: Path) -> None:
+    for file in ("state/memory-3.safetensors", "state/party.json", "state/machine", "keys/party.key"):
+        (here / "north.silo" / file).parent.mkdir(parents=True, exist_ok=True)
+        (here / "north.silo" / file).write_text("x")
+    call("silo", "forget", "north.silo")
+    assert [str(file.relative_to(here)) for file in here.glob("north.silo/*/*")] == ["north.silo/state/machine"]
