@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -112,6 +112,7 @@ class Hub:
         self._address, self._ca, self._secret, self._parties = address, ca, secret, dict(parties)
         self._nodes: dict[str, int] = {}
         self._sent: dict[str, str] = {}  # by the number of a letter: to whom
+        self._coming: dict[str, tuple[str, Any, dict[str, bytes]]] = {}  # by the same: an answer, as far as it has come
         self._open()
 
     @told("The SuperLink")
@@ -201,16 +202,48 @@ class Hub:
     def fetch(self, numbers: Collection[str]) -> dict[str, bytes | Lost]:
         barred = [number for number in numbers if self._sent[number] not in self._parties]
         found: dict[str, bytes | Lost] = {number: Lost("it was revoked", final=True) for number in barred}
-        for message in self._grid.pull_messages([number for number in numbers if number not in found]):
-            number = message.metadata.reply_to_message_id
-            if message.has_error():
-                found[number] = Lost(f"{message.error.reason} (Flower's code {message.error.code})")
-                continue
+        self._announced([number for number in numbers if number not in found])
+        for number in [number for number in numbers if number in self._coming and number not in found]:
             try:
-                found[number] = unwrapped(message)
+                answer = self._arrived(*self._coming[number])
             except Lost as why:
-                found[number] = why
+                answer = why
+            if answer is not None:
+                found[number] = answer
+                del self._coming[number]
         return found
+
+    def _announced(self, numbers: Sequence[str]) -> None:
+        """Which answers are there, or on their way: what holds them comes after they were announced."""
+        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+
+        asked = [number for number in numbers if number not in self._coming]
+        got = self._grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=asked)) if asked else None
+        for message, tree in zip(got.messages_list, got.message_object_trees, strict=True) if got else ():
+            self._coming[message.metadata.reply_to_message_id] = (message.metadata.message_id, tree, {})
+
+    def _arrived(self, name: str, tree: Any, parts: dict[str, bytes]) -> bytes | Lost | None:
+        """An answer of which all parts have come; None while some have not. Flower's own way waits here for them."""
+        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+        from flwr.supercore.inflatable import inflatable_object as objects
+        from flwr.supercore.inflatable import inflatable_utils as found
+        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+
+        client, node, run = self._grid._runtime_client, self._grid.node, self._grid.run.run_id
+        pull = make_pull_object_fn_protobuf(client.PullObject, node, run)
+        try:
+            for part in objects.iterate_object_tree(tree):
+                if part.object_id not in parts:
+                    parts[part.object_id] = pull(part.object_id)
+        except found.ObjectUnavailableError:
+            return None
+        except found.ObjectPullError as error:
+            raise Lost(f"its answer never came whole: {error}") from error
+        client.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=name))
+        message: Any = found.inflate_object_from_contents(name, parts)
+        if message.has_error():
+            return Lost(f"{message.error.reason} (Flower's code {message.error.code})")
+        return unwrapped(message)
 
     def close(self) -> None:
         """End the run."""
