@@ -30,33 +30,16 @@ from descant.store.keys import PrivateKey
 from descant.store.vault import Vault
 from descant.wire import pack, unpack
 from problems import classes, network
+from teams import LEARNING, TEAM
 
 NAMES = ("0", "1", "2", "3")
-TEAM = """
-from problems import classes, network
-
-def model():
-    return network()
-
-def data():
-    party = classes(5)[{name!r}]
-    return party.x, party.y, party.x[:3], party.y[:3]
-"""
 RECIPE = """
 [run]
 seed = 5
 [parties]
 population = "problems:classes"
-[model]
-net = "problems:network"
-[work]
-lr = 0.05
-epochs = 1
-batch = 4
-optimizer = "Adam"
-[method]
-algorithm = "{method}"
 """
+RECIPE += LEARNING
 
 
 class Post:

@@ -26,6 +26,7 @@ from descant.parties import from_arrays
 from descant.server.serving import free_port
 from descant.trust.proxy import find_nginx
 from problems import classes, network
+from teams import LEARNING, TEAM
 
 try:
     find_nginx()
@@ -39,27 +40,8 @@ RECIPE = """
 rounds = {rounds}
 seed = 5
 points = 1
-[model]
-net = "problems:network"
-[work]
-lr = 0.05
-epochs = 1
-batch = 4
-optimizer = "Adam"
-[method]
-algorithm = "{method}"
-{more}
 """
-TEAM = """
-from problems import classes, network
-
-def model():
-    return network()
-
-def data():
-    party = classes(5)[{name!r}]
-    return party.x, party.y, party.x[:3], party.y[:3]
-"""
+RECIPE += LEARNING + "{more}\n"
 ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "1",
