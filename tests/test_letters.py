@@ -7,13 +7,16 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from descant import DescantWarning, Federation
+from descant import DescantWarning, Federation, algorithms
 from descant.address import address_of
+from descant.algorithms import Timetable
 from descant.config import Recipe, read
 from descant.core import Report, Task
 from descant.engines.silos import Lost, Patience, Silos
@@ -24,6 +27,8 @@ from descant.parties.elsewhere import elsewhere
 from descant.piece import Plan
 from descant.server import Meeting
 from descant.silo import Desk, SiloFile
+from descant.silo.judging import judged
+from descant.silo.result import Result
 from descant.silo.worker import Worker
 from descant.store import disk
 from descant.store.keys import PrivateKey
@@ -118,9 +123,10 @@ def met(post: Post, chosen: Recipe, patience: Patience = Patience()) -> Federati
     return Federation(network, people, chosen.algorithm(), solver=chosen.solver(), seed=5, engine=engine)
 
 
-def simulated(chosen: Recipe, rounds: int, names: Collection[str] = NAMES) -> Federation:
+def simulated(chosen: Recipe, rounds: int, names: Collection[str] = NAMES, **more: Any) -> Federation:
     people = from_arrays({name: (p.x, p.y, p.x[:3], p.y[:3]) for name, p in classes(5).subset(names).items()})
-    return Federation(network, people, chosen.algorithm(), solver=chosen.solver(), seed=5).fit(rounds, progress=False)
+    settings = {"algorithm": chosen.algorithm(), "solver": chosen.solver(), "seed": 5, **more}
+    return Federation(network, people, **settings).fit(rounds, progress=False)
 
 
 def same(one: Federation, other: Federation, names: Collection[str] = NAMES) -> None:
@@ -422,6 +428,51 @@ def test_a_party_that_lies_about_its_data_is_not_let_in(tmp_path: Path, lie: dic
     meeting = Meeting(post, recipe(), "lab", Net.made(network, 0), loss, say=said.append)
     assert meeting.gather(3).keys() == {"1", "2", "3"}
     assert any("0 has come, and cannot take part" in text for text in said)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedgeomed+", "ditto"])
+def test_a_team_has_its_model_and_is_told_whether_joining_helped(tmp_path: Path, method: str) -> None:
+    """What the simulation's table says of each party, a team finds out by itself, and nobody else hears of it."""
+    post = Post(desks(tmp_path))
+    fed, twin = met(post, recipe(method)).fit(3, progress=False), simulated(recipe(method), 3)
+    fed.scores()
+    sent = post.count
+    rows = {row["party"]: row for row in twin.table().plain()}
+    for name in NAMES:
+        table = judged(SiloFile(tmp_path / f"team{name}.py", name), tmp_path / f"at-{name}")
+        [row] = table.plain()
+        for column in ("own", "center", "alone", "majority", "gain", "rounds"):
+            assert row[column] == rows[name][column]
+        model = network()
+        model.load_state_dict(load_file(tmp_path / f"at-{name}" / "own.safetensors"))
+        whole = twin.models_[name].state_dict()
+        assert all(torch.equal(tensor, whole[key]) for key, tensor in model.state_dict().items())
+        assert f"{row['own']:.3f}" in table.verdict and "3 test samples" in table.verdict
+    assert post.count == sent
+
+
+def test_who_was_away_is_compared_with_training_alone_in_the_rounds_it_was_there(tmp_path: Path) -> None:
+    post = Post(desks(tmp_path))
+    fed = met(post, recipe("fedavg"))
+    for round in fed.rounds(4):
+        post.away = {"1"} if round.index in (1, 2) else set()
+    fed.scores()
+    there = Timetable.of([{"party": "1", "from": 1, "to": 1}, {"party": "1", "from": 4}])
+    twin = simulated(recipe(), 4, attend=there, algorithm=algorithms.Local())
+    [row] = judged(SiloFile(tmp_path / "team1.py", "1"), tmp_path / "at-1").plain()
+    assert row["rounds"] == 2
+    assert row["alone"] == twin.scores().own.values[1]
+
+
+def test_rounds_that_were_answered_are_known_whatever_a_kill_has_left(tmp_path: Path) -> None:
+    post = Post(desks(tmp_path, NAMES[:2]))
+    met(post, recipe("fedavg")).fit(2, progress=False).scores()
+    file = tmp_path / "at-0" / "worked.jsonl"
+    file.write_text(file.read_text() + '\n{"round": 3, "l')
+    result = Result(tmp_path / "at-0")
+    assert list(result.worked()) == [1, 2]
+    result.note(Task("0", 3, "train", {}, {"lr": 0.1, "work": 1, "way": "looped"}))
+    assert list(result.worked()) == [1, 2, 3]
 
 
 def test_a_server_cannot_have_more_rows_than_the_teams_policy_lets_go(tmp_path: Path) -> None:

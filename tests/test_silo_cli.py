@@ -101,6 +101,11 @@ def test_what_is_not_there_is_said(here: Path) -> None:
     assert "already" in call("server", "init", "lab", "recipe.toml", code=1)
 
 
+def test_who_never_took_part_cannot_be_judged(here: Path) -> None:
+    (here / "north.silo" / "state").mkdir(parents=True)
+    assert "Join first" in call("silo", "judge", "north.silo", "team.py", code=1)
+
+
 def test_forgetting_leaves_only_the_mark_of_the_machine(here: Path) -> None:
     for file in ("state/memory-3.safetensors", "state/party.json", "state/machine", "keys/party.key"):
         (here / "north.silo" / file).parent.mkdir(parents=True, exist_ok=True)

@@ -282,11 +282,14 @@ def _personal(plan: Plan, task: Task, memory: Memory) -> Tensor:
     return _owned(plan, _completed(plan, task.arrays.get("own", task.arrays["center"]), memory), memory)
 
 
+def shown(plan: Plan, task: Task, memory: Memory) -> tuple[Tensor, Tensor]:
+    """The common model and the party's own, as the party uses them: with its private layers in both."""
+    return _completed(plan, task.arrays["center"], memory), _personal(plan, task, memory)
+
+
 def _evaluate(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> list[Answer]:
-    rows = []
-    for task, memory in zip(tasks, memories, strict=True):
-        center, own = _completed(plan, task.arrays["center"], memory), _personal(plan, task, memory)
-        rows.append((center,) if own is center else (center, own))
+    both = (shown(plan, task, memory) for task, memory in zip(tasks, memories, strict=True))
+    rows = [(center,) if own is center else (center, own) for center, own in both]
     answers: list[Answer] = []
     found = _examined(plan, [task.party for task in tasks], rows, trivial=True) if tasks else ()
     for task, one in zip(tasks, found, strict=True):

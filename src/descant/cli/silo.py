@@ -10,9 +10,9 @@ from pathlib import Path
 import typer
 
 from ..errors import SettingError
-from .common import json_option, plain_endings
+from .common import json_option, one_thread, plain_endings, watched
 
-app = typer.Typer(no_args_is_help=True, help="Take part in a federation: check your file, join, leave, forget.")
+app = typer.Typer(no_args_is_help=True, help="Take part in a federation: check your file, join, judge, leave, forget.")
 
 FILE = typer.Argument(metavar="FILE", hidden=True)
 FOLDER = typer.Option(
@@ -91,6 +91,32 @@ def _watch(file: Path, over: threading.Event) -> None:
     while not over.wait(0.5):
         if file.exists():
             over.set()
+
+
+@app.command("judge")
+def judge(
+    folder: Path = typer.Argument(metavar="FOLDER", hidden=True),  # noqa: B008
+    file: Path = FILE,
+    as_json: bool = json_option(),
+) -> None:
+    """Say whether joining from FOLDER helped: FILE trains alone on this machine, with the same work in the same rounds.
+
+    Nothing is sent. It takes about as long as the party's own part of the training did.
+    """
+    with plain_endings():
+        from ..silo.desk import introduced
+        from ..silo.file import SiloFile
+        from ..silo.judging import judged
+        from ..silo.result import CENTER, OWN
+
+        one_thread()
+        state = folder / "state"
+        table = judged(SiloFile(file, introduced(state)), state, watched(as_json))
+        files = {"own": str(state / OWN), "center": str(state / CENTER)}
+        if as_json:
+            typer.echo(json.dumps({"verdict": table.verdict, "table": table.plain(), "models": files}))
+        else:
+            typer.echo(f"{table}\n\nThe model of its own: {files['own']}\nThe common model: {files['center']}")
 
 
 @app.command("leave")

@@ -20,7 +20,7 @@ from ..config import Recipe
 from ..config.parts import ATTENDANCE
 from ..core import Memory, Report, Status, Task
 from ..engines.silos import ACCEPTED
-from ..errors import DescantError, EngineError, SettingError
+from ..errors import DescantError, EngineError, SettingError, StateError
 from ..metrics import metric_for
 from ..parties.elsewhere import description
 from ..piece import Plan, work
@@ -30,6 +30,7 @@ from ..wire import pack, unpack
 from .checking import checked
 from .file import SiloFile
 from .keeping import Keeping
+from .result import Result
 
 ANEW = "began_anew"
 """The metric by which a party says that it had lost its memory, and began anew."""
@@ -45,6 +46,7 @@ class Desk:
 
     def __init__(self, file: SiloFile, folder: Path, log: Callable[[str], None] = print) -> None:
         self.file, self.keeping, self.log = file, Keeping(folder), log
+        self.result = Result(folder)
 
     def answer(self, letter: bytes) -> bytes:
         """The answer to a letter. Whatever is wrong with it, there is one."""
@@ -69,7 +71,10 @@ class Desk:
         if task.kind not in ("train", "evaluate"):
             raise EngineError(f"A task of the kind {task.kind!r:.40} is not answered here.")
         if task.kind == "evaluate":
-            report, _ = self._worked(task, self.keeping.memory(task.settings.get(ACCEPTED)))
+            memory = self.keeping.memory(task.settings.get(ACCEPTED))
+            report, _ = self._worked(task, memory)
+            if report.status == "ok":
+                self.result.keep(self.plan, task, memory, report.metrics)
             return pack(report)
         return self._trained(task, letter)
 
@@ -95,6 +100,7 @@ class Desk:
             self.keeping.leave(standing.gone(memory))
         answer = pack(report)
         if report.status == "ok":
+            self.result.note(task)
             self.keeping.wait(task.round, letter, memory or {}, answer)
         return answer
 
@@ -133,7 +139,7 @@ class Desk:
         checked(self.file)
         self.log(f"Taking part by {plan.algorithm.name}, with {plan.solver}.")
         with clear_errors(self.keeping.folder):
-            text = json.dumps(said).encode()
+            text = json.dumps({**said, "party": self.file.party}).encode()
             disk.replace(self.keeping.folder / _INTRODUCED, text, f".{_INTRODUCED}", disk.PRIVATE)
         self.__dict__["plan"] = plan
         told = {
@@ -156,8 +162,7 @@ class Desk:
 
     @property
     def _held(self) -> dict[str, Any] | None:
-        file = self.keeping.folder / _INTRODUCED
-        return json.loads(file.read_text()) if file.exists() else None
+        return _held(self.keeping.folder)
 
     @cached_property
     def plan(self) -> Plan:
@@ -180,6 +185,19 @@ class Desk:
             metric=metric_for(solver.metric, self.file.loss, self.file.own),
             agreed=Agreed(share=self.file.policy.share),
         )
+
+
+def introduced(folder: Path) -> str:
+    """As whom the party of a folder was introduced."""
+    held = _held(folder)
+    if held is None:
+        raise StateError(f"Nobody was introduced in {folder} yet. Join first: descant silo join.")
+    return str(held["party"])
+
+
+def _held(folder: Path) -> dict[str, Any] | None:
+    file = folder / _INTRODUCED
+    return json.loads(file.read_text()) if file.exists() else None
 
 
 def reduced(tables: Mapping[str, Any]) -> dict[str, Any]:

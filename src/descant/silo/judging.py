@@ -1,0 +1,90 @@
+"""`descant silo judge`: whether joining helped this party, which trains alone for it. Nothing is sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..algorithms import Local
+from ..core import Kind, Memory, Report, Task
+from ..errors import PartyError, StateError
+from ..evaluate import Column, Scores, party_table
+from ..flat import bind
+from ..gate import finite
+from ..piece import Plan, work
+from ..progress import bar
+from ..table import Table
+from .desk import Desk
+from .file import SiloFile
+from .result import Result, Work
+
+
+def judged(file: SiloFile, folder: Path, progress: bool = False) -> Table:
+    """The party's own model, the common one, and what it reaches alone by the same work in the same rounds."""
+    result, plan = Result(folder), Desk(file, folder).plan
+    found, worked = result.scores(), result.worked()
+    if not worked:
+        raise StateError(f"The party has not trained in {folder} yet. Join first: descant silo join.")
+    local = replace(plan, algorithm=bind(Local(), plan.net))
+    row = _alone(local, file.party, worked, progress)
+    alone, scores = (_scores(plan, file.party, numbers) for numbers in (_examined(local, file.party, row), found))
+    table = party_table(file.people, scores, alone, {file.party: len(worked)})
+    return replace(table, verdict=_verdict(scores, alone, found))
+
+
+def _alone(plan: Plan, party: str, worked: Mapping[int, Work], progress: bool) -> Tensor:
+    """The model of a party that learns from nobody, by the work that it was given and with the same draws."""
+    row, memory = plan.net.row(), dict[str, Tensor]()
+    with bar(disable=not progress) as shown:
+        line = shown.add_task("training alone", total=len(worked), told="–")
+        for each in worked.values():
+            settings = {"lr": each.lr, "work": each.work}
+            report, after = _answer(plan, party, each.round, "train", row, memory, each.way, settings)
+            trained = plan.net.layout.join(report.arrays)
+            if finite(trained):  # else the round would not have counted, alone or not
+                row, memory = trained, dict(after if after is not None else memory)
+            shown.update(line, advance=1)
+    return row
+
+
+def _examined(plan: Plan, party: str, row: Tensor) -> Mapping[str, Any]:
+    return _answer(plan, party, 0, "evaluate", row, {}, "", {})[0].metrics
+
+
+def _answer(
+    plan: Plan, party: str, round: int, kind: Kind, row: Tensor, memory: Memory, way: str, more: Mapping[str, Any]
+) -> tuple[Report, Memory | None]:
+    settings = {"seed": plan.seed, "way": way, "layout": plan.net.layout.digest, **more}
+    [(report, after)] = work(plan, [Task(party, round, kind, {"center": row, "own": row}, settings)], [memory])
+    if report.status != "ok":
+        raise PartyError(f"Training alone failed in round {round}: {report.reason}")
+    return report, after
+
+
+def _scores(plan: Plan, party: str, found: Mapping[str, Any]) -> Scores:
+    """What the models that came last reached on the party's own test set."""
+
+    def column(name: str) -> Column:
+        return Column(np.array([found.get(name, math.nan)], dtype=float), plan.metric.higher_is_better)
+
+    return Scores((party,), plan.metric.name, *map(column, ("own", "center", "majority", "before", "after")))
+
+
+def _verdict(scores: Scores, alone: Scores, found: Mapping[str, Any]) -> str:
+    own, local = scores.own.mean, alone.own.mean
+    if math.isnan(own) or math.isnan(local):
+        return "The party has no test set, so nobody can say whether joining helped: give its file a share, test = 0.2."
+    better = scores.own.gained(alone.own) - alone.own.gained(scores.own)
+    told = {1: "Joining helped", 0: "Joining made no difference", -1: "Joining did not help"}[better]
+    samples = int(found["test_samples"])
+    each = f", of which each is {1 / samples:.3f}" if scores.metric == "accuracy" else ""
+    return (
+        f"{told}: {scores.metric} {own:.3f} after round {found['round']}, and {local:.3f} alone with the same work, "
+        f"on {samples} test samples{each}."
+    )

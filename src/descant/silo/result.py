@@ -1,0 +1,84 @@
+"""What a team has of taking part, on its own disk: its own model, the common one, and what it has worked for them.
+
+    folder/own.safetensors      its own model by the names of its state_dict, and its scores, when it was last judged
+    folder/center.safetensors   the common model of that moment
+    folder/worked.jsonl         the rounds that were answered: learning rate, work, and the way it was computed
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from ..core import Memory, Task
+from ..errors import StateError
+from ..piece import Plan, shown
+from ..store import clear_errors, disk
+
+OWN = "own.safetensors"
+CENTER = "center.safetensors"
+_WORKED = "worked.jsonl"
+_HEADER = "descant"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What was asked of the party in a round."""
+
+    round: int
+    lr: float
+    work: int
+    way: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """One party's folder."""
+
+    folder: Path
+
+    def note(self, task: Task) -> None:
+        """A round is about to be answered; one that comes again is noted again, and counts once."""
+        work = Work(task.round, task.settings["lr"], task.settings["work"], task.settings["way"])
+        line = f"\n{json.dumps(asdict(work))}".encode()  # behind whatever a kill has left of the line before
+        file = self.folder / _WORKED
+        with clear_errors(self.folder):
+            if not file.exists():
+                disk.write(file, b"", disk.PRIVATE)
+            disk.append(file, line, file.stat().st_size)
+
+    def worked(self) -> dict[int, Work]:
+        """The rounds that were answered, in their order."""
+        file, found = self.folder / _WORKED, dict[int, Work]()
+        for line in file.read_text().splitlines() if file.exists() else ():
+            try:
+                work = Work(**json.loads(line))
+            except (ValueError, TypeError):
+                continue  # what a kill has left of a line
+            found[work.round] = work
+        return dict(sorted(found.items()))
+
+    def keep(self, plan: Plan, task: Task, memory: Memory, scores: Mapping[str, Any]) -> None:
+        """The models that were judged, in place of those before."""
+        told = {_HEADER: json.dumps({**scores, "round": task.round})}
+        for name, row in zip((CENTER, OWN), shown(plan, task, memory), strict=True):
+            tensors = {key: part.detach().clone().contiguous() for key, part in plan.net.layout.split(row).items()}
+            with clear_errors(self.folder):
+                disk.replace(self.folder / name, save(tensors, told), f".{name}", disk.PRIVATE)
+
+    def scores(self) -> dict[str, Any]:
+        """The party's scores and the round of its models; an error if there are none yet."""
+        file = self.folder / OWN
+        if not file.exists():
+            raise StateError(f"No model was judged in {self.folder} yet: the server asks for it as its recipe says.")
+        try:
+            with safe_open(file, "pt") as held:
+                return dict(json.loads(held.metadata()[_HEADER]))
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise StateError(f"{file} is not as Descant wrote it: {error}. The next judging writes it anew.") from error
