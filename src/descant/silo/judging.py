@@ -86,5 +86,5 @@ def _verdict(scores: Scores, alone: Scores, found: Mapping[str, Any]) -> str:
     each = f", of which each is {1 / samples:.3f}" if scores.metric == "accuracy" else ""
     return (
         f"{told}: {scores.metric} {own:.3f} after round {found['round']}, and {local:.3f} alone with the same work, "
-        f"on {samples} test samples{each}."
+        f"on {samples} test samples{each}. The common model has {scores.center.mean:.3f}."
     )
