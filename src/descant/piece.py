@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from . import core, disguise, seeds, standing
+from . import core, disguise, masking, seeds, standing
 from .address import find
 from .core import Algorithm, Hyper, Job, Loss, Memory, Metrics, Report, Solver, Task, Term
 from .errors import DescantError, ModelError, PartyError, SettingError
@@ -58,6 +58,7 @@ class Plan:
     vault: VaultAt | None = None  # where parties' coresets are kept, sealed; None: they stay with the parties
     agreed: Agreed | None = None  # how many of its rows a party lets go, at most; None: as many as it is asked for
     deadline: float = 600.0  # seconds that a party has for a task
+    secret: bytes = field(default=b"", repr=False)  # of a party on a machine of its own: what its keys are made of
 
     @classmethod
     def made(cls, model: Model, data: Data, algorithm: Algorithm, seed: int, **rest: Any) -> Plan:
@@ -148,6 +149,8 @@ def _by_kind(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> l
     judged = _evaluate(plan, [tasks[i] for i in judging], [memories[i] for i in judging])
     answers.update(zip(judging, judged, strict=True))
     for i, task in enumerate(tasks):
+        if task.kind == "keys":
+            answers[i] = masking.keyed(plan, task)
         if task.kind == "personal":
             row = _personal(plan, task, memories[i])
             answers[i] = (Report(task.party, task.round, task.kind, arrays=plan.net.layout.split(row)), None)
@@ -219,6 +222,7 @@ def _train(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory], partie
     )
     answers = _answers(plan, tasks, job, plan.solver.train(job))
     answers = (disguise.disguised(plan, *one) for one in zip(tasks, before, center, answers, strict=True))
+    answers = (masking.masked(plan, *one) for one in zip(tasks, answers, strict=True))
     return [standing.answered(plan, *one) for one in zip(tasks, before, center, answers, strict=True)]
 
 

@@ -84,7 +84,7 @@ class SiloEngine:
         self._ready: list[Report] = []
         self._heard, self._began = 0, 0.0
         sealed = 0 if plan.vault is None else 2**30
-        self._most = 2 * plan.net.layout.width * plan.net.layout.dtype.itemsize + _MORE + sealed
+        self._most = plan.net.layout.width * max(8, 2 * plan.net.layout.dtype.itemsize) + _MORE + sealed
 
     @property
     def memory(self) -> Store:
