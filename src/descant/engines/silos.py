@@ -125,7 +125,7 @@ class SiloEngine:
 
     def _missed(self, task: Task, why: Lost) -> list[Report]:
         """A letter got lost: it goes out again when its party is there again. Nobody is waited for to be judged."""
-        if why.final or task.kind != "train":
+        if why.final or task.kind not in ("train", "keys"):
             return [_failed(task, "lost", str(why))]
         self._say(f"Round {task.round}: {task.party} does not answer ({plain(str(why))}).")
         self._again.append(task)
