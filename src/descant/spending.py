@@ -56,7 +56,7 @@ def _check_adds_up(plan: Plan) -> None:
     if secure is not None and len(plan.people) < secure.least:
         raise SettingError(
             f"{algorithm.name} hides work in a sum of {secure.least} parties at least, and there are "
-            f"{len(plan.people)}. Use a method without SecureAggregation, which would hide nothing."
+            f"{len(plan.people)}. In a smaller one it hides nothing: use the method without SecureAggregation."
         )
     if secure is not None and algorithm.weigh is by_samples and not plan.samples:
         raise SettingError(
