@@ -42,6 +42,7 @@ def costs() -> None:
         "CentralPrivacy": made(algorithms.CentralPrivacy(), PLAIN, 100),
         "LocalPrivacy": made(algorithms.LocalPrivacy(), PLAIN, 100),
         "FedAvg, 10 parties": made(algorithms.FedAvg(), LARGER, 10),
+        "SecureAggregation": made(algorithms.SecureAggregation(), LARGER, 10),
         "PrivateSgd": made(algorithms.FedAvg(), PrivateSgd(lr=0.5, steps=10, batch=20), 10),
     }
     for _ in range(20):

@@ -51,6 +51,8 @@ PRIVATE: dict[str, Callable[[], Algorithm]] = {
     "FedAvg, private": lambda: algorithms.CentralPrivacy(clip=0.1, source="seed"),
     "FedAvgPlus, private": lambda: algorithms.CentralPrivacy(algorithms.FedAvgPlus(alpha=1.0), clip=0.1, source="seed"),
     "FedProx, private at parties": lambda: algorithms.LocalPrivacy(algorithms.FedProx(0.1), clip=0.1, source="seed"),
+    "FedAvg, secure": algorithms.SecureAggregation,
+    "FedRep, secure": lambda: algorithms.SecureAggregation(algorithms.FedRep()),
 }
 """Methods that refuse some of what others may be asked: stand-ins, a walk, judging on the way."""
 

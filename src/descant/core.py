@@ -150,6 +150,13 @@ class StandIn:
     work: int | None = setting(None, "τ′: how much a stand-in learns; None: as a party does", least=0, whole=True)
 
 
+@dataclass(frozen=True)
+class Secure:
+    """Work that is added up without anybody seeing a part of the sum (see `masks`)."""
+
+    least: int = setting(3, "parties that a sum has at least; not from the paper", least=2, whole=True)
+
+
 Start: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Aggregate: TypeAlias = Callable[[Tensor, Tensor | None], Aggregated]
 Weigh: TypeAlias = Callable[[Sequence[Metrics]], Tensor]
@@ -195,6 +202,7 @@ class Algorithm:
         0, "samples of its own on which a party reports the loss of the centre that it received", least=0, whole=True
     )
     privacy: Privacy | None = setting(None, "what is hidden of what parties share; None: nothing", apart=True)
+    secure: Secure | None = setting(None, "how single reports are hidden in their sum; None: not at all", apart=True)
 
 
 # ── what a solver is given ────────────────────────────────────────────────────────────────────────────────────────────

@@ -47,6 +47,7 @@ class Gate:
     private: Collection[str] = ()  # tensors that must not arrive: they never leave their party
     max_staleness: int = 0
     most_sealed: int = 0  # bytes of a sealed coreset; 0: nobody was asked for one
+    masked: bool = False  # whether reports are whole numbers that mean something only in the sum of all
     changes_from: Tensor | None = None  # [width] where reports carry a model's change: what it is the change of
     asked: dict[tuple[str, int], Kind] = field(default_factory=dict)
     answered: set[tuple[str, int]] = field(default_factory=set)
@@ -102,7 +103,7 @@ class Gate:
 
     def _counted(self, r: Report) -> Refusal | None:
         samples = r.metrics.get("samples")
-        if isinstance(samples, bool) or not isinstance(samples, int | float) or not _whole(samples):
+        if not counts(samples):
             expected = f"a whole number from 1 to {MOST_SAMPLES:.0e}"
             return Refusal(r.party, r.round, "absurd sample count", "", expected, f"{samples!r:.40}")
         return None
@@ -144,8 +145,11 @@ class Gate:
             return Refusal(r.party, r.round, "not a dense tensor", name, "a dense tensor in memory", found)
         if tuple(tensor.shape) != shape:
             return Refusal(r.party, r.round, "wrong shape", name, str(list(shape)), str(list(tensor.shape)))
-        if tensor.dtype != self.layout.dtype:
-            return Refusal(r.party, r.round, "wrong dtype", name, str(self.layout.dtype), str(tensor.dtype))
+        dtype = torch.int64 if self.masked else self.layout.dtype
+        if tensor.dtype != dtype:
+            return Refusal(r.party, r.round, "wrong dtype", name, str(dtype), str(tensor.dtype))
+        if self.masked:
+            return None
         if not finite(tensor):
             bad = tensor[~torch.isfinite(tensor)]
             found = f"{len(bad)} of {tensor.numel()}, the first {bad[0]}"
@@ -178,5 +182,8 @@ def _number(value: object) -> bool:
         return False
 
 
-def _whole(samples: float) -> bool:
+def counts(samples: object) -> bool:
+    """Whether somebody can have so many samples."""
+    if isinstance(samples, bool) or not isinstance(samples, int | float):
+        return False
     return 0 < samples <= MOST_SAMPLES and samples == int(samples)  # nan compares false

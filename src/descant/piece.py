@@ -8,28 +8,27 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from . import core, disguise, seeds, standing
+from . import core, disguise, masking, seeds, standing
 from .address import find
-from .core import Algorithm, Hyper, Job, Loss, Memory, Metrics, Report, Solver, Task, Term
+from .core import Algorithm, Hyper, Job, Loss, Memory, Report, Solver, Task, Term
 from .errors import DescantError, ModelError, PartyError, SettingError
+from .examined import completed, evaluated, owned, personal, received_loss, scored
 from .flat import ONE_AT_A_TIME, Net, Unbound, bind
 from .gate import finite
 from .metrics import Metric
 from .parties.people import Party, People
 from .parties.spaces import is_labels
-from .solvers.exam import mean_of
 from .store import DEFAULT_BUDGET
 from .store.rows import Agreed
 from .store.vault_at import VaultAt
 
-JUDGED = ("before", "after")  # a party's test score before and after its local work, where a task asks to judge it
 RECEIVED = "received_loss"  # the metric that an algorithm's `measure` asks for
 VALIDATION = "validation"  # the loss of the centre on the server's own set, where there is one
 ANEW = "anew"  # the setting by which a task tells a party to forget what it keeps for itself
@@ -58,6 +57,7 @@ class Plan:
     vault: VaultAt | None = None  # where parties' coresets are kept, sealed; None: they stay with the parties
     agreed: Agreed | None = None  # how many of its rows a party lets go, at most; None: as many as it is asked for
     deadline: float = 600.0  # seconds that a party has for a task
+    secret: bytes = field(default=b"", repr=False)  # of a party on a machine of its own: what its keys are made of
 
     @classmethod
     def made(cls, model: Model, data: Data, algorithm: Algorithm, seed: int, **rest: Any) -> Plan:
@@ -145,11 +145,13 @@ def _by_kind(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> l
         trained = _train(plan, [tasks[i] for i in some], [memories[i] for i in some], [learning[i] for i in some])
         answers.update(zip(some, trained, strict=True))
     judging = [i for i, task in enumerate(tasks) if task.kind == "evaluate"]
-    judged = _evaluate(plan, [tasks[i] for i in judging], [memories[i] for i in judging])
+    judged = evaluated(plan, [tasks[i] for i in judging], [memories[i] for i in judging])
     answers.update(zip(judging, judged, strict=True))
     for i, task in enumerate(tasks):
+        if task.kind == "keys":
+            answers[i] = masking.keyed(plan, task)
         if task.kind == "personal":
-            row = _personal(plan, task, memories[i])
+            row = personal(plan, task, memories[i])
             answers[i] = (Report(task.party, task.round, task.kind, arrays=plan.net.layout.split(row)), None)
     return [answers[i] for i in range(len(tasks))]
 
@@ -171,18 +173,6 @@ def _learning(
     return learning, failed
 
 
-def _completed(plan: Plan, row: Tensor, memory: Memory) -> Tensor:
-    """A row that came from outside, with the party's private layers put in."""
-    held = [name for name in plan.private if f"layer.{name}" in memory]
-    if not held:
-        return row
-    row = row.clone()
-    for name in held:
-        begin, end = plan.net.layout.range_of(name)
-        row[begin:end] = memory[f"layer.{name}"]
-    return row
-
-
 def _stacked(rows: Sequence[Tensor]) -> Tensor:
     """``[K, width]``; one row that all parties share is not copied."""
     shared = all(row is rows[0] for row in rows)
@@ -192,9 +182,9 @@ def _stacked(rows: Sequence[Tensor]) -> Tensor:
 def _train(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory], parties: Sequence[Party]) -> list[Answer]:
     before = memories  # a stand-in has none, and what a party has left is no business of its solver
     memories = [{} if t.kind == "stand_in" else standing.without(m) for t, m in zip(tasks, before, strict=True)]
-    center = _stacked([_completed(plan, t.arrays["center"], m) for t, m in zip(tasks, memories, strict=True)])
+    center = _stacked([completed(plan, t.arrays["center"], m) for t, m in zip(tasks, memories, strict=True)])
     own = _stacked(
-        [_completed(plan, t.arrays.get("own", t.arrays["center"]), m) for t, m in zip(tasks, memories, strict=True)]
+        [completed(plan, t.arrays.get("own", t.arrays["center"]), m) for t, m in zip(tasks, memories, strict=True)]
     )
     algorithm, size, names = plan.algorithm, plan.net.layout.size, [task.party for task in tasks]
     anchor = alphas = None
@@ -219,6 +209,7 @@ def _train(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory], partie
     )
     answers = _answers(plan, tasks, job, plan.solver.train(job))
     answers = (disguise.disguised(plan, *one) for one in zip(tasks, before, center, answers, strict=True))
+    answers = (masking.masked(plan, *one) for one in zip(tasks, answers, strict=True))
     return [standing.answered(plan, *one) for one in zip(tasks, before, center, answers, strict=True)]
 
 
@@ -227,13 +218,13 @@ def _answers(plan: Plan, tasks: Sequence[Task], job: Job, trained: core.Trained)
     sent = layout.split(rows if plan.algorithm.report == "model" else rows - job.received)  # [K, ...] each
     memories = [_kept(plan, rows[k], trained.memories[k]) for k in range(len(tasks))]
     asked = [k for k, task in enumerate(tasks) if task.settings.get("judge")]
-    states = [(_owned(plan, job.start[k], job.memories[k]), _owned(plan, rows[k], memories[k])) for k in asked]
-    judged = _judged(plan, [tasks[k].party for k in asked], states) if asked else {}
+    states = [(owned(plan, job.start[k], job.memories[k]), owned(plan, rows[k], memories[k])) for k in asked]
+    judged = scored(plan, [tasks[k].party for k in asked], states) if asked else {}
     for k, (task, memory) in enumerate(zip(tasks, memories, strict=True)):
         arrays = {name: tensor[k] for name, tensor in sent.items() if name not in plan.private}
         metrics = {**trained.metrics[k], **judged.get(task.party, {})}
         if plan.algorithm.measure:
-            metrics[RECEIVED] = _received_loss(plan, job.received[k], job.parties[k])
+            metrics[RECEIVED] = received_loss(plan, job.received[k], job.parties[k])
         report = Report(task.party, task.round, task.kind, arrays=arrays, metrics=metrics)
         numbers = [tensor for name, tensor in memory.items() if not name.startswith(core.LOG)]
         healthy = not memory or all(map(finite, (rows[k], *numbers)))
@@ -248,62 +239,3 @@ def _kept(plan: Plan, row: Tensor, memory: Memory) -> dict[str, Tensor]:
     if plan.algorithm.personal is not None:
         kept["statistics"] = row[plan.net.layout.size :]
     return kept
-
-
-def _judged(plan: Plan, names: Sequence[str], states: Sequence[Sequence[Tensor]]) -> dict[str, Metrics]:
-    """The parties' test scores with what each had before its local work, and with what it has after it."""
-    try:
-        found = _examined(plan, names, states)
-    except Exception:  # what fails says so when the party is evaluated; here it must not cost it its round
-        alone = [_judged(plan, [name], [rows]) for name, rows in zip(names, states, strict=True) if len(names) > 1]
-        return {name: scores for one in alone for name, scores in one.items()}
-    judged = ((name, one) for name, one in zip(names, found, strict=True) if one.samples)
-    return {name: dict(zip(JUDGED, one.scores, strict=True)) for name, one in judged}
-
-
-def _examined(
-    plan: Plan, names: Sequence[str], rows: Sequence[Sequence[Tensor]], trivial: bool = False
-) -> Sequence[core.Judgement]:
-    return plan.solver.examine(core.Exam(plan.net, plan.metric, [plan.people[name] for name in names], rows, trivial))
-
-
-def _received_loss(plan: Plan, row: Tensor, party: Party) -> float:
-    """The loss of the model that came from the centre, on evenly spaced samples of the party's own."""
-    rows = torch.arange(0, party.samples, -(-party.samples // plan.algorithm.measure))
-    return loss_on(plan, row, party.x[rows], party.y[rows])
-
-
-def _owned(plan: Plan, row: Tensor, memory: Memory) -> Tensor:
-    """The party's own model, where a term holds it."""
-    return row if plan.algorithm.personal is None else plan.algorithm.personal(row, memory)
-
-
-def _personal(plan: Plan, task: Task, memory: Memory) -> Tensor:
-    return _owned(plan, _completed(plan, task.arrays.get("own", task.arrays["center"]), memory), memory)
-
-
-def shown(plan: Plan, task: Task, memory: Memory) -> tuple[Tensor, Tensor]:
-    """The common model and the party's own, as the party uses them: with its private layers in both."""
-    return _completed(plan, task.arrays["center"], memory), _personal(plan, task, memory)
-
-
-def _evaluate(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> list[Answer]:
-    both = (shown(plan, task, memory) for task, memory in zip(tasks, memories, strict=True))
-    rows = [(center,) if own is center else (center, own) for center, own in both]
-    answers: list[Answer] = []
-    found = _examined(plan, [task.party for task in tasks], rows, trivial=True) if tasks else ()
-    for task, one in zip(tasks, found, strict=True):
-        metrics: dict[str, float] = {"test_samples": one.samples}
-        if one.samples:
-            metrics |= {"center": one.scores[0], "own": one.scores[-1]}
-        if one.trivial is not None:
-            metrics["majority"] = one.trivial
-        answers.append((Report(task.party, task.round, task.kind, metrics=metrics), None))
-    return answers
-
-
-def loss_on(plan: Plan, row: Tensor, x: Tensor, y: Tensor) -> float:
-    """The mean loss of a model on some samples, as it is used and not as it is trained."""
-    with ONE_AT_A_TIME, torch.inference_mode(False):
-        plan.net.module.eval()
-        return mean_of(plan.net, row.clone(), x, y, plan.loss)  # a row from a file lies otherwise, down to last bits

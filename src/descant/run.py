@@ -17,16 +17,18 @@ from torch import Tensor
 
 from . import anew, seeds, spending
 from .absence import Left, check_stand_ins, most_sealed, rehearse_leaving
+from .adding import gathered
 from .algorithms.pieces import fixed
 from .core import Attending, Engine, Hyper, Memory, Report, Task, Tuned, Tuning
 from .errors import BudgetError, DescantError, DescantWarning, PartyError, SettingError
+from .examined import loss_on
 from .exchange import CLOCK, hear, tasks_for
 from .flat import ONE_AT_A_TIME
 from .flight import AT, Flight
 from .gate import Gate, Refusal
 from .gauges import Gauges, gauged, reach
 from .metrics import is_cross_entropy
-from .piece import VALIDATION, Plan, loss_on
+from .piece import VALIDATION, Plan
 from .settings import check
 from .settle import Outcome, settled
 from .state import STALENESS, Round, State, feedback_of, judgements_of, presence_of, used_of
@@ -115,7 +117,8 @@ def run(plan: Plan, engine: Engine, state: State, rounds: int, judge: Collection
 
     Before a round for which a privacy budget does not do they end, with a warning.
     """
-    gate = Gate(plan.net.layout, plan.people, plan.private, plan.algorithm.max_staleness, most_sealed(plan))
+    algorithm, masked = plan.algorithm, plan.algorithm.secure is not None
+    gate = Gate(plan.net.layout, plan.people, plan.private, algorithm.max_staleness, most_sealed(plan), masked)
     for index in range(state.round + 1, state.round + rounds + 1):
         began = time.perf_counter()
         engine.memory.rollback(state.round)  # of a round that was broken off
@@ -141,10 +144,12 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
         idle = [name for name in idle if name not in busy]
     present = _present(plan, idle, tuned.hyper, index)
     spent = spending.after(plan, state, present.values())
+    met = gathered(plan, engine, present, index)
+    present = dict(met.present)
     there = {*present, *busy}
     asked, faults = left.asking(plan, [*present, *sorted(busy)])
     tasks = [
-        *_training(plan, state, present, index, judge, flight, asked),
+        *met.told(_training(plan, state, present, index, judge, flight, asked)),
         *left.stand_ins(plan, state, tuned.hyper, there, index),
     ]
     tasks.sort(key=lambda task: plan.places[task.party])  # sums do not depend on who is stood in for
@@ -152,11 +157,11 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
     heard = hear(engine, gate, tasks, index, algorithm.quorum)
     accepted = _dated(plan, heard.accepted, index)
     trained = [report for report in accepted if report.kind == "train"]
-    outcome = settled(plan, state, tuned.hyper, accepted, len(present))
+    outcome = settled(plan, state, tuned.hyper, accepted, present)
     counted = [] if outcome.note else trained
     stood_in = () if outcome.note else tuple(report.party for report in accepted if report.kind == "stand_in")
     left, not_left = left.after(plan, counted, there, faults) if algorithm.stand_in else (left, [])
-    refusals = (*heard.refusals, *not_left)
+    refusals = (*met.refusals, *heard.refusals, *not_left)
     came = reach(algorithm, [task.arrays["own"] for task in tasks if "own" in task.arrays], state.center, d)
     flight = flight.after(state, heard)
     names = tuple(report.party for report in counted)
@@ -171,10 +176,7 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
     )
     change, norm = (float(torch.linalg.vector_norm(row)) for row in (outcome.center - state.center, outcome.center))
     note = outcome.note + (f" ({refusals[0]})" if refusals and not accepted else "")
-    gauges = Gauges()
-    if outcome.models is not None and outcome.kept is not None:
-        gauges = gauged(algorithm, outcome.models, outcome.kept, outcome.center, d)
-    gauges = gauges.reaching(came)
+    gauges = _gauges(plan, outcome).reaching(came)
     tuning = {} if algorithm.tune is fixed else {**vars(tuned.hyper), **tuned.numbers}
     tuning |= spent.numbers
     presence = presence_of(plan, after, names, stood_in)
@@ -243,6 +245,12 @@ def _remembered(
     if spent.memory:
         memories[spending.KEY] = spent.memory
     return memories
+
+
+def _gauges(plan: Plan, outcome: Outcome) -> Gauges:
+    if outcome.models is None or outcome.kept is None:
+        return Gauges()
+    return gauged(plan.algorithm, outcome.models, outcome.kept, outcome.center, plan.net.layout.size)
 
 
 def _feedback(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from . import adding, seeds
 from . import privacy as noises
-from . import seeds
 from .algorithms.private import rate_of
 from .centers import Center
 from .core import Aggregated, Hyper, Memory, Report
@@ -34,8 +34,8 @@ class Outcome:
     kept: Tensor | None = None  # [K, width] what they keep
 
 
-def settled(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report], asked: int) -> Outcome:
-    """What came of the reports of so many that were asked.
+def settled(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report], asked: Collection[str]) -> Outcome:
+    """What came of the reports of those who were asked.
 
     A centre that fails on them (numbers that overflow, say) leaves the model unchanged.
 
@@ -50,10 +50,12 @@ def settled(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report], 
         return Outcome(state.center, state.memories.get("advance", {}), note=f"the model is unchanged: {reason}")
 
 
-def _settle(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report], asked: int) -> Outcome:
+def _settle(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report], asked: Collection[str]) -> Outcome:
     """aggregate -> advance -> keep: the new centre, and what each party keeps (staged)."""
     algorithm, size, memory = plan.algorithm, plan.net.layout.size, state.memories.get("advance", {})
-    count = _counting(plan, asked)
+    if algorithm.secure is not None:
+        return _added(plan, state, accepted, asked)
+    count = _counting(plan, len(asked))
     if not accepted and not count:
         return Outcome(state.center, memory, note="no report was accepted: the model is unchanged")
     models = models_of(plan, state, accepted)  # [K, width]
@@ -79,6 +81,19 @@ def _settle(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report], 
         for i, row in zip(trained, kept, strict=True):
             state.own.stage(accepted[i].party, {"model": row})
     return Outcome(center, remembered, aggregated.gap, models=models, kept=kept)
+
+
+def _added(plan: Plan, state: State, accepted: Sequence[Report], asked: Collection[str]) -> Outcome:
+    """aggregate -> advance where the sum is all that is known."""
+    size, memory = plan.net.layout.size, state.memories.get("advance", {})
+    why = adding.unopened(plan, accepted, asked)
+    if why:
+        return Outcome(state.center, memory, note=f"{why}: the model is unchanged")
+    mean = adding.mean_of(plan, state.center, accepted)
+    point, remembered = plan.algorithm.advance(state.center[:size], mean[:size], memory, _share(plan, accepted))
+    if not finite(point):
+        return Outcome(state.center, memory, note="the aggregate is not finite: the model is unchanged")
+    return Outcome(torch.cat([point, mean[size:]]), remembered)
 
 
 def _share(plan: Plan, accepted: Sequence[Report]) -> float:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from .algorithms.pieces import by_samples
 from .algorithms.private import check_samples_hidden, check_sound, rate_of
+from .algorithms.secure import check_adds_up
 from .core import Hyper, Memory, Metrics
-from .errors import BudgetError, ModelError
+from .errors import BudgetError, ModelError, SettingError
 from .piece import VALIDATION, Plan
 from .privacy import Privacy
 from .solvers import PrivateSgd
@@ -37,6 +39,7 @@ def promised(plan: Plan) -> Privacy | None:
 def check(plan: Plan) -> None:
     """Raise if the run promises what it cannot keep."""
     check_sound(plan.algorithm)
+    _check_adds_up(plan)
     if isinstance(plan.solver, PrivateSgd):
         check_samples_hidden(plan.algorithm)
     layout = plan.net.layout
@@ -44,6 +47,20 @@ def check(plan: Plan) -> None:
         raise ModelError(
             f"Running statistics ({layout.names[layout.parameters]}) cannot be hidden: they are no changes of bounded "
             "length. Use nn.GroupNorm or nn.LayerNorm, which have none."
+        )
+
+
+def _check_adds_up(plan: Plan) -> None:
+    algorithm, secure = plan.algorithm, plan.algorithm.secure
+    check_adds_up(algorithm)
+    if secure is not None and len(plan.people) < secure.least:
+        raise SettingError(
+            f"{algorithm.name} hides work in a sum of {secure.least} parties at least, and there are "
+            f"{len(plan.people)}. In a smaller one it hides nothing: use the method without SecureAggregation."
+        )
+    if secure is not None and algorithm.weigh is by_samples and not plan.samples:
+        raise SettingError(
+            f"{algorithm.name} weighs by samples, and agents have none before the work. Use weights='uniform'."
         )
 
 

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .core import Hyper, Memory, Metrics, Report, Store
+from .examined import JUDGED
 from .gate import Refusal
 from .gauges import Gauges
-from .piece import JUDGED, RECEIVED, VALIDATION, Plan
+from .piece import RECEIVED, VALIDATION, Plan
 from .standing import ASKED
 
 STALENESS = "staleness"

@@ -149,8 +149,9 @@ def simulated(folder: Path) -> torch.Tensor:
         ("fedgeomed+", ""),
         ("rfa", ""),
         ("fedavg+", 'wrap = [{by = "matching"}]'),
+        ("fedavg", 'wrap = [{by = "secure"}]'),
     ],
-    ids=["mean", "own models", "median", "private columns"],
+    ids=["mean", "own models", "median", "private columns", "added up unseen"],
 )
 def test_deployment_is_the_simulation(lab: Callable[..., Lab], tmp_path: Path, method: str, more: str) -> None:
     one = lab(method, more)

@@ -14,6 +14,7 @@ from .hostile import Hostile
 from .matching import EntropyRegularization, RepresentationMatching, WeightDivergence
 from .personal import APFL, Ditto, FedPer, FedRep, pFedMe
 from .private import CentralPrivacy, Chance, LocalPrivacy
+from .secure import SecureAggregation
 from .standing_in import StandIns
 
 ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
@@ -50,6 +51,7 @@ WRAPPERS: Mapping[str, Callable[..., Algorithm]] = {
     "hostile": Hostile,
     "central_privacy": CentralPrivacy,
     "local_privacy": LocalPrivacy,
+    "secure": SecureAggregation,
 }
 """What wraps any of them, by the names that recipes use: each takes the method as ``base``."""
 
@@ -90,6 +92,7 @@ __all__ = [
     "RFA",
     "RepresentationMatching",
     "Sample",
+    "SecureAggregation",
     "Span",
     "StandIns",
     "Stragglers",

@@ -135,9 +135,10 @@ def _of_all(algorithm: Algorithm) -> Iterator[str]:
 
 def _of_the_mean(algorithm: Algorithm) -> Iterator[str]:
     """What only a sum of bounded changes, each in its round, can promise."""
-    if not _is_mean(algorithm.aggregate):
+    if not is_mean(algorithm.aggregate):
+        center = center_name(algorithm.aggregate)
         yield (
-            f"noise of clip/K hides a party in a mean, and one party can move {_name(algorithm.aggregate)} by more. "
+            f"noise of clip/K hides a party in a mean, and one party can move {center} by more. "
             "Use FedAvg, FedProx or FedAvgPlus, or LocalPrivacy, which fits any centre."
         )
     if algorithm.over == "all":
@@ -157,11 +158,13 @@ def _of_parties(algorithm: Algorithm) -> Iterator[str]:
         )
 
 
-def _is_mean(aggregate: Aggregate) -> bool:
+def is_mean(aggregate: Aggregate) -> bool:
+    """Whether what reports add up to is their mean."""
     return isinstance(aggregate, Mean) or (isinstance(aggregate, Central) and isinstance(aggregate.penalty, HalfSquare))
 
 
-def _name(aggregate: Aggregate) -> str:
+def center_name(aggregate: Aggregate) -> str:
+    """What a centre is called in messages."""
     of = aggregate.penalty if isinstance(aggregate, Central) else aggregate
     return f"the centre of {type(of).__name__}"
 

@@ -84,7 +84,7 @@ class SiloEngine:
         self._ready: list[Report] = []
         self._heard, self._began = 0, 0.0
         sealed = 0 if plan.vault is None else 2**30
-        self._most = 2 * plan.net.layout.width * plan.net.layout.dtype.itemsize + _MORE + sealed
+        self._most = plan.net.layout.width * max(8, 2 * plan.net.layout.dtype.itemsize) + _MORE + sealed
 
     @property
     def memory(self) -> Store:
@@ -125,7 +125,7 @@ class SiloEngine:
 
     def _missed(self, task: Task, why: Lost) -> list[Report]:
         """A letter got lost: it goes out again when its party is there again. Nobody is waited for to be judged."""
-        if why.final or task.kind != "train":
+        if why.final or task.kind not in ("train", "keys"):
             return [_failed(task, "lost", str(why))]
         self._say(f"Round {task.round}: {task.party} does not answer ({plain(str(why))}).")
         self._again.append(task)

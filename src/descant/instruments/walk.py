@@ -78,6 +78,8 @@ def walk(federation: Federation, points: int = 11, most: int | None = None) -> W
     plan, state, engine = federation._plan, federation.state, Listening(federation._engine)
     if promised(plan) is not None:
         raise DescantError("A walk takes a round on trial, and one of a private run tells what its ε does not count.")
+    if plan.algorithm.secure is not None:
+        raise DescantError("A walk goes from single models to the centre, and nobody sees single models of this run.")
     try:
         trial = next(run(plan, engine, state, 1))
         if trial.note:

@@ -1,7 +1,7 @@
 """The desk at which a party answers letters: bytes in, bytes out, and what it keeps is on its own disk.
 
-A letter is a task (see `wire`). It can ask for an introduction, for training and for judging; it cannot ask for the
-party's own model, for rows beyond what the team's policy lets go, or for code to be run.
+A letter is a task (see `wire`). It can ask for an introduction, for a key, for training and for judging; it cannot ask
+for the party's own model, for rows beyond what the team's policy lets go, or for code to be run.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ OWN = "its own"
 _ELSEWHERE = "The party's own log says more."
 _INTRODUCED = "party.json"
 MACHINE = "machine"
+_SECRET = "secret"
 
 
 class Desk:
@@ -68,15 +69,15 @@ class Desk:
             raise EngineError(f"This is {self.file.party!r}, and the letter is for {task.party!r:.40}.")
         if task.kind == "hello":
             return pack(self._introduced(task))
-        if task.kind not in ("train", "evaluate"):
+        if task.kind == "train":
+            return self._trained(task, letter)
+        if task.kind not in ("evaluate", "keys"):
             raise EngineError(f"A task of the kind {task.kind!r:.40} is not answered here.")
-        if task.kind == "evaluate":
-            memory = self.keeping.memory(task.settings.get(ACCEPTED))
-            report, _ = self._worked(task, memory)
-            if report.status == "ok":
-                self.result.keep(self.plan, task, memory, report.metrics)
-            return pack(report)
-        return self._trained(task, letter)
+        memory = self.keeping.memory(task.settings.get(ACCEPTED)) if task.kind == "evaluate" else {}
+        report, _ = self._worked(task, memory)
+        if task.kind == "evaluate" and report.status == "ok":
+            self.result.keep(self.plan, task, memory, report.metrics)
+        return pack(report)
 
     def _trained(self, task: Task, letter: bytes) -> bytes:
         accepted = task.settings.get(ACCEPTED)
@@ -91,6 +92,10 @@ class Desk:
             )
         if task.round < self.keeping.stand.waiting:
             raise EngineError(f"Stale: round {self.keeping.stand.waiting} has been answered here.")
+        if self.plan.algorithm.secure is not None and task.round <= self.keeping.stand.answered:
+            raise EngineError(
+                f"Round {self.keeping.stand.answered} has been answered here, and the masks of a round hide one answer."
+            )
         whole = self.keeping.settle(accepted)
         report, memory = self._worked(task, self.keeping.memory())
         if not whole:
@@ -107,11 +112,11 @@ class Desk:
     def _worked(self, task: Task, memory: Memory) -> tuple[Report, Memory | None]:
         """As any engine does it; what the party's code said when it failed stays in its own log."""
         [(report, after)] = work(self.plan, [task], [standing.having_left(memory, self.keeping.left())])
-        if report.reason and report.status == "ok":
+        if report.reason:
             self.log(f"Round {task.round}: {report.reason}")
+        if report.reason and report.status == "ok":
             report = replace(report, reason=f"It left no coreset. {_ELSEWHERE}")
         if report.status == "error":
-            self.log(f"Round {task.round}: {report.reason}")
             return _no(task, "error", f"{report.reason.partition(':')[0]:.60}. {_ELSEWHERE}"), None
         return report, after if after is not None else memory
 
@@ -154,10 +159,14 @@ class Desk:
     @property
     def _machine(self) -> str:
         """A mark that was drawn when this folder was first used: an invite that is used in two places shows by it."""
-        file = self.keeping.folder / MACHINE
+        return self._drawn(MACHINE, 16)
+
+    def _drawn(self, name: str, size: int) -> str:
+        """What was drawn once for this folder, so many bytes as hexadecimal digits."""
+        file = self.keeping.folder / name
         if not file.exists():
             with clear_errors(self.keeping.folder):
-                disk.replace(file, secrets.token_hex(16).encode(), f".{MACHINE}", disk.PRIVATE)
+                disk.replace(file, secrets.token_hex(size).encode(), f".{name}", disk.PRIVATE)
         return file.read_text()
 
     @property
@@ -184,6 +193,7 @@ class Desk:
             loss=self.file.loss,
             metric=metric_for(solver.metric, self.file.loss, self.file.own),
             agreed=Agreed(share=self.file.policy.share),
+            secret=bytes.fromhex(self._drawn(_SECRET, 32)),
         )
 
 

@@ -1,8 +1,9 @@
 """What a party keeps on its own disk from round to round, whatever is killed in between.
 
     folder/party.json               as what it was introduced: federation, recipe, model
+    folder/secret                   what its keys are made of, where work is added up unseen
     folder/left.safetensors         which rows ever left, as coresets
-    folder/kept.json                the round that counted last, the round that waits, and the answer given in it
+    folder/kept.json                the round that counted last, the round that waits, the round answered last
     folder/memory-7.safetensors     what the party's solver and terms remember after round 7
     folder/answer-8                 the report of round 8, in case that it is asked for again
 
@@ -35,6 +36,7 @@ class Stand:
     counted: int = 0  # the last round whose report was accepted; 0: none yet
     waiting: int = 0  # the round whose fate is not known; 0: none
     asked: str = ""  # a digest of the task of that round
+    answered: int = 0  # the last round in which it was answered at all; 0: none yet
 
 
 class Keeping:
@@ -52,11 +54,11 @@ class Keeping:
         Then there is nothing to go on with, and the party begins anew.
         """
         if self.stand.waiting and self.stand.waiting == accepted:
-            self._point(Stand(counted=accepted))
+            self._count(accepted)
         elif self.stand.waiting:
-            self._point(Stand(counted=self.stand.counted))
+            self._count(self.stand.counted)
         if self.stand.counted != accepted:
-            self._point(Stand(counted=accepted))
+            self._count(accepted)
             return False
         return not accepted or self._memory(accepted).exists()
 
@@ -95,7 +97,7 @@ class Keeping:
             held = save({name: tensor.detach().clone().contiguous() for name, tensor in memory.items()})
             disk.write(self._memory(round), held, disk.PRIVATE)
             disk.write(self.folder / f"answer-{round}", answer, disk.PRIVATE)
-        self._point(Stand(self.stand.counted, round, _digest(task)))
+        self._point(Stand(self.stand.counted, round, _digest(task), max(round, self.stand.answered)))
 
     def _memory(self, round: int) -> Path:
         return self.folder / f"memory-{round}.safetensors"
@@ -108,6 +110,10 @@ class Keeping:
             raise StateError(
                 f"{file} is not as Descant wrote it: {error}. Restore it, or remove the folder."
             ) from error
+
+    def _count(self, round: int) -> None:
+        """Nothing waits any more."""
+        self._point(Stand(counted=round, answered=self.stand.answered))
 
     def _point(self, stand: Stand) -> None:
         """Another stand counts from now on; what it does not speak of goes."""

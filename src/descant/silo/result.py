@@ -18,7 +18,8 @@ from safetensors.torch import save
 
 from ..core import Memory, Task
 from ..errors import StateError
-from ..piece import Plan, shown
+from ..examined import shown
+from ..piece import Plan
 from ..store import clear_errors, disk
 
 OWN = "own.safetensors"
