@@ -82,9 +82,14 @@ class Meeting:
             self.described[party] = self._checked(party, unpack(answer, Report))
         except (DescantError, ValueError, KeyError, TypeError, RuntimeError) as error:
             self._say(f"{party} has come, and cannot take part: {plain(str(error))}")
-            return
+            return self._send_away(party, plain(str(error)))
         self._fits.add(party)
         self._say(f"{party} has come, with {self.described[party]['samples']} samples.")
+
+    def _send_away(self, party: str, why: str) -> None:
+        """Nobody waits for work that never comes: whoever cannot take part is told why."""
+        with suppress(Lost):
+            self._post.send(party, pack(Task(party, 0, "goodbye", {}, {"reason": why}, _SECONDS)), _SECONDS)
 
     def _checked(self, party: str, report: Report) -> Mapping[str, Any]:
         """What a party says of its data, if it fits."""
