@@ -112,7 +112,7 @@ def _digest(fields: str, arrays: Mapping[str, Tensor]) -> str:
 
 
 def _header(data: bytes) -> Any:
-    """The texts beside the arrays: safetensors keeps them in its own header, whose length stands in the first 8 bytes."""
+    """The texts beside the arrays, in the header that safetensors has; the first 8 bytes say how long it is."""
     length = int.from_bytes(data[:8], "little")
     if not 0 < length <= len(data) - 8:
         raise ValueError("the header is cut off")

@@ -82,7 +82,8 @@ class Meeting:
             self.described[party] = self._checked(party, unpack(answer, Report))
         except (DescantError, ValueError, KeyError, TypeError, RuntimeError) as error:
             self._say(f"{party} has come, and cannot take part: {plain(str(error))}")
-            return self._send_away(party, plain(str(error)))
+            self._send_away(party, plain(str(error)))
+            return
         self._fits.add(party)
         self._say(f"{party} has come, with {self.described[party]['samples']} samples.")
 

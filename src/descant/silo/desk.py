@@ -57,7 +57,7 @@ class Desk:
         except EngineError as error:  # what is wrong with the letter
             self.log(f"Round {task.round}: {error}")
             return pack(_no(task, "refused", str(error)))
-        except Exception as error:  # its text may hold values of the party's data, or names of its files: they stay here
+        except Exception as error:  # its text may hold values of the party's data and names of files, which stay here
             self.log(f"Round {task.round}: {type(error).__name__}: {error}")
             status: Status = "refused" if isinstance(error, DescantError) else "error"
             return pack(_no(task, status, f"{type(error).__name__}. {_ELSEWHERE}"))
