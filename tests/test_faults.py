@@ -7,7 +7,7 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from itertools import count
@@ -42,7 +42,7 @@ from descant.trust.roster import Roster
 from descant.wire import pack, unpack
 from dying import Death, faults, full
 from problems import classes, network
-from teams import LEARNING, TEAM
+from teams import LEARNING, TALKATIVE, TEAM, canaries
 from test_letters import NAMES, Post, desks, met, recipe, same, simulated
 
 ROUNDS = 2
@@ -132,6 +132,20 @@ class Line:
 
     def push(self, to: str, answer: bytes) -> None:
         self.answers.append(answer)
+
+
+def test_an_invite_on_a_second_machine_is_not_told_the_mark_of_the_first(tmp_path: Path) -> None:
+    post, said = Post(desks(tmp_path, ("0",))), list[str]()
+    (tmp_path / "recipe.toml").write_text("")
+    roster = Roster.create(tmp_path / "lab", tmp_path / "recipe.toml")
+    roster.invite("0", tmp_path / "0.invite")
+    roster.joined("0", "the mark of the first")
+    loss = address_of(torch.nn.functional.cross_entropy)
+    meeting = Meeting(post, recipe(), "lab", Net.made(network, 0), loss, said.append, roster.joined)
+    assert not meeting.here()
+    assert any("used in two places" in text for text in said)
+    [(_, letter)] = post.letters.values()
+    assert "another machine" in unpack(letter, Task).settings["reason"] and b"the mark" not in letter
 
 
 def test_whoever_cannot_take_part_is_told_why_and_ends(tmp_path: Path) -> None:
@@ -368,32 +382,6 @@ def test_with_nobody_slow_it_is_the_simulation(tmp_path: Path) -> None:
 
 
 # ── what must not be found elsewhere ──────────────────────────────────────────────────────────────────────────────────
-
-TALKATIVE = (
-    TEAM.replace("party.x, party.y, party.x", "rows(party.x), party.y, party.x")
-    + """
-import pathlib, torch
-
-def rows(x):
-    return torch.full(x.shape, 7777.125) + torch.arange(x.numel()).view(x.shape) / 8
-
-def loss(output, target):
-    if (mark := pathlib.Path(__file__ + ".mark")).exists():
-        mark.unlink()
-        raise ValueError(f"a row: {{float(rows(torch.zeros(1, 6))[0, 5])}} of account 4711-0815")
-    return torch.nn.functional.cross_entropy(output, target)
-"""
-)
-
-
-def canaries() -> Iterator[bytes]:
-    """Rows of the talkative team, in each form in which they could have been written, and what its code raises."""
-    for value in (7777.125 + k / 8 for k in range(60)):
-        yield torch.tensor(value).numpy().tobytes()
-        yield torch.tensor(value, dtype=torch.float64).numpy().tobytes()
-        yield repr(value).encode()
-    yield b"4711-0815"
-    yield b"team1.py"
 
 
 def test_no_row_and_nothing_that_a_team_s_code_says_is_found_at_the_server(tmp_path: Path) -> None:

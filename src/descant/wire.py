@@ -107,7 +107,7 @@ def _digest(fields: str, arrays: Mapping[str, Tensor]) -> str:
     found = hashlib.sha256(fields.encode())
     for name, tensor in sorted(arrays.items()):
         found.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        found.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 

@@ -13,7 +13,7 @@ from .. import __version__
 from ..config import Recipe
 from ..core import Report, Task
 from ..engines.silos import Lost, Post, plain
-from ..errors import DescantError, EngineError
+from ..errors import DescantError, EngineError, PartyError
 from ..flat import Net
 from ..parties.elsewhere import KEYS, elsewhere
 from ..silo.desk import OWN, reduced
@@ -101,7 +101,7 @@ class Meeting:
                 raise EngineError(f"its {name} is {report.metrics.get(name)!r:.80}, and the federation's is {here!r}.")
         if report.metrics.get("loss") not in (OWN, self._loss):
             raise EngineError(f"its loss is {report.metrics.get('loss')!r:.80}, and the federation's is {self._loss}.")
-        self._note(party, str(report.metrics.get("machine", "")))
+        self._noted(party, str(report.metrics.get("machine", "")))
         said = {name: report.metrics["described"][name] for name in KEYS}
         others = {name: other for name, other in self.described.items() if name != party}
         people = elsewhere({**others, party: said})
@@ -109,6 +109,14 @@ class Meeting:
         with torch.no_grad():
             self._net.apply(row[:size], row[size:], people[party].x[:2].clone())  # does the model take such rows?
         return said
+
+    def _noted(self, party: str, machine: str) -> None:
+        """Who comes from which machine. A second one is not told the mark of the first, by which it could be taken."""
+        try:
+            self._note(party, machine)
+        except PartyError as error:
+            self._say(str(error))
+            raise EngineError("its invite is used on another machine, or was revoked. Ask the organiser.") from error
 
     def gather(self, least: int, pause: float = _PAUSE) -> dict[str, Mapping[str, Any]]:
         """Wait until so many have been introduced; what they say of themselves."""
