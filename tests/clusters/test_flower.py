@@ -28,7 +28,7 @@ from descant import Federation
 from descant.config import read
 from descant.engines import flower
 from descant.engines.flower import Hub, TurnedAway
-from descant.engines.silos import Patience
+from descant.engines.silos import Lost, Patience
 from descant.engines.spoke import Spoke
 from descant.errors import EngineError
 from descant.parties import from_arrays
@@ -270,6 +270,9 @@ def test_an_answer_that_was_announced_and_never_comes_keeps_nobody_waiting(
         began = time.monotonic()
         assert hub.fetch([first, second]) == {second: b"an answer"}
         assert hub.fetch([first]) == {} and time.monotonic() - began < 10
+        late = hub.send("south", b"a letter", 1.0)
+        time.sleep(2)
+        assert isinstance(hub.fetch([late]).get(late), Lost)
 
 
 def hub_of(roster: Roster, papers: Papers, port: int) -> Hub:

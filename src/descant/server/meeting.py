@@ -20,6 +20,7 @@ from ..silo.desk import OWN, reduced
 from ..wire import pack, unpack
 
 _SECONDS = 600.0  # that a party has to introduce itself: it reads its data first
+_LAST = 30.0  # that a party has to fetch why it is not wanted: another that comes for it later is not meant
 _PAUSE = 0.1
 _MOST = 2**16  # bytes of an introduction
 
@@ -90,7 +91,7 @@ class Meeting:
     def _send_away(self, party: str, why: str) -> None:
         """Nobody waits for work that never comes: whoever cannot take part is told why."""
         with suppress(Lost):
-            self._post.send(party, pack(Task(party, 0, "goodbye", {}, {"reason": why}, _SECONDS)), _SECONDS)
+            self._post.send(party, pack(Task(party, 0, "goodbye", {}, {"reason": why})), _LAST)
 
     def _checked(self, party: str, report: Report) -> Mapping[str, Any]:
         """What a party says of its data, if it fits."""
