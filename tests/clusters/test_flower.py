@@ -262,6 +262,9 @@ def test_an_answer_that_was_announced_and_never_comes_keeps_nobody_waiting(
         south.joined(),
     ):
         assert hub.here().keys() == {"north", "south"}
+        late = hub.send("south", b"nobody fetches it", 1.0)
+        time.sleep(2)
+        assert isinstance(hub.fetch([late])[late], Lost)  # what has run out is said, so that it can go out again
         first, second = (hub.send(name, b"a letter", 60.0) for name in ("north", "south"))
         with monkeypatch.context() as without:
             without.setattr(inflatable_utils, "push_objects", lambda *_, **__: None)
@@ -270,9 +273,6 @@ def test_an_answer_that_was_announced_and_never_comes_keeps_nobody_waiting(
         began = time.monotonic()
         assert hub.fetch([first, second]) == {second: b"an answer"}
         assert hub.fetch([first]) == {} and time.monotonic() - began < 10
-        late = hub.send("south", b"a letter", 1.0)
-        time.sleep(2)
-        assert isinstance(hub.fetch([late]).get(late), Lost)
 
 
 def hub_of(roster: Roster, papers: Papers, port: int) -> Hub:
