@@ -114,8 +114,7 @@ class SiloEngine:
 
     def submit(self, tasks: Sequence[Task]) -> None:
         wanted = {_key(task): task for task in tasks}  # what else is out is of a round that was broken off
-        asked = [(number, one, wanted.get(_key(one[0]))) for number, one in self._out.items()]
-        self._out = {number: one for number, one, now in asked if now is not None and now.settings == one[0].settings}
+        self._out = {number: one for number, one in self._out.items() if _same(one[0], wanted.get(_key(one[0])))}
         self._again, self._ready, self._heard, self._began = [], [], 0, time.monotonic()
         self._here = [task for task in tasks if task.kind == "stand_in"]
         marks, out = self._post.here(), {_key(task) for task, _ in self._out.values()}
@@ -216,6 +215,13 @@ class SiloEngine:
 
 def _key(one: Task | Report) -> tuple[str, int, str]:
     return one.party, one.round, one.kind
+
+
+def _same(task: Task, now: Task | None) -> bool:
+    """Whether what was asked is what is asked now, so that its answer will do."""
+    if now is None or task.settings != now.settings or task.arrays.keys() != now.arrays.keys():
+        return False
+    return all(now.arrays[name] is tensor or now.arrays[name].equal(tensor) for name, tensor in task.arrays.items())
 
 
 def _failed(task: Task, status: Status, reason: str) -> Report:
