@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import torch
+
 TEAM = """
 from problems import classes, network
 
@@ -23,3 +27,25 @@ optimizer = "Adam"
 [method]
 algorithm = "{method}"
 """
+TALKATIVE = TEAM.replace("return party.x", "return rows(party.x)")
+TALKATIVE += """
+import pathlib, torch
+
+def rows(x):
+    return torch.full(x.shape, 7777.125) + torch.arange(x.numel()).view(x.shape) / 8
+
+def loss(output, target):
+    if (mark := pathlib.Path(__file__ + ".mark")).exists():
+        mark.unlink()
+        raise ValueError(f"a row: {{float(rows(torch.zeros(1, 6))[0, 5])}} of account 4711-0815")
+    return torch.nn.functional.cross_entropy(output, target)
+"""
+
+
+def canaries() -> Iterator[bytes]:
+    """Rows of the talkative team, in each form in which they could have been written, and what its code raises."""
+    for value in (7777.125 + k / 8 for k in range(54)):
+        yield torch.tensor(value).numpy().tobytes()
+        yield torch.tensor(value, dtype=torch.float64).numpy().tobytes()
+        yield repr(value).encode()
+    yield b"4711-0815"

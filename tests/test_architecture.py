@@ -157,12 +157,18 @@ def test_no_module_stands_in_the_way_of_a_public_name() -> None:
 
 
 READING = "\n".join([(ROOT / "docs" / "reading-the-papers.md").read_text(), *INDEXES])
+FAULTS = (ROOT / "docs" / "faults.md").read_text()
 
 
-@pytest.mark.parametrize("test", re.findall(r"`([\w/]+\.py::\w+)`", READING))
-def test_what_shows_a_departure_from_the_papers_exists(test: str) -> None:
+@pytest.mark.parametrize("test", dict.fromkeys(re.findall(r"`([\w/]+\.py::\w+)`", READING + FAULTS)))
+def test_what_shows_a_departure_from_the_papers_or_a_fault_exists(test: str) -> None:
     file, _, name = test.partition("::")
     assert f"def {name}(" in (ROOT / "tests" / file).read_text()
+
+
+def test_every_fault_that_is_tested_has_its_row() -> None:
+    for name in re.findall(r"^def (test_\w+)", (ROOT / "tests" / "test_faults.py").read_text(), re.MULTILINE):
+        assert f"`test_faults.py::{name}`" in FAULTS
 
 
 def test_every_erratum_that_the_code_names_has_its_row() -> None:

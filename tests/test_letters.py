@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import os
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
@@ -196,13 +198,14 @@ import torch
         ("os._exit(3)", "exited with 3"),
         ("os.kill(os.getpid(), 9)", "SIGKILL"),
         ("time.sleep(600)", "was ended"),
+        ("bytearray(2**62)", "MemoryError"),
     ],
-    ids=["raises", "exits", "is killed", "hangs"],
+    ids=["raises", "exits", "is killed", "hangs", "runs out of memory"],
 )
 def test_what_a_teams_code_does_costs_it_one_round_and_shows_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, told: str
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
     file = tmp_path / "team0.py"
     file.write_text(SLY)
     said: list[str] = []
@@ -257,12 +260,20 @@ BYTES: dict[str, Callable[[bytes], bytes]] = {
     "nothing": lambda answer: b"",
     "cut": lambda answer: answer[: len(answer) // 2],
     "a pickle": lambda answer: b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94.",
-    "a zip bomb's beginning": lambda answer: b"PK\x03\x04" + bytes(1000),
+    "an npz bomb": lambda answer: _bomb(2**26),
+    "a flipped bit": lambda answer: answer[:-1] + bytes([answer[-1] ^ 1]),
     "a header that lies": lambda answer: (2**62).to_bytes(8, "little") + answer[8:],
     "200,000 tensors": lambda answer: _many(200_000),
 }
 REPORTS = ["nan", "infinite", "another shape", "a shape that broadcasts", "another dtype", "a tensor missing"]
 REPORTS += ["a tensor too many", "an absurd weight", "no weight"]
+
+
+def _bomb(size: int) -> bytes:
+    """A file of numpy that is a thousand times as large as its bytes once it is read."""
+    file = io.BytesIO()
+    np.savez_compressed(file, weights=np.zeros(size, np.uint8))
+    return file.getvalue()
 
 
 def _many(count: int) -> bytes:

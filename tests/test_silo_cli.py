@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import socket
 import stat
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from descant.cli import app
+from descant.store.lock import Lock
+from descant.trust import invite
 
 RECIPE = """
 [run]
@@ -104,6 +109,44 @@ def test_what_is_not_there_is_said(here: Path) -> None:
 def test_who_never_took_part_cannot_be_judged(here: Path) -> None:
     (here / "north.silo" / "state").mkdir(parents=True)
     assert "Join first" in call("silo", "judge", "north.silo", "team.py", code=1)
+
+
+def test_one_server_a_folder(here: Path) -> None:
+    call("server", "init", "lab", "recipe.toml")
+    lock = Lock(here / "lab" / "run" / ".lock")
+    assert "is in use by process" in call("server", "start", "lab", code=1)
+    lock.release()
+
+
+def test_a_port_in_use_is_said_before_anything_is_started(here: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        call("server", "init", "lab", "recipe.toml", "--port", str(other.getsockname()[1]))
+        call("server", "invite", "lab", "north")
+        told = call("server", "start", "lab", code=1)
+    assert "another process listens there" in told or "needs nginx" in told
+    assert not (here / "lab" / "run" / "training").exists()
+
+
+@pytest.mark.parametrize(("years", "why"), [(-3, "Set the clock"), (3, "has expired on")])
+def test_an_invite_is_read_by_the_clock_of_the_machine(
+    here: Path, monkeypatch: pytest.MonkeyPatch, years: int, why: str
+) -> None:
+    call("server", "init", "lab", "recipe.toml")
+    call("server", "invite", "lab", "north")
+    now = datetime.now(UTC) + timedelta(days=365 * years)
+    monkeypatch.setattr(invite, "datetime", SimpleNamespace(now=lambda zone: now))
+    told = call("silo", "join", "north.invite", "team.py", code=1)
+    assert why in told and f"{now:%Y-%m-%d}" in told and not (here / "north.silo").exists()
+
+
+def test_an_invite_is_good_for_its_own_name_only(here: Path) -> None:
+    call("server", "init", "lab", "recipe.toml")
+    call("server", "invite", "lab", "north")
+    file = here / "north.invite"
+    file.write_text(file.read_text().replace('"north"', '"south"'))
+    assert "was changed after it was made" in call("silo", "join", "north.invite", "team.py", code=1)
 
 
 def test_forgetting_leaves_only_the_mark_of_the_machine(here: Path) -> None:

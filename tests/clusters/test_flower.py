@@ -12,21 +12,32 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
+from flwr.supercore.inflatable import inflatable_utils
+from flwr.supernode import node_auth_http_interceptor as interceptor
 from safetensors.torch import load_file
 
 from descant import Federation
 from descant.config import read
+from descant.engines import flower
+from descant.engines.flower import Hub, TurnedAway
+from descant.engines.silos import Lost, Patience
+from descant.engines.spoke import Spoke
 from descant.errors import EngineError
 from descant.parties import from_arrays
-from descant.server.serving import free_port
-from descant.trust.proxy import find_nginx
+from descant.server.serving import Serving, free_port
+from descant.server.superlink import Papers, superlink
+from descant.trust.proxy import Proxy, find_nginx
+from descant.trust.roster import Roster
 from problems import classes, network
-from teams import LEARNING, TEAM
+from teams import LEARNING, TALKATIVE, TEAM, canaries
 
 try:
     find_nginx()
@@ -176,6 +187,127 @@ def test_whoever_is_killed_the_same_commands_go_on_to_the_same_model(lab: Callab
     time.sleep(1)
     one.serve()
     assert torch.equal(one.done(), simulated(tmp_path))
+
+
+def test_an_invite_on_a_second_machine_ends_with_the_reason(lab: Callable[..., Lab]) -> None:
+    one = lab("fedavg")
+    one.begin()
+    one.reached(1)
+    one.call("silo", "leave", "north.silo")
+    assert one.processes["north"].wait(30) == 0
+    one.start("second", "silo", "join", "north.invite", "north.py", "--folder", "second.silo")
+    assert one.processes["second"].wait(90) == 1
+    assert "another machine" in one.said("second") and "used in two places" in one.said()
+
+
+def keys_in(*texts: str) -> list[bytes]:
+    """The lines of private keys, without the first, which says of what kind they are."""
+    lines = [line for text in texts for line in text.splitlines()[2:]]
+    return [line.encode() for line in lines if len(line) > 40 and "-----" not in line]
+
+
+def test_no_row_no_key_and_nothing_that_a_team_s_code_says_is_found_elsewhere(lab: Callable[..., Lab]) -> None:
+    """Each has its own keys in its own folder, nobody has any in what it prints, and north's rows are with north."""
+    one = lab("fedavg")
+    (one.folder / "north.py").write_text(TALKATIVE.format(name="0"))
+    one.begin()
+    one.reached(1)
+    (one.folder / "north.py.mark").touch()
+    one.done()
+    assert "4711-0815" in one.said("north") and "without north: error: ValueError" in one.said()
+    invites = {name: json.loads((one.folder / f"{name}.invite").read_text()) for name in NAMES}
+    keys = {name: keys_in(held["key"], held["node_key"]) for name, held in invites.items()}
+    ours = one.folder / "lab" / "keys"
+    keys["lab"] = keys_in((ours / "ca.key").read_text(), (ours / "server.key").read_text())
+    keys["lab"].append((ours / "driver.secret").read_bytes())
+    for name in keys:
+        folder = one.folder / ("lab" if name == "lab" else f"{name}.silo")
+        files = [file for file in folder.rglob("*") if file.is_file()]
+        said = one.said("server" if name == "lab" else name).encode()
+        held = said + b"\n".join(file.read_bytes() for file in files)
+        printed = said + b"\n".join(file.read_bytes() for file in files if file.suffix == ".log")
+        others = [key for other, some in keys.items() if other != name for key in some]
+        others += [] if name == "north" else canaries()
+        assert len(files) > 5 and all(key in held for key in keys[name]), name
+        assert not [secret for secret in others if secret in held], name
+        assert not [key for key in keys[name] if key in printed], name
+
+
+@pytest.fixture
+def roster(tmp_path: Path) -> Roster:
+    (tmp_path / "recipe.toml").write_text("")
+    return Roster.create(tmp_path / "lab", tmp_path / "recipe.toml")
+
+
+def spoke(roster: Roster, folder: Path, name: str, port: int, expired: bool = False) -> Spoke:
+    invite = roster.invite(name, folder / f"{name}.invite")
+    keys = invite.unpack(folder / name)
+    if expired:
+        roster.authority.party(name, 0).write(keys.folder, "party")
+        time.sleep(1.1)  # its last second
+    return Spoke(f"127.0.0.1:{port}", invite.authority, keys.certificate, keys.key, invite.node_key.encode())
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
+def test_an_answer_that_was_announced_and_never_comes_keeps_nobody_waiting(
+    roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's own way would wait for the parts of the first for ever, and never fetch the second."""
+    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
+    with (
+        closing(spoke(roster, tmp_path, "north", port)) as north,
+        closing(spoke(roster, tmp_path, "south", port)) as south,
+        superlink(papers, port, roster.run),
+        closing(hub_of(roster, papers, port)) as hub,
+        north.joined(),
+        south.joined(),
+    ):
+        assert hub.here().keys() == {"north", "south"}
+        late = hub.send("south", b"nobody fetches it", 1.0)
+        time.sleep(2)
+        assert isinstance(hub.fetch([late])[late], Lost)  # what has run out is said, so that it can go out again
+        first, second = (hub.send(name, b"a letter", 60.0) for name in ("north", "south"))
+        with monkeypatch.context() as without:
+            without.setattr(inflatable_utils, "push_objects", lambda *_, **__: None)
+            answered(north, b"never uploaded")
+        answered(south, b"an answer")
+        began = time.monotonic()
+        assert hub.fetch([first, second]) == {second: b"an answer"}
+        assert hub.fetch([first]) == {} and time.monotonic() - began < 10
+
+
+def hub_of(roster: Roster, papers: Papers, port: int) -> Hub:
+    keys = {entry.name: entry.node_key.encode() for entry in roster.parties()}
+    return Hub(f"127.0.0.1:{port}", papers.ca.read_bytes(), papers.secret.read_bytes(), keys)
+
+
+def answered(one: Spoke, answer: bytes) -> None:
+    while (got := one.pull()) is None:
+        time.sleep(0.1)
+    to, letter = got
+    assert letter == b"a letter"
+    one.push(to, answer)
+
+
+def test_a_certificate_that_has_expired_and_a_clock_that_is_off_are_said(
+    roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner, port, papers = free_port(), free_port(), Serving(roster.folder, Patience())._papers(roster)
+    with (
+        superlink(papers, inner, roster.run),
+        Proxy(inner, "127.0.0.1", port).start(roster.folder),
+        closing(spoke(roster, tmp_path, "north", port)) as north,
+        closing(spoke(roster, tmp_path, "south", port, expired=True)) as south,
+    ):
+        with pytest.raises(TurnedAway, match=r"does not take our certificate.*expired"), south.joined():
+            pass
+        true = interceptor.now
+        for hours, off in ((1, "ahead"), (-1, "behind")):
+            with monkeypatch.context() as wrong:
+                wrong.setattr(interceptor, "now", lambda by=hours: true() + timedelta(hours=by))
+                wrong.setattr(flower, "time", SimpleNamespace(time=lambda by=hours: time.time() + 3600 * by))
+                with pytest.raises(TurnedAway, match=rf"clock of this machine is 3\d+ s {off}. Set"), north.joined():
+                    pass
 
 
 def test_a_party_that_is_revoked_is_not_heard_any_more(lab: Callable[..., Lab]) -> None:

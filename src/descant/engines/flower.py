@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from ..errors import EngineError
@@ -28,6 +29,7 @@ QUIET = {
 }
 HEARTBEAT = 10.0  # seconds; Flower takes a party that was silent for twice as long for gone
 _TRYING = 5.0  # seconds
+_SKEW = 4.0  # seconds by which clocks may differ; Flower takes a signature from the future up to 5
 _ITEM = "letter"
 _TYPE = "train"
 _STYPE = "descant"
@@ -94,14 +96,25 @@ def told(whom: str) -> Iterator[None]:
         code, said = error.response.status_code, error.response.text[:300].strip()
         if code == 400 and "certificate" in said.lower():  # nginx, of one that is revoked or has expired
             raise TurnedAway(f"{whom} does not take our certificate. Was it revoked, or has it expired?") from error
+        if code == 401 and abs(late := _late(error.response)) > _SKEW:  # Flower, of what was signed at another time
+            off = f"{abs(late):.0f} s {'behind' if late > 0 else 'ahead'}"
+            raise TurnedAway(f"{whom} has another time: the clock of this machine is {off}. Set the clock.") from error
         if "2004" in said:  # FLEET_NODE_ACTIVATION_FAILED
             held = f"{whom} does not know us yet, or still holds our place from before (up to {2 * HEARTBEAT:.0f} s)"
-            raise Away(held) from error
+            raise Away(f"{held}, or the invite is in use on another machine") from error
         if code in (502, 503, 504):  # the proxy, while there is nothing behind it
             raise Away(f"{whom} is not ready") from error
         raise Away(f"{whom} answers with {code}: {said}") from error
     except httpx.HTTPError as error:
         raise Away(f"{whom} cannot be reached: {error}") from error
+
+
+def _late(response: Any) -> float:
+    """By how many seconds the clock of this machine is behind that of whoever answers."""
+    try:
+        return parsedate_to_datetime(response.headers["date"]).timestamp() - time.time()
+    except (KeyError, ValueError, TypeError):
+        return 0.0
 
 
 class Hub:

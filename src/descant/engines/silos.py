@@ -63,9 +63,15 @@ class Patience:
 class Silos:
     """Makes engines whose parties are reached by a post: ``Federation(..., engine=Silos(post))``."""
 
-    def __init__(self, post: Post, patience: Patience = Patience(), say: Callable[[str], None] = print) -> None:  # noqa: B008
+    def __init__(
+        self,
+        post: Post,
+        patience: Patience = Patience(),  # noqa: B008
+        say: Callable[[str], None] = print,
+        barred: Callable[[], Collection[str]] = tuple,  # those whom nobody may stand in for any more
+    ) -> None:
         check(patience, "[server]")
-        self.post, self.patience, self.say = post, patience, say
+        self.post, self.patience, self.say, self.barred = post, patience, say, barred
 
     def __call__(self, plan: Plan) -> SiloEngine:
         """An engine for one federation."""
@@ -77,6 +83,7 @@ class SiloEngine:
 
     def __init__(self, plan: Plan, silos: Silos) -> None:
         self._plan, self._post, self._patience, self._say = plan, silos.post, silos.patience, silos.say
+        self._barred = silos.barred
         self._memory = PartyStore(plan.budget)
         self._out: dict[str, tuple[Task, str]] = {}  # by the number of the letter: the task, and its party's mark
         self._again: list[Task] = []  # letters that got lost, to parties that the round waits for
@@ -106,12 +113,13 @@ class SiloEngine:
             time.sleep(pause)
 
     def submit(self, tasks: Sequence[Task]) -> None:
-        self._out, self._again, self._ready = {}, [], []  # what is left of a round that was broken off is not wanted
-        self._heard, self._began = 0, time.monotonic()
+        wanted = {_key(task): task for task in tasks}  # what else is out is of a round that was broken off
+        self._out = {number: one for number, one in self._out.items() if _same(one[0], wanted.get(_key(one[0])))}
+        self._again, self._ready, self._heard, self._began = [], [], 0, time.monotonic()
         self._here = [task for task in tasks if task.kind == "stand_in"]
-        marks = self._post.here()
+        marks, out = self._post.here(), {_key(task) for task, _ in self._out.values()}
         for task in tasks:
-            if task.kind != "stand_in":
+            if task.kind != "stand_in" and _key(task) not in out:
                 self._send(task, marks.get(task.party, ""))
 
     def _send(self, task: Task, mark: str) -> None:
@@ -157,7 +165,13 @@ class SiloEngine:
 
     def _stood_in(self) -> list[Report]:
         tasks, self._here = self._here, []
-        return [report for report, _ in work(self._plan, tasks, [{} for _ in tasks])] if tasks else []
+        if not tasks:
+            return []
+        barred = self._barred()
+        why = "it was revoked: nobody stands in for it"
+        refused = [_failed(task, "refused", why) for task in tasks if task.party in barred]
+        tasks = [task for task in tasks if task.party not in barred]
+        return refused + [report for report, _ in work(self._plan, tasks, [{} for _ in tasks])]
 
     def _returned(self) -> list[Report]:
         reports, self._ready = self._ready, []
@@ -179,7 +193,7 @@ class SiloEngine:
             report = unpack(answer, Report)
         except EngineError as error:
             return _failed(task, "error", str(error))
-        said, asked = ((one.party, one.round, one.kind) for one in (report, task))
+        said, asked = _key(report), _key(task)
         if said != asked:
             return _failed(task, "error", f"it answered for {said}, and was asked for {asked}")
         report = replace(report, reason=plain(report.reason))
@@ -197,6 +211,17 @@ class SiloEngine:
         late = [*self._again, *(task for task, _ in self._out.values())]
         self._out, self._again = {}, []
         return [_failed(task, "lost", f"no answer within {seconds:g} s: the round went on without it") for task in late]
+
+
+def _key(one: Task | Report) -> tuple[str, int, str]:
+    return one.party, one.round, one.kind
+
+
+def _same(task: Task, now: Task | None) -> bool:
+    """Whether what was asked is what is asked now, so that its answer will do."""
+    if now is None or task.settings != now.settings or task.arrays.keys() != now.arrays.keys():
+        return False
+    return all(now.arrays[name] is tensor or now.arrays[name].equal(tensor) for name, tensor in task.arrays.items())
 
 
 def _failed(task: Task, status: Status, reason: str) -> Report:

@@ -13,13 +13,14 @@ from .. import __version__
 from ..config import Recipe
 from ..core import Report, Task
 from ..engines.silos import Lost, Post, plain
-from ..errors import DescantError, EngineError
+from ..errors import DescantError, EngineError, PartyError
 from ..flat import Net
 from ..parties.elsewhere import KEYS, elsewhere
 from ..silo.desk import OWN, reduced
 from ..wire import pack, unpack
 
 _SECONDS = 600.0  # that a party has to introduce itself: it reads its data first
+_LAST = 30.0  # that a party has to fetch why it is not wanted: another that comes for it later is not meant
 _PAUSE = 0.1
 _MOST = 2**16  # bytes of an introduction
 
@@ -82,9 +83,15 @@ class Meeting:
             self.described[party] = self._checked(party, unpack(answer, Report))
         except (DescantError, ValueError, KeyError, TypeError, RuntimeError) as error:
             self._say(f"{party} has come, and cannot take part: {plain(str(error))}")
+            self._send_away(party, plain(str(error)))
             return
         self._fits.add(party)
         self._say(f"{party} has come, with {self.described[party]['samples']} samples.")
+
+    def _send_away(self, party: str, why: str) -> None:
+        """Nobody waits for work that never comes: whoever cannot take part is told why."""
+        with suppress(Lost):
+            self._post.send(party, pack(Task(party, 0, "goodbye", {}, {"reason": why})), _LAST)
 
     def _checked(self, party: str, report: Report) -> Mapping[str, Any]:
         """What a party says of its data, if it fits."""
@@ -95,7 +102,7 @@ class Meeting:
                 raise EngineError(f"its {name} is {report.metrics.get(name)!r:.80}, and the federation's is {here!r}.")
         if report.metrics.get("loss") not in (OWN, self._loss):
             raise EngineError(f"its loss is {report.metrics.get('loss')!r:.80}, and the federation's is {self._loss}.")
-        self._note(party, str(report.metrics.get("machine", "")))
+        self._noted(party, str(report.metrics.get("machine", "")))
         said = {name: report.metrics["described"][name] for name in KEYS}
         others = {name: other for name, other in self.described.items() if name != party}
         people = elsewhere({**others, party: said})
@@ -103,6 +110,14 @@ class Meeting:
         with torch.no_grad():
             self._net.apply(row[:size], row[size:], people[party].x[:2].clone())  # does the model take such rows?
         return said
+
+    def _noted(self, party: str, machine: str) -> None:
+        """Who comes from which machine. A second one is not told the mark of the first, by which it could be taken."""
+        try:
+            self._note(party, machine)
+        except PartyError as error:
+            self._say(str(error))
+            raise EngineError("its invite is used on another machine, or was revoked. Ask the organiser.") from error
 
     def gather(self, least: int, pause: float = _PAUSE) -> dict[str, Mapping[str, Any]]:
         """Wait until so many have been introduced; what they say of themselves."""

@@ -138,7 +138,7 @@ class Serving:
             elsewhere(met),
             recipe.algorithm(),
             seed=recipe.length.seed,
-            engine=Silos(meeting, self.patience, self.say),
+            engine=Silos(meeting, self.patience, self.say, partial(_revoked, roster)),
             deadline=self.patience.limit,
             **settings,
         )
@@ -159,6 +159,10 @@ def _look(proxy: RunningProxy, roster: Roster, hub: Hub) -> None:
 def _let_in(roster: Roster) -> dict[str, bytes]:
     """The keys of all who may take part."""
     return {entry.name: entry.node_key.encode() for entry in roster.parties() if entry.state != "revoked"}
+
+
+def _revoked(roster: Roster) -> set[str]:
+    return {entry.name for entry in roster.parties() if entry.state == "revoked"}
 
 
 @contextmanager

@@ -57,12 +57,13 @@ class Desk:
             return pack(Report(self.file.party, 0, "hello", "refused", reason=str(error)))
         try:
             return self._answer(task, letter)
-        except DescantError as error:
+        except EngineError as error:  # what is wrong with the letter
             self.log(f"Round {task.round}: {error}")
             return pack(_no(task, "refused", str(error)))
-        except Exception as error:  # its text may hold values of the party's data, which stay here
+        except Exception as error:  # its text may hold values of the party's data and names of files, which stay here
             self.log(f"Round {task.round}: {type(error).__name__}: {error}")
-            return pack(_no(task, "error", f"{type(error).__name__}. {_ELSEWHERE}"))
+            status: Status = "refused" if isinstance(error, DescantError) else "error"
+            return pack(_no(task, status, f"{type(error).__name__}. {_ELSEWHERE}"))
 
     def _answer(self, task: Task, letter: bytes) -> bytes:
         if task.party != self.file.party:
@@ -127,6 +128,9 @@ class Desk:
         said = {name: task.settings.get(name) for name in ("recipe", "federation", "layout")}
         if not isinstance(said["recipe"], Mapping) or not isinstance(said["federation"], str):
             raise EngineError("An introduction must hold a recipe and the federation's name.")
+        version = task.settings.get("version", __version__)
+        if version != __version__:
+            raise EngineError(f"The server has Descant {version!r:.40}, and this party {__version__}. Use the same.")
         held = self._held
         if held is not None and held["federation"] != said["federation"]:
             raise EngineError(
@@ -182,12 +186,15 @@ class Desk:
         return self._plan_of(held["recipe"])
 
     def _plan_of(self, tables: Mapping[str, Any]) -> Plan:
-        recipe = Recipe(reduced(tables), "the server's recipe")
-        solver, people = recipe.solver(), self.file.people
+        try:
+            recipe = Recipe(reduced(tables), "the server's recipe")
+            solver, algorithm = recipe.solver(), recipe.algorithm()
+        except DescantError as error:  # of what the server wrote it may be told all
+            raise EngineError(str(error)) from error
         return Plan.made(
             self.file.model,
-            people,
-            recipe.algorithm(),
+            self.file.people,
+            algorithm,
             recipe.length.seed,
             solver=solver,
             loss=self.file.loss,

@@ -17,6 +17,8 @@ from multiprocessing.connection import Connection  # only its bytes are used: no
 from pathlib import Path
 
 from ..core import Report, Task
+from ..engines.flower import TurnedAway
+from ..engines.silos import plain
 from ..errors import EngineError
 from ..wire import pack, unpack
 
@@ -33,24 +35,34 @@ class Worker:
         self._line: Connection | None = None
 
     def answer(self, letter: bytes) -> bytes:
-        """What the process answers, or what became of it."""
+        """What the process answers, or what became of it; :class:`TurnedAway` if it is not to answer any more."""
         try:
             task = unpack(letter, Task)
         except EngineError as error:
             return pack(Report(self._party, 0, "hello", "refused", reason=str(error)))
+        if task.kind == "goodbye":
+            raise TurnedAway(f"This party cannot take part: {plain(str(task.settings.get('reason')))}")
+        why = ""
+        for _ in range(2 if task.kind == "hello" else 1):  # whoever dies over its introduction would not be let in
+            found, why = self._asked(task, letter)
+            if found is not None:
+                return found
+            self.close()
+            self._say(f"Round {task.round}: {why}. A new one is started.")
+        return pack(Report(task.party, task.round, task.kind, "error", reason=f"{why}. The party's own log says more."))
+
+    def _asked(self, task: Task, letter: bytes) -> tuple[bytes | None, str]:
+        """What the process says, or why it says nothing."""
         line = self._started()
         try:
             line.send_bytes(letter)
             if line.poll(max(task.deadline, _STARTING if task.kind == "hello" else 0.0)):
-                return line.recv_bytes()
-            why = f"it has worked for {task.deadline:g} s, and was ended"
+                return line.recv_bytes(), ""
         except (EOFError, OSError):
-            why = f"its process {self._fate()}"
+            return None, f"its process {self._fate()}"
         except ValueError as error:  # what a connection says of a message that is longer than it may be
-            why = f"its answer was no answer ({error})"
-        self.close()
-        self._say(f"Round {task.round}: {why}. A new one is started.")
-        return pack(Report(task.party, task.round, task.kind, "error", reason=f"{why}. The party's own log says more."))
+            return None, f"its answer was no answer ({error})"
+        return None, f"it has worked for {task.deadline:g} s, and was ended"
 
     def _started(self) -> Connection:
         if self._process is not None and self._line is not None and self._process.poll() is None:

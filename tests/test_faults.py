@@ -1,0 +1,418 @@
+"""What may go wrong between a server and its silos, each fault with its outcome: docs/faults.md lists them all."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable, Collection
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import descant
+from descant import DescantWarning, Federation
+from descant.address import address_of
+from descant.algorithms import Timetable
+from descant.config import read
+from descant.core import Report, Task
+from descant.engines.flower import TurnedAway
+from descant.engines.silos import Lost, Patience
+from descant.errors import EngineError, StateError
+from descant.flat import Net
+from descant.parties import from_arrays
+from descant.record import Run, is_run
+from descant.record import read as recorded
+from descant.server import Meeting
+from descant.server.serving import Serving
+from descant.silo import Desk, SiloFile
+from descant.silo.join import take_part
+from descant.silo.worker import Worker
+from descant.store import disk
+from descant.store.keys import PrivateKey
+from descant.store.vault import Vault
+from descant.trust.roster import Roster
+from descant.wire import pack, unpack
+from dying import Death, faults, full
+from problems import classes, network
+from teams import LEARNING, TALKATIVE, TEAM, canaries
+from test_letters import NAMES, Post, desks, met, recipe, same, simulated
+
+ROUNDS = 2
+TWO = NAMES[:2]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes that are not waited for: a process that is killed, unlike a machine, loses nothing that was written."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+# ── what comes over the wire ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_bit_that_flipped_anywhere_in_an_answer_is_refused(tmp_path: Path) -> None:
+    post, kept, draw = Post(desks(tmp_path)), list[bytes](), random.Random(0)
+
+    def spoil(task: Task, answer: bytes) -> bytes:
+        if task.party != "1" or task.kind != "train":
+            return answer
+        kept.append(answer)
+        return flipped(answer, draw.randrange(8 * len(answer)))
+
+    post.spoil = spoil
+    with pytest.warns(DescantWarning, match="refused"):
+        fed = met(post, recipe("fedavg")).fit(2, progress=False)
+    assert [refusal.party for refusal in fed.refusals_] == ["1", "1"]
+    for at in draw.sample(range(8 * len(kept[0])), 2000):
+        with pytest.raises(EngineError, match="not a Report"):
+            unpack(flipped(kept[0], at), Report)
+
+
+def test_a_letter_has_the_same_bytes_whenever_it_is_packed() -> None:
+    """By them a desk knows that it was asked before."""
+    task = Task("0", 1, "train", {"own": torch.ones(2), "center": torch.zeros(3)}, {"seed": 1, "way": "looped"})
+    assert len({pack(task) for _ in range(50)}) == 1
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def introduced(post: Post, said: list[str]) -> Meeting:
+    loss = address_of(torch.nn.functional.cross_entropy)
+    return Meeting(post, recipe(), "lab", Net.made(network, 0), loss, say=said.append)
+
+
+def test_a_silo_of_another_version_is_told_which_and_not_let_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post, said = Post(desks(tmp_path)), list[str]()
+    older = [pack(Task("0", 0, "hello", {}, {"recipe": {}, "federation": "lab", "version": "0.0.1"}))]
+    report = unpack(post.desks["0"]().answer(older[0]), Report)
+    assert report.status == "refused" and "'0.0.1'" in report.reason and descant.__version__ in report.reason
+
+    def spoil(task: Task, answer: bytes) -> bytes:
+        report = unpack(answer, Report)
+        lie = {"version": "0.0.1"} if task.party == "0" else {}
+        return pack(replace(report, metrics={**report.metrics, **lie}))
+
+    post.spoil = spoil
+    assert introduced(post, said).gather(3).keys() == {"1", "2", "3"}
+    assert any("0 has come, and cannot take part: its version is '0.0.1'" in text for text in said)
+
+
+def test_a_silo_with_another_model_is_refused_with_both_fingerprints(tmp_path: Path) -> None:
+    post, said = Post(desks(tmp_path)), list[str]()
+    other = TEAM.format(name="0").replace("return network()", "import torch; return torch.nn.Linear(6, 3)")
+    (tmp_path / "team0.py").write_text(other)
+    assert introduced(post, said).gather(3).keys() == {"1", "2", "3"}
+    [told] = [text for text in said if "cannot take part" in text]
+    ours, theirs = (Net.made(model, 0).layout.digest for model in (network, lambda: torch.nn.Linear(6, 3)))
+    assert ours in told and theirs in told
+
+
+class Line:
+    """A silo's end of a post that hands over some letters, and then nothing."""
+
+    def __init__(self, letters: list[bytes], over: threading.Event) -> None:
+        self.letters, self.over, self.answers = letters, over, list[bytes]()
+
+    def joined(self) -> Any:
+        return nullcontext()
+
+    def pull(self) -> tuple[str, bytes] | None:
+        if not self.letters:
+            self.over.set()
+            return None
+        return "", self.letters.pop(0)
+
+    def push(self, to: str, answer: bytes) -> None:
+        self.answers.append(answer)
+
+
+def test_an_invite_on_a_second_machine_is_not_told_the_mark_of_the_first(tmp_path: Path) -> None:
+    post, said = Post(desks(tmp_path, ("0",))), list[str]()
+    (tmp_path / "recipe.toml").write_text("")
+    roster = Roster.create(tmp_path / "lab", tmp_path / "recipe.toml")
+    roster.invite("0", tmp_path / "0.invite")
+    roster.joined("0", "the mark of the first")
+    loss = address_of(torch.nn.functional.cross_entropy)
+    meeting = Meeting(post, recipe(), "lab", Net.made(network, 0), loss, said.append, roster.joined)
+    assert not meeting.here()
+    assert any("used in two places" in text for text in said)
+    [(_, letter)] = post.letters.values()
+    assert "another machine" in unpack(letter, Task).settings["reason"] and b"the mark" not in letter
+
+
+def test_whoever_cannot_take_part_is_told_why_and_ends(tmp_path: Path) -> None:
+    """The server's letter to a party that it has refused reaches the silo's own command."""
+    post = Post(desks(tmp_path))
+    post.spoil = lambda task, answer: pack(replace(unpack(answer, Report), metrics={}))
+    meeting = introduced(post, [])
+    meeting.here()
+    [letter] = [letter for party, letter in post.letters.values() if party == "0"]
+    worker, over = Worker(tmp_path / "team0.py", "0", tmp_path / "at", lambda text: None), threading.Event()
+    with pytest.raises(TurnedAway, match="cannot take part: its layout is None, and the federation's is"):
+        take_part(Line([letter], over), worker, over, lambda text: None)
+
+
+DEADLY = TEAM.format(name="0") + "\nimport os, pathlib\n"
+DEADLY += "if not (mark := pathlib.Path(__file__ + '.mark')).exists(): mark.touch(); os._exit(9)\n"
+
+
+def test_a_process_that_dies_over_its_introduction_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    (tmp_path / "team0.py").write_text(DEADLY)
+    said: list[str] = []
+    worker = Worker(tmp_path / "team0.py", "0", tmp_path / "at", said.append)
+    tables = {**recipe().tables, "model": {}}
+    hello = {"recipe": tables, "federation": "lab", "layout": Net.made(network, 0).layout.digest}
+    try:
+        report = unpack(worker.answer(pack(Task("0", 0, "hello", {}, hello))), Report)
+    finally:
+        worker.close()
+    assert report.status == "ok", report.reason
+    assert len(said) == 1 and "exited with 9" in said[0]
+
+
+# ── whoever dies, and a disk that is full ─────────────────────────────────────────────────────────────────────────────
+
+
+def served(folder: Path, post: Post | None = None) -> Federation:
+    """As `descant server start` does: start or go on, up to the last round; desks are made anew, as after a kill."""
+    fed = met(post or Post(desks(folder / "silos", TWO)), recipe("fedgeomed+"))
+    place = folder / "run"
+    with Run.resume(place, fed) if is_run(place) else Run.start(place, fed, "", "always") as run:
+        for _ in run.rounds(ROUNDS - run.round, score_every=1):
+            pass
+    return fed
+
+
+@pytest.mark.usefixtures("quick")
+def test_whoever_is_killed_at_any_write_the_same_command_goes_on_to_the_same_models(tmp_path: Path) -> None:
+    """At every other write of driver and silos, or in the middle of it, all die; each write alone has its own tests."""
+    twin, hashes, deaths = simulated(recipe(), ROUNDS, TWO), set[str](), 0
+    for n in count(0, 2):
+        folder = tmp_path / str(n)
+        (folder / "silos").mkdir(parents=True)
+        with faults(n, torn=bool(n % 4)) as found, suppress(Death):
+            served(folder)
+        fed = served(folder)
+        same(fed, twin, TWO)
+        hashes.add(fed.hash())
+        assert recorded(folder / "run").numbers.round.tolist() == [1, 2]
+        shutil.rmtree(folder)
+        if not found.reached:
+            break
+        deaths += 1
+    assert deaths > 50 and len(hashes) == 1
+
+
+class Full(Desk):
+    """A desk whose disk is full behind so many writes."""
+
+    writes = 0
+
+    def answer(self, letter: bytes) -> bytes:
+        with faults(self.writes, torn=True, error=full) as met:
+            answer = super().answer(letter)
+        assert met.reached
+        return answer
+
+
+@pytest.mark.parametrize("writes", [0, 2, 5, 8])
+def test_a_disk_that_is_full_at_a_silo_costs_it_the_round_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    monkeypatch.setattr(Full, "writes", writes)
+    post, said = Post(desks(tmp_path)), list[str]()
+    sound, file = post.desks["1"], SiloFile(tmp_path / "team1.py", "1")
+    fed = met(post, recipe("fedavg")).fit(1, progress=False)
+    post.desks["1"] = lambda: Full(file, tmp_path / "at-1", said.append)
+    with pytest.warns(DescantWarning, match="refused"):
+        fed.fit(1, progress=False)
+    [refusal] = fed.refusals_
+    assert refusal.party == "1" and "StateError" in refusal.reason and str(tmp_path) not in refusal.reason
+    assert any("No space left" in text and "free some space" in text for text in said)
+    post.desks["1"] = sound
+    for round in fed.rounds(2):
+        assert len(round.round.accepted) == 4 and not round.round.metrics["1"].get("began_anew")
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("n", [0, 7, 20, 40, 55])
+def test_a_disk_that_is_full_at_the_server_is_said_and_the_same_command_goes_on(tmp_path: Path, n: int) -> None:
+    (tmp_path / "silos").mkdir()
+    post = Post(desks(tmp_path / "silos", TWO))
+    sound, answering = disk._do, post.fetch
+
+    def fetch(numbers: Collection[str]) -> dict[str, bytes | Lost]:  # silos have disks of their own
+        before, disk._do = disk._do, sound
+        try:
+            return answering(numbers)
+        finally:
+            disk._do = before
+
+    post.fetch = fetch  # type: ignore[method-assign]
+    with faults(n, torn=True, error=full) as found, pytest.raises(StateError, match=r"No space left.*free some space"):
+        served(tmp_path, post)
+    assert found.reached
+    same(served(tmp_path), simulated(recipe(), ROUNDS, TWO), TWO)
+
+
+@pytest.mark.parametrize("jump", [-3e7, 3e7], ids=["back", "ahead"])
+def test_a_clock_that_jumps_by_a_year_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    """Deadlines go by a clock that nobody sets."""
+    fed, true = met(Post(desks(tmp_path)), recipe(), Patience(deadline=60, quorum=4)), time.time
+    for round in fed.rounds(3):
+        monkeypatch.setattr(time, "time", lambda at=round.index: true() + at * jump)
+    assert not fed.refusals_
+    same(fed, simulated(recipe(), 3))
+
+
+# ── those who are away, and those who are slow ────────────────────────────────────────────────────────────────────────
+
+
+def organised(folder: Path, post: Post, say: Callable[[str], None] = len) -> tuple[Roster, Federation]:
+    """A federation with stand-ins and a vault, as `descant server start` makes it."""
+    key = PrivateKey.new()
+    key.write(folder / "key")
+    Vault.create(folder / "vault", key, "lab")
+    text = "[run]\nseed = 5\nrounds = 9\n" + LEARNING.format(method="fedavg")
+    text += '[[wrap]]\nby = "stand-ins"\nshare = 0.4\n'
+    text += f"[vault]\nfolder = '{folder / 'vault'}'\nkey = '{folder / 'key'}'\n"
+    (folder / "recipe.toml").write_text(text)
+    roster, chosen = Roster.create(folder / "lab", folder / "recipe.toml"), read(folder / "recipe.toml")
+    for name in NAMES:
+        roster.invite(name, folder / f"{name}.invite")
+    loss = address_of(torch.nn.functional.cross_entropy)
+    meeting = Meeting(post, chosen, "lab", Net.made(network, 0), loss, say)
+    meeting.gather(len(NAMES))
+    return roster, Serving(folder / "lab", Patience(), say)._federation(roster, chosen, meeting, list(NAMES))
+
+
+def leaving(folder: Path) -> dict[str, Callable[[], Desk]]:
+    """Teams that let half of their rows go, sealed."""
+    found = desks(folder)
+    for name in NAMES:
+        with (folder / f"team{name}.py").open("a") as file:
+            file.write('\npolicy = {"share": 0.5}\n')
+    return found
+
+
+AWAY = {3: {"1"}, 4: {"1", "2"}, 6: {"0"}}  # by round: who cannot be reached
+
+
+def test_stand_ins_over_the_wire_are_those_of_the_simulation(tmp_path: Path) -> None:
+    """Parties go, are stood in for by what they have sealed, and come back; with the same timetable nothing differs."""
+    post = Post(leaving(tmp_path))
+    _, fed = organised(tmp_path, post)
+    for round in fed.rounds(7):
+        post.away = AWAY.get(round.index + 1, set())
+    assert not fed.refusals_
+    assert [entry["presence"] for entry in fed.history_] == ["pppp", "pppp", "pspp", "pssp", "pppp", "sppp", "pppp"]
+    kept = [{"party": name, "from": n, "to": n} for n in range(1, 8) for name in NAMES if name not in AWAY.get(n, ())]
+    people = from_arrays({name: (p.x, p.y, p.x[:3], p.y[:3]) for name, p in classes(5).subset(NAMES).items()})
+    algorithm, solver = read(tmp_path / "recipe.toml").algorithm(), recipe().solver()
+    twin = Federation(network, people, algorithm, attend=Timetable.of(kept), solver=solver, seed=5)
+    same(fed, twin.fit(7, progress=False))
+
+
+@pytest.mark.parametrize("how", ["revoked", "forgotten"])
+def test_nobody_stands_in_for_who_was_revoked_or_forgotten(tmp_path: Path, how: str) -> None:
+    post = Post(leaving(tmp_path))
+    roster, fed = organised(tmp_path, post)
+    fed.fit(1, progress=False)
+    post.away = {"1"}
+    assert fed.fit(1, progress=False).history_[-1]["presence"] == "pspp"
+    if how == "revoked":
+        roster.revoke("1")
+    else:
+        Vault(tmp_path / "vault").forget("1")
+    with pytest.warns(DescantWarning, match=f"party '1': .*{how}"):
+        fed.fit(1, progress=False)
+    assert fed.history_[-1]["presence"] == "papp" and fed.history_[-1]["change"] > 0
+
+
+class Slow(Post):
+    """Some are at work for as long as they are said to be slow; which letters went to party 3."""
+
+    slow: Collection[str] = ()
+
+    def __init__(self, makers: dict[str, Callable[[], Desk]]) -> None:
+        super().__init__(makers)
+        self.sent: list[tuple[str, str, int]] = []
+
+    def send(self, party: str, letter: bytes, seconds: float) -> str:
+        task = unpack(letter, Task)
+        self.sent += [(party, task.kind, task.round)] if party == "3" else []
+        return super().send(party, letter, seconds)
+
+    def fetch(self, numbers: Collection[str]) -> dict[str, bytes | Lost]:
+        return super().fetch([number for number in numbers if self.letters[number][0] not in self.slow])
+
+
+BUFFERED = "[run]\nseed = 5\n" + LEARNING.format(method="fedbuff") + "buffer = 3\n"
+
+
+def test_a_method_that_does_not_wait_goes_on_without_the_slow_and_hears_them_later(tmp_path: Path) -> None:
+    """FedBuff: a letter that is out when a round ends is not sent twice, and its answer counts as old as it is."""
+    post = Slow(desks(tmp_path))
+    fed, stale = met(post, read(BUFFERED)), list[dict[str, float]]()
+    post.slow = {"3"}
+    for round in fed.rounds(4):
+        stale.append({name: said["staleness"] for name, said in round.round.metrics.items()})
+        post.slow = {"3"} if round.index < 2 else set()
+    assert [sorted(one) for one in stale] == [["0", "1", "2"], ["0", "1", "2"], [*NAMES], [*NAMES]]
+    assert stale[2]["3"] == 2.0 and stale[3]["3"] == 0.0 and not fed.refusals_
+    assert post.sent == [("3", "hello", 0), ("3", "train", 1), ("3", "train", 4)]
+
+
+def test_with_nobody_slow_it_is_the_simulation(tmp_path: Path) -> None:
+    chosen = read(BUFFERED)
+    same(met(Post(desks(tmp_path)), chosen).fit(3, progress=False), simulated(chosen, 3))
+
+
+# ── what must not be found elsewhere ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_no_row_and_nothing_that_a_team_s_code_says_is_found_at_the_server(tmp_path: Path) -> None:
+    post, seen, said, own = Post(leaving(tmp_path)), list[bytes](), list[str](), list[str]()
+    file = tmp_path / "team1.py"
+    file.write_text(TALKATIVE.format(name="1") + 'policy = {"share": 0.5}\n')
+    post.desks["1"] = lambda: Desk(SiloFile(file, "1"), tmp_path / "at-1", own.append)
+
+    def spoil(task: Task, answer: bytes) -> bytes:
+        seen.append(answer)
+        return answer
+
+    post.spoil = spoil
+    _, fed = organised(tmp_path, post, said.append)
+    place = tmp_path / "lab" / "run" / "training"
+    with Run.start(place, fed, "", "always") as run, pytest.warns(DescantWarning, match="party '1': error: ValueError"):
+        for round in run.rounds(4, score_every=1):
+            post.away = {"1"} if round.index == 1 else set()
+            (tmp_path / "team1.py.mark").touch() if round.index == 2 else None
+            said.append(str(round.round))
+    assert [entry["presence"] for entry in fed.history_] == ["pppp", "pspp", "papp", "pppp"]
+    assert any("4711-0815" in text for text in own)
+    held = SiloFile(file, "1").own.x.numpy().tobytes()
+    assert sum(canary in held for canary in canaries()) > 20  # what is looked for is what the party has
+    files = [file for part in ("lab", "vault") for file in (tmp_path / part).rglob("*") if file.is_file()]
+    everything = b"\n".join([*(file.read_bytes() for file in files), *seen, "\n".join(said).encode()])
+    assert len(files) > 15 and b"descant sealed" in everything
+    assert not [canary for canary in canaries() if canary in everything]
