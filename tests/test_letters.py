@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
+from datetime import date
 from functools import partial
 from pathlib import Path
 
@@ -21,14 +23,17 @@ from descant.exchange import tasks_for
 from descant.flat import Net
 from descant.parties import from_arrays
 from descant.parties.elsewhere import elsewhere
+from descant.parties.party import Form
 from descant.piece import Plan
 from descant.server import Meeting
 from descant.silo import Desk, SiloFile
 from descant.silo.worker import Worker
 from descant.store import disk
 from descant.store.keys import PrivateKey
+from descant.store.rows import Expected, Rows
 from descant.store.vault import Vault
 from descant.wire import pack, unpack
+from dying import Death, faults
 from problems import classes, network
 from teams import LEARNING, TEAM
 
@@ -424,23 +429,109 @@ def test_a_party_that_lies_about_its_data_is_not_let_in(tmp_path: Path, lie: dic
     assert any("0 has come, and cannot take part" in text for text in said)
 
 
-def test_a_server_cannot_have_more_rows_than_the_teams_policy_lets_go(tmp_path: Path) -> None:
-    file = tmp_path / "team0.py"
-    file.write_text(TEAM.format(name="0") + 'policy = {"share": 0.3}\n')
-    desk, vault = Desk(SiloFile(file, "0"), tmp_path / "at"), Vault.create(tmp_path / "vault", PrivateKey.new(), "r")
+LAYOUT = Net.made(network, 0).layout
+
+
+def team(folder: Path, policy: str) -> Desk:
+    """A desk with a policy, introduced to a server that asks for coresets."""
+    folder.mkdir(exist_ok=True)
+    file = folder / "team0.py"
+    file.write_text(TEAM.format(name="0") + f"policy = {policy}\n")
+    desk = Desk(SiloFile(file, "0"), folder / "at", lambda text: None)
     tables = {**recipe("fedavg").tables, "wrap": [{"by": "stand-ins", "share": 0.2}]}
-    layout = Net.made(network, 0).layout
-    hello = {"recipe": tables, "federation": "lab", "layout": layout.digest}
+    hello = {"recipe": tables, "federation": "lab", "layout": LAYOUT.digest}
     assert unpack(desk.answer(pack(Task("0", 0, "hello", {}, hello))), Report).status == "ok"
+    return desk
+
+
+def training(round: int = 1, seed: int = 5, vault: Vault | None = None) -> bytes:
+    """A letter that asks for training and, where there is a vault, for a coreset."""
+    settings = {"seed": seed, "way": "looped", "layout": LAYOUT.digest, "lr": 0.1, "work": 1, "accepted": 0}
+    if vault is not None:
+        public, generation = vault.invite("0")
+        settings["coreset"] = {"public": public.hex(), "generation": generation, "run": "r"}
+    return pack(Task("0", round, "train", {"center": torch.zeros(LAYOUT.width)}, settings))
+
+
+def test_a_server_cannot_have_more_rows_than_the_teams_policy_lets_go(tmp_path: Path) -> None:
+    desk, vault = team(tmp_path, '{"share": 0.3}'), Vault.create(tmp_path / "vault", PrivateKey.new(), "r")
     sealed = 0
     for seed in range(20):
-        public, generation = vault.invite("0")
-        asked = {"public": public.hex(), "generation": generation, "run": "r"}
-        settings = {"seed": seed, "way": "looped", "layout": layout.digest, "lr": 0.1, "work": 1, "accepted": 0}
-        task = Task("0", 1, "train", {"center": torch.zeros(layout.width)}, {**settings, "coreset": asked})
-        report = unpack(desk.answer(pack(task)), Report)
+        report = unpack(desk.answer(training(seed=seed, vault=vault)), Report)
         assert report.status == "ok"
         sealed += bool(report.sealed)
     rows = desk.keeping.left()
     assert sealed and rows is not None
     assert len(rows) <= math.ceil(0.3 * classes(5)["0"].samples)
+
+
+def test_columns_that_a_team_drops_are_0_in_what_it_seals_and_nothing_else_is(tmp_path: Path) -> None:
+    own, opened = classes(5)["0"], list[Rows]()
+    for name, policy in {"all": '{"share": 1}', "some": '{"share": 1, "columns_dropped": [4, 1]}'}.items():
+        desk, vault = team(tmp_path / name, policy), Vault.create(tmp_path / name / "vault", PrivateKey.new(), "r")
+        report = unpack(desk.answer(training(vault=vault)), Report)
+        expected = Expected(Form((6,), torch.float32, (), torch.int64), own.samples, 3)
+        vault.store("0", report.sealed, expected)
+        opened.append(vault.open("0", 1, expected))
+    whole, held = opened
+    assert whole.x[:, [1, 4]].all() and not held.x[:, [1, 4]].any()
+    kept = [0, 2, 3, 5]
+    assert torch.equal(whole.x[:, kept], held.x[:, kept])
+    assert torch.equal(whole.y, held.y) and torch.equal(whole.weights, held.weights)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets the day of all parties' clocks."""
+
+    def show(day: int) -> None:
+        monkeypatch.setattr("descant.silo.keeping.today_in_utc", lambda: date(2026, 2, day))
+
+    show(27)
+    return show
+
+
+def test_a_team_trains_so_many_rounds_a_day_whatever_its_clock_does(
+    tmp_path: Path, clock: Callable[[int], None]
+) -> None:
+    def said(letter: bytes) -> str:
+        report = unpack(team(tmp_path, '{"rounds_a_day": 2}').answer(letter), Report)
+        assert (report.status == "ok") != bool(report.reason) and (report.status == "ok") == bool(report.arrays)
+        return report.reason
+
+    for letter in (training(1), training(1), training(2), training(2)):
+        assert not said(letter)
+    assert "2 rounds a day" in said(training(3)) and "2026-02-28" in said(training(2, seed=6))
+    clock(26)
+    assert "2026-02-28" in said(training(3))
+    clock(28)
+    assert not said(training(3)) and not said(training(4))
+    clock(27)
+    assert "2026-03-01" in said(training(5)) and not said(training(4))
+
+
+def test_a_round_goes_on_without_a_team_that_has_had_its_rounds(tmp_path: Path, clock: Callable[[int], None]) -> None:
+    post = Post(desks(tmp_path))
+    with (tmp_path / "team1.py").open("a") as file:
+        file.write('policy = {"rounds_a_day": 1}\n')
+    fed = met(post, recipe("fedavg"))
+    with pytest.warns(DescantWarning, match="It goes on at 2026-02-28"):
+        fed.fit(2, progress=False)
+    clock(28)
+    fed.fit(1, progress=False)
+    assert [(refusal.party, refusal.round) for refusal in fed.refusals_] == [("1", 2)]
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_death_while_a_letter_is_counted_neither_wins_nor_loses_a_round(
+    tmp_path: Path, clock: Callable[[int], None], torn: bool
+) -> None:
+    for at in range(200):
+        desk = team(tmp_path / str(at), '{"rounds_a_day": 1}')
+        with faults(at, torn) as found, suppress(Death):
+            desk.answer(training(1))
+        again = Desk(desk.file, desk.keeping.folder, lambda text: None)
+        assert [unpack(again.answer(training(round)), Report).status for round in (1, 2)] == ["ok", "refused"]
+        if not found.reached:
+            break
+    assert at > 10

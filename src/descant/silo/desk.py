@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from .. import __version__, standing
 from ..address import address_of
 from ..config import Recipe
 from ..config.parts import ATTENDANCE
-from ..core import Memory, Report, Status, Task
+from ..core import Algorithm, Memory, Report, Status, Task
 from ..engines.silos import ACCEPTED
 from ..errors import DescantError, EngineError, SettingError
 from ..metrics import metric_for
@@ -86,6 +86,8 @@ class Desk:
             )
         if task.round < self.keeping.stand.waiting:
             raise EngineError(f"Stale: round {self.keeping.stand.waiting} has been answered here.")
+        if self.file.policy.rounds_a_day is not None:
+            self.keeping.take_up(letter, self.file.policy.rounds_a_day)
         whole = self.keeping.settle(accepted)
         report, memory = self._worked(task, self.keeping.memory())
         if not whole:
@@ -173,13 +175,22 @@ class Desk:
         return Plan.made(
             self.file.model,
             people,
-            recipe.algorithm(),
+            _dropping(recipe.algorithm(), self.file.policy.columns_dropped),
             recipe.length.seed,
             solver=solver,
             loss=self.file.loss,
             metric=metric_for(solver.metric, self.file.loss, self.file.own),
             agreed=Agreed(share=self.file.policy.share),
         )
+
+
+def _dropping(algorithm: Algorithm, columns: Sequence[int]) -> Algorithm:
+    """The same method, by which these columns are left out of coresets, beside those that it leaves out itself."""
+    if algorithm.stand_in is None:
+        return algorithm
+    selection = algorithm.stand_in.selection
+    selection = replace(selection, drop=tuple(sorted({*selection.drop, *columns})))
+    return replace(algorithm, stand_in=replace(algorithm.stand_in, selection=selection))
 
 
 def reduced(tables: Mapping[str, Any]) -> dict[str, Any]:
