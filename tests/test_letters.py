@@ -19,6 +19,7 @@ from descant.address import address_of
 from descant.config import Recipe, read
 from descant.core import Report, Task
 from descant.engines.silos import Lost, Patience, Silos
+from descant.errors import PartyError, StateError
 from descant.exchange import tasks_for
 from descant.flat import Net
 from descant.parties import from_arrays
@@ -100,13 +101,15 @@ class Restarting(Post):
             return super().fetch(numbers)
 
 
-def desks(folder: Path, names: Collection[str] = NAMES) -> dict[str, Callable[[], Desk]]:
+def desks(
+    folder: Path, names: Collection[str] = NAMES, log: Callable[[str], None] = lambda text: None
+) -> dict[str, Callable[[], Desk]]:
     folder.mkdir(exist_ok=True)
     found: dict[str, Callable[[], Desk]] = {}
     for name in names:
         file = folder / f"team{name}.py"
         file.write_text(TEAM.format(name=name))
-        found[name] = lambda file=file, name=name: Desk(SiloFile(file, name), folder / f"at-{name}", lambda text: None)  # type: ignore[misc]
+        found[name] = lambda file=file, name=name: Desk(SiloFile(file, name), folder / f"at-{name}", log)  # type: ignore[misc]
     return found
 
 
@@ -417,7 +420,7 @@ def test_a_party_that_lies_about_its_data_is_not_let_in(tmp_path: Path, lie: dic
     post, said = Post(desks(tmp_path)), list[str]()
 
     def spoil(task: Task, answer: bytes) -> bytes:
-        if task.party != "0":
+        if task.party != "0" or task.kind != "hello":
             return answer
         report = unpack(answer, Report)
         return pack(replace(report, metrics={**report.metrics, "described": {**report.metrics["described"], **lie}}))
@@ -427,6 +430,46 @@ def test_a_party_that_lies_about_its_data_is_not_let_in(tmp_path: Path, lie: dic
     meeting = Meeting(post, recipe(), "lab", Net.made(network, 0), loss, say=said.append)
     assert meeting.gather(3).keys() == {"1", "2", "3"}
     assert any("0 has come, and cannot take part" in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("says", "server", "told"),
+    [
+        ({"version": "0"}, None, "its version is '0'"),
+        ({"loss": "mine"}, None, "its loss is 'mine'"),
+        ({"described": {}}, None, "'x'"),
+        ({}, PartyError("its invite is used in two places"), "used in two places"),
+        ({}, StateError("lab/audit.jsonl is damaged"), "trouble of its own"),
+        (None, None, ""),
+    ],
+    ids=["version", "loss", "data", "invite", "server's fault", "itself"],
+)
+def test_who_cannot_take_part_is_told_why_once(
+    tmp_path: Path, says: dict[str, object] | None, server: Exception | None, told: str
+) -> None:
+    heard, said = list[str](), list[str]()
+    post = Post(desks(tmp_path, ["0"], heard.append))
+
+    def spoil(task: Task, answer: bytes) -> bytes:
+        report = unpack(answer, Report)
+        if task.kind != "hello":
+            return answer
+        if says is None:
+            return pack(replace(report, status="refused", reason="Not today."))
+        return pack(replace(report, metrics={**report.metrics, **says}))
+
+    def note(party: str, machine: str) -> None:
+        if server is not None:
+            raise server
+
+    post.spoil = spoil
+    loss = address_of(torch.nn.functional.cross_entropy)
+    meeting = Meeting(post, recipe(), "lab", Net.made(network, 0), loss, said.append, note)
+    for _ in range(5):
+        assert not meeting.here()
+    shown = [text for text in heard if "The server does not let us take part" in text]
+    assert len(said) == 1 and len(shown) == bool(told) and post.count == 1 + len(shown)
+    assert all(told in text and "lab/" not in text for text in shown)
 
 
 LAYOUT = Net.made(network, 0).layout

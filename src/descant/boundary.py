@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from torch import Tensor
 
-Kind: TypeAlias = Literal["train", "stand_in", "evaluate", "personal", "hello"]
+Kind: TypeAlias = Literal["train", "stand_in", "evaluate", "personal", "hello", "notice"]
 Status: TypeAlias = Literal["ok", "error", "lost", "refused"]
 
 

@@ -21,7 +21,9 @@ _DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.float32, torch.float64, torch.int64)
 }
 _MOST = 10**9  # samples, or numbers of a sample; more than that nobody has
-KEYS = ("x", "x_dtype", "y", "y_dtype", "samples", "tested")
+FORM = ("x", "x_dtype", "y", "y_dtype")
+"""What is the same for all parties of a federation."""
+KEYS = (*FORM, "samples", "tested")
 """What is said of a party's data."""
 
 

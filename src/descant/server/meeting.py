@@ -13,10 +13,10 @@ from .. import __version__
 from ..config import Recipe
 from ..core import Report, Task
 from ..engines.silos import Lost, Post, plain
-from ..errors import DescantError, EngineError
+from ..errors import DescantError, EngineError, StateError
 from ..flat import Net
-from ..parties.elsewhere import KEYS, elsewhere
-from ..silo.desk import OWN, reduced
+from ..parties.elsewhere import FORM, KEYS, elsewhere
+from ..silo.desk import OWN, REASON, reduced
 from ..wire import pack, unpack
 
 _SECONDS = 600.0  # that a party has to introduce itself: it reads its data first
@@ -49,6 +49,7 @@ class Meeting:
             "version": __version__,
         }
         self._asked: dict[str, tuple[str, str]] = {}  # letters that are out, by their number: to whom, and its mark
+        self._notices: set[str] = set()  # letters that say why somebody cannot take part; their answers say nothing
         self._known: dict[str, str] = {}  # the marks of those that were introduced, or refused
         self._fits: set[str] = set()
         self.described: dict[str, Mapping[str, Any]] = {}
@@ -61,8 +62,11 @@ class Meeting:
         for party, mark in sorted(there.items()):
             if self._known.get(party) != mark and (party, mark) not in asked:
                 self._ask(party, mark)
-        for number, answer in self._post.fetch(tuple(self._asked)).items() if self._asked else ():
-            self._take(*self._asked.pop(number), answer)
+        out = (*self._asked, *self._notices)
+        for number, answer in self._post.fetch(out).items() if out else ():
+            if number in self._asked:
+                self._take(*self._asked.pop(number), answer)
+            self._notices.discard(number)
         known = {party: mark for party, mark in there.items() if party in self._fits}
         return {party: mark for party, mark in known.items() if self._known.get(party) == mark}
 
@@ -79,26 +83,36 @@ class Meeting:
         try:
             if len(answer) > _MOST:
                 raise EngineError(f"its answer has {len(answer)} bytes")
-            self.described[party] = self._checked(party, unpack(answer, Report))
+            report = unpack(answer, Report)
+            if report.status != "ok":  # which it knows itself
+                self._say(f"{party} has come, and does not take part: {plain(report.reason)}")
+                return
+            self.described[party] = self._checked(party, report)
         except (DescantError, ValueError, KeyError, TypeError, RuntimeError) as error:
             self._say(f"{party} has come, and cannot take part: {plain(str(error))}")
+            self._tell(party, "The server has trouble of its own" if isinstance(error, StateError) else str(error))
             return
         self._fits.add(party)
         self._say(f"{party} has come, with {self.described[party]['samples']} samples.")
 
+    def _tell(self, party: str, why: str) -> None:
+        """A party learns why it cannot take part: once, for it is asked again only when it comes again."""
+        letter = pack(Task(party, 0, "notice", {}, {REASON: plain(why)}, _SECONDS))
+        with suppress(Lost):
+            self._notices.add(self._post.send(party, letter, _SECONDS))
+
     def _checked(self, party: str, report: Report) -> Mapping[str, Any]:
-        """What a party says of its data, if it fits."""
-        if report.status != "ok" or report.kind != "hello" or report.party != party:
-            raise EngineError(report.reason or f"it answered as {report.party!r:.40}")
-        for name, here in (("layout", self._hello["layout"]), ("version", __version__)):
-            if report.metrics.get(name) != here:
-                raise EngineError(f"its {name} is {report.metrics.get(name)!r:.80}, and the federation's is {here!r}.")
+        """What a party says of its data, if it fits; what is wrong is told to it, and so names nobody else."""
+        if report.kind != "hello" or report.party != party:
+            raise EngineError(f"it answered as {report.party!r:.40}")
+        _check_same(report.metrics, {"layout": self._hello["layout"], "version": __version__})
         if report.metrics.get("loss") not in (OWN, self._loss):
             raise EngineError(f"its loss is {report.metrics.get('loss')!r:.80}, and the federation's is {self._loss}.")
         self._note(party, str(report.metrics.get("machine", "")))
         said = {name: report.metrics["described"][name] for name in KEYS}
-        others = {name: other for name, other in self.described.items() if name != party}
-        people = elsewhere({**others, party: said})
+        people = elsewhere({party: said})
+        for other in [other for name, other in self.described.items() if name != party][:1]:
+            _check_same(said, {name: other[name] for name in FORM})
         row, size = self._net.row(), self._net.layout.size
         with torch.no_grad():
             self._net.apply(row[:size], row[size:], people[party].x[:2].clone())  # does the model take such rows?
@@ -120,3 +134,9 @@ class Meeting:
 
     def fetch(self, numbers: Collection[str]) -> dict[str, bytes | Lost]:
         return self._post.fetch(numbers)
+
+
+def _check_same(its: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    for name, here in ours.items():
+        if its.get(name) != here:
+            raise EngineError(f"its {name} is {its.get(name)!r:.80}, and the federation's is {here!r}.")

@@ -1,7 +1,8 @@
 """The desk at which a party answers letters: bytes in, bytes out, and what it keeps is on its own disk.
 
-A letter is a task (see `wire`). It can ask for an introduction, for training and for judging; it cannot ask for the
-party's own model, for rows beyond what the team's policy lets go, or for code to be run.
+A letter is a task (see `wire`). It can ask for an introduction, for training and for judging, and say why the party
+cannot take part. It cannot ask for the party's own model, for more than the team's policy lets go, or for code to be
+run.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..address import address_of
 from ..config import Recipe
 from ..config.parts import ATTENDANCE
 from ..core import Algorithm, Memory, Report, Status, Task
-from ..engines.silos import ACCEPTED
+from ..engines.silos import ACCEPTED, plain
 from ..errors import DescantError, EngineError, SettingError
 from ..metrics import metric_for
 from ..parties.elsewhere import description
@@ -35,6 +36,8 @@ ANEW = "began_anew"
 """The metric by which a party says that it had lost its memory, and began anew."""
 OWN = "its own"
 """What a party says of a loss that its own file defines: its name would tell where the file is."""
+REASON = "reason"
+"""The setting of a notice that says why the party cannot take part."""
 _ELSEWHERE = "The party's own log says more."
 _INTRODUCED = "party.json"
 MACHINE = "machine"
@@ -64,6 +67,9 @@ class Desk:
     def _answer(self, task: Task, letter: bytes) -> bytes:
         if task.party != self.file.party:
             raise EngineError(f"This is {self.file.party!r}, and the letter is for {task.party!r:.40}.")
+        if task.kind == "notice":
+            self.log(f"The server does not let us take part: {plain(str(task.settings.get(REASON)))}")
+            return pack(Report(task.party, task.round, task.kind))
         if task.kind == "hello":
             return pack(self._introduced(task))
         if task.kind not in ("train", "evaluate"):

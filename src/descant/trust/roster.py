@@ -114,7 +114,8 @@ class Roster:
     def joined(self, name: str, machine: str) -> Entry:
         """Note that a party has joined, and from where: an invite that is used in a second place is refused, and noted.
 
-        `machine` is what the silo has drawn by chance when it first ran there, not something that others know of it.
+        `machine` is what the silo has drawn by chance when it first ran there, not something that others know of it:
+        so what is refused is told without it. The log has both.
         """
         if not machine.isprintable() or not 1 <= len(machine) <= 128:
             raise SettingError(f"The mark of a machine has 1 to 128 printable characters. Got {machine!r:.80}.")
@@ -126,9 +127,9 @@ class Roster:
             if before is not None and before != machine:
                 self._audit.add("refused", party=name, machine=machine, who=self._who)
                 raise PartyError(
-                    f"Party {name!r} has joined on machine {before!r} and now comes from {machine!r}: its invite is "
-                    "used in two places. If it has moved, or the invite is in wrong hands, revoke it and invite it "
-                    f"again: descant server revoke {self.folder} {name}"
+                    f"Party {name!r} has joined from another machine, or another folder: its invite is used in two "
+                    "places. If it has moved, or the invite is in wrong hands, the organiser must revoke it and invite "
+                    f"it again: descant server revoke DIR {name}"
                 )
             if before is None:
                 self._note("joined", name, held, machine=machine)
