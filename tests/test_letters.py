@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import date
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from descant.parties.party import Form
 from descant.piece import Plan
 from descant.server import Meeting
 from descant.silo import Desk, SiloFile
+from descant.silo.desk import reduced
 from descant.silo.worker import Worker
 from descant.store import disk
 from descant.store.keys import PrivateKey
@@ -46,6 +48,7 @@ seed = 5
 population = "problems:classes"
 """
 RECIPE += LEARNING
+LAYOUT = Net.made(network, 0).layout
 
 
 class Post:
@@ -344,6 +347,34 @@ def test_an_introduction_that_a_party_refuses(tmp_path: Path, said: dict[str, ob
     assert report.status == "refused" and why in report.reason
 
 
+AGREED = RECIPE.format(method="fedavg")
+OTHER = RECIPE.format(method="rfa")
+MARKED = "\ufeff" + AGREED.replace("\n", "\r\n")  # as some editors write it
+
+
+@pytest.mark.parametrize(
+    ("agreed", "text", "done", "why"),
+    [
+        (AGREED, AGREED, AGREED, ""),
+        (MARKED, MARKED, AGREED, ""),
+        (AGREED, OTHER, OTHER, "another recipe needs another server"),
+        (AGREED, "", AGREED, "another recipe needs another server"),
+        (AGREED, AGREED, OTHER, "something else"),
+    ],
+    ids=["as agreed", "written elsewhere", "another", "none", "a lie"],
+)
+def test_a_party_learns_by_the_recipe_that_it_was_invited_to(
+    tmp_path: Path, agreed: str, text: str, done: str, why: str
+) -> None:
+    desks(tmp_path)
+    wanted, found = (sha256(one.encode()).hexdigest() for one in (agreed, text))
+    desk = Desk(SiloFile(tmp_path / "team0.py", "0"), tmp_path / "at", lambda text: None, wanted)
+    hello = {"recipe": reduced(read(done).tables), "federation": "lab", "layout": LAYOUT.digest, "text": text}
+    report = unpack(desk.answer(pack(Task("0", 0, "hello", {}, hello))), Report)
+    assert (report.status == "ok") == (not why) and why in report.reason
+    assert wanted == found or (wanted in report.reason and found in report.reason)
+
+
 def test_a_round_goes_on_with_a_quorum_and_says_without_whom(tmp_path: Path) -> None:
     post = Post(desks(tmp_path))
     post.spoil = lambda task, answer: None if task.party == "1" and task.round == 2 else answer
@@ -470,9 +501,6 @@ def test_who_cannot_take_part_is_told_why_once(
     shown = [text for text in heard if "The server does not let us take part" in text]
     assert len(said) == 1 and len(shown) == bool(told) and post.count == 1 + len(shown)
     assert all(told in text and "lab/" not in text for text in shown)
-
-
-LAYOUT = Net.made(network, 0).layout
 
 
 def team(folder: Path, policy: str) -> Desk:

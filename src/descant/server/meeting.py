@@ -16,7 +16,7 @@ from ..engines.silos import Lost, Post, plain
 from ..errors import DescantError, EngineError, StateError
 from ..flat import Net
 from ..parties.elsewhere import FORM, KEYS, elsewhere
-from ..silo.desk import OWN, REASON, reduced
+from ..silo.desk import OWN, REASON, TEXT, reduced
 from ..wire import pack, unpack
 
 _SECONDS = 600.0  # that a party has to introduce itself: it reads its data first
@@ -27,7 +27,8 @@ _MOST = 2**16  # bytes of an introduction
 class Meeting:
     """A post that knows whom it carries letters to: only a party that has introduced itself, and fits, is there.
 
-    Whoever comes again is introduced again: it may be another machine, or have lost what it kept.
+    Whoever comes again is introduced again: it may be another machine, or have lost what it kept. `text` is the recipe
+    as it was written, which parties compare with what they were invited to.
     """
 
     def __init__(
@@ -40,10 +41,12 @@ class Meeting:
         say: Callable[[str], None] = print,
         note: Callable[[str, str], object] = lambda party, machine: None,
         watch: Callable[[], None] = lambda: None,
+        text: str = "",
     ) -> None:
         self._post, self._net, self._loss, self._say, self._note, self._watch = post, net, loss, say, note, watch
         self._hello: dict[str, Any] = {
             "recipe": reduced(recipe.tables),
+            TEXT: text,
             "federation": federation,
             "layout": net.layout.digest,
             "version": __version__,

@@ -33,7 +33,7 @@ from ..record import Run, is_run
 from ..settings import check
 from ..store import clear_errors, disk
 from ..store.lock import Lock
-from ..trust.founding import RECIPE
+from ..trust.founding import RECIPE, recipe_in
 from ..trust.keys import AUTHORITY, SERVER
 from ..trust.proxy import Proxy, RunningProxy
 from ..trust.roster import Roster
@@ -58,6 +58,7 @@ class Serving:
         """Serve until all rounds of the recipe are done; a SuperLink that dies is replaced."""
         check(self.patience, "server start")
         roster, recipe = Roster(self.folder.resolve()), read(self.folder / RECIPE)
+        roster.check_recipe()
         recipe.length, recipe.model(), recipe.settings()  # what is wrong is said now
         if recipe.algorithm().stand_in is not None and not recipe.tables.get("vault"):
             raise SettingError(
@@ -103,7 +104,8 @@ class Serving:
             net = Net.made(model, seeds.torch_seed(recipe.length.seed, 0, seeds.EVERYBODY, "model"))
             loss = address_of(recipe.settings().get("loss", functional.cross_entropy))
             look = partial(_look, proxy, roster, hub)
-            meeting = Meeting(hub, recipe, roster.federation, net, loss, self.say, roster.joined, look)
+            text = recipe_in(roster.folder / RECIPE)[0].decode()
+            meeting = Meeting(hub, recipe, roster.federation, net, loss, self.say, roster.joined, look, text)
             federation = self._federation(roster, recipe, meeting, list(keys))
             place = roster.run / TRAINING
             run = (

@@ -7,6 +7,7 @@ run.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 
 from .. import __version__, standing
 from ..address import address_of
-from ..config import Recipe
+from ..config import Recipe, toml
 from ..config.parts import ATTENDANCE
 from ..core import Algorithm, Memory, Report, Status, Task
 from ..engines.silos import ACCEPTED, plain
@@ -36,6 +37,8 @@ ANEW = "began_anew"
 """The metric by which a party says that it had lost its memory, and began anew."""
 OWN = "its own"
 """What a party says of a loss that its own file defines: its name would tell where the file is."""
+TEXT = "text"
+"""The setting of an introduction that holds the recipe as it was written: what the digest in an invite is of."""
 REASON = "reason"
 """The setting of a notice that says why the party cannot take part."""
 _ELSEWHERE = "The party's own log says more."
@@ -44,10 +47,10 @@ MACHINE = "machine"
 
 
 class Desk:
-    """Answers letters for one party."""
+    """Answers letters for one party; `agreed` is the digest of the recipe that its invite is for, "" without one."""
 
-    def __init__(self, file: SiloFile, folder: Path, log: Callable[[str], None] = print) -> None:
-        self.file, self.keeping, self.log = file, Keeping(folder), log
+    def __init__(self, file: SiloFile, folder: Path, log: Callable[[str], None] = print, agreed: str = "") -> None:
+        self.file, self.keeping, self.log, self._agreed = file, Keeping(folder), log, agreed
 
     def answer(self, letter: bytes) -> bytes:
         """The answer to a letter. Whatever is wrong with it, there is one."""
@@ -124,6 +127,8 @@ class Desk:
         said = {name: task.settings.get(name) for name in ("recipe", "federation", "layout")}
         if not isinstance(said["recipe"], Mapping) or not isinstance(said["federation"], str):
             raise EngineError("An introduction must hold a recipe and the federation's name.")
+        if self._agreed:
+            self._check_agreed(str(task.settings.get(TEXT, "")), said["recipe"])
         held = self._held
         if held is not None and held["federation"] != said["federation"]:
             raise EngineError(
@@ -152,6 +157,17 @@ class Desk:
             "machine": self._machine,
         }
         return Report(task.party, task.round, "hello", metrics=told)
+
+    def _check_agreed(self, text: str, tables: Mapping[str, Any]) -> None:
+        """The recipe that is introduced is the one that the invite is for, and nothing else is done by its name."""
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        if digest != self._agreed:
+            raise EngineError(
+                f"The invite is for the recipe {self._agreed}, and the server's is {digest}. Ask the organiser, by "
+                "another way, which one was agreed on: another recipe needs another server, and a new invite."
+            )
+        if reduced(toml.read(text.removeprefix("\ufeff"), "The server's recipe")) != tables:
+            raise EngineError("The server asks for something else than what is written in the recipe that it shows.")
 
     @property
     def _machine(self) -> str:

@@ -1,7 +1,7 @@
 """The process that holds a team's model, data and memory warm, and whoever looks after it.
 
 A team's code may raise, hang, exit or take all memory: then this process ends, the letter is answered by what happened
-to it, and a new one takes its place. ``python -m descant.silo.worker 5 team.py north folder`` is how one is started.
+to it, and a new one takes its place. ``python -m descant.silo.worker 5 team.py north folder digest`` starts one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ _STARTING = 600.0  # seconds that a team's file has to be read
 class Worker:
     """One such process, started when the first letter comes and again when it has ended."""
 
-    def __init__(self, file: Path, party: str, folder: Path, say: Callable[[str], None] = print) -> None:
+    def __init__(
+        self, file: Path, party: str, folder: Path, say: Callable[[str], None] = print, agreed: str = ""
+    ) -> None:
         self._command = [sys.executable, "-m", "descant.silo.worker"]
-        self._file, self._party, self._folder, self._say = file, party, folder, say
+        self._party, self._say = party, say
+        self._arguments = [str(file), party, str(folder), agreed]
         self._process: subprocess.Popen[bytes] | None = None
         self._line: Connection | None = None
 
@@ -57,7 +60,7 @@ class Worker:
             return self._line
         self.close()
         ours, theirs = socket.socketpair()
-        arguments = [str(theirs.fileno()), str(self._file), self._party, str(self._folder)]
+        arguments = [str(theirs.fileno()), *self._arguments]
         self._process = subprocess.Popen([*self._command, *arguments], pass_fds=[theirs.fileno()], stdout=sys.stderr)
         theirs.close()
         self._line = Connection(ours.detach())
@@ -84,7 +87,7 @@ class Worker:
         self._process = self._line = None
 
 
-def main(line: Connection, file: str, party: str, folder: str) -> None:
+def main(line: Connection, file: str, party: str, folder: str, agreed: str) -> None:
     """Answer letters until nobody asks any more."""
     from ..store import disk
     from ..store.lock import Lock
@@ -93,7 +96,8 @@ def main(line: Connection, file: str, party: str, folder: str) -> None:
 
     disk.make(Path(folder), 0o700)
     lock = Lock(Path(folder) / ".lock", patience=60.0)  # one that is about to end may still write
-    desk = Desk(SiloFile(Path(file), party), Path(folder), lambda text: print(text, file=sys.stderr, flush=True))
+    own = SiloFile(Path(file), party)
+    desk = Desk(own, Path(folder), lambda text: print(text, file=sys.stderr, flush=True), agreed)
     while True:
         try:
             letter = line.recv_bytes()
@@ -107,4 +111,4 @@ if __name__ == "__main__":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it never outlives whoever looks after it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever looks after it ends it
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main(Connection(int(sys.argv[1])), *sys.argv[2:5])
+    main(Connection(int(sys.argv[1])), *sys.argv[2:6])

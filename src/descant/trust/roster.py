@@ -96,7 +96,7 @@ class Roster:
         check(Terms(invite_days=self._invite_days if days is None else days))
         place = Path(file)
         with self._alone():
-            self._check_recipe()
+            self.check_recipe()
             held = self._audit.latest.get(check_name(name))
             if held is not None and held["event"] != "revoked":
                 raise PartyError(
@@ -144,6 +144,14 @@ class Roster:
             self._note("revoked", name, held)
             return _entry(self._audit.latest[name])
 
+    def check_recipe(self) -> None:
+        """Raise StateError if the recipe was changed after it was agreed on."""
+        if recipe_in(self.folder / RECIPE)[1] != self.recipe:
+            raise StateError(
+                f"{self.folder / RECIPE} was changed after the federation was made, and its parties have agreed to "
+                "what it said. Restore it, or make a new server for the new recipe."
+            )
+
     def parties(self) -> list[Entry]:
         """Everybody who was ever invited, by name."""
         with self._alone():
@@ -156,7 +164,7 @@ class Roster:
         """
         with self._alone():
             self._audit.read_again(line, seal)
-            self._check_recipe()
+            self.check_recipe()
             self._audit.add("verified", who=self._who)
             return Verified(self._audit.last.number, self._audit.last.seal, len(self._audit.latest))
 
@@ -222,13 +230,6 @@ class Roster:
         file = self.folder / ROSTER
         if not file.exists() or file.read_bytes() != text:
             disk.replace(file, text, f"{ROSTER}.new")
-
-    def _check_recipe(self) -> None:
-        if recipe_in(self.folder / RECIPE)[1] != self.recipe:
-            raise StateError(
-                f"{self.folder / RECIPE} was changed after the federation was made, and its parties have agreed to "
-                "what it said. Restore it, or make a new server for the new recipe."
-            )
 
 
 def _revoked(event: Mapping[str, Any] | None) -> list[tuple[str, str]]:
