@@ -19,13 +19,14 @@ from descant import DescantWarning, Federation
 from descant.address import address_of
 from descant.config import Recipe, read
 from descant.core import Report, Task
-from descant.engines.silos import Lost, Patience, Silos
+from descant.engines.silos import Lost, Silos
 from descant.errors import PartyError, StateError
 from descant.exchange import tasks_for
 from descant.flat import Net
 from descant.parties import from_arrays
 from descant.parties.elsewhere import elsewhere
 from descant.parties.party import Form
+from descant.patience import Patience
 from descant.piece import Plan
 from descant.server import Meeting
 from descant.silo import Desk, SiloFile

@@ -103,6 +103,13 @@ def test_a_file_that_cannot_take_part_is_told_why(here: Path, more: str, why: st
     assert why in call("silo", "check", "bad.py", code=1)
 
 
+@pytest.mark.parametrize("name", ["gather", "quorum", "deadline", "limit"])
+def test_a_server_that_would_wait_for_nothing_does_not_start(here: Path, name: str) -> None:
+    assert f"--{name}" in call("server", "start", "--help")
+    call("server", "init", "lab", "recipe.toml")
+    assert f"The {name!r} of server start must be" in call("server", "start", "lab", f"--{name}", "0", code=1)
+
+
 def test_what_is_not_there_is_said(here: Path) -> None:
     assert "no file" in call("silo", "check", "nowhere.py", code=1)
     assert "nowhere" in call("silo", "join", "nowhere", "team.py", code=1)

@@ -24,11 +24,12 @@ from ..address import address_of
 from ..config import Recipe, read
 from ..config.parts import sealing
 from ..engines.flower import Away, Hub
-from ..engines.silos import Patience, Silos
+from ..engines.silos import Silos
 from ..errors import EngineError, SettingError, StateError
 from ..federation import Federation
 from ..flat import Net
 from ..parties.elsewhere import elsewhere
+from ..patience import Patience
 from ..record import Run, is_run
 from ..settings import check
 from ..store import clear_errors, disk
