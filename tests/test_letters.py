@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from descant import DescantWarning, Federation
+from descant import DescantWarning, Federation, seeds
 from descant.address import address_of
 from descant.config import Recipe, read
 from descant.core import Report, Task
@@ -28,7 +28,9 @@ from descant.parties.elsewhere import elsewhere
 from descant.parties.party import Form
 from descant.patience import Patience
 from descant.piece import Plan
+from descant.record import read as recorded
 from descant.server import Meeting
+from descant.server.training import Training, first_rounds
 from descant.silo import Desk, SiloFile
 from descant.silo.desk import reduced
 from descant.silo.worker import Worker
@@ -607,3 +609,39 @@ def test_a_death_while_a_letter_is_counted_neither_wins_nor_loses_a_round(
         if not found.reached:
             break
     assert at > 10
+
+
+def trained(
+    folder: Path, post: Post, method: str, invited: Collection[str], at: Callable[[str], None]
+) -> dict[str, object]:
+    """A training of four rounds, from its folder; `at` hears what the server says."""
+    chosen = read(RECIPE.format(method=method).replace("seed = 5", "seed = 5\nrounds = 4\npoints = 1"))
+    net = Net.made(network, seeds.torch_seed(5, 0, seeds.EVERYBODY, "model"))
+    meeting = Meeting(post, chosen, "lab", net, address_of(torch.nn.functional.cross_entropy), say=lambda text: None)
+    return Training(folder, chosen, meeting, Patience(gather=3), at).until_done(list(invited))
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("method", ["fedavg", "fedgeomed+", "ditto"])
+def test_who_is_invited_later_trains_as_one_that_was_invited_first_and_came_late(
+    tmp_path: Path, method: str, killed: bool
+) -> None:
+    hashes = []
+    for case, invited in {"first": NAMES, "later": NAMES[:3]}.items():
+        post, folder = Post(desks(tmp_path / case)), tmp_path / case / "run"
+        post.away = {"3"}
+        disk.make(folder)
+
+        def comes(said: str, post: Post = post) -> None:
+            if said.startswith("Round 2:"):
+                post.away.clear()
+            if killed and said.endswith("part of it from now on: 3."):
+                raise Killed
+
+        with suppress(Killed):
+            trained(folder, post, method, invited, comes)
+        hashes.append(trained(folder, post, method, invited, comes)["hash"])
+    assert hashes[0] == hashes[1]
+    assert first_rounds(folder) == {"0": 1, "1": 1, "2": 1, "3": 3}
+    held = recorded(folder / "training").numbers
+    assert held.parties == NAMES and held.accepted[:, 3].tolist() == [False, False, True, True]

@@ -87,14 +87,15 @@ def start(
 
 @app.command("status")
 def status(folder: Path = DIR, as_json: bool = json_option()) -> None:
-    """Say who was invited, has joined or was revoked, and how far the training in DIR has come."""
+    """Say who was invited, has joined or was revoked, who trains from which round on, and how far that has come."""
     with plain_endings():
         from ..record import is_run, read
-        from ..server.serving import TRAINING
+        from ..server.training import TRAINING, first_rounds
         from ..trust.roster import Roster
 
         roster = Roster(folder)
-        rows = [dataclasses.asdict(entry) for entry in roster.parties()]
+        first = first_rounds(roster.run)
+        rows = [{**dataclasses.asdict(entry), "first round": first.get(entry.name)} for entry in roster.parties()]
         place = roster.run / TRAINING
         found: dict[str, Any] = {"state": "not begun", "round": 0}
         if is_run(place):
@@ -104,7 +105,9 @@ def status(folder: Path = DIR, as_json: bool = json_option()) -> None:
             typer.echo(json.dumps({**found, "address": roster.address, "parties": rows}))
             return
         typer.echo(f"Training: {found['state']}, round {found['round']}. Parties reach {roster.address}.\n")
-        typer.echo(Table(("name", "state", "since", "expires"), rows) if rows else "Nobody is invited yet.")
+        typer.echo(
+            Table(("name", "state", "since", "expires", "first round"), rows) if rows else "Nobody is invited yet."
+        )
 
 
 @app.command("revoke")

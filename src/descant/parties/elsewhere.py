@@ -25,6 +25,8 @@ FORM = ("x", "x_dtype", "y", "y_dtype")
 """What is the same for all parties of a federation."""
 KEYS = (*FORM, "samples", "tested")
 """What is said of a party's data."""
+SINCE = "since"
+"""The round behind which a party has come, where it was not there from the beginning."""
 
 
 def description(party: Party) -> dict[str, Any]:
@@ -62,7 +64,7 @@ def elsewhere(described: Mapping[str, Mapping[str, Any]], note: str = "") -> Peo
             raise PartyError(
                 f"Party {source.name!r} has {source.form}, party {first.name!r} {first.form}. They must be alike."
             )
-    return People(sources, note)
+    return People(sources, note, since={name: said[SINCE] for name, said in described.items() if SINCE in said})
 
 
 @dataclass(frozen=True, eq=False)
