@@ -612,10 +612,10 @@ def test_a_death_while_a_letter_is_counted_neither_wins_nor_loses_a_round(
 
 
 def trained(
-    folder: Path, post: Post, method: str, invited: Collection[str], at: Callable[[str], None]
+    folder: Path, post: Post, method: str, invited: Collection[str], at: Callable[[str], None], more: str = ""
 ) -> dict[str, object]:
     """A training of four rounds, from its folder; `at` hears what the server says."""
-    chosen = read(RECIPE.format(method=method).replace("seed = 5", "seed = 5\nrounds = 4\npoints = 1"))
+    chosen = read(RECIPE.format(method=method).replace("seed = 5", "seed = 5\nrounds = 4\npoints = 1") + more)
     net = Net.made(network, seeds.torch_seed(5, 0, seeds.EVERYBODY, "model"))
     meeting = Meeting(post, chosen, "lab", net, address_of(torch.nn.functional.cross_entropy), say=lambda text: None)
     return Training(folder, chosen, meeting, Patience(gather=3), at).until_done(list(invited))
@@ -645,3 +645,13 @@ def test_who_is_invited_later_trains_as_one_that_was_invited_first_and_came_late
     assert first_rounds(folder) == {"0": 1, "1": 1, "2": 1, "3": 3}
     held = recorded(folder / "training").numbers
     assert held.parties == NAMES and held.accepted[:, 3].tolist() == [False, False, True, True]
+
+
+def test_a_private_training_stays_with_those_whom_it_began_with(tmp_path: Path) -> None:
+    post, said, private = (
+        Post(desks(tmp_path)),
+        list[str](),
+        'wrap = [{by = "central_privacy", clip = 1.0, noise = 1.0}]',
+    )
+    trained(tmp_path, post, "fedavg", NAMES[:3], said.append, private)
+    assert first_rounds(tmp_path).keys() == {"0", "1", "2"} and "4 parties" not in "".join(said)
