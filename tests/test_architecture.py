@@ -15,7 +15,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # A module may import from its own line and from the lines above it.
 TIERS = [
-    {"errors", "settings", "seeds", "track", "progress", "boundary", "privacy"},
+    {"errors", "settings", "seeds", "track", "progress", "boundary", "privacy", "patience"},
     {"traced"},
     {"flat", "address"},
     {"core"},

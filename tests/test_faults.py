@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,16 @@ from descant.algorithms import Timetable
 from descant.config import read
 from descant.core import Report, Task
 from descant.engines.flower import TurnedAway
-from descant.engines.silos import Lost, Patience
+from descant.engines.silos import Lost
 from descant.errors import EngineError, StateError
 from descant.flat import Net
 from descant.parties import from_arrays
+from descant.patience import Patience
 from descant.record import Run, is_run
 from descant.record import read as recorded
 from descant.server import Meeting
-from descant.server.serving import Serving
+from descant.server.serving import revoked
+from descant.server.training import Training
 from descant.silo import Desk, SiloFile
 from descant.silo.join import take_part
 from descant.silo.worker import Worker
@@ -164,6 +167,57 @@ def test_whoever_cannot_take_part_is_told_why_and_ends(tmp_path: Path) -> None:
     worker, over = Worker(tmp_path / "team0.py", "0", tmp_path / "at", lambda text: None), threading.Event()
     with pytest.raises(TurnedAway, match="cannot take part: its layout is None, and the federation's is"):
         take_part(Line([letter], over), worker, over, lambda text: None)
+
+
+def test_a_fault_of_the_server_s_own_is_told_without_its_files(tmp_path: Path) -> None:
+    post = Post(desks(tmp_path, ("0",)))
+
+    def damaged(party: str, machine: str) -> None:
+        raise StateError("lab/audit.jsonl is damaged")
+
+    loss = address_of(torch.nn.functional.cross_entropy)
+    meeting = Meeting(post, recipe(), "lab", Net.made(network, 0), loss, lambda text: None, damaged)
+    assert not meeting.here()
+    [(_, letter)] = post.letters.values()
+    assert "trouble of its own" in unpack(letter, Task).settings["reason"] and b"audit" not in letter
+
+
+def test_when_the_training_is_over_everybody_hears_it_and_ends_in_order(tmp_path: Path) -> None:
+    post, said = Post(desks(tmp_path, ("0",))), list[str]()
+    introduced(post, []).part(7)
+    [(_, letter)] = post.letters.values()
+    worker, over = Worker(tmp_path / "team0.py", "0", tmp_path / "at", said.append), threading.Event()
+    take_part(Line([letter], over), worker, over, said.append)
+    assert said[-1] == "The training is over after 7 rounds."
+
+
+def test_a_party_that_has_had_its_rounds_for_the_day_is_not_there_until_the_next(tmp_path: Path) -> None:
+    """So a federation whose teams all rest waits for them, and does not use up its rounds."""
+    (tmp_path / "team0.py").write_text(TEAM.format(name="0") + 'policy = {"rounds_a_day": 1}\n')
+    desk, said, over = Desk(SiloFile(tmp_path / "team0.py", "0"), tmp_path / "at", lambda text: None), [], Pausing()
+    layout = Net.made(network, 0).layout
+    hello = {"recipe": {**recipe().tables, "model": {}}, "federation": "lab", "layout": layout.digest}
+    settings = {"seed": 5, "way": "looped", "layout": layout.digest, "lr": 0.1, "work": 1, "accepted": 0}
+    arrays = {"center": torch.zeros(layout.width), "own": torch.zeros(layout.width)}
+    letters = [pack(Task("0", 0, "hello", {}, hello))]
+    letters += [pack(Task("0", round, "train", arrays, settings)) for round in (1, 2, 3)]
+    line = Line(letters, over)
+    take_part(line, desk, over, said.append)
+    assert over.waited and 0 < over.waited[-1] <= 24 * 3600 and "comes back in" in said[-1]
+    assert len(line.letters) == 1
+
+
+class Pausing(threading.Event):
+    """An event that is over when somebody would wait for long, and knows for how long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waited.append(timeout or 0.0)
+        self.set()
+        return True
 
 
 DEADLY = TEAM.format(name="0") + "\nimport os, pathlib\n"
@@ -302,7 +356,8 @@ def organised(folder: Path, post: Post, say: Callable[[str], None] = len) -> tup
     loss = address_of(torch.nn.functional.cross_entropy)
     meeting = Meeting(post, chosen, "lab", Net.made(network, 0), loss, say)
     meeting.gather(len(NAMES))
-    return roster, Serving(folder / "lab", Patience(), say)._federation(roster, chosen, meeting, list(NAMES))
+    training = Training(roster.run, chosen, meeting, Patience(), say, partial(revoked, roster))
+    return roster, training._federation(training._gathered(NAMES))
 
 
 def leaving(folder: Path) -> dict[str, Callable[[], Desk]]:

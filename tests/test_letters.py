@@ -6,8 +6,11 @@ import io
 import math
 import os
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
+from datetime import date
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +19,33 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from descant import DescantWarning, Federation, algorithms
+from descant import DescantWarning, Federation, algorithms, seeds
 from descant.address import address_of
 from descant.algorithms import Timetable
 from descant.config import Recipe, read
 from descant.core import Report, Task
-from descant.engines.silos import Lost, Patience, Silos
+from descant.engines.silos import Lost, Silos
 from descant.exchange import tasks_for
 from descant.flat import Net
 from descant.parties import from_arrays
 from descant.parties.elsewhere import elsewhere
+from descant.parties.party import Form
+from descant.patience import Patience
 from descant.piece import Plan
+from descant.record import read as recorded
 from descant.server import Meeting
+from descant.server.training import Training, first_rounds
 from descant.silo import Desk, SiloFile
+from descant.silo.desk import reduced
 from descant.silo.judging import judged
 from descant.silo.result import Result
 from descant.silo.worker import Worker
 from descant.store import disk
 from descant.store.keys import PrivateKey
+from descant.store.rows import Expected, Rows
 from descant.store.vault import Vault
 from descant.wire import pack, unpack
+from dying import Death, faults
 from problems import classes, network
 from teams import LEARNING, TEAM
 
@@ -47,6 +57,7 @@ seed = 5
 population = "problems:classes"
 """
 RECIPE += LEARNING
+LAYOUT = Net.made(network, 0).layout
 
 
 class Post:
@@ -66,6 +77,8 @@ class Post:
             raise Lost("nobody is there")
         self.count += 1
         self.letters[str(self.count)] = (party, letter)
+        if "rounds" in (task := unpack(letter, Task)).settings and task.kind == "goodbye":
+            self.away.add(party)
         return str(self.count)
 
     def fetch(self, numbers: Collection[str]) -> dict[str, bytes | Lost]:
@@ -102,13 +115,15 @@ class Restarting(Post):
             return super().fetch(numbers)
 
 
-def desks(folder: Path, names: Collection[str] = NAMES) -> dict[str, Callable[[], Desk]]:
+def desks(
+    folder: Path, names: Collection[str] = NAMES, log: Callable[[str], None] = lambda text: None
+) -> dict[str, Callable[[], Desk]]:
     folder.mkdir(exist_ok=True)
     found: dict[str, Callable[[], Desk]] = {}
     for name in names:
         file = folder / f"team{name}.py"
         file.write_text(TEAM.format(name=name))
-        found[name] = lambda file=file, name=name: Desk(SiloFile(file, name), folder / f"at-{name}", lambda text: None)  # type: ignore[misc]
+        found[name] = lambda file=file, name=name: Desk(SiloFile(file, name), folder / f"at-{name}", log)  # type: ignore[misc]
     return found
 
 
@@ -353,6 +368,34 @@ def test_an_introduction_that_a_party_refuses(tmp_path: Path, said: dict[str, ob
     assert report.status == "refused" and why in report.reason
 
 
+AGREED = RECIPE.format(method="fedavg")
+OTHER = RECIPE.format(method="rfa")
+MARKED = "\ufeff" + AGREED.replace("\n", "\r\n")  # as some editors write it
+
+
+@pytest.mark.parametrize(
+    ("agreed", "text", "done", "why"),
+    [
+        (AGREED, AGREED, AGREED, ""),
+        (MARKED, MARKED, AGREED, ""),
+        (AGREED, OTHER, OTHER, "another recipe needs another server"),
+        (AGREED, "", AGREED, "another recipe needs another server"),
+        (AGREED, AGREED, OTHER, "something else"),
+    ],
+    ids=["as agreed", "written elsewhere", "another", "none", "a lie"],
+)
+def test_a_party_learns_by_the_recipe_that_it_was_invited_to(
+    tmp_path: Path, agreed: str, text: str, done: str, why: str
+) -> None:
+    desks(tmp_path)
+    wanted, found = (sha256(one.encode()).hexdigest() for one in (agreed, text))
+    desk = Desk(SiloFile(tmp_path / "team0.py", "0"), tmp_path / "at", lambda text: None, wanted)
+    hello = {"recipe": reduced(read(done).tables), "federation": "lab", "layout": LAYOUT.digest, "text": text}
+    report = unpack(desk.answer(pack(Task("0", 0, "hello", {}, hello))), Report)
+    assert (report.status == "ok") == (not why) and why in report.reason
+    assert wanted == found or (wanted in report.reason and found in report.reason)
+
+
 def test_a_round_goes_on_with_a_quorum_and_says_without_whom(tmp_path: Path) -> None:
     post = Post(desks(tmp_path))
     post.spoil = lambda task, answer: None if task.party == "1" and task.round == 2 else answer
@@ -429,7 +472,7 @@ def test_a_party_that_lies_about_its_data_is_not_let_in(tmp_path: Path, lie: dic
     post, said = Post(desks(tmp_path)), list[str]()
 
     def spoil(task: Task, answer: bytes) -> bytes:
-        if task.party != "0":
+        if task.party != "0" or task.kind != "hello":
             return answer
         report = unpack(answer, Report)
         return pack(replace(report, metrics={**report.metrics, "described": {**report.metrics["described"], **lie}}))
@@ -486,23 +529,152 @@ def test_rounds_that_were_answered_are_known_whatever_a_kill_has_left(tmp_path: 
     assert list(result.worked()) == [1, 2, 3]
 
 
-def test_a_server_cannot_have_more_rows_than_the_teams_policy_lets_go(tmp_path: Path) -> None:
-    file = tmp_path / "team0.py"
-    file.write_text(TEAM.format(name="0") + 'policy = {"share": 0.3}\n')
-    desk, vault = Desk(SiloFile(file, "0"), tmp_path / "at"), Vault.create(tmp_path / "vault", PrivateKey.new(), "r")
+def team(folder: Path, policy: str) -> Desk:
+    """A desk with a policy, introduced to a server that asks for coresets."""
+    folder.mkdir(exist_ok=True)
+    file = folder / "team0.py"
+    file.write_text(TEAM.format(name="0") + f"policy = {policy}\n")
+    desk = Desk(SiloFile(file, "0"), folder / "at", lambda text: None)
     tables = {**recipe("fedavg").tables, "wrap": [{"by": "stand-ins", "share": 0.2}]}
-    layout = Net.made(network, 0).layout
-    hello = {"recipe": tables, "federation": "lab", "layout": layout.digest}
+    hello = {"recipe": tables, "federation": "lab", "layout": LAYOUT.digest}
     assert unpack(desk.answer(pack(Task("0", 0, "hello", {}, hello))), Report).status == "ok"
+    return desk
+
+
+def training(round: int = 1, seed: int = 5, vault: Vault | None = None) -> bytes:
+    """A letter that asks for training and, where there is a vault, for a coreset."""
+    settings = {"seed": seed, "way": "looped", "layout": LAYOUT.digest, "lr": 0.1, "work": 1, "accepted": 0}
+    if vault is not None:
+        public, generation = vault.invite("0")
+        settings["coreset"] = {"public": public.hex(), "generation": generation, "run": "r"}
+    return pack(Task("0", round, "train", {"center": torch.zeros(LAYOUT.width)}, settings))
+
+
+def test_a_server_cannot_have_more_rows_than_the_teams_policy_lets_go(tmp_path: Path) -> None:
+    desk, vault = team(tmp_path, '{"share": 0.3}'), Vault.create(tmp_path / "vault", PrivateKey.new(), "r")
     sealed = 0
     for seed in range(20):
-        public, generation = vault.invite("0")
-        asked = {"public": public.hex(), "generation": generation, "run": "r"}
-        settings = {"seed": seed, "way": "looped", "layout": layout.digest, "lr": 0.1, "work": 1, "accepted": 0}
-        task = Task("0", 1, "train", {"center": torch.zeros(layout.width)}, {**settings, "coreset": asked})
-        report = unpack(desk.answer(pack(task)), Report)
+        report = unpack(desk.answer(training(seed=seed, vault=vault)), Report)
         assert report.status == "ok"
         sealed += bool(report.sealed)
     rows = desk.keeping.left()
     assert sealed and rows is not None
     assert len(rows) <= math.ceil(0.3 * classes(5)["0"].samples)
+
+
+def test_columns_that_a_team_drops_are_0_in_what_it_seals_and_nothing_else_is(tmp_path: Path) -> None:
+    own, opened = classes(5)["0"], list[Rows]()
+    for name, policy in {"all": '{"share": 1}', "some": '{"share": 1, "columns_dropped": [4, 1]}'}.items():
+        desk, vault = team(tmp_path / name, policy), Vault.create(tmp_path / name / "vault", PrivateKey.new(), "r")
+        report = unpack(desk.answer(training(vault=vault)), Report)
+        expected = Expected(Form((6,), torch.float32, (), torch.int64), own.samples, 3)
+        vault.store("0", report.sealed, expected)
+        opened.append(vault.open("0", 1, expected))
+    whole, held = opened
+    assert whole.x[:, [1, 4]].all() and not held.x[:, [1, 4]].any()
+    kept = [0, 2, 3, 5]
+    assert torch.equal(whole.x[:, kept], held.x[:, kept])
+    assert torch.equal(whole.y, held.y) and torch.equal(whole.weights, held.weights)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets the day of all parties' clocks."""
+
+    def show(day: int) -> None:
+        monkeypatch.setattr("descant.silo.keeping.today_in_utc", lambda: date(2026, 2, day))
+
+    show(27)
+    return show
+
+
+def test_a_team_trains_so_many_rounds_a_day_whatever_its_clock_does(
+    tmp_path: Path, clock: Callable[[int], None]
+) -> None:
+    def said(letter: bytes) -> str:
+        report = unpack(team(tmp_path, '{"rounds_a_day": 2}').answer(letter), Report)
+        assert (report.status == "ok") != bool(report.reason) and (report.status == "ok") == bool(report.arrays)
+        return report.reason
+
+    for letter in (training(1), training(1), training(2), training(2)):
+        assert not said(letter)
+    assert "2 rounds a day" in said(training(3)) and "2026-02-28" in said(training(2, seed=6))
+    clock(26)
+    assert "2026-02-28" in said(training(3))
+    clock(28)
+    assert not said(training(3)) and not said(training(4))
+    clock(27)
+    assert "2026-03-01" in said(training(5)) and not said(training(4))
+
+
+def test_a_round_goes_on_without_a_team_that_has_had_its_rounds(tmp_path: Path, clock: Callable[[int], None]) -> None:
+    post = Post(desks(tmp_path))
+    with (tmp_path / "team1.py").open("a") as file:
+        file.write('policy = {"rounds_a_day": 1}\n')
+    fed = met(post, recipe("fedavg"))
+    with pytest.warns(DescantWarning, match="It goes on at 2026-02-28"):
+        fed.fit(2, progress=False)
+    clock(28)
+    fed.fit(1, progress=False)
+    assert [(refusal.party, refusal.round) for refusal in fed.refusals_] == [("1", 2)]
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_death_while_a_letter_is_counted_neither_wins_nor_loses_a_round(
+    tmp_path: Path, clock: Callable[[int], None], torn: bool
+) -> None:
+    for at in range(200):
+        desk = team(tmp_path / str(at), '{"rounds_a_day": 1}')
+        with faults(at, torn) as found, suppress(Death):
+            desk.answer(training(1))
+        again = Desk(desk.file, desk.keeping.folder, lambda text: None)
+        assert [unpack(again.answer(training(round)), Report).status for round in (1, 2)] == ["ok", "refused"]
+        if not found.reached:
+            break
+    assert at > 10
+
+
+def trained(
+    folder: Path, post: Post, method: str, invited: Collection[str], at: Callable[[str], None], more: str = ""
+) -> dict[str, object]:
+    """A training of four rounds, from its folder; `at` hears what the server says."""
+    chosen = read(RECIPE.format(method=method).replace("seed = 5", "seed = 5\nrounds = 4\npoints = 1") + more)
+    net = Net.made(network, seeds.torch_seed(5, 0, seeds.EVERYBODY, "model"))
+    meeting = Meeting(post, chosen, "lab", net, address_of(torch.nn.functional.cross_entropy), say=lambda text: None)
+    return Training(folder, chosen, meeting, Patience(gather=3), at).until_done(list(invited))
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("method", ["fedavg", "fedgeomed+", "ditto"])
+def test_who_is_invited_later_trains_as_one_that_was_invited_first_and_came_late(
+    tmp_path: Path, method: str, killed: bool
+) -> None:
+    hashes = []
+    for case, invited in {"first": NAMES, "later": NAMES[:3]}.items():
+        post, folder = Post(desks(tmp_path / case)), tmp_path / case / "run"
+        post.away = {"3"}
+        disk.make(folder)
+
+        def comes(said: str, post: Post = post) -> None:
+            if said.startswith("Round 2:"):
+                post.away.clear()
+            if killed and said.endswith("part of it from now on: 3."):
+                raise Killed
+
+        with suppress(Killed):
+            trained(folder, post, method, invited, comes)
+        hashes.append(trained(folder, post, method, invited, comes)["hash"])
+    assert hashes[0] == hashes[1]
+    assert first_rounds(folder) == {"0": 1, "1": 1, "2": 1, "3": 3}
+    held = recorded(folder / "training").numbers
+    assert held.parties == NAMES and held.accepted[:, 3].tolist() == [False, False, True, True]
+
+
+def test_a_private_training_stays_with_those_whom_it_began_with(tmp_path: Path) -> None:
+    post, said, private = (
+        Post(desks(tmp_path)),
+        list[str](),
+        'wrap = [{by = "central_privacy", clip = 1.0, noise = 1.0}]',
+    )
+    trained(tmp_path, post, "fedavg", NAMES[:3], said.append, private)
+    assert first_rounds(tmp_path).keys() == {"0", "1", "2"} and "4 parties" not in "".join(said)

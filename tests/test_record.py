@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from descant import DescantWarning, Federation, algorithms, parties
+from descant.algorithms import Timetable
 from descant.core import Hyper, Job, Loss, Report, Term, Trained
 from descant.errors import SettingError, StateError
 from descant.flat import Net
@@ -36,6 +37,7 @@ from descant.store import check_replaceable, tables
 from descant.table import Table
 from dying import Death, faults, full, interrupt
 from fakes import Bytes
+from problems import classes, network
 
 ROUNDS = 3
 SYNCS: list[Sync] = [2, "always"]
@@ -506,6 +508,35 @@ def test_another_federation_or_other_data_is_refused_by_name(tmp_path: Path) -> 
         Run.resume(tmp_path, made())
     with pytest.raises(StateError, match="holds no run"):
         read(tmp_path)
+
+
+def test_a_run_goes_on_with_a_party_that_came_behind_a_round_as_if_it_had_been_late(tmp_path: Path) -> None:
+    """With party 1 stood in for in round 3; whoever is not said to have come later makes another federation."""
+    away = [{"party": "1", "from": 1, "to": 2}, {"party": "1", "from": 4}]
+
+    def fed(names: str, spans: list[dict[str, object]], since: dict[str, int] | None = None) -> Federation:
+        data = {name: (p.x, p.y, p.x[:3], p.y[:3]) for name, p in classes(4).items() if name in names}
+        people = parties.from_arrays(data)
+        people.since = since or {}
+        algorithm = replace(algorithms.StandIns(algorithms.FedAvgPlus(), share=0.4), attend=Timetable.of(spans))
+        return Federation(network, people, algorithm, lr=0.1, steps=3, batch=4, seed=7)
+
+    with Run.start(tmp_path / "run", fed("012", away), sync="always") as run:
+        for round in run.rounds(2):
+            assert len(round.scores.own.values) == 3
+    for since in (None, {"3": 1}, {"2": 2, "3": 2}):
+        with pytest.raises(StateError, match="another federation: parties"):
+            Run.resume(tmp_path / "run", fed("0123", away, since))
+    for rounds in (1, 2):  # the second time it goes on from a snapshot of all four
+        with Run.resume(tmp_path / "run", fed("0123", away, {"3": 2})) as run:
+            for round in run.rounds(rounds):
+                assert len(round.scores.own.values) == 4
+    late = fed("0123", [*away, {"party": "3", "from": 3}]).fit(5, progress=False)
+    assert run.federation.hash() == late.hash()
+    assert [entry["presence"] for entry in run.federation.history_] == ["ppp.", "ppp.", "pspp", "pppp", "pppp"]
+    run.federation.plot("presence", tmp_path / "presence.png")
+    held = read(tmp_path / "run").numbers
+    assert held.parties == tuple("0123") and held.accepted[:, 3].tolist() == [False, False, True, True, True]
 
 
 def test_the_cost_of_a_snapshot_is_without_the_fingerprints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,10 @@ def test_a_dry_run_says_what_would_leave_the_building(here: Path) -> None:
     told = json.loads(call("silo", "check", "team.py", "--json"))
     assert told["parameters"] == 10 and told["bytes of an update"] == 40 and told["data"]["samples"] == 32
     assert "no row of its data" in told["leaves"]
+    policy = {"share": 0.05, "columns_dropped": [3, 1], "rounds_a_day": 24}
+    (here / "other.py").write_text(f"{TEAM}\npolicy = {policy}\n")
+    leaves = " ".join(json.loads(call("silo", "check", "other.py", "--json"))["leaves"])
+    assert "at most 5.0% of its rows" in leaves and "columns 1, 3" in leaves and "at most 24 rounds a day" in leaves
 
 
 @pytest.mark.parametrize(
@@ -89,11 +93,26 @@ def test_a_dry_run_says_what_would_leave_the_building(here: Path) -> None:
         ("def data(): return np.full((9, 4), np.nan), np.zeros(9, int)", "finite"),
         ("def data(): return np.full((9, 4), 1e38), np.zeros(9, int)", "loss"),
         ('policy = {"shares": 1}', "policy"),
+        ('policy = {"rounds_a_day": 0}', "'rounds_a_day' of policy"),
+        ('policy = {"columns_dropped": 3}', "must be a list"),
+        ('policy = {"columns_dropped": [4]}', "columns from 0 to 3"),
+        ('policy = {"columns_dropped": [1.5]}', "a whole number >= 0"),
+        (
+            'policy = {"columns_dropped": [0]}\ndef data(): return np.ones((9, 2, 2)), np.zeros(9, int)',
+            "leave 'columns_dropped' out",
+        ),
     ],
 )
 def test_a_file_that_cannot_take_part_is_told_why(here: Path, more: str, why: str) -> None:
     (here / "bad.py").write_text(f"{TEAM}\n{more}\n")
     assert why in call("silo", "check", "bad.py", code=1)
+
+
+@pytest.mark.parametrize("name", ["gather", "quorum", "deadline", "limit"])
+def test_a_server_that_would_wait_for_nothing_does_not_start(here: Path, name: str) -> None:
+    assert f"--{name}" in call("server", "start", "--help")
+    call("server", "init", "lab", "recipe.toml")
+    assert f"The {name!r} of server start must be" in call("server", "start", "lab", f"--{name}", "0", code=1)
 
 
 def test_what_is_not_there_is_said(here: Path) -> None:

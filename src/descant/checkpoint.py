@@ -7,7 +7,7 @@ import json
 import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from .gate import Refusal
 from .parties.fingerprint import fingerprint, fingerprints
 from .piece import Plan
 from .settings import describe
-from .state import Judged, State
+from .state import NEVER_SEEN, Judged, State, with_room
 from .store import PartyStore, check_replaceable, clear_errors, disk
 from .store.log import plain
 
@@ -135,15 +135,19 @@ def _sweep(place: Path) -> None:
 
 
 def load(folder: Path, plan: Plan, memory: Store) -> tuple[State, list[dict[str, Any]], list[Refusal]]:
-    """The state, the history and the refusals of a saved run; the memories go into the store when all is checked."""
+    """The state, the history and the refusals of a saved run; the memories go into the store when all is checked.
+
+    It may be of a time when some of the parties had not come yet.
+    """
     try:
         manifest = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        _check_identity(folder, manifest, _identity(plan))
+        _check_identity(folder, manifest, _identity(replace(plan, people=plan.people.at(manifest["round"]))))
         seal = manifest.pop("seal")
         state, remembered = _read(folder, plan, manifest)
         if seal != _seal(manifest) or digest(state, remembered) != manifest["digest"]:
             raise StateError(f"{folder} is damaged: it does not have the digest that was saved with it.")
-        history = [_with_nan(entry) for entry in manifest["history"]]
+        state = with_room(state, len(plan.people))
+        history = [_with_room(_with_nan(entry), len(plan.people)) for entry in manifest["history"]]
         refusals = [Refusal(**entry) for entry in manifest["refusals"]]
     except _UNREADABLE as error:
         raise StateError(f"{folder} does not hold a run that can be continued: {error}") from error
@@ -221,6 +225,15 @@ def _check_identity(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, 
 def _with_nan(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """What `plain` left out is nan again."""
     return {key: math.nan if value is None else value for key, value in numbers.items()}
+
+
+def _with_room(entry: dict[str, Any], count: int) -> dict[str, Any]:
+    """The record of a round, where it has something of each party, for those who have come since, too."""
+    if "presence" in entry:
+        entry["presence"] = entry["presence"].ljust(count, NEVER_SEEN)
+    if "centers" in entry:
+        entry["centers"] = [*entry["centers"], *[math.nan] * (count - len(entry["centers"]))]
+    return entry
 
 
 def _parts(store: Store) -> Iterator[dict[str, Tensor]]:

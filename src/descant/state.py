@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ PRESENT, STOOD_IN, ABSENT, NEVER_SEEN = "p", "s", "a", "."
 MOST_SHOWN = 100  # parties whose presence a round keeps: as many as a picture can show
 
 
+_BY_PLACE = ("attend", "stand_in", "anew")  # what remembers a number a party, in the parties' order; 0: nothing yet
 _RECORDED = (VALIDATION, RECEIVED, STALENESS, "clock")
 
 
@@ -59,6 +60,19 @@ class State:
         """How many rounds each party has trained in, ``[parties]``, in their order."""
         counted = self.memories.get("attend", {}).get("rounds")
         return torch.zeros(len(plan.people), dtype=torch.int32) if counted is None else counted
+
+
+def with_room(state: State, count: int) -> State:
+    """The same state for so many parties: those who have come since stand behind the others."""
+    memories = {
+        answer: {name: _padded(tensor, count) for name, tensor in memory.items()} if answer in _BY_PLACE else memory
+        for answer, memory in state.memories.items()
+    }
+    return replace(state, memories=memories)
+
+
+def _padded(tensor: Tensor, count: int) -> Tensor:
+    return torch.cat([tensor, tensor.new_zeros(count - len(tensor), *tensor.shape[1:])])
 
 
 @dataclass(frozen=True)

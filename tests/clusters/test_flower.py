@@ -16,6 +16,7 @@ from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -68,8 +69,11 @@ class Lab:
         (folder / "recipe.toml").write_text(RECIPE.format(method=method, more=more, rounds=rounds))
         self.call("server", "init", "lab", "recipe.toml", "--port", str(free_port()))
         for at, name in enumerate(NAMES):
-            self.call("server", "invite", "lab", name)
-            (folder / f"{name}.py").write_text(TEAM.format(name=str(at)))
+            self.invite(name, at)
+
+    def invite(self, name: str, at: int) -> None:
+        self.call("server", "invite", "lab", name)
+        (self.folder / f"{name}.py").write_text(TEAM.format(name=str(at)))
 
     def call(self, *arguments: str) -> str:
         command = [sys.executable, "-m", "descant", *arguments]
@@ -136,7 +140,7 @@ class Lab:
 def lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
     made: list[Lab] = []
 
-    def make(*arguments: str) -> Lab:
+    def make(*arguments: Any) -> Lab:
         made.append(Lab(tmp_path, *arguments))
         return made[-1]
 
@@ -316,3 +320,31 @@ def test_a_party_that_is_revoked_is_not_heard_any_more(lab: Callable[..., Lab]) 
     one.begin()
     one.until(lambda: "certificate" in one.said("west"))
     assert one.processes["west"].wait(30) == 1
+
+
+def test_who_is_invited_while_the_training_runs_is_part_of_it_from_then_on(lab: Callable[..., Lab]) -> None:
+    one = lab("fedavg", "", 5000)
+    one.begin()
+    one.reached(1)
+    one.invite("east", 3)
+    one.join("east")
+    one.until(lambda: "part of it from now on: east" in one.said() and ", 4 parties" in one.said())
+    one.kill("server")
+    before = one.said()
+    one.serve()
+    one.until(lambda: ", 4 parties" in one.said().removeprefix(before))
+    told = json.loads(one.call("server", "status", "lab", "--json"))
+    first = {party["name"]: party["first round"] for party in told["parties"]}
+    assert {first[name] for name in NAMES} == {1} and 1 < first["east"] <= told["round"]
+
+
+def test_whoever_uses_an_invite_in_a_second_place_is_told_so_and_nothing_of_the_first(lab: Callable[..., Lab]) -> None:
+    one = lab("fedavg")
+    one.serve()
+    one.join("north")
+    one.until(lambda: "north has come, with" in one.said())
+    one.kill("north")
+    one.start("second", "silo", "join", "north.invite", "north.py", "--folder", "elsewhere")
+    one.until(lambda: "The server does not let us take part" in one.said("second"))
+    told = one.said("second")
+    assert "used in two places" in told and (one.folder / "north.silo" / "state" / "machine").read_text() not in told

@@ -10,8 +10,9 @@ from typing import Any
 
 import typer
 
+from ..patience import Patience
 from ..table import Table
-from .common import json_option, one_thread, plain_endings
+from .common import json_option, one_thread, option, plain_endings
 
 app = typer.Typer(no_args_is_help=True, help="Organise a federation: make it, invite parties, start it, look after it.")
 
@@ -67,35 +68,34 @@ def invite(
 @app.command("start")
 def start(
     folder: Path = DIR,
-    gather: int = typer.Option(1, help="Parties that must be there before a round begins."),
-    quorum: int | None = typer.Option(
-        None, help="Answers that a round needs once --deadline has passed. Default: all."
-    ),
-    deadline: float = typer.Option(600.0, help="Seconds after which a round goes on with a quorum."),
+    gather: int = option(Patience, "gather"),
+    quorum: int | None = option(Patience, "quorum"),
+    deadline: float = option(Patience, "deadline"),
+    limit: float = option(Patience, "limit"),
     as_json: bool = json_option(),
 ) -> None:
     """Serve the federation in DIR until its rounds are done. After any kill the same command goes on."""
     with plain_endings():
-        from ..engines.silos import Patience
         from ..server.serving import Serving
 
         sys.path.insert(0, "")
         one_thread()
-        patience = Patience(deadline=deadline, quorum=quorum, gather=gather)
+        patience = Patience(deadline, quorum, gather, limit)
         done = Serving(folder, patience, lambda text: typer.echo(text, err=as_json)).until_done()
         _tell(done, as_json)
 
 
 @app.command("status")
 def status(folder: Path = DIR, as_json: bool = json_option()) -> None:
-    """Say who was invited, has joined or was revoked, and how far the training in DIR has come."""
+    """Say who was invited, has joined or was revoked, who trains from which round on, and how far that has come."""
     with plain_endings():
         from ..record import is_run, read
-        from ..server.serving import TRAINING
+        from ..server.training import TRAINING, first_rounds
         from ..trust.roster import Roster
 
         roster = Roster(folder)
-        rows = [dataclasses.asdict(entry) for entry in roster.parties()]
+        first = first_rounds(roster.run)
+        rows = [{**dataclasses.asdict(entry), "first round": first.get(entry.name)} for entry in roster.parties()]
         place = roster.run / TRAINING
         found: dict[str, Any] = {"state": "not begun", "round": 0}
         if is_run(place):
@@ -105,7 +105,9 @@ def status(folder: Path = DIR, as_json: bool = json_option()) -> None:
             typer.echo(json.dumps({**found, "address": roster.address, "parties": rows}))
             return
         typer.echo(f"Training: {found['state']}, round {found['round']}. Parties reach {roster.address}.\n")
-        typer.echo(Table(("name", "state", "since", "expires"), rows) if rows else "Nobody is invited yet.")
+        typer.echo(
+            Table(("name", "state", "since", "expires", "first round"), rows) if rows else "Nobody is invited yet."
+        )
 
 
 @app.command("revoke")

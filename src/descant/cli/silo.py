@@ -75,7 +75,7 @@ def join(
         signal.signal(signal.SIGTERM, lambda *_: over.set())
         threading.Thread(target=_watch, args=(place / LEAVE, over), daemon=True).start()
         keys = held.unpack(place / "keys")
-        worker = Worker(file.resolve(), held.party, place / "state")
+        worker = Worker(file.resolve(), held.party, place / "state", typer.echo, held.recipe)
         typer.echo(f"{held.party} joins {held.address}. The authority's fingerprint: {held.fingerprint}")
         line = Spoke(held.address, held.authority, keys.certificate, keys.key, held.node_key.encode())
         try:

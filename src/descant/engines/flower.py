@@ -14,7 +14,7 @@ import hashlib
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -122,14 +122,16 @@ class Hub:
 
     def __init__(self, address: str, ca: bytes, secret: bytes, parties: Mapping[str, bytes]) -> None:
         require()
-        self._address, self._ca, self._secret, self._parties = address, ca, secret, dict(parties)
+        self._address, self._ca, self._secret = address, ca, secret
+        self._parties: dict[str, bytes] = {}  # the public key of each who is given letters
+        self._keys: dict[bytes, bytes] = {}  # all that the SuperLink was told of, by how they are written
         self._nodes: dict[str, int] = {}
         self._sent: dict[str, str] = {}  # by the number of a letter: to whom
         self._coming: dict[str, tuple[str, Any, dict[str, bytes]]] = {}  # by the same: an answer, as far as it has come
-        self._open()
+        self._open(parties)
 
     @told("The SuperLink")
-    def _open(self) -> None:
+    def _open(self, parties: Mapping[str, bytes]) -> None:
         """Make the parties' keys known, begin a run, and take it over as its ServerApp would."""
         from flwr.common.serde import run_from_proto
         from flwr.proto.runtime_pb2 import PullTaskInputRequest
@@ -137,7 +139,8 @@ class Hub:
         from flwr.supercore.task_identity import TaskIdentity
         from flwr.superlink.grid import HttpGrid
 
-        self._enrol()
+        self.admit(parties)
+        self._begin()
         self._grid = HttpGrid(self._address, False, self._ca, token=self._token())
         self._grid._retry_invoker.max_time = _TRYING  # else it would try for ever to reach a SuperLink that is dead
         client = self._grid._runtime_client
@@ -148,25 +151,39 @@ class Hub:
         TaskIdentity.node_id = given.context.node_id
         self._grid.set_run(run_from_proto(given.run))
 
-    def _enrol(self) -> None:
+    @told("The SuperLink")
+    def admit(self, parties: Mapping[str, bytes]) -> None:
+        """These are given letters from now on, and nobody else; keys that are new are made known."""
         from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-        from flwr.cli.build import build_fab_from_files
-        from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
-        from flwr.proto.fab_pb2 import Fab
-        from flwr.supercore.control import ControlHttpClient
-        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+        from flwr.proto.control_pb2 import RegisterNodeRequest
         from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-        version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
-        control = ControlHttpClient.from_server_address(self._address, False, self._ca, [version])
-        for name, key in self._parties.items():
-            public: Any = load_ssh_public_key(key)
-            control.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(public), name=name))
+        for name, key in parties.items():
+            if key not in self._keys:
+                public: Any = load_ssh_public_key(key)
+                written = public_key_to_bytes(public)
+                with closing(self._control()) as control:
+                    control.RegisterNode(RegisterNodeRequest(public_key=written, name=name))
+                self._keys[key] = written
+        self._parties = {name: self._keys[key] for name, key in parties.items()}
+
+    def _begin(self) -> None:
+        from flwr.cli.build import build_fab_from_files
+        from flwr.proto.control_pb2 import StartRunRequest
+        from flwr.proto.fab_pb2 import Fab
+
         files = {"pyproject.toml": _BUNDLE.encode(), "LICENSE": b"None.\n", "nothing.py": b"app = None\n"}
         bundle, _ = build_fab_from_files(files)
         digest = hashlib.sha256(bundle).hexdigest()
-        control.StartRun(StartRunRequest(fab=Fab(hash_str=digest, content=bundle), federation=""))
-        control.close()
+        with closing(self._control()) as control:
+            control.StartRun(StartRunRequest(fab=Fab(hash_str=digest, content=bundle), federation=""))
+
+    def _control(self) -> Any:
+        from flwr.supercore.control import ControlHttpClient
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+        version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
+        return ControlHttpClient.from_server_address(self._address, False, self._ca, [version])
 
     def _token(self, tries: int = 200) -> str:
         from flwr.proto.runtime_pb2 import AcquireTaskRequest
@@ -188,15 +205,12 @@ class Hub:
             client.close()
         raise EngineError(f"The SuperLink at {self._address} has begun no run. Is another driver on it?")
 
-    def only(self, names: Collection[str]) -> None:
-        """Nobody else is given letters any more."""
-        self._parties = {name: key for name, key in self._parties.items() if name in names}
-
     @told("The SuperLink")
     def here(self) -> dict[str, str]:
-        online = [node for node in self._grid.get_nodes() if node.status == "online" and node.name in self._parties]
-        self._nodes = {node.name: node.node_id for node in online}
-        return {node.name: str(node.last_activated_at) for node in online}
+        whose = {key: name for name, key in self._parties.items()}  # by its key: a name may have had another before
+        online = [node for node in self._grid.get_nodes() if node.status == "online" and node.public_key in whose]
+        self._nodes = {whose[node.public_key]: node.node_id for node in online}
+        return {whose[node.public_key]: str(node.last_activated_at) for node in online}
 
     @told("The SuperLink")
     def send(self, party: str, letter: bytes, seconds: float) -> str:

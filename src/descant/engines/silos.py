@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 
 from ..core import Report, Status, Store, Task
 from ..errors import EngineError
+from ..patience import Patience
 from ..piece import Plan, work
-from ..settings import check, setting
+from ..settings import check
 from ..store import PartyStore
 from ..wire import pack, unpack
 
@@ -48,16 +49,6 @@ class Post(Protocol):
 
     def fetch(self, numbers: Collection[str]) -> dict[str, bytes | Lost]:
         """The answers that have come, by number, each once; and why others never will."""
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long a round waits, and for whom."""
-
-    deadline: float = setting(600.0, "seconds after which a round goes on with a quorum", above=0)
-    quorum: int | None = setting(None, "answers that a round needs to go on without the others; None: all", least=1)
-    gather: int = setting(1, "parties that must be there before a round begins", least=1)
-    limit: float = setting(24 * 3600.0, "seconds after which an answer is given up, quorum or not", above=0)
 
 
 class Silos:

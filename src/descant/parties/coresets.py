@@ -8,7 +8,7 @@ looked at before it does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -128,6 +128,22 @@ METHODS: Mapping[str, Callable[[Space, int, np.random.Generator], Choice]] = Map
 )
 
 
+def check_columns(party: Party, columns: Sequence[int], name: str, owner: str) -> None:
+    """Raise :class:`SettingError` unless a party has these columns; who names them, and where, is for the message."""
+    if not columns:
+        return
+    if party.x.dim() != 2:
+        raise SettingError(
+            f"The {name!r} of {owner} names columns of rows of numbers. Party {party.name!r} has features of shape "
+            f"{tuple(party.x.shape[1:])}, which have none: leave {name!r} out."
+        )
+    if max(columns) >= party.x.shape[1]:
+        raise SettingError(
+            f"The {name!r} of {owner} must name columns from 0 to {party.x.shape[1] - 1}, which party {party.name!r} "
+            f"has. Got {max(columns)}."
+        )
+
+
 @dataclass(frozen=True)
 class Selection:
     """How a party chooses its coreset (§5.1); the same rows for the same data, seed and, where one is used, model.
@@ -192,19 +208,9 @@ class Selection:
 
     def _kept(self, party: Party) -> Tensor:
         """The features with 0 in the columns that must not leave."""
+        check_columns(party, self.drop, "drop", "Selection")
         if not self.drop:
             return party.x
-        if party.x.dim() != 2:
-            raise SettingError(
-                f"The 'drop' of Selection names columns of rows of numbers. Party {party.name!r} has features of shape "
-                f"{tuple(party.x.shape[1:])}, which have none: leave 'drop' out."
-            )
-        columns = party.x.shape[1]
-        if max(self.drop) >= columns:
-            raise SettingError(
-                f"The 'drop' of Selection must name columns from 0 to {columns - 1}, which party {party.name!r} has. "
-                f"Got {max(self.drop)}."
-            )
         x = party.x.clone()
         x[:, list(self.drop)] = 0
         return x

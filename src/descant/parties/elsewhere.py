@@ -21,8 +21,12 @@ _DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.float32, torch.float64, torch.int64)
 }
 _MOST = 10**9  # samples, or numbers of a sample; more than that nobody has
-KEYS = ("x", "x_dtype", "y", "y_dtype", "samples", "tested")
+FORM = ("x", "x_dtype", "y", "y_dtype")
+"""What is the same for all parties of a federation."""
+KEYS = (*FORM, "samples", "tested")
 """What is said of a party's data."""
+SINCE = "since"
+"""The round behind which a party has come, where it was not there from the beginning."""
 
 
 def description(party: Party) -> dict[str, Any]:
@@ -60,7 +64,7 @@ def elsewhere(described: Mapping[str, Mapping[str, Any]], note: str = "") -> Peo
             raise PartyError(
                 f"Party {source.name!r} has {source.form}, party {first.name!r} {first.form}. They must be alike."
             )
-    return People(sources, note)
+    return People(sources, note, since={name: said[SINCE] for name, said in described.items() if SINCE in said})
 
 
 @dataclass(frozen=True, eq=False)

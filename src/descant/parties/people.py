@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -44,12 +45,18 @@ class People(Mapping[str, Party]):
     """
 
     def __init__(
-        self, sources: Iterable[Source], note: str = "", validation: tuple[Tensor, Tensor] | None = None
+        self,
+        sources: Iterable[Source],
+        note: str = "",
+        validation: tuple[Tensor, Tensor] | None = None,
+        since: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.note = note
         """What whoever sees a result must know of the data ("the critics' reviews stand in for Sent140"), or ""."""
         self.validation = validation
         """The server's own small set (x, y), on which the loss of every new centre is measured, or None."""
+        self.since = since
+        """The round behind which each of those has come who were not there from the beginning."""
         self._sources = {source.name: source for source in sources}
         self._ready: dict[str, Party] = {}
 
@@ -93,7 +100,12 @@ class People(Mapping[str, Party]):
     def subset(self, names: Iterable[str]) -> People:
         """Only these parties, in this order, each with the data and the test set that it has here."""
         chosen = _check_names([names] if isinstance(names, str) else list(names))
-        return People(map(self._source, chosen), self.note, self.validation)
+        return People(map(self._source, chosen), self.note, self.validation, self.since)
+
+    def at(self, round: int) -> People:
+        """Those who were there in the round with that number."""
+        there = [name for name in self._sources if self.since.get(name, -1) < round]
+        return self if len(there) == len(self) else self.subset(there)
 
     def with_validation(self, x: Any, y: Any) -> People:
         """The same parties, and a small set of the server's own, prepared as theirs are; it must represent them.
@@ -112,7 +124,7 @@ class People(Mapping[str, Party]):
             if len(unknown):
                 raise PartyError(f"The validation set has labels that no party has: {_some(unknown.tolist())}.")
         made = Source("validation", x, y, None, replace(first.plan, test=0.0), form).party()
-        return People(self._sources.values(), self.note, (made.x, made.y))
+        return People(self._sources.values(), self.note, (made.x, made.y), self.since)
 
     def label_counts(self) -> tuple[Array, NDArray[np.int64]]:
         """The labels there are, and how many rows of each every party has, ``[parties, labels]``."""

@@ -195,6 +195,7 @@ class Run:
 
     def _note_resumed(self, held: Lines) -> None:
         """What lies beyond the snapshot comes again: it is taken out of the tables, and the log says so."""
+        self._tables.add_parties(self.federation.people.samples)
         self._tables.cut(self.round)
         self._tables.commit()
         self._forget(_KEPT)

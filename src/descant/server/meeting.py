@@ -13,14 +13,16 @@ from .. import __version__
 from ..config import Recipe
 from ..core import Report, Task
 from ..engines.silos import Lost, Post, plain
-from ..errors import DescantError, EngineError, PartyError
+from ..errors import DescantError, EngineError, StateError
 from ..flat import Net
-from ..parties.elsewhere import KEYS, elsewhere
-from ..silo.desk import OWN, reduced
+from ..parties.elsewhere import FORM, KEYS, elsewhere
+from ..silo.desk import OWN, TEXT, reduced
+from ..silo.worker import REASON, ROUNDS
 from ..wire import pack, unpack
 
 _SECONDS = 600.0  # that a party has to introduce itself: it reads its data first
 _LAST = 30.0  # that a party has to fetch why it is not wanted: another that comes for it later is not meant
+_PARTING = 10.0  # in which all should have heard that it is over
 _PAUSE = 0.1
 _MOST = 2**16  # bytes of an introduction
 
@@ -28,7 +30,8 @@ _MOST = 2**16  # bytes of an introduction
 class Meeting:
     """A post that knows whom it carries letters to: only a party that has introduced itself, and fits, is there.
 
-    Whoever comes again is introduced again: it may be another machine, or have lost what it kept.
+    Whoever comes again is introduced again: it may be another machine, or have lost what it kept. `text` is the recipe
+    as it was written, which parties compare with what they were invited to.
     """
 
     def __init__(
@@ -41,10 +44,12 @@ class Meeting:
         say: Callable[[str], None] = print,
         note: Callable[[str, str], object] = lambda party, machine: None,
         watch: Callable[[], None] = lambda: None,
+        text: str = "",
     ) -> None:
         self._post, self._net, self._loss, self._say, self._note, self._watch = post, net, loss, say, note, watch
         self._hello: dict[str, Any] = {
             "recipe": reduced(recipe.tables),
+            TEXT: text,
             "federation": federation,
             "layout": net.layout.digest,
             "version": __version__,
@@ -83,41 +88,41 @@ class Meeting:
             self.described[party] = self._checked(party, unpack(answer, Report))
         except (DescantError, ValueError, KeyError, TypeError, RuntimeError) as error:
             self._say(f"{party} has come, and cannot take part: {plain(str(error))}")
-            self._send_away(party, plain(str(error)))
+            own = isinstance(error, StateError)  # its text would name files of the server
+            self._send_away(party, {REASON: "the server has trouble of its own" if own else plain(str(error))})
             return
         self._fits.add(party)
         self._say(f"{party} has come, with {self.described[party]['samples']} samples.")
 
-    def _send_away(self, party: str, why: str) -> None:
+    def _send_away(self, party: str, told: Mapping[str, Any]) -> None:
         """Nobody waits for work that never comes: whoever cannot take part is told why."""
         with suppress(Lost):
-            self._post.send(party, pack(Task(party, 0, "goodbye", {}, {"reason": why})), _LAST)
+            self._post.send(party, pack(Task(party, 0, "goodbye", {}, told)), _LAST)
+
+    def part(self, rounds: int) -> None:
+        """The training is over, and everybody is told so; whoever is slow to hear it is not waited for."""
+        for party in self._post.here():
+            self._send_away(party, {ROUNDS: rounds})
+        end = time.monotonic() + _PARTING
+        while self._post.here() and time.monotonic() < end:
+            time.sleep(_PAUSE)
 
     def _checked(self, party: str, report: Report) -> Mapping[str, Any]:
-        """What a party says of its data, if it fits."""
+        """What a party says of its data, if it fits; what is wrong is told to it, and so names nobody else."""
         if report.status != "ok" or report.kind != "hello" or report.party != party:
             raise EngineError(report.reason or f"it answered as {report.party!r:.40}")
-        for name, here in (("layout", self._hello["layout"]), ("version", __version__)):
-            if report.metrics.get(name) != here:
-                raise EngineError(f"its {name} is {report.metrics.get(name)!r:.80}, and the federation's is {here!r}.")
+        _check_same(report.metrics, {"layout": self._hello["layout"], "version": __version__})
         if report.metrics.get("loss") not in (OWN, self._loss):
             raise EngineError(f"its loss is {report.metrics.get('loss')!r:.80}, and the federation's is {self._loss}.")
-        self._noted(party, str(report.metrics.get("machine", "")))
+        self._note(party, str(report.metrics.get("machine", "")))
         said = {name: report.metrics["described"][name] for name in KEYS}
-        others = {name: other for name, other in self.described.items() if name != party}
-        people = elsewhere({**others, party: said})
+        people = elsewhere({party: said})
+        for other in [other for name, other in self.described.items() if name != party][:1]:
+            _check_same(said, {name: other[name] for name in FORM})
         row, size = self._net.row(), self._net.layout.size
         with torch.no_grad():
             self._net.apply(row[:size], row[size:], people[party].x[:2].clone())  # does the model take such rows?
         return said
-
-    def _noted(self, party: str, machine: str) -> None:
-        """Who comes from which machine. A second one is not told the mark of the first, by which it could be taken."""
-        try:
-            self._note(party, machine)
-        except PartyError as error:
-            self._say(str(error))
-            raise EngineError("its invite is used on another machine, or was revoked. Ask the organiser.") from error
 
     def gather(self, least: int, pause: float = _PAUSE) -> dict[str, Mapping[str, Any]]:
         """Wait until so many have been introduced; what they say of themselves."""
@@ -135,3 +140,9 @@ class Meeting:
 
     def fetch(self, numbers: Collection[str]) -> dict[str, bytes | Lost]:
         return self._post.fetch(numbers)
+
+
+def _check_same(its: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    for name, here in ours.items():
+        if its.get(name) != here:
+            raise EngineError(f"its {name} is {its.get(name)!r:.80}, and the federation's is {here!r}.")

@@ -6,11 +6,10 @@ the SuperLink holds nothing that is not asked for again, and parties answer a le
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,26 +21,21 @@ from torch.nn import functional
 from .. import seeds
 from ..address import address_of
 from ..config import Recipe, read
-from ..config.parts import sealing
 from ..engines.flower import Away, Hub
-from ..engines.silos import Patience, Silos
 from ..errors import EngineError, SettingError, StateError
-from ..federation import Federation
 from ..flat import Net
-from ..parties.elsewhere import elsewhere
-from ..record import Run, is_run
+from ..patience import Patience
 from ..settings import check
 from ..store import clear_errors, disk
 from ..store.lock import Lock
-from ..trust.founding import RECIPE
+from ..trust.founding import RECIPE, ROSTER, recipe_in
 from ..trust.keys import AUTHORITY, SERVER
 from ..trust.proxy import Proxy, RunningProxy
 from ..trust.roster import Roster
 from .meeting import Meeting
 from .superlink import HOST, Papers, superlink
+from .training import Training
 
-TRAINING = "training"
-_MET = "parties.json"
 _SECRET = "driver.secret"
 _PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds before a SuperLink that died is started anew
 
@@ -58,6 +52,7 @@ class Serving:
         """Serve until all rounds of the recipe are done; a SuperLink that dies is replaced."""
         check(self.patience, "server start")
         roster, recipe = Roster(self.folder.resolve()), read(self.folder / RECIPE)
+        roster.check_recipe()
         recipe.length, recipe.model(), recipe.settings()  # what is wrong is said now
         if recipe.algorithm().stand_in is not None and not recipe.tables.get("vault"):
             raise SettingError(
@@ -102,58 +97,28 @@ class Serving:
             model: Any = recipe.model()
             net = Net.made(model, seeds.torch_seed(recipe.length.seed, 0, seeds.EVERYBODY, "model"))
             loss = address_of(recipe.settings().get("loss", functional.cross_entropy))
-            look = partial(_look, proxy, roster, hub)
-            meeting = Meeting(hub, recipe, roster.federation, net, loss, self.say, roster.joined, look)
-            federation = self._federation(roster, recipe, meeting, list(keys))
-            place = roster.run / TRAINING
-            run = (
-                Run.resume(place, federation) if is_run(place) else Run.start(place, federation, recipe.text, "always")
-            )
-            with run:
-                for round in run.rounds(max(0, recipe.length.rounds - run.round), self._every(recipe)):
-                    without = "".join(
-                        f"; without {refusal.party}: {refusal.reason}" for refusal in round.round.refusals
-                    )
-                    self.say(f"Round {round.index}: {round.round.told}, {len(round.round.accepted)} parties{without}")
-            return {"folder": str(place), "rounds": federation.state.round, "hash": federation.hash()}
-
-    def _every(self, recipe: Recipe) -> int:
-        return max(1, recipe.length.rounds // recipe.length.points)
-
-    def _federation(self, roster: Roster, recipe: Recipe, meeting: Meeting, names: list[str]) -> Federation:
-        """Everybody who was invited when the training began; who had not come then counts with one sample."""
-        file = roster.run / _MET
-        met: dict[str, Mapping[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
-        if not met:
-            came = meeting.gather(min(self.patience.gather, len(names)))
-            unknown = {**next(iter(came.values())), "samples": 1, "tested": 0}
-            met = {name: came.get(name, unknown) for name in names}
-        later = [name for name in names if name not in met]
-        if later:
-            self.say(f"Invited after the training began, and not part of it: {', '.join(later)}.")
-        settings = {key: value for key, value in recipe.settings().items() if key != "engine"}
-        settings |= sealing(recipe.tables.get("vault", {}))
-        federation = Federation(
-            recipe.model(),
-            elsewhere(met),
-            recipe.algorithm(),
-            seed=recipe.length.seed,
-            engine=Silos(meeting, self.patience, self.say, partial(_revoked, roster)),
-            deadline=self.patience.limit,
-            **settings,
-        )
-        federation.state  # noqa: B018  whoever does not fit is found before it is noted as one who does
-        with clear_errors(roster.run):
-            disk.replace(file, json.dumps(met).encode(), f".{_MET}", disk.PRIVATE)
-        return federation
+            look = Door(proxy, roster, hub).look
+            text = recipe_in(roster.folder / RECIPE)[0].decode()
+            meeting = Meeting(hub, recipe, roster.federation, net, loss, self.say, roster.joined, look, text)
+            barred = partial(revoked, roster)
+            return Training(roster.run, recipe, meeting, self.patience, self.say, barred).until_done(list(keys))
 
 
-def _look(proxy: RunningProxy, roster: Roster, hub: Hub) -> None:
-    """Is the proxy alive, and was somebody revoked meanwhile?"""
-    if not proxy.alive:
-        raise EngineError(f"nginx has ended. See {proxy.folder}, and start the server again.")
-    if proxy.keep_up():
-        hub.only(_let_in(roster))
+class Door:
+    """Who is let in, as the roster has it: looked at while the server runs."""
+
+    def __init__(self, proxy: RunningProxy, roster: Roster, hub: Hub) -> None:
+        self._proxy, self._roster, self._hub = proxy, roster, hub
+        self._seen = b""
+
+    def look(self) -> None:
+        """Is the proxy alive, and was somebody invited or revoked meanwhile?"""
+        if not self._proxy.alive:
+            raise EngineError(f"nginx has ended. See {self._proxy.folder}, and start the server again.")
+        table = (self._roster.folder / ROSTER).read_bytes()
+        if self._proxy.keep_up() or table != self._seen:
+            self._hub.admit(_let_in(self._roster))
+            self._seen = table
 
 
 def _let_in(roster: Roster) -> dict[str, bytes]:
@@ -161,7 +126,8 @@ def _let_in(roster: Roster) -> dict[str, bytes]:
     return {entry.name: entry.node_key.encode() for entry in roster.parties() if entry.state != "revoked"}
 
 
-def _revoked(roster: Roster) -> set[str]:
+def revoked(roster: Roster) -> set[str]:
+    """Who may take part no more."""
     return {entry.name for entry in roster.parties() if entry.state == "revoked"}
 
 

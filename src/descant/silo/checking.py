@@ -8,8 +8,9 @@ import torch
 
 from ..errors import ModelError
 from ..flat import ONE_AT_A_TIME, Net
+from ..parties.coresets import check_columns
 from ..parties.elsewhere import description
-from .file import SiloFile
+from .file import Policy, SiloFile
 
 _BATCH = 64
 
@@ -17,7 +18,8 @@ _BATCH = 64
 def checked(file: SiloFile) -> dict[str, Any]:
     """What was found, and what would leave the building; an error if the file cannot take part."""
     party, net = file.own, Net.made(file.model, 0)
-    layout = net.layout
+    layout, policy = net.layout, file.policy
+    check_columns(party, policy.columns_dropped, "columns_dropped", f"policy of {file.path}")
     x, y = party.x[:_BATCH].clone(), party.y[:_BATCH].clone()
     with ONE_AT_A_TIME, torch.no_grad():
         output, _ = net.apply(net.row()[: layout.size], net.row()[layout.size :], x)
@@ -26,8 +28,6 @@ def checked(file: SiloFile) -> dict[str, Any]:
         raise ModelError(
             f"The loss of the model as it begins is {loss} on the first {len(x)} samples. Mend data or model."
         )
-    share = file.policy.share
-    rows = "no row of its data" if not share else f"at most {share:.1%} of its rows, sealed, as a coreset"
     return {
         "party": file.party,
         "model": layout.digest,
@@ -37,10 +37,22 @@ def checked(file: SiloFile) -> dict[str, Any]:
         "first loss": loss,
         "bytes of an update": layout.width * layout.dtype.itemsize,
         "leaves": [
-            f"the model's {len(layout.names)} tensors after each round of training",
+            f"the model's {len(layout.names)} tensors after each round of training{_paced(policy)}",
             "how many samples it trains and is tested on, their shape and type",
             "its mean training loss, and the scores of models on its own test set, each a number",
-            rows,
+            _rows(policy),
         ],
         "stays": ["the data", "what its optimiser and matching layers remember", "what its code prints or raises"],
     }
+
+
+def _paced(policy: Policy) -> str:
+    return "" if policy.rounds_a_day is None else f", in at most {policy.rounds_a_day} rounds a day"
+
+
+def _rows(policy: Policy) -> str:
+    if not policy.share:
+        return "no row of its data"
+    dropped = ", ".join(str(column) for column in sorted(set(policy.columns_dropped)))
+    blank = f", with 0 in place of what is in columns {dropped}" if dropped else ""
+    return f"at most {policy.share:.1%} of its rows, sealed, as a coreset{blank}"

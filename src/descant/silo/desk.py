@@ -1,14 +1,15 @@
 """The desk at which a party answers letters: bytes in, bytes out, and what it keeps is on its own disk.
 
 A letter is a task (see `wire`). It can ask for an introduction, for a key, for training and for judging; it cannot ask
-for the party's own model, for rows beyond what the team's policy lets go, or for code to be run.
+for the party's own model, for more than the team's policy lets go, or for code to be run.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -16,9 +17,9 @@ from typing import Any
 
 from .. import __version__, standing
 from ..address import address_of
-from ..config import Recipe
+from ..config import Recipe, toml
 from ..config.parts import ATTENDANCE
-from ..core import Memory, Report, Status, Task
+from ..core import Algorithm, Memory, Report, Status, Task
 from ..engines.silos import ACCEPTED
 from ..errors import DescantError, EngineError, SettingError, StateError
 from ..metrics import metric_for
@@ -29,13 +30,15 @@ from ..store.rows import Agreed
 from ..wire import pack, unpack
 from .checking import checked
 from .file import SiloFile
-from .keeping import Keeping
+from .keeping import RESTS, Keeping, Resting
 from .result import Result
 
 ANEW = "began_anew"
 """The metric by which a party says that it had lost its memory, and began anew."""
 OWN = "its own"
 """What a party says of a loss that its own file defines: its name would tell where the file is."""
+TEXT = "text"
+"""The setting of an introduction that holds the recipe as it was written: what the digest in an invite is of."""
 _ELSEWHERE = "The party's own log says more."
 _INTRODUCED = "party.json"
 MACHINE = "machine"
@@ -43,10 +46,10 @@ _SECRET = "secret"
 
 
 class Desk:
-    """Answers letters for one party."""
+    """Answers letters for one party; `agreed` is the digest of the recipe that its invite is for, "" without one."""
 
-    def __init__(self, file: SiloFile, folder: Path, log: Callable[[str], None] = print) -> None:
-        self.file, self.keeping, self.log = file, Keeping(folder), log
+    def __init__(self, file: SiloFile, folder: Path, log: Callable[[str], None] = print, agreed: str = "") -> None:
+        self.file, self.keeping, self.log, self._agreed = file, Keeping(folder), log, agreed
         self.result = Result(folder)
 
     def answer(self, letter: bytes) -> bytes:
@@ -59,7 +62,8 @@ class Desk:
             return self._answer(task, letter)
         except EngineError as error:  # what is wrong with the letter
             self.log(f"Round {task.round}: {error}")
-            return pack(_no(task, "refused", str(error)))
+            rests = {RESTS: error.seconds} if isinstance(error, Resting) else {}
+            return pack(replace(_no(task, "refused", str(error)), metrics=rests))
         except Exception as error:  # its text may hold values of the party's data and names of files, which stay here
             self.log(f"Round {task.round}: {type(error).__name__}: {error}")
             status: Status = "refused" if isinstance(error, DescantError) else "error"
@@ -97,6 +101,8 @@ class Desk:
             raise EngineError(
                 f"Round {self.keeping.stand.answered} has been answered here, and the masks of a round hide one answer."
             )
+        if self.file.policy.rounds_a_day is not None:
+            self.keeping.take_up(letter, self.file.policy.rounds_a_day)
         whole = self.keeping.settle(accepted)
         report, memory = self._worked(task, self.keeping.memory())
         if not whole:
@@ -131,6 +137,8 @@ class Desk:
         version = task.settings.get("version", __version__)
         if version != __version__:
             raise EngineError(f"The server has Descant {version!r:.40}, and this party {__version__}. Use the same.")
+        if self._agreed:
+            self._check_agreed(str(task.settings.get(TEXT, "")), said["recipe"])
         held = self._held
         if held is not None and held["federation"] != said["federation"]:
             raise EngineError(
@@ -159,6 +167,17 @@ class Desk:
             "machine": self._machine,
         }
         return Report(task.party, task.round, "hello", metrics=told)
+
+    def _check_agreed(self, text: str, tables: Mapping[str, Any]) -> None:
+        """The recipe that is introduced is the one that the invite is for, and nothing else is done by its name."""
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        if digest != self._agreed:
+            raise EngineError(
+                f"The invite is for the recipe {self._agreed}, and the server's is {digest}. Ask the organiser, by "
+                "another way, which one was agreed on: another recipe needs another server, and a new invite."
+            )
+        if reduced(toml.read(text.removeprefix("\ufeff"), "The server's recipe")) != tables:
+            raise EngineError("The server asks for something else than what is written in the recipe that it shows.")
 
     @property
     def _machine(self) -> str:
@@ -194,7 +213,7 @@ class Desk:
         return Plan.made(
             self.file.model,
             self.file.people,
-            algorithm,
+            _dropping(algorithm, self.file.policy.columns_dropped),
             recipe.length.seed,
             solver=solver,
             loss=self.file.loss,
@@ -215,6 +234,15 @@ def introduced(folder: Path) -> str:
 def _held(folder: Path) -> dict[str, Any] | None:
     file = folder / _INTRODUCED
     return json.loads(file.read_text()) if file.exists() else None
+
+
+def _dropping(algorithm: Algorithm, columns: Sequence[int]) -> Algorithm:
+    """The same method, by which these columns are left out of coresets, beside those that it leaves out itself."""
+    if algorithm.stand_in is None:
+        return algorithm
+    selection = algorithm.stand_in.selection
+    selection = replace(selection, drop=tuple(sorted({*selection.drop, *columns})))
+    return replace(algorithm, stand_in=replace(algorithm.stand_in, selection=selection))
 
 
 def reduced(tables: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -26,9 +26,11 @@ _NEEDED = {
 
 @dataclass(frozen=True)
 class Policy:
-    """What a team lets go: ``policy = {"share": 0.02}`` in its file."""
+    """What a team lets go: ``policy = {"share": 0.02, "columns_dropped": [3], "rounds_a_day": 24}`` in its file."""
 
     share: float = setting(0.0, "the largest share of its rows that it leaves as a coreset; 0: none", least=0, most=1)
+    columns_dropped: Sequence[int] = setting((), "columns of x that are 0 in a coreset", least=0, whole=True)
+    rounds_a_day: int | None = setting(None, "rounds that it trains in a day, at most; None: all", least=1, whole=True)
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class SiloFile:
             )
         policy = Policy(**given)
         check(policy, f"policy of {self.path}")
+        if not isinstance(dropped := policy.columns_dropped, list | tuple):
+            raise SettingError(f"The 'columns_dropped' of policy of {self.path} must be a list. Got {dropped!r:.80}.")
         return policy
 
     @cached_property

@@ -7,10 +7,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from ..core import Report
 from ..engines.flower import Away
-from .worker import Worker
+from ..wire import unpack
+from .keeping import RESTS
+from .worker import Over, Worker
 
 _SHORTEST, _LONGEST = 0.05, 1.0  # seconds between two looks for a letter
+_SHORT = 2**14  # bytes of an answer that may say that the party rests
 _LATEST = 30.0  # seconds between two tries to join
 
 
@@ -23,21 +27,31 @@ class Line(Protocol):
 
 
 def take_part(line: Line, worker: Worker, over: threading.Event, say: Callable[[str], None] = print) -> None:
-    """Answer letters until it is over; `flower.TurnedAway` if the server does not want this party any more."""
+    """Answer letters until it is over; `flower.TurnedAway` if the server does not want this party any more.
+
+    A party that has had its rounds for the day is not there until the next.
+    """
     pause = 1.0
     while not over.is_set():
+        rest = 0.0
         try:
             with line.joined():
                 say("Joined. Waiting for work; Ctrl-C leaves.")
                 pause = 1.0
-                _answer(line, worker, over)
+                rest = _answer(line, worker, over)
+                if rest:
+                    say(f"It has had its rounds for today, and comes back in {rest / 3600:.1f} hours.")
         except Away as why:
             say(f"{why}. Trying again in {pause:.0f} s.")
-        over.wait(pause)
+        except Over as end:
+            say(str(end))
+            return
+        over.wait(rest or pause)
         pause = min(_LATEST, 2 * pause)
 
 
-def _answer(line: Line, worker: Worker, over: threading.Event) -> None:
+def _answer(line: Line, worker: Worker, over: threading.Event) -> float:
+    """Letter by letter; how many seconds the party rests before the next."""
     pause = _SHORTEST
     while not over.is_set():
         got = line.pull()
@@ -48,4 +62,8 @@ def _answer(line: Line, worker: Worker, over: threading.Event) -> None:
         to, letter = got
         answer = worker.answer(letter)
         line.push(to, answer)
+        rest = unpack(answer, Report).metrics.get(RESTS) if len(answer) < _SHORT else None
+        if rest:
+            return float(rest)
         pause = _SHORTEST
+    return 0.0

@@ -3,6 +3,7 @@
     folder/party.json               as what it was introduced: federation, recipe, model
     folder/secret                   what its keys are made of, where work is added up unseen
     folder/left.safetensors         which rows ever left, as coresets
+    folder/day.json                 how many letters of training were taken up on the last day, if a policy counts them
     folder/kept.json                the round that counted last, the round that waits, the round answered last
     folder/memory-7.safetensors     what the party's solver and terms remember after round 7
     folder/answer-8                 the report of round 8, in case that it is asked for again
@@ -14,19 +15,35 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from ..errors import StateError
+from ..errors import EngineError, StateError
 from ..store import clear_errors, disk
 
 _POINTER = "kept.json"
 _LEFT = "left.safetensors"
+_DAY = "day.json"
+_DAY_SECONDS = 24 * 3600.0
+RESTS = "rests"
+"""The metric by which a party that has had its rounds for the day says for how many seconds it rests."""
+
+
+class Resting(EngineError):
+    """The party has had its rounds for the day."""
+
+    @property
+    def seconds(self) -> float:
+        """Until the next day, in UTC."""
+        return _DAY_SECONDS - time.time() % _DAY_SECONDS
 
 
 @dataclass(frozen=True)
@@ -39,6 +56,17 @@ class Stand:
     answered: int = 0  # the last round in which it was answered at all; 0: none yet
 
 
+@dataclass(frozen=True)
+class Day:
+    """The latest day that the party's clock has shown, and which letters of training were taken up on it."""
+
+    date: str = ""  # in UTC, as in 2026-03-29
+    letters: Sequence[str] = ()  # a digest each
+
+
+Kept = TypeVar("Kept", Stand, Day)
+
+
 class Keeping:
     """One party's folder. It is on the disk when a method returns."""
 
@@ -46,7 +74,7 @@ class Keeping:
         self.folder = folder
         with clear_errors(folder):
             disk.make(folder, 0o700)
-        self.stand = self._read()
+        self.stand = self._read(_POINTER, Stand)
 
     def settle(self, accepted: int) -> bool:
         """The last round that counted, as the server says; False if its memory is not here.
@@ -67,6 +95,21 @@ class Keeping:
         waiting = self.stand.waiting and self.stand.waiting == accepted
         round = self.stand.waiting if waiting else self.stand.counted
         return self._load(self._memory(round)) if round else {}
+
+    def take_up(self, letter: bytes, most: int) -> None:
+        """Count a letter to its day, whatever comes of it; an error if the day has had its letters.
+
+        One that comes again is not counted again, and a clock that goes back wins nothing: the latest day counts.
+        """
+        day = self._read(_DAY, Day)
+        today = max(day.date, today_in_utc().isoformat())
+        letters = day.letters if today == day.date else ()
+        if _digest(letter) in letters:
+            return
+        if len(letters) >= most:
+            again = date.fromisoformat(today) + timedelta(days=1)
+            raise Resting(f"Its policy is {most} rounds a day, and {today} has had them. It goes on at {again}, UTC.")
+        self._replace(_DAY, Day(today, [*letters, _digest(letter)]))
 
     def left(self) -> Tensor | None:
         """The numbers of all rows that ever left the party, in rounds that did not count, too."""
@@ -102,10 +145,10 @@ class Keeping:
     def _memory(self, round: int) -> Path:
         return self.folder / f"memory-{round}.safetensors"
 
-    def _read(self) -> Stand:
-        file = self.folder / _POINTER
+    def _read(self, name: str, kind: type[Kept]) -> Kept:
+        file = self.folder / name
         try:
-            return Stand(**json.loads(file.read_text())) if file.exists() else Stand()
+            return kind(**json.loads(file.read_text())) if file.exists() else kind()
         except (OSError, ValueError, TypeError) as error:
             raise StateError(
                 f"{file} is not as Descant wrote it: {error}. Restore it, or remove the folder."
@@ -115,11 +158,14 @@ class Keeping:
         """Nothing waits any more."""
         self._point(Stand(counted=round, answered=self.stand.answered))
 
+    def _replace(self, name: str, kept: Stand | Day) -> None:
+        with clear_errors(self.folder):
+            disk.replace(self.folder / name, json.dumps(asdict(kept)).encode(), f".{name}", disk.PRIVATE)
+
     def _point(self, stand: Stand) -> None:
         """Another stand counts from now on; what it does not speak of goes."""
         with clear_errors(self.folder):
-            text = json.dumps(asdict(stand)).encode()
-            disk.replace(self.folder / _POINTER, text, f".{_POINTER}", disk.PRIVATE)
+            self._replace(_POINTER, stand)
             self.stand = stand
             kept = {f"memory-{stand.counted}.safetensors", f"memory-{stand.waiting}.safetensors"}
             kept.add(f"answer-{stand.waiting}")
@@ -130,3 +176,8 @@ class Keeping:
 
 def _digest(task: bytes) -> str:
     return hashlib.blake2b(task, digest_size=16).hexdigest()
+
+
+def today_in_utc() -> date:
+    """The day that this machine's clock shows."""
+    return datetime.now(UTC).date()

@@ -1,7 +1,7 @@
 """The process that holds a team's model, data and memory warm, and whoever looks after it.
 
 A team's code may raise, hang, exit or take all memory: then this process ends, the letter is answered by what happened
-to it, and a new one takes its place. ``python -m descant.silo.worker 5 team.py north folder`` is how one is started.
+to it, and a new one takes its place. ``python -m descant.silo.worker 5 team.py north folder digest`` starts one.
 """
 
 from __future__ import annotations
@@ -22,26 +22,37 @@ from ..engines.silos import plain
 from ..errors import EngineError
 from ..wire import pack, unpack
 
+REASON, ROUNDS = "reason", "rounds"
+"""What a goodbye says: why a party cannot take part, or how many rounds the training had, now that it is over."""
 _STARTING = 600.0  # seconds that a team's file has to be read
+
+
+class Over(Exception):
+    """There is nothing more to do."""
 
 
 class Worker:
     """One such process, started when the first letter comes and again when it has ended."""
 
-    def __init__(self, file: Path, party: str, folder: Path, say: Callable[[str], None] = print) -> None:
+    def __init__(
+        self, file: Path, party: str, folder: Path, say: Callable[[str], None] = print, agreed: str = ""
+    ) -> None:
         self._command = [sys.executable, "-m", "descant.silo.worker"]
-        self._file, self._party, self._folder, self._say = file, party, folder, say
+        self._party, self._say = party, say
+        self._arguments = [str(file), party, str(folder), agreed]
         self._process: subprocess.Popen[bytes] | None = None
         self._line: Connection | None = None
 
     def answer(self, letter: bytes) -> bytes:
-        """What the process answers, or what became of it; :class:`TurnedAway` if it is not to answer any more."""
+        """What the process answers, or what became of it; `TurnedAway` or `Over` if nobody asks any more."""
         try:
             task = unpack(letter, Task)
         except EngineError as error:
             return pack(Report(self._party, 0, "hello", "refused", reason=str(error)))
+        if task.kind == "goodbye" and ROUNDS in task.settings:
+            raise Over(f"The training is over after {plain(str(task.settings[ROUNDS]))} rounds.")
         if task.kind == "goodbye":
-            raise TurnedAway(f"This party cannot take part: {plain(str(task.settings.get('reason')))}")
+            raise TurnedAway(f"This party cannot take part: {plain(str(task.settings.get(REASON)))}")
         why = ""
         for _ in range(2 if task.kind == "hello" else 1):  # whoever dies over its introduction would not be let in
             found, why = self._asked(task, letter)
@@ -69,7 +80,7 @@ class Worker:
             return self._line
         self.close()
         ours, theirs = socket.socketpair()
-        arguments = [str(theirs.fileno()), str(self._file), self._party, str(self._folder)]
+        arguments = [str(theirs.fileno()), *self._arguments]
         self._process = subprocess.Popen([*self._command, *arguments], pass_fds=[theirs.fileno()], stdout=sys.stderr)
         theirs.close()
         self._line = Connection(ours.detach())
@@ -96,7 +107,7 @@ class Worker:
         self._process = self._line = None
 
 
-def main(line: Connection, file: str, party: str, folder: str) -> None:
+def main(line: Connection, file: str, party: str, folder: str, agreed: str) -> None:
     """Answer letters until nobody asks any more."""
     from ..store import disk
     from ..store.lock import Lock
@@ -105,7 +116,8 @@ def main(line: Connection, file: str, party: str, folder: str) -> None:
 
     disk.make(Path(folder), 0o700)
     lock = Lock(Path(folder) / ".lock", patience=60.0)  # one that is about to end may still write
-    desk = Desk(SiloFile(Path(file), party), Path(folder), lambda text: print(text, file=sys.stderr, flush=True))
+    own = SiloFile(Path(file), party)
+    desk = Desk(own, Path(folder), lambda text: print(text, file=sys.stderr, flush=True), agreed)
     while True:
         try:
             letter = line.recv_bytes()
@@ -119,4 +131,4 @@ if __name__ == "__main__":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it never outlives whoever looks after it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever looks after it ends it
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main(Connection(int(sys.argv[1])), *sys.argv[2:5])
+    main(Connection(int(sys.argv[1])), *sys.argv[2:6])

@@ -60,6 +60,13 @@ class Tables:
         disk.settle(file.parent)
         return cls(file)
 
+    def add_parties(self, samples: Mapping[str, int]) -> None:
+        """Parties that have come since, behind the others."""
+        new = {name: id for id, name in enumerate(samples) if name not in self._ids}
+        self._ids |= new
+        rows = [(id, name, samples[name]) for name, id in new.items()]
+        self._waiting.append(("INSERT OR REPLACE INTO parties VALUES (?, ?, ?)", rows))
+
     def add_round(self, round: int, numbers: Mapping[str, float], accepted: Mapping[str, int]) -> None:
         """The numbers of a round, and everybody who took part with whether the report was accepted, or stood in for."""
         rows = [(round, metric, value) for metric, value in numbers.items()]

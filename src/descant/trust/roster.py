@@ -96,7 +96,7 @@ class Roster:
         check(Terms(invite_days=self._invite_days if days is None else days))
         place = Path(file)
         with self._alone():
-            self._check_recipe()
+            self.check_recipe()
             held = self._audit.latest.get(check_name(name))
             if held is not None and held["event"] != "revoked":
                 raise PartyError(
@@ -114,7 +114,8 @@ class Roster:
     def joined(self, name: str, machine: str) -> Entry:
         """Note that a party has joined, and from where: an invite that is used in a second place is refused, and noted.
 
-        `machine` is what the silo has drawn by chance when it first ran there, not something that others know of it.
+        `machine` is what the silo has drawn by chance when it first ran there, not something that others know of it:
+        so what is refused is told without it. The log has both.
         """
         if not machine.isprintable() or not 1 <= len(machine) <= 128:
             raise SettingError(f"The mark of a machine has 1 to 128 printable characters. Got {machine!r:.80}.")
@@ -126,9 +127,9 @@ class Roster:
             if before is not None and before != machine:
                 self._audit.add("refused", party=name, machine=machine, who=self._who)
                 raise PartyError(
-                    f"Party {name!r} has joined on machine {before!r} and now comes from {machine!r}: its invite is "
-                    "used in two places. If it has moved, or the invite is in wrong hands, revoke it and invite it "
-                    f"again: descant server revoke {self.folder} {name}"
+                    f"Party {name!r} has joined from another machine, or another folder: its invite is used in two "
+                    "places. If it has moved, or the invite is in wrong hands, the organiser must revoke it and invite "
+                    f"it again: descant server revoke DIR {name}"
                 )
             if before is None:
                 self._note("joined", name, held, machine=machine)
@@ -143,6 +144,14 @@ class Roster:
             self._note("revoked", name, held)
             return _entry(self._audit.latest[name])
 
+    def check_recipe(self) -> None:
+        """Raise StateError if the recipe was changed after it was agreed on."""
+        if recipe_in(self.folder / RECIPE)[1] != self.recipe:
+            raise StateError(
+                f"{self.folder / RECIPE} was changed after the federation was made, and its parties have agreed to "
+                "what it said. Restore it, or make a new server for the new recipe."
+            )
+
     def parties(self) -> list[Entry]:
         """Everybody who was ever invited, by name."""
         with self._alone():
@@ -155,7 +164,7 @@ class Roster:
         """
         with self._alone():
             self._audit.read_again(line, seal)
-            self._check_recipe()
+            self.check_recipe()
             self._audit.add("verified", who=self._who)
             return Verified(self._audit.last.number, self._audit.last.seal, len(self._audit.latest))
 
@@ -221,13 +230,6 @@ class Roster:
         file = self.folder / ROSTER
         if not file.exists() or file.read_bytes() != text:
             disk.replace(file, text, f"{ROSTER}.new")
-
-    def _check_recipe(self) -> None:
-        if recipe_in(self.folder / RECIPE)[1] != self.recipe:
-            raise StateError(
-                f"{self.folder / RECIPE} was changed after the federation was made, and its parties have agreed to "
-                "what it said. Restore it, or make a new server for the new recipe."
-            )
 
 
 def _revoked(event: Mapping[str, Any] | None) -> list[tuple[str, str]]:

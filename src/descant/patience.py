@@ -1,0 +1,17 @@
+"""How long a server waits for parties on machines of their own. Light to import: its settings are options, too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .settings import setting
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a round waits, and for whom."""
+
+    deadline: float = setting(600.0, "Seconds after which a round goes on with a quorum.", above=0)
+    quorum: int | None = setting(None, "Answers that a round needs to go on without the others; None: all.", least=1)
+    gather: int = setting(1, "Parties that must be there before a round begins.", least=1)
+    limit: float = setting(24 * 3600.0, "Seconds after which an answer is given up, quorum or not.", above=0)
