@@ -73,10 +73,10 @@ def pack(parcel: Task | Report) -> bytes:
     """
     crate = Crate()
     fields = sheet(parcel, crate)
-    return save(_apart(crate.arrays), {_HEADER: json.dumps(fields)})
+    return save(apart(crate.arrays), {_HEADER: json.dumps(fields)})
 
 
-def _apart(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def apart(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors that have their memory to themselves: safetensors refuses what shares it, such as two rows of a stack."""
     found, taken = dict[str, Tensor](), set[int]()
     for key, tensor in arrays.items():

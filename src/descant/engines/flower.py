@@ -28,6 +28,7 @@ QUIET = {
 }
 HEARTBEAT = 10.0  # seconds; Flower takes a party that was silent for twice as long for gone
 _TRYING = 5.0  # seconds
+_LARGE = 2**24  # bytes of an answer that is handed out alone: whoever takes it puts it away before the next one comes
 _ITEM = "letter"
 _TYPE = "train"
 _STYPE = "descant"
@@ -112,7 +113,7 @@ class Hub:
         self._address, self._ca, self._secret, self._parties = address, ca, secret, dict(parties)
         self._nodes: dict[str, int] = {}
         self._sent: dict[str, str] = {}  # by the number of a letter: to whom
-        self._coming: dict[str, tuple[str, Any, dict[str, bytes]]] = {}  # by the same: an answer, as far as it has come
+        self._coming: dict[str, tuple[str, Any, str]] = {}  # by the same: an answer, its parts, and one that is missing
         self._open()
 
     @told("The SuperLink")
@@ -205,12 +206,14 @@ class Hub:
         self._announced([number for number in numbers if number not in found])
         for number in [number for number in numbers if number in self._coming and number not in found]:
             try:
-                answer = self._arrived(*self._coming[number])
+                answer = self._arrived(number)
             except Lost as why:
                 answer = why
             if answer is not None:
                 found[number] = answer
                 del self._coming[number]
+            if isinstance(answer, bytes) and len(answer) > _LARGE:
+                break
         return found
 
     def _announced(self, numbers: Sequence[str]) -> None:
@@ -220,22 +223,28 @@ class Hub:
         asked = [number for number in numbers if number not in self._coming]
         got = self._grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=asked)) if asked else None
         for message, tree in zip(got.messages_list, got.message_object_trees, strict=True) if got else ():
-            self._coming[message.metadata.reply_to_message_id] = (message.metadata.message_id, tree, {})
+            self._coming[message.metadata.reply_to_message_id] = (message.metadata.message_id, tree, "")
 
-    def _arrived(self, name: str, tree: Any, parts: dict[str, bytes]) -> bytes | Lost | None:
-        """An answer of which all parts have come; None while some have not. Flower's own way waits here for them."""
+    def _arrived(self, number: str) -> bytes | Lost | None:
+        """An answer of which all parts have come; None while some have not. Flower's own way waits here for them.
+
+        Nothing is held of an answer that is not whole: what was missing is asked for first the next time.
+        """
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
         from flwr.supercore.inflatable import inflatable_object as objects
         from flwr.supercore.inflatable import inflatable_utils as found
         from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
 
+        name, tree, missing = self._coming[number]
         client, node, run = self._grid._runtime_client, self._grid.node, self._grid.run.run_id
         pull = make_pull_object_fn_protobuf(client.PullObject, node, run)
+        wanted = {part.object_id for part in objects.iterate_object_tree(tree)}
+        parts: dict[str, bytes] = {}
         try:
-            for part in objects.iterate_object_tree(tree):
-                if part.object_id not in parts:
-                    parts[part.object_id] = pull(part.object_id)
+            for part in sorted(wanted, key=lambda one: (one != missing, one)):
+                parts[part] = pull(part)
         except found.ObjectUnavailableError:
+            self._coming[number] = (name, tree, part)
             return None
         except found.ObjectPullError as error:
             raise Lost(f"its answer never came whole: {error}") from error

@@ -41,6 +41,7 @@ from .meeting import Meeting
 from .superlink import HOST, Papers, superlink
 
 TRAINING = "training"
+BUDGET = 2**25  # bytes of models in memory, of those that grow with the number of parties; the rest is on disk
 _MET = "parties.json"
 _SECRET = "driver.secret"
 _PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds before a SuperLink that died is started anew
@@ -140,6 +141,7 @@ class Serving:
             seed=recipe.length.seed,
             engine=Silos(meeting, self.patience, self.say),
             deadline=self.patience.limit,
+            budget=BUDGET,
             **settings,
         )
         federation.state  # noqa: B018  whoever does not fit is found before it is noted as one who does
