@@ -1,7 +1,7 @@
 """What silos cost: seconds a round, the memory of every process, and whether it stays what it is.
 
     python benchmarks/silos.py real --silos 8 --megabytes 40 --rounds 3     nginx, a SuperLink and silos on this machine
-    python benchmarks/silos.py driver --parties 50 --megabytes 40           the driver alone, its letters answered by another process
+    python benchmarks/silos.py driver --parties 50 --megabytes 40           the driver alone, answered by one process
     python benchmarks/silos.py soak --seconds 3600                          tiny rounds, and by how much memory grows
 
 `real` and `soak` need an environment that has Flower, and nginx; all need Linux. Memory is what the kernel says:
@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import pairwise
 from multiprocessing.connection import Connection  # only its bytes are used: nothing is unpickled
 from pathlib import Path
 
@@ -35,9 +36,11 @@ import torch
 from descant import Federation, Sgd, algorithms, problems
 from descant.core import Report, Task
 from descant.engines.silos import Lost, Silos
+from descant.flat import Layout
 from descant.parties.elsewhere import elsewhere
 from descant.record import Run
 from descant.server.serving import BUDGET, free_port
+from descant.store.party_state import give_back_at_once
 from descant.wire import pack, unpack
 
 METHODS = {
@@ -64,6 +67,7 @@ algorithm = "{method}"
 """
 TEAM = """
 from functools import partial
+from itertools import pairwise
 import torch
 from descant import problems
 
@@ -151,6 +155,7 @@ class Line:
 
 def driving(given: argparse.Namespace) -> None:
     """The driver's process: as `descant server start` does it, with a line in place of Flower."""
+    give_back_at_once()
     line, width = Connection(given.line), width_of(given.megabytes)
     names = [f"{i:04}" for i in range(given.parties)]
     said = {"x": [width], "x_dtype": "float32", "y": [], "y_dtype": "int64", "samples": 8, "tested": 0}
@@ -168,33 +173,23 @@ def driving(given: argparse.Namespace) -> None:
             line.send_bytes(f"done {round.round.seconds} {round.round.gap}".encode())
 
 
-def answered(letter: bytes) -> bytes:
+def answered(letter: bytes, layout: Layout) -> bytes:
     """What a party might have learned: the centre, and a little of its own."""
     task = unpack(letter, Task)
     generator = torch.Generator().manual_seed(int(task.party) + 1000 * task.round)
     row = task.arrays.get("own", task.arrays["center"])
-    row = row + 0.01 * torch.randn(len(row), generator=generator)
-    width = round(math.sqrt(len(row) / 4))
-    while sum(p.numel() for p in _shapes(width).values()) > len(row):
-        width -= 1
-    arrays, begin = {}, 0
-    for name, like in _shapes(width).items():
-        arrays[name] = row[begin : begin + like.numel()].view(like.shape)
-        begin += like.numel()
+    arrays = layout.split(row + 0.01 * torch.randn(len(row), generator=generator))
     return pack(Report(task.party, task.round, "train", arrays=arrays, metrics={"samples": 8, "loss": 1.0}))
-
-
-def _shapes(width: int) -> dict[str, torch.Tensor]:
-    with torch.device("meta"):
-        return dict(problems.mlp(width, 10, (width,) * 4).named_parameters())
 
 
 def driver(given: argparse.Namespace) -> None:
     """How much memory the driver needs for the answers of many parties."""
+    width = width_of(given.megabytes)
+    layout = Layout.of(problems.mlp(width, 10, (width,) * 4))
     for method in METHODS if given.method == "all" else [given.method]:
         ours, theirs = socket.socketpair()
         options = [f"--{name}={getattr(given, name)}" for name in ("parties", "megabytes", "rounds")]
-        command = [sys.executable, *os.environ.get("PROF","").split(), __file__, "driving", f"--line={theirs.fileno()}", f"--method={method}", *options]
+        command = [sys.executable, __file__, "driving", f"--line={theirs.fileno()}", f"--method={method}", *options]
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         theirs.close()
         peaks = Peaks(lambda pid=process.pid: {"driver": [pid]})  # type: ignore[misc]
@@ -206,7 +201,7 @@ def driver(given: argparse.Namespace) -> None:
                 if got == b"empty":
                     empty = memory([process.pid])
                 elif got == b"next":
-                    line.send_bytes(answered(letters.popleft()))
+                    line.send_bytes(answered(letters.popleft(), layout))
                 elif got.startswith(b"done "):
                     seconds.append(float(got.split()[1]))
                 else:
@@ -218,7 +213,7 @@ def driver(given: argparse.Namespace) -> None:
         print(f"{method}, {given.parties} parties x {given.megabytes:g} MB: {np.median(seconds):.1f} s a round")
         for name, found in {"without a model": empty, "until the first letter": first, "in rounds": most}.items():
             print(told(f"  {name}", found))
-        print(f"  beyond what it needs without a model, in rounds: {(most - empty)[0] / given.megabytes:.1f} x the model")
+        print(f"  in rounds, beyond the first line: {(most - empty)[0] / given.megabytes:.1f} x the model")
 
 
 # ── real processes ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -308,7 +303,7 @@ def real(given: argparse.Namespace) -> None:
         most, done = peaks.end(), one.rounds()
         if done < given.rounds:
             raise SystemExit((one.folder / "driver.log").read_text())
-    spans = [end - begin for begin, end in zip(ends, ends[1:], strict=False)]
+    spans = [end - begin for begin, end in pairwise(ends)]
     print(f"{given.method}, {given.silos} silos x {given.megabytes:g} MB, {given.rounds} rounds")
     print(f"  until the first round is done {spans[0]:.1f} s; a round after it {np.median(spans[1:]):.1f} s")
     for when, found in (("until the first round is done", first), ("after it", most)):
@@ -335,7 +330,8 @@ def soak(given: argparse.Namespace) -> None:
         peaks.end()
     later = seen[len(seen) // 2 :]
     for name in later[0][2]:
-        slopes = [np.polyfit([at for at, _, _ in later], [found[name][i] for _, _, found in later], 1)[0] for i in (0, 1)]
+        times, sizes = [at for at, _, _ in later], [found[name] for _, _, found in later]
+        slopes = np.polyfit(times, sizes, 1)[0]
         print(f"{name:<12} grows by {3600 * slopes[0]:+.1f} MB anonymous, {3600 * slopes[1]:+.1f} MB resident an hour")
     spent, rounds = (later[-1][i] - later[0][i] for i in (0, 1))
     print(f"{rounds} rounds in the second half, {spent / max(1, rounds):.2f} s a round")

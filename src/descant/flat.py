@@ -179,7 +179,7 @@ class Net:
         return cls(copy.deepcopy(module))  # a factory may hand out one that somebody else has, too
 
     def rest(self) -> None:
-        """Let the module's parameters be views of its first numbers: it has no memory of its own, and holds nobody's."""
+        """Let the module's parameters be views of its first numbers: it has no memory of its own, nor anybody's."""
         for name, parameter in zip(self.layout.layers, self._trained, strict=True):
             begin, end = self.layout.range_of(name)
             if parameter.is_contiguous():

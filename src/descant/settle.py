@@ -174,4 +174,6 @@ def _discounted(plan: Plan, state: State, accepted: Sequence[Report], models: Te
     if all(factor == 1 for factor in factors):  # bit for bit as without
         return models
     weights = models.new_tensor(factors).unsqueeze(1)
-    return torch.lerp(state.center.expand_as(models), models, weights, out=room(tuple(models.shape), models.dtype, plan.budget))
+    return torch.lerp(
+        state.center.expand_as(models), models, weights, out=room(tuple(models.shape), models.dtype, plan.budget)
+    )

@@ -78,9 +78,11 @@ def start(
     with plain_endings():
         from ..engines.silos import Patience
         from ..server.serving import Serving
+        from ..store.party_state import give_back_at_once
 
         sys.path.insert(0, "")
         one_thread()
+        give_back_at_once()
         patience = Patience(deadline=deadline, quorum=quorum, gather=gather)
         done = Serving(folder, patience, lambda text: typer.echo(text, err=as_json)).until_done()
         _tell(done, as_json)

@@ -76,6 +76,17 @@ def unwrapped(message: Any) -> bytes:
         raise Lost(f"what came is no letter: {type(error).__name__}") from error
 
 
+def run_of_nothing() -> Any:
+    """What Flower is asked by to begin a run: with an app bundle in which there is nothing to run."""
+    from flwr.cli.build import build_fab_from_files
+    from flwr.proto.control_pb2 import StartRunRequest
+    from flwr.proto.fab_pb2 import Fab
+
+    files = {"pyproject.toml": _BUNDLE.encode(), "LICENSE": b"None.\n", "nothing.py": b"app = None\n"}
+    bundle, _ = build_fab_from_files(files)
+    return StartRunRequest(fab=Fab(hash_str=hashlib.sha256(bundle).hexdigest(), content=bundle), federation="")
+
+
 class Away(EngineError):
     """The other end cannot be reached now: try again."""
 
@@ -138,9 +149,7 @@ class Hub:
 
     def _enrol(self) -> None:
         from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-        from flwr.cli.build import build_fab_from_files
-        from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
-        from flwr.proto.fab_pb2 import Fab
+        from flwr.proto.control_pb2 import RegisterNodeRequest
         from flwr.supercore.control import ControlHttpClient
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
         from flwr.supercore.primitives.asymmetric import public_key_to_bytes
@@ -150,10 +159,7 @@ class Hub:
         for name, key in self._parties.items():
             public: Any = load_ssh_public_key(key)
             control.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(public), name=name))
-        files = {"pyproject.toml": _BUNDLE.encode(), "LICENSE": b"None.\n", "nothing.py": b"app = None\n"}
-        bundle, _ = build_fab_from_files(files)
-        digest = hashlib.sha256(bundle).hexdigest()
-        control.StartRun(StartRunRequest(fab=Fab(hash_str=digest, content=bundle), federation=""))
+        control.StartRun(run_of_nothing())
         control.close()
 
     def _token(self, tries: int = 200) -> str:
