@@ -163,7 +163,7 @@ def _with_absent(
 
 
 def _stacked(plan: Plan, rows: Sequence[Tensor]) -> Tensor:
-    return torch.stack(rows, out=room((len(rows), len(rows[0])), rows[0].dtype, plan.budget))
+    return torch.stack(list(rows), out=room((len(rows), len(rows[0])), rows[0].dtype, plan.budget))
 
 
 def _discounted(plan: Plan, state: State, accepted: Sequence[Report], models: Tensor) -> Tensor:

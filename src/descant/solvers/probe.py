@@ -100,7 +100,7 @@ def _why_not(objective: Objective, way: str, parts: list[Tensor], alone: Tensor)
 def _close(found: Tensor, alone: Tensor) -> bool:
     """Whether two gradients are alike, a few columns at a time: a comparison takes several times what it compares."""
     largest = max(float(torch.linalg.vector_norm(row, torch.inf)) for row in alone)
-    pieces = zip(found.split(_AT_ONCE, 1), alone.split(_AT_ONCE, 1), strict=True)
+    pieces = zip(torch.split(found, _AT_ONCE, 1), torch.split(alone, _AT_ONCE, 1), strict=True)
     return all(torch.allclose(*pair, rtol=1e-3, atol=1e-4 * largest) for pair in pieces)
 
 
