@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from results import BEGIN, END, HERE
-
-FOUND, PAGE = HERE / "engines.json", HERE / "engines.md"
+FOUND, PAGE = (Path(__file__).with_suffix(ending) for ending in (".json", ".md"))
+BEGIN, END = "<!-- made by docs/engines.py -->\n", "<!-- end -->\n"
 PACKAGES = ("descant", "torch", "numpy", "safetensors", "flwr", "ray")
 
 

@@ -41,7 +41,7 @@ class Meeting:
         note: Callable[[str, str], object] = lambda party, machine: None,
         watch: Callable[[], None] = lambda: None,
     ) -> None:
-        self._post, self._net, self._loss, self._say, self._note, self._watch = post, net, loss, say, note, watch
+        self._post, self.net, self._loss, self._say, self._note, self._watch = post, net, loss, say, note, watch
         self._hello: dict[str, Any] = {
             "recipe": reduced(recipe.tables),
             "federation": federation,
@@ -99,9 +99,9 @@ class Meeting:
         said = {name: report.metrics["described"][name] for name in KEYS}
         others = {name: other for name, other in self.described.items() if name != party}
         people = elsewhere({**others, party: said})
-        row, size = self._net.row(), self._net.layout.size
+        row, size = self.net.row(), self.net.layout.size
         with torch.no_grad():
-            self._net.apply(row[:size], row[size:], people[party].x[:2].clone())  # does the model take such rows?
+            self.net.apply(row[:size], row[size:], people[party].x[:2].clone())  # does the model take such rows?
         return said
 
     def gather(self, least: int, pause: float = _PAUSE) -> dict[str, Mapping[str, Any]]:

@@ -106,6 +106,7 @@ class Serving:
             look = partial(_look, proxy, roster, hub)
             meeting = Meeting(hub, recipe, roster.federation, net, loss, self.say, roster.joined, look)
             federation = self._federation(roster, recipe, meeting, list(keys))
+            meeting.net = net = federation._plan.net  # the same once more would be one model more in memory
             place = roster.run / TRAINING
             run = (
                 Run.resume(place, federation) if is_run(place) else Run.start(place, federation, recipe.text, "always")
