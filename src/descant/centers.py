@@ -64,7 +64,7 @@ class Mean:
 
     def __call__(self, models: Tensor, weights: Tensor | None = None) -> Center:
         shares = shares_of(models, weights)
-        return Center(weighted_sum(models, shares).to(models.dtype), gap=0.0)
+        return Center(weighted_sum(models, shares, dtype=models.dtype), gap=0.0)
 
 
 @dataclass(frozen=True)

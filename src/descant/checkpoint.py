@@ -27,6 +27,7 @@ from .settings import describe
 from .state import NEVER_SEEN, Judged, State, with_room
 from .store import PartyStore, check_replaceable, clear_errors, disk
 from .store.log import plain
+from .wire import apart
 
 _VERSION = 2
 _FILES = (
@@ -111,7 +112,7 @@ def save(
 
 
 def _files(state: State, memory: Store) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    yield "center", {"center": state.center.clone(), "initial": state.initial.clone()}  # safetensors wants them apart
+    yield "center", apart({"center": state.center, "initial": state.initial})
     yield "server", {name: tensor.clone() for name, tensor in _server(state).items()}
     for label, store in (("own", state.own), ("memory", memory)):
         for part in _parts(store):

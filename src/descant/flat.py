@@ -158,6 +158,7 @@ class Net:
         self._own: dict[str, Tensor] = {**parameters, **dict(module.named_buffers())}
         self._first = self.layout.join({name: self._own[name].detach() for name in self.layout.names})
         self._trained = [parameters[name] for name in self.layout.layers]
+        self.rest()
         counted = (name for name in self._own if name.rsplit(".", 1)[-1] == _COUNTER)
         self._counters = {name: self._own[name].clone() for name in counted}
         for name, part in module.named_modules():
@@ -176,6 +177,13 @@ class Net:
         if not isinstance(module, nn.Module):
             raise ModelError(f"The model must be an nn.Module or make one when called; it made {module!r}.")
         return cls(copy.deepcopy(module))  # a factory may hand out one that somebody else has, too
+
+    def rest(self) -> None:
+        """Let the module's parameters be views of its first numbers: it has no memory of its own, nor anybody's."""
+        for name, parameter in zip(self.layout.layers, self._trained, strict=True):
+            begin, end = self.layout.range_of(name)
+            if parameter.is_contiguous():
+                parameter.data = self._first[begin:end].view(parameter.shape)
 
     def row(self) -> Tensor:
         """The numbers that the module came with, ``[width]``."""

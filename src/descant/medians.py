@@ -283,15 +283,17 @@ def centred_blocks(models: Tensor, origin: Tensor | None, dtype: torch.dtype) ->
             yield cut, moved if origin is None else moved.sub_(origin[cut])
 
 
-def weighted_sum(models: Tensor, coefficients: Tensor, origin: Tensor | None = None) -> Tensor:
-    """Σ c_k x_k, or Σ c_k (x_k - origin), in float64 whatever the dtype of the stack: [K, d] -> [d].
+def weighted_sum(
+    models: Tensor, coefficients: Tensor, origin: Tensor | None = None, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Σ c_k x_k, or Σ c_k (x_k - origin), in float64 whatever the dtype of the stack: [K, d] -> [d], rounded at last.
 
     >>> weighted_sum(torch.tensor([[1.0], [3.0]]), torch.tensor([0.5, 0.5]).double()).item()
     2.0
     """
     if origin is None and models.dtype == torch.float64:
-        return coefficients @ models
-    total = torch.empty(models.shape[1], dtype=torch.float64, device=models.device)
+        return (coefficients @ models).to(dtype)
+    total = torch.empty(models.shape[1], dtype=dtype, device=models.device)
     for cut, block in centred_blocks(models, origin, torch.float64):
-        torch.mv(block.T, coefficients, out=total[cut])
+        total[cut] = torch.mv(block.T, coefficients)
     return total

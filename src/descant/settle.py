@@ -20,6 +20,7 @@ from .medians import centred_blocks, weighted_sum
 from .piece import Plan
 from .privacy import Privacy
 from .state import STALENESS, State
+from .store.room import room
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def _settle(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report], 
     trained = [i for i, report in enumerate(accepted) if report.kind == "train"]
     if not trained:  # stand-ins alone: nobody keeps anything
         return Outcome(center, remembered, aggregated.gap)
-    models = models if len(trained) == len(accepted) else models[trained]
+    models = models if len(trained) == len(accepted) else _stacked(plan, [models[i] for i in trained])
     kept = center.expand_as(models)
     if algorithm.keep is not None:
         kept = algorithm.keep(models, center, hyper)
@@ -153,7 +154,7 @@ def _noise(plan: Plan, privacy: Privacy, round: int) -> Tensor:
 
 def models_of(plan: Plan, state: State, accepted: Sequence[Report]) -> Tensor:
     """The reported models as rows; columns that are private to their party keep the centre's values."""
-    models = state.center.new_empty(len(accepted), len(state.center))
+    models = room((len(accepted), len(state.center)), state.center.dtype, plan.budget)
     if plan.private:
         models[:] = state.center
     for name in accepted[0].arrays if accepted else ():  # whole models alone pass the gate: all have the same names
@@ -173,7 +174,11 @@ def _with_absent(
         return models, weights
     heard = {report.party: i for i, report in enumerate(accepted)}
     rows = [models[heard[p]] if p in heard else own_row(plan, state, p, state.round + 1, True) for p in plan.people]
-    return torch.stack(rows), torch.ones(len(rows), dtype=weights.dtype)
+    return _stacked(plan, rows), torch.ones(len(rows), dtype=weights.dtype)
+
+
+def _stacked(plan: Plan, rows: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(rows), out=room((len(rows), len(rows[0])), rows[0].dtype, plan.budget))
 
 
 def _discounted(plan: Plan, state: State, accepted: Sequence[Report], models: Tensor) -> Tensor:
@@ -183,4 +188,7 @@ def _discounted(plan: Plan, state: State, accepted: Sequence[Report], models: Te
     factors = [plan.algorithm.discount(int(report.metrics[STALENESS])) for report in accepted]
     if all(factor == 1 for factor in factors):  # bit for bit as without
         return models
-    return torch.lerp(state.center.expand_as(models), models, models.new_tensor(factors).unsqueeze(1))
+    weights = models.new_tensor(factors).unsqueeze(1)
+    return torch.lerp(
+        state.center.expand_as(models), models, weights, out=room(tuple(models.shape), models.dtype, plan.budget)
+    )

@@ -75,11 +75,11 @@ def pack(parcel: Task | Report) -> bytes:
     tensor([1., 1.])
     """
     crate = Crate()
-    fields, arrays = json.dumps(sheet(parcel, crate)), _apart(crate.arrays)
+    fields, arrays = json.dumps(sheet(parcel, crate)), apart(crate.arrays)
     return save(arrays, {_HEADER: f"{_digest(fields, arrays)} {fields}"})  # one text: of more the order would vary
 
 
-def _apart(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def apart(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors that have their memory to themselves: safetensors refuses what shares it, such as two rows of a stack."""
     found, taken = dict[str, Tensor](), set[int]()
     for key, tensor in arrays.items():

@@ -77,9 +77,11 @@ def start(
     """Serve the federation in DIR until its rounds are done. After any kill the same command goes on."""
     with plain_endings():
         from ..server.serving import Serving
+        from ..store.party_state import give_back_at_once
 
         sys.path.insert(0, "")
         one_thread()
+        give_back_at_once()
         patience = Patience(deadline, quorum, gather, limit)
         done = Serving(folder, patience, lambda text: typer.echo(text, err=as_json)).until_done()
         _tell(done, as_json)

@@ -30,6 +30,7 @@ QUIET = {
 HEARTBEAT = 10.0  # seconds; Flower takes a party that was silent for twice as long for gone
 _TRYING = 5.0  # seconds
 _SKEW = 4.0  # seconds by which clocks may differ; Flower takes a signature from the future up to 5
+_LARGE = 2**24  # bytes of an answer that is handed out alone: whoever takes it puts it away before the next one comes
 _ITEM = "letter"
 _TYPE = "train"
 _STYPE = "descant"
@@ -75,6 +76,17 @@ def unwrapped(message: Any) -> bytes:
         return bytes(message.content[_ITEM][_ITEM].data)
     except (KeyError, AttributeError, TypeError, ValueError) as error:
         raise Lost(f"what came is no letter: {type(error).__name__}") from error
+
+
+def run_of_nothing() -> Any:
+    """What Flower is asked by to begin a run: with an app bundle in which there is nothing to run."""
+    from flwr.cli.build import build_fab_from_files
+    from flwr.proto.control_pb2 import StartRunRequest
+    from flwr.proto.fab_pb2 import Fab
+
+    files = {"pyproject.toml": _BUNDLE.encode(), "LICENSE": b"None.\n", "nothing.py": b"app = None\n"}
+    bundle, _ = build_fab_from_files(files)
+    return StartRunRequest(fab=Fab(hash_str=hashlib.sha256(bundle).hexdigest(), content=bundle), federation="")
 
 
 class Away(EngineError):
@@ -127,7 +139,7 @@ class Hub:
         self._keys: dict[bytes, bytes] = {}  # all that the SuperLink was told of, by how they are written
         self._nodes: dict[str, int] = {}
         self._sent: dict[str, str] = {}  # by the number of a letter: to whom
-        self._coming: dict[str, tuple[str, Any, dict[str, bytes]]] = {}  # by the same: an answer, as far as it has come
+        self._coming: dict[str, tuple[str, Any, str]] = {}  # by the same: an answer, its parts, and one that is missing
         self._open(parties)
 
     @told("The SuperLink")
@@ -168,15 +180,8 @@ class Hub:
         self._parties = {name: self._keys[key] for name, key in parties.items()}
 
     def _begin(self) -> None:
-        from flwr.cli.build import build_fab_from_files
-        from flwr.proto.control_pb2 import StartRunRequest
-        from flwr.proto.fab_pb2 import Fab
-
-        files = {"pyproject.toml": _BUNDLE.encode(), "LICENSE": b"None.\n", "nothing.py": b"app = None\n"}
-        bundle, _ = build_fab_from_files(files)
-        digest = hashlib.sha256(bundle).hexdigest()
         with closing(self._control()) as control:
-            control.StartRun(StartRunRequest(fab=Fab(hash_str=digest, content=bundle), federation=""))
+            control.StartRun(run_of_nothing())
 
     def _control(self) -> Any:
         from flwr.supercore.control import ControlHttpClient
@@ -232,12 +237,14 @@ class Hub:
         self._announced([number for number in numbers if number not in found])
         for number in [number for number in numbers if number in self._coming and number not in found]:
             try:
-                answer = self._arrived(*self._coming[number])
+                answer = self._arrived(number)
             except Lost as why:
                 answer = why
             if answer is not None:
                 found[number] = answer
                 del self._coming[number]
+            if isinstance(answer, bytes) and len(answer) > _LARGE:
+                break
         return found
 
     def _announced(self, numbers: Sequence[str]) -> None:
@@ -247,22 +254,28 @@ class Hub:
         asked = [number for number in numbers if number not in self._coming]
         got = self._grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=asked)) if asked else None
         for message, tree in zip(got.messages_list, got.message_object_trees, strict=True) if got else ():
-            self._coming[message.metadata.reply_to_message_id] = (message.metadata.message_id, tree, {})
+            self._coming[message.metadata.reply_to_message_id] = (message.metadata.message_id, tree, "")
 
-    def _arrived(self, name: str, tree: Any, parts: dict[str, bytes]) -> bytes | Lost | None:
-        """An answer of which all parts have come; None while some have not. Flower's own way waits here for them."""
+    def _arrived(self, number: str) -> bytes | Lost | None:
+        """An answer of which all parts have come; None while some have not. Flower's own way waits here for them.
+
+        Nothing is held of an answer that is not whole: what was missing is asked for first the next time.
+        """
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
         from flwr.supercore.inflatable import inflatable_object as objects
         from flwr.supercore.inflatable import inflatable_utils as found
         from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
 
+        name, tree, missing = self._coming[number]
         client, node, run = self._grid._runtime_client, self._grid.node, self._grid.run.run_id
         pull = make_pull_object_fn_protobuf(client.PullObject, node, run)
+        wanted = {part.object_id for part in objects.iterate_object_tree(tree)}
+        parts: dict[str, bytes] = {}
         try:
-            for part in objects.iterate_object_tree(tree):
-                if part.object_id not in parts:
-                    parts[part.object_id] = pull(part.object_id)
+            for part in sorted(wanted, key=lambda one: (one != missing, one)):
+                parts[part] = pull(part)
         except found.ObjectUnavailableError:
+            self._coming[number] = (name, tree, part)
             return None
         except found.ObjectPullError as error:
             raise Lost(f"its answer never came whole: {error}") from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import mmap
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import EngineError
+from ..store.room import reserve
 
 _CODES = {
     torch.float64: "F64",
@@ -67,9 +67,7 @@ class Shelf:
             return
         try:
             with self.file.open("a+b") as file:
-                file.truncate(max(size, file.seek(0, 2)))
-                if hasattr(os, "posix_fallocate"):  # else a full disk would be found out by a signal, which ends all
-                    os.posix_fallocate(file.fileno(), 0, size)
+                reserve(file.fileno(), size)
                 self._map(file.fileno())
         except OSError as error:
             raise EngineError(

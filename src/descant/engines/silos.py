@@ -7,6 +7,7 @@ round that was broken off, on either side, leaves no trace.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from ..patience import Patience
 from ..piece import Plan, work
 from ..settings import check
 from ..store import PartyStore
+from ..store.room import room
 from ..wire import pack, unpack
 
 ACCEPTED = "accepted"
@@ -81,6 +83,7 @@ class SiloEngine:
         self._here: list[Task] = []  # stand-ins: they learn from what parties have left with us
         self._ready: list[Report] = []
         self._heard, self._began = 0, 0.0
+        self._asked, self._rows = dict[str, int](), torch.empty(0)  # which row of a file is whose, and the file
         sealed = 0 if plan.vault is None else 2**30
         self._most = plan.net.layout.width * max(8, 2 * plan.net.layout.dtype.itemsize) + _MORE + sealed
 
@@ -108,6 +111,8 @@ class SiloEngine:
         self._out = {number: one for number, one in self._out.items() if _same(one[0], wanted.get(_key(one[0])))}
         self._again, self._ready, self._heard, self._began = [], [], 0, time.monotonic()
         self._here = [task for task in tasks if task.kind == "stand_in"]
+        asked = [task.party for task in tasks if task.kind != "stand_in"]
+        self._asked, self._rows = {party: row for row, party in enumerate(asked)}, torch.empty(0)
         marks, out = self._post.here(), {_key(task) for task, _ in self._out.values()}
         for task in tasks:
             if task.kind != "stand_in" and _key(task) not in out:
@@ -192,7 +197,24 @@ class SiloEngine:
             self._heard += 1
             if task.kind == "train":
                 self._memory.stage(task.party, {ACCEPTED: torch.tensor(task.round)})
+                report = self._put_by(report)
         return report
+
+    def _put_by(self, report: Report) -> Report:
+        """The report with its model in a row of a file, where the models of all are more than fits the budget.
+
+        What is no model of ours stays as it came: the gate will say what is wrong with it.
+        """
+        layout, shape = self._plan.net.layout, (len(self._asked), self._plan.net.layout.width)
+        shapes = dict(zip(layout.names, layout.shapes, strict=True))
+        arrays = report.arrays.items()
+        fits = all(shapes.get(name) == tuple(one.shape) and one.dtype == layout.dtype for name, one in arrays)
+        if not fits or math.prod(shape) * layout.dtype.itemsize <= self._plan.budget:
+            return report
+        if not len(self._rows):
+            self._rows = room(shape, layout.dtype, 0)
+        row = layout.split(self._rows[self._asked[report.party]])
+        return replace(report, arrays={name: row[name].copy_(tensor) for name, tensor in arrays})
 
     def _overdue(self) -> list[Report]:
         """Who is not waited for any more: the others are a quorum."""

@@ -46,7 +46,7 @@ class Meeting:
         watch: Callable[[], None] = lambda: None,
         text: str = "",
     ) -> None:
-        self._post, self._net, self._loss, self._say, self._note, self._watch = post, net, loss, say, note, watch
+        self._post, self.net, self._loss, self._say, self._note, self._watch = post, net, loss, say, note, watch
         self._hello: dict[str, Any] = {
             "recipe": reduced(recipe.tables),
             TEXT: text,
@@ -119,9 +119,9 @@ class Meeting:
         people = elsewhere({party: said})
         for other in [other for name, other in self.described.items() if name != party][:1]:
             _check_same(said, {name: other[name] for name in FORM})
-        row, size = self._net.row(), self._net.layout.size
+        row, size = self.net.row(), self.net.layout.size
         with torch.no_grad():
-            self._net.apply(row[:size], row[size:], people[party].x[:2].clone())  # does the model take such rows?
+            self.net.apply(row[:size], row[size:], people[party].x[:2].clone())  # does the model take such rows?
         return said
 
     def gather(self, least: int, pause: float = _PAUSE) -> dict[str, Mapping[str, Any]]:

@@ -28,6 +28,7 @@ from ..store import clear_errors, disk
 from .meeting import Meeting
 
 TRAINING = "training"
+BUDGET = 2**25  # bytes of models in memory, of those that grow with the number of parties; the rest is on disk
 _MET = "parties.json"
 Met = Mapping[str, Mapping[str, Any]]
 
@@ -96,9 +97,11 @@ class Training:
             seed=self.recipe.length.seed,
             engine=Silos(self.meeting, self.patience, self.say, self.barred),
             deadline=self.patience.limit,
+            budget=BUDGET,
             **settings,
         )
         federation.state  # noqa: B018  whoever does not fit is found before it is noted as one who does
+        self.meeting.net = federation._plan.net  # the same once more would be one model more in memory
         with clear_errors(self.folder):
             disk.replace(self.folder / _MET, json.dumps(met).encode(), f".{_MET}", disk.PRIVATE)
         return federation

@@ -21,6 +21,7 @@ from ..errors import StateError
 
 DEFAULT_BUDGET = 2**30
 _WORTH_GIVING_BACK = 2**25
+_MMAP_THRESHOLD, _LARGE = -3, 2**20  # glibc's number for it, and bytes
 
 
 class PartyStore:
@@ -154,6 +155,18 @@ def _size(tensors: Mapping[str, Tensor]) -> int:
 
 def _give_back() -> None:
     """Return freed memory to the system: rows that come and go between larger arrays leave holes that glibc keeps."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
+    _glibc("malloc_trim", 0)
+
+
+def give_back_at_once() -> None:
+    """From now on a large array goes back to the system when it is freed, and leaves no hole: for a process that lasts.
+
+    It costs the time to find and clear its pages anew.
+    """
+    _glibc("mallopt", _MMAP_THRESHOLD, _LARGE)
+
+
+def _glibc(name: str, *numbers: int) -> None:
+    function = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+    if function is not None:
+        function(*numbers)

@@ -1,0 +1,365 @@
+"""What silos cost: seconds a round, the memory of every process, and whether it stays what it is.
+
+    python benchmarks/silos.py real --silos 8 --megabytes 40 --rounds 3     nginx, a SuperLink and silos on this machine
+    python benchmarks/silos.py driver --parties 50 --megabytes 40           the driver alone, answered by one process
+    python benchmarks/silos.py soak --seconds 3600                          tiny rounds, and by how much memory grows
+
+`real` and `soak` need an environment that has Flower, and nginx; all need Linux. Memory is what the kernel says:
+anonymous, which nobody can take away, and all that is resident, with files that are mapped (libraries, models on disk).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import pairwise
+from multiprocessing.connection import Connection  # only its bytes are used: nothing is unpickled
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+from descant import Federation, Sgd, algorithms, problems
+from descant.core import Report, Task
+from descant.engines.silos import Lost, Silos
+from descant.flat import Layout
+from descant.parties.elsewhere import elsewhere
+from descant.record import Run
+from descant.server.serving import free_port
+from descant.server.training import BUDGET
+from descant.store.party_state import give_back_at_once
+from descant.wire import pack, unpack
+
+METHODS = {
+    "mean": algorithms.FedAvg,
+    "coordinate median": algorithms.CoordinateMedian,
+    "geometric median": algorithms.RFA,
+    "geometric median, own models": partial(algorithms.FedGeoMedPlus, alpha=0.1, rho=0.1),
+}
+RECIPE = """
+[run]
+rounds = {rounds}
+points = 1
+[model]
+net = "mlp"
+inputs = {width}
+outputs = 10
+hidden = [{width}, {width}, {width}, {width}]
+[work]
+lr = 0.01
+steps = 1
+batch = 2
+[method]
+algorithm = "{method}"
+"""
+TEAM = """
+from functools import partial
+from itertools import pairwise
+import torch
+from descant import problems
+
+model = partial(problems.mlp, {width}, 10, ({width},) * 4)
+
+def data():
+    generator = torch.Generator().manual_seed({seed})
+    return torch.randn(8, {width}, generator=generator), torch.randint(10, (8,), generator=generator)
+"""
+FIELDS = ("RssAnon", "VmRSS")
+_LOOK = 0.02  # seconds between two looks at memory
+
+
+def width_of(megabytes: float) -> int:
+    """Of four square layers that have so many million bytes together."""
+    return max(2, round(math.sqrt(megabytes * 1e6 / 16)))
+
+
+def memory(pids: Collection[int]) -> np.ndarray:
+    """Anonymous and all resident memory of some processes together, in MB; of those that are gone, nothing."""
+    found = np.zeros(len(FIELDS))
+    for pid in pids:
+        with suppress(OSError):
+            lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+            found += [int(lines.get(name, "0 kB").split()[0]) / 1000 for name in FIELDS]
+    return found
+
+
+class Peaks:
+    """Looks at processes, by the names of their groups, and keeps the most that each has had."""
+
+    def __init__(self, groups: Callable[[], Mapping[str, Collection[int]]]) -> None:
+        self._groups, self.most = groups, dict[str, np.ndarray]()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def now(self) -> dict[str, np.ndarray]:
+        return {name: memory(pids) for name, pids in self._groups().items()}
+
+    def _watch(self) -> None:
+        while not self._over.wait(_LOOK):
+            most = self.most
+            for name, found in self.now().items():
+                most[name] = np.maximum(most.get(name, found), found)
+
+    def anew(self) -> dict[str, np.ndarray]:
+        """What was the most so far; from now on it is counted anew."""
+        most, self.most = self.most, {}
+        return most
+
+    def end(self) -> dict[str, np.ndarray]:
+        self._over.set()
+        self._thread.join()
+        return self.most
+
+
+def told(name: str, found: np.ndarray) -> str:
+    return f"{name:<28}{found[0]:8.0f} MB anonymous{found[1]:8.0f} MB resident"
+
+
+# ── the driver alone ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Line:
+    """A post whose parties are all in the process at the other end of a line."""
+
+    def __init__(self, line: Connection, names: Collection[str]) -> None:
+        self._line, self._names, self._out = line, names, deque[str]()
+
+    def here(self) -> dict[str, str]:
+        return dict.fromkeys(self._names, "first")
+
+    def send(self, party: str, letter: bytes, seconds: float) -> str:
+        self._line.send_bytes(letter)
+        self._out.append(f"{len(self._out)} {party} {time.monotonic()}")
+        return self._out[-1]
+
+    def fetch(self, numbers: Collection[str]) -> dict[str, bytes | Lost]:
+        if not self._out:
+            return {}
+        self._line.send_bytes(b"next")
+        return {self._out.popleft(): self._line.recv_bytes()}
+
+
+def driving(given: argparse.Namespace) -> None:
+    """The driver's process: as `descant server start` does it, with a line in place of Flower."""
+    give_back_at_once()
+    line, width = Connection(given.line), width_of(given.megabytes)
+    names = [f"{i:04}" for i in range(given.parties)]
+    said = {"x": [width], "x_dtype": "float32", "y": [], "y_dtype": "int64", "samples": 8, "tested": 0}
+    fed = Federation(
+        partial(problems.mlp, width, 10, (width,) * 4),
+        elsewhere(dict.fromkeys(names, said)),
+        METHODS[given.method](),
+        solver=Sgd(lr=0.01, steps=1, batch=2),
+        engine=Silos(Line(line, names), say=lambda text: None),
+        budget=BUDGET,
+    )
+    line.send_bytes(b"empty")
+    with tempfile.TemporaryDirectory() as folder, Run.start(Path(folder) / "run", fed, "", "always") as run:
+        for round in run.rounds(given.rounds):
+            line.send_bytes(f"done {round.round.seconds} {round.round.gap}".encode())
+
+
+def answered(letter: bytes, layout: Layout) -> bytes:
+    """What a party might have learned: the centre, and a little of its own."""
+    task = unpack(letter, Task)
+    generator = torch.Generator().manual_seed(int(task.party) + 1000 * task.round)
+    row = task.arrays.get("own", task.arrays["center"])
+    arrays = layout.split(row + 0.01 * torch.randn(len(row), generator=generator))
+    return pack(Report(task.party, task.round, "train", arrays=arrays, metrics={"samples": 8, "loss": 1.0}))
+
+
+def driver(given: argparse.Namespace) -> None:
+    """How much memory the driver needs for the answers of many parties."""
+    width = width_of(given.megabytes)
+    layout = Layout.of(problems.mlp(width, 10, (width,) * 4))
+    for method in METHODS if given.method == "all" else [given.method]:
+        ours, theirs = socket.socketpair()
+        options = [f"--{name}={getattr(given, name)}" for name in ("parties", "megabytes", "rounds")]
+        command = [sys.executable, __file__, "driving", f"--line={theirs.fileno()}", f"--method={method}", *options]
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        theirs.close()
+        peaks = Peaks(lambda pid=process.pid: {"driver": [pid]})  # type: ignore[misc]
+        empty, first, seconds = np.zeros(2), np.zeros(2), list[float]()
+        letters, line = deque[bytes](), Connection(ours.detach())
+        with suppress(EOFError):
+            while True:
+                got = line.recv_bytes()
+                if got == b"empty":
+                    empty = memory([process.pid])
+                elif got == b"next":
+                    line.send_bytes(answered(letters.popleft(), layout))
+                elif got.startswith(b"done "):
+                    seconds.append(float(got.split()[1]))
+                else:
+                    first = first if first.any() else peaks.anew()["driver"]
+                    letters.append(got)
+        if process.wait():
+            raise SystemExit(f"The driver has ended with {process.returncode}.")
+        most = peaks.end()["driver"]
+        print(f"{method}, {given.parties} parties x {given.megabytes:g} MB: {np.median(seconds):.1f} s a round")
+        for name, found in {"without a model": empty, "until the first letter": first, "in rounds": most}.items():
+            print(told(f"  {name}", found))
+        print(f"  in rounds, beyond the first line: {(most - empty)[0] / given.megabytes:.1f} x the model")
+
+
+# ── real processes ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Deployment:
+    """A federation in a folder: a server and silos, each with the processes that it has started."""
+
+    def __init__(self, folder: Path, silos: int, width: int, rounds: int, method: str) -> None:
+        self.folder, self.names = folder, [f"silo{i}" for i in range(silos)]
+        self._processes = dict[str, subprocess.Popen[bytes]]()
+        (folder / "recipe.toml").write_text(RECIPE.format(rounds=rounds, width=width, method=method))
+        self._call("server", "init", "lab", "recipe.toml", "--port", str(free_port()))
+        for seed, name in enumerate(self.names):
+            self._call("server", "invite", "lab", name)
+            (folder / f"{name}.py").write_text(TEAM.format(width=width, seed=seed))
+        self._start("driver", "server", "start", "lab", "--gather", str(silos))
+        for name in self.names:
+            self._start(name, "silo", "join", f"{name}.invite", f"{name}.py")
+
+    def _command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "descant", *arguments]
+
+    def _call(self, *arguments: str) -> None:
+        subprocess.run(self._command(*arguments), cwd=self.folder, check=True, capture_output=True)
+
+    def _start(self, name: str, *arguments: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            command = self._command(*arguments)
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            process = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=log, stderr=log)
+        self._processes[name] = process
+
+    @property
+    def alive(self) -> bool:
+        return self._processes["driver"].poll() is None
+
+    def rounds(self) -> int:
+        """How many are done."""
+        return (self.folder / "driver.log").read_text().count("\nRound ")
+
+    def groups(self) -> dict[str, list[int]]:
+        """Numbers of processes, by what they are; a silo is whoever fetches its letters, and its worker."""
+        found: dict[str, list[int]] = {"driver": [], "SuperLink": [], "nginx": []}
+        for name, process in self._processes.items():
+            with suppress(psutil.NoSuchProcess):
+                below = psutil.Process(process.pid).children(recursive=True)
+                if name != "driver":
+                    found[name] = [process.pid, *(one.pid for one in below)]
+                    continue
+                found["driver"] = [process.pid]
+                for one in below:
+                    link = "flower-superlink" in " ".join(one.cmdline())
+                    found["SuperLink" if link else "nginx"].append(one.pid)
+        return found
+
+    def end(self) -> None:
+        for process in self._processes.values():
+            process.send_signal(signal.SIGTERM)
+        for process in self._processes.values():
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def deployed(silos: int, megabytes: float, rounds: int, method: str) -> Iterator[Deployment]:
+    with tempfile.TemporaryDirectory() as folder:
+        one = Deployment(Path(folder), silos, width_of(megabytes), rounds, method)
+        try:
+            yield one
+        finally:
+            one.end()
+
+
+def real(given: argparse.Namespace) -> None:
+    """Rounds of real silos: how long they take, and the most memory of every kind of process."""
+    with deployed(given.silos, given.megabytes, given.rounds, given.method) as one:
+        peaks, ends, first = Peaks(one.groups), [time.monotonic()], dict[str, np.ndarray]()
+        while one.alive:
+            if one.rounds() >= len(ends):
+                ends.append(time.monotonic())
+                first = peaks.anew() if len(ends) == 2 else first
+            time.sleep(_LOOK)
+        most, done = peaks.end(), one.rounds()
+        if done < given.rounds:
+            raise SystemExit((one.folder / "driver.log").read_text())
+    spans = [end - begin for begin, end in pairwise(ends)]
+    print(f"{given.method}, {given.silos} silos x {given.megabytes:g} MB, {given.rounds} rounds")
+    print(f"  until the first round is done {spans[0]:.1f} s; a round after it {np.median(spans[1:]):.1f} s")
+    for when, found in (("until the first round is done", first), ("after it", most)):
+        silos = [found.pop(name) for name in one.names]
+        print(f"  {when}:")
+        for name, one_of in {**found, "the largest silo": np.max(silos, axis=0)}.items():
+            print(told(f"    {name}", one_of))
+
+
+def soak(given: argparse.Namespace) -> None:
+    """Tiny rounds for a time: memory at intervals, and how fast it grows in the second half."""
+    with deployed(given.silos, given.megabytes, 10**6, given.method) as one:
+        peaks, began = Peaks(one.groups), time.monotonic()
+        while one.alive and not one.rounds():
+            time.sleep(_LOOK)
+        seen: list[tuple[float, int, dict[str, np.ndarray]]] = []
+        while one.alive and time.monotonic() - began < given.seconds:
+            seen.append((time.monotonic() - began, one.rounds(), peaks.now()))
+            shown = {name: round(float(found[0]), 1) for name, found in seen[-1][2].items()}
+            print(json.dumps({"seconds": round(seen[-1][0]), "rounds": seen[-1][1], "anonymous MB": shown}), flush=True)
+            time.sleep(given.every)
+        if not one.alive:
+            raise SystemExit((one.folder / "driver.log").read_text()[-4000:])
+        peaks.end()
+    later = seen[len(seen) // 2 :]
+    for name in later[0][2]:
+        times, sizes = [at for at, _, _ in later], [found[name] for _, _, found in later]
+        slopes = np.polyfit(times, sizes, 1)[0]
+        print(f"{name:<12} grows by {3600 * slopes[0]:+.1f} MB anonymous, {3600 * slopes[1]:+.1f} MB resident an hour")
+    spent, rounds = (later[-1][i] - later[0][i] for i in (0, 1))
+    print(f"{rounds} rounds in the second half, {spent / max(1, rounds):.2f} s a round")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ways = parser.add_subparsers(required=True, metavar="real | driver | soak")
+    for name, function in (("real", real), ("driver", driver), ("soak", soak), ("driving", driving)):
+        way = ways.add_parser(name, help=function.__doc__)
+        way.set_defaults(function=function)
+        if name in ("driver", "driving"):
+            way.add_argument("--parties", type=int, default=50)
+            way.add_argument("--method", choices=[*METHODS, "all"], default="all")
+        else:
+            way.add_argument("--silos", type=int, default=3 if name == "soak" else 8)
+            way.add_argument("--method", default="fedavg", help="as a recipe names it")
+        way.add_argument("--megabytes", type=float, default=0.01 if name == "soak" else 40, help="of the model")
+        if name == "soak":
+            way.add_argument("--seconds", type=float, default=3600)
+            way.add_argument("--every", type=float, default=60, help="seconds between two lines")
+        else:
+            way.add_argument("--rounds", type=int, default=3)
+    ways.choices["driving"].add_argument("--line", type=int)
+    given = parser.parse_args()
+    given.function(given)
+
+
+if __name__ == "__main__":
+    main()

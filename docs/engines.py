@@ -1,0 +1,84 @@
+"""What `bash scripts/engines --long` found: docs/engines.json and the tables of docs/engines.md, from pytest's report.
+
+python docs/engines.py results.xml flower [--note "..."]    # in the environment that the tests ran in
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+FOUND, PAGE = (Path(__file__).with_suffix(ending) for ending in (".json", ".md"))
+BEGIN, END = "<!-- made by docs/engines.py -->\n", "<!-- end -->\n"
+PACKAGES = ("descant", "torch", "numpy", "safetensors", "flwr", "ray")
+
+
+def versions() -> dict[str, str]:
+    """Of whatever takes part, as far as it is installed here."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    if "flwr" in found:
+        from descant.trust.proxy import find_nginx
+
+        said = subprocess.run([find_nginx(), "-v"], capture_output=True, text=True, check=True).stderr
+        found["nginx"] = said.strip().rpartition("/")[2]
+    return found
+
+
+def outcomes(report: Path) -> list[dict[str, Any]]:
+    """Every test with what came of it and how long it took."""
+    tests = []
+    for case in ElementTree.parse(report).iter("testcase"):
+        bad = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
+        name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
+        tests.append({"test": name, "outcome": bad[0] if bad else "passed", "seconds": float(case.get("time", 0))})
+    return sorted(tests, key=lambda one: str(one["test"]))
+
+
+def table(engine: str, found: Mapping[str, Any]) -> str:
+    tests, made = found["tests"], ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    passed = sum(one["outcome"] == "passed" for one in tests)
+    lines = [f"### {engine}: {passed} of {len(tests)} passed, {found['date']}", ""]
+    lines += [f"{made}; {found['machine']}, {found['cores']} cores. {found['note']}".strip(), ""]
+    lines += ["| test | outcome | seconds |", "|---|---|---:|"]
+    lines += [f"| {re.sub(r'[|]', '/', one['test'])} | {one['outcome']} | {one['seconds']:.0f} |" for one in tests]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("report", type=Path)
+    parser.add_argument("engine", choices=["flower", "ray"])
+    parser.add_argument("--note", default="", help="what a reader should know of the machine then")
+    given = parser.parse_args()
+    kept = json.loads(FOUND.read_text(encoding="utf-8")) if FOUND.exists() else {}
+    kept[given.engine] = {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "machine": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "note": given.note,
+        "versions": versions(),
+        "tests": outcomes(given.report),
+    }
+    FOUND.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    made = "\n".join(table(engine, found) for engine, found in sorted(kept.items()))
+    PAGE.write_text(before + BEGIN + "\n" + made + "\n" + END + rest.split(END)[1], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
