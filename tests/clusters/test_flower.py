@@ -47,6 +47,7 @@ except EngineError as error:
 
 NAMES = ("north", "south", "west")
 ROUNDS = 4
+PATIENCE = 900.0  # seconds: a machine may be busy
 RECIPE = """
 [run]
 rounds = {rounds}
@@ -77,7 +78,9 @@ class Lab:
 
     def call(self, *arguments: str) -> str:
         command = [sys.executable, "-m", "descant", *arguments]
-        done = subprocess.run(command, cwd=self.folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            command, cwd=self.folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -100,7 +103,7 @@ class Lab:
     def said(self, name: str = "server") -> str:
         return (self.folder / f"{name}.log").read_text()
 
-    def until(self, true: Callable[[], bool], seconds: float = 240.0) -> None:
+    def until(self, true: Callable[[], bool], seconds: float = PATIENCE) -> None:
         end = time.monotonic() + seconds
         while not true():
             assert time.monotonic() < end, "\n".join(f"{name}:\n{self.said(name)[-2000:]}" for name in self.processes)
