@@ -201,10 +201,11 @@ def test_an_invite_on_a_second_machine_ends_with_the_reason(lab: Callable[..., L
     one.begin()
     one.reached(1)
     one.call("silo", "leave", "north.silo")
-    assert one.processes["north"].wait(30) == 0
+    assert one.processes["north"].wait(300) == 0
     one.start("second", "silo", "join", "north.invite", "north.py", "--folder", "second.silo")
-    assert one.processes["second"].wait(90) == 1
+    assert one.processes["second"].wait(300) == 1
     assert "another machine" in one.said("second") and "used in two places" in one.said()
+    assert (one.folder / "north.silo" / "state" / "machine").read_text() not in one.said("second")
 
 
 def keys_in(*texts: str) -> list[bytes]:
@@ -322,7 +323,7 @@ def test_a_party_that_is_revoked_is_not_heard_any_more(lab: Callable[..., Lab]) 
     one.call("server", "revoke", "lab", "west")
     one.begin()
     one.until(lambda: "certificate" in one.said("west"))
-    assert one.processes["west"].wait(30) == 1
+    assert one.processes["west"].wait(300) == 1
 
 
 def test_who_is_invited_while_the_training_runs_is_part_of_it_from_then_on(lab: Callable[..., Lab]) -> None:
@@ -339,15 +340,3 @@ def test_who_is_invited_while_the_training_runs_is_part_of_it_from_then_on(lab: 
     told = json.loads(one.call("server", "status", "lab", "--json"))
     first = {party["name"]: party["first round"] for party in told["parties"]}
     assert {first[name] for name in NAMES} == {1} and 1 < first["east"] <= told["round"]
-
-
-def test_whoever_uses_an_invite_in_a_second_place_is_told_so_and_nothing_of_the_first(lab: Callable[..., Lab]) -> None:
-    one = lab("fedavg")
-    one.serve()
-    one.join("north")
-    one.until(lambda: "north has come, with" in one.said())
-    one.kill("north")
-    one.start("second", "silo", "join", "north.invite", "north.py", "--folder", "elsewhere")
-    one.until(lambda: "The server does not let us take part" in one.said("second"))
-    told = one.said("second")
-    assert "used in two places" in told and (one.folder / "north.silo" / "state" / "machine").read_text() not in told
