@@ -160,11 +160,11 @@ def test_deployment_is_the_simulation_bit_for_bit(tmp_path: Path, method: str) -
     np.testing.assert_array_equal(fed.scores().own.values, twin.scores().own.values)
 
 
-def test_what_is_killed_at_any_moment_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
-    """Desks die at each of their writes, in turn; they are asked again, and nothing differs."""
+def deaths(folder: Path, chosen: Recipe, every: int = 1) -> int:
+    """At how many of their writes desks died, each time in another run; they are asked again, and nothing differs."""
     two = NAMES[:2]
-    twin, deaths = simulated(recipe(), 2, two), 0
-    for at in range(200):
+    twin, died = simulated(chosen, 2, two), 0
+    for at in range(0, 200, every):
         left = [at]
 
         def dying(change: Callable[..., object], *arguments: object, left: list[int] = left) -> object:
@@ -175,12 +175,16 @@ def test_what_is_killed_at_any_moment_goes_on_as_if_nothing_had_been(tmp_path: P
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(disk, "_do", dying)
-            fed = met(Restarting(desks(tmp_path / str(at), two)), recipe()).fit(2, progress=False)
+            fed = met(Restarting(desks(folder / str(at), two)), chosen).fit(2, progress=False)
         same(fed, twin, two)
         if left[0] >= 0:
             break
-        deaths += 1
-    assert deaths > 50
+        died += 1
+    return died
+
+
+def test_what_is_killed_at_any_moment_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    assert deaths(tmp_path, recipe()) > 50
 
 
 SLY = """

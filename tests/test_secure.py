@@ -31,11 +31,10 @@ from descant.masks import REACH, STEPS, Cohort, fixed, key_of, masked, summed
 from descant.piece import work
 from descant.run import run
 from descant.solvers import Dqn
-from descant.store import disk
 from descant.wire import pack, unpack
 from fakes import Bytes
 from problems import classes, network
-from test_letters import NAMES, Killed, Post, Restarting, desks, met, recipe, same, simulated
+from test_letters import NAMES, Post, deaths, desks, met, recipe, same, simulated
 
 
 def federation(method: Algorithm | None = None, dtype: torch.dtype = torch.float32, **settings: Any) -> Federation:
@@ -374,26 +373,7 @@ def test_deployment_is_the_simulation_bit_for_bit(tmp_path: Path, method: str) -
 
 
 def test_what_is_killed_at_any_moment_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
-    """Desks die at every third of their writes, in turn; they are asked again, and nothing differs."""
-    two, chosen = NAMES[:2], secured("fedavg", least=2)
-    twin, deaths = simulated(chosen, 2, two), 0
-    for at in range(0, 200, 3):
-        left = [at]
-
-        def dying(change: Callable[..., object], *arguments: object, left: list[int] = left) -> object:
-            left[0] -= 1
-            if left[0] == -1:
-                raise Killed
-            return change(*arguments)
-
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(disk, "_do", dying)
-            fed = met(Restarting(desks(tmp_path / str(at), two)), chosen).fit(2, progress=False)
-        same(fed, twin, two)
-        if left[0] >= 0:
-            break
-        deaths += 1
-    assert deaths > 10
+    assert deaths(tmp_path, secured("fedavg", least=2), every=3) > 10
 
 
 def test_who_does_not_answer_in_time_voids_the_round_and_is_there_in_the_next(tmp_path: Path) -> None:
