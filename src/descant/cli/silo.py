@@ -52,7 +52,7 @@ def join(
     file: Path = FILE,
     folder: Path | None = FOLDER,
 ) -> None:
-    """Join the federation of INVITE with FILE, and take part until Ctrl-C or `descant silo leave`.
+    """Join the federation of INVITE with FILE, and take part until it is over, Ctrl-C or `descant silo leave`.
 
     It comes back by itself when the line was down. What this party keeps is in its folder, and nowhere else.
     """
