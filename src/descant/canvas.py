@@ -88,6 +88,8 @@ def picture(
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set_xlabel("round")
     yield panels, styles_of(labels)
+    for axes in panels:  # the legend is beside them, and a long title would run into it
+        axes.set_title(textwrap.fill(axes.get_title(loc="left"), 66), loc="left")
     if _NOTE.get():
         told = textwrap.fill(label(_NOTE.get(), 400), 120)
         figure.supxlabel(told, x=0.01, ha="left", fontsize=8, color="#555555")
