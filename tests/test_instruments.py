@@ -17,11 +17,15 @@ from torch import Tensor, nn
 from descant import DescantError, Federation, Sgd, algorithms, instruments, parties
 from descant.core import Attending, Hyper, Job, Loss, Memory, Report, Term, Trained, Tuned, Tuning
 from descant.errors import SettingError
+from descant.evaluate import Column, Numbers, Scores
 from descant.flat import Net
 from descant.instruments import biggest_jump, coverage, lasting_fall, pull_a_round, walk
+from descant.instruments.collapse import fell_behind
 from descant.instruments.findings import collapse
 from descant.parties import People
+from descant.results import Result
 from descant.solvers.exam import on_test_sets
+from descant.study import Study
 from fakes import Bytes
 from problems import METHODS, half_squares, network
 
@@ -359,6 +363,41 @@ def test_collapse_in_a_sentence() -> None:
     jumped = collapse("RFA", history([1.0] * 9, [1.0] * 6 + [12.0, 1.0, 1.0]))
     assert jumped is not None and jumped.kind == "jump" and "collapse" not in jumped.text
     assert collapse("RFA", history([2.0, 1.0, 0.5, 0.4, 0.3, 0.3], [1.0] * 6)) is None
+
+
+@given(st.lists(st.floats(-0.003, 0.004), min_size=60, max_size=90), st.integers(6, 50), st.sampled_from([1.0, 1e5]))
+def test_a_desk_that_falls_behind_is_found_and_a_bad_season_is_not(days: list[float], place: int, size: float) -> None:
+    """Rewards of a round are mostly its days; only beside training alone on the same days can a collapse be seen."""
+    alone = size * np.array(days)
+    rising = np.abs(alone) + size * 0.0001
+    assert fell_behind(alone, alone) is None and fell_behind(0.8 * rising, rising) is None
+    cash = np.where(np.arange(len(days)) < place, rising, 0.0)
+    assert fell_behind(cash, rising) == place
+    assert fell_behind([*cash[:-1], size], rising) is None  # it came back
+
+
+def test_a_reward_far_below_one_is_no_share() -> None:
+    """0.001 a day that is lost is all there was, though it is little for an accuracy."""
+    earned = [0.0, 0.0002, 0.0006, 0.001, 0.001, 0.00001, 0.00001, 0.00001, 0.00001]
+    found = collapse("FedAvg", [{"round": at, "reward": value, "steps": 1} for at, value in enumerate(earned, 1)])
+    assert found is not None and found.kind == "collapse" and found.round == 6
+
+
+def test_a_study_marks_a_collapse_that_only_training_alone_can_tell() -> None:
+    days = np.random.default_rng(0).normal(0.0005, 0.0008, 40)
+    names = ("a", "b")
+    scores = Scores(names, "annual return", *(Column(np.ones(2)) for _ in range(5)))
+
+    def result(method: str, earned: Numbers) -> Result:
+        still = {name: np.zeros(40) for name in ("loss", "change", "norm", "jump", "jump_sd")}
+        series = {"round": np.arange(1.0, 41), "reward": earned, "steps": np.full(40, 50.0), **still}
+        return Result(method, 0, scores, (), 0.0, 0, "Local", np.full(2, 40.0), series)
+
+    held = np.where(np.arange(40) < 25, days, 0.0)
+    study = Study((result("Local", days), result("FedAvg", held), result("FedAvg+", days)), {})
+    assert list(study.collapses()) == ["FedAvg"] and 20 <= study.collapses()["FedAvg"] <= 26
+    assert "FedAvg collapsed at round" in study.verdict()
+    assert "less than half of what training alone did" in " ".join(study.findings())
 
 
 def test_a_run_that_breaks_down_is_found_out() -> None:

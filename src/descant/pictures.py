@@ -129,11 +129,15 @@ def draw_earned(file: Path, lines: Mapping[str, Line], merges: Numbers) -> Path:
 
 
 def draw_collapse(
-    file: Path, losses: Mapping[str, Line], norms: Mapping[str, Line], marks: Mapping[str, int] | None = None
+    file: Path,
+    learned: Mapping[str, Line],
+    norms: Mapping[str, Line],
+    marks: Mapping[str, int] | None = None,
+    measure: str = "training loss",
 ) -> Path:
-    """Training loss and the centre's length by round (after Fed+ v2 fig. 1b), collapses marked."""
-    with picture(file, losses, rows=2) as ((above, below), styles):
-        for axes, lines in ((above, losses), (below, norms)):
+    """What is learned and the centre's length by round (after Fed+ v2 fig. 1b), collapses marked."""
+    with picture(file, learned, rows=2) as ((above, below), styles):
+        for axes, lines in ((above, learned), (below, norms)):
             lines_on(axes, lines, styles, markersize=4)
             _log_if_wide(axes, lines)
         for method, at in (marks or {}).items():
@@ -142,7 +146,7 @@ def draw_collapse(
             text = {"color": styles[method]["color"], "rotation": 90, "va": "top", "ha": "right", "fontsize": 8}
             above.text(at, 0.98, f"{label(method)} collapses ", transform=above.get_xaxis_transform(), **text)
         above.set_xlabel("")
-        above.set_ylabel("training loss")
+        above.set_ylabel(measure)
         below.set_ylabel("length of the centre")
         above.set_title("Does what was learned stay learned?", loc="left")
     return file

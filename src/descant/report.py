@@ -99,7 +99,17 @@ def _collapse(study: Study, file: Path) -> Path:
         {m: Line(_series(study, m, "round"), _series(study, m, what)) for m in study.methods if m not in without}
         for what, without in (("loss", set()), ("norm", alone))
     )
-    return draw_collapse(file, losses, norms, study.collapses())
+    if len(_earning(study)) < len(study.methods):
+        return draw_collapse(file, losses, norms, study.collapses())
+    leads = {method: Line(line.x, _lead(study, method)) for method, line in norms.items()}
+    return draw_collapse(file, leads, norms, study.collapses(), "reward beyond training alone, added up")
+
+
+def _lead(study: Study, method: str) -> Numbers:
+    """What a method earned beyond training alone, added up over the rounds, the mean over seeds."""
+    pairs = zip(study.of(method), study.alone(method), strict=True)
+    each = [np.nancumsum(one.series["reward"] - other.series["reward"]) for one, other in pairs]
+    return np.asarray(np.mean(each, axis=0))
 
 
 def _walk(study: Study, file: Path) -> Path:
@@ -243,8 +253,9 @@ _CAPTIONS = {
     ),
     "collapse": (
         "Does what was learned stay learned?",
-        "Above, the training loss of those who took part in a round; below, the length of the common model, which "
-        "leaps where a training breaks down. A dotted upright marks a collapse.",
+        "Above, the training loss of those who took part in a round, or, where they earn rewards, what they earned "
+        "beyond training alone up to then: a line that turns down for good has lost what it had learned. Below, the "
+        "length of the common model, which leaps where a training breaks down. A dotted upright marks a collapse.",
     ),
     "walk": (
         "From the own model to the common one",

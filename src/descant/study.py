@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from .errors import SettingError, StateError
 from .evaluate import Column, Numbers
 from .federation import Federation, attending
 from .finished import Finished
-from .instruments.findings import of_the_data, over_seeds
+from .instruments.findings import Finding, fallen_behind, of_the_data, over_seeds
 from .metrics import trivial
 from .piece import Data, Model, parties_of
 from .progress import bar
@@ -139,13 +139,24 @@ class Study:
 
     def collapses(self) -> dict[str, int]:
         """The methods that collapsed, each with the first round at which it did, in any seed."""
-        found = [(r.method, f.round) for r in self.results for f in r.findings if f.kind == "collapse" and f.round]
+        found = [(name, at) for name in self.methods for at in self.collapsed(name) if at is not None]
         return {method: min(at for name, at in found if name == method) for method, _ in found}
+
+    def collapsed(self, method: str) -> list[int | None]:
+        """The round at which a method collapsed, or None, one a seed."""
+        each = [[f.round for f in found if f.kind == "collapse" and f.round] for found in self._found(method)]
+        return [min(rounds, default=None) for rounds in each]
 
     def findings(self) -> tuple[str, ...]:
         """What is wrong, in sentences, each once."""
-        found = [f.text for name in self.methods for f in over_seeds([result.findings for result in self.of(name)])]
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(f.text for name in self.methods for f in over_seeds(self._found(name))))
+
+    def _found(self, method: str) -> list[tuple[Finding, ...]]:
+        """The findings of a method, one tuple a seed, with what only training alone beside it can tell."""
+        return [
+            (*result.findings, *_behind(result, beside))
+            for result, beside in zip(self.of(method), self.alone(method), strict=True)
+        ]
 
     def plot(self, kind: str, file: str | Path) -> Path:
         """Draw "curves", "parties", "spikes", "collapse", "walk", "hyper", "presence", "rewards" or "portfolio"."""
@@ -176,6 +187,15 @@ class Study:
         table = [{k: plain(v) if isinstance(v, float) else v for k, v in row.items()} for row in self.table().rows]
         head = {"descant": __version__, "verdict": self.verdict(), "findings": self.findings(), "table": table}
         return json.dumps({**head, "settings": self.settings, "results": [r.to_json() for r in self.results]})
+
+
+def _behind(result: Result, beside: Result) -> Iterator[Finding]:
+    if any(finding.kind == "collapse" for finding in result.findings):
+        return
+    if "reward" in result.series and "reward" in beside.series:
+        found = fallen_behind(result.method, result.series, beside.series["reward"])
+        if found is not None:
+            yield found
 
 
 def compare(

@@ -72,8 +72,9 @@ def _who(study: Study, method: str) -> Iterator[str]:
 def _events(study: Study) -> Iterator[str]:
     """Collapses and refusals."""
     for method, at in study.collapses().items():
-        seeds = [any(f.kind == "collapse" and f.round for f in r.findings) for r in study.of(method)]
-        some = "" if all(seeds) else f" with {sum(seeds)} of {len(seeds)} seeds"
+        seeds = study.collapsed(method)
+        fell = sum(found is not None for found in seeds)
+        some = "" if fell == len(seeds) else f" with {fell} of {len(seeds)} seeds"
         yield f"{method} collapsed at round {at}{some}."
     refused = sum(result.refused for result in study.results)
     if refused:

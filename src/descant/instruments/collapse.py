@@ -37,10 +37,11 @@ def biggest_jump(changes: Sequence[float]) -> tuple[int, float] | None:
     return found
 
 
-def lasting_fall(values: Sequence[float], higher_is_better: bool) -> int | None:
+def lasting_fall(values: Sequence[float], higher_is_better: bool, shares: bool = True) -> int | None:
     """The place from which on more than half of what had been gained is lost, to the end; None if it is not.
 
-    A drift of a few points of the scale is none, nor is what goes to and fro all the time.
+    A drift of a few points of the scale is none, nor is what goes to and fro all the time. ``shares``: numbers from 0
+    to 1 are parts of 1, such as accuracies.
 
     >>> lasting_fall([0.2, 0.5, 0.7, 0.8, 0.3, 0.2, 0.25], higher_is_better=True)
     4
@@ -59,11 +60,36 @@ def lasting_fall(values: Sequence[float], higher_is_better: bool) -> int | None:
     steps = np.diff(score[: at + 1])
     usual = float(np.median(-steps[steps < 0])) if (steps < 0).any() else 0.0
     fallen = best[at] - np.median(score[at + 1 :])
-    return int(places[at + 1]) if fallen > max(NOISE * usual, POINTS * _scale(given[places[: at + 1]])) else None
+    scale = _scale(given[places[: at + 1]], shares)
+    return int(places[at + 1]) if fallen > max(NOISE * usual, POINTS * scale) else None
 
 
-def _scale(before: Numbers) -> float:
+def _scale(before: Numbers, shares: bool) -> float:
     """What a fall is held against: 1 for shares, such as accuracies, else the largest number before it."""
     most = float(np.abs(before[np.isfinite(before)]).max(initial=0.0))
-    shares = before.min() >= 0 and most <= 1
-    return 1.0 if shares else most
+    return 1.0 if shares and before.min() >= 0 and most <= 1 else most
+
+
+def fell_behind(earned: Sequence[float] | Numbers, alone: Sequence[float] | Numbers) -> int | None:
+    """The place from which on less than half is earned of what training alone earns in the same rounds, to the end.
+
+    What is earned in a round depends on its days more than on what was learned, and they are the same for both. The
+    place is where the lead over training alone, added up, is largest. None if there is none, or nobody earns.
+
+    >>> fell_behind([5, -1, 5, 4, 6, 3, 0, 0, 0, 0], [5, -1, 5, 4, 6, 3, 4, -2, 6, 4])
+    6
+    """
+    mine, others = np.asarray(earned, dtype=float), np.asarray(alone, dtype=float)
+    if len(mine) != len(others) or not (known := np.isfinite(mine) & np.isfinite(others)).any():
+        return None
+    lead = np.cumsum(np.where(known, mine - others, 0.0))
+    at = len(lead) - int(np.argmax(lead[::-1]))  # behind the last of the largest
+    before, after = slice(0, at), slice(at, None)
+    if at < LEAST or len(mine) - at < STAYS:
+        return None
+
+    def half(rounds: slice) -> bool:
+        found = others[rounds][known[rounds]].sum()
+        return bool(found > 0 and mine[rounds][known[rounds]].sum() < FALL * found)
+
+    return at if half(after) and not half(before) else None

@@ -14,7 +14,7 @@ from ..penalties import HalfSquare, Norm1, Norm2
 from ..solvers import Sgd
 from ..spending import EPSILON, promised
 from ..standing import ASKED
-from .collapse import biggest_jump, lasting_fall
+from .collapse import Numbers, biggest_jump, fell_behind, lasting_fall
 from .coverage import coverage
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def collapse(name: str, history: Sequence[Mapping[str, Any]], higher_is_better: 
     jump = biggest_jump([entry.get("change", math.nan) for entry in history])
     told = "" if jump is None else f"the model of {name} jumped {jump[1]:.3g}× at round {rounds[jump[0]]}"
     if any("reward" in entry for entry in history):  # the error of agents grows with what they come to expect
-        fall = lasting_fall([entry.get("reward", math.nan) for entry in history], higher_is_better=True)
+        fall = lasting_fall([entry.get("reward", math.nan) for entry in history], higher_is_better=True, shares=False)
     else:
         fall = lasting_fall([entry.get("loss", math.nan) for entry in history], higher_is_better=False)
     if fall is None:
@@ -137,6 +137,19 @@ def collapse(name: str, history: Sequence[Mapping[str, Any]], higher_is_better: 
     if jump is None:
         return None
     return Finding("jump", _capital(f"{told}, against its usual change in a round."), rounds[jump[0]])
+
+
+def fallen_behind(name: str, earned: Mapping[str, Numbers], alone: Numbers) -> Finding | None:
+    """Whether agents or desks earn, from some round on, less than half of what they earn by training alone."""
+    at = fell_behind(earned["reward"], alone)
+    if at is None:
+        return None
+    begins = int(earned["round"][at])
+    return Finding(
+        "collapse",
+        _capital(f"{name} earned less than half of what training alone did from round {begins} on: collapse."),
+        begins,
+    )
 
 
 def gone_back(name: str, history: Sequence[Mapping[str, Any]]) -> Finding | None:
