@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from descant import Federation, Trader, algorithms, parties, problems
 from descant.engines import InProcess, Processes
 from descant.flat import Net
+from descant.instruments import traded
 from descant.parties import Desk
 from descant.portfolio import Market, follow, generated
 from descant.solvers.layers import Into
@@ -316,6 +317,20 @@ def test_desks_of_unlike_age_and_on_disk_are_the_same() -> None:
         return made(attend=3, **rest).fit(4, progress=False).hash()
 
     assert hashed() == hashed(engine=partial(Bytes, pieces=3)) == hashed(budget=0)
+
+
+def test_every_desk_pays_its_own_cost(tmp_path: Path) -> None:
+    """Whoever stands beside, a desk learns and earns as it does among those who pay as much."""
+    alike = [desks(4, cost=cost) for cost in (0.002, 0.0, 0.1)]
+    mixed = parties.People([alike[k % 3]._source(str(k)) for k in range(4)])
+    beside, *alone = (made("cnn", algorithms.Local(), people=one).fit(2, progress=False) for one in (mixed, *alike))
+    found, *expected = (traded(fed) for fed in (beside, *alone))
+    for k in range(4):
+        assert torch.equal(models(beside)[k + 1], models(alone[k % 3])[k + 1])
+        for part in ("growth", "uniform", "hold"):
+            assert np.array_equal(getattr(found, part)[k], getattr(expected[k % 3], part)[k])
+        assert beside.scores().own.values[k] == alone[k % 3].scores().own.values[k]
+    assert beside.plot("portfolio", tmp_path / "value.png").exists()
 
 
 def test_worker_processes_do_the_same() -> None:
