@@ -277,6 +277,27 @@ def test_late_starters_are_told_of() -> None:
     assert len(later["0"].prices) == len(people["0"].prices) - 30  # type: ignore[attr-defined]
 
 
+def test_days_and_moves_that_are_odd_are_told_of_in_few_words() -> None:
+    def note(prices: Any = MARKET.prices, kept: Any = slice(None), **rest: Any) -> str:
+        market = Market.made(MARKET.dates[kept], MARKET.names, prices[kept])
+        return parties.desks(market, **{**GIVEN, "assets": 6, "count": 1, **rest}).note
+
+    assert not note() and not note(train=("2006-01-01", "2007-12-31"))
+    assert not note(kept=np.arange(len(MARKET.dates)) % 6 != 0)
+    assert note(train=("2004", "2007")) == "learned by 2006-01-02 to 2007-12-31 only"
+    assert note(test=("2008-07", "2009")) == "tested on 2008-07-01 to 2008-12-31 only"
+    days = (MARKET.dates < np.datetime64("2007-03-01")) | (MARKET.dates > np.datetime64("2007-03-13"))
+    assert note(kept=days) == "no prices between 2007-02-28 and 2007-03-14"
+    split = MARKET.prices.copy()
+    split[MARKET.dates >= np.datetime64("2006-05-03"), 3] /= 7
+    assert note(split).startswith("A04 moves by × 0.14") and note(split).endswith(" on 2006-05-03 (a split?)")
+    split[MARKET.dates >= np.datetime64("2007-05-03"), 1] *= 4
+    assert note(split).endswith("(a split?), and 1 more")
+    given = {name: value for name, value in GIVEN.items() if name != "assets"}
+    whole = Market.made(MARKET.dates, MARKET.names, split)
+    assert not parties.desks(whole, holdings={"north": ["A01", "A03"]}, **given).note  # nobody trades those
+
+
 def test_universes_are_the_further_apart_the_fewer_assets_they_share() -> None:
     fed = Federation(NET, desks(6), algorithms.FedAvg(), solver=TRADER)
     found = universes(fed, every=2)

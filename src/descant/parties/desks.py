@@ -17,6 +17,7 @@ from ..errors import PartyError, SettingError
 from ..portfolio import Market, generated, read
 from ..portfolio.augment import AUGMENTERS
 from ..portfolio.market import period
+from ..portfolio.remarks import remarks
 from ..seeds import stream
 from ..settings import check, setting, unknown
 from .agents import Bare
@@ -125,8 +126,8 @@ def desks(
     kinds = _kinds(augment)
     whole = _market(market, data)
     if own is not None:
-        whole = whole.only(list(dict.fromkeys(chain(*own.values()))))
-    learned, tested = (_period(name, days) for name, days in (("train", train), ("test", test)))
+        whole = whole.only(_all(own))
+    learned, tested = _period("train", train), _period("test", test)
     for first, last in (learned, tested):
         whole.between(first, last)  # where there are no prices, that is told first
     used = whole.between(min(learned[0], tested[0]), max(learned[1], tested[1])).complete(missing)
@@ -139,7 +140,13 @@ def desks(
         _desk(name, used, before, after, held, window, cost, kinds[k % len(kinds)])
         for k, (name, held) in enumerate(own.items())
     ]
-    return People(made, note=used.note)  # type: ignore[arg-type]
+    said = [used.note, *remarks(used.only(_all(own)), learned, tested)]
+    return People(made, note="; ".join(filter(None, said)))  # type: ignore[arg-type]
+
+
+def _all(own: Mapping[str, Sequence[str]]) -> list[str]:
+    """The assets of all desks, each once."""
+    return list(dict.fromkeys(chain(*own.values())))
 
 
 def _kinds(augment: Sequence[str] | str) -> list[str]:
