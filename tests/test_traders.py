@@ -59,6 +59,17 @@ def test_desks_hold_what_they_are_said_to_hold() -> None:
     assert fed.people.names == ("north", "south") and "north" in str(fed.table())
 
 
+def test_the_recipe_of_the_page_on_desks_runs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "portfolio.md").read_text(encoding="utf-8")
+    names = page.partition("\ndate,")[2].split("\n")[0]
+    made = generated(assets=6)
+    rows = [f"{day},{','.join(map(str, row))}\n" for day, row in zip(made.dates, made.prices.tolist(), strict=True)]
+    (tmp_path / "prices.csv").write_text(f"date,{names}\n{''.join(rows)}")
+    (tmp_path / "desks.toml").write_text(page.partition("```toml\n")[2].partition("```")[0])
+    fed = read(tmp_path / "desks.toml").set("work.iterations=2").federation().fit(1, progress=False)
+    assert fed.people.names == ("north", "south", "west") and not fed.people.note
+
+
 def test_late_assets_matter_where_they_are_held() -> None:
     prices = MARKET.prices.copy()
     prices[:30, 5] = np.nan  # A06
