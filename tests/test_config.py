@@ -470,3 +470,43 @@ def test_a_recipe_may_begin_with_the_mark_of_its_encoding(tmp_path):
 
 def test_a_method_that_is_named_twice_is_compared_once():
     assert [made.name for made in tiny().algorithms(["fedavg", "local", "fedavg"])] == ["FedAvg", "Local"]
+
+
+DESKS = """
+count = 2
+assets = 2
+window = 2
+train = ["2019-01-01", "2019-01-06"]
+test = ["2019-01-07", "2019-01-09"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("population", "key", "more"),
+    [("desks", "market", DESKS), ("csv", "file", "label = 'A'"), ("npz", "file", ""), ("words", "folder", "")],
+)
+def test_files_of_parties_are_found_beside_their_recipe_and_when_it_goes_on(
+    tmp_path, monkeypatch, population, key, more
+):
+    file = tmp_path / "sub" / "prices.csv"
+    file.parent.mkdir()
+    file.write_text("date,A,B\n" + "".join(f"2019-01-0{day},{day},{day}\n" for day in range(1, 10)))
+    text = f"[parties]\npopulation = '{population}'\n{key} = 'prices.csv'\n{more}"
+    (file.parent / "mine.toml").write_text(f"{text}\n[sweep.parties]\n{key} = ['prices.csv']\n")
+    monkeypatch.chdir(tmp_path)
+    there = read("sub/mine.toml")
+    assert there.tables["parties"][key] == there.tables["sweep"]["parties"][key][0] == "sub/prices.csv"
+    kept, digest = there.text, there.digest
+    monkeypatch.chdir(file.parent)
+    assert read("mine.toml").digest == read(kept).digest == digest  # it lies elsewhere, and is the same
+    monkeypatch.chdir("/")
+    assert read(kept).tables["parties"][key] == str(file) and read(kept).text == kept
+    if population == "desks":
+        assert len(read(kept).people()()) == 2
+
+
+@pytest.mark.parametrize("market", ["sp500", "generated", "sp50"])
+def test_names_of_markets_are_no_files(tmp_path, market):
+    (tmp_path / "mine.toml").write_text(f"[parties]\npopulation = 'desks'\nmarket = '{market}'\n")
+    found = read(tmp_path / "mine.toml")
+    assert found.tables["parties"]["market"] == market and f'"{market}"' in found.text

@@ -143,7 +143,16 @@ def test_dates_may_come_as_dates_or_with_the_time_of_day() -> None:
             "a date such as 2018-12-31, or a year. Got 'today'",
         ),
         (lambda market: market.between("2019", "2019-02-30"), SettingError, "Got '2019-02-30'"),
-        (lambda market: market.only(["A", "D"]), SettingError, "no asset 'D'. Allowed: A, B, C"),
+        (
+            lambda market: market.only(["A", "D"]),
+            SettingError,
+            "no asset 'D' in prices.csv: it has 3, such as A, B, C.",
+        ),
+        (
+            lambda market: generated().only(["a7"]),
+            SettingError,
+            "no asset 'a7' in the generated market: it has 30, near",
+        ),
         (lambda market: market.only(["A", "A"]), PartyError, "the asset 'A' occurs 2 times"),
         (lambda market: market.complete("excluded"), SettingError, "Did you mean 'exclude'? Allowed: exclude, later"),
         (
@@ -243,6 +252,10 @@ def test_a_parquet_file_without_pyarrow_names_what_to_install(tmp_path: Path, mo
         ),
         ([["Date", "A", "B"], ["2019-01-02", "1"]], "the row of 2019-01-02 has 2 fields. Expected 3 fields a row"),
         ([["Date", "A"]], "it has no rows. Expected daily prices: an .npz file with"),
+        (
+            [["Date;A;B"], ["2019-01-02;1", "5;2"]],
+            "its first line is Date;A;B. Expected a .csv file with commas between the fields and points in the prices",
+        ),
         ([["Date"], ["2019-01-02"]], "it has no assets. Expected daily prices: an .npz file with"),
         ([], "it has no rows. Expected daily prices: an .npz file with"),
     ],

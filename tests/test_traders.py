@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from descant import Federation, Sgd, Study, Trader, algorithms, compare, parties, problems
+from descant.config import read
 from descant.errors import DescantWarning, ModelError, PartyError, SettingError
 from descant.instruments import traded, universes
 from descant.instruments.traded import Traded, paths
@@ -37,6 +38,64 @@ def test_desks_draw_their_own_assets_and_keep_them_whoever_stands_beside() -> No
     assert {desk.augment for desk in many.values()} == {"gbm", "vom"}  # type: ignore[attr-defined]
     narrow = desks(30, universe=4)
     assert len({asset for desk in narrow.values() for asset in desk.assets}) == 4  # type: ignore[attr-defined]
+
+
+HELD = {"north": ["A02", "A01"], "south": ["A02", "A06"]}
+
+
+def test_desks_hold_what_they_are_said_to_hold() -> None:
+    given = {name: value for name, value in GIVEN.items() if name != "assets"}
+    people = parties.desks(MARKET, holdings=HELD, augment="none", **given)
+    found: dict[str, Any] = dict(people.items())
+    assert {name: list(desk.assets) for name, desk in found.items()} == HELD
+    days = np.isin(MARKET.dates, found["north"].dates)
+    np.testing.assert_array_equal(found["north"].test[5:], MARKET.prices[days][:, [1, 0]])
+    text = (
+        "[parties]\npopulation = 'desks'\nmarket = 'generated'\n[parties.holdings]\nnorth = ['A02']\nsouth = ['A01']\n"
+    )
+    made: Any = read(read(text).text).people()()  # type: ignore[operator]
+    assert [made[name].assets for name in made] == [("A02",), ("A01",)]
+    fed = Federation(NET, people, algorithms.FedAvg(), solver=TRADER).fit(1, progress=False)
+    assert fed.people.names == ("north", "south") and "north" in str(fed.table())
+
+
+def test_the_recipe_of_the_page_on_desks_runs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "portfolio.md").read_text(encoding="utf-8")
+    names = page.partition("\ndate,")[2].split("\n")[0]
+    made = generated(assets=6)
+    rows = [f"{day},{','.join(map(str, row))}\n" for day, row in zip(made.dates, made.prices.tolist(), strict=True)]
+    (tmp_path / "prices.csv").write_text(f"date,{names}\n{''.join(rows)}")
+    (tmp_path / "desks.toml").write_text(page.partition("```toml\n")[2].partition("```")[0])
+    fed = read(tmp_path / "desks.toml").set("work.iterations=2").federation().fit(1, progress=False)
+    assert fed.people.names == ("north", "south", "west") and not fed.people.note
+
+
+def test_late_assets_matter_where_they_are_held() -> None:
+    prices = MARKET.prices.copy()
+    prices[:30, 5] = np.nan  # A06
+    late = Market.made(MARKET.dates, MARKET.names, prices)
+    given = {name: value for name, value in GIVEN.items() if name != "assets"}
+    with pytest.raises(PartyError, match=r"Desk 'south' holds A06, which begins after 2006-01-02: .*missing = 'later'"):
+        parties.desks(late, holdings=HELD, **given)
+    assert "when A06 begins" in parties.desks(late, holdings=HELD, missing="later", **given).note
+    assert not parties.desks(late, holdings={"north": HELD["north"]}, missing="later", **given).note
+
+
+@pytest.mark.parametrize(
+    ("holdings", "told"),
+    [
+        ({}, "at least one party"),
+        (["A01"], r"The 'holdings' of desks give each desk a list of assets, such as .* Got \['A01'\]"),
+        ({"north": "A01"}, "give each desk a list of assets"),
+        ({"north": []}, "give each desk a list of assets"),
+        ({"north": ["A01", "A01"]}, "Desk 'north' holds A01 twice"),
+        ({"north": ["a1", "A02"]}, "no asset 'a1' in the generated market: it has 6, near it A01"),
+        ({"north": ["A01"], "south": ["A01", "A02"]}, "as many assets as the others.* Got 1 in 'north', 2 in 'south'"),
+    ],
+)
+def test_what_cannot_be_held_is_told(holdings: Any, told: str) -> None:
+    with pytest.raises((PartyError, SettingError), match=told):
+        parties.desks(MARKET, holdings=holdings)
 
 
 def test_a_test_begins_with_what_the_last_day_of_training_earns() -> None:
@@ -155,6 +214,7 @@ def test_others_have_no_portfolio_to_draw(tmp_path: Path) -> None:
         ({"cost": -0.1}, "cost"),
         ({"window": 400}, "too few for a window of 400"),
         ({"missing": "ignore"}, "missing"),
+        ({"holdings": {"north": ["A01"]}}, "Give desks 'holdings', or how they are drawn .*'assets'.*, not both"),
     ],
 )
 def test_what_cannot_be_a_desk_is_told(changed: dict[str, Any], told: str) -> None:
@@ -180,6 +240,18 @@ def test_what_cannot_trade_is_told_before_the_work() -> None:
         made(NET, solver=Trader(batch=2000))
     with pytest.raises(PartyError, match=r"no file .*nowhere.csv"):
         parties.desks("nowhere.csv")
+    for market in ("sp50", None, 7):
+        with pytest.raises(SettingError, match=f"must be 'sp500', 'generated', .* file .* Got {market!r}"):
+            parties.desks(market)  # type: ignore[arg-type]
+
+
+def test_an_asset_that_begins_in_the_test_leaves_no_day_to_learn_by() -> None:
+    prices = MARKET.prices.copy()
+    prices[MARKET.dates < np.datetime64("2008-01-20"), 2] = np.nan
+    with pytest.raises(
+        PartyError, match=r"No day to learn by is left: without .* when A03 begins\. Set missing = 'exc"
+    ):
+        parties.desks(Market.made(MARKET.dates, MARKET.names, prices), missing="later", **GIVEN)
 
 
 def test_a_generator_that_blows_up_leaves_its_desk_on_real_prices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,6 +286,27 @@ def test_late_starters_are_told_of() -> None:
     assert MARKET.names[2] in people.note
     later = parties.desks(Market.made(MARKET.dates, MARKET.names, prices), count=2, missing="later", **GIVEN)
     assert len(later["0"].prices) == len(people["0"].prices) - 30  # type: ignore[attr-defined]
+
+
+def test_days_and_moves_that_are_odd_are_told_of_in_few_words() -> None:
+    def note(prices: Any = MARKET.prices, kept: Any = slice(None), **rest: Any) -> str:
+        market = Market.made(MARKET.dates[kept], MARKET.names, prices[kept])
+        return parties.desks(market, **{**GIVEN, "assets": 6, "count": 1, **rest}).note
+
+    assert not note() and not note(train=("2006-01-01", "2007-12-31"))
+    assert not note(kept=np.arange(len(MARKET.dates)) % 6 != 0)
+    assert note(train=("2004", "2007")) == "learned by 2006-01-02 to 2007-12-31 only"
+    assert note(test=("2008-07", "2009")) == "tested on 2008-07-01 to 2008-12-31 only"
+    days = (MARKET.dates < np.datetime64("2007-03-01")) | (MARKET.dates > np.datetime64("2007-03-13"))
+    assert note(kept=days) == "no prices between 2007-02-28 and 2007-03-14"
+    split = MARKET.prices.copy()
+    split[MARKET.dates >= np.datetime64("2006-05-03"), 3] /= 7
+    assert note(split).startswith("A04 moves by × 0.14") and note(split).endswith(" on 2006-05-03 (a split?)")
+    split[MARKET.dates >= np.datetime64("2007-05-03"), 1] *= 4
+    assert note(split).endswith("(a split?), and 1 more")
+    given = {name: value for name, value in GIVEN.items() if name != "assets"}
+    whole = Market.made(MARKET.dates, MARKET.names, split)
+    assert not parties.desks(whole, holdings={"north": ["A01", "A03"]}, **given).note  # nobody trades those
 
 
 def test_universes_are_the_further_apart_the_fewer_assets_they_share() -> None:

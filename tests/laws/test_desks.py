@@ -6,7 +6,7 @@ They hold for Fed+ v1 §9 and v2 §8.2, and for the errata: rows 27 (the fee), 2
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, partial, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from descant import Federation, Trader, algorithms, parties, problems
 from descant.engines import InProcess, Processes
 from descant.flat import Net
+from descant.instruments import traded
 from descant.parties import Desk
 from descant.portfolio import Market, follow, generated
+from descant.portfolio.gan import Gan
 from descant.solvers.layers import Into
 from descant.solvers.sloped import LogReturn, log_softmax
 from descant.solvers.stacked import Kernel, Stack, kernel_of
@@ -30,7 +32,14 @@ from fakes import Bytes
 from problems import METHODS
 
 KINDS = ("cnn", "rnn", "lstm")
+AUGMENT = ("gbm", "none", "vom", "gan")
 TRADER = Trader(lr=1e-3, iterations=6, batch=8, renew=10, year=20)
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adversarial networks play for a few steps only."""
+    monkeypatch.setattr(Gan, "__init__", partialmethod(Gan.__init__, steps=3))
 
 
 @cache
@@ -39,7 +48,7 @@ def market() -> Market:
 
 
 def desks(count: int = 5, **rest: Any) -> parties.People:
-    given = {"train": ("2006", "2007"), "test": ("2008", "2008-03"), "augment": ("gbm", "none", "vom"), **rest}
+    given = {"train": ("2006", "2007"), "test": ("2008", "2008-03"), "augment": AUGMENT, **rest}
     return parties.desks(market(), count=count, assets=4, window=10, **given)
 
 
@@ -158,7 +167,7 @@ def test_training_never_touches_the_days_of_the_test() -> None:
         count=5,
         assets=4,
         window=10,
-        augment=("gbm", "none", "vom"),
+        augment=AUGMENT,
         train=("2006", "2007"),
         test=("2008", "2008-03"),
     )
@@ -318,12 +327,27 @@ def test_desks_of_unlike_age_and_on_disk_are_the_same() -> None:
     assert hashed() == hashed(engine=partial(Bytes, pieces=3)) == hashed(budget=0)
 
 
+def test_every_desk_pays_its_own_cost(tmp_path: Path) -> None:
+    """Whoever stands beside, a desk learns and earns as it does among those who pay as much."""
+    alike = [desks(4, cost=cost) for cost in (0.002, 0.0, 0.1)]
+    mixed = parties.People([alike[k % 3]._source(str(k)) for k in range(4)])
+    beside, *alone = (made("cnn", algorithms.Local(), people=one).fit(2, progress=False) for one in (mixed, *alike))
+    found, *expected = (traded(fed) for fed in (beside, *alone))
+    for k in range(4):
+        assert torch.equal(models(beside)[k + 1], models(alone[k % 3])[k + 1])
+        for part in ("growth", "uniform", "hold"):
+            assert np.array_equal(getattr(found, part)[k], getattr(expected[k % 3], part)[k])
+        assert beside.scores().own.values[k] == alone[k % 3].scores().own.values[k]
+    assert beside.plot("portfolio", tmp_path / "value.png").exists()
+
+
 def test_worker_processes_do_the_same() -> None:
     processes = Processes(workers=2, threads=1)
     try:
-        fed = made(people=desks, engine=processes)
+        people = partial(desks, augment=AUGMENT[:3])  # nobody hastens those who play there
+        fed = made(people=people, engine=processes)
         fed._engine.wait()  # type: ignore[attr-defined]
-        assert fed.fit(2, progress=False).hash() == made().fit(2, progress=False).hash()
+        assert fed.fit(2, progress=False).hash() == made(people=people).fit(2, progress=False).hash()
     finally:
         processes.close()
 
@@ -334,8 +358,9 @@ def test_what_was_saved_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> No
     made().fit(2, progress=False).save(tmp_path / "run")
     again = made(people=desks()).load(tmp_path / "run")
     assert again.fit(2, progress=False).hash() == whole.hash()
-    kept = again._engine.memory.get("0")
-    assert kept["desk.held"].shape == (len(desks()["0"].prices) + 20, 4) and len(kept["desk.generator"])  # type: ignore[attr-defined]
+    for name in "03":  # by Brownian motion, and by an adversarial network
+        kept = again._engine.memory.get(name)
+        assert kept["desk.held"].shape == (len(desks()[name].prices) + 20, 4) and len(kept["desk.generator"])  # type: ignore[attr-defined]
     for other in (desks(cost=0.01), desks(augment=("gbm", "none", "gbm"))):
         with pytest.raises(Exception, match="saved by another federation: data"):
             made(people=other).load(tmp_path / "run")

@@ -16,7 +16,8 @@ title = "Two methods on digits"
 [quick]     what a short form changes, table by table;    [sweep] lists of values to go through
 [[paper]]   what the paper prints                         (`Figure`)
 
-The paths of a schedule and of a vault are relative to the recipe's folder; a run keeps them whatever becomes of it.
+The paths of a schedule, of a vault and of parties' files are relative to the recipe's folder. A run keeps what a
+schedule says, and where the others are.
 
 Light to import: torch waits until something is made.
 """

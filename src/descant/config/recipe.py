@@ -17,7 +17,7 @@ from . import toml
 from .keywords import keywords_for
 from .methods import ALONE, ending, method, rounds_of, warn_beyond
 from .parts import ATTENDANCE, Figure, Length, at_address, chosen, engine_of, record_of, sealing
-from .paths import located, self_contained
+from .paths import last_part, located, self_contained
 from .shape import check_shape
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Recipe:
     @property
     def digest(self) -> str:
         """Of what decides the numbers: not of words, seeds, engine or where the data is."""
-        whole = replace(self, tables=self_contained(self.tables))
+        whole = replace(self, tables=self_contained(self.tables, place=last_part))
         counted = {key: dict(whole._table(key)) for key in ("run", "parties", "model", "work", "sweep")}
         rest = {"run": ("seeds", "seed", "engine", "address"), "parties": ("data",), "model": ("data",)}
         for table, keys in rest.items():

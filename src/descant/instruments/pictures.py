@@ -16,6 +16,7 @@ from ..pictures import draw_collapse, draw_hyper, draw_rewards, draw_spikes, dra
 from ..portfolio import hold, uniform
 from ..portfolio.measures import values
 from ..settings import unknown
+from ..solvers.backtests import terms_of
 from ..timeline import Presence, draw_presence
 from .findings import collapse, of_the_data
 from .traded import desks_of, paths
@@ -98,11 +99,11 @@ def _rewards(federation: Federation, file: Path) -> Path:
 
 def _portfolio(federation: Federation, file: Path) -> Path:
     desks = desks_of(federation)
-    relatives, cost = np.stack([desk.relatives for desk in desks]), desks[0].cost
+    terms = terms_of(desks)
     walks = {
         federation.algorithm.name: paths(federation, federation.people.names),
-        UNIFORM: uniform(relatives, cost),
-        HOLD: hold(relatives, cost),
+        UNIFORM: uniform(*terms),
+        HOLD: hold(*terms),
     }
     means = {name: values(path.growth).mean(0) for name, path in walks.items()}
     return draw_values(file, means, [str(day) for day in desks[0].dates])

@@ -13,7 +13,7 @@ from ..errors import SettingError
 from ..evaluate import Numbers, personal_row
 from ..parties import Desk, People
 from ..portfolio import Path, hold, measures, uniform
-from ..solvers.backtests import walked
+from ..solvers.backtests import terms_of, walked
 
 if TYPE_CHECKING:
     from ..federation import Federation
@@ -102,8 +102,8 @@ def traded(federation: Federation) -> Traded | None:
     found = paths(federation, names)
     beside = {}
     if federation.algorithm.advance is stay:
-        relatives, cost = np.stack([desk.relatives for desk in desks]), desks[0].cost
-        beside = {"uniform": uniform(relatives, cost).growth, "hold": hold(relatives, cost).growth}
+        terms = terms_of(desks)
+        beside = {"uniform": uniform(*terms).growth, "hold": hold(*terms).growth}
     weights = found.weights
     shares = {"cash": weights[..., 0].mean(1), "largest": weights[..., 1:].max(2).mean(1)}
     dates = tuple(str(day) for day in desks[0].dates)

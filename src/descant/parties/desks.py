@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,11 +16,13 @@ from torch import Tensor
 from ..errors import PartyError, SettingError
 from ..portfolio import Market, generated, read
 from ..portfolio.augment import AUGMENTERS
+from ..portfolio.market import period
+from ..portfolio.remarks import remarks
 from ..seeds import stream
 from ..settings import check, setting, unknown
 from .agents import Bare
 from .folder import locate
-from .people import People
+from .people import People, check_names
 
 Array = NDArray[Any]
 
@@ -90,7 +93,7 @@ class _Settings:
 
 
 def desks(
-    market: Market | str = "sp500",
+    market: Market | str | Path = "sp500",
     count: int = 10,
     assets: int = 9,
     universe: int | None = None,
@@ -102,48 +105,117 @@ def desks(
     missing: Literal["exclude", "later"] = "exclude",
     seed: int = 0,
     data: str | Path | None = None,
+    holdings: Mapping[str, Sequence[str]] | None = None,
 ) -> People:
     """Portfolio desks, each with assets of its own out of a market's (Fed+ v1 §4.2, v2 §8.2).
 
     `market` is "sp500" (a file of the data folder), "generated", the path of a file with prices, or a
     `portfolio.Market`. `train` and `test` are the first and the last day of each, or years. Desks take the kinds of
-    `augment` in turn: each makes up prices of its own by one of them.
+    `augment` in turn: each makes up prices of its own by one of them. `holdings` are the assets of each desk by its
+    name; without them, `count`, `assets`, `universe` and `seed` say how they are drawn.
 
     >>> people = desks("generated", count=3, assets=4, universe=6)
     >>> people["2"]
     Desk('2', 4 assets, 3391 days, 261 to test)
+    >>> desks("generated", holdings={"north": ["A01", "A07"], "south": ["A02", "A07"]})["south"].assets
+    ('A02', 'A07')
     """
-    check(_Settings(count, assets, universe, window, cost, missing), "desks")
+    settings = _Settings(count, assets, universe, window, cost, missing)
+    check(settings, "desks")
+    own = None if holdings is None else _held(holdings, settings)
+    kinds = _kinds(augment)
+    whole = _market(market, data)
+    if own is not None:
+        whole = whole.only(_all(own))
+    learned, tested = _period("train", train), _period("test", test)
+    for first, last in (learned, tested):
+        whole.between(first, last)  # where there are no prices, that is told first
+    used = whole.between(min(learned[0], tested[0]), max(learned[1], tested[1])).complete(missing)
+    before, after = _parted(used, learned, tested, window)
+    if own is None:
+        names = _chosen(used.names, universe, assets, seed)
+        own = {str(k): _drawn(names, assets, seed, k) for k in range(count)}
+    _check_late(own, used)
+    made = [
+        _desk(name, used, before, after, held, window, cost, kinds[k % len(kinds)])
+        for k, (name, held) in enumerate(own.items())
+    ]
+    said = [used.note, *remarks(used.only(_all(own)), learned, tested)]
+    return People(made, note="; ".join(filter(None, said)))  # type: ignore[arg-type]
+
+
+def _all(own: Mapping[str, Sequence[str]]) -> list[str]:
+    """The assets of all desks, each once."""
+    return list(dict.fromkeys(chain(*own.values())))
+
+
+def _kinds(augment: Sequence[str] | str) -> list[str]:
     kinds = [augment] if isinstance(augment, str) else list(augment)
     for kind in kinds or ["(none is given)"]:
         if kind not in AUGMENTERS:
             raise unknown("augmentation", str(kind), AUGMENTERS)
-    whole = _market(market, data)
-    learned, tested = (_period(name, days) for name, days in (("train", train), ("test", test)))
-    for first, last in (learned, tested):
-        whole.between(first, last)  # where there are no prices, that is told first
-    used = whole.between(min(learned[0], tested[0]), max(learned[1], tested[1])).complete(missing)
-    before, after = used.between(*learned), used.between(*tested)
+    return kinds
+
+
+def _held(holdings: Mapping[str, Sequence[str]], settings: _Settings) -> dict[str, tuple[str, ...]]:
+    """The assets of each desk, as they were given."""
+    drawn = [name for name in ("count", "assets", "universe") if getattr(settings, name) != getattr(_Settings, name)]
+    if drawn:
+        raise SettingError(f"Give desks 'holdings', or how they are drawn ({', '.join(map(repr, drawn))}), not both.")
+    if not isinstance(holdings, Mapping) or not all(map(_are_names, holdings.values())):
+        form = "give each desk a list of assets, such as {'north': ['AAPL', 'MSFT']}"
+        raise SettingError(f"The 'holdings' of desks {form}. Got {holdings!r:.80}.")
+    found = dict(zip(check_names(list(holdings)), map(tuple, holdings.values()), strict=True))
+    for name, assets in found.items():
+        twice = [asset for asset in assets if assets.count(asset) > 1]
+        if twice:
+            raise SettingError(f"Desk {name!r} holds {twice[0]} twice.")
+    sizes = {len(assets): f"{len(assets)} in {name!r}" for name, assets in found.items()}
+    if len(sizes) > 1:
+        told = "A desk must hold as many assets as the others, because their models are computed as one stack"
+        raise SettingError(f"{told}. Got {', '.join(sizes.values())}.")
+    return found
+
+
+def _check_late(own: Mapping[str, Sequence[str]], used: Market) -> None:
+    for name, assets in own.items():
+        late = [asset for asset in assets if asset not in used.names]
+        if late:
+            told = f"Desk {name!r} holds {', '.join(late)}, which begins after {used.dates[0]}"
+            raise PartyError(f"{told}: let 'train' begin later, or set missing = 'later'.")
+
+
+def _are_names(assets: Any) -> bool:
+    listed = isinstance(assets, Sequence) and not isinstance(assets, str) and len(assets) > 0
+    return listed and all(isinstance(asset, str) for asset in assets)
+
+
+def _market(given: Market | str | Path, data: str | Path | None) -> Market:
+    if isinstance(given, Market):
+        return given
+    if given == "generated":
+        return generated()
+    if not isinstance(given, str | Path) or not (given == "sp500" or Path(given).suffix):
+        raise SettingError(
+            "The 'market' of desks must be 'sp500', 'generated', the path of a .csv, .npz or .parquet file of daily "
+            f"prices, or a portfolio.Market. Got {given!r}."
+        )
+    return read(locate("sp500", data)[0] if given == "sp500" else given)
+
+
+def _parted(used: Market, learned: tuple[str, str], tested: tuple[str, str], window: int) -> tuple[Market, Market]:
+    """The days to learn by, and those of the test."""
+    after = used.between(*tested)
+    if used.dates[0] > period(learned[1])[1] and used.note:
+        raise PartyError(f"No day to learn by is left: {used.note}. Set missing = 'exclude' to do without that asset.")
+    before = used.between(*learned)
     if before.dates[-1] >= after.dates[0]:
         raise SettingError(
             f"The test begins on {after.dates[0]}, and training ends on {before.dates[-1]}: it must end before."
         )
     if len(before.dates) < 2 * window:
         raise PartyError(f"{len(before.dates)} days to learn by are too few for a window of {window} days.")
-    names = _chosen(used.names, universe, assets, seed)
-    made = [
-        _desk(str(k), used, before, after, _drawn(names, assets, seed, k), window, cost, kinds[k % len(kinds)])
-        for k in range(count)
-    ]
-    return People(made, note=used.note)  # type: ignore[arg-type]
-
-
-def _market(given: Market | str, data: str | Path | None) -> Market:
-    if isinstance(given, Market):
-        return given
-    if given == "generated":
-        return generated()
-    return read(locate("sp500", data)[0] if given == "sp500" else Path(given))
+    return before, after
 
 
 def _period(name: str, days: Sequence[str]) -> tuple[str, str]:

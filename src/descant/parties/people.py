@@ -99,7 +99,7 @@ class People(Mapping[str, Party]):
 
     def subset(self, names: Iterable[str]) -> People:
         """Only these parties, in this order, each with the data and the test set that it has here."""
-        chosen = _check_names([names] if isinstance(names, str) else list(names))
+        chosen = check_names([names] if isinstance(names, str) else list(names))
         return People(map(self._source, chosen), self.note, self.validation, self.since)
 
     def at(self, round: int) -> People:
@@ -205,7 +205,7 @@ def from_arrays(
             raise PartyError("The keys of a mapping name the parties. Leave names= out, or give a list of pairs.")
         names, data = data.keys(), data.values()
     entries = list(data)
-    given = _check_names(list(range(len(entries)) if names is None else names))
+    given = check_names(list(range(len(entries)) if names is None else names))
     if len(given) != len(entries):
         raise PartyError(f"Every party needs one name. There are {len(entries)} parties and {len(given)} names.")
     sources = [read(name, entry, plan) for name, entry in zip(given, entries, strict=True)]
@@ -249,7 +249,7 @@ def from_rows(
     if tests is not None and len(tests) != len(named):
         raise PartyError(f"Every party needs its test rows. There are {len(named)} parties and {len(tests)} of these.")
     sources = []
-    for k, name in enumerate(_check_names(list(named))):
+    for k, name in enumerate(check_names(list(named))):
         own = _checked_rows(name, named[name], len(x))
         tested = None if tests is None else _checked_rows(name, tests[k], len(x))
         own_test = None if tested is None else (x[tested], y[tested])
@@ -282,7 +282,7 @@ def _whole(sources: Sequence[Source], note: str) -> People:
     return People((source for source in sources if source.size), note)
 
 
-def _check_names(given: Sequence[Any]) -> list[str]:
+def check_names(given: Sequence[Any]) -> list[str]:
     names = [str(name) for name in given]
     if not names:
         raise PartyError("There must be at least one party. Got none.")

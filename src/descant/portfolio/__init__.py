@@ -7,6 +7,7 @@
 
 from . import fees, measures
 from .backtest import Path, drift, follow, hold, uniform
-from .market import Market, generated, read
+from .files import read
+from .market import Market, generated
 
 __all__ = ["Market", "Path", "drift", "fees", "follow", "generated", "hold", "measures", "read", "uniform"]

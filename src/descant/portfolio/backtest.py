@@ -39,11 +39,11 @@ def drift(weights: Array, relatives: Array) -> Array:
     return drifted
 
 
-def follow(choose: Callable[[int, Array], Array], relatives: Array, c: float, exact: bool = True) -> Path:
+def follow(choose: Callable[[int, Array], Array], relatives: Array, c: float | Array, exact: bool = True) -> Path:
     """Walk as `choose` says: from the day and the weights as they have drifted, those to hold until the next.
 
-    The walk begins all in cash. A trade costs the share `c` of what is bought and of what is sold, exactly or
-    approximately (see :mod:`.fees`).
+    The walk begins all in cash. A trade costs the share `c` (one for all walks, or one each) of what is bought and of
+    what is sold, exactly or approximately (see :mod:`.fees`).
     """
     relatives = _checked(relatives, c)
     *lead, days, assets = relatives.shape
@@ -61,7 +61,7 @@ def follow(choose: Callable[[int, Array], Array], relatives: Array, c: float, ex
     return Path(growth, weights, turnover)
 
 
-def uniform(relatives: Array, c: float, exact: bool = True) -> Path:
+def uniform(relatives: Array, c: float | Array, exact: bool = True) -> Path:
     """The same share in every asset, and none in cash, restored every day."""
     equal = _equal(relatives)
 
@@ -71,7 +71,7 @@ def uniform(relatives: Array, c: float, exact: bool = True) -> Path:
     return follow(rebalance, relatives, c, exact)
 
 
-def hold(relatives: Array, c: float, exact: bool = True) -> Path:
+def hold(relatives: Array, c: float | Array, exact: bool = True) -> Path:
     """The same share in every asset on the first day, and no trade after it."""
     equal = _equal(relatives)
 
@@ -92,8 +92,8 @@ def _worth(weights: Array, relatives: Array) -> Array:
     return np.concatenate([weights[..., :1], weights[..., 1:] * relatives], axis=-1)
 
 
-def _checked(relatives: Array, c: float) -> Array:
-    if not 0 <= c < 1:
+def _checked(relatives: Array, c: float | Array) -> Array:
+    if not np.all((np.asarray(c) >= 0) & (np.asarray(c) < 1)):
         raise SettingError(f"The 'c' of a walk must be >= 0 and < 1: the share that a trade costs. Got {c!r}.")
     relatives = np.asarray(relatives, dtype=np.float64)
     if relatives.ndim < 2 or not relatives.shape[-1]:

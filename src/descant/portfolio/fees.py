@@ -1,7 +1,8 @@
 """What is left of a portfolio's value when weights change and both buying and selling cost the share c.
 
-Weights are ``[..., 1 + assets]``, cash first. Fed+ prints what is lost where what is left belongs: with its
-β_t = c·Σ|w'_t - w_t| as the factor, who does not trade loses all. Both functions give the share that is left.
+Weights are ``[..., 1 + assets]``, cash first; c is one number, or one a path, ``[...]``. Fed+ prints what is lost
+where what is left belongs: with its β_t = c·Σ|w'_t - w_t| as the factor, who does not trade loses all. Both functions
+give the share that is left.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from .market import Array
 
 
-def approximate(before: Array, after: Array, c: float) -> Array:
+def approximate(before: Array, after: Array, c: float | Array) -> Array:
     """1 - c·Σ_{i≥1} |w'_i - w_i|: as in training, where a gradient goes through it.
 
     >>> float(approximate(np.array([1.0, 0.0]), np.array([0.0, 1.0]), c=0.01))
@@ -22,21 +23,27 @@ def approximate(before: Array, after: Array, c: float) -> Array:
     return 1 - c * turnover(before, after)
 
 
-def exact(before: Array, after: Array, c: float) -> Array:
+def exact(before: Array, after: Array, c: float | Array) -> Array:
     """The μ at which the trade pays for itself, to 1e-10: equation 14 of Jiang, Xu, Liang (2017), by its iteration.
 
     A Deep Reinforcement Learning Framework for the Financial Portfolio Management Problem. Its map brings any two μ
-    together by 2c - c² or better, so c alone says how often to apply it, and no path depends on those beside it.
+    together by 2c - c² or better, so a path's c alone says how often to apply it, and none depends on those beside it.
 
     >>> float(exact(np.array([0.0, 1.0, 0.0]), np.array([0.0, 0.0, 1.0]), c=0.5))
     0.25
     """
     both = 2 * c - c * c
+    times = np.reshape([_times(one) for one in np.ravel(both).tolist()], np.shape(both))
     mu = np.ones(np.broadcast_shapes(before.shape, after.shape)[:-1])
-    for _ in range(math.ceil(math.log(1e-10) / math.log(both)) if both else 0):
+    for applied in range(times.max()):
         sold = np.maximum(before[..., 1:] - mu[..., None] * after[..., 1:], 0).sum(-1)
-        mu = (1 - c * before[..., 0] - both * sold) / (1 - c * after[..., 0])
+        mu = np.where(applied < times, (1 - c * before[..., 0] - both * sold) / (1 - c * after[..., 0]), mu)
     return mu
+
+
+def _times(both: float) -> int:
+    """How often to shrink a distance by this factor until 1e-10 of it is left."""
+    return math.ceil(math.log(1e-10) / math.log(both)) if both else 0
 
 
 def turnover(before: Array, after: Array) -> Array:

@@ -1,23 +1,19 @@
-"""Daily prices of assets: from a file of yours, or generated. What is wrong with them is refused by asset and date."""
+"""Daily prices of assets, given or generated. What is wrong with them is refused by asset and date."""
 
 from __future__ import annotations
 
-import csv
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from importlib import import_module
+from difflib import get_close_matches
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DescantError, PartyError, SettingError
+from ..errors import PartyError, SettingError
 from ..seeds import EVERYBODY, stream
 from ..settings import unknown
 
@@ -25,7 +21,7 @@ Array: TypeAlias = NDArray[Any]
 
 _DAY = re.compile(r"\d{4}-\d\d-\d\d(?!\d)")
 _PERIOD = re.compile(r"\d{4}(-\d\d(-\d\d)?)?\Z")
-_EXPECTED = (
+EXPECTED = (
     "daily prices: an .npz file with dates, tickers and a matrix [dates, tickers],"
     " or a .csv or .parquet file with a column of dates and one for each asset"
 )
@@ -53,9 +49,7 @@ class Market:
         try:
             table = np.array(prices, dtype=np.float64)
         except (TypeError, ValueError) as error:
-            raise _refused(
-                source, f"its prices are no numbers ({error})", "a price for every asset and date"
-            ) from error
+            raise refused(source, f"its prices are no numbers ({error})", "a price for every asset and date") from error
         _check_form(days, called, table, source)
         _check_prices(days, called, table, source)
         return cls(days, called, table, source)
@@ -67,7 +61,7 @@ class Market:
 
     def between(self, first: str | int, last: str | int) -> Market:
         """The days from `first` to `last`, both included: dates such as 2018-12-31, or whole years or months."""
-        begin, end = _period(first)[0], _period(last)[1]
+        begin, end = period(first)[0], period(last)[1]
         kept = (self.dates >= begin) & (self.dates <= end)
         if not kept.any():
             raise SettingError(
@@ -80,7 +74,7 @@ class Market:
         """These assets, in this order."""
         for name in names:
             if name not in self.names:
-                raise unknown("asset", name, self.names)
+                raise self._no_asset(name)
         places = [self.names.index(name) for name in names]
         return replace(Market.made(self.dates, names, self.prices[:, places], self.source), note=self.note)
 
@@ -107,29 +101,16 @@ class Market:
         note = f"without {begun} of {len(self.dates)} days, those before {self.dates[begun]}, when {last} begins"
         return replace(self, dates=self.dates[begun:], prices=self.prices[begun:], note=note)
 
-    def _nothing_left(self, why: str, other: str) -> PartyError:
-        return _refused(
-            self.source, f"{why}, so nothing is left", f"a market to complete by {other!r}, or fewer assets"
+    def _no_asset(self, name: str) -> SettingError:
+        known = {each.casefold(): each for each in self.names}
+        near = [known[each] for each in get_close_matches(name.casefold(), known)]
+        told = f"near it {', '.join(near)}" if near else f"such as {', '.join(self.names[:5])}"
+        return SettingError(
+            f"There is no asset {name!r} in {self.source or 'the market'}: it has {len(self.names)}, {told}."
         )
 
-
-def read(file: str | Path, column: str = "adj_close") -> Market:
-    """The market in a file: .npz, .csv or .parquet. `column` names the matrix of prices in an npz file.
-
-    In a CSV file the first column has the dates, the others are called by their assets, and an empty cell is a price
-    that is missing. In a Parquet file the dates are the one column that does not hold numbers.
-    """
-    file = Path(file)
-    readers: dict[str, Callable[[Path], tuple[Any, Any, Any]]] = {
-        ".npz": partial(_read_npz, column=column),
-        ".csv": _read_csv,
-        ".parquet": _read_parquet,
-    }
-    if file.suffix.lower() not in readers:
-        raise PartyError(f"{file} cannot be used: it is called {file.suffix or 'nothing'!r}. Expected {_EXPECTED}.")
-    with _reading(file):
-        dates, names, prices = readers[file.suffix.lower()](file)
-    return Market.made(dates, names, prices, str(file))
+    def _nothing_left(self, why: str, other: str) -> PartyError:
+        return refused(self.source, f"{why}, so nothing is left", f"a market to complete by {other!r}, or fewer assets")
 
 
 def generated(assets: int = 30, years: int = 14, first: str = "2006-01-02", seed: int = 0) -> Market:
@@ -145,7 +126,7 @@ def generated(assets: int = 30, years: int = 14, first: str = "2006-01-02", seed
     for name, value in (("assets", assets), ("years", years)):
         if not isinstance(value, int) or value < 1:
             raise SettingError(f"The {name!r} of generated must be a whole number >= 1. Got {value!r}.")
-    begin = _period(first)[0]
+    begin = period(first)[0]
     end = (begin.astype("datetime64[Y]") + years).astype("datetime64[D]")
     dates = np.busday_offset(begin, np.arange(np.busday_count(begin, end)), roll="forward")
     market = stream(seed, 0, EVERYBODY, "market").normal(0.08 / 252, 0.16 / math.sqrt(252), len(dates))
@@ -172,7 +153,7 @@ def _lasting(noise: Array, days: float) -> Array:
     return np.array(list(accumulate(noise.tolist(), step)))
 
 
-def _period(text: str | int) -> tuple[np.datetime64, np.datetime64]:
+def period(text: str | int) -> tuple[np.datetime64, np.datetime64]:
     """The first and the last day of a date, a month or a year."""
     begin = _date(str(text), _PERIOD)
     if begin is None:
@@ -189,7 +170,8 @@ def _date(text: str, form: re.Pattern[str]) -> np.datetime64 | None:
         return None
 
 
-def _refused(source: str, found: str, expected: str) -> PartyError:
+def refused(source: str, found: str, expected: str) -> PartyError:
+    """The error for a market with something wrong in it."""
     return PartyError(f"{source or 'The market'} cannot be used: {found}. Expected {expected}.")
 
 
@@ -197,30 +179,30 @@ def _days(dates: Any, source: str) -> Array:
     """Days, from dates or from texts that begin with one."""
     found, expected = np.asarray(dates), "dates such as 2018-12-31, one a row"
     if found.ndim != 1 or (len(found) and found.dtype.kind not in "MOSU"):
-        raise _refused(source, f"its dates have shape {found.shape} of {found.dtype}", expected)
+        raise refused(source, f"its dates have shape {found.shape} of {found.dtype}", expected)
     days = np.empty(len(found), dtype="datetime64[D]")
     for row, text in enumerate(found.astype(str).tolist()):
         day = _date(text, _DAY)
         if day is None:
-            raise _refused(source, f"date {row + 1} of {len(found)} is {text!r}", expected)
+            raise refused(source, f"date {row + 1} of {len(found)} is {text!r}", expected)
         days[row] = day
     return days
 
 
 def _check_form(days: Array, names: tuple[str, ...], prices: Array, source: str) -> None:
     if not len(days) or not names:
-        raise _refused(source, f"it has no {'assets' if len(days) else 'rows'}", _EXPECTED)
+        raise refused(source, f"it has no {'assets' if len(days) else 'rows'}", EXPECTED)
     if prices.shape != (len(days), len(names)):
         found = f"{len(days)} dates and {len(names)} assets, and prices of shape {list(prices.shape)}"
-        raise _refused(source, f"it has {found}", "a price for every asset and date")
+        raise refused(source, f"it has {found}", "a price for every asset and date")
     for name in names:
         if not name.strip() or names.count(name) > 1:
-            raise _refused(source, f"the asset {name!r} occurs {names.count(name)} times", "a name for each asset")
+            raise refused(source, f"the asset {name!r} occurs {names.count(name)} times", "a name for each asset")
     steps = np.diff(days).astype(int)
     if (steps <= 0).any():
         at = int(np.argmax(steps <= 0))
         found = f"{days[at + 1]} comes behind {days[at]}" if steps[at] else f"{days[at]} occurs twice"
-        raise _refused(source, f"the date {found}", "every date once, the earliest first")
+        raise refused(source, f"the date {found}", "every date once, the earliest first")
 
 
 def _check_prices(days: Array, names: tuple[str, ...], prices: Array, source: str) -> None:
@@ -229,75 +211,12 @@ def _check_prices(days: Array, names: tuple[str, ...], prices: Array, source: st
     if len(wrong):
         row, asset = wrong[0]
         found = f"the price of {names[asset]} on {days[row]} is {prices[row, asset]:g}"
-        raise _refused(source, found, "finite prices > 0")
+        raise refused(source, found, "finite prices > 0")
     gaps = np.argwhere(absent & np.logical_or.accumulate(~absent, axis=0))
     if len(gaps):
         row, asset = gaps[0]
         begun = days[np.argmin(absent[:, asset])]
         found = f"{names[asset]} has no price on {days[row]}, though it has one on {begun}"
-        raise _refused(
+        raise refused(
             source, found, "a price on every day once an asset has begun: fill the gap, or leave the asset out"
         )
-
-
-@contextmanager
-def _reading(file: Path) -> Iterator[None]:
-    """What goes wrong inside becomes an error that names the file."""
-    try:
-        yield
-    except DescantError:
-        raise
-    except FileNotFoundError as error:
-        raise PartyError(f"There is no file {file}. Expected {_EXPECTED}.") from error
-    except Exception as error:  # whatever a damaged file leads numpy, csv or pyarrow into
-        reason = (str(error).strip().splitlines() or ["it is damaged"])[0]
-        if "pickle" in reason:  # numpy would advise to trust it
-            reason = "it holds objects, or no arrays at all"
-        raise _refused(str(file), f"{reason} ({type(error).__name__})", _EXPECTED) from error
-
-
-def _read_npz(file: Path, column: str) -> tuple[Any, Any, Any]:
-    with file.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:  # noqa: TID251
-        for name in ("dates", "tickers", column):
-            if name not in archive.files:
-                raise _refused(
-                    str(file), f"it has no {name!r}, only {', '.join(archive.files) or 'nothing'}", _EXPECTED
-                )
-        return archive["dates"], archive["tickers"], archive[column]
-
-
-def _read_csv(file: Path) -> tuple[Any, Any, Any]:
-    with file.open(encoding="utf-8-sig", newline="") as opened:
-        header, *rows = [line for line in csv.reader(opened, strict=True) if line] or [[]]
-    if header and header[0][:1].isdigit():  # a date; names of assets may be numbers
-        raise _refused(str(file), f"its first line is {','.join(header):.60}", "a first line of names")
-    for line in rows:
-        if len(line) != len(header):
-            raise _refused(str(file), f"the row of {line[0]} has {len(line)} fields", f"{len(header)} fields a row")
-    prices = [
-        [_price(file, line[0], name, cell) for name, cell in zip(header[1:], line[1:], strict=True)] for line in rows
-    ]
-    return [line[0] for line in rows], header[1:], prices
-
-
-def _price(file: Path, date: str, name: str, cell: str) -> float:
-    try:
-        return float(cell) if cell.strip() else math.nan
-    except ValueError:
-        raise _refused(str(file), f"the price of {name} on {date} is {cell!r}", "a number, or nothing") from None
-
-
-def _read_parquet(file: Path) -> tuple[Any, Any, Any]:
-    try:
-        parquet = import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise PartyError(f"{file} needs pyarrow to be read: pip install pyarrow. A .csv file needs nothing.") from error
-    with file.open("rb") as opened:
-        table = parquet.read_table(opened)
-    columns = dict(zip(table.column_names, table.columns, strict=True))
-    prices = {name: column.to_numpy() for name, column in columns.items()}
-    dates = [name for name, column in prices.items() if column.dtype.kind not in "fiu"]
-    if len(dates) != 1:
-        raise _refused(str(file), f"its columns without numbers are {', '.join(dates) or 'none'}", _EXPECTED)
-    matrix = [column for name, column in prices.items() if name not in dates]
-    return columns[dates[0]].to_pylist(), [name for name in prices if name not in dates], np.array(matrix).T

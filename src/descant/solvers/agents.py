@@ -146,15 +146,17 @@ def in_parts(
     reset: bool,
     learn: Callable[[Job, Sequence[Life]], Trained],
     at_once: int | None = None,
+    kinds: Sequence[float] | None = None,
 ) -> Trained:
-    """The local work of agents, as many at once as the way allows, or ``at_once``.
+    """The local work of agents, as many at once as the way allows, or ``at_once``; those of unlike kinds apart.
 
     A stack has one clock: in it are agents at one step of their lives, with equal work and moments of one age. A lone
     agent is worked on twice where it could have been with others, because one rounds otherwise than many.
     """
     memories = [without_moments(m) if reset and moved(job, k) else m for k, m in enumerate(job.memories)]
     job = replace(job, memories=memories)
-    keys = [(life.clock, h.work, h.lr, age(m)) for life, h, m in zip(lives, job.hypers, memories, strict=True)]
+    each = zip(lives, job.hypers, memories, kinds or [0.0] * len(lives), strict=True)
+    keys = [(life.clock, h.work, h.lr, age(m), kind) for life, h, m, kind in each]
     stacked = together(job.net.layout, False) if at_once is None else at_once
     most = {STACKED: max(2, stacked), VECTORISED: len(keys)}.get(job.way, 1)
     rows = torch.empty_like(job.start, memory_format=torch.contiguous_format)

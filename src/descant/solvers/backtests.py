@@ -59,8 +59,13 @@ def walked(net: Net, desks: Sequence[Desk], rows: Sequence[Tensor]) -> Path:
         return weights
 
     with np.errstate(all="ignore"):
-        path = follow(choose, np.stack([desk.relatives for desk in desks]), desks[0].cost)
+        path = follow(choose, *terms_of(desks))
     return Path(path.growth[:count], path.weights[:count], path.turnover[:count])
+
+
+def terms_of(desks: Sequence[Desk]) -> tuple[Array, Array]:
+    """What a walk of desks side by side needs: relatives ``[desks, days, assets]``, and what trading costs each."""
+    return np.stack([desk.relatives for desk in desks]), np.array([desk.cost for desk in desks])
 
 
 def _value(metric: Metric, growth: Array, turnover: Array) -> float:

@@ -87,12 +87,12 @@ class Trader:
 
     def train(self, job: Job) -> Trained:
         """The local work of every desk in the job."""
-        job = replace(job, loss=LogReturn(job.parties[0].cost))
-        lives = [Life.of(memory) for memory in job.memories]
-        return in_parts(job, lives, self.moments == "reset", self._learn, self.at_once)
+        lives, costs = [Life.of(memory) for memory in job.memories], [desk.cost for desk in job.parties]
+        return in_parts(job, lives, self.moments == "reset", self._learn, self.at_once, costs)
 
     def _learn(self, job: Job, lives: Sequence[Life]) -> Trained:
-        """The work of a stack of desks that are at the same step."""
+        """The work of a stack of desks that are at the same step and pay the same cost."""
+        job = replace(job, loss=LogReturn(job.parties[0].cost))
         clock, work, everybody = lives[0].clock, job.hypers[0].work, [True] * len(lives)
         slope = Slope(self, job, [0] * len(lives))
         pull, pages = Pulling(job, slope.w), _Pages(self, job, clock)

@@ -1,0 +1,101 @@
+"""Files of daily prices: npz, CSV and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import DescantError, PartyError
+from .market import EXPECTED, Market, refused
+
+
+def read(file: str | Path, column: str = "adj_close") -> Market:
+    """The market in a file: .npz, .csv or .parquet. `column` names the matrix of prices in an npz file.
+
+    In a CSV file the first column has the dates, the others are called by their assets, and an empty cell is a price
+    that is missing. In a Parquet file the dates are the one column that does not hold numbers.
+    """
+    file = Path(file)
+    readers: dict[str, Callable[[Path], tuple[Any, Any, Any]]] = {
+        ".npz": partial(_read_npz, column=column),
+        ".csv": _read_csv,
+        ".parquet": _read_parquet,
+    }
+    if file.suffix.lower() not in readers:
+        raise PartyError(f"{file} cannot be used: it is called {file.suffix or 'nothing'!r}. Expected {EXPECTED}.")
+    with _reading(file):
+        dates, names, prices = readers[file.suffix.lower()](file)
+    return Market.made(dates, names, prices, str(file))
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """What goes wrong inside becomes an error that names the file."""
+    try:
+        yield
+    except DescantError:
+        raise
+    except FileNotFoundError as error:
+        raise PartyError(f"There is no file {file}. Expected {EXPECTED}.") from error
+    except Exception as error:  # whatever a damaged file leads numpy, csv or pyarrow into
+        reason = (str(error).strip().splitlines() or ["it is damaged"])[0]
+        if "pickle" in reason:  # numpy would advise to trust it
+            reason = "it holds objects, or no arrays at all"
+        raise refused(str(file), f"{reason} ({type(error).__name__})", EXPECTED) from error
+
+
+def _read_npz(file: Path, column: str) -> tuple[Any, Any, Any]:
+    with file.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:  # noqa: TID251
+        for name in ("dates", "tickers", column):
+            if name not in archive.files:
+                raise refused(str(file), f"it has no {name!r}, only {', '.join(archive.files) or 'nothing'}", EXPECTED)
+        return archive["dates"], archive["tickers"], archive[column]
+
+
+def _read_csv(file: Path) -> tuple[Any, Any, Any]:
+    with file.open(encoding="utf-8-sig", newline="") as opened:
+        header, *rows = [line for line in csv.reader(opened, strict=True) if line] or [[]]
+    if header and header[0][:1].isdigit():  # a date; names of assets may be numbers
+        raise refused(str(file), f"its first line is {','.join(header):.60}", "a first line of names")
+    if len(header) == 1 and re.search(r"[;\t]", header[0]):
+        commas = "a .csv file with commas between the fields and points in the prices"
+        raise refused(str(file), f"its first line is {header[0]:.60}", commas)
+    for line in rows:
+        if len(line) != len(header):
+            raise refused(str(file), f"the row of {line[0]} has {len(line)} fields", f"{len(header)} fields a row")
+    prices = [
+        [_price(file, line[0], name, cell) for name, cell in zip(header[1:], line[1:], strict=True)] for line in rows
+    ]
+    return [line[0] for line in rows], header[1:], prices
+
+
+def _price(file: Path, date: str, name: str, cell: str) -> float:
+    try:
+        return float(cell) if cell.strip() else math.nan
+    except ValueError:
+        raise refused(str(file), f"the price of {name} on {date} is {cell!r}", "a number, or nothing") from None
+
+
+def _read_parquet(file: Path) -> tuple[Any, Any, Any]:
+    try:
+        parquet = import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise PartyError(f"{file} needs pyarrow to be read: pip install pyarrow. A .csv file needs nothing.") from error
+    with file.open("rb") as opened:
+        table = parquet.read_table(opened)
+    columns = dict(zip(table.column_names, table.columns, strict=True))
+    prices = {name: column.to_numpy() for name, column in columns.items()}
+    dates = [name for name, column in prices.items() if column.dtype.kind not in "fiu"]
+    if len(dates) != 1:
+        raise refused(str(file), f"its columns without numbers are {', '.join(dates) or 'none'}", EXPECTED)
+    matrix = [column for name, column in prices.items() if name not in dates]
+    return columns[dates[0]].to_pylist(), [name for name in prices if name not in dates], np.array(matrix).T
