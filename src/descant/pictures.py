@@ -78,7 +78,8 @@ def draw_cells(
         if printed:
             axes.plot([], [], "*", color="white", markersize=11, markeredgecolor="black", label="the paper")
         axes.set_xlim(-0.5, len(cells) - 0.5)
-        axes.set_xticks(range(len(cells)), [label(text, 40) for text in cells])
+        under = ["\n".join(map(label, text.split(", "))) for text in cells]  # one below the other, so that many fit
+        axes.set_xticks(range(len(cells)), under, fontsize=10 if len(cells) <= 6 else 8)
         axes.set_ylabel(f"{label(metric, 40)}, mean over parties")
         axes.set_title(label(title, 90), loc="left")
     return file
