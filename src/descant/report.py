@@ -102,7 +102,7 @@ def _collapse(study: Study, file: Path) -> Path:
     if len(_earning(study)) < len(study.methods):
         return draw_collapse(file, losses, norms, study.collapses())
     leads = {method: Line(line.x, _lead(study, method)) for method, line in norms.items()}
-    return draw_collapse(file, leads, norms, study.collapses(), "reward beyond training alone, added up")
+    return draw_collapse(file, leads, norms, study.collapses(), "earned beyond training alone")
 
 
 def _lead(study: Study, method: str) -> Numbers:
