@@ -182,21 +182,60 @@ def test_what_cannot_trade_is_told_before_the_work() -> None:
         parties.desks("nowhere.csv")
 
 
-def test_a_generator_that_blows_up_leaves_its_desk_on_real_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def wild(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gbm makes up prices that are none."""
     from descant.portfolio.augment import Gbm
 
-    def wild(self: Any, fitted: Any, prices: Any, days: int, rng: Any) -> Any:
+    def draw(self: Any, fitted: Any, prices: Any, days: int, rng: Any) -> Any:
         return np.full((days, prices.shape[1]), np.inf)
 
-    monkeypatch.setattr(Gbm, "draw", wild)
-    fed = Federation(NET, desks(augment=("gbm", "vom", "vom")), algorithms.FedAvg(), solver=TRADER)
-    with pytest.warns(DescantWarning, match=r"Party '0' \(.*\) trains on real prices alone"):
+    monkeypatch.setattr(Gbm, "draw", draw)
+
+
+def test_a_generator_that_blows_up_leaves_its_desk_on_real_prices(wild: None) -> None:
+    people = desks(augment=("gbm", "vom", "vom"))
+    fed = Federation(NET, people, algorithms.FedAvg(), solver=TRADER)
+    asset = people["0"].assets[0]  # type: ignore[attr-defined]
+    with pytest.warns(DescantWarning, match=rf"Party '0' trains on real prices alone for now: gbm fails \({asset} has"):
         fed.fit(1, progress=False)
     assert not fed.refusals_ and torch.isfinite(fed.state.center).all()
     plain = Federation(NET, desks(augment=("none", "vom", "vom")), algorithms.FedAvg(), solver=TRADER).fit(
         1, progress=False
     )
     torch.testing.assert_close(fed.state.center, plain.state.center)
+    assert not plain.findings()
+
+
+BARE = "Trained on real prices alone: 0, 2 (what was made up was of no use)"
+
+
+@pytest.mark.filterwarnings("ignore:Party .* trains on real prices alone:descant.DescantWarning")
+def test_a_generator_that_fails_is_told_of_in_the_results(wild: None, tmp_path: Path) -> None:
+    study = compare([algorithms.FedAvg()], NET, desks(), rounds=2, solver=TRADER, progress=False, seeds=2)
+    told = f"{BARE}, in 2 of 2 rounds."
+    assert study.findings().count(told) == 1
+    study.save(tmp_path / "study")
+    assert all(told in (tmp_path / "study" / file).read_text() for file in ("report.html", "study.json"))
+    with Run.start(tmp_path / "run", Federation(NET, desks(), algorithms.FedAvg(), solver=TRADER)) as run:
+        for _ in run.rounds(2, 1):
+            pass
+        judge(run)
+    assert (tmp_path / "run" / "events.jsonl").read_text().count(BARE) == 3  # of each round, and of all
+    assert [one for one in study_of(tmp_path / "run").findings() if BARE in one] == [told]
+
+
+def test_a_generator_that_cannot_be_fitted_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    from descant.portfolio.augment import Vom
+
+    def fit(self: Any, prices: Any, rng: Any) -> Any:
+        raise np.linalg.LinAlgError("Singular matrix")
+
+    monkeypatch.setattr(Vom, "fit", fit)
+    fed = Federation(NET, desks(), algorithms.FedAvg(), solver=TRADER)
+    with pytest.warns(DescantWarning, match=r"Party '1' trains on real prices alone: vom fails \(LinAlgError"):
+        fed.fit(2, progress=False)
+    assert fed.findings() == ("Trained on real prices alone: 1 (no generator could be fitted), in 2 of 2 rounds.",)
 
 
 def test_a_policy_that_is_not_a_number_holds_what_it_has() -> None:
