@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from descant.ledger import ledger
 from descant.metrics import SHARPE
 from descant.portfolio import Market, generated, hold, measures, uniform
 from descant.record import Run
+from descant.report import page
+from descant.results import Result
 
 MARKET = generated(assets=6, years=3, seed=2)
 GIVEN: dict[str, Any] = {"train": ("2006", "2007"), "test": ("2008", "2008-02"), "assets": 3, "window": 5}
@@ -92,16 +95,49 @@ def test_a_study_of_desks_shows_what_needs_no_skill_and_every_measure(tmp_path: 
     again = Study.load(study.save(tmp_path / "study"))
     rows = {row["method"]: row for row in ledger(again).rows}
     assert list(rows) == ["uniform rebalancing", "buy and hold", "Local", "FedAvg"]
-    growth = {
-        kind: np.stack([made(desk.relatives, 0.002).growth for desk in desks().values()])
-        for kind, made in (("uniform rebalancing", uniform), ("buy and hold", hold))  # type: ignore[attr-defined]
+    walks = {
+        kind: [made(desk.relatives, 0.002) for desk in desks().values()]  # type: ignore[attr-defined]
+        for kind, made in (("uniform rebalancing", uniform), ("buy and hold", hold))
     }
-    for kind, each in growth.items():
-        assert rows[kind]["annual return"] == pytest.approx(measures.annual(each).mean(), abs=1e-5)
-        assert rows[kind]["Sharpe ratio"] == pytest.approx(measures.sharpe(each).mean(), abs=1e-3)
+    for kind, each in walks.items():
+        growth = np.stack([walk.growth for walk in each])
+        assert rows[kind]["annual return"] == pytest.approx(measures.annual(growth).mean(), abs=1e-5)
+        assert rows[kind]["Sharpe ratio"] == pytest.approx(measures.sharpe(growth).mean(), abs=1e-3)
+        assert rows[kind]["turnover"] == pytest.approx(np.mean([walk.turnover for walk in each]), abs=1e-5)
+        largest = np.mean([walk.weights[:, 1:].max(1) for walk in each])
+        assert rows[kind]["largest"] == pytest.approx(largest, abs=1e-5) and rows[kind]["cash"] == 0
+    days = len(desks()["0"].dates)  # type: ignore[attr-defined]
+    assert rows["buy and hold"]["turnover"] == pytest.approx(1 / days, abs=1e-5)  # of the first day alone
+    means = [f"{kind} {rows[kind]['annual return']:.3f}" for kind in walks]
+    assert again.verdict().endswith(f"Without learning: {', '.join(means)}.")
     assert rows["FedAvg"]["annual return"] == pytest.approx(study.table().rows[2]["mean"], abs=1e-5)
     page = (tmp_path / "study" / "report.html").read_text()
     assert "buy and hold" in page and (tmp_path / "study" / "portfolio.png").stat().st_size > 10_000
+
+
+def test_a_study_from_before_shares_were_kept_has_none_of_what_needs_no_skill(tmp_path: Path) -> None:
+    study = compare([algorithms.FedAvg()], NET, desks(), rounds=1, solver=TRADER, progress=False)
+    found = study.results[0].to_json()
+    for name in ("uniform_shares", "hold_shares"):
+        del found["traded"][name]
+    old = replace(study, results=(Result.from_json(found), study.results[1]))
+    assert [row.get("cash") is None for row in ledger(old).rows] == [True, True, False, False]
+    assert "–" in str(ledger(old))
+
+
+def test_a_desk_that_stands_still_is_left_out_of_the_sharpe_ratio() -> None:
+    study = compare([algorithms.FedAvg()], NET, desks(), rounds=1, solver=TRADER, progress=False)
+    made = study.of("FedAvg")[0]
+    assert made.traded is not None
+    growth = made.traded.growth.copy()
+    growth[1] = 1
+    still = replace(study, results=(study.results[0], replace(made, traded=replace(made.traded, growth=growth))))
+    row = ledger(still).rows[-1]
+    assert row["Sharpe ratio"] == pytest.approx(measures.sharpe(growth[[0, 2]]).mean())
+    assert row["annual return"] == pytest.approx(measures.annual(growth).mean())
+    (note,) = ledger(still).notes
+    assert note == "FedAvg: 1 of 3 back-tests stood still and has no Sharpe ratio; the mean is over the others."
+    assert note in page(still, {})
 
 
 def test_a_federation_of_desks_draws_values_and_weights(tmp_path: Path) -> None:

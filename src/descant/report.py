@@ -24,6 +24,7 @@ from .timeline import MOST, Presence, draw_presence
 
 if TYPE_CHECKING:
     from .study import Study
+    from .table import Table
 
 LEGEND = (
     "Mean (at the last round), best (of the rounds on the curve), worst, p10 (a tenth of the parties is no better) and "
@@ -208,7 +209,7 @@ def page(study: Study, pictures: dict[str, bytes]) -> str:
         study.verdict() or "Only local training was run: there is nothing to compare it with.",
         paragraph(study.note),
         scores("Method by method", study.table(), f"Scores are {_metric(study)}. {LEGEND} {majority}"),
-        *([scores("What the portfolios made of it", ledger(study), TRADED)] if is_traded(study) else []),
+        *([_traded(ledger(study))] if is_traded(study) else []),
         *(figure(*_CAPTIONS[kind], pictures[kind], side) for kind in _CAPTIONS if kind in pictures),
         sentences("What else was found", (told for told in study.findings() if told != study.note)),
         pairs("Settings and seeds", ((key, phrase(value)) for key, value in settings.items())),
@@ -217,6 +218,10 @@ def page(study: Study, pictures: dict[str, bytes]) -> str:
             (_changes(record) for record in study.settings.get("algorithms", ())),
         ),
     )
+
+
+def _traded(table: Table) -> str:
+    return scores("What the portfolios made of it", table, " ".join([TRADED, *table.notes]))
 
 
 _CAPTIONS = {

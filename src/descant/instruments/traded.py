@@ -39,16 +39,19 @@ class Traded:
     largest: Numbers  # [desks] the largest share of an asset
     uniform: Numbers = field(default_factory=_none)  # [desks, days] growth by uniform rebalancing
     hold: Numbers = field(default_factory=_none)  # [desks, days] growth of what is bought once and kept
+    uniform_shares: Numbers = field(default_factory=_none)  # [3, desks] its turnover, cash and largest, as above
+    hold_shares: Numbers = field(default_factory=_none)
 
     def values(self, of: str = "growth") -> Numbers:
         """The mean value of the desks, 1 before the first day, ``[days + 1]``."""
         found: Numbers = measures.values(getattr(self, of)).mean(0)
         return found
 
-    def measured(self) -> dict[str, Numbers]:
-        """The :data:`MEASURES` of every desk."""
-        rest = {"turnover": self.turnover, "cash": self.cash, "largest": self.largest}
-        return {**measured(self.growth), **rest}
+    def measured(self, of: str = "growth") -> dict[str, Numbers]:
+        """The :data:`MEASURES` of every desk; an older study has no shares of what needs no skill."""
+        own = {"growth": np.stack([self.turnover, self.cash, self.largest])}
+        shares = {**own, "uniform": self.uniform_shares, "hold": self.hold_shares}[of]
+        return {**measured(getattr(self, of)), **dict(zip(MEASURES[3:], shares, strict=False))}
 
     def to_json(self) -> dict[str, Any]:
         arrays = {name: np.round(value, _PLACES).tolist() for name, value in vars(self).items() if name in _ARRAYS}
@@ -56,11 +59,11 @@ class Traded:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Traded:
-        arrays = {name: np.array(found[name], dtype=float) for name in _ARRAYS}
+        arrays = {name: np.array(found[name], dtype=float) for name in _ARRAYS if name in found}
         return cls(tuple(found["names"]), tuple(found["dates"]), **arrays)
 
 
-_ARRAYS = ("growth", "turnover", "cash", "largest", "uniform", "hold")
+_ARRAYS = ("growth", "turnover", "cash", "largest", "uniform", "hold", "uniform_shares", "hold_shares")
 
 
 def measured(growth: Numbers) -> dict[str, Numbers]:
@@ -103,8 +106,14 @@ def traded(federation: Federation) -> Traded | None:
     beside = {}
     if federation.algorithm.advance is stay:
         relatives, cost = np.stack([desk.relatives for desk in desks]), desks[0].cost
-        beside = {"uniform": uniform(relatives, cost).growth, "hold": hold(relatives, cost).growth}
-    weights = found.weights
-    shares = {"cash": weights[..., 0].mean(1), "largest": weights[..., 1:].max(2).mean(1)}
+        even, kept = uniform(relatives, cost), hold(relatives, cost)
+        beside = {"uniform": even.growth, "hold": kept.growth}
+        beside |= {"uniform_shares": _shares(even), "hold_shares": _shares(kept)}
     dates = tuple(str(day) for day in desks[0].dates)
-    return Traded(names, dates, found.growth, found.turnover.mean(1), **shares, **beside)
+    return Traded(names, dates, found.growth, *_shares(found), **beside)
+
+
+def _shares(path: Path) -> Numbers:
+    """Turnover, cash and largest asset by desk, a mean over days, ``[3, desks]``."""
+    cash, assets = path.weights[..., 0], path.weights[..., 1:]
+    return np.stack([path.turnover.mean(1), cash.mean(1), assets.max(2).mean(1)])
