@@ -303,7 +303,7 @@ class Small(nn.Linear):
 def test_a_folder_is_written_whole_and_an_older_study_is_replaced(tmp_path):
     folder = tmp_path / "deep" / "study"
     assert study_of(gain=0.1).save(folder) == folder
-    absent = {"hyper.png", "presence.png", "rewards.png", "portfolio.png"}  # nothing tuned, nobody away, no agents
+    absent = {f"{kind}.png" for kind in ("hyper", "presence", "rewards", "portfolio", "weights")}  # of other studies
     assert {file.name for file in folder.iterdir()} == set(FILES) - absent
     before = json.loads((folder / "study.json").read_text("utf-8"))
     study_of(gain=0.2).save(folder)

@@ -14,6 +14,7 @@ from torch import nn
 
 from descant import Federation, Sgd, Study, Trader, algorithms, compare, parties, problems
 from descant.errors import DescantWarning, ModelError, PartyError, SettingError
+from descant.holdings import draw_values, draw_weights
 from descant.instruments import traded, universes
 from descant.instruments.traded import Traded, paths
 from descant.judged import judge, study_of, write_page
@@ -21,7 +22,7 @@ from descant.ledger import ledger
 from descant.metrics import SHARPE
 from descant.portfolio import Market, generated, hold, measures, uniform
 from descant.record import Run
-from descant.report import page
+from descant.report import available, page
 from descant.results import Result
 
 MARKET = generated(assets=6, years=3, seed=2)
@@ -112,15 +113,17 @@ def test_a_study_of_desks_shows_what_needs_no_skill_and_every_measure(tmp_path: 
     assert again.verdict().endswith(f"Without learning: {', '.join(means)}.")
     assert rows["FedAvg"]["annual return"] == pytest.approx(study.table().rows[2]["mean"], abs=1e-5)
     page = (tmp_path / "study" / "report.html").read_text()
-    assert "buy and hold" in page and (tmp_path / "study" / "portfolio.png").stat().st_size > 10_000
+    assert "buy and hold" in page and "What the desks earned" in page and "agent" not in page
+    assert all((tmp_path / "study" / f"{kind}.png").stat().st_size > 10_000 for kind in ("portfolio", "weights"))
 
 
 def test_a_study_from_before_shares_were_kept_has_none_of_what_needs_no_skill(tmp_path: Path) -> None:
     study = compare([algorithms.FedAvg()], NET, desks(), rounds=1, solver=TRADER, progress=False)
     found = study.results[0].to_json()
-    for name in ("uniform_shares", "hold_shares"):
+    for name in ("uniform_shares", "hold_shares", "assets", "held"):
         del found["traded"][name]
     old = replace(study, results=(Result.from_json(found), study.results[1]))
+    assert "portfolio" in available(old) and "weights" not in available(old)
     assert [row.get("cash") is None for row in ledger(old).rows] == [True, True, False, False]
     assert "–" in str(ledger(old))
 
@@ -151,6 +154,39 @@ def test_a_federation_of_desks_draws_values_and_weights(tmp_path: Path) -> None:
     assert "uniform" in str(fed.table())
     sharpe = Federation(NET, desks(), algorithms.FedAvgPlus(), solver=TRADER, metric=SHARPE).fit(2, progress=False)
     np.testing.assert_allclose(measures.sharpe(found.growth), sharpe.scores().own.values, rtol=1e-9)
+
+
+def test_what_was_sold_has_a_name_and_twenty_assets_have_colours_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **rest: drawn.append(figure))
+    names = [f"A{k}" for k in range(20)]
+    held = np.zeros((10, 21))
+    held[:5, 3], held[5:, 8], held[:, 0] = 0.9, 0.9, 0.1
+    draw_weights(tmp_path / "w.png", {"desk 0": held}, {"desk 0": names}, [str(day) for day in range(10)])
+    (axes,) = drawn[0].axes
+    assert {text.get_text(): text.get_position()[0] >= 10 for text in axes.texts} == {
+        "cash": True,
+        "A2": False,
+        "A7": True,
+    }
+    assert len({tuple(area.get_facecolor()[0]) for area in axes.collections}) == 21
+
+
+def test_what_needs_no_skill_is_drawn_behind_the_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **rest: drawn.append(figure))
+    values = dict.fromkeys(("FedAvg", "uniform rebalancing", "buy and hold"), np.linspace(1, 2, 11))
+    draw_values(tmp_path / "v.png", values, [str(day) for day in range(10)])
+    for axes in drawn[0].axes:
+        method, *others = axes.lines
+        assert all(one.get_zorder() < method.get_zorder() for one in others)
+        assert all(one.get_linewidth() < method.get_linewidth() for one in others)
 
 
 def test_a_recorded_run_of_desks_has_their_ledger(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .canvas import Numbers
-from .holdings import HOLD, UNIFORM, draw_values
+from .holdings import HOLD, MOST, UNIFORM, draw_values, draw_weights
 from .instruments.traded import MEASURES, Traded, measured
 from .results import LOCAL, mean_of_known
 from .table import Table
@@ -27,6 +27,11 @@ LEGEND = (
 def is_traded(study: Study) -> bool:
     """Whether its parties are portfolio desks."""
     return all(result.traded is not None for result in study.results)
+
+
+def is_held(study: Study) -> bool:
+    """Whether it is known what a desk held; older studies have not kept it."""
+    return all(result.traded is not None and result.traded.assets for result in study.results)
 
 
 def ledger(study: Study) -> Table:
@@ -59,6 +64,14 @@ def _without_ratio(method: str, ratios: Numbers) -> list[str]:
         return []
     told = f"{method}: {still} of {ratios.size} back-tests stood still and {'has' if still == 1 else 'have'} no Sharpe"
     return [f"{told} ratio; the mean is over the others."]
+
+
+def draw_held(study: Study, file: Path) -> Path:
+    """What the first desk holds by day, by method, with the first seed."""
+    some = {method: _of(study, method)[0] for method in study.methods[:MOST]}
+    held, assets = ({method: getattr(one, part) for method, one in some.items()} for part in ("held", "assets"))
+    first = _of(study, LOCAL)[0]
+    return draw_weights(file, held, assets, first.dates, f"What desk {first.names[0]} holds, day by day")
 
 
 def draw_ledger(study: Study, file: Path) -> Path:

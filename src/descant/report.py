@@ -12,10 +12,20 @@ from . import __version__
 from .canvas import Line, Numbers, noted
 from .errors import SettingError
 from .ledger import LEGEND as TRADED
-from .ledger import draw_ledger, is_traded, ledger
+from .ledger import draw_held, draw_ledger, is_held, is_traded, ledger
 from .metrics import trivial
 from .page import figure, page_of, pairs, paragraph, phrase, scores, sentences
-from .pictures import draw_collapse, draw_curves, draw_earned, draw_hyper, draw_parties, draw_spikes, draw_walk
+from .pictures import (
+    AGENTS,
+    DESKS,
+    draw_collapse,
+    draw_curves,
+    draw_earned,
+    draw_hyper,
+    draw_parties,
+    draw_spikes,
+    draw_walk,
+)
 from .results import mean_of_known
 from .settings import describe, unknown
 from .state import STOOD_IN
@@ -62,6 +72,7 @@ def available(study: Study) -> tuple[str, ...]:
         "presence": bool(_coming(study)),
         "rewards": bool(_earning(study)),
         "portfolio": is_traded(study),
+        "weights": is_held(study),
     }
     return tuple(kind for kind in _KINDS if have.get(kind, True))
 
@@ -139,7 +150,7 @@ def _presence(study: Study, file: Path) -> Path:
 
 
 def _earning(study: Study) -> list[str]:
-    """Methods of agents: their rewards by round are known."""
+    """Methods of agents or desks: their rewards by round are known."""
     return [method for method in study.methods if all("steps" in result.series for result in study.of(method))]
 
 
@@ -151,7 +162,7 @@ def _rewards(study: Study, file: Path) -> Path:
         steps = np.cumsum(np.where(np.isfinite(taken), taken, known[0] if len(known) else 0))  # no episode had ended
         lines[method] = Line.over(steps, np.array([result.series["reward"] for result in study.of(method)]))
     merging = [line.x for method, line in lines.items() if method not in {r.beside for r in study.results}]
-    return draw_earned(file, lines, merging[0] if merging else np.empty(0))
+    return draw_earned(file, lines, merging[0] if merging else np.empty(0), DESKS if is_traded(study) else AGENTS)
 
 
 _KINDS: dict[str, Callable[[Study, Path], Path]] = {
@@ -164,6 +175,7 @@ _KINDS: dict[str, Callable[[Study, Path], Path]] = {
     "presence": _presence,
     "rewards": _rewards,
     "portfolio": draw_ledger,
+    "weights": draw_held,
 }
 FILES = ("study.json", *(f"{kind}.png" for kind in _KINDS), "report.html")
 
@@ -202,6 +214,7 @@ def page(study: Study, pictures: dict[str, bytes]) -> str:
         "random policy": "acting at random",
         "uniform rebalancing": "the same share of every asset, restored every day",
     }
+    captions = {**_CAPTIONS, "rewards": _EARNED_BY_DESKS} if is_traded(study) else _CAPTIONS
     beside = trivial(study.results[0].scores.metric)
     majority = f"{beside.capitalize()}: {what[beside]}; a method below it is worse than no learning."
     return page_of(
@@ -210,7 +223,7 @@ def page(study: Study, pictures: dict[str, bytes]) -> str:
         paragraph(study.note),
         scores("Method by method", study.table(), f"Scores are {_metric(study)}. {LEGEND} {majority}"),
         *([_traded(ledger(study))] if is_traded(study) else []),
-        *(figure(*_CAPTIONS[kind], pictures[kind], side) for kind in _CAPTIONS if kind in pictures),
+        *(figure(*captions[kind], pictures[kind], side) for kind in captions if kind in pictures),
         sentences("What else was found", (told for told in study.findings() if told != study.note)),
         pairs("Settings and seeds", ((key, phrase(value)) for key, value in settings.items())),
         pairs(
@@ -224,6 +237,11 @@ def _traded(table: Table) -> str:
     return scores("What the portfolios made of it", table, " ".join([TRADED, *table.notes]))
 
 
+_EARNED_BY_DESKS = (
+    "What the desks earned as they learned",
+    "The mean logarithm of what a day makes of the value, fees paid, over the days that a round learned by, real and "
+    "made up, by how many days a desk has learned by; ticks are merges. The shade spans the seeds.",
+)
 _CAPTIONS = {
     "rewards": (
         "What the agents earned",
@@ -267,6 +285,11 @@ _CAPTIONS = {
         "What became of the portfolios",
         "Above, the mean value of the desks in the time of the test, fees paid, each with its own policy; below, how "
         "far it stands under its peak. The grey lines need no skill.",
+    ),
+    "weights": (
+        "What a portfolio holds",
+        "The shares of the first desk in the time of the test, by the first few methods, with the first seed; cash is "
+        "grey. An asset's name stands beside what is held of it at the end, or, where it was sold, where most was.",
     ),
     "presence": (
         "Who was there, and who was stood in for",

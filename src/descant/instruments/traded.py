@@ -41,6 +41,8 @@ class Traded:
     hold: Numbers = field(default_factory=_none)  # [desks, days] growth of what is bought once and kept
     uniform_shares: Numbers = field(default_factory=_none)  # [3, desks] its turnover, cash and largest, as above
     hold_shares: Numbers = field(default_factory=_none)
+    assets: tuple[str, ...] = ()  # of the first desk
+    held: Numbers = field(default_factory=_none)  # [days, 1 + assets] what the first desk holds, cash first
 
     def values(self, of: str = "growth") -> Numbers:
         """The mean value of the desks, 1 before the first day, ``[days + 1]``."""
@@ -55,15 +57,16 @@ class Traded:
 
     def to_json(self) -> dict[str, Any]:
         arrays = {name: np.round(value, _PLACES).tolist() for name, value in vars(self).items() if name in _ARRAYS}
-        return {"names": list(self.names), "dates": list(self.dates), **arrays}
+        texts = {name: list(getattr(self, name)) for name in ("names", "dates", "assets")}
+        return {**texts, **arrays}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Traded:
         arrays = {name: np.array(found[name], dtype=float) for name in _ARRAYS if name in found}
-        return cls(tuple(found["names"]), tuple(found["dates"]), **arrays)
+        return cls(tuple(found["names"]), tuple(found["dates"]), assets=tuple(found.get("assets", ())), **arrays)
 
 
-_ARRAYS = ("growth", "turnover", "cash", "largest", "uniform", "hold", "uniform_shares", "hold_shares")
+_ARRAYS = ("growth", "turnover", "cash", "largest", "uniform", "hold", "uniform_shares", "hold_shares", "held")
 
 
 def measured(growth: Numbers) -> dict[str, Numbers]:
@@ -88,18 +91,19 @@ def paths(federation: Federation, names: Sequence[str]) -> Path:
 def desks_of(federation: Federation) -> list[Desk]:
     """The parties, if they are desks."""
     people = federation.people
-    if not _are_desks(people):
+    if not are_desks(people):
         raise SettingError("There are no portfolios: the parties are no desks (see parties.desks).")
     return [people[name] for name in people]  # type: ignore[misc]
 
 
-def _are_desks(people: People) -> bool:
+def are_desks(people: People) -> bool:
+    """Whether the parties are desks."""
     return isinstance(people[people.names[0]], Desk)
 
 
 def traded(federation: Federation) -> Traded | None:
     """What every desk's own model made of its test; None where parties are no desks."""
-    if not _are_desks(federation.people):
+    if not are_desks(federation.people):
         return None
     desks, names = desks_of(federation), federation.people.names
     found = paths(federation, names)
@@ -110,7 +114,8 @@ def traded(federation: Federation) -> Traded | None:
         beside = {"uniform": even.growth, "hold": kept.growth}
         beside |= {"uniform_shares": _shares(even), "hold_shares": _shares(kept)}
     dates = tuple(str(day) for day in desks[0].dates)
-    return Traded(names, dates, found.growth, *_shares(found), **beside)
+    first = {"assets": desks[0].assets, "held": found.weights[0]}
+    return Traded(names, dates, found.growth, *_shares(found), **beside, **first)
 
 
 def _shares(path: Path) -> Numbers:
