@@ -66,12 +66,11 @@ def draw_weights(
     return file
 
 
-def _color(asset: int) -> tuple[float, ...]:
+def _color(asset: int) -> str:
     """One of twenty: the ten strong ones first."""
-    from matplotlib import colormaps  # here, because it takes a second
+    from matplotlib import colormaps, colors  # here, because it takes a second
 
-    color: tuple[float, ...] = colormaps["tab20"](2 * asset % 20 + asset // 10 % 2)
-    return color
+    return colors.to_hex(colormaps["tab20"](2 * asset % 20 + asset // 10 % 2))
 
 
 def _name(axes: Axes, assets: Sequence[str], held: Numbers) -> None:

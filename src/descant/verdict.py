@@ -86,9 +86,9 @@ def _events(study: Study) -> Iterator[str]:
 def _unlearned(study: Study) -> Iterator[str]:
     """What is reached without learning, by those who trained."""
     alone, metric = study.of(LOCAL), study.results[0].scores.metric
-    found = {trivial(metric): np.mean([result.of_trained(result.scores.majority).mean for result in alone])}
+    found = {trivial(metric): float(np.mean([result.of_trained(result.scores.majority).mean for result in alone]))}
     if alone[0].traded is not None and metric in MEASURES:
-        found[HOLD] = mean_of_known(alone[0].traded.measured("hold")[metric])
+        found[HOLD] = float(mean_of_known(alone[0].traded.measured("hold")[metric]))
     told = [f"{name} {mean:.3f}" for name, mean in found.items() if mean == mean]
     if told:
         yield f"Without learning: {', '.join(told)}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import warnings
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -49,10 +49,11 @@ app.add_typer(silo.app, name="silo")
 _as_ever = warnings.formatwarning
 
 
-def told(message: Warning | str, category: type[Warning], *place: Any) -> str:
+def told(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
     """A warning as a user reads it: where in our code it was given says nothing."""
-    ours = issubclass(category, DescantWarning)
-    return f"Warning: {message}\n" if ours else _as_ever(message, category, *place)
+    if issubclass(category, DescantWarning):
+        return f"Warning: {message}\n"
+    return _as_ever(message, category, filename, lineno, line)
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,15 +107,16 @@ def traded(federation: Federation) -> Traded | None:
         return None
     desks, names = desks_of(federation), federation.people.names
     found = paths(federation, names)
-    beside = {}
+    beside: dict[str, Any] = {}
     if federation.algorithm.advance is stay:
         relatives, cost = np.stack([desk.relatives for desk in desks]), desks[0].cost
         even, kept = uniform(relatives, cost), hold(relatives, cost)
         beside = {"uniform": even.growth, "hold": kept.growth}
         beside |= {"uniform_shares": _shares(even), "hold_shares": _shares(kept)}
     dates = tuple(str(day) for day in desks[0].dates)
-    first = {"assets": desks[0].assets, "held": found.weights[0]}
-    return Traded(names, dates, found.growth, *_shares(found), **beside, **first)
+    turnover, cash, largest = _shares(found)
+    made = Traded(names, dates, found.growth, turnover, cash, largest, assets=desks[0].assets, held=found.weights[0])
+    return replace(made, **beside)
 
 
 def _shares(path: Path) -> Numbers:
