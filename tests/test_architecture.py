@@ -29,7 +29,7 @@ TIERS = [
     {"exchange"},
     {"settle", "flight", "absence", "adding"},
     {"run"},
-    {"evaluate", "checkpoint", "table", "canvas", "pictures", "timeline", "page", "holdings"},
+    {"evaluate", "checkpoint", "table", "canvas", "captions", "pictures", "timeline", "page", "holdings"},
     {"instruments"},
     {"federation"},
     {"record", "results"},

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from rich.progress import Progress
 
 from descant import Agreed, VaultAt, __version__
-from descant.cli import app, typer
+from descant.cli import app, told, typer
 from descant.config import read
-from descant.errors import StateError
+from descant.errors import DescantWarning, StateError
 from descant.judged import judge, study_of
 from descant.record import Run
 from descant.record import read as recorded
@@ -54,6 +54,11 @@ def test_help_and_version_import_nothing_heavy(tmp_path):
 def test_the_package_is_a_command_too(tmp_path):
     shown = descant_process("--version", cwd=tmp_path, code="import runpy; runpy.run_module('descant', alter_sys=True)")
     assert shown.stdout == f"descant {__version__}\n"
+
+
+def test_a_warning_of_ours_is_a_sentence_without_a_place_in_the_code():
+    assert told("x is y.", DescantWarning, "a.py", 3, None) == "Warning: x is y.\n"
+    assert "a.py:3" in told("x is y.", UserWarning, "a.py", 3, None)
 
 
 def test_help_names_every_option_with_its_default():

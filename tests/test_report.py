@@ -156,12 +156,13 @@ def test_the_page_gives_the_verdict_first_then_table_pictures_and_settings():
 def test_the_verdict_does_not_praise_a_method_that_lost_to_training_alone():
     assert study_of(gain=-0.1).verdict().startswith("Nothing beat training alone; FedAvg came closest: 0.455")
     assert study_of(gain=-0.1, higher=False).verdict().startswith("FedAvg served the parties best")
-    assert study_of(gain=0.0).verdict().endswith("0 of 4 parties gained by joining, 0 lost, over 2 seeds.")
     assert (
-        study_of(gain=-0.1)
+        study_of(gain=0.0)
         .verdict()
-        .endswith("0 of 4 parties gained by joining, 4 lost, over 2 seeds. Party p0 lost most: 10.0 points.")
+        .endswith("0 of 4 parties gained by joining, 0 lost, over 2 seeds. Without learning: majority class 0.250.")
     )
+    lost = "0 of 4 parties gained by joining, 4 lost, over 2 seeds. Party p0 lost most: 10.0 points."
+    assert lost in study_of(gain=-0.1).verdict()
     assert "Party p0 lost most: 0.1 in loss." in study_of(gain=0.1, higher=False, metric="loss").verdict()
 
 
@@ -173,7 +174,9 @@ def with_finding(study, method, *findings, seeds=(0, 1)):
 
 def test_a_collapse_is_in_the_verdict_and_findings_say_in_how_many_seeds():
     study = with_finding(study_of(), "FedAvg", Finding("collapse", "It collapsed.", 41), seeds=(1,))
-    assert study.verdict().endswith("FedAvg collapsed at round 41 with 1 of 2 seeds.")
+    assert study.verdict().endswith(
+        "FedAvg collapsed at round 41 with 1 of 2 seeds. Without learning: majority class 0.250."
+    )
     assert study.findings() == ("It collapsed. So with 1 of 2 seeds.",)
     both = with_finding(study_of(), "FedAvg", Finding("coverage", "Some never trained."))
     both = with_finding(both, "Local", Finding("coverage", "Some never trained."))
@@ -300,7 +303,7 @@ class Small(nn.Linear):
 def test_a_folder_is_written_whole_and_an_older_study_is_replaced(tmp_path):
     folder = tmp_path / "deep" / "study"
     assert study_of(gain=0.1).save(folder) == folder
-    absent = {"hyper.png", "presence.png", "rewards.png", "portfolio.png"}  # nothing tuned, nobody away, no agents
+    absent = {f"{kind}.png" for kind in ("hyper", "presence", "rewards", "portfolio", "weights")}  # of other studies
     assert {file.name for file in folder.iterdir()} == set(FILES) - absent
     before = json.loads((folder / "study.json").read_text("utf-8"))
     study_of(gain=0.2).save(folder)

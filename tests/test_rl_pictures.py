@@ -48,9 +48,9 @@ def test_what_each_agent_earned_is_in_the_history_and_drawn_with_the_merges(
     drawn: dict[str, Any] = {}
     real = pictures.draw_rewards
 
-    def spy(file: Path, rewards: Any, steps: Any, method: str, merged: bool) -> Path:
+    def spy(file: Path, rewards: Any, steps: Any, method: str, merged: bool, who: Any) -> Path:
         drawn.update(rewards=rewards, steps=steps, merged=merged)
-        return real(file, rewards, steps, method, merged)
+        return real(file, rewards, steps, method, merged, who)
 
     monkeypatch.setattr("descant.instruments.pictures.draw_rewards", spy)
     fed = learned()
@@ -100,9 +100,9 @@ def test_the_reports_of_runs_and_of_comparisons_show_what_the_agents_earned(
     drawn: dict[str, Any] = {}
     real = pictures.draw_earned
 
-    def spy(file: Path, lines: Any, merges: Any) -> Path:
+    def spy(file: Path, lines: Any, merges: Any, who: Any) -> Path:
         drawn.update(lines=lines, merges=merges.tolist())
-        return real(file, lines, merges)
+        return real(file, lines, merges, who)
 
     monkeypatch.setattr("descant.report.draw_earned", spy)
     recipe = read(RECIPE)

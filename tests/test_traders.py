@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import nn
 from descant import Federation, Sgd, Study, Trader, algorithms, compare, parties, problems
 from descant.config import read
 from descant.errors import DescantWarning, ModelError, PartyError, SettingError
+from descant.holdings import draw_values, draw_weights
 from descant.instruments import traded, universes
 from descant.instruments.traded import Traded, paths
 from descant.judged import judge, study_of, write_page
@@ -21,6 +23,8 @@ from descant.ledger import ledger
 from descant.metrics import SHARPE
 from descant.portfolio import Market, generated, hold, measures, uniform
 from descant.record import Run
+from descant.report import available, page
+from descant.results import Result
 
 MARKET = generated(assets=6, years=3, seed=2)
 GIVEN: dict[str, Any] = {"train": ("2006", "2007"), "test": ("2008", "2008-02"), "assets": 3, "window": 5}
@@ -151,16 +155,51 @@ def test_a_study_of_desks_shows_what_needs_no_skill_and_every_measure(tmp_path: 
     again = Study.load(study.save(tmp_path / "study"))
     rows = {row["method"]: row for row in ledger(again).rows}
     assert list(rows) == ["uniform rebalancing", "buy and hold", "Local", "FedAvg"]
-    growth = {
-        kind: np.stack([made(desk.relatives, 0.002).growth for desk in desks().values()])
-        for kind, made in (("uniform rebalancing", uniform), ("buy and hold", hold))  # type: ignore[attr-defined]
+    walks = {
+        kind: [made(desk.relatives, 0.002) for desk in desks().values()]  # type: ignore[attr-defined]
+        for kind, made in (("uniform rebalancing", uniform), ("buy and hold", hold))
     }
-    for kind, each in growth.items():
-        assert rows[kind]["annual return"] == pytest.approx(measures.annual(each).mean(), abs=1e-5)
-        assert rows[kind]["Sharpe ratio"] == pytest.approx(measures.sharpe(each).mean(), abs=1e-3)
+    for kind, each in walks.items():
+        growth = np.stack([walk.growth for walk in each])
+        assert rows[kind]["annual return"] == pytest.approx(measures.annual(growth).mean(), abs=1e-5)
+        assert rows[kind]["Sharpe ratio"] == pytest.approx(measures.sharpe(growth).mean(), abs=1e-3)
+        assert rows[kind]["turnover"] == pytest.approx(np.mean([walk.turnover for walk in each]), abs=1e-5)
+        largest = np.mean([walk.weights[:, 1:].max(1) for walk in each])
+        assert rows[kind]["largest"] == pytest.approx(largest, abs=1e-5) and rows[kind]["cash"] == 0
+    days = len(desks()["0"].dates)  # type: ignore[attr-defined]
+    assert rows["buy and hold"]["turnover"] == pytest.approx(1 / days, abs=1e-5)  # of the first day alone
+    means = [f"{kind} {rows[kind]['annual return']:.3f}" for kind in walks]
+    assert again.verdict().endswith(f"Without learning: {', '.join(means)}.")
     assert rows["FedAvg"]["annual return"] == pytest.approx(study.table().rows[2]["mean"], abs=1e-5)
     page = (tmp_path / "study" / "report.html").read_text()
-    assert "buy and hold" in page and (tmp_path / "study" / "portfolio.png").stat().st_size > 10_000
+    assert "buy and hold" in page and "What the desks earned" in page and "agent" not in page
+    assert all((tmp_path / "study" / f"{kind}.png").stat().st_size > 10_000 for kind in ("portfolio", "weights"))
+
+
+def test_a_study_from_before_shares_were_kept_has_none_of_what_needs_no_skill(tmp_path: Path) -> None:
+    study = compare([algorithms.FedAvg()], NET, desks(), rounds=1, solver=TRADER, progress=False)
+    found = study.results[0].to_json()
+    for name in ("uniform_shares", "hold_shares", "assets", "held"):
+        del found["traded"][name]
+    old = replace(study, results=(Result.from_json(found), study.results[1]))
+    assert "portfolio" in available(old) and "weights" not in available(old)
+    assert [row.get("cash") is None for row in ledger(old).rows] == [True, True, False, False]
+    assert "–" in str(ledger(old))
+
+
+def test_a_desk_that_stands_still_is_left_out_of_the_sharpe_ratio() -> None:
+    study = compare([algorithms.FedAvg()], NET, desks(), rounds=1, solver=TRADER, progress=False)
+    made = study.of("FedAvg")[0]
+    assert made.traded is not None
+    growth = made.traded.growth.copy()
+    growth[1] = 1
+    still = replace(study, results=(study.results[0], replace(made, traded=replace(made.traded, growth=growth))))
+    row = ledger(still).rows[-1]
+    assert row["Sharpe ratio"] == pytest.approx(measures.sharpe(growth[[0, 2]]).mean())
+    assert row["annual return"] == pytest.approx(measures.annual(growth).mean())
+    (note,) = ledger(still).notes
+    assert note == "FedAvg: 1 of 3 back-tests stood still and has no Sharpe ratio; the mean is over the others."
+    assert note in page(still, {})
 
 
 def test_a_federation_of_desks_draws_values_and_weights(tmp_path: Path) -> None:
@@ -174,6 +213,39 @@ def test_a_federation_of_desks_draws_values_and_weights(tmp_path: Path) -> None:
     assert "uniform" in str(fed.table())
     sharpe = Federation(NET, desks(), algorithms.FedAvgPlus(), solver=TRADER, metric=SHARPE).fit(2, progress=False)
     np.testing.assert_allclose(measures.sharpe(found.growth), sharpe.scores().own.values, rtol=1e-9)
+
+
+def test_what_was_sold_has_a_name_and_twenty_assets_have_colours_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **rest: drawn.append(figure))
+    names = [f"A{k}" for k in range(20)]
+    held = np.zeros((10, 21))
+    held[:5, 3], held[5:, 8], held[:, 0] = 0.9, 0.9, 0.1
+    draw_weights(tmp_path / "w.png", {"desk 0": held}, {"desk 0": names}, [str(day) for day in range(10)])
+    (axes,) = drawn[0].axes
+    assert {text.get_text(): text.get_position()[0] >= 10 for text in axes.texts} == {
+        "cash": True,
+        "A2": False,
+        "A7": True,
+    }
+    assert len({tuple(area.get_facecolor()[0]) for area in axes.collections}) == 21
+
+
+def test_what_needs_no_skill_is_drawn_behind_the_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **rest: drawn.append(figure))
+    values = dict.fromkeys(("FedAvg", "uniform rebalancing", "buy and hold"), np.linspace(1, 2, 11))
+    draw_values(tmp_path / "v.png", values, [str(day) for day in range(10)])
+    for axes in drawn[0].axes:
+        method, *others = axes.lines
+        assert all(one.get_zorder() < method.get_zorder() for one in others)
+        assert all(one.get_linewidth() < method.get_linewidth() for one in others)
 
 
 def test_a_recorded_run_of_desks_has_their_ledger(tmp_path: Path) -> None:
@@ -254,21 +326,60 @@ def test_an_asset_that_begins_in_the_test_leaves_no_day_to_learn_by() -> None:
         parties.desks(Market.made(MARKET.dates, MARKET.names, prices), missing="later", **GIVEN)
 
 
-def test_a_generator_that_blows_up_leaves_its_desk_on_real_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def wild(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gbm makes up prices that are none."""
     from descant.portfolio.augment import Gbm
 
-    def wild(self: Any, fitted: Any, prices: Any, days: int, rng: Any) -> Any:
+    def draw(self: Any, fitted: Any, prices: Any, days: int, rng: Any) -> Any:
         return np.full((days, prices.shape[1]), np.inf)
 
-    monkeypatch.setattr(Gbm, "draw", wild)
-    fed = Federation(NET, desks(augment=("gbm", "vom", "vom")), algorithms.FedAvg(), solver=TRADER)
-    with pytest.warns(DescantWarning, match=r"Party '0' \(.*\) trains on real prices alone"):
+    monkeypatch.setattr(Gbm, "draw", draw)
+
+
+def test_a_generator_that_blows_up_leaves_its_desk_on_real_prices(wild: None) -> None:
+    people = desks(augment=("gbm", "vom", "vom"))
+    fed = Federation(NET, people, algorithms.FedAvg(), solver=TRADER)
+    asset = people["0"].assets[0]  # type: ignore[attr-defined]
+    with pytest.warns(DescantWarning, match=rf"Party '0' trains on real prices alone for now: gbm fails \({asset} has"):
         fed.fit(1, progress=False)
     assert not fed.refusals_ and torch.isfinite(fed.state.center).all()
     plain = Federation(NET, desks(augment=("none", "vom", "vom")), algorithms.FedAvg(), solver=TRADER).fit(
         1, progress=False
     )
     torch.testing.assert_close(fed.state.center, plain.state.center)
+    assert not plain.findings()
+
+
+BARE = "Trained on real prices alone: 0, 2 (what was made up was of no use)"
+
+
+@pytest.mark.filterwarnings("ignore:Party .* trains on real prices alone:descant.DescantWarning")
+def test_a_generator_that_fails_is_told_of_in_the_results(wild: None, tmp_path: Path) -> None:
+    study = compare([algorithms.FedAvg()], NET, desks(), rounds=2, solver=TRADER, progress=False, seeds=2)
+    told = f"{BARE}, in 2 of 2 rounds."
+    assert study.findings().count(told) == 1
+    study.save(tmp_path / "study")
+    assert all(told in (tmp_path / "study" / file).read_text() for file in ("report.html", "study.json"))
+    with Run.start(tmp_path / "run", Federation(NET, desks(), algorithms.FedAvg(), solver=TRADER)) as run:
+        for _ in run.rounds(2, 1):
+            pass
+        judge(run)
+    assert (tmp_path / "run" / "events.jsonl").read_text().count(BARE) == 3  # of each round, and of all
+    assert [one for one in study_of(tmp_path / "run").findings() if BARE in one] == [told]
+
+
+def test_a_generator_that_cannot_be_fitted_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    from descant.portfolio.augment import Vom
+
+    def fit(self: Any, prices: Any, rng: Any) -> Any:
+        raise np.linalg.LinAlgError("Singular matrix")
+
+    monkeypatch.setattr(Vom, "fit", fit)
+    fed = Federation(NET, desks(), algorithms.FedAvg(), solver=TRADER)
+    with pytest.warns(DescantWarning, match=r"Party '1' trains on real prices alone: vom fails \(LinAlgError"):
+        fed.fit(2, progress=False)
+    assert fed.findings() == ("Trained on real prices alone: 1 (no generator could be fitted), in 2 of 2 rounds.",)
 
 
 def test_a_policy_that_is_not_a_number_holds_what_it_has() -> None:

@@ -65,7 +65,7 @@ def lines_on(axes: Axes, lines: Mapping[str, Line], styles: Styles, markersize: 
         style = {**styles[method], "markevery": (at * every // len(lines), every)}  # beside those of a like line
         if line.low is not None and line.high is not None:
             axes.fill_between(line.x, line.low, line.high, color=style["color"], alpha=0.15, linewidth=0)
-        axes.plot(line.x, line.y, label=label(method), markersize=markersize, linewidth=1.8, **style)
+        axes.plot(line.x, line.y, label=label(method), markersize=markersize, **{"linewidth": 1.8, **style})
 
 
 @contextmanager

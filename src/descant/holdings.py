@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 UNIFORM, HOLD = "uniform rebalancing", "buy and hold"
-MOST = 3  # desks whose holdings are shown
+MOST = 3  # desks or methods whose holdings are shown
 _SEEN = 0.03  # a share whose name is written beside it
 MANY = 30  # desks whose names fit below a picture
 
@@ -25,7 +25,7 @@ def draw_values(file: Path, values: Mapping[str, Numbers], dates: Sequence[str])
     with picture(file, values, rows=2, whole=False) as ((above, below), styles):
         for name, dash in ((UNIFORM, ":"), (HOLD, "-.")):
             if name in styles:
-                styles[name] = {"color": "#777777", "linestyle": dash, "marker": ""}
+                styles[name] = {"color": "#777777", "linestyle": dash, "marker": "", "linewidth": 1.0, "zorder": 1}
         fallen = {name: 100 * (value / np.maximum.accumulate(value) - 1) for name, value in values.items()}
         for axes, lines in ((above, values), (below, fallen)):
             lines_on(axes, {name: Line(days, line) for name, line in lines.items()}, styles, markersize=4)
@@ -44,23 +44,45 @@ def _dated(axes: Axes, dates: Sequence[str]) -> None:
 
 
 def draw_weights(
-    file: Path, weights: Mapping[str, Numbers], assets: Mapping[str, Sequence[str]], dates: Sequence[str]
+    file: Path,
+    weights: Mapping[str, Numbers],
+    assets: Mapping[str, Sequence[str]],
+    dates: Sequence[str],
+    title: str = "What is held, day by day",
 ) -> Path:
-    """What some desks hold by day, one panel each: cash at the bottom, and every asset above it."""
+    """What is held by day, one panel a label: cash at the bottom, and every asset above it."""
     with picture(file, {}, rows=len(weights), whole=False) as (panels, _):
         for axes, (name, held) in zip(panels, weights.items(), strict=True):
-            colors = ["#dddddd", *(f"C{i}" for i in range(held.shape[1] - 1))]
-            axes.stackplot(np.arange(1, len(held) + 1), held.T, colors=colors)
-            for asset, share, top in zip(["cash", *assets[name]], held[-1], held[-1].cumsum(), strict=True):
-                if share >= _SEEN:
-                    axes.text(len(held) * 1.005, top - share / 2, label(asset, 10), fontsize=8, va="center")
+            axes.stackplot(
+                np.arange(1, len(held) + 1), held.T, colors=["#dddddd", *map(_color, range(len(held.T) - 1))]
+            )
+            _name(axes, ["cash", *assets[name]], held)
             axes.set_ylim(0, 1)
             axes.set_xlim(1, len(held))
             axes.set_xlabel("")
-            axes.set_ylabel(f"desk {label(name)}: share")
+            axes.set_ylabel(f"{label(name)}: share")
             _dated(axes, dates)
-        panels[0].set_title("What is held, day by day", loc="left")
+        panels[0].set_title(label(title, 90), loc="left")
     return file
+
+
+def _color(asset: int) -> str:
+    """One of twenty: the ten strong ones first."""
+    from matplotlib import colormaps, colors  # here, because it takes a second
+
+    return colors.to_hex(colormaps["tab20"](2 * asset % 20 + asset // 10 % 2))
+
+
+def _name(axes: Axes, assets: Sequence[str], held: Numbers) -> None:
+    """Each asset's name beside what is held of it at the end; of what was sold, where most was held."""
+    tops = held.cumsum(1)
+    for k, asset in enumerate(assets):
+        kept = held[-1, k] >= _SEEN
+        day = len(held) - 1 if kept else int(held[:, k].argmax())
+        side = "left" if kept or day < 0.04 * len(held) else "right" if day > 0.96 * len(held) else "center"
+        if held[day, k] >= _SEEN:
+            at = len(held) * 1.005 if kept else day + 1
+            axes.text(at, tops[day, k] - held[day, k] / 2, label(asset, 10), fontsize=8, va="center", ha=side)
 
 
 def draw_universes(file: Path, days: Numbers, apart: Numbers, means: Mapping[str, float]) -> Path:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .canvas import Numbers
-from .holdings import HOLD, UNIFORM, draw_values
+from .holdings import HOLD, MOST, UNIFORM, draw_values, draw_weights
 from .instruments.traded import MEASURES, Traded, measured
-from .results import LOCAL
+from .results import LOCAL, mean_of_known
 from .table import Table
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ LEGEND = (
     "Annual return, Sharpe ratio (of a year) and largest drawdown are of the value after fees, a mean over the desks; "
     "turnover is the share bought and sold on a day; cash and largest are shares held, a mean over days. Uniform "
     "rebalancing holds the same share of every asset, and buy and hold has bought it once: a policy that is below them "
-    "has earned nothing by its skill."
+    "has earned nothing by its skill. A desk whose value never varies has no Sharpe ratio, and is left out of its mean."
 )
 
 
@@ -29,21 +29,25 @@ def is_traded(study: Study) -> bool:
     return all(result.traded is not None for result in study.results)
 
 
+def is_held(study: Study) -> bool:
+    """Whether it is known what a desk held; older studies have not kept it."""
+    return all(result.traded is not None and result.traded.assets for result in study.results)
+
+
 def ledger(study: Study) -> Table:
     """One row a method, and what needs no skill first; a mean over desks and seeds."""
     still = _of(study, LOCAL)[0]
-    rows = [
-        {"method": name, **_means([measured(growth)])}
-        for name, growth in ((UNIFORM, still.uniform), (HOLD, still.hold))
-    ]
+    rows = [{"method": name, **_means([still.measured(of)])} for name, of in ((UNIFORM, "uniform"), (HOLD, "hold"))]
+    notes = list[str]()
     for method in study.methods:
         each = [one.measured() for one in _of(study, method)]
+        notes += _without_ratio(method, np.array([one["Sharpe ratio"] for one in each]))
         seeds = [float(np.mean(one["annual return"])) for one in each]
         above = np.mean([one["annual return"] for one in each], 0) > measured(still.uniform)["annual return"]
         more = {"± seeds": float(np.std(seeds)) if len(seeds) > 1 else float("nan"), "above uniform": int(above.sum())}
         rows.append({"method": method, **_means(each), **more})
     columns = ("method", "annual return", "± seeds", *MEASURES[1:], "above uniform")
-    return Table(columns, rows, places={"above uniform": 0, "Sharpe ratio": 2})
+    return Table(columns, rows, places={"above uniform": 0, "Sharpe ratio": 2}, notes=tuple(notes))
 
 
 def _of(study: Study, method: str) -> list[Traded]:
@@ -51,7 +55,23 @@ def _of(study: Study, method: str) -> list[Traded]:
 
 
 def _means(each: list[dict[str, Numbers]]) -> dict[str, float]:
-    return {name: float(np.mean([one[name] for one in each])) for name in each[0]}
+    return {name: float(mean_of_known(np.concatenate([one[name] for one in each]))) for name in each[0]}
+
+
+def _without_ratio(method: str, ratios: Numbers) -> list[str]:
+    still = int(np.isnan(ratios).sum())
+    if not still:
+        return []
+    told = f"{method}: {still} of {ratios.size} back-tests stood still and {'has' if still == 1 else 'have'} no Sharpe"
+    return [f"{told} ratio; the mean is over the others."]
+
+
+def draw_held(study: Study, file: Path) -> Path:
+    """What the first desk holds by day, by method, with the first seed."""
+    some = {method: _of(study, method)[0] for method in study.methods[:MOST]}
+    held, assets = ({method: getattr(one, part) for method, one in some.items()} for part in ("held", "assets"))
+    first = _of(study, LOCAL)[0]
+    return draw_weights(file, held, assets, first.dates, f"What desk {first.names[0]} holds, day by day")
 
 
 def draw_ledger(study: Study, file: Path) -> Path:

@@ -6,6 +6,7 @@ Labels are methods; "Local" is training alone, and is black. Every picture is on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,19 @@ from .canvas import ALONE, Line, Numbers, Styles, label, lines_on, picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class Earners:
+    """How a picture calls those who earn, how far they are, and what they earn."""
+
+    name: str
+    steps: str
+    reward: str
+
+
+AGENTS = Earners("agent", "steps of an agent", "reward, mean of a round's episodes")
+DESKS = Earners("desk", "days that a desk has learned by", "log return of a day, mean of a round")
 
 MANY = 30  # parties: beyond this their names and markers do not fit, and sorted gains are drawn instead
 MANY_LINES = 8  # lines that can be told apart by colour and marker
@@ -95,37 +109,39 @@ def draw_spikes(file: Path, lines: Mapping[str, Line]) -> Path:
     return file
 
 
-def draw_rewards(file: Path, rewards: Mapping[str, Numbers], steps: Numbers, method: str, merged: bool) -> Path:
-    """What agents earned in the episodes of each round, by the steps that one took; a tick where they merged."""
+def draw_rewards(
+    file: Path, rewards: Mapping[str, Numbers], steps: Numbers, method: str, merged: bool, who: Earners
+) -> Path:
+    """What agents or desks earned in each round, by the steps that one took; a tick where they merged."""
     few = len(rewards) <= MANY_LINES
     with picture(file, rewards, whole=False) as ((axes,), styles):
-        for agent, earned in rewards.items():
-            style = styles[agent] if few else {"color": "#999999"}
-            told = {"label": f"agent {label(agent)}", "markersize": 3} if few else {}
+        for name, earned in rewards.items():
+            style = styles[name] if few else {"color": "#999999"}
+            told = {"label": f"{who.name} {label(name)}", "markersize": 3} if few else {}
             axes.plot(steps, earned, **{**style, "linewidth": 1.2 if few else 0.6, **told})
         mean = np.ma.masked_invalid(np.stack(list(rewards.values()))).mean(0)
-        axes.plot(steps, mean, color="black", linewidth=2.4, label="mean of the agents")
+        axes.plot(steps, mean, color="black", linewidth=2.4, label=f"mean of the {who.name}s")
         if merged:
             tick: dict[str, Any] = {"marker": "|", "markersize": 9, "color": "black", "linestyle": "none"}
             low = np.full(len(steps), 0.012)
             axes.plot(steps, low, **tick, transform=axes.get_xaxis_transform(), label="merges")
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-        axes.set_xlabel("steps of an agent")
-        axes.set_ylabel("reward, mean of a round")
-        axes.set_title(f"{label(method, 60)}: what the agents earned", loc="left")
+        axes.set_xlabel(who.steps)
+        axes.set_ylabel(who.reward)
+        axes.set_title(f"{label(method, 60)}: what the {who.name}s earned", loc="left")
     return file
 
 
-def draw_earned(file: Path, lines: Mapping[str, Line], merges: Numbers) -> Path:
-    """What agents earned, the mean over them, by the steps that one took, a line a method; a tick where they merged."""
+def draw_earned(file: Path, lines: Mapping[str, Line], merges: Numbers, who: Earners) -> Path:
+    """What they earned, the mean over them, by the steps that one took, a line a method; a tick where they merged."""
     with picture(file, lines) as ((axes,), styles):
         lines_on(axes, lines, styles, markersize=3)
         low = np.full(len(merges), 0.012)
         tick: dict[str, Any] = {"marker": "|", "markersize": 9, "color": "black", "linestyle": "none"}
         axes.plot(merges, low, **tick, transform=axes.get_xaxis_transform(), label="merges" if len(merges) else "")
-        axes.set_xlabel("steps of an agent")
-        axes.set_ylabel("reward, mean of a round's episodes")
-        axes.set_title("What the agents earned", loc="left")
+        axes.set_xlabel(who.steps)
+        axes.set_ylabel(who.reward)
+        axes.set_title(f"What the {who.name}s earned", loc="left")
     return file
 
 

@@ -10,12 +10,23 @@ import numpy as np
 
 from . import __version__
 from .canvas import Line, Numbers, noted
+from .captions import CAPTIONS, EARNED_BY_DESKS
 from .errors import SettingError
 from .ledger import LEGEND as TRADED
-from .ledger import draw_ledger, is_traded, ledger
+from .ledger import draw_held, draw_ledger, is_held, is_traded, ledger
 from .metrics import trivial
 from .page import figure, page_of, pairs, paragraph, phrase, scores, sentences
-from .pictures import draw_collapse, draw_curves, draw_earned, draw_hyper, draw_parties, draw_spikes, draw_walk
+from .pictures import (
+    AGENTS,
+    DESKS,
+    draw_collapse,
+    draw_curves,
+    draw_earned,
+    draw_hyper,
+    draw_parties,
+    draw_spikes,
+    draw_walk,
+)
 from .results import mean_of_known
 from .settings import describe, unknown
 from .state import STOOD_IN
@@ -24,6 +35,7 @@ from .timeline import MOST, Presence, draw_presence
 
 if TYPE_CHECKING:
     from .study import Study
+    from .table import Table
 
 LEGEND = (
     "Mean (at the last round), best (of the rounds on the curve), worst, p10 (a tenth of the parties is no better) and "
@@ -61,6 +73,7 @@ def available(study: Study) -> tuple[str, ...]:
         "presence": bool(_coming(study)),
         "rewards": bool(_earning(study)),
         "portfolio": is_traded(study),
+        "weights": is_held(study),
     }
     return tuple(kind for kind in _KINDS if have.get(kind, True))
 
@@ -148,7 +161,7 @@ def _presence(study: Study, file: Path) -> Path:
 
 
 def _earning(study: Study) -> list[str]:
-    """Methods of agents: their rewards by round are known."""
+    """Methods of agents or desks: their rewards by round are known."""
     return [method for method in study.methods if all("steps" in result.series for result in study.of(method))]
 
 
@@ -160,7 +173,7 @@ def _rewards(study: Study, file: Path) -> Path:
         steps = np.cumsum(np.where(np.isfinite(taken), taken, known[0] if len(known) else 0))  # no episode had ended
         lines[method] = Line.over(steps, np.array([result.series["reward"] for result in study.of(method)]))
     merging = [line.x for method, line in lines.items() if method not in {r.beside for r in study.results}]
-    return draw_earned(file, lines, merging[0] if merging else np.empty(0))
+    return draw_earned(file, lines, merging[0] if merging else np.empty(0), DESKS if is_traded(study) else AGENTS)
 
 
 _KINDS: dict[str, Callable[[Study, Path], Path]] = {
@@ -173,6 +186,7 @@ _KINDS: dict[str, Callable[[Study, Path], Path]] = {
     "presence": _presence,
     "rewards": _rewards,
     "portfolio": draw_ledger,
+    "weights": draw_held,
 }
 FILES = ("study.json", *(f"{kind}.png" for kind in _KINDS), "report.html")
 
@@ -211,6 +225,7 @@ def page(study: Study, pictures: dict[str, bytes]) -> str:
         "random policy": "acting at random",
         "uniform rebalancing": "the same share of every asset, restored every day",
     }
+    captions = {**CAPTIONS, "rewards": EARNED_BY_DESKS} if is_traded(study) else CAPTIONS
     beside = trivial(study.results[0].scores.metric)
     majority = f"{beside.capitalize()}: {what[beside]}; a method below it is worse than no learning."
     return page_of(
@@ -218,8 +233,8 @@ def page(study: Study, pictures: dict[str, bytes]) -> str:
         study.verdict() or "Only local training was run: there is nothing to compare it with.",
         paragraph(study.note),
         scores("Method by method", study.table(), f"Scores are {_metric(study)}. {LEGEND} {majority}"),
-        *([scores("What the portfolios made of it", ledger(study), TRADED)] if is_traded(study) else []),
-        *(figure(*_CAPTIONS[kind], pictures[kind], side) for kind in _CAPTIONS if kind in pictures),
+        *([_traded(ledger(study))] if is_traded(study) else []),
+        *(figure(*captions[kind], pictures[kind], side) for kind in captions if kind in pictures),
         sentences("What else was found", (told for told in study.findings() if told != study.note)),
         pairs("Settings and seeds", ((key, phrase(value)) for key, value in settings.items())),
         pairs(
@@ -229,58 +244,8 @@ def page(study: Study, pictures: dict[str, bytes]) -> str:
     )
 
 
-_CAPTIONS = {
-    "rewards": (
-        "What the agents earned",
-        "The mean return of the episodes that ended in a round, exploring included, by the steps of an agent; ticks "
-        "are merges. The shade spans the seeds.",
-    ),
-    "curves": (
-        "Score by round",
-        "Where a line is {side} the dashed one of Local, joining helps on average. Parties that never trained count, "
-        "too: they are judged by the centre, or alone by the model that all began with. The shade spans the seeds.",
-    ),
-    "parties": (
-        "Party by party",
-        "The black line is training alone; on the side of it that the title names, a party gained by joining, and on "
-        "the other side it lost.",
-    ),
-    "spikes": (
-        "How far an aggregation throws the parties",
-        "How much a party's model changes between the end of its local work and the beginning of the next. Methods "
-        "that put a common model in its place throw it far; the paper saw spikes where training collapsed. The shade "
-        "is one standard deviation over the parties.",
-    ),
-    "collapse": (
-        "Does what was learned stay learned?",
-        "Above, the training loss of those who took part in a round, or, where they earn rewards, what they earned "
-        "beyond training alone up to then: a line that turns down for good has lost what it had learned. Below, the "
-        "length of the common model, which leaps where a training breaks down. A dotted upright marks a collapse.",
-    ),
-    "walk": (
-        "From the own model to the common one",
-        "What one more round would do. On the left, the parties' models after their local work; on the right, the "
-        "centre made of them; between them, mixtures. A line that falls to the right says that taking over the common "
-        "model would cost the parties; a line that rises, that it would serve them.",
-    ),
-    "hyper": (
-        "What was tuned",
-        "Learning rate and work by round: dots are what was drawn (with the first seed), lines the mean of the "
-        "distribution, or the value itself where nothing is drawn. A dotted upright marks where a training had "
-        "collapsed and went back to an earlier model.",
-    ),
-    "portfolio": (
-        "What became of the portfolios",
-        "Above, the mean value of the desks in the time of the test, fees paid, each with its own policy; below, how "
-        "far it stands under its peak. The grey lines need no skill.",
-    ),
-    "presence": (
-        "Who was there, and who was stood in for",
-        "Above, a row a party: dark where it trained, orange where a stand-in answered for it, grey where nobody did, "
-        "white before it came for the first time. Below, the common model on each party's own test set: a line that "
-        "falls where its row turns grey is a party that is being forgotten. With the first seed.",
-    ),
-}
+def _traded(table: Table) -> str:
+    return scores("What the portfolios made of it", table, " ".join([TRADED, *table.notes]))
 
 
 def _changes(record: dict[str, Any]) -> tuple[str, str]:

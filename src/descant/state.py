@@ -17,6 +17,7 @@ from .examined import JUDGED
 from .gate import Refusal
 from .gauges import Gauges
 from .piece import RECEIVED, VALIDATION, Plan
+from .portfolio.augment import REAL_ONLY, lacking
 from .standing import ASKED
 
 STALENESS = "staleness"
@@ -122,8 +123,17 @@ class Round:
         measured = {name: value for name, value in self.state.feedback.items() if name in _RECORDED}
         record |= {**vars(self.gauges), **means, **measured, **self.tuning}
         record |= {"stood_in": len(self.stood_in)} if "stand_in" in self.state.memories else {}
-        said = {"tuned": self.tuned, "presence": self.presence}
-        return {"round": self.index, **record, **{name: text for name, text in said.items() if text}}
+        said = {"tuned": self.tuned, "presence": self.presence, REAL_ONLY: self._real_only}
+        return {"round": self.index, **record, **{name: found for name, found in said.items() if found}}
+
+    @property
+    def lacking(self) -> str:
+        """Which desks could not make up prices, and why; "" if all could."""
+        return lacking(self._real_only)
+
+    @property
+    def _real_only(self) -> dict[str, float]:
+        return {party: said[REAL_ONLY] for party, said in self.metrics.items() if REAL_ONLY in said}
 
     def _rewards(self) -> dict[str, Any]:
         """Of agents: what they earned, all together and, while a picture can show them, each; and their steps."""

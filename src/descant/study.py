@@ -159,7 +159,8 @@ class Study:
         ]
 
     def plot(self, kind: str, file: str | Path) -> Path:
-        """Draw "curves", "parties", "spikes", "collapse", "walk", "hyper", "presence", "rewards" or "portfolio"."""
+        """Draw "curves", "parties", "spikes", "collapse", "walk", "hyper", "presence", "rewards", "portfolio" or
+        "weights"."""
         from .report import draw
 
         return draw(self, kind, Path(file))

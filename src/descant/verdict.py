@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .evaluate import Numbers
-from .results import Result
+from .holdings import HOLD
+from .instruments.traded import MEASURES
+from .metrics import trivial
+from .results import LOCAL, Result, mean_of_known
 
 if TYPE_CHECKING:
     from .study import Study
@@ -32,7 +35,7 @@ def verdict(study: Study) -> str:
         close = "is level with it" if ahead[best] == 0 else "came closest"
         first = f"Nothing beat training alone{most}; {best} {close}"
     told = f"{first}: {means[best]:.3f} {scores.metric} against {alone[best]:.3f} alone."
-    return " ".join([told, *_who(study, best), *_events(study)])
+    return " ".join([told, *_who(study, best), *_events(study), *_unlearned(study)])
 
 
 def helped(study: Study) -> list[str]:
@@ -79,6 +82,17 @@ def _events(study: Study) -> Iterator[str]:
     refused = sum(result.refused for result in study.results)
     if refused:
         yield f"{refused} updates were refused on the way."
+
+
+def _unlearned(study: Study) -> Iterator[str]:
+    """What is reached without learning, by those who trained."""
+    alone, metric = study.of(LOCAL), study.results[0].scores.metric
+    found = {trivial(metric): float(np.mean([result.of_trained(result.scores.majority).mean for result in alone]))}
+    if alone[0].traded is not None and metric in MEASURES:
+        found[HOLD] = float(mean_of_known(alone[0].traded.measured("hold")[metric]))
+    told = [f"{name} {mean:.3f}" for name, mean in found.items() if mean == mean]
+    if told:
+        yield f"Without learning: {', '.join(told)}."
 
 
 def counts(gains: Numbers) -> dict[str, int]:

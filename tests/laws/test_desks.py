@@ -308,6 +308,28 @@ def test_the_cut_never_changes_a_bit(kind: str, algorithm: Any) -> None:
     assert all(hashed(engine) == whole for engine in (partial(InProcess, most=1), partial(Bytes, pieces=2)))
 
 
+@pytest.mark.filterwarnings("ignore:Party .* trains on real prices alone:descant.DescantWarning")
+def test_whose_prices_failed_is_told_alike_however_it_is_cut_or_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from descant.portfolio.augment import Gbm
+
+    def draw(self: Any, fitted: Any, prices: Any, days: int, rng: Any) -> Any:
+        return prices[-days:] * (np.inf if rng.random() < 0.5 else 1)
+
+    monkeypatch.setattr(Gbm, "draw", draw)
+
+    def told(fed: Federation) -> list[Any]:
+        return [entry.get("real_only", {}) for entry in fed.history_]
+
+    whole = told(made().fit(5, progress=False))
+    assert {} in whole and {"3": 2.0} in whole
+    for engine in (partial(InProcess, most=1), partial(Bytes, pieces=2)):
+        assert told(made(engine=engine).fit(5, progress=False)) == whole
+    made().fit(2, progress=False).save(tmp_path / "run")
+    assert told(made().load(tmp_path / "run").fit(3, progress=False)) == whole
+
+
 @pytest.mark.parametrize("way", ["single", "looped"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_by_one_desks_learn_what_they_learn_in_a_stack(kind: str, way: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import sys
+import warnings
 from typing import Annotated
 
 import typer
 
 from .. import __version__
+from ..errors import DescantWarning
 from . import papers, recipes, server, silo, tools, vault
 
 app = typer.Typer(
@@ -44,8 +46,19 @@ app.add_typer(server.app, name="server")
 app.add_typer(silo.app, name="silo")
 
 
+_as_ever = warnings.formatwarning
+
+
+def told(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    """A warning as a user reads it: where in our code it was given says nothing."""
+    if issubclass(category, DescantWarning):
+        return f"Warning: {message}\n"
+    return _as_ever(message, category, filename, lineno, line)
+
+
 def main() -> None:
     """The entry point."""
+    warnings.formatwarning = told
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ± or α still gets its table

@@ -11,6 +11,7 @@ from ..algorithms.pieces import FedPlusPull, Mix, TowardFixed, fixed, stay
 from ..gauges import bound_of
 from ..metrics import trivial
 from ..penalties import HalfSquare, Norm1, Norm2
+from ..portfolio.augment import REAL_ONLY, lacking
 from ..solvers import Sgd
 from ..spending import EPSILON, promised
 from ..standing import ASKED
@@ -45,6 +46,7 @@ def findings_of(federation: Federation, scores: Scores | None = None) -> tuple[F
         pull_nearly_off(plan, federation.state.round) if history else None,
         collapse(plan.algorithm.name, history, plan.metric.higher_is_better),
         gone_back(plan.algorithm.name, history),
+        on_real_prices(history),
         *refused(plan.algorithm.name, list(map(str, federation.refusals_))),
         never_trained(reached.trained, len(reached.rounds), plan.algorithm) if history else None,
         None if scores is None else below_majority(plan.algorithm.name, scores),
@@ -159,6 +161,16 @@ def gone_back(name: str, history: Sequence[Mapping[str, Any]]) -> Finding | None
         return None
     often = f"{name}: " if len(told) == 1 else f"{name} went back {len(told)} times; the last time "
     return Finding("went back", f"{often}{told[-1][1]}.", told[0][0])
+
+
+def on_real_prices(history: Sequence[Mapping[str, Any]]) -> Finding | None:
+    """Desks that could not make up prices in some round, and why."""
+    found = [entry for entry in history if REAL_ONLY in entry]
+    if not found:
+        return None
+    said = {party: why for entry in found for party, why in entry[REAL_ONLY].items()}
+    told = f"{lacking(said)}, in {len(found)} of {len(history)} rounds."
+    return Finding("real prices", told, int(found[0]["round"]))
 
 
 def refused(name: str, told: Sequence[str]) -> list[Finding]:

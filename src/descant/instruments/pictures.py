@@ -12,14 +12,14 @@ from ..algorithms.pieces import stay
 from ..canvas import Line, Numbers, noted
 from ..errors import SettingError
 from ..holdings import HOLD, MOST, UNIFORM, draw_values, draw_weights
-from ..pictures import draw_collapse, draw_hyper, draw_rewards, draw_spikes, draw_walk
+from ..pictures import AGENTS, DESKS, draw_collapse, draw_hyper, draw_rewards, draw_spikes, draw_walk
 from ..portfolio import hold, uniform
 from ..portfolio.measures import values
 from ..settings import unknown
 from ..solvers.backtests import terms_of
 from ..timeline import Presence, draw_presence
 from .findings import collapse, of_the_data
-from .traded import desks_of, paths
+from .traded import are_desks, desks_of, paths
 from .universes import universes
 from .walk import walk
 
@@ -85,7 +85,7 @@ def _presence(federation: Federation, file: Path) -> Path:
 def _rewards(federation: Federation, file: Path) -> Path:
     known = [entry for entry in federation.history_ if "steps" in entry]  # a tuner has rewards, too
     if not known:
-        raise SettingError("There are no rewards to draw: no round was run by agents.")
+        raise SettingError("There are no rewards to draw: no round was run by agents or desks.")
     steps = np.cumsum([entry["steps"] for entry in known])
     rewards = {
         name: np.array([entry["rewards"].get(name, np.nan) for entry in known], dtype=float)
@@ -94,7 +94,8 @@ def _rewards(federation: Federation, file: Path) -> Path:
     }
     rewards = rewards or {"all": series(federation, "reward")[-len(known) :]}  # there are too many to show each
     merged = federation.algorithm.advance is not stay
-    return draw_rewards(file, rewards, steps, federation.algorithm.name, merged)
+    who = DESKS if are_desks(federation.people) else AGENTS
+    return draw_rewards(file, rewards, steps, federation.algorithm.name, merged, who)
 
 
 def _portfolio(federation: Federation, file: Path) -> Path:
@@ -111,9 +112,9 @@ def _portfolio(federation: Federation, file: Path) -> Path:
 
 def _weights(federation: Federation, file: Path) -> Path:
     desks = desks_of(federation)[:MOST]
-    names = [desk.name for desk in desks]
-    held = dict(zip(names, paths(federation, names).weights, strict=True))
-    return draw_weights(file, held, {desk.name: desk.assets for desk in desks}, [str(day) for day in desks[0].dates])
+    assets = {f"desk {desk.name}": desk.assets for desk in desks}
+    held = dict(zip(assets, paths(federation, [desk.name for desk in desks]).weights, strict=True))
+    return draw_weights(file, held, assets, [str(day) for day in desks[0].dates])
 
 
 def _universes(federation: Federation, file: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,28 +39,34 @@ class Traded:
     largest: Numbers  # [desks] the largest share of an asset
     uniform: Numbers = field(default_factory=_none)  # [desks, days] growth by uniform rebalancing
     hold: Numbers = field(default_factory=_none)  # [desks, days] growth of what is bought once and kept
+    uniform_shares: Numbers = field(default_factory=_none)  # [3, desks] its turnover, cash and largest, as above
+    hold_shares: Numbers = field(default_factory=_none)
+    assets: tuple[str, ...] = ()  # of the first desk
+    held: Numbers = field(default_factory=_none)  # [days, 1 + assets] what the first desk holds, cash first
 
     def values(self, of: str = "growth") -> Numbers:
         """The mean value of the desks, 1 before the first day, ``[days + 1]``."""
         found: Numbers = measures.values(getattr(self, of)).mean(0)
         return found
 
-    def measured(self) -> dict[str, Numbers]:
-        """The :data:`MEASURES` of every desk."""
-        rest = {"turnover": self.turnover, "cash": self.cash, "largest": self.largest}
-        return {**measured(self.growth), **rest}
+    def measured(self, of: str = "growth") -> dict[str, Numbers]:
+        """The :data:`MEASURES` of every desk; an older study has no shares of what needs no skill."""
+        own = {"growth": np.stack([self.turnover, self.cash, self.largest])}
+        shares = {**own, "uniform": self.uniform_shares, "hold": self.hold_shares}[of]
+        return {**measured(getattr(self, of)), **dict(zip(MEASURES[3:], shares, strict=False))}
 
     def to_json(self) -> dict[str, Any]:
         arrays = {name: np.round(value, _PLACES).tolist() for name, value in vars(self).items() if name in _ARRAYS}
-        return {"names": list(self.names), "dates": list(self.dates), **arrays}
+        texts = {name: list(getattr(self, name)) for name in ("names", "dates", "assets")}
+        return {**texts, **arrays}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Traded:
-        arrays = {name: np.array(found[name], dtype=float) for name in _ARRAYS}
-        return cls(tuple(found["names"]), tuple(found["dates"]), **arrays)
+        arrays = {name: np.array(found[name], dtype=float) for name in _ARRAYS if name in found}
+        return cls(tuple(found["names"]), tuple(found["dates"]), assets=tuple(found.get("assets", ())), **arrays)
 
 
-_ARRAYS = ("growth", "turnover", "cash", "largest", "uniform", "hold")
+_ARRAYS = ("growth", "turnover", "cash", "largest", "uniform", "hold", "uniform_shares", "hold_shares", "held")
 
 
 def measured(growth: Numbers) -> dict[str, Numbers]:
@@ -85,26 +91,35 @@ def paths(federation: Federation, names: Sequence[str]) -> Path:
 def desks_of(federation: Federation) -> list[Desk]:
     """The parties, if they are desks."""
     people = federation.people
-    if not _are_desks(people):
+    if not are_desks(people):
         raise SettingError("There are no portfolios: the parties are no desks (see parties.desks).")
     return [people[name] for name in people]  # type: ignore[misc]
 
 
-def _are_desks(people: People) -> bool:
+def are_desks(people: People) -> bool:
+    """Whether the parties are desks."""
     return isinstance(people[people.names[0]], Desk)
 
 
 def traded(federation: Federation) -> Traded | None:
     """What every desk's own model made of its test; None where parties are no desks."""
-    if not _are_desks(federation.people):
+    if not are_desks(federation.people):
         return None
     desks, names = desks_of(federation), federation.people.names
     found = paths(federation, names)
-    beside = {}
+    beside: dict[str, Any] = {}
     if federation.algorithm.advance is stay:
         terms = terms_of(desks)
-        beside = {"uniform": uniform(*terms).growth, "hold": hold(*terms).growth}
-    weights = found.weights
-    shares = {"cash": weights[..., 0].mean(1), "largest": weights[..., 1:].max(2).mean(1)}
+        even, kept = uniform(*terms), hold(*terms)
+        beside = {"uniform": even.growth, "hold": kept.growth}
+        beside |= {"uniform_shares": _shares(even), "hold_shares": _shares(kept)}
     dates = tuple(str(day) for day in desks[0].dates)
-    return Traded(names, dates, found.growth, found.turnover.mean(1), **shares, **beside)
+    turnover, cash, largest = _shares(found)
+    made = Traded(names, dates, found.growth, turnover, cash, largest, assets=desks[0].assets, held=found.weights[0])
+    return replace(made, **beside)
+
+
+def _shares(path: Path) -> Numbers:
+    """Turnover, cash and largest asset by desk, a mean over days, ``[3, desks]``."""
+    cash, assets = path.weights[..., 0], path.weights[..., 1:]
+    return np.stack([path.turnover.mean(1), cash.mean(1), assets.max(2).mean(1)])

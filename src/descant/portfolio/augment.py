@@ -13,6 +13,7 @@ which the party can keep, and any number of years is drawn from it.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -25,6 +26,11 @@ from .market import Array
 AUGMENTERS = ("none", "gbm", "vom", "gan")
 YEAR = 252
 _MOST = 100.0
+REAL_ONLY = "real_only"
+"""The metric that says why a desk trained on real prices alone, though it should make up others."""
+UNFIT, UNSOUND = 1.0, 2.0
+_WHY = {UNFIT: "no generator could be fitted", UNSOUND: "what was made up was of no use"}
+_NAMED = 10  # desks that a sentence names
 
 
 class Augmenter(Protocol):
@@ -63,16 +69,17 @@ def returns_of(prices: Array, least: int, owner: str) -> Array:
     return returns
 
 
-def sound(prices: Array) -> str:
-    """Why synthetic prices ``[days, m]`` are of no use, or "" if they may be trained on.
+def sound(prices: Array, assets: Sequence[str] = ()) -> str:
+    """Why synthetic prices ``[days, m]`` are of no use, or "" if they may be trained on; assets may have names.
 
     A price must be a number > 0 and move less than a hundredfold a year. Put the last real day first to have the step
     into the synthetic year judged as well.
     """
+    names = assets or [f"asset {asset}" for asset in range(prices.shape[1])]
     wrong = ~(np.isfinite(prices) & (prices > 0))
     if wrong.any():
         day, asset = np.argwhere(wrong)[0]
-        return f"asset {asset} has the price {prices[day, asset]:.6g} on synthetic day {day}"
+        return f"{names[asset]} has the price {prices[day, asset]:.6g} on synthetic day {day}"
     if len(prices) == 0:
         return ""
     years = max(1.0, len(prices) / YEAR)  # a few days are not drawn out to a year
@@ -80,7 +87,21 @@ def sound(prices: Array) -> str:
     asset = int(moved.argmax())
     if moved[asset] <= math.log(_MOST):
         return ""
-    return f"asset {asset} moves by a factor of more than {_MOST:g} a year"
+    return f"{names[asset]} moves by a factor of more than {_MOST:g} a year"
+
+
+def lacking(said: Mapping[str, float]) -> str:
+    """Whose prices could not be made up, and why, by what desks said of themselves; "" if all could.
+
+    >>> lacking({"0": UNSOUND, "1": UNFIT, "2": UNSOUND})
+    'Trained on real prices alone: 1 (no generator could be fitted); 0, 2 (what was made up was of no use)'
+    """
+    told = []
+    for code, why in _WHY.items():
+        names = sorted((name for name, one in said.items() if one == code), key=lambda name: (len(name), name))
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        told += [f"{', '.join(names[:_NAMED])}{more} ({why})"] if names else []
+    return f"Trained on real prices alone: {'; '.join(told)}" if told else ""
 
 
 @dataclass(frozen=True)

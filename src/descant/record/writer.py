@@ -177,7 +177,7 @@ class Run:
         self._noted = happened.index
         for refusal in happened.refusals:
             self._log.add("refused", round=happened.index, text=str(refusal))
-        for note in filter(None, (happened.note, happened.tuned)):
+        for note in filter(None, (happened.note, happened.tuned, happened.lacking)):
             self._log.add("warning", round=happened.index, text=note)
 
     def _note_scores(self, scored: ScoredRound) -> None:

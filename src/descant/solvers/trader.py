@@ -21,7 +21,7 @@ from ..errors import DescantWarning, PartyError
 from ..flat import Net
 from ..metrics import ANNUAL, Metric
 from ..parties.desks import Desk
-from ..portfolio.augment import augmenter, sound
+from ..portfolio.augment import REAL_ONLY, UNFIT, UNSOUND, augmenter, sound
 from ..settings import check, setting
 from .agents import LAST, Life, check_outputs, in_parts, probing, reasons_for
 from .backtests import in_test_years
@@ -110,7 +110,7 @@ class Trader:
         for k, (loss, memory) in enumerate(zip(losses_of(slope, work), memories_of(slope, job), strict=True)):
             life = lives[k].after(work, 0, 0.0, [-loss] if work else [])
             memories.append({**memory, **pages.memory(k), **life.memory(), LAST: slope.w[k].clone()})
-            metrics.append({"loss": loss, "samples": max(1, work * self.batch), **life.metrics()})
+            metrics.append({"loss": loss, "samples": max(1, work * self.batch), **life.metrics(), **pages.metrics(k)})
         return Trained(slope.w.clone(), memories, metrics)
 
 
@@ -122,6 +122,7 @@ class _Pages:
         self._desks: list[Desk] = list(job.parties)
         self._fitted = [_fitted(job, k) for k in range(len(self._desks))]
         self._held: list[Array] = []
+        self._alone = set[int]()  # who had no year that was made up
         if clock % solver.renew:  # in the middle of a year that was made up before
             self._open(clock)
         for desk, memory in zip(self._desks, job.memories, strict=True):
@@ -139,6 +140,7 @@ class _Pages:
     def _open(self, clock: int) -> None:
         window = self._desks[0].window
         self._prices = [self._made_up(k, clock) for k in range(len(self._desks))]
+        self._alone |= {k for k, desk in enumerate(self._desks) if len(self._prices[k]) == len(desk.prices)}
         self._windows = [np.lib.stride_tricks.sliding_window_view(prices, window, 0) for prices in self._prices]
 
     def _made_up(self, k: int, clock: int) -> Array:
@@ -159,15 +161,13 @@ class _Pages:
             if not len(self._fitted[k]):  # nothing was learned to draw from
                 return desk.prices[:0]
             year = augmenter(desk.augment).draw(self._fitted[k], desk.prices, days, rng)
-            wrong = sound(np.concatenate([desk.prices[-1:], year])) if len(year) else ""
+            wrong = sound(np.concatenate([desk.prices[-1:], year]), desk.assets) if len(year) else ""
         except (ArithmeticError, np.linalg.LinAlgError, PartyError) as error:
             wrong = f"{type(error).__name__}: {error}"
         if not wrong:
             return year
-        told = (
-            f"Party {desk.name!r} ({', '.join(desk.assets)}) trains on real prices alone for now: {desk.augment} fails"
-        )
-        warnings.warn(f"{told} ({wrong}).", DescantWarning, stacklevel=2)
+        told = f"Party {desk.name!r} trains on real prices alone for now: {desk.augment} fails ({wrong})."
+        warnings.warn(told, DescantWarning, stacklevel=2)
         return desk.prices[:0]
 
     def read(self, chances: Sequence[float]) -> tuple[list[int], Array, Array]:
@@ -192,6 +192,12 @@ class _Pages:
         for held_on, first, own in zip(self._held, firsts, weights, strict=True):
             held_on[first : first + len(own)] = own
 
+    def metrics(self, k: int) -> dict[str, float]:
+        """Why a desk had real prices alone, if it should have had others."""
+        if k not in self._alone or self._desks[k].augment == "none":
+            return {}
+        return {REAL_ONLY: UNSOUND if len(self._fitted[k]) else UNFIT}
+
     def memory(self, k: int) -> dict[str, torch.Tensor]:
         fitted = self._fitted[k]
         kept = {_FITTED: torch.from_numpy(fitted)} if len(fitted) else {}
@@ -210,7 +216,9 @@ def _fitted(job: Job, k: int) -> Array:
         try:
             desk.known[key] = augmenter(desk.augment).fit(desk.prices, rng)
         except (ArithmeticError, np.linalg.LinAlgError, PartyError) as error:
-            warnings.warn(f"Party {desk.name!r} cannot fit {desk.augment}: {error}", DescantWarning, stacklevel=2)
+            wrong = f"{type(error).__name__}: {error}"
+            told = f"Party {desk.name!r} trains on real prices alone: {desk.augment} fails ({wrong})."
+            warnings.warn(told, DescantWarning, stacklevel=2)
             desk.known[key] = np.empty(0, dtype=np.float32)
     learned: Array = desk.known[key]
     return learned
