@@ -202,6 +202,8 @@ def test_a_sweep_through_words_is_drawn_as_cells_with_the_papers_stars(tmp_path,
     assert drawn["printed"] == {("FedAvg", 1): 0.5}, "the star stands in its method's column of its cell"
     own = [papers.means(point.study)["FedAvg"] for point in found.points]
     assert drawn["lines"]["FedAvg"].y.tolist() == pytest.approx([sum(seeds) / 2 for seeds in own])
+    majority = [point.study.table().rows[0]["mean"] for point in found.points]
+    assert drawn["lines"]["majority class"].y.tolist() == pytest.approx(majority)
     assert drawn["lines"]["FedAvg"].high.tolist() == pytest.approx([max(seeds) for seeds in own])
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from .metrics import UNLEARNED
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -105,6 +107,7 @@ def styles_of(labels: Collection[str]) -> Styles:
     parts = {"color": _COLORS, "linestyle": _DASHES, "marker": _MARKERS}
     styles: Styles = {ALONE: {"color": "black", "linestyle": "--", "marker": "|"}}
     styles |= {method: {**styles[ALONE], "color": "#777777"} for method in labels if method.startswith(f"{ALONE}, ")}
+    styles |= {name: {"color": "#999999", "linestyle": ":", "marker": "_"} for name in labels if name in UNLEARNED}
     for at, method in enumerate(method for method in labels if method not in styles):
         styles[method] = {name: choices[at % len(choices)] for name, choices in parts.items()}
     return styles

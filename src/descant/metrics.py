@@ -48,6 +48,8 @@ RETURN = Metric("return", returned)
 ANNUAL = Metric("annual return", annual_return)
 SHARPE = Metric("Sharpe ratio", sharpe_ratio)
 _TRIVIAL = {RETURN.name: "random policy", ANNUAL.name: "uniform rebalancing", SHARPE.name: "uniform rebalancing"}
+_MAJORITY = "majority class"
+UNLEARNED = frozenset({_MAJORITY, *_TRIVIAL.values()})  # all that `trivial` may give
 
 
 def trivial(metric: str) -> str:
@@ -56,7 +58,7 @@ def trivial(metric: str) -> str:
     >>> trivial("accuracy"), trivial("return")
     ('majority class', 'random policy')
     """
-    return _TRIVIAL.get(metric, "majority class")
+    return _TRIVIAL.get(metric, _MAJORITY)
 
 
 def is_cross_entropy(loss: Loss) -> bool:

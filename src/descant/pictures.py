@@ -81,7 +81,7 @@ def draw_cells(
             axes.axvspan(place - 0.5, place + 0.5, color="#f2f2f2", linewidth=0)
         for aside, (method, line) in zip(np.linspace(-0.45, 0.45, len(lines) + 2)[1:-1], lines.items(), strict=True):
             style = {**styles[method], "linestyle": "none", "markersize": 5}
-            if style["marker"] == "|":  # of training alone, which would be lost in its own span
+            if style["marker"] in "|_":  # of training alone, which would be lost in its own span, and of no learning
                 style |= {"marker": "_", "markersize": 12, "markeredgewidth": 2.2}
             axes.plot(line.x + aside, line.y, label=label(method), **style)
             if line.low is not None and line.high is not None:
@@ -93,7 +93,7 @@ def draw_cells(
             axes.plot([], [], "*", color="white", markersize=11, markeredgecolor="black", label="the paper")
         axes.set_xlim(-0.5, len(cells) - 0.5)
         under = ["\n".join(map(label, text.split(", "))) for text in cells]  # one below the other, so that many fit
-        axes.set_xticks(range(len(cells)), under, fontsize=10 if len(cells) <= 6 else 8)
+        axes.set_xticks(range(len(cells)), under, fontsize=10 if len(cells) <= 6 else 7)
         axes.set_ylabel(f"{label(metric, 40)}, mean over parties")
         axes.set_title(label(title, 90), loc="left")
     return file

@@ -144,6 +144,9 @@ class Experiment:
             if figure.at and figure.at.items() <= self.points[place].at.items()
         ]
         metric = self.points[0].study.results[0].scores.metric
+        unlearned = [point.study.table().rows[0] for point in self.points]  # the majority class, say
+        if all(row["mean"] == row["mean"] for row in unlearned):
+            lines = {unlearned[0]["method"]: Line.over(places, [[row["mean"] for row in unlearned]]), **lines}
         if all(isinstance(value, int | float) for point in self.points for value in point.at.values()):
             names, stars = [point.name for point in self.points], [(at, float(one.value)) for one, at in printed]
             return draw_sweep(file, lines, names, metric, stars, self.recipe.title)
