@@ -1,17 +1,20 @@
 """What the engine on Ray costs beside the one in this process, and what a hundred thousand parties cost it.
 
 W2 of `descant bench` (MLP 784-200-200-10, 100 parties, 10 a round, 20 steps of batch 32), one worker with one thread,
-by turns; then 100,000 parties with a small model, 1,000 a round, and the memory of all processes. In an environment
-that has Ray:
+by turns; then 10,000 and 100,000 parties with a small model, 1,000 a round, two workers, each in a process of its own,
+and the memory of this process, of the workers and of Ray's own. In an environment that has Ray:
 
-    python benchmarks/clusters.py [--rounds 20] [--parties 100000]
+    python benchmarks/clusters.py [--rounds 20] [--parties 10000 100000]
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import subprocess
+import sys
 import time
+from collections import Counter
 from functools import partial
 from statistics import median
 
@@ -19,7 +22,7 @@ import psutil
 import torch
 from torch import nn
 
-from descant import Federation, algorithms, parties
+from descant import Federation, Sgd, algorithms, parties
 from descant.engines import InProcess, Ray
 from descant.parties import People
 
@@ -68,31 +71,44 @@ def beside(rounds: int) -> None:
 
 
 def many(count: int) -> None:
-    """Rounds of 1,000 of them, and the memory that all processes have to themselves."""
+    """Rounds of 1,000 of them, and the memory that processes have to themselves, as it was at its most."""
     fed = Federation(
         partial(nn.Linear, 10, 10), partial(people, count, 10, 10), algorithms.FedAvgPlus(),
-        attend=1000, lr=0.05, steps=5, batch=5, engine=Ray(workers=2),
+        attend=1000, solver=Sgd(lr=0.05, steps=5, batch=5, optimizer="Adam"), engine=Ray(workers=2),
     )  # fmt: skip
     fed.fit(1, progress=False)
-    began = time.perf_counter()
-    fed.fit(20, progress=False)
-    seconds = (time.perf_counter() - began) / 20
-    memory = _memory() / 2**20
-    print(f"{count:,} parties, 1,000 a round: {1000 * seconds:.0f} ms a round, {memory:,.0f} MB in all processes")
+    most, seconds = Counter[str](), 0.0
+    for _ in range(4):
+        began = time.perf_counter()
+        fed.fit(5, progress=False)
+        seconds += (time.perf_counter() - began) / 20
+        most |= _memory()
+    held = ", ".join(f"{whose} {size / 2**20:,.0f} MB" for whose, size in most.items())
+    print(f"{count:,} parties, 1,000 a round: {1000 * seconds:.0f} ms a round; {held}")
 
 
-def _memory() -> int:
-    me = psutil.Process(os.getpid())
-    return sum(process.memory_full_info().uss for process in (me, *me.children(recursive=True)))
+def _memory() -> Counter[str]:
+    """What nobody else has a part in, by whose it is."""
+    me, found = psutil.Process(os.getpid()), Counter[str]()
+    for process in (me, *me.children(recursive=True)):
+        name = " ".join(process.cmdline())
+        whose = "driver" if process == me else "two workers" if "ray::Hand" in name else "Ray itself"
+        found[whose] += process.memory_full_info().uss
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--parties", type=int, default=100_000)
+    parser.add_argument("--parties", type=int, nargs="+", default=[10_000, 100_000])
     given = parser.parse_args()
-    beside(given.rounds)
-    many(given.parties)
+    if given.rounds:
+        beside(given.rounds)
+    if len(given.parties) == 1:
+        many(given.parties[0])
+        return
+    for count in given.parties:  # what one has held is not counted to the next
+        subprocess.run([sys.executable, __file__, "--rounds", "0", "--parties", str(count)], check=True)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,8 @@ from descant.record import Run
 from descant.server.serving import free_port
 from descant.server.training import BUDGET
 from descant.store.party_state import give_back_at_once
-from descant.wire import pack, unpack
+from descant.store.room import Filed
+from descant.wire import Letter, pack, unpack
 
 METHODS = {
     "mean": algorithms.FedAvg,
@@ -80,6 +81,7 @@ def data():
 """
 FIELDS = ("RssAnon", "VmRSS")
 _LOOK = 0.02  # seconds between two looks at memory
+_CHUNK = 5 * 2**20  # bytes of an answer that come together, as Flower has it
 
 
 def width_of(megabytes: float) -> int:
@@ -147,11 +149,14 @@ class Line:
         self._out.append(f"{len(self._out)} {party} {time.monotonic()}")
         return self._out[-1]
 
-    def fetch(self, numbers: Collection[str]) -> dict[str, bytes | Lost]:
+    def fetch(self, numbers: Collection[str], most: int) -> dict[str, Letter | Lost]:
         if not self._out:
             return {}
         self._line.send_bytes(b"next")
-        return {self._out.popleft(): self._line.recv_bytes()}
+        file = Filed()
+        while part := self._line.recv_bytes():
+            file.add(part)
+        return {self._out.popleft(): file}
 
 
 def driving(given: argparse.Namespace) -> None:
@@ -202,7 +207,10 @@ def driver(given: argparse.Namespace) -> None:
                 if got == b"empty":
                     empty = memory([process.pid])
                 elif got == b"next":
-                    line.send_bytes(answered(letters.popleft(), layout))
+                    answer = answered(letters.popleft(), layout)
+                    for begin in range(0, len(answer), _CHUNK):
+                        line.send_bytes(answer, begin, min(_CHUNK, len(answer) - begin))
+                    line.send_bytes(b"")
                 elif got.startswith(b"done "):
                     seconds.append(float(got.split()[1]))
                 else:
@@ -292,26 +300,39 @@ def deployed(silos: int, megabytes: float, rounds: int, method: str) -> Iterator
             one.end()
 
 
-def real(given: argparse.Namespace) -> None:
-    """Rounds of real silos: how long they take, and the most memory of every kind of process."""
-    with deployed(given.silos, given.megabytes, given.rounds, given.method) as one:
+Most = dict[str, np.ndarray]
+
+
+def trained(silos: int, megabytes: float, rounds: int, method: str) -> tuple[list[float], Most, Most]:
+    """Seconds of every round, and the most memory by kind of process: until the first round is done, and after it."""
+    with deployed(silos, megabytes, rounds, method) as one:
         peaks, ends, first = Peaks(one.groups), [time.monotonic()], dict[str, np.ndarray]()
         while one.alive:
             if one.rounds() >= len(ends):
                 ends.append(time.monotonic())
                 first = peaks.anew() if len(ends) == 2 else first
             time.sleep(_LOOK)
-        most, done = peaks.end(), one.rounds()
-        if done < given.rounds:
+        after, done = peaks.end(), one.rounds()
+        if done < rounds:
             raise SystemExit((one.folder / "driver.log").read_text())
-    spans = [end - begin for begin, end in pairwise(ends)]
+    return [end - begin for begin, end in pairwise(ends)], first, after
+
+
+def real(given: argparse.Namespace) -> None:
+    """Rounds of real silos: how long they take, and the most memory of every kind of process."""
+    _, *tiny = trained(2, 0.001, 2, given.method)
+    empty = max(found["driver"][0] for found in tiny)
+    spans, *most = trained(given.silos, given.megabytes, given.rounds, given.method)
     print(f"{given.method}, {given.silos} silos x {given.megabytes:g} MB, {given.rounds} rounds")
     print(f"  until the first round is done {spans[0]:.1f} s; a round after it {np.median(spans[1:]):.1f} s")
-    for when, found in (("until the first round is done", first), ("after it", most)):
-        silos = [found.pop(name) for name in one.names]
+    for when, found in zip(("until the first round is done", "after it"), most, strict=True):
+        silos = [found.pop(name) for name in [*found] if name.startswith("silo")]
         print(f"  {when}:")
         for name, one_of in {**found, "the largest silo": np.max(silos, axis=0)}.items():
             print(told(f"    {name}", one_of))
+        beyond = found["driver"][0] - empty
+        print(f"    the driver beyond one whose model is tiny, {empty:.0f} MB: {beyond:.0f} MB anonymous,")
+        print(f"    {beyond / given.megabytes:.1f} x the model (3 x and 200 MB: {3 * given.megabytes + 200:g})")
 
 
 def soak(given: argparse.Namespace) -> None:

@@ -30,12 +30,12 @@ class Faults:
         if self.left >= 0:
             return change(*arguments)
         if not self.reached and self.torn:
-            self.tears = _by_half(change, arguments)
+            self.tears = by_half(change, arguments)
         self.reached = True
         raise self.error()
 
 
-def _by_half(change: Callable[..., Any], arguments: tuple[Any, ...]) -> bool:
+def by_half(change: Callable[..., Any], arguments: tuple[Any, ...]) -> bool:
     """Do half of a write; a rename, a sync or a commit has no half."""
     if change is os.write:
         os.write(arguments[0], arguments[1][: len(arguments[1]) // 2])

@@ -16,16 +16,17 @@ def data():
     party = classes(5)[{name!r}]
     return party.x, party.y, party.x[:3], party.y[:3]
 """
-LEARNING = """
-[model]
-net = "problems:network"
-[work]
+WORK = """
 lr = 0.05
 epochs = 1
 batch = 4
 optimizer = "Adam"
-[method]
-algorithm = "{method}"
+"""
+LEARNING = f"""
+[model]
+net = "problems:network"
+[work]{WORK}[method]
+algorithm = "{{method}}"
 """
 TALKATIVE = TEAM.replace("return party.x", "return rows(party.x)")
 TALKATIVE += """

@@ -367,6 +367,29 @@ def test_a_recorded_run_with_the_systems_noise_lets_out_no_round_twice(tmp_path:
     Run.start(tmp_path / "seeded", federation(central()), sync=10).close()  # the same noise again: nothing new
 
 
+class Watching(Bytes):
+    """An engine that notes, whenever parties are asked to judge a centre, whether its round is in a folder."""
+
+    def __init__(self, plan: Any, run: Path, found: list[bool]) -> None:
+        super().__init__(plan)
+        self.run, self.found = run, found
+
+    def submit(self, tasks: Any) -> None:
+        if tasks[0].kind == "evaluate":
+            self.found.append((self.run / "models" / f"{tasks[0].round:08d}" / "state.json").exists())
+        super().submit(tasks)
+
+
+def test_noise_that_cannot_be_drawn_again_is_on_the_disk_before_parties_judge_its_centre(tmp_path: Path) -> None:
+    found = list[bool]()
+    fed = federation(CentralPrivacy(), engine=partial(Watching, run=tmp_path / "run", found=found))
+    with Run.start(tmp_path / "run", fed) as run:
+        list(run.rounds(3, score_every=1))
+    assert found == [True] * 3
+    again = federation(CentralPrivacy()).load(tmp_path / "run" / "models" / "00000003")
+    assert [entry.keys() for entry in again.history_] == [entry.keys() for entry in fed.history_]
+
+
 # ── the cut, and who takes part ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -534,20 +557,43 @@ def test_no_sample_moves_the_sum_by_more_than_the_clip(rows: list[list[float]], 
         assert torch.linalg.vector_norm(whole - without) <= clip * (1 + 1e-12) + 1e-15 * len(rows) * clip
 
 
-def test_gradients_are_those_of_every_sample_by_itself() -> None:
-    """Against autograd, one sample after another, each clipped: one step of full batches without noise."""
-    people, model = classes(6, torch.float64), network(torch.float64)
-    solver = PrivateSgd(lr=0.5, steps=1, batch=10**6, clip=0.3, noise=0.0, source="seed")
-    fed = Federation(model, people, PLAIN, solver=solver)
+def convolved(dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(3)
+    layers = (
+        nn.Unflatten(1, (1, 6)),
+        nn.Conv1d(1, 4, 3),
+        nn.GroupNorm(2, 4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16, 3),
+    )
+    return nn.Sequential(*layers).to(dtype)
+
+
+@pytest.mark.parametrize("made", [network, convolved])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_gradients_are_those_of_every_sample_by_itself(made: Callable[..., nn.Module], steps: int) -> None:
+    """Against autograd, one sample after another, each clipped: steps of full batches without noise."""
+    people = classes(6, torch.float64)
+    solver = PrivateSgd(lr=0.5, steps=steps, batch=10**6, clip=0.3, noise=0.0, source="seed")
+    fed, clips = Federation(made(torch.float64), people, PLAIN, solver=solver), 0
     for report, party in zip(reports(fed), people.values(), strict=True):
-        total = [torch.zeros_like(p) for p in model.parameters()]
-        for x, y in zip(party.x, party.y, strict=True):
-            found = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), list(model.parameters()))
-            length = torch.sqrt(sum((g**2).sum() for g in found))
-            for into, gradient in zip(total, found, strict=True):
-                into += gradient * min(1.0, 0.3 / float(length))
-        for tensor, p, gradient in zip(report.arrays.values(), model.parameters(), total, strict=True):
-            torch.testing.assert_close(tensor, p.detach() - 0.5 * gradient / party.samples)
+        model = made(torch.float64)
+        for _ in range(steps):
+            total = [torch.zeros_like(p) for p in model.parameters()]
+            for x, y in zip(party.x, party.y, strict=True):
+                loss = nn.functional.cross_entropy(model(x.unsqueeze(0)), y.unsqueeze(0))
+                found = torch.autograd.grad(loss, list(model.parameters()))
+                length = float(torch.sqrt(sum((g**2).sum() for g in found)))
+                clips += length > 0.3
+                for into, gradient in zip(total, found, strict=True):
+                    into += gradient * min(1.0, 0.3 / length)
+            with torch.no_grad():
+                for p, gradient in zip(model.parameters(), total, strict=True):
+                    p -= 0.5 * gradient / party.samples
+        for tensor, p in zip(report.arrays.values(), model.parameters(), strict=True):
+            torch.testing.assert_close(tensor, p.detach())
+    assert clips
 
 
 @pytest.mark.parametrize("base", [PLAIN, FedAvgPlus(alpha=1.0), A.FedRep()], ids=lambda base: str(base.name))

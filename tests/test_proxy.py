@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -32,7 +33,7 @@ try:
 except EngineError as error:
     MISSING = str(error)
 needs_nginx = pytest.mark.skipif(bool(MISSING), reason=MISSING)
-BODY = 2  # megabytes that are let through
+BODY = 16  # megabytes that are let through, unless it is told otherwise: Flower cuts what it sends at 5
 OK = b"the server has it"
 
 
@@ -95,7 +96,7 @@ class Scene:
         (folder / "recipe.toml").write_text("[run]\nrounds = 1\n")
         self.roster = Roster.create(folder / "a server; 'of' $ours {1}", folder / "recipe.toml")
         self.upstream = Upstream(self.roster.keys)
-        self.proxy = Proxy(self.upstream.server_address[1], "127.0.0.1", free_port(), body=BODY)
+        self.proxy = Proxy(self.upstream.server_address[1], "127.0.0.1", free_port())
 
     def party(self, name: str) -> Unpacked:
         return self.roster.invite(name, self.folder / f"{name}.invite").unpack(self.folder / name)
@@ -289,6 +290,22 @@ def test_a_body_that_is_too_large_is_refused(shared: tuple[Scene, Unpacked]) -> 
         pass
     connection.close()
     assert scene.upstream.seen == []  # the server has seen its beginning at most, and takes no part for a whole
+
+
+def test_a_request_is_as_large_as_flower_cuts_them_unless_it_is_told_otherwise() -> None:
+    for proxy, size in ((Proxy(8000), BODY), (Proxy(8000, body=3), 3)):
+        assert re.findall(r"client_max_body_size (\S+);", proxy.configuration()) == [f"{size}m"]
+
+
+@needs_nginx
+def test_nobody_is_spoken_to_in_the_clear(shared: tuple[Scene, Unpacked]) -> None:
+    scene, _ = shared
+    connection = http.client.HTTPConnection("localhost", scene.proxy.port, timeout=20)
+    connection.request("POST", "/v1/fleet/x", b"x")
+    answer = connection.getresponse()
+    assert answer.status == 400 and b"plain HTTP request was sent to HTTPS port" in answer.read()
+    connection.close()
+    assert scene.upstream.seen == []
 
 
 @needs_nginx

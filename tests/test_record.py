@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
@@ -24,8 +25,10 @@ from torch import nn
 
 from descant import DescantWarning, Federation, algorithms, parties
 from descant.algorithms import Timetable
-from descant.core import Hyper, Job, Loss, Report, Term, Trained
-from descant.errors import SettingError, StateError
+from descant.core import Hyper, Job, Loss, Report, Task, Term, Trained
+from descant.engines import InProcess
+from descant.errors import EngineError, SettingError, StateError
+from descant.federation import MakeEngine
 from descant.flat import Net
 from descant.metrics import Metric
 from descant.parties.fingerprint import fingerprints
@@ -80,9 +83,9 @@ def model() -> nn.Module:
     return nn.Linear(2, 2)
 
 
-def made(people: parties.People = PEOPLE, seed: int = 0) -> Federation:
+def made(people: parties.People = PEOPLE, seed: int = 0, engine: MakeEngine = InProcess) -> Federation:
     algorithm = algorithms.FedGeoMedPlus(alpha=1.0, rho=0.1)
-    return Federation(model, people, algorithm, solver=Walk(), attend=2, seed=seed)
+    return Federation(model, people, algorithm, solver=Walk(), attend=2, seed=seed, engine=engine)
 
 
 def opened(folder: Path, sync: Sync, fed: Federation) -> Run:
@@ -290,6 +293,31 @@ def test_in_the_same_process_a_run_goes_on_once_there_is_space(whole: tuple[str,
             pass
     assert fed.hash() == whole[0]
     alike(read(tmp_path / "run"), whole[1])
+
+
+class Breaking(Bytes):
+    """An engine that cannot be reached when parties are to judge a round."""
+
+    at = 0
+
+    def submit(self, tasks: Sequence[Task]) -> None:
+        if tasks[0].kind == "evaluate" and tasks[0].round == self.at:
+            raise EngineError("The line is down")
+        super().submit(tasks)
+
+
+@pytest.mark.parametrize("sync", SYNCS)
+@pytest.mark.parametrize("at", [2, 3])
+def test_a_round_whose_judging_broke_off_is_judged_when_the_run_goes_on(
+    whole: tuple[str, Recorded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, sync: Sync
+) -> None:
+    monkeypatch.setattr(Breaking, "at", at)
+    with pytest.raises(EngineError, match="line is down"), opened(tmp_path / "run", sync, made(engine=Breaking)) as run:
+        list(run.rounds(ROUNDS, score_every=2))
+    assert go(tmp_path / "run", sync) == whole[0]
+    alike(read(tmp_path / "run"), whole[1])
+    again, twin = (made().load(found) for found in (read(tmp_path / "run").snapshot, whole[1].snapshot))
+    assert [entry.keys() for entry in again.history_] == [entry.keys() for entry in twin.history_]
 
 
 def test_a_folder_that_cannot_be_written_is_named_before_the_work(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import stat
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,13 +76,27 @@ def test_a_federation_is_made_and_parties_are_invited_once(here: Path) -> None:
     assert "Line 2" in call("server", "audit", "lab", "--verify", code=1)
 
 
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever connects fails, in this process."""
+
+    def refused(*_: object) -> None:
+        raise AssertionError("something would have been sent")
+
+    for way in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, way, refused)
+
+
+@pytest.mark.usefixtures("offline")
 def test_a_dry_run_says_what_would_leave_the_building(here: Path) -> None:
     told = json.loads(call("silo", "check", "team.py", "--json"))
     assert told["parameters"] == 10 and told["bytes of an update"] == 40 and told["data"]["samples"] == 32
-    assert "no row of its data" in told["leaves"]
+    assert told["tensors"] == {"1.weight": [2, 4], "1.bias": [2]}
+    assert told["leaves"]["after training"]["sealed"] == "no row of its data"
     policy = {"share": 0.05, "columns_dropped": [3, 1], "rounds_a_day": 24}
     (here / "other.py").write_text(f"{TEAM}\npolicy = {policy}\n")
-    leaves = " ".join(json.loads(call("silo", "check", "other.py", "--json"))["leaves"])
+    leaves = call("silo", "check", "other.py")
+    assert "1.weight [2, 4]" in leaves and "machine: " in leaves
     assert "at most 5.0% of its rows" in leaves and "columns 1, 3" in leaves and "at most 24 rounds a day" in leaves
 
 
@@ -92,6 +108,12 @@ def test_a_dry_run_says_what_would_leave_the_building(here: Path) -> None:
         ("def data(): return [1.0]", "must give"),
         ("def data(): return np.full((9, 4), np.nan), np.zeros(9, int)", "finite"),
         ("def data(): return np.full((9, 4), 1e38), np.zeros(9, int)", "loss"),
+        ("def data(): return np.ones((9, 3)), np.zeros(9, int)", "fails on a batch of x (7, 3)"),
+        ("def data(): return np.ones((900, 4)), np.r_[np.zeros(899, int), 12]\ntest = 0.0", "fails on a batch of x"),
+        ("def data(path): return path", "data of bad.py is called without arguments, and asks for path"),
+        ('loss = "mse"', "The loss of bad.py must be a function"),
+        ('test = "20%"', "The test of bad.py must be a share from 0 up to 1"),
+        ("test = 1.5", "The test of bad.py must be a share from 0 up to 1"),
         ('policy = {"shares": 1}', "policy"),
         ('policy = {"rounds_a_day": 0}', "'rounds_a_day' of policy"),
         ('policy = {"columns_dropped": 3}', "must be a list"),
@@ -168,9 +190,70 @@ def test_an_invite_is_good_for_its_own_name_only(here: Path) -> None:
     assert "was changed after it was made" in call("silo", "join", "north.invite", "team.py", code=1)
 
 
-def test_forgetting_leaves_only_the_mark_of_the_machine(here: Path) -> None:
-    for file in ("state/memory-3.safetensors", "state/party.json", "state/machine", "keys/party.key"):
-        (here / "north.silo" / file).parent.mkdir(parents=True, exist_ok=True)
-        (here / "north.silo" / file).write_text("x")
-    call("silo", "forget", "north.silo")
-    assert [str(file.relative_to(here)) for file in here.glob("north.silo/*/*")] == ["north.silo/state/machine"]
+KEPT = ["state/days.json", "state/left.safetensors", "state/machine"]
+
+
+def kept_by_north(here: Path) -> list[str]:
+    return sorted(str(file.relative_to(here / "north.silo")) for file in here.glob("north.silo/*/*"))
+
+
+@pytest.fixture
+def joined(here: Path) -> list[str]:
+    """The files of a party that has taken part, whose server is not there any more."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    call("server", "init", "lab", "recipe.toml", "--port", str(port))
+    call("server", "invite", "lab", "north")
+    place = here / "north.silo"
+    invite.Invite.read(here / "north.invite").unpack(place / "keys")
+    (place / "state").mkdir()
+    for file in (*KEPT, "state/memory-3.safetensors", "state/party.json"):
+        (place / file).write_text('{"federation": "lab"}')
+    return kept_by_north(here)
+
+
+def test_forgetting_keeps_what_the_policy_is_counted_by(here: Path, joined: list[str]) -> None:
+    told = call("silo", "forget", "north.silo", "--local")
+    assert kept_by_north(here) == KEPT and len(joined) > 8
+    assert "descant vault forget VAULT north" in told and all(name in told for name in joined)
+    assert "for ever" in told and "was not asked" in told
+    again = json.loads(call("silo", "forget", "north.silo", "--json"))
+    assert again["removed"] == [] and again["kept"] == KEPT and "not asked" in again["server"]
+
+
+def test_what_the_server_was_not_told_of_is_not_forgotten_here_either(here: Path, joined: list[str]) -> None:
+    told = call("silo", "forget", "north.silo", "--wait", "0.5", code=1)
+    assert kept_by_north(here) == joined
+    assert "nothing was removed" in told and "descant vault forget VAULT north" in told and "--local" in told
+
+
+def test_a_file_that_cannot_take_part_does_not_join(here: Path) -> None:
+    call("server", "init", "lab", "recipe.toml", "--port", "9")
+    call("server", "invite", "lab", "north")
+    for text, why in {
+        "x = 1": "must define model: a class or a function without arguments that makes the torch module, and data: ",
+        f"{TEAM}\ndef data(): raise ValueError('of ours')": "failed: ValueError: of ours",
+        "import os; os._exit(3)": "its process has exited with 3",
+    }.items():
+        (here / "bad.py").write_text(text)
+        command = [sys.executable, "-m", "descant", "silo", "join", "north.invite", "bad.py"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 1 and why in done.stderr and "joins" not in done.stdout
+
+
+def test_an_invite_names_the_vault_that_rows_are_sealed_for(here: Path) -> None:
+    vault = f"[vault]\nfolder = '{here / 'vault'}'\nkey = '{here / 'key'}'\n"
+    (here / "recipe.toml").write_text(f"{RECIPE}wrap = [{{by = 'stand-ins'}}]\n{vault}")
+    known = json.loads(call("vault", "init", "vault", "--key", "key", "--json"))["fingerprint"]
+    call("server", "init", "lab", "recipe.toml")
+    (here / "vault").rename(here / "away")
+    assert "is not there, and" in call("server", "invite", "lab", "north")
+    (here / "away").rename(here / "vault")
+    assert known in call("server", "invite", "lab", "south")
+    names = {name: invite.Invite.read(here / f"{name}.invite").vault for name in ("north", "south")}
+    assert names == {"north": "", "south": known}
+    file = here / "south.invite"
+    file.write_text(file.read_text().replace(known, known[::-1]))
+    assert "was changed after it was made" in call("silo", "join", "south.invite", "team.py", code=1)
+    assert f"descant vault forget {here / 'vault'} north" in call("server", "revoke", "lab", "north")

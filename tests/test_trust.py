@@ -133,6 +133,30 @@ def test_what_is_revoked_is_on_a_list_that_openssl_goes_by(roster: Roster, tmp_p
     assert Authority.new("other", 9)[0].listed(file) is None
 
 
+class YearAhead(datetime):
+    """A clock that is a year ahead."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> datetime:
+        return datetime.now(tz) + timedelta(days=365)
+
+
+def test_a_clock_that_was_ahead_when_somebody_was_revoked_locks_nobody_else_out(
+    roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list that holds only from next year on would refuse everybody until then."""
+    kept, gone = (roster.authority.party(name, 9).certificate for name in ("kept", "gone"))
+    file = tmp_path / "list.pem"
+    with monkeypatch.context() as ahead:
+        ahead.setattr("descant.trust.keys.datetime", YearAhead)
+        file.write_bytes(
+            roster.authority.revocations({serial(x509.load_pem_x509_certificate(gone)): YearAhead.now(UTC)})
+        )
+    by = ("-crl_check_all", "-CRLfile", file)
+    assert verdict(roster.keys, kept, "sslclient", tmp_path, *by) == "OK"
+    assert "revoked" in verdict(roster.keys, gone, "sslclient", tmp_path, *by)
+
+
 def test_a_node_key_is_what_ssh_keygen_makes_and_reads(tmp_path: Path) -> None:
     private = new_node_key()
     key = serialization.load_ssh_private_key(private, None)

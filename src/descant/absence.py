@@ -26,8 +26,6 @@ from .store.sealing import header_of
 from .store.vault import Vault
 from .store.vault_at import VaultAt
 
-_MORE = 8192  # bytes that sealing adds, at most
-
 
 @dataclass(frozen=True)
 class Left:
@@ -109,13 +107,6 @@ class Left:
             if reason or fault:
                 refusals.append(Refusal(report.party, report.round, reason or fault, standing.ASKED))
         return new, refusals
-
-
-def most_sealed(plan: Plan) -> int:
-    """The most bytes that a sealed coreset may have; 0 where none is asked for."""
-    if plan.algorithm.stand_in is None or plan.vault is None:
-        return 0
-    return standing.expected(plan, max(plan.people.samples.values())).size + _MORE
 
 
 def _invitation(vault: Vault, party: str) -> dict[str, Any]:

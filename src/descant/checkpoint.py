@@ -187,7 +187,8 @@ def _read(folder: Path, plan: Plan, manifest: Mapping[str, Any]) -> tuple[State,
     width, dtype = plan.net.layout.width, plan.net.layout.dtype
     if any(row.shape != (width,) or row.dtype != dtype or not torch.isfinite(row).all() for row in rows):
         raise StateError(f"{folder} is damaged: its models are not rows of {width} finite {dtype} numbers.")
-    numbers = (manifest["round"], models["center"], models["initial"], manifest["way"])
+    initial = plan.net.first if torch.equal(models["initial"], plan.net.first) else models["initial"]  # not held twice
+    numbers = (manifest["round"], models["center"], initial, manifest["way"])
     judged = {name: Judged(at, float(a), float(b)) for name, (at, a, b) in manifest.get("judged", {}).items()}
     return State(*numbers, stores["own"], memories, _with_nan(manifest["feedback"]), judged), stores["memory"]
 
@@ -242,10 +243,10 @@ def _parts(store: Store) -> Iterator[dict[str, Tensor]]:
     size = 0
     for party in store.names():
         for name, tensor in store.get(party).items():
-            part[f"{party}{_SEPARATOR}{name}"] = tensor.clone()  # logs of several parties may lie in one array
+            part[f"{party}{_SEPARATOR}{name}"] = tensor
             size += tensor.numel() * tensor.element_size()
         if size > _PART:
-            yield part
+            yield apart(part)  # logs of several parties may lie in one array
             part, size = {}, 0
     if part:
-        yield part
+        yield apart(part)

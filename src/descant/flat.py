@@ -185,8 +185,13 @@ class Net:
             if parameter.is_contiguous():
                 parameter.data = self._first[begin:end].view(parameter.shape)
 
+    @property
+    def first(self) -> Tensor:
+        """The numbers that the module came with, ``[width]``: they are its own memory, and not to be written to."""
+        return self._first
+
     def row(self) -> Tensor:
-        """The numbers that the module came with, ``[width]``."""
+        """The same, as a copy."""
         return self._first.clone()
 
     @cached_property

@@ -15,6 +15,7 @@ from .penalties import Norm1, Norm2
 
 Length = Callable[[Tensor], Tensor]
 _AT_ONCE = 2**17  # numbers of a difference at a time: so few stay in the cache, and no memory is found anew
+_LONGEST = 2**20  # numbers of a row, or of rows that are put together, at a time
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,11 @@ def reach(algorithm: Algorithm, models: Tensor | Sequence[Tensor], center: Tenso
     bound = bound_of(algorithm)
     if bound is None or not len(models):
         return math.nan
-    rows = (models if isinstance(models, Tensor) else torch.stack(list(models)))[:, :d]
     length = euclidean if isinstance(bound.penalty, Norm2) else largest
-    return float(distances(rows, center[:d].expand_as(rows), length).max())
+    step = len(models) if isinstance(models, Tensor) else max(1, _LONGEST // d)
+    some = (models[at : at + step] for at in range(0, len(models), step))
+    stacks = (rows if isinstance(rows, Tensor) else torch.stack(list(rows)) for rows in some)
+    return max(float(distances(rows[:, :d], center[:d].expand(len(rows), d), length).max()) for rows in stacks)
 
 
 def bound_of(algorithm: Algorithm) -> TowardProx | None:
@@ -79,6 +82,9 @@ def distances(rows: Tensor, others: Tensor, length: Length = euclidean) -> Tenso
     tensor([5., 1.])
     """
     step = max(1, _AT_ONCE // max(1, rows.shape[1]))
+    if rows.shape[1] > _LONGEST:  # the length of a row is that of the lengths of its pieces
+        pieces = zip(torch.split(rows, _LONGEST, 1), torch.split(others, _LONGEST, 1), strict=True)
+        return length(torch.stack([distances(a, b, length) for a, b in pieces], 1))
     if len(rows) <= step:
         return length(rows - others)
     parts = zip(torch.split(rows, step), torch.split(others, step), strict=True)

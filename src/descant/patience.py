@@ -12,6 +12,13 @@ class Patience:
     """How long a round waits, and for whom."""
 
     deadline: float = setting(600.0, "Seconds after which a round goes on with a quorum.", above=0)
-    quorum: int | None = setting(None, "Answers that a round needs to go on without the others; None: all.", least=1)
-    gather: int = setting(1, "Parties that must be there before a round begins.", least=1)
+    quorum: int | None = setting(
+        None,
+        "Answers that a round needs to go on without the others, and parties that must be there for one to begin once "
+        "the training has begun; None: all answers, and as many parties as gather says.",
+        least=1,
+    )
+    gather: int = setting(
+        1, "Parties that must be there before the first round; without a quorum, before every round.", least=1
+    )
     limit: float = setting(24 * 3600.0, "Seconds after which an answer is given up, quorum or not.", above=0)

@@ -57,6 +57,7 @@ class Plan:
     vault: VaultAt | None = None  # where parties' coresets are kept, sealed; None: they stay with the parties
     agreed: Agreed | None = None  # how many of its rows a party lets go, at most; None: as many as it is asked for
     deadline: float = 600.0  # seconds that a party has for a task
+    pinned: str = ""  # the fingerprint of the only vault that a party on a machine of its own seals for; "": any
     secret: bytes = field(default=b"", repr=False)  # of a party on a machine of its own: what its keys are made of
 
     @classmethod
@@ -80,7 +81,7 @@ class Plan:
     @cached_property
     def classes(self) -> int | None:
         """How many labels the model knows; None where targets are no labels."""
-        party, row, size = self.people[self.people.names[0]], self.net.row(), self.net.layout.size
+        party, row, size = self.people[self.people.names[0]], self.net.first, self.net.layout.size
         if not is_labels(party.y):
             return None
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.no_grad():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import anew, seeds, spending
-from .absence import Left, check_stand_ins, most_sealed, rehearse_leaving
+from .absence import Left, check_stand_ins, rehearse_leaving
 from .adding import gathered
 from .algorithms.pieces import fixed
 from .core import Attending, Engine, Hyper, Memory, Report, Task, Tuned, Tuning
@@ -26,13 +26,15 @@ from .exchange import CLOCK, hear, tasks_for
 from .flat import ONE_AT_A_TIME
 from .flight import AT, Flight
 from .gate import Gate, Refusal
-from .gauges import Gauges, gauged, reach
+from .gauges import Gauges, distances, gauged, reach
 from .metrics import is_cross_entropy
 from .piece import VALIDATION, Plan
 from .settings import check
 from .settle import Outcome, settled
+from .standing import most_sealed
 from .state import STALENESS, Round, State, feedback_of, judgements_of, presence_of, used_of
 from .store import PartyStore
+from .store.room import room
 
 __all__ = ["Round", "State", "begin", "possible_ways", "run"]
 
@@ -47,7 +49,7 @@ def begin(plan: Plan) -> State:
         raise SettingError(f"The budget for party state must be >= 0 bytes. Got {plan.budget}.")
     way = next(way for way, reason in possible_ways(plan).items() if not reason)
     _check_labels(plan)
-    row = plan.net.row()
+    row = plan.net.first
     first = State(0, row, row, way, PartyStore(plan.budget))
     first = replace(first, feedback=_validated(plan, first, row))
     check_stand_ins(plan)
@@ -94,7 +96,7 @@ def _rehearse(plan: Plan, row: Tensor, hyper: Hyper) -> None:
         raise SettingError(
             f"{algorithm.name} lets parties measure the loss on samples of theirs, and agents have none."
         )
-    rows = row.repeat(2, 1)
+    rows = room((2, len(row)), row.dtype, plan.budget).copy_(row)
     try:
         if algorithm.stand_in is not None:
             rehearse_leaving(plan, row, algorithm.stand_in.selection)
@@ -174,13 +176,14 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
         feedback=_feedback(plan, state, accepted, heard.refusals, flight, outcome),
         judged={**state.judged, **judged} if judged else state.judged,
     )
-    change, norm = (float(torch.linalg.vector_norm(row)) for row in (outcome.center - state.center, outcome.center))
+    change, norm = distances(outcome.center[None], state.center[None]), torch.linalg.vector_norm(outcome.center)
     note = outcome.note + (f" ({refusals[0]})" if refusals and not accepted else "")
     gauges = _gauges(plan, outcome).reaching(came)
     tuning = {} if algorithm.tune is fixed else {**vars(tuned.hyper), **tuned.numbers}
     tuning |= spent.numbers
     presence = presence_of(plan, after, names, stood_in)
-    told = (outcome.gap, change, 0.0, note, norm, gauges, tuple(judged), tuning, tuned.note, stood_in, presence)
+    numbers = (outcome.gap, float(change), 0.0, note, float(norm))
+    told = (*numbers, gauges, tuple(judged), tuning, tuned.note, stood_in, presence)
     said = {report.party: report.metrics for report in accepted}
     return Round(index, after, present, names, refusals, *told, said)
 

@@ -36,6 +36,12 @@ def promised(plan: Plan) -> Privacy | None:
     return plan.solver.privacy if isinstance(plan.solver, PrivateSgd) else plan.algorithm.privacy
 
 
+def drawn_once(plan: Plan) -> bool:
+    """Whether there is noise in its rounds that nobody can draw again."""
+    privacy = promised(plan)
+    return privacy is not None and privacy.source != "seed"
+
+
 def check(plan: Plan) -> None:
     """Raise if the run promises what it cannot keep."""
     check_sound(plan.algorithm)

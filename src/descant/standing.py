@@ -33,6 +33,7 @@ SECRET = "secret."
 """What the names of those tensors in a party's memory begin with that are no business of its solver, beside these."""
 _ROWS, _WEIGHTS, _EVER = f"{_LEFT}rows", f"{_LEFT}weights", f"{_LEFT}ever"
 
+_MORE = 8192  # bytes that sealing adds, at most
 _NONE = torch.zeros(0, dtype=torch.int64)
 
 
@@ -69,6 +70,13 @@ def expected(plan: Plan, samples: int) -> Expected:
     form = Form(tuple(first.x.shape[1:]), first.x.dtype, tuple(first.y.shape[1:]), first.y.dtype)
     most = Agreed(None if selection.count else selection.share, selection.count).most(samples)
     return Expected(form, most, plan.classes)
+
+
+def most_sealed(plan: Plan) -> int:
+    """The most bytes that a sealed coreset may have; 0 where none is asked for."""
+    if plan.algorithm.stand_in is None or plan.vault is None:
+        return 0
+    return expected(plan, max(plan.people.samples.values())).size + _MORE
 
 
 def stand_in(plan: Plan, task: Task, memory: Memory) -> Party:
@@ -121,5 +129,5 @@ def _leave(plan: Plan, task: Task, center: Tensor, report: Report, before: Tenso
         return report, {**kept, _ROWS: rows, _WEIGHTS: chosen.coreset.weights}
     invitation = Invitation(bytes.fromhex(asked["public"]), asked["generation"])
     plain = pack(Rows(chosen.coreset.x, chosen.coreset.y, chosen.coreset.weights))
-    pinned = plan.vault.fingerprint if plan.vault is not None else ""
+    pinned = plan.pinned or (plan.vault.fingerprint if plan.vault is not None else "")
     return replace(report, sealed=seal(invitation, plain, asked["run"], party.name, pinned)), kept

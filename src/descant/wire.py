@@ -6,24 +6,48 @@ in a memory or on a disk could make a number that is as good as any.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
 from .core import Report, Task
 from .errors import EngineError
+from .store.room import Filed
 
 Parcel = TypeVar("Parcel", Task, Report)
-_HEADER = "descant"
+Letter: TypeAlias = bytes | Filed
+"""A task or a report as bytes, here or in a file."""
+_HEADER, _OTHERS = "descant", "__metadata__"
+_SEALED = "sealed"
 _LONGEST = 1e7  # seconds that a task may take
-_WRONG = (SafetensorError, ValueError, KeyError, TypeError, RecursionError, AttributeError)
+_TEXT = 2**20  # bytes of all that is said beside the arrays
+_ENTRY = 512  # bytes that say where one array lies, of which kind it is, and how it is called twice, beside its name
+_WRONG = (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError)
+
+
+@dataclass(frozen=True)
+class Most:
+    """What a letter may have, as far as it must be known before anything is made of it."""
+
+    arrays: int
+    header: int  # bytes before the arrays
+
+    @classmethod
+    def of(cls, names: Collection[str]) -> Most:
+        """For a report with arrays of these names; and what is sealed is one more.
+
+        >>> Most.of(["weight", "bias"]).arrays
+        3
+        """
+        names = [*names, _SEALED]
+        return cls(len(names), _TEXT + sum(_ENTRY + len(json.dumps(name)) for name in names))
 
 
 class Crate:
@@ -50,8 +74,18 @@ def sheet(parcel: Task | Report, crate: Crate) -> dict[str, Any]:
     """A task or a report as JSON values, its arrays put into a crate."""
     fields = {**vars(parcel), "arrays": crate.put(parcel.arrays)}
     if isinstance(parcel, Report):
-        fields["sealed"] = base64.b64encode(parcel.sealed).decode()
+        fields[_SEALED] = crate.put({_SEALED: _tensor(parcel.sealed)})[_SEALED] if parcel.sealed else ""
     return fields
+
+
+def _tensor(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    if tensor.dtype != torch.uint8:
+        raise ValueError(f"its {_SEALED!r} is of {tensor.dtype}")
+    return bytes(tensor.numpy().tobytes())
 
 
 def parcel_of(fields: Any, arrays: Mapping[str, Tensor], kind: type[Parcel]) -> Parcel:
@@ -60,7 +94,7 @@ def parcel_of(fields: Any, arrays: Mapping[str, Tensor], kind: type[Parcel]) -> 
         fields = dict(fields)
         fields["arrays"] = {name: arrays[key] for name, key in fields["arrays"].items()}
         if kind is Report:
-            fields["sealed"] = base64.b64decode(fields["sealed"], validate=True)
+            fields[_SEALED] = _bytes(arrays[fields[_SEALED]]) if fields[_SEALED] else b""
         _check_fields(fields)
         return kind(**fields)
     except _WRONG as error:
@@ -90,15 +124,29 @@ def apart(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def unpack(data: bytes, kind: type[Parcel]) -> Parcel:
-    """The task or the report that was packed; anything else is an :class:`EngineError`."""
+def unpack(data: Letter, kind: type[Parcel], most: Most | None = None) -> Parcel:
+    """The task or the report that was packed; anything else is an :class:`EngineError`, as is what has too much.
+
+    The arrays of what lies in a file stay there, and keep it as long as they are used. Without `most` whoever wrote it
+    is trusted with our memory.
+    """
     try:
-        (digest, _, fields), arrays = _header(data).partition(" "), load(data)
-        if _digest(fields, arrays) != digest:
+        (digest, _, text), names = _header(data, most)
+        fields = json.loads(text)
+        _check_named(fields, names)
+        arrays = _arrays(data)
+        if _digest(text, arrays) != digest:
             raise ValueError("something in them has changed on the way")
-        return parcel_of(json.loads(fields), arrays, kind)
+        return parcel_of(fields, arrays, kind)
     except _WRONG as error:
         raise EngineError(f"These {len(data)} bytes are not a {kind.__name__} of this version: {error}") from error
+
+
+def _arrays(data: Letter) -> dict[str, Tensor]:
+    if isinstance(data, bytes) or data.place is None:
+        return load(data[:])
+    with safe_open(data.place, "pt") as found:
+        return {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118  it is no mapping
 
 
 def _digest(fields: str, arrays: Mapping[str, Tensor]) -> str:
@@ -110,12 +158,25 @@ def _digest(fields: str, arrays: Mapping[str, Tensor]) -> str:
     return found.hexdigest()
 
 
-def _header(data: bytes) -> str:
-    """The text beside the arrays, in the header that safetensors has; the first 8 bytes say how long it is."""
+def _header(data: Letter, most: Most | None) -> tuple[tuple[str, str, str], set[str]]:
+    """Digest and text, and the names of the arrays, of the header that safetensors has; 8 bytes say how long it is."""
     length = int.from_bytes(data[:8], "little")
     if not 0 < length <= len(data) - 8:
         raise ValueError("the header is cut off")
-    return str(json.loads(data[8 : 8 + length])["__metadata__"][_HEADER])
+    if most is not None and length > most.header:
+        raise ValueError(f"the header has {length} bytes, and may have {most.header}")
+    header = json.loads(data[8 : 8 + length])
+    names = set(header) - {_OTHERS}
+    if most is not None and len(names) > most.arrays:
+        raise ValueError(f"it has {len(names)} arrays, and may have {most.arrays}")
+    return str(header[_OTHERS][_HEADER]).partition(" "), names
+
+
+def _check_named(fields: Any, names: set[str]) -> None:
+    """What nobody refers to is not carried along."""
+    named = {*fields["arrays"].values(), fields.get(_SEALED, "")} - {""}
+    if named != names:
+        raise ValueError(f"it has {len(names - named)} arrays that it does not name, and not {len(named - names)}")
 
 
 _TYPES: dict[str, type | tuple[type, ...]] = {

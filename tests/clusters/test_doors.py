@@ -7,17 +7,33 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
+import time
 import typing
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import psutil
 import pytest
-from test_flower import Lab, lab  # noqa: F401
+from test_flower import MOST, NAMES, Lab, hub_of, lab, read, roster, same, spoke  # noqa: F401
 
-from descant.engines.flower import require, run_of_nothing
+from descant.engines import flower
+from descant.engines.flower import Away, require, run_of_nothing
+from descant.engines.parts import hand_over, put_together, wrapped
+from descant.engines.silos import Lost
+from descant.patience import Patience
+from descant.server.serving import Serving, free_port
+from descant.server.superlink import superlink
 from descant.trust.founding import KEYS
 from descant.trust.keys import AUTHORITY
+from descant.trust.proxy import Proxy
+from descant.trust.roster import Roster
+from ways import WAYS
 
 OPEN = 200
 WHO = {401, 403}  # statuses by which the SuperLink says that it does not want the caller, whatever is asked
@@ -38,33 +54,80 @@ def statuses(client: type, address: str, ca: bytes) -> dict[str, int]:
 
 
 def status(client: Any, address: str, ca: bytes, name: str, request: Any = None) -> int:
+    try:
+        asked(client, address, ca, name, request)
+    except httpx.HTTPStatusError as error:
+        return error.response.status_code
+    return OPEN
+
+
+def asked(client: Any, address: str, ca: bytes, name: str, request: Any = None) -> Any:
+    """What an anonymous caller is answered."""
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
     version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
-    caller = client.from_server_address(address, False, ca, [version])
-    try:
+    with closing(client.from_server_address(address, False, ca, [version])) as caller:
         call = getattr(caller, name)
         answer = call(typing.get_type_hints(call)["request"]() if request is None else request)
         if inspect.isgenerator(answer):
             next(answer, None)
-    except httpx.HTTPStatusError as error:
-        return error.response.status_code
-    finally:
-        caller.close()
-    return OPEN
+        return answer
+
+
+class Stranger:
+    """Another user of the server's machine, who has the authority's certificate, and what the Control API gives him."""
+
+    def __init__(self, address: str, ca: bytes) -> None:
+        self._at = (clients()["control"], address, ca)
+
+    def may(self, name: str, request: Any) -> bool:
+        return status(*self._at, name, request) == OPEN
+
+    def nodes(self) -> dict[str, Any]:
+        return {node.name: node for node in asked(*self._at, "ListNodes").nodes_info}
+
+    def registers(self, name: str, key: bytes) -> bool:
+        from flwr.proto.control_pb2 import RegisterNodeRequest
+
+        return self.may("RegisterNode", RegisterNodeRequest(public_key=key, name=name))
+
+    def strikes_off(self, party: str) -> bool:
+        from flwr.proto.control_pb2 import UnregisterNodeRequest
+
+        return self.may("UnregisterNode", UnregisterNodeRequest(node_id=self.nodes()[party].node_id))
+
+    def stops_runs(self) -> int:
+        """Stop whatever runs; how many it were."""
+        from flwr.proto.control_pb2 import StopRunRequest
+
+        runs = asked(*self._at, "ListRuns").run_dict
+        stopped = [asked(*self._at, "StopRun", StopRunRequest(run_id=run)) for run in runs if not runs[run].finished_at]
+        return sum(answer.success for answer in stopped)
+
+
+def made_up_key() -> bytes:
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    key: bytes = public_key_to_bytes(ec.generate_private_key(ec.SECP384R1()).public_key())
+    return key
 
 
 @pytest.fixture
 def doors(lab: Callable[..., Lab]) -> Iterator[tuple[str, str, bytes]]:  # noqa: F811
     """The address of the proxy, that of the SuperLink behind it, and the certificate."""
-    one = lab("fedavg")
+    one = lab(WAYS["FedAvg"])
     one.serve()
     one.until(lambda: "Waiting" in one.said())
+    yield addresses(one)
+
+
+def addresses(one: Lab) -> tuple[str, str, bytes]:
     line = one.child("server", "flower-superlink").cmdline()
-    outer = re.search(r"at port (\d+)", one.said())
+    outer = re.search(r"Parties reach \S+:(\d+)\.", one.said())
     assert outer is not None
     ca = (one.folder / "lab" / KEYS / f"{AUTHORITY}.crt").read_bytes()
-    yield f"127.0.0.1:{outer[1]}", f"127.0.0.1:{line[line.index('--port') + 1]}", ca
+    return f"127.0.0.1:{outer[1]}", f"127.0.0.1:{line[line.index('--port') + 1]}", ca
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what Flower imports to make a bundle
@@ -79,6 +142,175 @@ def test_what_an_anonymous_caller_may_do(doors: tuple[str, str, bytes]) -> None:
     for kind in ("runtime", "fleet"):
         assert set(inside[kind].values()) <= WHO, inside[kind]
     assert {inside["control"][name] for name in ("ListNodes", "ListRuns", "ListFederations")} == {OPEN}
-    control = clients()["control"]
-    assert status(control, inner, ca, "StartRun", run_of_nothing()) == OPEN
-    assert status(control, outer, ca, "StartRun", run_of_nothing()) == 400
+    there, here = Stranger(outer, ca), Stranger(inner, ca)
+    assert here.may("StartRun", run_of_nothing()) and not there.may("StartRun", run_of_nothing())
+    key = made_up_key()
+    assert here.registers("made up", key) and not there.registers("another", made_up_key())
+    assert here.nodes().keys() == {*NAMES, "made up"}
+    assert here.strikes_off("made up") and not here.registers("made up", key)  # what was struck off stays so
+    assert here.strikes_off("north") and here.stops_runs()
+
+
+def test_what_flower_would_tell_or_fetch_by_itself_is_off_in_the_superlink(roster: Roster) -> None:  # noqa: F811
+    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
+    with superlink(papers, port, roster.run):
+        [found] = [one for one in psutil.Process().children(recursive=True) if str(port) in one.cmdline()]
+        told = found.environ()
+        assert told["FLWR_TELEMETRY_ENABLED"] == "0"
+        assert told["FLWR_DISABLE_UPDATE_CHECK"] == "1"
+        assert told["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+        assert "--disable-runtime-dependency-installation" in found.cmdline()
+
+
+class Noted:
+    """In place of a client of Flower's: how large each request is."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def announce(self, message: Any, tree: Any) -> Any:
+        from flwr.proto.fleet_pb2 import PushMessagesRequest
+        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+
+        self.sizes.append(PushMessagesRequest(messages_list=[message], message_object_trees=[tree]).ByteSize())
+        names = [node.object_id for node in iterate_object_tree(tree)]
+        return SimpleNamespace(session_id="", objects_to_push=names)
+
+    def PushObject(self, request: Any) -> Any:
+        self.sizes.append(request.ByteSize())
+        return SimpleNamespace(stored=True)
+
+
+def test_every_request_of_a_large_answer_passes_the_proxy() -> None:
+    from flwr.app import Message
+    from flwr.proto.node_pb2 import Node
+    from flwr.supercore.task_identity import TaskIdentity
+
+    noted, answer = Noted(), b"".join(at.to_bytes(8, "big") + bytes(2**20 - 8) for at in range(128))
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, 1, 2
+    message = Message(wrapped(answer), 3, "train")
+    hand_over(message, noted.announce, noted, Node(node_id=2), 1)
+    announced, *parts = noted.sizes
+    assert max(8 * announced, *parts) < Proxy(8000).body * 2**20 / 2  # there is a part for every 5 MB, of one size
+    assert sum(noted.sizes) > len(answer)
+
+
+def letters(kind: str) -> Any:
+    """An answer that is short, and has far more parts, or far more to say of them, than it needs."""
+    from flwr.app import Array, ArrayRecord, RecordDict
+
+    if kind == "a long head":
+        return RecordDict({"letter": ArrayRecord({"letter": Array("uint8", (1,), "x" * 3 * 2**20, b"1")})})
+    return wrapped(bytes(20_000) if kind == "one part again and again" else bytes(range(250)) * 80)
+
+
+@pytest.mark.parametrize("kind", ["many parts", "one part again and again", "a long head"])
+def test_an_answer_of_too_many_parts_is_given_up_before_they_are_fetched(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    from flwr.app import Message
+    from flwr.supercore.inflatable import inflatable_object as parts
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, 1, 2
+    monkeypatch.setattr(sys.modules["flwr.app.message.array"], "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 1)
+    message, pulled = Message(letters(kind), 3, "train"), list[str]()
+    held = {name: part.deflate() for name, part in parts.get_all_nested_objects(message).items()}
+
+    def pull(name: str) -> bytes:
+        pulled.append(name)
+        return held[name]
+
+    lost = put_together(parts.get_object_tree(message), pull, 2**21)
+    assert isinstance(lost, Lost) and lost.final and len(pulled) < 10
+
+
+def test_whoever_is_struck_off_and_whatever_is_stopped_the_training_goes_on_to_the_same_model(
+    lab: Callable[..., Lab],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """The SuperLink is started anew, and the round is done again."""
+    one = lab(WAYS["FedGeoMedPlus"])
+    one.begin()
+    one.reached(1)
+    _, inner, ca = addresses(one)
+    stranger = Stranger(inner, ca)
+    assert stranger.strikes_off("north")
+    one.until(lambda: "does not know north any more" in one.said() and "started anew" in one.said())
+    one.until(lambda: one.said().partition("started anew")[2].count("Round ") > 0)
+    assert stranger.stops_runs()
+    one.until(lambda: one.said().count("started anew") == 2)
+    same(one)
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
+def test_a_driver_whose_run_is_stopped_or_whose_party_is_struck_off_says_that_it_is_away(
+    roster: Roster,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Flower itself would end the process that made the call, as by Ctrl-C."""
+    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
+    with (
+        closing(spoke(roster, tmp_path, "north", port)) as north,
+        closing(spoke(roster, tmp_path, "south", port)),
+        superlink(papers, port, roster.run),
+        closing(hub_of(roster, papers, port)) as hub,
+        north.joined(),
+    ):
+        stranger = Stranger(f"127.0.0.1:{port}", papers.ca.read_bytes())
+        assert stranger.registers("made up", made_up_key())
+        assert hub.here().keys() == {"north"}  # south has not come yet; nobody has struck it off
+        assert stranger.strikes_off("south")
+        later = time.monotonic() + flower.HEARTBEAT
+        monkeypatch.setattr(flower, "time", SimpleNamespace(monotonic=lambda: later, time=time.time))
+        with pytest.raises(Away, match="does not know south any more"):
+            hub.here()
+        hub.admit({"north": next(key for key, held in hub._keys.items() if held == hub._parties["north"])})
+        number = hub.send("north", b"a letter", 60.0)
+        assert stranger.stops_runs() == 1
+        for call in (hub.here, lambda: hub.send("north", b"a letter", 60.0), lambda: hub.fetch([number], MOST)):
+            with pytest.raises(Away, match="401"):
+                call()
+        assert hub._beat.heartbeat_fn()
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
+def test_who_knows_the_number_of_a_letter_can_read_and_answer_it_and_nobody_can_guess_it(
+    roster: Roster,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Flower asks whoever brings an answer for its own name, and not whether that is whom the answer says it is of."""
+    from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+
+    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
+    with (
+        closing(spoke(roster, tmp_path, "north", port)) as north,
+        closing(spoke(roster, tmp_path, "south", port)) as south,
+        superlink(papers, port, roster.run),
+        closing(hub_of(roster, papers, port)) as hub,
+        north.joined(),
+        south.joined(),
+    ):
+        hub.here()
+        number = hub.send("south", b"a letter", 60.0)
+        assert make_pull_object_fn_protobuf(north._client.PullObject, north._node, hub._grid.run.run_id)(number)
+        while (got := south.pull()) is None:
+            time.sleep(0.1)
+        own, north._node = north._node, south._node
+        with pytest.raises(Away, match="401"):
+            north.push(got[0], b"by north, who says that it is south")
+        north._node = own
+        announced = north._announced
+
+        def in_its_name(message: Any, tree: Any) -> Any:
+            message.metadata.src_node_id = south._node.node_id
+            return announced(message, tree)
+
+        monkeypatch.setattr(north, "_announced", in_its_name)
+        north.push(got[0], b"by north, in the name of south")
+        assert read(hub.fetch([number], MOST)) == {number: b"by north, in the name of south"}
+        at = datetime.now(UTC)
+        monkeypatch.setattr(sys.modules["flwr.app.message.message"], "now", lambda: at)
+        assert hub.send("south", b"the same", 60.0) != hub.send("south", b"the same", 60.0)

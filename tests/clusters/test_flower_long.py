@@ -10,53 +10,108 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from test_flower import ROUNDS, Lab, lab, simulated  # noqa: F401
+from test_flower import NAMES, ROUNDS, Lab, lab, same  # noqa: F401
 
-from problems import METHODS
-
-WAYS: dict[str, tuple[str, str]] = {  # the methods of the laws, as a recipe names them
-    "Local": ("local", ""),
-    "FedAvg": ("fedavg", ""),
-    "FedProx": ("fedprox", "mu = 0.1"),
-    "RFA": ("rfa", ""),
-    "CoordinateMedian": ("comed", ""),
-    "FedAvgPlus": ("fedavg+", "alpha = 1.0\nrho = 2.0"),
-    "FedGeoMedPlus": ("fedgeomed+", "alpha = 1.0\nrho = 0.1"),
-    "FedCoMedPlus": ("fedcomed+", "alpha = 1.0\nrho = 0.05"),
-    "FedPlus, p=∞": ("fed+", 'penalty = {is = "NormP", p = inf}\nalpha = 1.0\nrho = 0.1'),
-    "FedPlus, over all": ("fed+", 'penalty = {is = "Norm2"}\nalpha = 1.0\nrho = 0.1\nover = "all"'),
-    "FedPlus, mixed start": ("fed+", 'penalty = {is = "Norm2"}\nalpha = 1.0\nrho = 0.1\ninit_mix = 0.3'),
-    "FedPlusFixed": ("fed+fixed", "gamma = 0.3\nalpha = 1.0"),
-    "FedPlusV1": ("fed+v1", 'penalty = {is = "Norm2"}\nalpha = {start = 0.3, factor = 0.9}'),
-    "L2GD": ("l2gd", "lam = 0.5\np = 0.3"),
-    "Ditto": ("ditto", ""),
-    "APFL": ("apfl", ""),
-    "pFedMe": ("pfedme", ""),
-    "FedPer": ("fedper", ""),
-    "FedRep": ("fedrep", ""),
-    "FedAvg+AH": (
-        "fedavg",
-        'wrap = [{by = "adaptive", lr = [0.05, 0.1, 0.2], work = [1, 2, 4], reward = "clients", measure = 4}]',
-    ),
-    "FedAvg, decaying": ("fedavg", 'wrap = [{by = "decay", lr = 0.9, work = 0.7}]'),
-    "FedAvg, of all samples": ("fedavg", 'normalise = "total"'),
-    "matching": ("fedgeomed+", 'alpha = 1.0\nrho = 0.1\nwrap = [{by = "matching"}]'),
-    "divergence, unsure": ("fedavg", 'wrap = [{by = "divergence", coefficient = 0.1}, {by = "entropy", least = 1.0}]'),
-    "stragglers": ("fedavg", "stragglers = 0.5"),
-}
-NOT_BY_RECIPE = {"FedPlus, by layer", "FedAvg, changes"}  # a recipe has no words for them
-
-
-def test_no_method_is_forgotten() -> None:
-    assert WAYS.keys() | NOT_BY_RECIPE == METHODS.keys()
+from descant.algorithms import Timetable
+from descant.record import read as recorded
+from descant.store.keys import PrivateKey
+from descant.store.vault import Vault
+from ways import STOOD_IN, UNORDERED, WAYS
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_every_method_deployed_is_the_simulation(lab: Callable[..., Lab], tmp_path: Path, name: str) -> None:  # noqa: F811
-    one = lab(*WAYS[name])
+def test_every_method_deployed_is_the_simulation(lab: Callable[..., Lab], name: str) -> None:  # noqa: F811
+    one = lab(WAYS[name])
     one.begin()
-    assert torch.equal(one.done(), simulated(tmp_path))
+    same(one)
+
+
+@pytest.mark.parametrize("name", UNORDERED)
+def test_methods_that_do_not_wait_come_to_an_end_whoever_is_first_and_killed(
+    lab: Callable[..., Lab],  # noqa: F811
+    name: str,
+) -> None:
+    """Who is in time depends on the day; every round is on record once, moved the centre, and heard enough."""
+    one = lab(UNORDERED[name], 8)
+    one.begin()
+    one.reached(2)
+    driver(one)
+    assert one.done().isfinite().all()
+    found = recorded(one.training)
+    algorithm = UNORDERED[name].recipe.algorithm()
+    assert found.state == "ended" and found.numbers.round.tolist() == list(range(1, 9))
+    assert (found.numbers.metrics["change"] > 0).all()
+    assert (found.numbers.accepted.sum(1) >= algorithm.quorum).all() and found.numbers.accepted.any(0).all()
+
+
+def test_stand_ins_over_a_real_federation_are_those_of_the_simulation(
+    lab: Callable[..., Lab],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """North seals half of its rows, and is gone from the second start on: who took part is read from the record."""
+    key, vault = PrivateKey.new(), f"[vault]\nfolder = '{tmp_path / 'vault'}'\nkey = '{tmp_path / 'key'}'\n"
+    key.write(tmp_path / "key")
+    Vault.create(tmp_path / "vault", key, "lab")
+    one = lab(STOOD_IN, 6, vault, 'policy = {"share": 0.5}\n')
+    one.begin()
+    one.reached(1)
+    one.kill("server")
+    one.call("silo", "leave", "north.silo")
+    assert one.processes["north"].wait(300) == 0
+    one.serve(gather=2)
+    one.done()
+    found = recorded(one.training).numbers
+    assert found.stood_in[:, 0].any() and not found.stood_in[:, 1:].any()
+    there = [
+        {"party": name, "from": round, "to": round}
+        for round, came in zip(found.round.tolist(), found.accepted, strict=True)
+        for name, accepted in zip(found.parties, came, strict=True)
+        if accepted
+    ]
+    same(one, away=["north"], attend=Timetable.of(there))
+
+
+CLOCK = """
+import os, pathlib, sys, time
+from datetime import timedelta
+
+os.environ.update(FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1")
+from flwr.supercore import date
+
+mark, time_of_day, flowers = pathlib.Path(__file__).with_name("seconds"), time.time, date.now
+
+def off():
+    return float(mark.read_text()) if mark.exists() else 0.0
+
+def moment():
+    return flowers() + timedelta(seconds=off())
+
+time.time = lambda: time_of_day() + off()
+for module in [module for module in sys.modules.values() if getattr(module, "now", None) is flowers]:
+    module.now = moment
+"""
+
+
+@pytest.mark.parametrize("seconds", [3600, -3600], ids=["ahead", "back"])
+def test_a_clock_that_jumps_at_the_server_ends_the_silos_and_set_right_the_same_commands_go_on(
+    lab: Callable[..., Lab],  # noqa: F811
+    seconds: int,
+) -> None:
+    """Of the SuperLink, which takes no signature of another time, and of the driver beside it."""
+    one = lab(WAYS["FedGeoMedPlus"], 8)
+    (one.folder / "clock").mkdir()
+    (one.folder / "clock" / "sitecustomize.py").write_text(CLOCK)
+    one.paths["server"] = str(one.folder / "clock")
+    one.begin()
+    one.reached(1)
+    (one.folder / "clock" / "seconds").write_text(str(seconds))
+    for name in NAMES:
+        assert one.processes[name].wait(300) == 1
+        assert "the clock of this machine is 3" in one.said(name) and "Set the clock" in one.said(name)
+    (one.folder / "clock" / "seconds").unlink()
+    for name in NAMES:
+        one.join(name)
+    same(one)
 
 
 def superlink(one: Lab) -> None:
@@ -75,14 +130,10 @@ def driver(one: Lab) -> None:
 
 
 @pytest.mark.parametrize("kill", [superlink, silo, driver])
-def test_a_kill_in_every_round_changes_nothing(
-    lab: Callable[..., Lab],  # noqa: F811
-    tmp_path: Path,
-    kill: Callable[[Lab], None],
-) -> None:
-    one = lab("fedgeomed+")
+def test_a_kill_in_every_round_changes_nothing(lab: Callable[..., Lab], kill: Callable[[Lab], None]) -> None:  # noqa: F811
+    one = lab(WAYS["FedGeoMedPlus"])
     one.begin()
     for round in range(1, ROUNDS):
         one.reached(round)
         kill(one)
-    assert torch.equal(one.done(), simulated(tmp_path))
+    same(one)

@@ -3,24 +3,32 @@ this, in an environment that has Ray."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from descant import DescantWarning, Federation, Sgd, algorithms, compare
-from descant.engines import InProcess, Ray
+from descant.engines import Clocked, InProcess, Ray
 from descant.errors import EngineError, SettingError
 from descant.exchange import gather, tasks_for
+from descant.server.serving import free_port
 from failing import deadly, fragile, looped, mostly_fine, nowhere, otherwise, slow
-from problems import METHODS, classes, network
+from problems import EVERY, classes, network
+from teams import LEARNING
+from ways import EVERY_WAY, SOLVED, Way
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")
 ADAM = Sgd(lr=0.05, epochs=2, batch=4, optimizer="Adam")
@@ -33,11 +41,16 @@ def two() -> Iterator[Ray]:
     engine.close()
 
 
+METHODS = {**{name: partial(Way.algorithm, way) for name, way in EVERY_WAY.items()}, **EVERY}
+AWAY = {"stand-ins": 3}  # so many take part, so that others are stood in for
+
+
 def made(name: str, engine: Any, **settings: Any) -> Federation:
-    given = {"solver": Sgd(lr=0.1, steps=3, batch=4), "seed": 7, **settings}
-    return Federation(
-        partial(network, torch.float32), partial(classes, 6), METHODS[name](), engine=engine, **given
-    )  # fmt: skip
+    given = {"solver": Sgd(lr=0.1, steps=3, batch=4), "seed": 7, "attend": AWAY.get(name), **settings}
+    method = METHODS[name]()
+    if method.quorum is not None:  # who is first depends on the day, but for a virtual clock
+        engine = Clocked({"0": 0.5}, engine=engine)
+    return Federation(partial(network, torch.float32), partial(classes, 6), method, engine=engine, **given)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -45,6 +58,17 @@ def test_ray_gives_the_same_hash_for_every_method(name: str, two: Ray) -> None:
     fed = made(name, two).fit(3, progress=False)
     assert not fed.refusals_
     assert fed.hash() == made(name, InProcess).fit(3, progress=False).hash()
+
+
+@pytest.mark.parametrize("name", SOLVED)
+def test_ray_gives_the_same_hash_for_every_solver(name: str, two: Ray) -> None:
+    model, people, solver = SOLVED[name]
+    hashes = set()
+    for engine in (two, InProcess):
+        fed = Federation(model, people, algorithms.FedAvgPlus(), solver=solver, seed=7, engine=engine)
+        hashes.add(fed.fit(2, progress=False).hash())
+        assert not fed.refusals_
+    assert len(hashes) == 1
 
 
 def test_memory_is_saved_and_goes_on_elsewhere(two: Ray, tmp_path: Path) -> None:
@@ -160,3 +184,72 @@ def test_nobody_without_the_token_reaches_the_cluster(two: Ray) -> None:
         ended = subprocess.run(command, env={**given, "RAY_AUTH_TOKEN": token}, capture_output=True, timeout=120)
         assert (ended.returncode == 0) == reached, ended.stderr.decode()[-500:]
     assert not ray.worker._global_node.webui_url
+
+
+# ── by the command, on a cluster that others have started ─────────────────────────────────────────────────────────────
+
+RECIPE = '[run]\nseed = 5\nrounds = 2\n[parties]\npopulation = "problems:classes"\n' + LEARNING
+ASKED = """
+import atexit, os, sys
+from descant.cli import main
+
+def told():
+    from ray._common.usage import usage_lib
+    print("reports to others:", usage_lib.usage_stats_enabled(), os.environ["RAY_USAGE_STATS_ENABLED"], file=sys.stderr)
+
+if "--address" in sys.argv:
+    atexit.register(told)
+main()
+"""
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    """That of a user who has set nothing of Ray's."""
+    given = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return {**given, "HOME": str(folder), "PYTHONPATH": os.pathsep.join(sys.path[1:]), **more}
+
+
+def descant(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", ASKED, *arguments]
+    given = environment(folder, **more)
+    return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """A cluster in processes of its own: its address, and its token."""
+    token, port, log = "a" * 64, free_port(), tmp_path / "ray.log"
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--include-dashboard=false"]
+    given = environment(tmp_path, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token, RAY_USAGE_STATS_ENABLED="0")
+    with TemporaryDirectory(prefix="ray") as short, log.open("w") as said:  # its sockets may not have long names
+        command += [f"--port={port}", "--num-cpus=2", f"--temp-dir={short}"]
+        head = subprocess.Popen(command, env=given, stdout=said, stderr=said)
+        try:
+            end = time.monotonic() + 300
+            while "Ray runtime started" not in log.read_text():
+                assert head.poll() is None and time.monotonic() < end, log.read_text()
+                time.sleep(0.2)
+            yield f"127.0.0.1:{port}", token
+        finally:
+            for process in [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            head.wait()
+
+
+def test_the_command_runs_on_a_cluster_and_reports_to_nobody(cluster: tuple[str, str], tmp_path: Path) -> None:
+    address, token = cluster
+    (tmp_path / "recipe.toml").write_text(RECIPE.format(method="fedgeomed+"))
+    here = descant(tmp_path, "run", "recipe.toml", "--out", "here", "--json")
+    assert here.returncode == 0, here.stderr
+    asked = ("run", "recipe.toml", "--out", "there", "--json", "--engine", "ray", "--address", address)
+    there = descant(tmp_path, *asked, RAY_AUTH_TOKEN=token)
+    assert there.returncode == 0, there.stderr
+    assert json.loads(there.stdout)["hash"] == json.loads(here.stdout)["hash"]
+    assert "reports to others: False 0" in there.stderr
+
+
+def test_the_command_refuses_a_cluster_elsewhere_without_a_token(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(RECIPE.format(method="fedavg"))
+    ended = descant(tmp_path, "run", "recipe.toml", "--engine", "ray", "--address", "10.0.0.5:6379")
+    assert ended.returncode == 1 and "there is no token for it" in " ".join(ended.stderr.split())

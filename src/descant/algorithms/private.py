@@ -105,6 +105,19 @@ def check_sound(algorithm: Algorithm, told: str = "") -> None:
         raise SettingError(f"{told or f'{algorithm.name} is not private'}: {reasons[0]}")
 
 
+def check_waits_for_all(algorithm: Algorithm, quorum: int | None) -> None:
+    """Raise if a server that goes on with a quorum would tell more than an algorithm promises.
+
+    Without one each party is waited for by itself: who does not answer in time counts as no change, and nobody else.
+    """
+    if quorum is not None and algorithm.privacy is not None and algorithm.privacy.at == "center":
+        raise SettingError(
+            f"{algorithm.name} is not private with a quorum: the answer that makes it decides whether slower ones "
+            "still count, so that one party can move the centre by more than clip/K. Leave --quorum out: each party is "
+            "then waited for by itself, --limit seconds at most. LocalPrivacy and PrivateSgd go with a quorum."
+        )
+
+
 def check_samples_hidden(algorithm: Algorithm) -> None:
     """Raise if an algorithm tells more of samples than the model that a solver has hidden them in."""
     reasons = (

@@ -24,19 +24,24 @@ NAME = typer.Argument(metavar="NAME", hidden=True)
 def init(
     folder: Path = DIR,
     recipe: Path = typer.Argument(metavar="RECIPE", hidden=True),  # noqa: B008
-    host: list[str] = typer.Option(["localhost"], help="The name or address by which parties reach it. Repeatable."),  # noqa: B008
+    host: list[str] = typer.Option(  # noqa: B008
+        ["localhost"],
+        help="The name or address by which parties reach it. Repeatable: invites name the first. If that is an "
+        "address, it listens there only; for a name other than localhost, at all addresses.",
+    ),
     port: int = typer.Option(8443, help="The port at which parties reach it."),
     as_json: bool = json_option(),
 ) -> None:
     """Make a federation in the new folder DIR, by RECIPE: its keys and certificates, and nobody invited yet."""
     with plain_endings():
         from ..config import read
+        from ..server.sealed import sealed
         from ..trust.founding import Terms
         from ..trust.roster import Roster
 
         sys.path.insert(0, "")
         found = read(recipe)
-        found.model(), found.algorithm(), found.settings()
+        found.model(), found.algorithm(), found.settings(), sealed(found, with_key=False)
         roster = Roster.create(folder, recipe, Terms(hosts=tuple(host), port=port))
         told = {"folder": str(folder), "address": roster.address, "fingerprint": roster.fingerprint}
         _tell(told, as_json, f"\nNow invite parties: descant server invite {folder} NAME")
@@ -51,17 +56,23 @@ def invite(
 ) -> None:
     """Let the party NAME in: writes its invite, one file with its keys, to be sent by a way that you trust."""
     with plain_endings():
+        from ..config import read
+        from ..server.forgetting import vault_of
+        from ..trust.founding import RECIPE
         from ..trust.roster import Roster
 
         roster = Roster(folder)
-        file = out or Path(f"{name}.invite")
-        made = roster.invite(name, file)
+        file, vault = out or Path(f"{name}.invite"), vault_of(read(folder / RECIPE, roster.home))
+        known = "" if vault is None else vault.shown
+        made = roster.invite(name, file, vault=known)
         told = {
             "invite": str(file),
             "party": name,
             "expires": f"{made.expires:%Y-%m-%d}",
             "fingerprint": roster.fingerprint,
         }
+        if vault is not None:
+            told["vault"] = known or f"{vault.folder} is not there, and the invite does not say for whom to seal"
         _tell(told, as_json, "\nWhoever holds this file is the party. Tell it the fingerprint by another way.")
 
 
@@ -114,12 +125,23 @@ def status(folder: Path = DIR, as_json: bool = json_option()) -> None:
 
 @app.command("revoke")
 def revoke(folder: Path = DIR, name: str = NAME, as_json: bool = json_option()) -> None:
-    """Let the party NAME in no more; a proxy that runs knows it within seconds."""
+    """Let the party NAME in no more; a proxy that runs knows it within seconds.
+
+    What it has sealed stays in the vault, for when it is invited again, and nobody opens it until then.
+    """
     with plain_endings():
+        from ..config import read
+        from ..server.forgetting import vault_of
+        from ..trust.founding import RECIPE
         from ..trust.roster import Roster
 
-        entry = Roster(folder).revoke(name)
-        _tell({"party": entry.name, "state": entry.state, "since": entry.since}, as_json)
+        roster = Roster(folder)
+        entry, vault = roster.revoke(name), vault_of(read(folder / RECIPE, roster.home))
+        told = {"party": entry.name, "state": entry.state, "since": entry.since}
+        if vault is not None:
+            told["forget"] = f"descant vault forget {vault.folder} {name}"
+        then = "\nNobody stands in for it. That command destroys what it has sealed, if anything."
+        _tell(told, as_json, "" if vault is None else then)
 
 
 @app.command("audit")

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from ..errors import SettingError
 from .common import json_option, one_thread, plain_endings, watched
+
+if TYPE_CHECKING:
+    from ..trust.invite import Unpacked
 
 app = typer.Typer(no_args_is_help=True, help="Take part in a federation: check your file, join, judge, leave, forget.")
 
@@ -39,11 +44,12 @@ def check(
         if as_json:
             typer.echo(json.dumps(found))
             return
-        for key, value in found.items():
-            if isinstance(value, list):
-                typer.echo(f"\n{key}:\n" + "\n".join(f"- {one}" for one in value))
-            else:
-                typer.echo(f"{key + ':':<20}{value}")
+        for key in ("party", "model", "parameters", "data", "first loss", "bytes of an update"):
+            typer.echo(f"{key + ':':<20}{found[key]}")
+        typer.echo("\ntensors of an update:\n" + "\n".join(f"- {one} {to}" for one, to in found["tensors"].items()))
+        for when, fields in found["leaves"].items():
+            typer.echo(f"\nleaves {when}:\n" + "\n".join(f"- {one}: {what}" for one, what in fields.items()))
+        typer.echo("\nstays:\n" + "\n".join(f"- {one}" for one in found["stays"]))
 
 
 @app.command("join")
@@ -70,19 +76,18 @@ def join(
             raise SettingError(f"There is no file {file}.")
         disk.make(place, 0o700)
         lock = Lock(place / ".lock")
-        (place / LEAVE).unlink(missing_ok=True)
         over = threading.Event()
-        signal.signal(signal.SIGTERM, lambda *_: over.set())
-        threading.Thread(target=_watch, args=(place / LEAVE, over), daemon=True).start()
-        keys = held.unpack(place / "keys")
-        worker = Worker(file.resolve(), held.party, place / "state", typer.echo, held.recipe)
-        typer.echo(f"{held.party} joins {held.address}. The authority's fingerprint: {held.fingerprint}")
-        line = Spoke(held.address, held.authority, keys.certificate, keys.key, held.node_key.encode())
+        worker = Worker(file.resolve(), held.party, place / "state", typer.echo, held.recipe, held.vault)
         try:
-            take_part(line, worker, over, typer.echo)
+            worker.check()
+            (place / LEAVE).unlink(missing_ok=True)
+            signal.signal(signal.SIGTERM, lambda *_: over.set())
+            threading.Thread(target=_watch, args=(place / LEAVE, over), daemon=True).start()
+            typer.echo(f"{held.party} joins {held.address}. The authority's fingerprint: {held.fingerprint}")
+            with closing(Spoke.of(held.unpack(place / "keys"))) as line:
+                take_part(line, worker, over, typer.echo)
         finally:
             worker.close()
-            line.close()
             lock.release()
         typer.echo("Left. The same command joins again.")
 
@@ -111,7 +116,7 @@ def judge(
 
         one_thread()
         state = folder / "state"
-        table = judged(SiloFile(file, introduced(state)), state, watched(as_json))
+        table = judged(SiloFile(file, introduced(state)["party"]), state, watched(as_json))
         files = {"own": str(state / OWN), "center": str(state / CENTER)}
         if as_json:
             typer.echo(json.dumps({"verdict": table.verdict, "table": table.plain(), "models": files}))
@@ -132,25 +137,68 @@ def leave(folder: Path = typer.Argument(metavar="FOLDER", hidden=True)) -> None:
 
 
 @app.command("forget")
-def forget(folder: Path = typer.Argument(metavar="FOLDER", hidden=True), as_json: bool = json_option()) -> None:  # noqa: B008
-    """Remove what this party has kept in FOLDER: memory, answers, keys, and whose folder it was.
+def forget(
+    folder: Path = typer.Argument(metavar="FOLDER", hidden=True),  # noqa: B008
+    local: bool = typer.Option(False, "--local", help="Ask no server: remove what is in FOLDER, and nothing else."),
+    wait: float = typer.Option(60.0, help="Seconds in which the server must have answered."),
+    as_json: bool = json_option(),
+) -> None:
+    """Let the server destroy the rows that the party of FOLDER has sealed, then remove what is kept in FOLDER.
 
-    Only a mark of this machine stays, by which the server knows that the invite is used in one place.
-    What has left the building (models, coresets) is with the organiser: ask for `descant vault forget`.
+    If the server does not say that it is done, nothing is removed. What stays in FOLDER: a mark of this machine, which
+    rows have ever left, and the rounds of the day, so that the limits of the policy hold if the party joins again. What
+    models have learnt stays in them.
     """
     with plain_endings():
-        from ..silo.desk import MACHINE
-        from ..store.lock import holder
+        from ..silo.forgetting import clear
+        from ..store.lock import Lock, holder
+        from ..trust.invite import Unpacked
 
         if owner := holder(folder / ".lock"):
             raise SettingError(f"{folder} is in use by {owner}. Leave first: descant silo leave {folder}")
         if not folder.is_dir():
             raise SettingError(f"There is no folder {folder}.")
-        files = [
-            file for part in ("state", "keys") for file in sorted((folder / part).glob("*")) if file.name != MACHINE
-        ]
-        for file in files:
-            file.unlink()
-        removed = {"folder": str(folder), "removed": [str(file.relative_to(folder)) for file in files]}
-        told = f"Removed from {folder}: {', '.join(removed['removed']) or 'nothing was there'}."
-        typer.echo(json.dumps(removed) if as_json else told)
+        lock, organiser = Lock(folder / ".lock"), _at_the_vault(Unpacked(folder / "keys"))
+        try:
+            server = "it was not asked" if local else _forgotten(folder, wait)
+            removed, kept = clear(folder)
+        finally:
+            lock.release()
+        if as_json:
+            typer.echo(json.dumps({"folder": str(folder), "server": server, "removed": removed, "kept": kept}))
+            return
+        typer.echo(f"The server: {server}.\nRemoved from {folder}: {', '.join(removed) or 'nothing was there'}.")
+        if kept:
+            typer.echo(f"Kept, so that the limits of the policy hold for ever: {', '.join(kept)}.")
+        if local:
+            typer.echo(f"Rows that have left are still with the organiser, sealed. {organiser}.")
+
+
+def _at_the_vault(keys: Unpacked) -> str:
+    name = keys.party if keys.certificate.exists() else "NAME"
+    return f"To destroy them in the vault the organiser can run: descant vault forget VAULT {name}"
+
+
+def _forgotten(folder: Path, seconds: float) -> str:
+    """What the server says that it has done, or an error that says what to do."""
+    from ..errors import EngineError
+    from ..silo.desk import INTRODUCED, MACHINE, introduced
+    from ..silo.forgetting import be_forgotten
+    from ..trust.invite import Unpacked
+
+    state, keys = folder / "state", Unpacked(folder / "keys")
+    if not (state / INTRODUCED).exists():
+        return "nobody was introduced to one from here, and it was not asked"
+    if not keys.address.exists():
+        raise SettingError(f"{folder} does not say where its server is. Join once more, or forget with --local.")
+    try:
+        from ..engines.spoke import Spoke
+
+        with closing(Spoke.of(keys)) as line:
+            return be_forgotten(line, (state / MACHINE).read_text(), introduced(state)["federation"], seconds)
+    except EngineError as error:
+        raise EngineError(
+            f"{str(error).rstrip('.')}. So it is not known that the server has destroyed the rows of {keys.party}, and "
+            f"nothing was removed from {folder}. Try again while the server runs. {_at_the_vault(keys)}; and you, "
+            f"then: descant silo forget {folder} --local"
+        ) from error

@@ -279,8 +279,8 @@ class Recipe:
         return make, {key: value for key, value in given.items() if key not in ("loss", "metric")}
 
 
-def read(source: str | Path) -> Recipe:
-    """The recipe in a file, or in a text if there is a line break in it; paths in a file are relative to its folder."""
+def read(source: str | Path, home: Path | None = None) -> Recipe:
+    """The recipe in a file, or in a text if there is a line break in it; a file's paths go from its folder, or home."""
     path = None if isinstance(source, str) and "\n" in source else Path(source)
     if path is None:
         text, name = str(source), "recipe"
@@ -291,7 +291,7 @@ def read(source: str | Path) -> Recipe:
             reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
             raise SettingError(f"The recipe {source} cannot be read: {reason}.") from error
     tables = toml.read(text, f"The recipe {name}")
-    return _checked(Recipe(tables if path is None else located(tables, path.parent), name))
+    return _checked(Recipe(tables if path is None else located(tables, home or path.parent), name))
 
 
 def _checked(recipe: Recipe) -> Recipe:

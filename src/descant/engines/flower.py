@@ -16,10 +16,14 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any
 
 from ..errors import EngineError
+from ..wire import Letter
+from .parts import hand_over, put_together, settle, wrapped
 from .silos import Lost
+from .steady import heartbeat, steadied, struck_off
 
 VERSIONS = "1.41"
 QUIET = {
@@ -28,12 +32,9 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
 HEARTBEAT = 10.0  # seconds; Flower takes a party that was silent for twice as long for gone
-_TRYING = 5.0  # seconds
 _SKEW = 4.0  # seconds by which clocks may differ; Flower takes a signature from the future up to 5
-_LARGE = 2**24  # bytes of an answer that is handed out alone: whoever takes it puts it away before the next one comes
-_ITEM = "letter"
+_AT_ONCE = 100  # answers that are handed out together: each is an open file
 _TYPE = "train"
-_STYPE = "descant"
 _BUNDLE = """[project]
 name = "descant"
 version = "0.1.0"
@@ -62,20 +63,6 @@ def require() -> None:
         raise EngineError(
             f"Descant was made for flwr {VERSIONS}, and {found} is installed. pip install 'descant[flower]'."
         )
-
-
-def wrapped(letter: bytes) -> Any:
-    """Bytes as what Flower carries; it cuts long ones into pieces."""
-    from flwr.app import Array, ArrayRecord, RecordDict
-
-    return RecordDict({_ITEM: ArrayRecord({_ITEM: Array("uint8", (len(letter),), _STYPE, letter)})})
-
-
-def unwrapped(message: Any) -> bytes:
-    try:
-        return bytes(message.content[_ITEM][_ITEM].data)
-    except (KeyError, AttributeError, TypeError, ValueError) as error:
-        raise Lost(f"what came is no letter: {type(error).__name__}") from error
 
 
 def run_of_nothing() -> Any:
@@ -138,6 +125,7 @@ class Hub:
         self._parties: dict[str, bytes] = {}  # the public key of each who is given letters
         self._keys: dict[bytes, bytes] = {}  # all that the SuperLink was told of, by how they are written
         self._nodes: dict[str, int] = {}
+        self._checked = time.monotonic()  # when it was last known that the SuperLink knows all parties
         self._sent: dict[str, str] = {}  # by the number of a letter: to whom
         self._coming: dict[str, tuple[str, Any, str]] = {}  # by the same: an answer, its parts, and one that is missing
         self._open(parties)
@@ -147,21 +135,20 @@ class Hub:
         """Make the parties' keys known, begin a run, and take it over as its ServerApp would."""
         from flwr.common.serde import run_from_proto
         from flwr.proto.runtime_pb2 import PullTaskInputRequest
-        from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-        from flwr.supercore.task_identity import TaskIdentity
+        from flwr.supercore.heartbeat import HeartbeatSender
         from flwr.superlink.grid import HttpGrid
 
         self.admit(parties)
         self._begin()
         self._grid = HttpGrid(self._address, False, self._ca, token=self._token())
-        self._grid._retry_invoker.max_time = _TRYING  # else it would try for ever to reach a SuperLink that is dead
+        steadied(self._grid._retry_invoker)
         client = self._grid._runtime_client
-        self._beat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+        self._beat = HeartbeatSender(heartbeat(client))
         self._beat.start()
         given = client.PullTaskInput(PullTaskInputRequest())
-        TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
-        TaskIdentity.node_id = given.context.node_id
+        self._who = (given.task_id, given.run.run_id, given.context.node_id)
         self._grid.set_run(run_from_proto(given.run))
+        settle()
 
     @told("The SuperLink")
     def admit(self, parties: Mapping[str, bytes]) -> None:
@@ -215,39 +202,51 @@ class Hub:
         whose = {key: name for name, key in self._parties.items()}  # by its key: a name may have had another before
         online = [node for node in self._grid.get_nodes() if node.status == "online" and node.public_key in whose]
         self._nodes = {whose[node.public_key]: node.node_id for node in online}
+        if len(online) < len(whose):
+            self._check_known()
         return {whose[node.public_key]: str(node.last_activated_at) for node in online}
+
+    def _check_known(self) -> None:
+        """Whoever is not there may have been struck off, and could not come again: that is looked up now and then."""
+        if time.monotonic() < self._checked + HEARTBEAT:
+            return
+        with closing(self._control()) as control:
+            missing = struck_off(control, self._parties)
+        if missing:
+            raise Away(f"The SuperLink does not know {', '.join(missing)} any more: somebody on this machine did that")
+        self._checked = time.monotonic()
 
     @told("The SuperLink")
     def send(self, party: str, letter: bytes, seconds: float) -> str:
         from flwr.app import Message
+        from flwr.supercore.task_identity import TaskIdentity
 
         if party not in self._nodes:
             raise Lost("it is not there")
-        message = Message(wrapped(letter), self._nodes[party], _TYPE, ttl=seconds)
-        [number] = self._grid.push_messages([message]) or [None]
-        if number is None:
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = self._who
+        # Its number is a hash of it. Flower lets every party answer a number that it knows, so that none may be guessed
+        secret, client = os.urandom(16).hex(), self._grid._runtime_client
+        message = Message(wrapped(letter), self._nodes[party], _TYPE, ttl=seconds, group_id=secret)
+        told = hand_over(message, partial(_announced, client), client, self._grid.node, self._grid.run.run_id)
+        number = str(told.message_ids[0] if told.message_ids else "")
+        if not number:
             raise Lost("Flower did not take the letter")
-        self._sent[str(number)] = party
-        return str(number)
+        self._sent[number] = party
+        return number
 
     @told("The SuperLink")
-    def fetch(self, numbers: Collection[str]) -> dict[str, bytes | Lost]:
+    def fetch(self, numbers: Collection[str], most: int) -> dict[str, Letter | Lost]:
         barred = [number for number in numbers if self._sent[number] not in self._parties]
-        found: dict[str, bytes | Lost] = {number: Lost("it was revoked", final=True) for number in barred}
-        self._announced([number for number in numbers if number not in found])
+        found: dict[str, Letter | Lost] = {number: Lost("it was revoked", final=True) for number in barred}
+        self._look([number for number in numbers if number not in found])
         for number in [number for number in numbers if number in self._coming and number not in found]:
-            try:
-                answer = self._arrived(number)
-            except Lost as why:
-                answer = why
+            answer = self._arrived(number, most) if len(found) < _AT_ONCE else None
             if answer is not None:
                 found[number] = answer
                 del self._coming[number]
-            if isinstance(answer, bytes) and len(answer) > _LARGE:
-                break
         return found
 
-    def _announced(self, numbers: Sequence[str]) -> None:
+    def _look(self, numbers: Sequence[str]) -> None:
         """Which answers are there, or on their way: what holds them comes after they were announced."""
         from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 
@@ -256,36 +255,43 @@ class Hub:
         for message, tree in zip(got.messages_list, got.message_object_trees, strict=True) if got else ():
             self._coming[message.metadata.reply_to_message_id] = (message.metadata.message_id, tree, "")
 
-    def _arrived(self, number: str) -> bytes | Lost | None:
+    def _arrived(self, number: str, most: int) -> Letter | Lost | None:
         """An answer of which all parts have come; None while some have not. Flower's own way waits here for them.
 
         Nothing is held of an answer that is not whole: what was missing is asked for first the next time.
         """
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-        from flwr.supercore.inflatable import inflatable_object as objects
         from flwr.supercore.inflatable import inflatable_utils as found
         from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
 
-        name, tree, missing = self._coming[number]
+        name, tree, asked = self._coming[number]
         client, node, run = self._grid._runtime_client, self._grid.node, self._grid.run.run_id
         pull = make_pull_object_fn_protobuf(client.PullObject, node, run)
-        wanted = {part.object_id for part in objects.iterate_object_tree(tree)}
-        parts: dict[str, bytes] = {}
+
+        def pulled(part: str) -> bytes:
+            nonlocal asked
+            asked = part
+            return bytes(pull(part))
+
         try:
-            for part in sorted(wanted, key=lambda one: (one != missing, one)):
-                parts[part] = pull(part)
+            if asked:
+                pull(asked)
+            answer = put_together(tree, pulled, most)
         except found.ObjectUnavailableError:
-            self._coming[number] = (name, tree, part)
+            self._coming[number] = (name, tree, asked)
             return None
         except found.ObjectPullError as error:
-            raise Lost(f"its answer never came whole: {error}") from error
+            return Lost(f"its answer never came whole: {error}")
         client.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=name))
-        message: Any = found.inflate_object_from_contents(name, parts)
-        if message.has_error():
-            return Lost(f"{message.error.reason} (Flower's code {message.error.code})")
-        return unwrapped(message)
+        return answer
 
     def close(self) -> None:
         """End the run."""
         self._beat.stop()
         self._grid.close()
+
+
+def _announced(client: Any, message: Any, tree: Any) -> Any:
+    from flwr.proto.runtime_pb2 import PushAppMessagesRequest
+
+    return client.PushMessages(PushAppMessagesRequest(messages_list=[message], message_object_trees=[tree]))

@@ -19,6 +19,7 @@ _QUIET = {  # nothing is reported to anybody; without the second, Ray reports th
 }
 _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _OWN: list[str] = []  # tokens that were made here
+_KNOWN: dict[str, str] = {}  # by an address that was asked for: what Ray calls it
 
 
 def join(address: str | None, count: int) -> None:
@@ -53,11 +54,12 @@ def join(address: str | None, count: int) -> None:
         ray.init(address=address or "local", **given)
     except (ConnectionError, OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise EngineError(f"There is no Ray cluster at {address or 'this machine'}: {error}") from error
+    _KNOWN[address or "local"] = ray.get_runtime_context().gcs_address
 
 
 def _check_joined(joined: str, asked: str | None, mode: str | None) -> None:
     """Raise unless the cluster that this process is part of already is the one that was asked for."""
-    if asked is not None and asked not in ("auto", joined):
+    if asked is not None and asked not in ("auto", joined) and _KNOWN.get(asked) != joined:
         raise EngineError(
             f"This process is part of the Ray cluster at {joined} already, and {asked} was asked for. "
             "Call ray.shutdown() first."

@@ -7,7 +7,6 @@ round that was broken off, on either side, leaves no trace.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -15,20 +14,21 @@ from typing import Protocol
 
 import torch
 
+from ..algorithms.private import check_waits_for_all
 from ..core import Report, Status, Store, Task
 from ..errors import EngineError
 from ..patience import Patience
 from ..piece import Plan, work
 from ..settings import check
+from ..standing import most_sealed
 from ..store import PartyStore
-from ..store.room import room
-from ..wire import pack, unpack
+from ..wire import Letter, Most, pack, unpack
 
 ACCEPTED = "accepted"
 """The setting by which a task tells its party the last round in which the party's report counted; 0: none yet."""
 
 _SHOWN = 300  # letters of what others have written
-_MORE = 2**20  # bytes of a letter beside its arrays
+_NAMED = 10  # parties
 _SHORTEST, _LONGEST = 0.02, 1.0  # seconds between two looks into the letter box
 
 
@@ -41,7 +41,7 @@ class Lost(Exception):
 
 
 class Post(Protocol):
-    """Who carries letters to parties and back. Letters and answers are bytes; nothing is known of them."""
+    """Who carries letters to parties and back. Nothing is known of them here; large answers come as files."""
 
     def here(self) -> Mapping[str, str]:
         """The parties that can be reached now, each with a mark of when it came: one that comes again has another."""
@@ -49,8 +49,8 @@ class Post(Protocol):
     def send(self, party: str, letter: bytes, seconds: float) -> str:
         """Send a letter that is good for so long; the number to ask for its answer by, or :class:`Lost`."""
 
-    def fetch(self, numbers: Collection[str]) -> dict[str, bytes | Lost]:
-        """The answers that have come, by number, each once; and why others never will."""
+    def fetch(self, numbers: Collection[str], most: int) -> dict[str, Letter | Lost]:
+        """The answers that have come, by number, each once; and why others never will: if they are too long, say."""
 
 
 class Silos:
@@ -61,13 +61,14 @@ class Silos:
         post: Post,
         patience: Patience = Patience(),  # noqa: B008
         say: Callable[[str], None] = print,
-        barred: Callable[[], Collection[str]] = tuple,  # those whom nobody may stand in for any more
+        barred: Callable[[], Mapping[str, str]] = dict,  # whom nobody waits or stands in for any more, and why
     ) -> None:
         check(patience, "[server]")
         self.post, self.patience, self.say, self.barred = post, patience, say, barred
 
     def __call__(self, plan: Plan) -> SiloEngine:
         """An engine for one federation."""
+        check_waits_for_all(plan.algorithm, self.patience.quorum)
         return SiloEngine(plan, self)
 
 
@@ -82,10 +83,11 @@ class SiloEngine:
         self._again: list[Task] = []  # letters that got lost, to parties that the round waits for
         self._here: list[Task] = []  # stand-ins: they learn from what parties have left with us
         self._ready: list[Report] = []
+        self._absent: Sequence[str] = ()  # whom the last round began without
         self._heard, self._began = 0, 0.0
-        self._asked, self._rows = dict[str, int](), torch.empty(0)  # which row of a file is whose, and the file
-        sealed = 0 if plan.vault is None else 2**30
-        self._most = plan.net.layout.width * max(8, 2 * plan.net.layout.dtype.itemsize) + _MORE + sealed
+        layout = plan.net.layout
+        self._form = Most.of(layout.names)
+        self._most = layout.width * max(8, 2 * layout.dtype.itemsize) + self._form.header + most_sealed(plan)
 
     @property
     def memory(self) -> Store:
@@ -94,25 +96,38 @@ class SiloEngine:
     def members(self) -> Sequence[str]:
         told, pause = "", _SHORTEST
         while True:
-            here = self._post.here()
-            found = [name for name in self._plan.people if name in here]
-            if len(found) >= min(self._patience.gather, len(self._plan.people)):
+            here = self._post.here()  # first: who was forgotten and has come again is wanted
+            barred = self._barred()
+            wanted = [name for name in self._plan.people if name not in barred]
+            found, missing = ([name for name in wanted if (name in here) is there] for there in (True, False))
+            least = self._least(len(wanted))
+            if len(found) >= least:
+                self._note_absent(missing)
                 return found
-            missing = [name for name in self._plan.people if name not in here]
-            waits = f"{len(found)} of {self._patience.gather} parties are there. Waiting for {', '.join(missing[:10])}."
+            waits = f"{len(found)} of {least} parties are there. Waiting for {_some(missing) or 'new invites'}."
             if waits != told:
                 self._say(waits)
                 told = waits
             pause = min(_LONGEST, 2 * pause)
             time.sleep(pause)
 
+    def _least(self, wanted: int) -> int:
+        """How many must be there for a round to begin; once one has counted, a quorum will do."""
+        begun, secure = bool(self._memory.names()), self._plan.algorithm.secure
+        least = self._patience.quorum if begun and self._patience.quorum is not None else self._patience.gather
+        return max(min(least, wanted), 1 if secure is None else secure.least)
+
+    def _note_absent(self, missing: Sequence[str]) -> None:
+        """Say whom a round begins without, where that is not as it was before."""
+        if missing and missing != self._absent:
+            self._say(f"Round {self._memory.round + 1} begins without {_some(missing)}.")
+        self._absent = missing
+
     def submit(self, tasks: Sequence[Task]) -> None:
         wanted = {_key(task): task for task in tasks}  # what else is out is of a round that was broken off
         self._out = {number: one for number, one in self._out.items() if _same(one[0], wanted.get(_key(one[0])))}
         self._again, self._ready, self._heard, self._began = [], [], 0, time.monotonic()
         self._here = [task for task in tasks if task.kind == "stand_in"]
-        asked = [task.party for task in tasks if task.kind != "stand_in"]
-        self._asked, self._rows = {party: row for row, party in enumerate(asked)}, torch.empty(0)
         marks, out = self._post.here(), {_key(task) for task, _ in self._out.values()}
         for task in tasks:
             if task.kind != "stand_in" and _key(task) not in out:
@@ -141,12 +156,23 @@ class SiloEngine:
         A party answers a letter that comes twice in the same way.
         """
         here = self._post.here()
+        self._give_up(here)
         moved = [number for number, (task, mark) in self._out.items() if here.get(task.party, mark) != mark]
         tasks = [*self._again, *(self._out.pop(number)[0] for number in moved)]
         self._again = [task for task in tasks if task.party not in here]
         for task in tasks:
             if task.party in here:
                 self._send(task, here[task.party])
+
+    def _give_up(self, here: Collection[str]) -> None:
+        """Nobody waits for those who are gone and never come for their letters: they were revoked, or forgotten."""
+        tasks = [*self._again, *(task for task, _ in self._out.values())]
+        away = {task.party for task in tasks} - set(here)
+        barred = self._barred() if away else {}
+        gone = away & barred.keys()
+        self._ready += [_failed(task, "lost", barred[task.party]) for task in tasks if task.party in gone]
+        self._again = [task for task in self._again if task.party not in gone]
+        self._out = {number: one for number, one in self._out.items() if one[0].party not in gone}
 
     def collect(self, timeout: float) -> list[Report]:
         end, pause = time.monotonic() + timeout, _SHORTEST
@@ -164,8 +190,8 @@ class SiloEngine:
         if not tasks:
             return []
         barred = self._barred()
-        why = "it was revoked: nobody stands in for it"
-        refused = [_failed(task, "refused", why) for task in tasks if task.party in barred]
+        why = {party: f"{reason}: nobody stands in for it" for party, reason in barred.items()}
+        refused = [_failed(task, "refused", why[task.party]) for task in tasks if task.party in why]
         tasks = [task for task in tasks if task.party not in barred]
         return refused + [report for report, _ in work(self._plan, tasks, [{} for _ in tasks])]
 
@@ -175,18 +201,18 @@ class SiloEngine:
 
     def _fetched(self) -> list[Report]:
         reports = []
-        for number, answer in self._post.fetch(tuple(self._out)).items() if self._out else ():
+        for number, answer in self._post.fetch(tuple(self._out), self._most).items() if self._out else ():
             task, _ = self._out.pop(number, (None, ""))
             if task is not None:  # else it answers a round that was broken off
                 reports += self._missed(task, answer) if isinstance(answer, Lost) else [self._read(task, answer)]
         return reports
 
-    def _read(self, task: Task, answer: bytes) -> Report:
+    def _read(self, task: Task, answer: Letter) -> Report:
         """The report in an answer; one of another party or round is not taken for it."""
         if len(answer) > self._most:
             return _failed(task, "error", f"its answer has {len(answer)} bytes, and may have {self._most}")
         try:
-            report = unpack(answer, Report)
+            report = unpack(answer, Report, self._form)
         except EngineError as error:
             return _failed(task, "error", str(error))
         said, asked = _key(report), _key(task)
@@ -197,24 +223,7 @@ class SiloEngine:
             self._heard += 1
             if task.kind == "train":
                 self._memory.stage(task.party, {ACCEPTED: torch.tensor(task.round)})
-                report = self._put_by(report)
         return report
-
-    def _put_by(self, report: Report) -> Report:
-        """The report with its model in a row of a file, where the models of all are more than fits the budget.
-
-        What is no model of ours stays as it came: the gate will say what is wrong with it.
-        """
-        layout, shape = self._plan.net.layout, (len(self._asked), self._plan.net.layout.width)
-        shapes = dict(zip(layout.names, layout.shapes, strict=True))
-        arrays = report.arrays.items()
-        fits = all(shapes.get(name) == tuple(one.shape) and one.dtype == layout.dtype for name, one in arrays)
-        if not fits or math.prod(shape) * layout.dtype.itemsize <= self._plan.budget:
-            return report
-        if not len(self._rows):
-            self._rows = room(shape, layout.dtype, 0)
-        row = layout.split(self._rows[self._asked[report.party]])
-        return replace(report, arrays={name: row[name].copy_(tensor) for name, tensor in arrays})
 
     def _overdue(self) -> list[Report]:
         """Who is not waited for any more: the others are a quorum."""
@@ -235,6 +244,10 @@ def _same(task: Task, now: Task | None) -> bool:
     if now is None or task.settings != now.settings or task.arrays.keys() != now.arrays.keys():
         return False
     return all(now.arrays[name] is tensor or now.arrays[name].equal(tensor) for name, tensor in task.arrays.items())
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def _failed(task: Task, status: Status, reason: str) -> Report:

@@ -12,7 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from .flower import HEARTBEAT, require, told, unwrapped, wrapped
+from ..trust.invite import Unpacked
+from .flower import HEARTBEAT, require, told
+from .parts import hand_over, settle, unwrapped, wrapped
 
 
 class Spoke:
@@ -34,6 +36,13 @@ class Spoke:
         self._client = FleetHttpClient(f"https://{address}", interceptors=[version, signed], verify=trusted)
         self._public = public_key_to_bytes(private.public_key())
         self._node: Any = None
+        settle()
+
+    @classmethod
+    def of(cls, keys: Unpacked) -> Spoke:
+        """The end of the party whose keys these are."""
+        address, authority = keys.address.read_text(), keys.authority.read_text()
+        return cls(address, authority, keys.certificate, keys.key, keys.node_key.read_bytes())
 
     @contextmanager
     def joined(self) -> Iterator[None]:
@@ -88,28 +97,17 @@ class Spoke:
     def push(self, to: Any, answer: bytes) -> None:
         """The answer to a letter."""
         from flwr.app import Message
-        from flwr.app.message import remove_content_from_message
-        from flwr.common.serde import message_to_proto
-        from flwr.proto.fleet_pb2 import PushMessagesRequest
-        from flwr.supercore.inflatable import inflatable_object as parts
-        from flwr.supercore.inflatable import inflatable_protobuf_utils as objects
-        from flwr.supercore.inflatable.inflatable_utils import push_objects
         from flwr.supercore.task_identity import TaskIdentity
 
         run = to.metadata.run_id
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, run, self._node.node_id
-        reply = Message(wrapped(answer), reply_to=to)
-        with parts.no_object_id_recompute():
-            reply.metadata.__dict__["_message_id"] = reply.object_id
-            request = PushMessagesRequest(
-                node=self._node,
-                messages_list=[message_to_proto(remove_content_from_message(reply))],
-                message_object_trees=[parts.get_object_tree(reply)],
-                clientapp_runtime_list=[0.0],
-            )
-            got = self._client.PushMessages(request)
-            pushed = objects.make_push_object_fn_protobuf(self._client.PushObject, self._node, run, got.session_id)
-            push_objects(parts.get_all_nested_objects(reply), pushed, object_ids_to_push=set(got.objects_to_push))
+        hand_over(Message(wrapped(answer), reply_to=to), self._announced, self._client, self._node, run)
+
+    def _announced(self, message: Any, tree: Any) -> Any:
+        from flwr.proto.fleet_pb2 import PushMessagesRequest
+
+        some: dict[str, Any] = {"messages_list": [message], "message_object_trees": [tree]}
+        return self._client.PushMessages(PushMessagesRequest(node=self._node, clientapp_runtime_list=[0.0], **some))
 
     def close(self) -> None:
         self._client.close()

@@ -97,7 +97,7 @@ def pull_a_round(plan: Plan, round: int) -> float | None:
         return None
     assert isinstance(pull, FedPlusPull) and isinstance(start, Mix) and isinstance(solver, Sgd)
     hyper, names = solver.hyper, plan.people.names
-    alpha = float(pull.alphas(max(1, round), names, plan.net.row()).max())
+    alpha = float(pull.alphas(max(1, round), names, plan.net.first).max())
     steps = hyper.work
     if solver.unit == "epochs":
         most = max(plan.people.samples.values())

@@ -27,6 +27,10 @@ KEYS = (*FORM, "samples", "tested")
 """What is said of a party's data."""
 SINCE = "since"
 """The round behind which a party has come, where it was not there from the beginning."""
+KNOWN = "known"
+"""The round behind which a party that was there from the beginning has said this of its data; None: not yet."""
+UNKNOWN = {"samples": 1, "tested": 0}
+"""What is taken for true of a party's data until then."""
 
 
 def description(party: Party) -> dict[str, Any]:
@@ -64,7 +68,10 @@ def elsewhere(described: Mapping[str, Mapping[str, Any]], note: str = "") -> Peo
             raise PartyError(
                 f"Party {source.name!r} has {source.form}, party {first.name!r} {first.form}. They must be alike."
             )
-    return People(sources, note, since={name: said[SINCE] for name, said in described.items() if SINCE in said})
+    late = {name: said for name, said in described.items() if said.get(KNOWN) is not None}
+    before = {name: _source(name, {**said, **UNKNOWN}) for name, said in late.items()}
+    since = {name: said[SINCE] for name, said in described.items() if SINCE in said}
+    return People(sources, note, None, since | {name: said[KNOWN] for name, said in late.items()}, before)
 
 
 @dataclass(frozen=True, eq=False)

@@ -50,6 +50,7 @@ class People(Mapping[str, Party]):
         note: str = "",
         validation: tuple[Tensor, Tensor] | None = None,
         since: Mapping[str, int] = MappingProxyType({}),
+        before: Mapping[str, Source] = MappingProxyType({}),
     ) -> None:
         self.note = note
         """What whoever sees a result must know of the data ("the critics' reviews stand in for Sent140"), or ""."""
@@ -57,6 +58,8 @@ class People(Mapping[str, Party]):
         """The server's own small set (x, y), on which the loss of every new centre is measured, or None."""
         self.since = since
         """The round behind which each of those has come who were not there from the beginning."""
+        self.before = before
+        """What was taken for some of those until then, because nothing was known of them but that they would come."""
         self._sources = {source.name: source for source in sources}
         self._ready: dict[str, Party] = {}
 
@@ -100,12 +103,15 @@ class People(Mapping[str, Party]):
     def subset(self, names: Iterable[str]) -> People:
         """Only these parties, in this order, each with the data and the test set that it has here."""
         chosen = check_names([names] if isinstance(names, str) else list(names))
-        return People(map(self._source, chosen), self.note, self.validation, self.since)
+        return People(map(self._source, chosen), self.note, self.validation, self.since, self.before)
 
     def at(self, round: int) -> People:
-        """Those who were there in the round with that number."""
-        there = [name for name in self._sources if self.since.get(name, -1) < round]
-        return self if len(there) == len(self) else self.subset(there)
+        """Those who were there in the round with that number, as they were known then."""
+        late = {name for name, behind in self.since.items() if behind >= round}
+        if not late & self._sources.keys():
+            return self
+        there = [self.before.get(name) if name in late else source for name, source in self._sources.items()]
+        return People([one for one in there if one is not None], self.note, self.validation, self.since, self.before)
 
     def with_validation(self, x: Any, y: Any) -> People:
         """The same parties, and a small set of the server's own, prepared as theirs are; it must represent them.
@@ -124,7 +130,7 @@ class People(Mapping[str, Party]):
             if len(unknown):
                 raise PartyError(f"The validation set has labels that no party has: {_some(unknown.tolist())}.")
         made = Source("validation", x, y, None, replace(first.plan, test=0.0), form).party()
-        return People(self._sources.values(), self.note, (made.x, made.y), self.since)
+        return People(self._sources.values(), self.note, (made.x, made.y), self.since, self.before)
 
     def label_counts(self) -> tuple[Array, NDArray[np.int64]]:
         """The labels there are, and how many rows of each every party has, ``[parties, labels]``."""

@@ -19,6 +19,7 @@ from ..store.tables import Tables
 from .place import EVENTS, LOCK, METRICS, MODELS, OURS, RECIPE, reached, snapshots
 
 if TYPE_CHECKING:
+    from ..evaluate import Scores
     from ..federation import Federation, ScoredRound
 
 Sync: TypeAlias = int | Literal["spaced", "always"]
@@ -113,20 +114,27 @@ class Run:
     def rounds(self, n: int, score_every: int = 0) -> Iterator[ScoredRound]:
         """The federation's next n rounds, recorded; every so many of them, and the last of all, are scored.
 
-        Scores that the loop's body asks for are recorded, too.
+        Scores that the loop's body asks for are recorded, too; a round whose scoring broke off is scored first.
         """
+        from ..spending import drawn_once
+
         self._check_open()
+        if score_every and (not n or self.round % score_every == 0) and self._tables.lacks_scores(self.round):
+            self._note_scores(self.round, self.federation._measure(self.round))
+            self.snapshot()
         for count, scored in enumerate(self.federation.rounds(n), 1):
             self._note(scored)
+            if drawn_once(self.federation._plan):
+                self.snapshot()  # parties are shown its centre when they judge it
             if score_every and (scored.index % score_every == 0 or count == n):
                 scored.scores  # noqa: B018
-            self._note_scores(scored)
+            self._note_scores(scored.index, vars(scored).get("scores"))
             if self.sync == "always":
                 self.snapshot()
             try:
                 yield scored
             finally:
-                self._note_scores(scored)
+                self._note_scores(scored.index, vars(scored).get("scores"))
             if self._due():
                 self.snapshot()
 
@@ -180,18 +188,18 @@ class Run:
         for note in filter(None, (happened.note, happened.tuned, happened.lacking)):
             self._log.add("warning", round=happened.index, text=note)
 
-    def _note_scores(self, scored: ScoredRound) -> None:
+    def _note_scores(self, round: int, scores: Scores | None) -> None:
+        """Scores, once somebody has asked for them."""
         from ..evaluate import Column
 
-        scores = vars(scored).get("scores")  # they are there once somebody has asked for them
-        if scores is None or scored.index == self._scored:
+        if scores is None or round == self._scored:
             return
-        self._scored = scored.index
+        self._scored, self._saved = round, -1  # a snapshot of this round that is there knows nothing of them
         columns = {name: column for name, column in vars(scores).items() if isinstance(column, Column)}
-        self._tables.add_scores(scored.index, scores.names, {name: c.values for name, c in columns.items()})
+        self._tables.add_scores(round, scores.names, {name: c.values for name, c in columns.items()})
         means = {name: column.mean for name, column in columns.items()}
         better = scores.own.higher_is_better
-        self._log.add("scored", round=scored.index, metric=scores.metric, higher_is_better=better, **means)
+        self._log.add("scored", round=round, metric=scores.metric, higher_is_better=better, **means)
 
     def _note_resumed(self, held: Lines) -> None:
         """What lies beyond the snapshot comes again: it is taken out of the tables, and the log says so."""
@@ -273,16 +281,14 @@ def _settings(place: Path, note: str) -> dict[str, Any]:
 
 def _sync_for(federation: Federation, sync: Sync) -> Sync:
     """Noise that nobody can draw again is on the disk before anybody sees it, so that no round is let out twice."""
-    from ..spending import promised
+    from ..spending import drawn_once
 
-    algorithm = federation._plan.algorithm
-    privacy = promised(federation._plan)
-    if privacy is None or privacy.source == "seed" or sync == "always":
+    if sync == "always" or not drawn_once(federation._plan):
         return sync
     if sync != "spaced":
         raise SettingError(
-            f"{algorithm.name} draws noise that cannot be drawn again: a run that goes on from an older snapshot would "
-            f"give its rounds away twice. Its 'sync' must be 'always'. Got {sync!r}."
+            f"{federation.algorithm.name} draws noise that cannot be drawn again: a run that goes on from an older "
+            f"snapshot would give its rounds away twice. Its 'sync' must be 'always'. Got {sync!r}."
         )
     return "always"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -13,12 +14,15 @@ from .. import __version__
 from ..config import Recipe
 from ..core import Report, Task
 from ..engines.silos import Lost, Post, plain
-from ..errors import DescantError, EngineError, StateError
+from ..errors import DescantError, EngineError, StateError, VaultError
 from ..flat import Net
 from ..parties.elsewhere import FORM, KEYS, elsewhere
-from ..silo.desk import OWN, TEXT, reduced
+from ..silo.desk import TEXT, reduced
+from ..silo.forgetting import FORGOTTEN
+from ..silo.leaving import FORGET, OWN
 from ..silo.worker import REASON, ROUNDS
-from ..wire import pack, unpack
+from ..wire import Letter, Most, pack, unpack
+from .forgetting import NOTHING_HELD
 
 _SECONDS = 600.0  # that a party has to introduce itself: it reads its data first
 _LAST = 30.0  # that a party has to fetch why it is not wanted: another that comes for it later is not meant
@@ -45,8 +49,10 @@ class Meeting:
         note: Callable[[str, str], object] = lambda party, machine: None,
         watch: Callable[[], None] = lambda: None,
         text: str = "",
+        forget: Callable[[str], str] = lambda party: NOTHING_HELD,
     ) -> None:
         self._post, self.net, self._loss, self._say, self._note, self._watch = post, net, loss, say, note, watch
+        self._forget = forget
         self._hello: dict[str, Any] = {
             "recipe": reduced(recipe.tables),
             TEXT: text,
@@ -58,6 +64,7 @@ class Meeting:
         self._known: dict[str, str] = {}  # the marks of those that were introduced, or refused
         self._fits: set[str] = set()
         self.described: dict[str, Mapping[str, Any]] = {}
+        self.forgotten: dict[str, str] = {}  # who has wished for it and not come back since, and that it has
 
     def here(self) -> dict[str, str]:
         """Who is there and was introduced; whoever has come is asked who it is."""
@@ -67,7 +74,7 @@ class Meeting:
         for party, mark in sorted(there.items()):
             if self._known.get(party) != mark and (party, mark) not in asked:
                 self._ask(party, mark)
-        for number, answer in self._post.fetch(tuple(self._asked)).items() if self._asked else ():
+        for number, answer in self._post.fetch(tuple(self._asked), _MOST).items() if self._asked else ():
             self._take(*self._asked.pop(number), answer)
         known = {party: mark for party, mark in there.items() if party in self._fits}
         return {party: mark for party, mark in known.items() if self._known.get(party) == mark}
@@ -77,7 +84,7 @@ class Meeting:
         with suppress(Lost):  # it has gone again
             self._asked[self._post.send(party, letter, _SECONDS)] = (party, mark)
 
-    def _take(self, party: str, mark: str, answer: bytes | Lost) -> None:
+    def _take(self, party: str, mark: str, answer: Letter | Lost) -> None:
         if isinstance(answer, Lost):
             return
         self._known[party] = mark
@@ -85,14 +92,27 @@ class Meeting:
         try:
             if len(answer) > _MOST:
                 raise EngineError(f"its answer has {len(answer)} bytes")
-            self.described[party] = self._checked(party, unpack(answer, Report))
+            report = unpack(answer, Report, Most.of(()))
+            if FORGET in report.metrics:
+                self._let_go(party, str(report.metrics[FORGET]))
+                return
+            self.described[party] = self._checked(party, report)
         except (DescantError, ValueError, KeyError, TypeError, RuntimeError) as error:
             self._say(f"{party} has come, and cannot take part: {plain(str(error))}")
-            own = isinstance(error, StateError)  # its text would name files of the server
+            own = isinstance(error, StateError | VaultError)  # its text would name files of the server
             self._send_away(party, {REASON: "the server has trouble of its own" if own else plain(str(error))})
             return
         self._fits.add(party)
+        self.forgotten.pop(party, None)
         self._say(f"{party} has come, with {self.described[party]['samples']} samples.")
+
+    def _let_go(self, party: str, machine: str) -> None:
+        """A party wishes to be forgotten, from where it has joined: its rows go, and nobody waits for it any more."""
+        self._note(party, machine)
+        done = self._forget(party)
+        self.forgotten[party] = "it was forgotten, as it wished"
+        self._say(f"{party} wishes to be forgotten: {done}.")
+        self._send_away(party, {REASON: done, FORGOTTEN: True})
 
     def _send_away(self, party: str, told: Mapping[str, Any]) -> None:
         """Nobody waits for work that never comes: whoever cannot take part is told why."""
@@ -119,27 +139,27 @@ class Meeting:
         people = elsewhere({party: said})
         for other in [other for name, other in self.described.items() if name != party][:1]:
             _check_same(said, {name: other[name] for name in FORM})
-        row, size = self.net.row(), self.net.layout.size
+        row, size = self.net.first, self.net.layout.size
         with torch.no_grad():
             self.net.apply(row[:size], row[size:], people[party].x[:2].clone())  # does the model take such rows?
         return said
 
-    def gather(self, least: int, pause: float = _PAUSE) -> dict[str, Mapping[str, Any]]:
-        """Wait until so many have been introduced; what they say of themselves."""
+    def gather(self, least: int, most: Callable[[], float] = lambda: math.inf) -> dict[str, Mapping[str, Any]]:
+        """Wait until so many have been introduced, or as many as can come; what they say of themselves."""
         told = ""
-        while len(here := self.here()) < least:
-            waits = f"{len(here)} of {least} parties are there. Waiting."
+        while len(here := self.here()) < (wanted := max(1, min(least, most()))):
+            waits = f"{len(here)} of {wanted} parties are there. Waiting."
             if waits != told:
                 self._say(waits)
                 told = waits
-            time.sleep(pause)
+            time.sleep(_PAUSE)
         return {party: self.described[party] for party in here}
 
     def send(self, party: str, letter: bytes, seconds: float) -> str:
         return self._post.send(party, letter, seconds)
 
-    def fetch(self, numbers: Collection[str]) -> dict[str, bytes | Lost]:
-        return self._post.fetch(numbers)
+    def fetch(self, numbers: Collection[str], most: int) -> dict[str, Letter | Lost]:
+        return self._post.fetch(numbers, most)
 
 
 def _check_same(its: Mapping[str, Any], ours: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,9 +20,10 @@ from torch.nn import functional
 
 from .. import seeds
 from ..address import address_of
+from ..algorithms.private import check_waits_for_all
 from ..config import Recipe, read
 from ..engines.flower import Away, Hub
-from ..errors import EngineError, SettingError, StateError
+from ..errors import EngineError, StateError
 from ..flat import Net
 from ..patience import Patience
 from ..settings import check
@@ -32,9 +33,11 @@ from ..trust.founding import RECIPE, ROSTER, recipe_in
 from ..trust.keys import AUTHORITY, SERVER
 from ..trust.proxy import Proxy, RunningProxy
 from ..trust.roster import Roster
+from .forgetting import forget_rows, vault_of
 from .meeting import Meeting
+from .sealed import sealed
 from .superlink import HOST, Papers, superlink
-from .training import Training
+from .training import Training, rounds_in
 
 _SECRET = "driver.secret"
 _PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds before a SuperLink that died is started anew
@@ -51,33 +54,35 @@ class Serving:
     def until_done(self) -> dict[str, Any]:
         """Serve until all rounds of the recipe are done; a SuperLink that dies is replaced."""
         check(self.patience, "server start")
-        roster, recipe = Roster(self.folder.resolve()), read(self.folder / RECIPE)
+        roster = Roster(self.folder.resolve())
+        recipe = read(self.folder / RECIPE, roster.home)
         roster.check_recipe()
         recipe.length, recipe.model(), recipe.settings()  # what is wrong is said now
-        if recipe.algorithm().stand_in is not None and not recipe.tables.get("vault"):
-            raise SettingError(
-                "Stand-ins need a [vault] in the recipe: parties on machines of their own seal their rows."
-            )
+        check_waits_for_all(recipe.algorithm(), self.patience.quorum)
+        settings = sealed(recipe, with_key=True)
         lock = Lock(roster.run / ".lock")
         try:
-            return self._served(roster, recipe)
+            return self._served(roster, recipe, settings)
         finally:
             lock.release()
 
-    def _served(self, roster: Roster, recipe: Recipe) -> dict[str, Any]:
-        host, _, port = roster.address.rpartition(":")
+    def _served(self, roster: Roster, recipe: Recipe, settings: Mapping[str, Any]) -> dict[str, Any]:
         inner = free_port()
-        self.say(f"Parties reach {host} at port {port}. The authority's fingerprint: {roster.fingerprint}")
-        at = HOST if host in ("localhost", HOST) else "0.0.0.0"
-        with Proxy(upstream=inner, host=at, port=int(port)).start(self.folder) as proxy:
-            for pause in (0.0, *_PAUSES):
-                time.sleep(pause)
+        self.say(f"Parties reach {roster.address}. The authority's fingerprint: {roster.fingerprint}")
+        with Proxy.before(inner, roster.address).start(self.folder) as proxy:
+            pauses, done = list(_PAUSES), rounds_in(roster.run)
+            while True:
                 try:
                     with superlink(self._papers(roster), inner, roster.run):
-                        return self._drive(roster, recipe, f"{HOST}:{inner}", proxy)
+                        return self._drive(roster, recipe, settings, f"{HOST}:{inner}", proxy)
                 except Away as why:
+                    if (now := rounds_in(roster.run)) > done:  # it was not always so: it may die as often once more
+                        pauses, done = list(_PAUSES), now
+                    if not pauses:
+                        times = f"{len(_PAUSES)} times in a row, and died before a round was done"
+                        raise EngineError(f"The SuperLink was started anew {times}: {why}. See {roster.run}.") from why
                     self.say(f"{why}. The SuperLink is started anew, and the round is done again.")
-        raise EngineError(f"The SuperLink was started {len(_PAUSES) + 1} times, and died. See {roster.run}.")
+                    time.sleep(pauses.pop(0))
 
     def _papers(self, roster: Roster) -> Papers:
         secret = roster.keys / _SECRET
@@ -87,21 +92,26 @@ class Serving:
         keys = roster.keys
         return Papers(keys / f"{AUTHORITY}.crt", keys / f"{SERVER}.crt", keys / f"{SERVER}.key", secret)
 
-    def _drive(self, roster: Roster, recipe: Recipe, address: str, proxy: RunningProxy) -> dict[str, Any]:
+    def _drive(
+        self, roster: Roster, recipe: Recipe, settings: Mapping[str, Any], address: str, proxy: RunningProxy
+    ) -> dict[str, Any]:
         """Rounds of the run, until they are done."""
         keys = _let_in(roster)
         if not keys:
             raise StateError(f"Nobody is invited yet: descant server invite {self.folder} NAME")
         papers = self._papers(roster)
         with _opened(Hub(address, papers.ca.read_bytes(), papers.secret.read_bytes(), keys)) as hub:
-            model: Any = recipe.model()
-            net = Net.made(model, seeds.torch_seed(recipe.length.seed, 0, seeds.EVERYBODY, "model"))
-            loss = address_of(recipe.settings().get("loss", functional.cross_entropy))
-            look = Door(proxy, roster, hub).look
-            text = recipe_in(roster.folder / RECIPE)[0].decode()
-            meeting = Meeting(hub, recipe, roster.federation, net, loss, self.say, roster.joined, look, text)
-            barred = partial(revoked, roster)
-            return Training(roster.run, recipe, meeting, self.patience, self.say, barred).until_done(list(keys))
+            meeting = self._meeting(roster, recipe, hub, Door(proxy, roster, hub).look)
+            told = (self.patience, self.say, partial(revoked, roster), settings)
+            return Training(roster.run, recipe, meeting, *told).until_done(list(keys))
+
+    def _meeting(self, roster: Roster, recipe: Recipe, hub: Hub, look: Callable[[], None]) -> Meeting:
+        model: Any = recipe.model()
+        net = Net.made(model, seeds.torch_seed(recipe.length.seed, 0, seeds.EVERYBODY, "model"))
+        loss = address_of(recipe.settings().get("loss", functional.cross_entropy))
+        text = recipe_in(roster.folder / RECIPE)[0].decode()
+        forget = partial(forget_rows, vault_of(recipe))
+        return Meeting(hub, recipe, roster.federation, net, loss, self.say, roster.joined, look, text, forget)
 
 
 class Door:
@@ -126,9 +136,9 @@ def _let_in(roster: Roster) -> dict[str, bytes]:
     return {entry.name: entry.node_key.encode() for entry in roster.parties() if entry.state != "revoked"}
 
 
-def revoked(roster: Roster) -> set[str]:
-    """Who may take part no more."""
-    return {entry.name for entry in roster.parties() if entry.state == "revoked"}
+def revoked(roster: Roster) -> dict[str, str]:
+    """Who may take part no more, and why."""
+    return {entry.name: "it was revoked" for entry in roster.parties() if entry.state == "revoked"}
 
 
 @contextmanager

@@ -3,26 +3,26 @@
     folder/parties.json   who is part of the training, and what each of them said of its data
     folder/training/      the run (see `record`)
 
-Who was invited when the training began is part of it from the beginning, and may come late. Who was invited later is
-part of it from the round on before which it has come: the run is closed behind a round, and goes on with one more. But
-what a private run promises is reckoned for those with whom it began, so that it stays with them.
+Who was invited when the training began is part of it from the beginning, and may come late: until then it is taken to
+have one sample. Who was invited later is part of it from the round on before which it has come. Both times the run is
+closed behind a round, and goes on with what is known now. But what a private run promises is reckoned for those with
+whom it began and what was known of them then, so that it stays with that: one sample is the least that a party has.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..config import Recipe
-from ..config.parts import sealing
 from ..engines.silos import Silos
 from ..federation import Federation, ScoredRound
-from ..parties.elsewhere import SINCE, elsewhere
+from ..parties.elsewhere import KNOWN, SINCE, UNKNOWN, elsewhere
 from ..patience import Patience
-from ..record import Run, is_run
+from ..record import Run, is_run, read
 from ..spending import promised
 from ..store import clear_errors, disk
 from .meeting import Meeting
@@ -42,7 +42,8 @@ class Training:
     meeting: Meeting
     patience: Patience
     say: Callable[[str], None] = print
-    barred: Callable[[], Collection[str]] = tuple  # whom nobody stands in for any more
+    barred: Callable[[], Mapping[str, str]] = dict  # whom nobody waits or stands in for any more, and why
+    sealed: Mapping[str, Any] = field(default_factory=dict)  # settings of the federation by which parties seal rows
 
     def until_done(self, invited: Sequence[str]) -> dict[str, Any]:
         """Do the rounds of the recipe, as far as they are not done."""
@@ -50,14 +51,15 @@ class Training:
         self.meeting.described |= met  # whoever comes must be like them
         federation = self._federation(met)
         while came := self._rounds(federation, met):
-            met = {**met, **came}
+            new, met = [name for name in came if name not in met], {**met, **came}
             federation = self._federation(met)
-            self.say(f"Invited after the training began, and part of it from now on: {', '.join(came)}.")
+            if new:
+                self.say(f"Invited after the training began, and part of it from now on: {', '.join(new)}.")
         self.meeting.part(federation.state.round)
         return {"folder": str(self._place), "rounds": federation.state.round, "hash": federation.hash()}
 
     def _rounds(self, federation: Federation, met: Met) -> Met:
-        """Rounds until all are done, or somebody has come who is not part of them yet: who that is."""
+        """Rounds until all are done, or somebody has come who is not part of them, or not known: who that is."""
         rounds, private = self.recipe.length.rounds, promised(federation._plan) is not None
         with self._run(federation) as run:
             for round in run.rounds(max(0, rounds - run.round), max(1, rounds // self.recipe.length.points)):
@@ -69,14 +71,14 @@ class Training:
 
     def _gathered(self, invited: Sequence[str]) -> Met:
         """Everybody who is invited; who has not come yet counts with one sample."""
-        came = self.meeting.gather(min(self.patience.gather, len(invited)))
-        unknown = {**next(iter(came.values())), "samples": 1, "tested": 0}
+        came = self.meeting.gather(self.patience.gather, lambda: len(set(invited) - self._gone().keys()))
+        unknown = {**next(iter(came.values())), **UNKNOWN, KNOWN: None}
         return {name: came.get(name, unknown) for name in invited}
 
     def _newcomers(self, met: Met, round: int) -> Met:
-        """Who has come and is not part of the training yet."""
-        came = [name for name in self.meeting.here() if name not in met]
-        return {name: {**self.meeting.described[name], SINCE: round} for name in came}
+        """Who has come and is not part of the training yet, or was not known."""
+        came = {name: SINCE if name not in met else KNOWN for name in self.meeting.here() if not _is_known(met, name)}
+        return {name: {**self.meeting.described[name], mark: round} for name, mark in came.items()}
 
     def _run(self, federation: Federation) -> Run:
         if is_run(self._place):
@@ -87,18 +89,21 @@ class Training:
     def _place(self) -> Path:
         return self.folder / TRAINING
 
+    def _gone(self) -> dict[str, str]:
+        return {**self.barred(), **self.meeting.forgotten}
+
     def _federation(self, met: Met) -> Federation:
         settings = {key: value for key, value in self.recipe.settings().items() if key != "engine"}
-        settings |= sealing(self.recipe.tables.get("vault", {}))
         federation = Federation(
             self.recipe.model(),
             elsewhere(met),
             self.recipe.algorithm(),
             seed=self.recipe.length.seed,
-            engine=Silos(self.meeting, self.patience, self.say, self.barred),
+            engine=Silos(self.meeting, self.patience, self.say, self._gone),
             deadline=self.patience.limit,
             budget=BUDGET,
             **settings,
+            **self.sealed,
         )
         federation.state  # noqa: B018  whoever does not fit is found before it is noted as one who does
         self.meeting.net = federation._plan.net  # the same once more would be one model more in memory
@@ -107,11 +112,21 @@ class Training:
         return federation
 
 
+def _is_known(met: Met, name: str) -> bool:
+    """Whether a party is part of a training, and has said what data it has."""
+    return name in met and met[name].get(KNOWN, 0) is not None
+
+
 def met_in(folder: Path) -> Met:
     """Who is part of the training in a folder; nobody before it has begun."""
     file = folder / _MET
     found: Met = json.loads(file.read_text()) if file.exists() else {}
     return found
+
+
+def rounds_in(folder: Path) -> int:
+    """How many rounds of the training in a folder are done."""
+    return read(folder / TRAINING).round if is_run(folder / TRAINING) else 0
 
 
 def first_rounds(folder: Path) -> dict[str, int]:

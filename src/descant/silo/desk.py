@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__, standing
-from ..address import address_of
 from ..config import Recipe, toml
 from ..config.parts import ATTENDANCE
 from ..core import Algorithm, Memory, Report, Status, Task
@@ -31,26 +31,36 @@ from ..wire import pack, unpack
 from .checking import checked
 from .file import SiloFile
 from .keeping import RESTS, Keeping, Resting
+from .leaving import ANEW, loss_of
 from .result import Result
 
-ANEW = "began_anew"
-"""The metric by which a party says that it had lost its memory, and began anew."""
-OWN = "its own"
-"""What a party says of a loss that its own file defines: its name would tell where the file is."""
 TEXT = "text"
 """The setting of an introduction that holds the recipe as it was written: what the digest in an invite is of."""
 _ELSEWHERE = "The party's own log says more."
-_INTRODUCED = "party.json"
+INTRODUCED = "party.json"
 MACHINE = "machine"
 _SECRET = "secret"
 
 
 class Desk:
-    """Answers letters for one party; `agreed` is the digest of the recipe that its invite is for, "" without one."""
+    """Answers letters for one party, whose invite names the recipe by its digest and the vault by its fingerprint."""
 
-    def __init__(self, file: SiloFile, folder: Path, log: Callable[[str], None] = print, agreed: str = "") -> None:
-        self.file, self.keeping, self.log, self._agreed = file, Keeping(folder), log, agreed
+    def __init__(
+        self, file: SiloFile, folder: Path, log: Callable[[str], None] = print, agreed: str = "", vault: str = ""
+    ) -> None:
+        self.file, self.keeping, self.log, self._agreed, self._vault = file, Keeping(folder), log, agreed, vault
         self.result = Result(folder)
+
+    def fit(self) -> str:
+        """Why the team's file cannot take part, or ""."""
+        try:
+            checked(self.file)
+        except DescantError as error:
+            return str(error)
+        except Exception as error:
+            self.log("".join(traceback.format_exception(error)))
+            return f"{self.file.path} failed: {type(error).__name__}: {error}"
+        return ""
 
     def answer(self, letter: bytes) -> bytes:
         """The answer to a letter. Whatever is wrong with it, there is one."""
@@ -143,7 +153,7 @@ class Desk:
         if held is not None and held["federation"] != said["federation"]:
             raise EngineError(
                 f"This folder is of the federation {held['federation']!r}, and {said['federation']!r:.80} asks. "
-                "Use another folder, or `descant silo forget`."
+                "Use another folder."
             )
         if held is not None and held["recipe"] != said["recipe"]:
             raise EngineError("The server has another recipe than before. To agree to it: descant silo forget.")
@@ -157,13 +167,13 @@ class Desk:
         self.log(f"Taking part by {plan.algorithm.name}, with {plan.solver}.")
         with clear_errors(self.keeping.folder):
             text = json.dumps({**said, "party": self.file.party}).encode()
-            disk.replace(self.keeping.folder / _INTRODUCED, text, f".{_INTRODUCED}", disk.PRIVATE)
+            disk.replace(self.keeping.folder / INTRODUCED, text, f".{INTRODUCED}", disk.PRIVATE)
         self.__dict__["plan"] = plan
         told = {
             "described": description(self.file.own),
             "layout": plan.net.layout.digest,
             "version": __version__,
-            "loss": OWN if self.file.has_loss else address_of(plan.loss),
+            "loss": loss_of(self.file),
             "machine": self._machine,
         }
         return Report(task.party, task.round, "hello", metrics=told)
@@ -220,19 +230,20 @@ class Desk:
             metric=metric_for(solver.metric, self.file.loss, self.file.own),
             agreed=Agreed(share=self.file.policy.share),
             secret=bytes.fromhex(self._drawn(_SECRET, 32)),
+            pinned=self._vault,
         )
 
 
-def introduced(folder: Path) -> str:
-    """As whom the party of a folder was introduced."""
+def introduced(folder: Path) -> dict[str, Any]:
+    """As whom the party of a folder was introduced, to which federation and by which recipe."""
     held = _held(folder)
     if held is None:
         raise StateError(f"Nobody was introduced in {folder} yet. Join first: descant silo join.")
-    return str(held["party"])
+    return held
 
 
 def _held(folder: Path) -> dict[str, Any] | None:
-    file = folder / _INTRODUCED
+    file = folder / INTRODUCED
     return json.loads(file.read_text()) if file.exists() else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -18,6 +19,7 @@ from ..parties import People, from_arrays
 from ..parties.party import Party
 from ..settings import check, setting
 
+_TEST = 0.2  # the share of its rows that is held out, where the file does not say
 _NEEDED = {
     "model": "a class or a function without arguments that makes the torch module",
     "data": "a function that gives (x, y) or (x, y, x_test, y_test)",
@@ -48,6 +50,14 @@ class SiloFile:
         missing = {name: what for name, what in _NEEDED.items() if not callable(getattr(found, name, None))}
         if missing:
             raise SettingError(f"{self.path} must define {_told(missing)}.")
+        for name in _NEEDED:
+            if asked := _asked_for(getattr(found, name)):
+                raise SettingError(f"{name} of {self.path} is called without arguments, and asks for {asked}.")
+        if not callable(loss := getattr(found, "loss", functional.cross_entropy)):
+            raise SettingError(f"The loss of {self.path} must be a function of outputs and labels. Got {loss!r:.80}.")
+        test = getattr(found, "test", _TEST)
+        if not isinstance(test, int | float) or not 0 <= test < 1:
+            raise SettingError(f"The test of {self.path} must be a share from 0 up to 1, as 0.2 is. Got {test!r:.80}.")
         return found
 
     @property
@@ -88,12 +98,22 @@ class SiloFile:
             raise PartyError(
                 f"data() of {self.path} must give (x, y) or (x, y, x_test, y_test). Got {type(given).__name__}."
             )
-        return from_arrays({self.party: given}, test=float(getattr(self._module, "test", 0.2)))
+        return from_arrays({self.party: given}, test=float(getattr(self._module, "test", _TEST)))
 
     @property
     def own(self) -> Party:
         """The party itself."""
         return self.people[self.party]
+
+
+def _asked_for(function: Callable[..., Any]) -> str:
+    """The arguments without which it cannot be called, if that can be seen."""
+    try:
+        given = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return ", ".join(one.name for one in given if one.default is one.empty and one.kind not in free)
 
 
 def _told(names: dict[str, str]) -> str:

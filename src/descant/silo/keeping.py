@@ -2,8 +2,8 @@
 
     folder/party.json               as what it was introduced: federation, recipe, model
     folder/secret                   what its keys are made of, where work is added up unseen
-    folder/left.safetensors         which rows ever left, as coresets
-    folder/day.json                 how many letters of training were taken up on the last day, if a policy counts them
+    folder/left.safetensors         which rows ever left, as coresets; it stays when the rest is forgotten
+    folder/days.json                which letters of training were taken up on the last days, if a policy counts them
     folder/kept.json                the round that counted last, the round that waits, the round answered last
     folder/memory-7.safetensors     what the party's solver and terms remember after round 7
     folder/answer-8                 the report of round 8, in case that it is asked for again
@@ -17,7 +17,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -30,8 +30,9 @@ from ..errors import EngineError, StateError
 from ..store import clear_errors, disk
 
 _POINTER = "kept.json"
-_LEFT = "left.safetensors"
-_DAY = "day.json"
+LEFT = "left.safetensors"
+DAYS = "days.json"
+_KNOWN = 32  # days that are known
 _DAY_SECONDS = 24 * 3600.0
 RESTS = "rests"
 """The metric by which a party that has had its rounds for the day says for how many seconds it rests."""
@@ -57,14 +58,28 @@ class Stand:
 
 
 @dataclass(frozen=True)
-class Day:
-    """The latest day that the party's clock has shown, and which letters of training were taken up on it."""
+class Days:
+    """Which letters of training were taken up on the days that the party's clock has shown, the one shown last last."""
 
-    date: str = ""  # in UTC, as in 2026-03-29
-    letters: Sequence[str] = ()  # a digest each
+    letters: Mapping[str, Sequence[str]] = field(default_factory=dict)  # a digest each, by day: 2026-03-29, in UTC
+
+    def on(self, day: str) -> Sequence[str]:
+        """Those of a day: none of one that is new, but a day before all others goes on with those of the first.
+
+        So a clock that goes back wins nothing, and one that was ahead for a while costs a day, and not all until then.
+        """
+        known = sorted(self.letters)
+        if day in self.letters or (known and day < known[0]):
+            return self.letters[max(day, known[0])]
+        return ()
+
+    def having(self, day: str, letters: Sequence[str]) -> Days:
+        """The same with these letters on a day; those that were shown longest ago are forgotten."""
+        others = [(other, held) for other, held in self.letters.items() if other != day]
+        return Days({**dict(others[1 - _KNOWN :]), day: letters})
 
 
-Kept = TypeVar("Kept", Stand, Day)
+Kept = TypeVar("Kept", Stand, Days)
 
 
 class Keeping:
@@ -99,34 +114,38 @@ class Keeping:
     def take_up(self, letter: bytes, most: int) -> None:
         """Count a letter to its day, whatever comes of it; an error if the day has had its letters.
 
-        One that comes again is not counted again, and a clock that goes back wins nothing: the latest day counts.
+        One that comes again is not counted again.
         """
-        day = self._read(_DAY, Day)
-        today = max(day.date, today_in_utc().isoformat())
-        letters = day.letters if today == day.date else ()
-        if _digest(letter) in letters:
+        days, now = self._read(DAYS, Days), today_in_utc()
+        letters = days.on(now.isoformat())
+        if any(_digest(letter) in held for held in days.letters.values()):
             return
-        if len(letters) >= most:
-            again = date.fromisoformat(today) + timedelta(days=1)
-            raise Resting(f"Its policy is {most} rounds a day, and {today} has had them. It goes on at {again}, UTC.")
-        self._replace(_DAY, Day(today, [*letters, _digest(letter)]))
+        taken = [*letters, _digest(letter)] if len(letters) < most else letters
+        self._replace(DAYS, days.having(now.isoformat(), taken))  # a day that has none left is one that was there, too
+        if len(letters) < most:
+            return
+        again = now + timedelta(days=1)
+        while len(days.on(again.isoformat())) >= most:
+            again += timedelta(days=1)
+        raise Resting(f"Its policy is {most} rounds a day, and {now} has had them. It goes on at {again}, UTC.")
 
     def left(self) -> Tensor | None:
         """The numbers of all rows that ever left the party, in rounds that did not count, too."""
-        return self._load(self.folder / _LEFT).get("rows")
+        lost = "Restore it: without it nobody knows which rows have left"
+        return self._load(self.folder / LEFT, lost).get("rows")
 
     def leave(self, rows: Tensor) -> None:
         """These rows are about to leave, with all that left before."""
         with clear_errors(self.folder):
-            disk.replace(self.folder / _LEFT, save({"rows": rows.contiguous()}), f".{_LEFT}", disk.PRIVATE)
+            disk.replace(self.folder / LEFT, save({"rows": rows.contiguous()}), f".{LEFT}", disk.PRIVATE)
 
-    def _load(self, file: Path) -> dict[str, Tensor]:
+    def _load(self, file: Path, lost: str = "Restore it, or `descant silo forget`") -> dict[str, Tensor]:
         if not file.exists():
             return {}
         try:
             return load(file.read_bytes())
         except (OSError, SafetensorError) as error:
-            raise StateError(f"{file} cannot be read: {error}. Restore it, or `descant silo forget`.") from error
+            raise StateError(f"{file} cannot be read: {error}. {lost}.") from error
 
     def answered(self, round: int, task: bytes) -> bytes | None:
         """The answer that was given to this very task, if it has one."""
@@ -158,7 +177,7 @@ class Keeping:
         """Nothing waits any more."""
         self._point(Stand(counted=round, answered=self.stand.answered))
 
-    def _replace(self, name: str, kept: Stand | Day) -> None:
+    def _replace(self, name: str, kept: Stand | Days) -> None:
         with clear_errors(self.folder):
             disk.replace(self.folder / name, json.dumps(asdict(kept)).encode(), f".{name}", disk.PRIVATE)
 

@@ -1,7 +1,7 @@
 """The process that holds a team's model, data and memory warm, and whoever looks after it.
 
 A team's code may raise, hang, exit or take all memory: then this process ends, the letter is answered by what happened
-to it, and a new one takes its place. ``python -m descant.silo.worker 5 team.py north folder digest`` starts one.
+to it, and a new one takes its place. ``python -m descant.silo.worker 5 team.py north folder digest vault`` starts one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from pathlib import Path
 from ..core import Report, Task
 from ..engines.flower import TurnedAway
 from ..engines.silos import plain
-from ..errors import EngineError
+from ..errors import EngineError, SettingError
 from ..wire import pack, unpack
 
 REASON, ROUNDS = "reason", "rounds"
 """What a goodbye says: why a party cannot take part, or how many rounds the training had, now that it is over."""
 _STARTING = 600.0  # seconds that a team's file has to be read
+_FIT = b""  # in place of a letter: can the file take part? In place of an answer: it can
 
 
 class Over(Exception):
@@ -35,13 +36,26 @@ class Worker:
     """One such process, started when the first letter comes and again when it has ended."""
 
     def __init__(
-        self, file: Path, party: str, folder: Path, say: Callable[[str], None] = print, agreed: str = ""
+        self,
+        file: Path,
+        party: str,
+        folder: Path,
+        say: Callable[[str], None] = print,
+        agreed: str = "",
+        vault: str = "",
     ) -> None:
         self._command = [sys.executable, "-m", "descant.silo.worker"]
         self._party, self._say = party, say
-        self._arguments = [str(file), party, str(folder), agreed]
+        self._arguments = [str(file), party, str(folder), agreed, vault]
         self._process: subprocess.Popen[bytes] | None = None
         self._line: Connection | None = None
+
+    def check(self) -> None:
+        """Raise if the team's file cannot take part, before anybody is told that it wants to."""
+        found, why = self._asked(_FIT, _STARTING)
+        if found != _FIT:
+            self.close()
+            raise SettingError(f"{self._arguments[0]} was tried: {why}." if found is None else found.decode())
 
     def answer(self, letter: bytes) -> bytes:
         """What the process answers, or what became of it; `TurnedAway` or `Over` if nobody asks any more."""
@@ -55,25 +69,25 @@ class Worker:
             raise TurnedAway(f"This party cannot take part: {plain(str(task.settings.get(REASON)))}")
         why = ""
         for _ in range(2 if task.kind == "hello" else 1):  # whoever dies over its introduction would not be let in
-            found, why = self._asked(task, letter)
+            found, why = self._asked(letter, max(task.deadline, _STARTING if task.kind == "hello" else 0.0))
             if found is not None:
                 return found
             self.close()
             self._say(f"Round {task.round}: {why}. A new one is started.")
         return pack(Report(task.party, task.round, task.kind, "error", reason=f"{why}. The party's own log says more."))
 
-    def _asked(self, task: Task, letter: bytes) -> tuple[bytes | None, str]:
+    def _asked(self, letter: bytes, seconds: float) -> tuple[bytes | None, str]:
         """What the process says, or why it says nothing."""
         line = self._started()
         try:
             line.send_bytes(letter)
-            if line.poll(max(task.deadline, _STARTING if task.kind == "hello" else 0.0)):
+            if line.poll(seconds):
                 return line.recv_bytes(), ""
         except (EOFError, OSError):
             return None, f"its process {self._fate()}"
         except ValueError as error:  # what a connection says of a message that is longer than it may be
             return None, f"its answer was no answer ({error})"
-        return None, f"it has worked for {task.deadline:g} s, and was ended"
+        return None, f"it has worked for {seconds:g} s, and was ended"
 
     def _started(self) -> Connection:
         if self._process is not None and self._line is not None and self._process.poll() is None:
@@ -107,7 +121,7 @@ class Worker:
         self._process = self._line = None
 
 
-def main(line: Connection, file: str, party: str, folder: str, agreed: str) -> None:
+def main(line: Connection, file: str, party: str, folder: str, agreed: str, vault: str) -> None:
     """Answer letters until nobody asks any more."""
     from ..store import disk
     from ..store.lock import Lock
@@ -117,13 +131,13 @@ def main(line: Connection, file: str, party: str, folder: str, agreed: str) -> N
     disk.make(Path(folder), 0o700)
     lock = Lock(Path(folder) / ".lock", patience=60.0)  # one that is about to end may still write
     own = SiloFile(Path(file), party)
-    desk = Desk(own, Path(folder), lambda text: print(text, file=sys.stderr, flush=True), agreed)
+    desk = Desk(own, Path(folder), lambda text: print(text, file=sys.stderr, flush=True), agreed, vault)
     while True:
         try:
             letter = line.recv_bytes()
         except EOFError:
             return lock.release()
-        line.send_bytes(desk.answer(letter))
+        line.send_bytes(desk.answer(letter) if letter != _FIT else desk.fit().encode())
 
 
 if __name__ == "__main__":
@@ -131,4 +145,4 @@ if __name__ == "__main__":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it never outlives whoever looks after it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever looks after it ends it
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main(Connection(int(sys.argv[1])), *sys.argv[2:6])
+    main(Connection(int(sys.argv[1])), *sys.argv[2:7])

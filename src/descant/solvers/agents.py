@@ -60,7 +60,7 @@ def ways_for(
     outputs = [world.actions + more for more in beside]
     check_outputs(owner, net, x, outputs, f"observations of {world.name}", f", which has {world.actions} actions")
     reasons = reasons_for(solver, owner, net, solver.loss(world.actions), terms, x, y)
-    return ways_of(net, reasons, together(net.layout, False), count)
+    return ways_of(net.layout, reasons, together(net.layout, False), count)
 
 
 def probing(shape: Sequence[int]) -> Tensor:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,29 +20,29 @@ from .stacked import Stack, kernel_of
 
 WAYS = (STACKED, SINGLE, VECTORISED)
 _AT_ONCE = 2**18  # columns
+Parts: TypeAlias = tuple[Tensor, ...]
+"""What a party minimises with: columns, statistics, the received model, strengths of terms, and a batch."""
 
 
-def probe(net: Net, loss: Loss, terms: tuple[Term, ...], x: Tensor, y: Tensor) -> dict[str, str]:
-    """Why each way of computing parties at once cannot be taken ("" if it can); an error if the model cannot learn."""
+def probe(
+    net: Net, loss: Loss, terms: tuple[Term, ...], x: Tensor, y: Tensor, ways: Sequence[str] = WAYS
+) -> dict[str, str]:
+    """Why each of some ways of computing parties cannot be taken ("" if it can); an error if the model cannot learn."""
     buffers = {name: buffer.clone() for name, buffer in net.module.named_buffers()}
     net.module.train()
-    row, size = net.row(), net.layout.size
+    row, size = net.first, net.layout.size
     private = private_columns(terms, row[:size], {}, partial(seeds.stream, 0, 0, "probe"))
     objective = Objective(net, loss, terms, tuple(len(part) for part in private))
-    columns = torch.cat([row[:size], *private])
+    columns = torch.cat([row[:size], *private]) if private else row[:size]
     parts = (columns, row[size:], row[:size], row.new_ones(len(terms)), x, y)
     draws = _try(objective, parts)
     _check_buffers(net, buffers)
     if draws:
-        return dict.fromkeys(WAYS, "it draws random numbers (dropout, say), which are keyed by party")
-    two = [part.expand(2, *part.shape) for part in parts]
-    two[0] = torch.stack([columns, 1.1 * columns])  # two unlike parties: a way that mixes them is found out
-    alone = _by_turns(objective, LOOPED, two)
-    net.rest()
-    return {way: _why_not(objective, way, two, alone) for way in WAYS}
+        return dict.fromkeys(ways, "it draws random numbers (dropout, say), which are keyed by party")
+    return {way: _why_not(objective, way, parts) for way in ways}
 
 
-def _try(objective: Objective, parts: tuple[Tensor, ...]) -> bool:
+def _try(objective: Objective, parts: Parts) -> bool:
     """Whether the module draws random numbers; an error if it fails or is not finite at the start."""
     x, y = parts[-2:]
     name = type(objective.net.module).__name__
@@ -82,34 +84,51 @@ def _check_buffers(net: Net, before: dict[str, Tensor]) -> None:
             )
 
 
-def _why_not(objective: Objective, way: str, parts: list[Tensor], alone: Tensor) -> str:
+def _why_not(objective: Objective, way: str, parts: Parts) -> str:
     if way != VECTORISED:
         kernel = kernel_of(objective.net, int(way == STACKED))
         if isinstance(kernel, str):
             return kernel
+    largest = max(float(torch.linalg.vector_norm(_alone(objective, LOOPED, parts, k), torch.inf)) for k in range(2))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # torch warns where it would fall back to a loop of its own
-            found = _gradient(objective, way, parts) if way in TOGETHER else _by_turns(objective, way, parts)
+            both = _together(objective, way, parts) if way in TOGETHER else None
+            for k in range(2):
+                found = _alone(objective, way, parts, k) if both is None else both[k]
+                if not _close(found, _alone(objective, LOOPED, parts, k), 1e-4 * largest):
+                    return "it computes another gradient"
     except Exception as error:
         lines = str(error).strip().splitlines()
         return f"torch does not take it ({lines[0] if lines else type(error).__name__})"
-    return "" if _close(found, alone) else "it computes another gradient"
+    return ""
 
 
-def _close(found: Tensor, alone: Tensor) -> bool:
+def _close(found: Tensor, alone: Tensor, atol: float) -> bool:
     """Whether two gradients are alike, a few columns at a time: a comparison takes several times what it compares."""
-    largest = max(float(torch.linalg.vector_norm(row, torch.inf)) for row in alone)
-    pieces = zip(torch.split(found, _AT_ONCE, 1), torch.split(alone, _AT_ONCE, 1), strict=True)
-    return all(torch.allclose(*pair, rtol=1e-3, atol=1e-4 * largest) for pair in pieces)
+    pieces = zip(torch.split(found, _AT_ONCE), torch.split(alone, _AT_ONCE), strict=True)
+    return all(torch.allclose(*pair, rtol=1e-3, atol=atol) for pair in pieces)
 
 
-def _by_turns(objective: Objective, way: str, parts: list[Tensor]) -> Tensor:
-    return torch.cat([_gradient(objective, way, [part[k : k + 1] for part in parts]) for k in range(2)])
+def _columns(parts: Parts, k: int) -> Tensor:
+    """Two unlike parties: a way that mixes them is found out."""
+    return 1.1 * parts[0] if k else parts[0]
+
+
+def _together(objective: Objective, way: str, parts: Parts) -> Tensor:
+    columns = torch.stack([_columns(parts, k) for k in range(2)])
+    return _gradient(objective, way, [columns, *(part.expand(2, *part.shape) for part in parts[1:])])
+
+
+def _alone(objective: Objective, way: str, parts: Parts, k: int) -> Tensor:
+    """The gradient of one of the two; computed when it is asked for, so that a large model is there few times."""
+    found = _gradient(objective, way, [_columns(parts, k)[None], *(part[None] for part in parts[1:])])
+    objective.net.rest()
+    return found[0]
 
 
 @torch.no_grad()
-def _gradient(objective: Objective, way: str, parts: list[Tensor]) -> Tensor:
+def _gradient(objective: Objective, way: str, parts: Sequence[Tensor]) -> Tensor:
     columns, statistics, received, strengths, x, y = parts
     stack = Stack(objective.net.layout, [columns], lead=int(way != SINGLE))
     descent = Descent(objective, way, stack, statistics.clone(), received, strengths)

@@ -22,8 +22,20 @@ from .batches import Draws, draw, feed
 from .descent import LOOPED, SINGLE, STACKED, VECTORISED, steps_at_once
 from .exam import on_test_sets
 from .moments import age, check_elementwise, is_plain, maker
-from .probe import probe
-from .slope import Pulling, Slope, held, parts_of, rows_of, threads, together, ways_of, with_private, without_moments
+from .probe import WAYS, probe
+from .slope import (
+    Pulling,
+    Slope,
+    barred,
+    held,
+    parts_of,
+    rows_of,
+    threads,
+    together,
+    ways_of,
+    with_private,
+    without_moments,
+)
 
 
 @dataclass(frozen=True)
@@ -63,9 +75,10 @@ class Sgd:
             raise SettingError(f"Give Sgd steps or epochs, not both. Got steps={self.steps} and epochs={self.epochs}.")
         check_elementwise(maker(self.optimizer, self.options))
         size = party.samples if self.batch is None else min(self.batch, party.samples)
-        reasons = probe(net, loss, terms, party.x[:size].clone(), party.y[:size].clone())  # a module may write
         most = together(net.layout, self._steps_at_once(net, STACKED))
-        return ways_of(net, reasons, most, count)
+        tried = [way for way in WAYS if way not in barred(net.layout, most, count)]
+        reasons = probe(net, loss, terms, party.x[:size].clone(), party.y[:size].clone(), tried)  # a module may write
+        return ways_of(net.layout, reasons, most, count)
 
     def _steps_at_once(self, net: Net, way: str) -> bool:
         return is_plain(maker(self.optimizer, self.options)) and steps_at_once(net, way)

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from .. import seeds
 from ..core import Hold, Job, Memory
-from ..flat import Layout, Net
+from ..flat import Layout
 from .descent import LOOPED, SINGLE, STACKED, VECTORISED, Descent
 from .moments import Moments, is_plain, maker
 from .objective import Objective, private_columns
@@ -84,18 +84,21 @@ def together(layout: Layout, at_once: bool) -> int:
     return max(1, (FAR if at_once else CACHE) // (layout.size * layout.dtype.itemsize))
 
 
-def ways_of(net: Net, reasons: Mapping[str, str], most: int, count: int) -> dict[str, str]:
-    """The ways to compute stacks of ``count`` parties, the best first, where ``most`` are stacked at once."""
+def barred(layout: Layout, most: int, count: int) -> dict[str, str]:
+    """The ways that do not pay for ``count`` parties of which ``most`` are stacked at once, and why: by size alone."""
     alone = "" if count > 1 else "one party a round works alone"
-    megabytes = net.layout.size * net.layout.dtype.itemsize / 1e6
+    megabytes = layout.size * layout.dtype.itemsize / 1e6
     full = "" if most > 1 else f"one model of {megabytes:.1f} MB fills the cache by itself"
-    large = "" if net.layout.size <= MOST_VECTORISED else f"above {MOST_VECTORISED} parameters it is slower than a loop"
-    return {
-        STACKED: reasons[STACKED] or full or alone,
-        SINGLE: reasons[SINGLE],
-        VECTORISED: reasons[VECTORISED] or large or alone,
-        LOOPED: "",
-    }
+    large = "" if layout.size <= MOST_VECTORISED else f"above {MOST_VECTORISED} parameters it is slower than a loop"
+    reasons = {STACKED: full or alone, VECTORISED: large or alone}
+    return {way: reason for way, reason in reasons.items() if reason}
+
+
+def ways_of(layout: Layout, reasons: Mapping[str, str], most: int, count: int) -> dict[str, str]:
+    """The ways to compute stacks of ``count`` parties, the best first, and why each cannot be taken or does not pay."""
+    by_size = barred(layout, most, count)
+    found = {way: reasons.get(way) or by_size.get(way, "") for way in (STACKED, SINGLE, VECTORISED)}
+    return {**found, LOOPED: ""}
 
 
 def parts_of(order: Sequence[int], keys: Sequence[Any], most: int) -> Iterator[list[int]]:

@@ -79,7 +79,7 @@ class Trader:
         x, y = probing((assets, party.window + 1)).mul_(0.02).add_(1), probing((assets + 1,)).mul_(0.02).add_(1)
         check_outputs("Trader", net, x, [assets + 1], f"days of {assets} assets, a window of {party.window} days")
         reasons = reasons_for(self, "Trader", net, LogReturn(party.cost), terms, x, y)
-        return ways_of(net, reasons, self.at_once, count)
+        return ways_of(net.layout, reasons, self.at_once, count)
 
     def examine(self, exam: Exam) -> Sequence[Judgement]:
         """In the days of the desks' tests."""

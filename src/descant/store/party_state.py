@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..core import LOG
 from ..errors import StateError
+from .room import room
 
 DEFAULT_BUDGET = 2**30
 _WORTH_GIVING_BACK = 2**25
@@ -43,6 +44,7 @@ class PartyStore:
         self._held: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
         self._bytes = 0
         self._staged: dict[str, dict[str, Tensor]] = {}
+        self._waiting = 0  # bytes that are staged
         self._on_disk: set[str] = set()  # parties whose file is as new as their memory
         self._all: set[str] = set()
         self._round = 0
@@ -56,21 +58,30 @@ class PartyStore:
 
     def get(self, party: str) -> dict[str, Tensor]:
         """What is committed of a party; empty for one that never kept anything."""
-        return {name: _copied(name, tensor) for name, tensor in self._look(party).items()}
+        return {name: self._copied(name, tensor) for name, tensor in self._look(party).items()}
 
     def stage(self, party: str, tensors: Mapping[str, Tensor]) -> None:
-        self._staged[party] = {name: _copied(name, tensor.detach()) for name, tensor in tensors.items()}
+        self._staged[party] = {name: self._copied(name, tensor.detach()) for name, tensor in tensors.items()}
+        self._waiting += _size(self._staged[party])
+
+    def _copied(self, name: str, tensor: Tensor) -> Tensor:
+        """A copy to be used or kept; of what is large it is in a file, where not everything fits into memory."""
+        if name.startswith(LOG):
+            return tensor
+        crowded = len(self._held) < len(self._all) or self._waiting > self._budget
+        most = 0 if crowded and tensor.nbytes > _LARGE else tensor.nbytes
+        return room(tuple(tensor.shape), tensor.dtype, most).copy_(tensor)
 
     def commit(self, round: int, parties: Collection[str]) -> None:
         chosen = {party: self._staged[party] for party in self._staged.keys() & set(parties)}
         self._before = (self._round, {party: self._look(party) for party in chosen})  # first, before anything changes
         self._round = round
         self._put(chosen)
-        self._staged = {}
+        self._staged, self._waiting = {}, 0
 
     def rollback(self, round: int) -> None:
         """Forget what is staged, and a commit that went beyond this round."""
-        self._staged = {}
+        self._staged, self._waiting = {}, 0
         if self._round == round:
             return
         if self._before is None or self._before[0] != round:
@@ -85,7 +96,8 @@ class PartyStore:
         """Forget everybody."""
         self._held.clear()
         self._bytes = 0
-        self._staged, self._on_disk, self._all, self._round, self._before = {}, set(), set(), 0, None
+        self._staged, self._waiting, self._before = {}, 0, None
+        self._on_disk, self._all, self._round = set(), set(), 0
 
     def names(self) -> list[str]:
         return sorted(self._all)
@@ -126,6 +138,7 @@ class PartyStore:
         if party in self._on_disk:
             return
         try:
+            self._file(party).unlink(missing_ok=True)  # somebody may have mapped what is there
             save_file({name: tensor.contiguous() for name, tensor in self._held[party].items()}, self._file(party))
         except (OSError, SafetensorError) as error:
             raise StateError(
@@ -143,10 +156,6 @@ class PartyStore:
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         name = hashlib.blake2b(party.encode(), digest_size=16).hexdigest()
         return self._folder / f"{name}.safetensors"
-
-
-def _copied(name: str, tensor: Tensor) -> Tensor:
-    return tensor if name.startswith(LOG) else tensor.clone()
 
 
 def _size(tensors: Mapping[str, Tensor]) -> int:

@@ -10,6 +10,10 @@ import math
 import mmap
 import os
 import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -26,16 +30,56 @@ def room(shape: tuple[int, ...], dtype: torch.dtype, budget: int) -> Tensor:
     size = math.prod(shape) * dtype.itemsize
     if size <= budget:
         return torch.empty(shape, dtype=dtype)
-    try:
+    with wanted(size), tempfile.TemporaryFile(prefix="descant-") as file:
+        reserve(file.fileno(), size)
+        held = mmap.mmap(file.fileno(), size)
+    return torch.frombuffer(held, dtype=dtype).view(shape)  # keeps the map alive
+
+
+class Filed:
+    """Bytes in a file without a name, which goes when nobody holds it and nothing is mapped from it any more.
+
+    >>> filed = Filed()
+    >>> filed.add(b"ab"), filed.add(b"c"), len(filed), filed[1:]
+    (None, None, 3, b'bc')
+    """
+
+    def __init__(self) -> None:
         with tempfile.TemporaryFile(prefix="descant-") as file:
-            reserve(file.fileno(), size)
-            held = mmap.mmap(file.fileno(), size)
+            self._descriptor = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def add(self, some: bytes) -> None:
+        """Put more behind what is there."""
+        with wanted(len(some)):
+            left = memoryview(some)
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+
+    def __len__(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def __getitem__(self, part: slice) -> bytes:
+        begin, end, _ = part.indices(len(self))
+        return os.pread(self._descriptor, end - begin, begin)
+
+    @property
+    def place(self) -> Path | None:
+        """By which others in this process can open it; None where the system gives it none."""
+        place = Path(f"/proc/self/fd/{self._descriptor}")
+        return place if place.exists() else None
+
+
+@contextmanager
+def wanted(size: int) -> Iterator[None]:
+    """Room for so many bytes is asked for inside: an error says where it could not be had."""
+    try:
+        yield
     except OSError as error:
         raise StateError(
             f"{size / 1e6:.0f} MB for models cannot be had in {tempfile.gettempdir()}: {error.strerror}. Make room "
             "there, or set TMPDIR to a folder that has it."
         ) from error
-    return torch.frombuffer(held, dtype=dtype).view(shape)  # keeps the map alive
 
 
 def reserve(descriptor: int, size: int) -> None:

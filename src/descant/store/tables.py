@@ -41,7 +41,9 @@ class Tables:
         self._file = file
         with _damage_named(file):
             self._connection = _connect(file)
-            self._ids = {name: id for id, name in self._connection.execute("SELECT id, party FROM parties")}
+            held = self._connection.execute("SELECT party, id, samples FROM parties").fetchall()
+            self._ids = {name: id for name, id, _ in held}
+            self._samples = {name: samples for name, _, samples in held}
             self._columns = _columns(self._connection)
         self._waiting: list[tuple[str, list[tuple[Any, ...]]]] = []
 
@@ -61,10 +63,10 @@ class Tables:
         return cls(file)
 
     def add_parties(self, samples: Mapping[str, int]) -> None:
-        """Parties that have come since, behind the others."""
-        new = {name: id for id, name in enumerate(samples) if name not in self._ids}
-        self._ids |= new
-        rows = [(id, name, samples[name]) for name, id in new.items()]
+        """Parties that have come since, behind the others, and those of whom more is known now."""
+        self._ids |= {name: id for id, name in enumerate(samples) if name not in self._ids}
+        rows = [(self._ids[name], name, count) for name, count in samples.items() if self._samples.get(name) != count]
+        self._samples = dict(samples)
         self._waiting.append(("INSERT OR REPLACE INTO parties VALUES (?, ?, ?)", rows))
 
     def add_round(self, round: int, numbers: Mapping[str, float], accepted: Mapping[str, int]) -> None:
@@ -82,6 +84,11 @@ class Tables:
         values = zip(*(column.tolist() for column in columns.values()), strict=True)
         rows = [(round, self._ids[name], *found) for name, found in zip(names, values, strict=True)]
         self._waiting.append((f"INSERT OR REPLACE INTO scores (round, id, {into}) VALUES ({marks})", rows))
+
+    def lacks_scores(self, round: int) -> bool:
+        """Whether a round is on record, and its scores are not."""
+        noted, scored = (f"EXISTS (SELECT 1 FROM {of} WHERE round = :round)" for of in ("rounds", "scores"))
+        return bool(self._connection.execute(f"SELECT {noted} AND NOT {scored}", {"round": round}).fetchone()[0])
 
     def cut(self, round: int) -> None:
         """Forget what lies beyond a round: it comes again."""

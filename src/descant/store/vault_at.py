@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
+from .about import ABOUT
 from .keys import fingerprint, read_key
 from .vault import Vault
 
@@ -30,6 +32,12 @@ class VaultAt:
     def identity(self) -> dict[str, str]:
         """Which vault it is, wherever it lies: a run goes on with that one only."""
         return {"run": self.closed.run, "fingerprint": fingerprint(self.closed.public)}
+
+    @property
+    def shown(self) -> str:
+        """The fingerprint that parties are told: the one given, or else the vault's own; "" before it is made."""
+        made = (Path(self.folder) / ABOUT).exists()
+        return self.fingerprint or (self.identity["fingerprint"] if made else "")
 
     @cached_property
     def opened(self) -> Vault:

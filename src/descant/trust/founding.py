@@ -50,7 +50,7 @@ def found(place: Path, recipe: Path, terms: Terms, who: str) -> None:
             for inner in (KEYS, RUN):
                 disk.make(place / inner, 0o700)
             disk.replace(place / RECIPE, agreed, f"{RECIPE}.new")
-            _begin(place, digest, terms, who)
+            _begin(place, recipe.resolve().parent, digest, terms, who)
         finally:
             lock.release()
 
@@ -62,7 +62,7 @@ def check_new(folder: Path) -> None:
     check_replaceable(folder, _OURS, in_place=True)
 
 
-def _begin(place: Path, recipe: str, terms: Terms, who: str) -> None:
+def _begin(place: Path, home: Path, recipe: str, terms: Terms, who: str) -> None:
     """Keys, and the first line of the log, which comes last: what has no log yet can be begun again."""
     federation = secrets.token_hex(16)
     authority, pair = Authority.new(f"descant {federation}", terms.days)
@@ -73,6 +73,7 @@ def _begin(place: Path, recipe: str, terms: Terms, who: str) -> None:
         federation=federation,
         address=address(terms.hosts[0], terms.port),
         recipe=recipe,
+        home=str(home),  # what the recipe names is found from there: a vault and its key are not copied
         authority=fingerprint(authority.certificate),
         invite_days=terms.invite_days,
         who=who,

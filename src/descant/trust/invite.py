@@ -56,6 +56,7 @@ class Invite:
     certificate: str = field(repr=False)  # the party's, PEM
     key: str = field(repr=False)  # of the certificate, PEM
     node_key: str = field(repr=False)  # by which Flower knows the party, OpenSSH
+    vault: str = ""  # the fingerprint of the vault that the party seals for; "" where there was none yet
 
     @property
     def fingerprint(self) -> str:
@@ -98,6 +99,7 @@ class Invite:
                 (place.certificate, self.certificate),
                 (place.key, self.key),
                 (place.node_key, self.node_key),
+                (place.address, self.address),
             ):
                 disk.replace(file, text.encode(), f"{file.name}.new", disk.PRIVATE)
         return place
@@ -133,7 +135,7 @@ class Invite:
 
 @dataclass(frozen=True)
 class Unpacked:
-    """Where an invite's certificates and keys are."""
+    """Where an invite's certificates and keys are, and the address that they are for."""
 
     folder: Path
 
@@ -152,6 +154,15 @@ class Unpacked:
     @property
     def node_key(self) -> Path:
         return self.folder / "node"
+
+    @property
+    def address(self) -> Path:
+        return self.folder / "address"
+
+    @property
+    def party(self) -> str:
+        """Whose certificate it is."""
+        return common_name(x509.load_pem_x509_certificate(self.certificate.read_bytes()))
 
 
 def _opened(data: bytes, where: str) -> tuple[dict[str, str], bytes]:

@@ -94,7 +94,7 @@ class Authority:
     def revocations(self, serials: Mapping[str, datetime]) -> bytes:
         """The signed list of certificates that count no more, by their serials, and since when."""
         made = x509.CertificateRevocationListBuilder(self.certificate.subject)
-        made = made.last_update(datetime.now(UTC) - _SKEW).next_update(self.until)
+        made = made.last_update(self.certificate.not_valid_before_utc).next_update(self.until)
         for serial, since in sorted(serials.items()):
             one = x509.RevokedCertificateBuilder().serial_number(int(serial, 16)).revocation_date(since)
             made = made.add_revoked_certificate(one.build())

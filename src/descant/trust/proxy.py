@@ -29,7 +29,7 @@ from ..store.folder import clear_errors
 from .child import Child
 from .founding import KEYS, RUN
 from .keys import AUTHORITY, REVOKED, SERVER
-from .names import address, as_ip
+from .names import address, as_ip, check_address
 
 FOLDER, CONFIGURATION, ACCESS, ERRORS = "proxy", "nginx.conf", "access.log", "error.log"
 _PLACES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/bin", "/usr/local/nginx/sbin")  # often not in the path
@@ -101,8 +101,20 @@ class Proxy:
     upstream: int = setting(help="port of the server on 127.0.0.1, with TLS", least=1, most=65535, whole=True)
     host: str = setting("0.0.0.0", "the address of this machine to listen at; 0.0.0.0: all")
     port: int = setting(8443, "to listen at", least=1, most=65535, whole=True)
-    body: int = setting(1024, "megabytes of a request at most", least=1, most=2**20, whole=True)
+    body: int = setting(16, "megabytes of a request; Flower cuts at 5", least=1, most=2**20, whole=True)
     patience: int = setting(300, "seconds to wait for the server's answer", least=1, most=86400, whole=True)
+
+    @classmethod
+    def before(cls, upstream: int, at: str) -> Proxy:
+        """The proxy of a federation that parties reach at an address of this machine, or by a name for all of them.
+
+        >>> Proxy.before(8000, "[::1]:8443").host, Proxy.before(8000, "fl.example.org:8443").host
+        ('::1', '0.0.0.0')
+        """
+        host, port = check_address(at)
+        if as_ip(host) is None:
+            host = "127.0.0.1" if host.lower() == "localhost" else "0.0.0.0"
+        return cls(upstream, host, port)
 
     def configuration(self) -> str:
         """What nginx reads; its paths are relative, so that no folder's name can mean something in it."""
@@ -247,7 +259,8 @@ def check_free(host: str, port: int) -> None:
     told = {
         errno.EADDRINUSE: "another process listens there: end it, or give another port",
         errno.EACCES: "ports below 1024 need rights that the server should not have: give another port",
-        errno.EADDRNOTAVAIL: "this machine does not have that address: give one that it has, or 0.0.0.0 for all",
+        errno.EADDRNOTAVAIL: "this machine does not have that address: give one that it has, 0.0.0.0 for all, or to "
+        "descant server init a name, which means all",
     }
     with socket.socket(family) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

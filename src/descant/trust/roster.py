@@ -70,6 +70,7 @@ class Roster:
         made = founded(self.folder)
         self.federation, self.address, self.recipe = made["federation"], made["address"], made["recipe"]
         self._invite_days = int(made["invite_days"])
+        self.home = Path(made.get("home", self.folder))  # where the recipe was
         self.authority = Authority.read(self.keys)
         self._audit = audit_of(self.folder, self.authority, self.federation)
         if fingerprint(self.authority.certificate) != made["authority"]:
@@ -91,8 +92,11 @@ class Roster:
         """Of the authority: what parties compare with their invites', by telephone or on paper."""
         return fingerprint(self.authority.certificate)
 
-    def invite(self, name: str, file: str | Path, days: int | None = None) -> Invite:
-        """Let a party of this name in, and write its invite into a new file, which holds the only copy of its keys."""
+    def invite(self, name: str, file: str | Path, days: int | None = None, vault: str = "") -> Invite:
+        """Let a party of this name in, and write its invite into a new file, which holds the only copy of its keys.
+
+        `vault` is the fingerprint of the vault that it seals for, if there is one: the invite says it.
+        """
         check(Terms(invite_days=self._invite_days if days is None else days))
         place = Path(file)
         with self._alone():
@@ -105,7 +109,7 @@ class Roster:
                 )
             if place.exists() or place.is_symlink() or not place.parent.is_dir():
                 raise StateError(f"{place} must be a new file in a folder that exists. Give another for the invite.")
-            invite, about = self._made_for(name, days or self._invite_days)
+            invite, about = self._made_for(name, days or self._invite_days, vault)
             self._note("invited", name, about, revoked=_revoked(held))
             with clear_errors(place.parent), self._undoing(name):
                 invite.write(place, self.authority)
@@ -168,12 +172,12 @@ class Roster:
             self._audit.add("verified", who=self._who)
             return Verified(self._audit.last.number, self._audit.last.seal, len(self._audit.latest))
 
-    def _made_for(self, name: str, days: int) -> tuple[Invite, dict[str, Any]]:
+    def _made_for(self, name: str, days: int, vault: str) -> tuple[Invite, dict[str, Any]]:
         """A party's invite, and what the roster keeps of it."""
         pair, node = self.authority.party(name, days), new_node_key()
         own = x509.load_pem_x509_certificate(pair.certificate)
         ours = (self.address, self.federation, self.recipe, (self.keys / f"{AUTHORITY}.crt").read_text())
-        invite = Invite(name, *ours, pair.certificate.decode(), pair.key.decode(), node.decode())
+        invite = Invite(name, *ours, pair.certificate.decode(), pair.key.decode(), node.decode(), vault)
         about = {
             "serial": serial(own),
             "fingerprint": fingerprint(own),

@@ -1,0 +1,118 @@
+"""How Flower carries a letter: as an array in a message, cut into chunks, each of which travels by itself.
+
+Flower's own ways hold all parts of a message at once, and then the whole beside them. Here a letter is given away part
+by part, and an answer goes part by part into a file that has no name.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable
+from typing import Any
+
+from ..store.room import Filed
+from .silos import Lost
+
+_ITEM = "letter"
+_STYPE = "descant"
+_HEADS = 4  # parts of a message that are no chunks: itself, its records, a record, an array
+_WRONG = (KeyError, AttributeError, TypeError, ValueError, IndexError)
+
+
+def wrapped(letter: bytes) -> Any:
+    """Bytes as what Flower carries."""
+    from flwr.app import Array, ArrayRecord, RecordDict
+
+    return RecordDict({_ITEM: ArrayRecord({_ITEM: Array("uint8", (len(letter),), _STYPE, letter)})})
+
+
+def unwrapped(message: Any) -> bytes:
+    """The bytes in what Flower has carried."""
+    try:
+        return bytes(message.content[_ITEM][_ITEM].data)
+    except _WRONG as error:
+        raise _no_letter(error) from error
+
+
+def hand_over(message: Any, announce: Callable[[Any, Any], Any], client: Any, node: Any, run: int) -> Any:
+    """Announce a message with the tree of its parts, and give away those that are asked for; what was announced."""
+    from flwr.app.message import remove_content_from_message
+    from flwr.common.serde import message_to_proto
+    from flwr.supercore.inflatable import inflatable_object as parts
+    from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
+
+    with parts.no_object_id_recompute():
+        message.metadata.__dict__["_message_id"] = message.object_id
+        told = announce(message_to_proto(remove_content_from_message(message)), parts.get_object_tree(message))
+        push = make_push_object_fn_protobuf(client.PushObject, node, run, told.session_id)
+        asked = set(told.objects_to_push)
+        for name, part in parts.get_all_nested_objects(message).items():
+            if name in asked:
+                push(name, part.deflate())
+                _let_go()
+    return told
+
+
+def put_together(tree: Any, pull: Callable[[str], bytes], most: int) -> Filed | Lost:
+    """The answer whose parts are in a tree, of at most so many bytes; a chunk that stands in it twice counts twice.
+
+    Whoever sends it may have cut it as it likes: more parts than Flower would make of so many bytes are not fetched.
+    """
+    from flwr.app.message.arraychunk import ArrayChunk
+    from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as CHUNK
+    from flwr.supercore.inflatable import inflatable_object as parts
+    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+    nodes, longest = list(parts.iterate_object_tree(tree)), _HEADS + 1 + most // CHUNK
+    if len(nodes) > longest:
+        return Lost(f"its answer has {len(nodes)} parts, and may have {longest}", final=True)
+    chunks = {node.object_id for node in nodes if not node.children} - {tree.object_id}
+    heads = {node.object_id: pull(node.object_id) for node in nodes if node.object_id not in chunks}
+    if sum(map(len, heads.values())) > most:
+        return Lost(f"its answer has more than {most} bytes", final=True)
+    try:
+        order = [name for head in heads.values() for name in _chunks_of(head)]
+        if len(order) > longest:
+            return Lost(f"its answer has {len(order)} parts, and may have {longest}", final=True)
+        empty: Any = {name: ArrayChunk(memoryview(b"")) for name in chunks}
+        message: Any = inflate_object_from_contents(tree.object_id, heads, objects=empty)
+        if message.has_error():
+            return Lost(f"{message.error.reason} (Flower's code {message.error.code})")
+        message.content[_ITEM][_ITEM]  # a KeyError where it is of another form
+        file = Filed()
+        for name in order:
+            body = parts.get_object_body(pull(name), ArrayChunk)
+            if len(file) + len(body) > most:
+                return Lost(f"its answer has more than {most} bytes", final=True)
+            file.add(body)
+            _let_go()
+    except _WRONG as error:
+        return _no_letter(error)
+    return file
+
+
+def _chunks_of(head: bytes) -> list[str]:
+    """The chunks of an array, in their order; of anything else, none."""
+    from flwr.app import Array
+    from flwr.supercore.inflatable import inflatable_object as parts
+
+    kind, children, _ = parts.get_object_head_values_from_object_content(head)
+    if kind != Array.__qualname__:
+        return []
+    return [children[place] for place in json.loads(parts.get_object_body(head, Array))["arraychunk_ids"]]
+
+
+def settle() -> None:
+    """Whatever has been made so far will stay: Python need not go through it again when it looks for rings."""
+    gc.collect()
+    gc.freeze()
+
+
+def _let_go() -> None:
+    """What httpx has sent or received holds itself: megabytes that would stay until Python looks for such rings."""
+    gc.collect()
+
+
+def _no_letter(error: Exception) -> Lost:
+    return Lost(f"what came is no letter: {type(error).__name__}")

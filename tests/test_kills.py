@@ -1,0 +1,208 @@
+"""Driver, silos and the SuperLink between them killed at random, several times a training: nothing comes of it.
+
+The points are every write (before, in the middle of it, after it) and every letter that is sent, fetched or answered.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from descant import Federation, seeds
+from descant.address import address_of
+from descant.config import Recipe, read
+from descant.engines import silos
+from descant.engines.flower import Away
+from descant.engines.silos import Lost
+from descant.flat import Net
+from descant.parties import from_arrays
+from descant.patience import Patience
+from descant.record import read as recorded
+from descant.server import Meeting
+from descant.server.training import Training
+from descant.silo import Desk
+from descant.silo.keeping import Keeping
+from descant.store import disk
+from descant.wire import Letter
+from dying import Death, by_half
+from problems import classes, network
+from test_letters import Killed, Post, desks
+from ways import WAYS
+
+NAMES = ("0", "1", "2")
+ROUNDS = 3
+KILLS = 5
+METHODS = ("FedAvg", "FedAvgPlus", "RFA", "matching", "FedRep", "Ditto")
+
+
+class Fate:
+    """Decides at each point whether somebody dies there, and who: whoever is at work."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw, self.kills, self.working, self.dead = random.Random(seed), 0, "", False
+        self.told: list[str] = []
+        self._next()
+
+    def _next(self) -> None:
+        self.left = self.draw.randrange(1, 170) if self.kills < KILLS else -1
+
+    def write(self, change: Callable[..., Any], *arguments: Any) -> Any:
+        """In the place of `disk._do`."""
+        return self("a write", change, *arguments)
+
+    def __call__(self, what: str, change: Callable[..., Any], *arguments: Any) -> Any:
+        if self.dead:  # nothing is done any more
+            raise self._death()
+        self.left -= 1
+        if self.left:
+            return change(*arguments)
+        self.kills += 1
+        self._next()
+        when = self.draw.choice(("before", "in", "after"))
+        self.told.append(f"{self.working or 'the driver'} died {when} {what}")
+        if what != "a write" and not self.working and self.draw.random() < 0.4:
+            self.told[-1] = f"the SuperLink died before {what}"
+            raise Away(self.told[-1])
+        if when == "after":
+            change(*arguments)
+        elif when == "in":
+            by_half(change, arguments)
+        self.dead = True
+        raise self._death()
+
+    def _death(self) -> BaseException:
+        return Killed() if self.working else Death()
+
+
+class Mortal(Post):
+    """Desks that live on from letter to letter until they are killed; then they come again, and have another mark."""
+
+    def __init__(self, makers: dict[str, Callable[[], Desk]], fate: Fate) -> None:
+        super().__init__({name: lambda name=name: self._desk(name) for name in makers})  # type: ignore[misc]
+        self.makers, self.fate, self.alive, self.came = makers, fate, dict[str, Desk](), 0
+
+    def _desk(self, name: str) -> Desk:
+        if name not in self.alive:
+            self.alive[name] = self.makers[name]()
+        return self.alive[name]
+
+    def send(self, party: str, letter: bytes, seconds: float) -> str:
+        return str(self.fate("a letter is sent", super().send, party, letter, seconds))
+
+    def fetch(self, numbers: Collection[str], most: int) -> dict[str, Letter | Lost]:
+        found: dict[str, Letter | Lost] = self.fate("answers are fetched", self._fetched, numbers, most)
+        return found
+
+    def _fetched(self, numbers: Collection[str], most: int) -> dict[str, Letter | Lost]:
+        return {number: answer for one in numbers for number, answer in self._answered(one, most).items()}
+
+    def _answered(self, number: str, most: int) -> dict[str, Letter | Lost]:
+        party = self.letters.get(number, ("",))[0]
+        self.fate.working = party
+        try:
+            return dict(self.fate("a letter is answered", super().fetch, [number], most)) if party else {}
+        except Killed:
+            self.fate.dead = False
+            self.alive.pop(party, None)
+            self.letters.pop(number, None)
+            self.came += 1
+            self.marks[party] = f"{self.came} times"
+            return {}
+        finally:
+            self.fate.working = ""
+
+    def left_over(self) -> None:
+        """Letters of a driver that is gone are answered, and nobody hears of it; or they are gone with it."""
+        if self.fate.draw.random() < 0.5:
+            self._fetched(tuple(self.letters), 2**30)
+        self.letters.clear()
+
+
+def recipe(name: str) -> Recipe:
+    return read(f"[run]\nseed = 5\nrounds = {ROUNDS}\npoints = {ROUNDS}\n" + WAYS[name].text)
+
+
+def trained(folder: Path, chosen: Recipe, post: Post) -> dict[str, Any]:
+    """As `descant server start` does it."""
+    net = Net.made(network, seeds.torch_seed(5, 0, seeds.EVERYBODY, "model"))
+    loss = address_of(torch.nn.functional.cross_entropy)
+    meeting = Meeting(post, chosen, "lab", net, loss, say=len)
+    return Training(folder, chosen, meeting, Patience(gather=len(NAMES)), len).until_done(NAMES)
+
+
+def disturbed(folder: Path, name: str, seed: int) -> Fate:
+    """A training in which the same command is given again after each death of the driver."""
+    fate = Fate(seed)
+    post = Mortal(desks(folder / "silos", NAMES), fate)
+    disk.make(folder / "run")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(disk, "_do", fate.write)
+        while True:
+            try:
+                trained(folder / "run", recipe(name), post)
+                return fate
+            except (Death, Away):
+                fate.dead = False
+                post.left_over()
+
+
+@cache
+def simulated(name: str) -> tuple[Federation, dict[str, np.ndarray]]:
+    """The same without any machines, and its scores of every round."""
+    people = from_arrays({name: (p.x, p.y, p.x[:3], p.y[:3]) for name, p in classes(5).subset(NAMES).items()})
+    chosen = recipe(name)
+    fed = Federation(network, people, chosen.algorithm(), solver=chosen.solver(), seed=5)
+    scores = [round.scores for round in fed.rounds(ROUNDS)]
+    return fed, {
+        "own": np.stack([one.own.values for one in scores]),
+        "center": np.stack([one.center.values for one in scores]),
+    }
+
+
+def alike(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert torch.equal(ours[name], tensor), name
+
+
+def same(folder: Path, name: str) -> None:
+    """What driver and silos have on their disks is what the simulation came to."""
+    twin, scores = simulated(name)
+    found = recorded(folder / "run" / "training")
+    assert found.state == "ended" and found.numbers.round.tolist() == list(range(1, ROUNDS + 1))
+    assert found.numbers.accepted.all() and not [event for event in found.events if event["event"] == "refused"]
+    for column, values in scores.items():
+        np.testing.assert_array_equal(found.numbers.scores[column], values, column)
+    [center] = (folder / "run" / "training" / "models" / f"{ROUNDS:08}").glob("center*")
+    assert torch.equal(load_file(center)["center"], twin.state.center)
+    for party in NAMES:
+        state = folder / "silos" / f"at-{party}"
+        alike(load_file(state / "own.safetensors"), twin.models_[party].state_dict())
+        alike(Keeping(state).memory(ROUNDS), twin._engine.memory.get(party))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is waited for: a process that is killed, unlike a machine, loses nothing that was written."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(silos, "_SHORTEST", 0.0005)
+    monkeypatch.setattr(silos, "_LONGEST", 0.001)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whoever_is_killed_at_random_again_and_again_the_training_is_the_simulation(tmp_path: Path, seed: int) -> None:
+    name = METHODS[seed % len(METHODS)]
+    fate = disturbed(tmp_path, name, seed)
+    print(*fate.told, sep="\n")  # it is shown if this fails
+    assert fate.kills >= 2
+    same(tmp_path, name)

@@ -1,0 +1,266 @@
+"""`descant server start` without Flower: where it listens, how often it tries, and what it refuses at once."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from descant.cli import app
+from descant.config import Recipe
+from descant.engines.flower import Away
+from descant.errors import EngineError, SettingError, StateError, VaultError
+from descant.patience import Patience
+from descant.server import serving
+from descant.server.serving import Serving
+from descant.store import disk
+from descant.store.keys import PrivateKey
+from descant.store.log import Log
+from descant.store.vault import Vault
+from descant.store.vault_at import VaultAt
+from descant.trust.founding import Terms
+from descant.trust.proxy import Proxy, find_nginx
+from descant.trust.roster import Roster
+
+RECIPE = """
+[run]
+rounds = 2
+[model]
+net = "mlp"
+inputs = 4
+outputs = 2
+[work]
+lr = 0.1
+steps = 2
+[method]
+algorithm = "fedavg"
+"""
+
+
+class Stop(Exception):
+    """Far enough."""
+
+
+def federation(folder: Path, host: str = "localhost", port: int = 8443, recipe: str = RECIPE) -> Roster:
+    (folder / "recipe.toml").write_text(recipe)
+    return Roster.create(folder / "lab", folder / "recipe.toml", Terms(hosts=(host,), port=port))
+
+
+@pytest.mark.parametrize(
+    ("host", "listens"),
+    {
+        "localhost": "127.0.0.1:8443",
+        "LocalHost": "127.0.0.1:8443",
+        "127.0.0.1": "127.0.0.1:8443",
+        "127.0.0.9": "127.0.0.9:8443",
+        "10.0.0.5": "10.0.0.5:8443",
+        "::1": "[::1]:8443",
+        "2001:db8::5": "[2001:db8::5]:8443",
+        "0.0.0.0": "0.0.0.0:8443",
+        "::": "[::]:8443",
+        "fl.example.org": "0.0.0.0:8443",
+    }.items(),
+)
+def test_it_listens_at_the_address_that_was_given_and_only_for_a_name_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, listens: str
+) -> None:
+    found = list[Proxy]()
+
+    def start(proxy: Proxy, folder: Path) -> None:
+        found.append(proxy)
+        raise Stop
+
+    federation(tmp_path, host)
+    monkeypatch.setattr(Proxy, "start", start)
+    with pytest.raises(Stop):
+        Serving(tmp_path / "lab", Patience(), lambda text: None).until_done()
+    [line] = [line for line in found[0].configuration().splitlines() if " listen " in line]
+    assert line.strip() == f"listen {listens} ssl;"
+
+
+def test_at_an_address_of_version_6_it_answers_there_and_nowhere_else(tmp_path: Path) -> None:
+    try:
+        find_nginx()
+        with socket.socket(socket.AF_INET6) as tried:
+            tried.bind(("::1", 0))
+            port = tried.getsockname()[1]
+    except (EngineError, OSError) as why:
+        pytest.skip(str(why))
+    roster = federation(tmp_path, "::1", port)
+    with (
+        Proxy.before(1, roster.address).start(roster.folder),
+        socket.create_connection(("::1", port), 5.0),
+        pytest.raises(ConnectionRefusedError),
+    ):
+        socket.create_connection(("127.0.0.1", port), 5.0)
+
+
+CENTRAL = RECIPE + 'wrap = [{by = "central_privacy", clip = 1.0, noise = 1.0}]\n'
+LOCAL = CENTRAL.replace("central", "local")
+SAMPLES = RECIPE.replace("lr =", 'solver = "private_sgd"\nclip = 1.0\nnoise = 1.0\nbatch = 4\nlr =')
+
+
+@pytest.fixture
+def stopping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where anything would be started, it ends."""
+
+    def start(proxy: Proxy, folder: Path) -> None:
+        raise Stop
+
+    monkeypatch.setattr(Proxy, "start", start)
+
+
+@pytest.mark.usefixtures("stopping")
+@pytest.mark.parametrize(
+    ("recipe", "quorum", "why"),
+    [
+        (CENTRAL, 2, "is not private with a quorum.*Leave --quorum out"),
+        (CENTRAL, None, ""),
+        (LOCAL, 2, ""),
+        (SAMPLES, 2, ""),
+        (RECIPE, 2, ""),
+    ],
+    ids=["at the centre", "at the centre, waiting for all", "at the parties", "samples", "not private"],
+)
+def test_a_quorum_is_refused_where_the_centre_would_hide_parties(
+    tmp_path: Path, recipe: str, quorum: int | None, why: str
+) -> None:
+    federation(tmp_path, recipe=recipe)
+    server = Serving(tmp_path / "lab", Patience(quorum=quorum), lambda text: None)
+    with pytest.raises(SettingError, match=why) if why else pytest.raises(Stop):
+        server.until_done()
+
+
+@pytest.fixture
+def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[bool]], dict[str, object]]:
+    """Serves by a SuperLink that dies as often as is said, each time behind a round that was done, or before."""
+
+    def serve(lives: Sequence[bool]) -> dict[str, object]:
+        left, place = iter(lives), federation(tmp_path).run / "training"
+        disk.make(place)
+        log = Log(place / "events.jsonl")
+
+        def drive(*_: object) -> dict[str, object]:
+            for done in left:
+                if done:
+                    log.add("round", round=log.written.number + 1)
+                    log.flush()
+                raise Away("it has died")
+            return {"rounds": log.written.number}
+
+        monkeypatch.setattr(Proxy, "start", lambda proxy, folder: nullcontext())
+        monkeypatch.setattr(serving, "superlink", lambda *_: nullcontext())
+        monkeypatch.setattr(Serving, "_drive", drive)
+        monkeypatch.setattr(serving, "_PAUSES", (0.0, 0.0, 0.0))
+        return Serving(tmp_path / "lab", Patience(), lambda text: None).until_done()
+
+    return serve
+
+
+def test_a_superlink_may_die_any_number_of_times_while_rounds_get_done(
+    dying: Callable[[Sequence[bool]], dict[str, object]],
+) -> None:
+    assert dying([True, False, False] * 5) == {"rounds": 5}
+
+
+def test_a_superlink_that_dies_again_and_again_before_a_round_is_done_ends_the_server(
+    dying: Callable[[Sequence[bool]], dict[str, object]],
+) -> None:
+    with pytest.raises(EngineError, match="started anew 3 times in a row, and died before a round was done"):
+        dying([True, False, False, False])
+
+
+SEALED = RECIPE + 'wrap = [{by = "stand-ins", share = 0.2}]\n[vault]\nfolder = "sealed/vault"\nkey = "vault.key"\n'
+
+
+@pytest.fixture
+def vault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A vault beside a recipe that names it from there; whoever reads it stands elsewhere."""
+    place = tmp_path / "organiser"
+    (place / "sealed").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    key = PrivateKey.new()
+    key.write(place / "vault.key")
+    Vault.create(place / "sealed" / "vault", key)
+    (place / "recipe.toml").write_text(SEALED)
+    return place
+
+
+def init(code: int = 0) -> str:
+    done = CliRunner().invoke(app, ["server", "init", "lab", "../organiser/recipe.toml"])
+    assert done.exit_code == code, done.output
+    return " ".join(done.output.split())
+
+
+def test_a_vault_is_found_from_where_the_recipe_was_and_nothing_of_it_is_copied(
+    vault: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = list[VaultAt]()
+
+    def drive(server: Serving, roster: Roster, recipe: Recipe, *rest: Any) -> None:
+        found.extend(one.get("vault") for one in rest if isinstance(one, dict))
+        raise Stop
+
+    init()
+    monkeypatch.setattr(Proxy, "start", lambda proxy, folder: nullcontext())
+    monkeypatch.setattr(serving, "superlink", lambda *_: nullcontext())
+    monkeypatch.setattr(Serving, "_drive", drive)
+    with pytest.raises(Stop):
+        Serving(Path("lab"), Patience(), lambda text: None).until_done()
+    assert [one.opened.folder for one in found] == [vault / "sealed" / "vault"]
+    secret = (vault / "vault.key").read_bytes().split()[-1]
+    files = [file.read_bytes() for file in Path("lab").rglob("*") if file.is_file()]
+    assert len(files) > 5 and not any(secret in one for one in files)
+
+
+BAD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no vault": (lambda place: shutil.rmtree(place / "sealed"), "holds no vault"),
+    "neither": (lambda place: [shutil.rmtree(place / "sealed"), BAD["no key"][0](place)], "holds no vault"),
+    "no key": (lambda place: (place / "vault.key").unlink(), "vault.key cannot be read"),
+    "another key": (lambda place: rekeyed(place / "vault.key"), "was made with the key of"),
+    "a key for all to read": (lambda place: (place / "vault.key").chmod(0o644), "chmod 600"),
+}
+
+
+def rekeyed(file: Path) -> None:
+    file.unlink()
+    PrivateKey.new().write(file)
+
+
+@pytest.mark.usefixtures("stopping")
+@pytest.mark.parametrize("case", BAD)
+def test_a_vault_that_cannot_be_used_is_said_by_init_and_by_start(vault: Path, case: str) -> None:
+    spoil, why = BAD[case]
+    init()
+    spoil(vault)
+    with pytest.raises((StateError, VaultError), match=why):
+        Serving(Path("lab"), Patience(), lambda text: None).until_done()
+    shutil.rmtree("lab")
+    assert why in init(1) and not Path("lab").exists()
+
+
+@pytest.mark.usefixtures("stopping")
+def test_stand_ins_without_a_vault_are_refused_by_init(vault: Path) -> None:
+    (vault / "recipe.toml").write_text(SEALED.partition("[vault]")[0])
+    assert "Stand-ins need a [vault]" in init(1) and not Path("lab").exists()
+
+
+@pytest.mark.usefixtures("stopping")
+def test_a_key_that_is_in_no_file_is_needed_by_start_and_not_by_init(
+    vault: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (vault / "recipe.toml").write_text(SEALED.replace('key = "vault.key"\n', ""))
+    init()
+    server = Serving(Path("lab"), Patience(), lambda text: None)
+    with pytest.raises(VaultError, match="DESCANT_VAULT_KEY"):
+        server.until_done()
+    monkeypatch.setenv("DESCANT_VAULT_KEY", (vault / "vault.key").read_text())
+    with pytest.raises(Stop):
+        server.until_done()

@@ -1,0 +1,199 @@
+"""Letters that lie: each has a digest as it should be, so that nothing but its form can give it away."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import tracemalloc
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from descant.core import Report, Task
+from descant.errors import EngineError
+from descant.store.room import Filed
+from descant.wire import Letter, Most, pack, unpack
+
+NAMES = ("weight", "bias")
+MOST = Most.of(NAMES)
+LITTLE = 64 * 2**20  # bytes of memory for what is refused, where a model may have gigabytes
+SECONDS = 10.0
+TYPES = {"F32": "torch.float32", "U8": "torch.uint8"}
+Entries = dict[str, Any]
+
+
+def in_file(letter: bytes) -> Filed:
+    file = Filed()
+    file.add(letter)
+    return file
+
+
+HELD: dict[str, Callable[[bytes], Letter]] = {"bytes": bytes, "a file": in_file}
+
+
+def entry(begin: int, end: int, shape: tuple[int, ...] | None = None, dtype: str = "F32") -> Entries:
+    return {"dtype": dtype, "shape": list(shape or ((end - begin) // 4,)), "data_offsets": [begin, end]}
+
+
+def fields(arrays: Mapping[str, str], **more: Any) -> dict[str, Any]:
+    report = {"party": "a", "round": 1, "kind": "train", "status": "ok", "metrics": {"samples": 3}, "reason": ""}
+    return {**report, "arrays": dict(arrays), "sealed": "", **more}
+
+
+def digest(text: str, entries: Entries, body: bytes) -> str:
+    """As the reader would make it, if it took the entries at their word."""
+    found = hashlib.sha256(text.encode())
+    for name, one in sorted(entries.items()):
+        begin, end = one["data_offsets"]
+        found.update(f"{name} {TYPES.get(one['dtype'], '')} {one['shape']}\n".encode() + body[begin:end])
+    return found.hexdigest()
+
+
+def forged(entries: Entries, body: bytes, said: Any, padding: int = 0) -> bytes:
+    text = said if isinstance(said, str) else json.dumps(said)
+    header = json.dumps({"__metadata__": {"descant": f"{digest(text, entries, body)} {text}"}, **entries}).encode()
+    header += b" " * (padding + -len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + body
+
+
+GOOD = {"0": entry(0, 24, (2, 3)), "1": entry(24, 32)}
+BOTH = {"weight": "0", "bias": "1"}
+BODY = bytes(range(32))
+
+
+def of(entries: Entries, size: int = 32, **more: Any) -> bytes:
+    return forged(entries, bytes(size), fields(BOTH, **more))
+
+
+def many(count: int) -> Entries:
+    return {**GOOD, **{f"x{at}": entry(32, 32) for at in range(count)}}
+
+
+_LIES: dict[str, Callable[[], bytes]] = {
+    "200,000 arrays that it names": lambda: forged(e := many(200_000), bytes(32), fields({n: n for n in e})),
+    "200,000 arrays that nobody names": lambda: of(many(200_000)),
+    "3,000 arrays that nobody names": lambda: of(many(3_000)),
+    "one array that nobody names": lambda: of(many(1)),
+    "one array more than there can be": lambda: forged(e := many(2), bytes(32), fields({n: n for n in e})),
+    "an array that is not there": lambda: forged(GOOD, BODY, fields({**BOTH, "other": "2"})),
+    "a header of spaces": lambda: forged(GOOD, BODY, fields(BOTH), padding=2**26),
+    "lists in lists": lambda: of(GOOD, metrics={"samples": 3, "x": [[]] * 3_000_000}),
+    "a deep list": lambda: forged(GOOD, BODY, json.dumps(fields(BOTH)).replace("3", "[" * 10**5 + "]" * 10**5)),
+    "a long reason": lambda: of(GOOD, reason="x" * 2**25),
+    "arrays that overlap": lambda: of({**GOOD, "1": entry(16, 24)}, 24),
+    "the same place twice": lambda: of({"0": entry(0, 24), "1": entry(0, 24)}, 24),
+    "a hole between arrays": lambda: of({**GOOD, "1": entry(28, 36)}, 36),
+    "bytes behind the last": lambda: of(GOOD, 2**20),
+    "a place behind the end": lambda: of({**GOOD, "1": entry(24, 2**40)}),
+    "a place from its end": lambda: of({**GOOD, "1": entry(32, 24, (2,))}),
+    "a place before the first": lambda: of({**GOOD, "1": entry(-8, 0)}),
+    "a shape with more numbers": lambda: of({**GOOD, "1": entry(24, 32, (2**40,))}),
+    "a shape that overflows": lambda: of({**GOOD, "1": entry(24, 32, (2**63, 2**63, 2))}),
+    "an empty shape that overflows": lambda: of({**GOOD, "1": entry(24, 24, (0, 2**31, 2**63 - 1))}, 24),
+    "a shape below 0": lambda: of({**GOOD, "1": entry(24, 32, (-1, -2))}),
+    "a shape of fractions": lambda: of({**GOOD, "1": {**entry(24, 32), "shape": [2.0]}}),
+    "a kind of number that there is not": lambda: of({**GOOD, "1": entry(24, 32, (2,), "F31")}),
+    "half bytes": lambda: of({**GOOD, "1": entry(24, 32, (16,), "F4")}),
+    "an array of objects": lambda: of({**GOOD, "1": entry(24, 32, (1,), "O")}),
+    "a seal of numbers": lambda: forged(GOOD, BODY, fields({"weight": "0"}, sealed="1")),
+    "no text": lambda: forged({}, b"", ""),
+    "no header at all": lambda: (2**62).to_bytes(8, "little") + bytes(64),
+}
+LIES = {how: cache(lie) for how, lie in _LIES.items()}  # some take seconds to make
+
+
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("lie", LIES)
+def test_a_letter_that_lies_is_refused_for_little_memory(lie: str, held: str) -> None:
+    letter = HELD[held](LIES[lie]())
+    began = time.process_time()
+    tracemalloc.start()
+    try:
+        with pytest.raises(EngineError, match="not a Report of this version"):
+            unpack(letter, Report, MOST)
+        assert tracemalloc.get_traced_memory()[1] < LITTLE
+    finally:
+        tracemalloc.stop()
+    assert time.process_time() - began < SECONDS
+
+
+@pytest.mark.parametrize("held", HELD)
+def test_what_does_not_lie_is_read(held: str) -> None:
+    """Else the lies above might be refused for how they are made."""
+    report = unpack(HELD[held](forged(GOOD, BODY, fields(BOTH))), Report, MOST)
+    assert report.arrays.keys() == {"weight", "bias"} and report.arrays["weight"].shape == (2, 3)
+    sealed = {**GOOD, "2": entry(32, 35, (3,), "U8")}
+    assert unpack(HELD[held](forged(sealed, BODY + b"abc", fields(BOTH, sealed="2"))), Report, MOST).sealed == b"abc"
+
+
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("names", [("w",), ["block." * 30 + str(at) for at in range(1000)], ["ü\n" * 99] * 9], ids=len)
+def test_an_honest_report_is_never_too_much(names: list[str], held: str) -> None:
+    """Whatever tensors are called, and however long a sealed coreset is."""
+    arrays = {name: torch.ones(1, 2, 1, 1, 1) for name in names}
+    report = Report("a", 1, "train", arrays=arrays, metrics={"samples": 3}, sealed=bytes(2**22), reason="x" * 300)
+    found = unpack(HELD[held](pack(report)), Report, Most.of(arrays))
+    assert found.sealed == report.sealed and found.arrays.keys() == arrays.keys()
+    assert unpack(pack(Report("a", 1, "evaluate")), Report, Most.of(())).sealed == b""
+
+
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9), st.sampled_from([2**63, 2**64, -(2**63)])
+)
+VALUES = st.recursive(
+    SCALARS, lambda some: st.lists(some, max_size=4) | st.dictionaries(st.text(max_size=9), some, max_size=4)
+)
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [at, *(place for key, one in inner for place in places(one, (*at, key)))]
+
+
+def changed(value: Any, at: tuple[Any, ...], to: Any) -> Any:
+    if not at:
+        return to
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[at[0]] = changed(value[at[0]], at[1:], to)
+    return copy
+
+
+def refused_or_read(letter: bytes) -> None:
+    for held in HELD.values():
+        for kind in (Report, Task):
+            with suppress(EngineError):
+                assert isinstance(unpack(held(letter), kind, MOST), kind)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data())
+def test_whatever_a_header_says_nothing_but_an_engine_error_comes_of_it(data: st.DataObject) -> None:
+    """The digest is that of what is said; where no digest can be made of it, any will do."""
+    said, entries = fields(BOTH), GOOD
+    for _ in range(data.draw(st.integers(1, 3))):
+        whole = {"said": said, "entries": entries}
+        at = data.draw(st.sampled_from(places(whole)[2:]))
+        whole = changed(whole, at, data.draw(VALUES))
+        said, entries = whole["said"], whole["entries"]
+    try:
+        letter = forged(entries, BODY, said)
+    except (ValueError, TypeError, AttributeError, KeyError):
+        header = json.dumps({"__metadata__": {"descant": f"0 {json.dumps(said)}"}, "more": entries}).encode()
+        letter = len(header).to_bytes(8, "little") + header + BODY
+    refused_or_read(letter)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data())
+def test_whatever_bytes_a_header_has_nothing_but_an_engine_error_comes_of_it(data: st.DataObject) -> None:
+    letter = forged(GOOD, BODY, fields(BOTH))
+    begin = data.draw(st.integers(0, len(letter)))
+    end = data.draw(st.integers(begin, min(len(letter), begin + 20)))
+    refused_or_read(letter[:begin] + data.draw(st.binary(max_size=20)) + letter[end:])

@@ -1,0 +1,146 @@
+"""Every method as a recipe names it: what runs over real silos and on Ray, and what does not, with the reason.
+
+A method, a wrapper or a solver that is new and not here fails `test_ways.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from torch import nn
+
+from descant import Algorithm, Dqn, PolicyGradient, PrivateSgd, Sgd, Trader, parties, problems
+from descant.config import Recipe, read
+from descant.core import Solver
+from descant.parties import People
+from descant.portfolio import generated
+from problems import classes, network
+from teams import LEARNING, WORK
+
+
+@dataclass(frozen=True)
+class Way:
+    """A [method] and its [work]."""
+
+    method: str
+    more: str = ""
+    work: str = WORK
+
+    @property
+    def text(self) -> str:
+        """As it stands in a recipe."""
+        return LEARNING.format(method=self.method).replace(WORK, self.work) + self.more + "\n"
+
+    @property
+    def recipe(self) -> Recipe:
+        return read(self.text)
+
+    def algorithm(self) -> Algorithm:
+        return self.recipe.algorithm()
+
+
+HIDING = """
+solver = "private_sgd"
+lr = 0.1
+steps = 3
+batch = 4
+source = "seed"
+"""
+SEALING = 'wrap = [{by = "stand-ins", share = 0.4}]'
+
+WAYS: dict[str, Way] = {  # over silos each is the simulation, bit for bit; the methods of the laws have their names
+    "Local": Way("local"),
+    "FedAvg": Way("fedavg"),
+    "FedProx": Way("fedprox", "mu = 0.1"),
+    "RFA": Way("rfa"),
+    "CoordinateMedian": Way("comed"),
+    "FedAvgPlus": Way("fedavg+", "alpha = 1.0\nrho = 2.0"),
+    "FedGeoMedPlus": Way("fedgeomed+", "alpha = 1.0\nrho = 0.1"),
+    "FedCoMedPlus": Way("fedcomed+", "alpha = 1.0\nrho = 0.05"),
+    "FedPlus, p=∞": Way("fed+", 'penalty = {is = "NormP", p = inf}\nalpha = 1.0\nrho = 0.1'),
+    "FedPlus, over all": Way("fed+", 'penalty = {is = "Norm2"}\nalpha = 1.0\nrho = 0.1\nover = "all"'),
+    "FedPlus, mixed start": Way("fed+", 'penalty = {is = "Norm2"}\nalpha = 1.0\nrho = 0.1\ninit_mix = 0.3'),
+    "FedPlusFixed": Way("fed+fixed", "gamma = 0.3\nalpha = 1.0"),
+    "FedPlusV1": Way("fed+v1", 'penalty = {is = "Norm2"}\nalpha = {start = 0.3, factor = 0.9}'),
+    "L2GD": Way("l2gd", "lam = 0.5\np = 0.3"),
+    "Ditto": Way("ditto"),
+    "APFL": Way("apfl"),
+    "pFedMe": Way("pfedme"),
+    "FedPer": Way("fedper"),
+    "FedRep": Way("fedrep"),
+    "FedAvg+AH": Way(
+        "fedavg",
+        'wrap = [{by = "adaptive", lr = [0.05, 0.1, 0.2], work = [1, 2, 4], reward = "clients", measure = 4}]',
+    ),
+    "FedAvg, decaying": Way("fedavg", 'wrap = [{by = "decay", lr = 0.9, work = 0.7}]'),
+    "FedAvg, of all samples": Way("fedavg", 'normalise = "total"'),
+    "matching": Way("fedgeomed+", 'alpha = 1.0\nrho = 0.1\nwrap = [{by = "matching"}]'),
+    "divergence, unsure": Way(
+        "fedavg", 'wrap = [{by = "divergence", coefficient = 0.1}, {by = "entropy", least = 1.0}]'
+    ),
+    "stragglers": Way("fedavg", "stragglers = 0.5"),
+    "FedAvg, private": Way("fedavg", 'wrap = [{by = "central_privacy", clip = 0.1, source = "seed"}]'),
+    "FedAvgPlus, private": Way(
+        "fedavg+", 'alpha = 1.0\nwrap = [{by = "central_privacy", clip = 0.1, source = "seed"}]'
+    ),
+    "FedProx, private at parties": Way(
+        "fedprox", 'mu = 0.1\nwrap = [{by = "local_privacy", clip = 0.1, source = "seed"}]'
+    ),
+    "FedAvg, secure": Way("fedavg", 'wrap = [{by = "secure"}]'),
+    "FedRep, secure": Way("fedrep", 'wrap = [{by = "secure"}]'),
+    "FedAvg, samples private": Way("fedavg", work=HIDING),
+    "FedBuff": Way("fedbuff", "buffer = 3"),  # so many as there are silos: nobody is early or late
+    "FedRL": Way("fedrl", "period = 2\nfactor = 2.0"),  # without rewards all count alike
+    "hostile": Way("rfa", 'wrap = [{by = "hostile", scale = -1.0}]'),
+}
+UNORDERED: dict[str, Way] = {  # over silos these go on with whoever is first: there is nothing to compare them with
+    "FedBuff, two of three": Way("fedbuff", "buffer = 2"),
+    "FedAsync": Way("fedasync"),
+}
+STOOD_IN = Way("fedavg", SEALING)  # over silos with a vault, and with somebody away
+EVERY_WAY = {**WAYS, **UNORDERED, "stand-ins": STOOD_IN}
+
+NOT_OVER_SILOS = {
+    "dqn": "a team's file gives rows, and no world to act in",
+    "policy_gradient": "a team's file gives rows, and no world to act in",
+    "trader": "a team's file gives rows, and no prices",
+}
+NOT_BY_RECIPE = {
+    "FedPlus, by layer": "a penalty of its own for each layer is an object, for which recipes have no word",
+    "FedAvg, changes": "what a party reports follows from the method, and is no setting",
+}
+
+
+def desks() -> People:
+    """Three small desks on made-up prices."""
+    return parties.desks(
+        generated(assets=7, years=3, seed=1),
+        count=3,
+        assets=4,
+        window=10,
+        train=("2006", "2007"),
+        test=("2008", "2008-03"),
+    )
+
+
+SOLVED: dict[str, tuple[Callable[[], nn.Module], Callable[[], People], Solver]] = {  # on Ray, by the solver's name
+    "sgd": (network, partial(classes, 4), Sgd(lr=0.1, steps=3, batch=4)),
+    "private_sgd": (network, partial(classes, 4), PrivateSgd(lr=0.1, steps=3, batch=4, source="seed")),
+    "dqn": (
+        partial(problems.mlp, 4, 2, (8,)),
+        partial(parties.agents, count=3, unlike=0.3, test=2),
+        Dqn(steps=50, begin=20, batch=8, explore_steps=60),
+    ),
+    "policy_gradient": (
+        partial(problems.mlp, 4, 2, (8,)),
+        partial(parties.agents, count=3, unlike=0.3, test=2),
+        PolicyGradient(iterations=2, episodes=3, updates=3, batch=16),
+    ),
+    "trader": (
+        partial(problems.eiie, "cnn", window=10, hidden=6),
+        desks,
+        Trader(lr=1e-3, iterations=6, batch=8, renew=10, year=20),
+    ),
+}
