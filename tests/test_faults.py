@@ -27,7 +27,7 @@ from descant.address import address_of
 from descant.algorithms import Timetable
 from descant.config import read
 from descant.core import Report, Task
-from descant.engines.flower import QUIET, TurnedAway, require
+from descant.engines.line import QUIET, TurnedAway, require
 from descant.engines.silos import Lost
 from descant.errors import EngineError, StateError
 from descant.flat import Net

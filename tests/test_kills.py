@@ -22,7 +22,7 @@ from descant import Federation, seeds
 from descant.address import address_of
 from descant.config import Recipe, read
 from descant.engines import silos
-from descant.engines.flower import Away
+from descant.engines.line import Away
 from descant.engines.silos import Lost
 from descant.flat import Net
 from descant.parties import from_arrays

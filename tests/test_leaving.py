@@ -14,7 +14,7 @@ import pytest
 from descant import DescantWarning
 from descant.config import read
 from descant.core import Report, Task
-from descant.engines.flower import Away, TurnedAway
+from descant.engines.line import Away, TurnedAway
 from descant.engines.silos import Lost
 from descant.silo import SiloFile
 from descant.silo.checking import checked

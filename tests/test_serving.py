@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from descant.cli import app
 from descant.config import Recipe
-from descant.engines.flower import Away
+from descant.engines.line import Away
 from descant.errors import EngineError, SettingError, StateError, VaultError
 from descant.patience import Patience
 from descant.server import serving

@@ -23,7 +23,8 @@ import pytest
 from test_flower import MOST, NAMES, Lab, hub_of, lab, read, roster, same, spoke  # noqa: F401
 
 from descant.engines import flower
-from descant.engines.flower import Away, require, run_of_nothing
+from descant.engines.flower import run_of_nothing
+from descant.engines.line import Away, require
 from descant.engines.parts import hand_over, put_together, wrapped
 from descant.engines.silos import Lost
 from descant.patience import Patience

@@ -28,8 +28,9 @@ from safetensors.torch import load_file
 
 from descant import Federation
 from descant.config import read as recipe_of
-from descant.engines import flower
-from descant.engines.flower import Away, Hub, TurnedAway
+from descant.engines import line
+from descant.engines.flower import Hub
+from descant.engines.line import Away, TurnedAway
 from descant.engines.silos import Lost, Patience
 from descant.engines.spoke import Spoke
 from descant.errors import EngineError
@@ -419,7 +420,7 @@ def test_a_certificate_that_has_expired_and_a_clock_that_is_off_are_said(
         for hours, off in ((1, "ahead"), (-1, "behind")):
             with monkeypatch.context() as wrong:
                 wrong.setattr(interceptor, "now", lambda by=hours: true() + timedelta(hours=by))
-                wrong.setattr(flower, "time", SimpleNamespace(time=lambda by=hours: time.time() + 3600 * by))
+                wrong.setattr(line, "time", SimpleNamespace(time=lambda by=hours: time.time() + 3600 * by))
                 with pytest.raises(TurnedAway, match=rf"clock of this machine is 3\d+ s {off}. Set"), north.joined():
                     pass
 

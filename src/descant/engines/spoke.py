@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..trust.invite import Unpacked
-from .flower import HEARTBEAT, require, told
+from .line import HEARTBEAT, require, told
 from .parts import hand_over, settle, unwrapped, wrapped
 
 

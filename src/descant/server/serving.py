@@ -22,7 +22,8 @@ from .. import seeds
 from ..address import address_of
 from ..algorithms.private import check_waits_for_all
 from ..config import Recipe, read
-from ..engines.flower import Away, Hub
+from ..engines.flower import Hub
+from ..engines.line import Away
 from ..errors import EngineError, StateError
 from ..flat import Net
 from ..patience import Patience

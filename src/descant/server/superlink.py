@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..engines.flower import QUIET, require
+from ..engines.line import QUIET, require
 from ..errors import EngineError
 from ..trust.child import Child
 from ..trust.proxy import check_free

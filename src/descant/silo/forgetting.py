@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from ..core import Report, Task
-from ..engines.flower import Away, TurnedAway
+from ..engines.line import Away, TurnedAway
 from ..engines.silos import plain
 from ..store import clear_errors, disk
 from ..wire import pack, unpack

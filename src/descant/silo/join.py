@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from ..core import Report
-from ..engines.flower import Away
+from ..engines.line import Away
 from ..wire import unpack
 from .keeping import RESTS
 from .worker import Over, Worker
@@ -27,7 +27,7 @@ class Line(Protocol):
 
 
 def take_part(line: Line, worker: Worker, over: threading.Event, say: Callable[[str], None] = print) -> None:
-    """Answer letters until it is over; `flower.TurnedAway` if the server does not want this party any more.
+    """Answer letters until it is over; `line.TurnedAway` if the server does not want this party any more.
 
     A party that has had its rounds for the day is not there until the next.
     """

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection  # only its bytes are used: no
 from pathlib import Path
 
 from ..core import Report, Task
-from ..engines.flower import TurnedAway
+from ..engines.line import TurnedAway
 from ..engines.silos import plain
 from ..errors import EngineError, SettingError
 from ..wire import pack, unpack
