@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ from flwr.supercore.inflatable import inflatable_protobuf_utils
 from flwr.supernode import node_auth_http_interceptor as interceptor
 from safetensors.torch import load_file
 
+import descant
 from descant import Federation
 from descant.config import read as recipe_of
 from descant.engines import line
@@ -529,3 +531,13 @@ def test_who_is_invited_while_the_training_runs_is_part_of_it_from_then_on(lab: 
     told = json.loads(one.call("server", "status", "lab", "--json"))
     first = {party["name"]: party["first round"] for party in told["parties"]}
     assert {first[name] for name in NAMES} == {1} and 1 < first["east"] <= told["round"]
+
+
+def test_a_driver_does_not_import_what_only_a_superlink_needs() -> None:
+    files = [Path(descant.__file__).parent / "engines" / f"{name}.py" for name in ("flower", "line", "parts", "steady")]
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
+    modules = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    wanted = sorted(name for name in modules if name.startswith("flwr."))
+    assert "flwr.supercore.runtime" in wanted
+    code = f"import sys, {', '.join(wanted)}\nprint(*sorted({{'sqlalchemy', 'alembic'}} & sys.modules.keys()))"
+    assert not subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
