@@ -76,11 +76,11 @@ class Post:
     def here(self) -> dict[str, str]:
         return {name: self.marks.get(name, "first") for name in self.desks if name not in self.away}
 
-    def send(self, party: str, letter: bytes, seconds: float) -> str:
+    def send(self, party: str, letter: Letter, seconds: float) -> str:
         if party in self.away:
             raise Lost("nobody is there")
         self.count += 1
-        self.letters[str(self.count)] = (party, letter)
+        self.letters[str(self.count)] = (party, letter[:])
         if "rounds" in (task := unpack(letter, Task)).settings and task.kind == "goodbye":
             self.away.add(party)
         return str(self.count)

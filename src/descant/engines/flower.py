@@ -166,7 +166,7 @@ class Hub:
         self._checked = time.monotonic()
 
     @told("The SuperLink")
-    def send(self, party: str, letter: bytes, seconds: float) -> str:
+    def send(self, party: str, letter: Letter, seconds: float) -> str:
         from flwr.app import Message
         from flwr.supercore.task_identity import TaskIdentity
 

@@ -155,7 +155,7 @@ class Meeting:
             time.sleep(_PAUSE)
         return {party: self.described[party] for party in here}
 
-    def send(self, party: str, letter: bytes, seconds: float) -> str:
+    def send(self, party: str, letter: Letter, seconds: float) -> str:
         return self._post.send(party, letter, seconds)
 
     def fetch(self, numbers: Collection[str], most: int) -> dict[str, Letter | Lost]:
