@@ -49,6 +49,7 @@ from descant.trust.roster import Roster
 from descant.wire import Letter
 from problems import classes, network
 from teams import TALKATIVE, TEAM, canaries
+from test_wire import in_file
 from ways import WAYS, Way
 
 try:
@@ -382,6 +383,8 @@ def test_what_flower_cuts_into_chunks_comes_whole_and_what_is_too_long_is_not_ta
             number = hub.send("north", answer, 60.0)
             assert answered(north, answer) == answer
             assert read(hub.fetch([number], len(answer))) == {number: answer}
+        number = hub.send("north", in_file(answers["numbers"]), 60.0)
+        assert answered(north, b"an answer") == answers["numbers"]
         number = hub.send("north", b"a letter", 60.0)
         answered(north, answers["zeros"])
         lost = hub.fetch([number], len(answers["zeros"]) - 1)[number]
