@@ -118,7 +118,7 @@ def test_a_letter_in_a_file_that_is_spoiled_anywhere_is_refused() -> None:
             unpack(in_file(flipped), Report)
 
 
-def test_a_disk_that_is_full_when_an_answer_comes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_when_an_answer_comes_or_a_letter_goes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -126,6 +126,8 @@ def test_a_disk_that_is_full_when_an_answer_comes_is_said(monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(StateError, match=r"1 MB for models cannot be had in .*No space left.*TMPDIR"):
         filed.add(bytes(10**6))
+    with pytest.raises(StateError, match=r"cannot be had in .*No space left.*TMPDIR"):
+        pack_beyond(0, Report("a", 3, "train", arrays={"w": torch.randn(30)}))
 
 
 def test_a_full_disk_is_told_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
