@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 
 from descant import Federation
 from descant.config import read as recipe_of
-from descant.engines import line
+from descant.engines import flower, line
 from descant.engines.flower import Hub
 from descant.engines.line import Away, TurnedAway
 from descant.engines.silos import Lost, Patience
@@ -347,6 +347,30 @@ def test_an_answer_that_was_announced_and_never_comes_keeps_nobody_waiting(
         began = time.monotonic()
         assert read(hub.fetch([first, second], MOST)) == {second: b"an answer"}
         assert hub.fetch([first], MOST) == {} and time.monotonic() - began < 10
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
+def test_who_leaves_in_order_has_left_and_who_falls_silent_or_is_back_has_not(
+    roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flower, "HEARTBEAT", 1.0)  # so often it looks
+    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
+    with (
+        closing(spoke(roster, tmp_path, "north", port)) as north,
+        closing(spoke(roster, tmp_path, "south", port)) as south,
+        superlink(papers, port, roster.run),
+        closing(hub_of(roster, papers, port)) as hub,
+    ):
+        with south.joined(), north.joined():
+            assert hub.here().keys() == {"north", "south"} and not hub.left()
+            monkeypatch.setattr(south._client, "DeactivateNode", lambda request: None)  # as if it were killed
+        end = time.monotonic() + PATIENCE
+        while hub.here().keys() | hub.left() != {"north"}:
+            assert "south" not in hub.left() and time.monotonic() < end
+            time.sleep(0.2)
+        assert hub.left() == {"north"} and not hub.here()  # and of south nobody knows anything
+        with north.joined():
+            assert hub.here().keys() == {"north"} and not hub.left()
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own

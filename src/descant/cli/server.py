@@ -83,6 +83,7 @@ def start(
     quorum: int | None = option(Patience, "quorum"),
     deadline: float = option(Patience, "deadline"),
     limit: float = option(Patience, "limit"),
+    farewell: float = option(Patience, "farewell"),
     as_json: bool = json_option(),
 ) -> None:
     """Serve the federation in DIR until its rounds are done. After any kill the same command goes on."""
@@ -93,7 +94,7 @@ def start(
         sys.path.insert(0, "")
         one_thread()
         give_back_at_once()
-        patience = Patience(deadline, quorum, gather, limit)
+        patience = Patience(deadline, quorum, gather, limit, farewell)
         done = Serving(folder, patience, lambda text: typer.echo(text, err=as_json)).until_done()
         _tell(done, as_json)
 

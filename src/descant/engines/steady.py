@@ -7,10 +7,12 @@ is started anew, and what was asked is asked again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any
 
 _TRYING = 5.0  # seconds
 _SOON = (502, 503, 504)  # statuses that may pass
+_BACK_AT_ONCE = 5.0  # seconds: a party whose line was down goes in order, and comes again
 
 
 def steadied(retries: Any) -> None:
@@ -42,10 +44,22 @@ def heartbeat(client: Any) -> Callable[[], bool]:
     return beat
 
 
-def struck_off(control: Any, parties: Mapping[str, bytes]) -> list[str]:
-    """Those of some parties, by their public keys, whom the SuperLink does not know; it takes no key a second time."""
+def listed(control: Any) -> Any:
+    """All parties that the SuperLink was told of, and its time."""
     from flwr.proto.control_pb2 import ListNodesRequest
 
-    nodes = control.ListNodes(ListNodesRequest()).nodes_info
-    known = {node.public_key for node in nodes if node.status != "unregistered"}
+    return control.ListNodes(ListNodesRequest())
+
+
+def struck_off(found: Any, parties: Mapping[str, bytes]) -> list[str]:
+    """Those of some parties, by their public keys, whom the SuperLink does not know; it takes no key a second time."""
+    known = {node.public_key for node in found.nodes_info if node.status != "unregistered"}
     return [name for name, key in parties.items() if key not in known]
+
+
+def gone_in_order(found: Any, parties: Mapping[str, bytes], due: Mapping[str, float]) -> set[str]:
+    """Those who have said that they go, and not just now: who is silent is gone only when it was due to be heard."""
+    whose, now = {key: name for name, key in parties.items()}, datetime.fromisoformat(found.now).timestamp()
+    gone = [node for node in found.nodes_info if node.status == "offline" and node.last_deactivated_at]
+    went = {whose.get(n.public_key, ""): datetime.fromisoformat(n.last_deactivated_at).timestamp() for n in gone}
+    return {name for name, at in went.items() if at < due.get(name, 0.0) and now - at > _BACK_AT_ONCE}

@@ -104,7 +104,7 @@ class Serving:
         with _opened(Hub(address, papers.ca.read_bytes(), papers.secret.read_bytes(), keys)) as hub:
             meeting = self._meeting(roster, recipe, hub, Door(proxy, roster, hub).look)
             told = (self.patience, self.say, partial(revoked, roster), settings)
-            return Training(roster.run, recipe, meeting, *told).until_done(list(keys))
+            return Training(roster.run, recipe, meeting, *told).until_done(lambda: list(_let_in(roster)))
 
     def _meeting(self, roster: Roster, recipe: Recipe, hub: Hub, look: Callable[[], None]) -> Meeting:
         model: Any = recipe.model()

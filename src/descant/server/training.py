@@ -7,18 +7,22 @@ Who was invited when the training began is part of it from the beginning, and ma
 have one sample. Who was invited later is part of it from the round on before which it has come. Both times the run is
 closed behind a round, and goes on with what is known now. But what a private run promises is reckoned for those with
 whom it began and what was known of them then, so that it stays with that: one sample is the least that a party has.
+
+When all rounds are done every party hears it and has its models. Who is away is waited for a while.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..config import Recipe
 from ..engines.silos import Silos
+from ..evaluate import score
 from ..federation import Federation, ScoredRound
 from ..parties.elsewhere import KNOWN, SINCE, UNKNOWN, elsewhere
 from ..patience import Patience
@@ -30,6 +34,8 @@ from .meeting import Meeting
 TRAINING = "training"
 BUDGET = 2**25  # bytes of models in memory, of those that grow with the number of parties; the rest is on disk
 _MET = "parties.json"
+_PAUSE = 0.1  # seconds
+_SHOWING = 10.0  # seconds that a party has at least to be shown its models
 Met = Mapping[str, Mapping[str, Any]]
 
 
@@ -45,7 +51,7 @@ class Training:
     barred: Callable[[], Mapping[str, str]] = dict  # whom nobody waits or stands in for any more, and why
     sealed: Mapping[str, Any] = field(default_factory=dict)  # settings of the federation by which parties seal rows
 
-    def until_done(self, invited: Sequence[str]) -> dict[str, Any]:
+    def until_done(self, invited: Callable[[], Sequence[str]]) -> dict[str, Any]:
         """Do the rounds of the recipe, as far as they are not done."""
         met = met_in(self.folder) or self._gathered(invited)
         self.meeting.described |= met  # whoever comes must be like them
@@ -55,25 +61,49 @@ class Training:
             federation = self._federation(met)
             if new:
                 self.say(f"Invited after the training began, and part of it from now on: {', '.join(new)}.")
-        self.meeting.part(federation.state.round)
+        self._part(federation, met)
         return {"folder": str(self._place), "rounds": federation.state.round, "hash": federation.hash()}
 
     def _rounds(self, federation: Federation, met: Met) -> Met:
         """Rounds until all are done, or somebody has come who is not part of them, or not known: who that is."""
         rounds, private = self.recipe.length.rounds, promised(federation._plan) is not None
         with self._run(federation) as run:
-            for round in run.rounds(max(0, rounds - run.round), max(1, rounds // self.recipe.length.points)):
-                self.say(_told(round))
-                came = {} if private else self._newcomers(met, round.index)
-                if came and round.index < rounds:
-                    return came
+            try:
+                for round in run.rounds(max(0, rounds - run.round), max(1, rounds // self.recipe.length.points)):
+                    self.say(_told(round))
+                    came = {} if private else self._newcomers(met, round.index)
+                    if came and round.index < rounds:
+                        return came
+            except _Came as new:
+                return new.parties
         return {}
 
-    def _gathered(self, invited: Sequence[str]) -> Met:
-        """Everybody who is invited; who has not come yet counts with one sample."""
-        came = self.meeting.gather(self.patience.gather, lambda: len(set(invited) - self._gone().keys()))
+    def _gathered(self, invited: Callable[[], Sequence[str]]) -> Met:
+        """Everybody who is invited by then; who has not come yet counts with one sample."""
+        came = self.meeting.gather(self.patience.gather, lambda: len(set(invited()) - self._gone().keys()))
         unknown = {**next(iter(came.values())), **UNKNOWN, KNOWN: None}
-        return {name: came.get(name, unknown) for name in invited}
+        return {name: came.get(name, unknown) for name in invited()}
+
+    def _part(self, federation: Federation, met: Met) -> None:
+        """Who is there hears that it is over; who is not is waited for, and shown the models before it hears it."""
+        rounds, shown, told = federation.state.round, _judged(federation), False
+        end = time.monotonic() + self.patience.farewell
+        while True:
+            here = self.meeting.here().keys() - self.meeting.parted
+            if owed := sorted((here & met.keys()) - shown):
+                seconds = max(_SHOWING, end - time.monotonic())
+                score(replace(federation._plan, deadline=seconds), federation._engine, federation.state, owed)
+            self.meeting.part(here, rounds)
+            gone = self.meeting.parted | self._gone().keys()
+            missing = [name for name in met if _is_known(met, name) and name not in gone]
+            if not missing or time.monotonic() >= end:
+                break
+            if not told:
+                time_left = f"{self.patience.farewell:g} s"
+                self.say(f"All rounds are done. Waiting {time_left} for {', '.join(missing)} to come for its models.")
+                told = True
+            time.sleep(_PAUSE)
+        self.meeting.end(rounds)
 
     def _newcomers(self, met: Met, round: int) -> Met:
         """Who has come and is not part of the training yet, or was not known."""
@@ -94,12 +124,19 @@ class Training:
 
     def _federation(self, met: Met) -> Federation:
         settings = {key: value for key, value in self.recipe.settings().items() if key != "engine"}
+
+        def look() -> None:
+            """Whoever is not part of it yet need not wait for the end of a round that cannot begin."""
+            new = {name: said for name, said in self._newcomers(met, federation.state.round).items() if name not in met}
+            if new and promised(federation._plan) is None:
+                raise _Came(new)
+
         federation = Federation(
             self.recipe.model(),
             elsewhere(met),
             self.recipe.algorithm(),
             seed=self.recipe.length.seed,
-            engine=Silos(self.meeting, self.patience, self.say, self._gone),
+            engine=Silos(self.meeting, self.patience, self.say, self._gone, look),
             deadline=self.patience.limit,
             budget=BUDGET,
             **settings,
@@ -110,6 +147,20 @@ class Training:
         with clear_errors(self.folder):
             disk.replace(self.folder / _MET, json.dumps(met).encode(), f".{_MET}", disk.PRIVATE)
         return federation
+
+
+class _Came(Exception):
+    """Somebody who was invited later has come while a round could not begin."""
+
+    def __init__(self, parties: Met) -> None:
+        super().__init__(", ".join(parties))
+        self.parties = parties
+
+
+def _judged(federation: Federation) -> set[str]:
+    """Who has been shown the models as they are now."""
+    at, scores = vars(federation).get("_scored", (None, None))
+    return set(scores.names) if scores is not None and at == federation.state.round else set()
 
 
 def _is_known(met: Met, name: str) -> bool:
