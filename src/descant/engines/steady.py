@@ -12,6 +12,7 @@ from typing import Any
 
 _TRYING = 5.0  # seconds
 _SOON = (502, 503, 504)  # statuses that may pass
+_ROUNDED = 1.0  # seconds by which times may differ that are the same
 _BACK_AT_ONCE = 5.0  # seconds: a party whose line was down goes in order, and comes again
 
 
@@ -62,4 +63,4 @@ def gone_in_order(found: Any, parties: Mapping[str, bytes], due: Mapping[str, fl
     whose, now = {key: name for name, key in parties.items()}, datetime.fromisoformat(found.now).timestamp()
     gone = [node for node in found.nodes_info if node.status == "offline" and node.last_deactivated_at]
     went = {whose.get(n.public_key, ""): datetime.fromisoformat(n.last_deactivated_at).timestamp() for n in gone}
-    return {name for name, at in went.items() if at < due.get(name, 0.0) and now - at > _BACK_AT_ONCE}
+    return {name for name, at in went.items() if at < due.get(name, 0.0) - _ROUNDED and now - at > _BACK_AT_ONCE}
