@@ -380,10 +380,12 @@ def test_a_driver_that_the_superlink_does_not_know_any_more_is_told_so_and_not_e
     with superlink(papers, port, roster.run):
         hub = hub_of(roster, papers, port)
         assert hub.here() == {}
-    with closing(hub), superlink(papers, port, roster.run):
+    with superlink(papers, port, roster.run):
         with pytest.raises(Away, match="answers with 401"):
             hub.here()
-        assert hub._beat.heartbeat_fn() is False
+        assert hub._beat.heartbeat_fn()  # it was refused, and is not tried again and again
+    with closing(hub):
+        assert not hub._beat.heartbeat_fn()  # nobody is there: it is
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own

@@ -29,17 +29,15 @@ def _is_final(error: Exception) -> bool:
 
 
 def heartbeat(client: Any) -> Callable[[], bool]:
-    """What is called to say that the driver is alive; whether it was heard."""
+    """What is called to say that the driver is alive; whether it need not be said again at once."""
     import httpx
     from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
 
     def beat() -> bool:
         try:
             client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-        except httpx.HTTPStatusError:  # the run was stopped, which the driver's next call says, too
-            return True
-        except httpx.HTTPError:
-            return False
+        except httpx.HTTPError as error:
+            return _is_final(error)  # a run that was stopped: the driver's next call says so, and no beat helps
         return True
 
     return beat
