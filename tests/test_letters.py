@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from descant import DescantWarning, Federation, algorithms, seeds
 from descant.address import address_of
 from descant.algorithms import Timetable
+from descant.checkpoint import models_digest
 from descant.config import Recipe, read
 from descant.core import Report, Task
 from descant.engines.silos import Lost, Silos
@@ -167,6 +168,7 @@ def same(one: Federation, other: Federation, names: Collection[str] = NAMES) -> 
 def test_deployment_is_the_simulation_bit_for_bit(tmp_path: Path, method: str) -> None:
     fed, twin = met(Post(desks(tmp_path)), recipe(method)).fit(3, progress=False), simulated(recipe(method), 3)
     same(fed, twin)
+    assert models_digest(fed.state) == models_digest(twin.state)
     np.testing.assert_array_equal(fed.scores().own.values, twin.scores().own.values)
 
 
@@ -787,6 +789,17 @@ def trained(
     net = Net.made(network, seeds.torch_seed(5, 0, seeds.EVERYBODY, "model"))
     meeting = Meeting(post, chosen, "lab", net, address_of(torch.nn.functional.cross_entropy), say=at)
     return Training(folder, chosen, meeting, patience, at, barred).until_done(list(invited))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedgeomed+"])
+def test_a_server_tells_the_hash_that_the_simulation_tells(tmp_path: Path, method: str) -> None:
+    """As `descant run` prints it for the same rounds: the memories that a server does not have are no part of it."""
+    disk.make(tmp_path / "run")
+    done = trained(tmp_path / "run", Post(desks(tmp_path)), method, NAMES, lambda text: None, patience=QUORUM[None])
+    data = {name: (p.x, p.y, p.x[:3], p.y[:3]) for name, p in classes(5).subset(NAMES).items()}
+    chosen = recipe(method)
+    twin = Federation(network, from_arrays(data), chosen.algorithm(), solver=chosen.solver(), seed=5)
+    assert done["hash"] == models_digest(twin.fit(4, progress=False).state)
 
 
 def test_a_training_that_is_resumed_has_begun(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def run(
 
 
 def _carried_out(chosen: Recipe, out: Path, resume: bool, as_json: bool) -> tuple[Table, dict[str, Any]]:
+    from ..checkpoint import models_digest
     from ..judged import judge, study_of, write_page
     from ..progress import bar
     from ..record import Run
@@ -61,7 +62,7 @@ def _carried_out(chosen: Recipe, out: Path, resume: bool, as_json: bool) -> tupl
             shown.update(line, advance=1, told=round.round.told)
         shown.add_task("training alone, to compare with", total=None, told="–")
         table = judge(run)
-    found = {"folder": str(out), "rounds": federation.state.round, "hash": federation.hash()}
+    found = {"folder": str(out), "rounds": federation.state.round, "hash": models_digest(federation.state)}
     with waiting("drawing the report", as_json):
         return table, {**found, "report": str(write_page(study_of(out), out))}
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint import models_digest
 from ..config import Recipe
 from ..engines.silos import Silos
 from ..federation import Federation, ScoredRound
@@ -56,7 +57,7 @@ class Training:
             if new:
                 self.say(f"Invited after the training began, and part of it from now on: {', '.join(new)}.")
         self.meeting.part(federation.state.round)
-        return {"folder": str(self._place), "rounds": federation.state.round, "hash": federation.hash()}
+        return {"folder": str(self._place), "rounds": federation.state.round, "hash": models_digest(federation.state)}
 
     def _rounds(self, federation: Federation, met: Met) -> Met:
         """Rounds until all are done, or somebody has come who is not part of them, or not known: who that is."""
