@@ -33,8 +33,10 @@ from descant.parties.elsewhere import elsewhere
 from descant.parties.party import Form
 from descant.patience import Patience
 from descant.piece import Plan
+from descant.privacy import epsilon
 from descant.record import read as recorded
 from descant.server import Meeting
+from descant.server.outcome import outcome
 from descant.server.training import Training, first_rounds, met_in
 from descant.silo import Desk, SiloFile
 from descant.silo.desk import reduced
@@ -48,7 +50,7 @@ from descant.store.vault import Vault
 from descant.wire import Letter, pack, unpack
 from dying import Death, faults
 from problems import classes, network
-from teams import LEARNING, TEAM
+from teams import LEARNING, TEAM, WORK
 from test_wire import LIES, in_file
 
 NAMES = ("0", "1", "2", "3")
@@ -907,6 +909,46 @@ def test_a_private_training_stays_with_those_whom_it_began_with(tmp_path: Path) 
     )
     trained(tmp_path, post, "fedavg", NAMES[:3], said.append, private)
     assert first_rounds(tmp_path).keys() == {"0", "1", "2"} and "4 parties" not in "".join(said)
+
+
+AFTER_4 = f"ε={epsilon(4.0, 4, 1e-5):.3g}"
+SPENT = {
+    "of a budget": (
+        'wrap = [{by = "central_privacy", noise = 4.0, budget = 8.0}]',
+        f"{AFTER_4} of a budget of 8 at δ=1e-05",
+    ),
+    "without one": ('wrap = [{by = "local_privacy", noise = 8.0}]', f"{AFTER_4} at δ=1e-05"),
+    "without noise": ('wrap = [{by = "central_privacy", noise = 0}]', "no noise: nothing is hidden"),
+}
+
+
+@pytest.mark.parametrize("case", SPENT)
+def test_every_round_and_the_status_say_what_was_given_away(tmp_path: Path, case: str) -> None:
+    more, last = SPENT[case]
+    said = list[str]()
+    assert outcome(tmp_path)["spent"] is None
+    trained(tmp_path, Post(desks(tmp_path)), "fedavg", NAMES, said.append, more, QUORUM[None])
+    rounds = [text for text in said if text.startswith("Round ")]
+    assert len(rounds) == 4 and all("at δ" in text or "no noise" in text for text in rounds)
+    assert rounds[-1].endswith(f"4 parties, {last}")
+    assert outcome(tmp_path)["spent"]["told"] == last
+
+
+def test_a_training_that_promises_nothing_says_nothing_of_it(tmp_path: Path) -> None:
+    said = list[str]()
+    trained(tmp_path, Post(desks(tmp_path)), "fedavg", NAMES, said.append, "", QUORUM[None])
+    assert "ε" not in "".join(said) and outcome(tmp_path)["spent"] is None
+
+
+def test_samples_that_are_hidden_count_by_the_solver(tmp_path: Path) -> None:
+    said, solver = list[str](), 'solver = "private_sgd"\nlr = 0.05\nsteps = 1\nbatch = 1\nbudget = 99.0'
+    text = RECIPE.format(method="fedavg").replace("seed = 5", "seed = 5\nrounds = 2").replace(WORK.strip(), solver)
+    chosen, post = read(text), Post(desks(tmp_path))
+    net = Net.made(network, seeds.torch_seed(5, 0, seeds.EVERYBODY, "model"))
+    meeting = Meeting(post, chosen, "lab", net, address_of(torch.nn.functional.cross_entropy), say=said.append)
+    Training(tmp_path, chosen, meeting, Patience(gather=4), said.append).until_done(NAMES)
+    spent = outcome(tmp_path)["spent"]
+    assert 0 < spent["epsilon"] < spent["budget"] == 99.0 and spent["told"] in said[-1]
 
 
 def test_a_private_training_stays_with_what_was_known_of_those_who_came_late(tmp_path: Path) -> None:

@@ -102,22 +102,21 @@ def start(
 def status(folder: Path = DIR, as_json: bool = json_option()) -> None:
     """Say who was invited, has joined or was revoked, who trains from which round on, and how far that has come."""
     with plain_endings():
-        from ..record import is_run, read
-        from ..server.training import TRAINING, first_rounds
+        from ..server.outcome import outcome
+        from ..server.training import first_rounds
         from ..trust.roster import Roster
 
         roster = Roster(folder)
         first = first_rounds(roster.run)
         rows = [{**dataclasses.asdict(entry), "first round": first.get(entry.name)} for entry in roster.parties()]
-        place = roster.run / TRAINING
-        found: dict[str, Any] = {"state": "not begun", "round": 0}
-        if is_run(place):
-            recorded = read(place)
-            found = {"state": recorded.state, "round": recorded.round}
+        found = outcome(roster.run)
         if as_json:
             typer.echo(json.dumps({**found, "address": roster.address, "parties": rows}))
             return
-        typer.echo(f"Training: {found['state']}, round {found['round']}. Parties reach {roster.address}.\n")
+        typer.echo(f"Training: {found['state']}, round {found['round']}. Parties reach {roster.address}.")
+        if found["spent"]:
+            typer.echo(f"Given away: {found['spent']['told']}.")
+        typer.echo()
         typer.echo(
             Table(("name", "state", "since", "expires", "first round"), rows) if rows else "Nobody is invited yet."
         )

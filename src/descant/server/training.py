@@ -23,8 +23,9 @@ from ..engines.silos import Silos
 from ..federation import Federation, ScoredRound
 from ..parties.elsewhere import KNOWN, SINCE, UNKNOWN, elsewhere
 from ..patience import Patience
+from ..privacy import Privacy
 from ..record import Run, is_run, read
-from ..spending import promised
+from ..spending import EPSILON, promised, told
 from ..store import clear_errors, disk
 from .meeting import Meeting
 
@@ -61,10 +62,10 @@ class Training:
 
     def _rounds(self, federation: Federation, met: Met) -> Met:
         """Rounds until all are done, or somebody has come who is not part of them, or not known: who that is."""
-        rounds, private = self.recipe.length.rounds, promised(federation._plan) is not None
+        rounds, private = self.recipe.length.rounds, promised(federation._plan)
         with self._run(federation) as run:
             for round in run.rounds(max(0, rounds - run.round), max(1, rounds // self.recipe.length.points)):
-                self.say(_told(round))
+                self.say(_told(round, private))
                 came = {} if private else self._newcomers(met, round.index)
                 if came and round.index < rounds:
                     return came
@@ -135,6 +136,7 @@ def first_rounds(folder: Path) -> dict[str, int]:
     return {name: said.get(SINCE, 0) + 1 for name, said in met_in(folder).items()}
 
 
-def _told(round: ScoredRound) -> str:
+def _told(round: ScoredRound, privacy: Privacy | None) -> str:
     without = "".join(f"; without {refusal.party}: {refusal.reason}" for refusal in round.round.refusals)
-    return f"Round {round.index}: {round.round.told}, {len(round.round.accepted)} parties{without}"
+    spent = "" if privacy is None else f", {told(round.round.tuning.get(EPSILON), privacy.budget, privacy.delta)}"
+    return f"Round {round.index}: {round.round.told}, {len(round.round.accepted)} parties{spent}{without}"
