@@ -36,12 +36,13 @@ def init(
     with plain_endings():
         from ..config import read
         from ..server.sealed import sealed
+        from ..server.servable import check_servable
         from ..trust.founding import Terms
         from ..trust.roster import Roster
 
         sys.path.insert(0, "")
         found = read(recipe)
-        found.model(), found.algorithm(), found.settings(), sealed(found, with_key=False)
+        check_servable(found, sealed(found, with_key=False))
         roster = Roster.create(folder, recipe, Terms(hosts=tuple(host), port=port))
         told = {"folder": str(folder), "address": roster.address, "fingerprint": roster.fingerprint}
         _tell(told, as_json, f"\nNow invite parties: descant server invite {folder} NAME")
