@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import socket
@@ -170,6 +171,32 @@ UNFIT: dict[str, tuple[str, str]] = {
         wrapped('by = "descant.algorithms:SecureAggregation"'),
         "names 'descant.algorithms:SecureAggregation': code and files of others are not used here",
     ),
+    "speeds": (
+        RECIPE.replace("rounds = 2", "rounds = 2\nspeeds = {a = 2.0}"),
+        "The 'speeds' of [run] of recipe is for",
+    ),
+    "a metric of its own": (
+        RECIPE.replace("inputs", 'metric = "torch.nn.functional:mse_loss"\ninputs'),
+        "The 'metric' of [model] of recipe is for simulations: parties on machines of their own judge by what goes",
+    ),
+    "hostile": (wrapped('by = "hostile"', method="rfa"), "The wrap 'hostile' of recipe is for simulations"),
+    "hostile, all": (RECIPE + '[[wrap]]\nby = "hostile"\n', "The wrap 'hostile' of recipe is for simulations"),
+    "a sweep": (RECIPE + "[sweep.work]\nlr = [0.1, 0.2]\n", "[sweep] of recipe is for simulations: one federation"),
+    **{
+        f"{key}, in {table}": (
+            RECIPE.replace(f"[{table}]", f"[{table}]\n{key} = {value}"),
+            f"The {key!r} of [{table}] of recipe is for simulations: parties on machines of their own come and go",
+        )
+        for table in ("work", "method")
+        for key, value in {
+            "comes": "0.5",
+            "stint": "2",
+            "comes_every": "2",
+            "comes_first": "{a = 1}",
+            "drops": "{a = 1}",
+            "schedule": '[{party = "a", from = 1}]',
+        }.items()
+    },
     "no such net": (RECIPE.replace('"mlp"', '"mpl"'), "There is no net 'mpl'"),
     "no rounds": (RECIPE.replace("rounds = 2", "rounds = 0"), "'rounds' of [run] must be a whole number >= 1"),
 }
@@ -188,6 +215,41 @@ def test_a_recipe_that_cannot_work_is_refused_by_init_and_by_start(
     federation(tmp_path, recipe=text)
     with pytest.raises(DescantError, match=re.escape(why)):
         Serving(tmp_path / "lab", Patience(), lambda text: None).until_done()
+
+
+REHEARSED = (
+    RECIPE.replace("rounds = 2", 'rounds = 2\nseeds = 3\nengine = "processes"')
+    + """
+[parties]
+population = "digits"
+count = 3
+[[methods]]
+algorithm = "fedavg"
+[quick.run]
+rounds = 1
+"""
+)
+
+
+@pytest.mark.usefixtures("stopping")
+def test_a_recipe_that_was_rehearsed_is_served_and_what_is_not_used_is_said(tmp_path: Path) -> None:
+    """And nothing is said of what is used, how many attend among it."""
+    (tmp_path / "recipe.toml").write_text(REHEARSED.replace("lr = 0.1", "lr = 0.1\nattend = 2\nstragglers = 0.5"))
+    (tmp_path / "plain.toml").write_text(RECIPE)
+
+    def made(recipe: str, *more: str) -> str:
+        place = [str(tmp_path / f"{recipe}{len(more)}"), str(tmp_path / f"{recipe}.toml")]
+        done = CliRunner().invoke(app, ["server", "init", *place, *more])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    told = made("recipe")
+    for what in ("[parties]", "[[methods]]", "[quick]", "The 'seeds' of [run]", "The 'engine' of [run]"):
+        assert f"\n{what} is not used: " in told
+    assert told.count("is not used") == 5 == len(json.loads(made("recipe", "--json"))["unused"])
+    assert "not used" not in made("plain")
+    with pytest.raises(Stop):
+        Serving(tmp_path / "recipe0", Patience(), lambda text: None).until_done()
 
 
 @pytest.mark.usefixtures("stopping")

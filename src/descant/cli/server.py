@@ -35,17 +35,19 @@ def init(
     """Make a federation in the new folder DIR, by RECIPE: its keys and certificates, and nobody invited yet."""
     with plain_endings():
         from ..config import read
-        from ..server.sealed import sealed
-        from ..server.servable import check_servable
+        from ..server.servable import servable, unused
         from ..trust.founding import Terms
         from ..trust.roster import Roster
 
         sys.path.insert(0, "")
         found = read(recipe)
-        check_servable(found, sealed(found, with_key=False))
+        servable(found, with_key=False)
         roster = Roster.create(folder, recipe, Terms(hosts=tuple(host), port=port))
         told = {"folder": str(folder), "address": roster.address, "fingerprint": roster.fingerprint}
-        _tell(told, as_json, f"\nNow invite parties: descant server invite {folder} NAME")
+        said = unused(found)
+        then = "".join(f"\n{what} is not used: {why}." for what, why in said.items())
+        more = {"unused": said} if as_json else {}
+        _tell({**told, **more}, as_json, f"{then}\nNow invite parties: descant server invite {folder} NAME")
 
 
 @app.command("invite")

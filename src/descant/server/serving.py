@@ -35,8 +35,7 @@ from ..trust.proxy import Proxy, RunningProxy
 from ..trust.roster import Roster
 from .forgetting import forget_rows, vault_of
 from .meeting import Meeting
-from .sealed import sealed
-from .servable import check_servable
+from .servable import servable
 from .superlink import HOST, Papers, superlink
 from .training import Training, met_in, rounds_in
 
@@ -58,8 +57,7 @@ class Serving:
         roster = Roster(self.folder.resolve())
         recipe = read(self.folder / RECIPE, roster.home)
         roster.check_recipe()
-        settings = sealed(recipe, with_key=True)
-        check_servable(recipe, settings, list(met_in(roster.run) or _let_in(roster)))
+        settings = servable(recipe, True, list(met_in(roster.run) or _let_in(roster)))
         check_waits_for_all(recipe.algorithm(), self.patience.quorum)
         lock = Lock(roster.run / ".lock")
         try:
