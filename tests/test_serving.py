@@ -16,13 +16,14 @@ import pytest
 from typer.testing import CliRunner
 
 from descant.cli import app
-from descant.config import Recipe
+from descant.config import Recipe, read
 from descant.engines.flower import Away
 from descant.errors import DescantError, EngineError, SettingError, StateError, VaultError
 from descant.patience import Patience
 from descant.privacy import epsilon
 from descant.server import serving
 from descant.server.serving import Serving
+from descant.silo.desk import reduced
 from descant.store import disk
 from descant.store.keys import PrivateKey
 from descant.store.log import Log
@@ -250,6 +251,21 @@ def test_a_recipe_that_was_rehearsed_is_served_and_what_is_not_used_is_said(tmp_
     assert "not used" not in made("plain")
     with pytest.raises(Stop):
         Serving(tmp_path / "recipe0", Patience(), lambda text: None).until_done()
+
+
+@pytest.mark.usefixtures("stopping")
+def test_an_organiser_may_name_code_of_its_own_for_the_model_and_parties_are_not_asked_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("from torch import nn\n\n\ndef net():\n    return nn.Linear(4, 2)\n")
+    text = RECIPE.replace('net = "mlp"\ninputs = 4\noutputs = 2\n', 'net = "mine.py:net"\n')
+    Path("recipe.toml").write_text(text)
+    done = CliRunner().invoke(app, ["server", "init", "lab", "recipe.toml"])
+    assert done.exit_code == 0, done.output
+    with pytest.raises(Stop):
+        Serving(Path("lab"), Patience(), lambda text: None).until_done()
+    assert "mine.py" not in json.dumps(reduced(read(text).tables))
 
 
 @pytest.mark.usefixtures("stopping")
