@@ -383,6 +383,21 @@ def test_an_introduction_that_a_party_refuses(tmp_path: Path, said: dict[str, ob
     assert report.status == "refused" and why in report.reason
 
 
+def test_a_desk_in_the_folder_of_another_party_refuses_and_changes_nothing(tmp_path: Path) -> None:
+    post = Post(desks(tmp_path))
+    met(post, recipe("fedavg")).fit(1, progress=False)
+    place = tmp_path / "at-1"
+    before = {file: file.read_bytes() for file in place.rglob("*") if file.is_file()}
+    desk = Desk(SiloFile(tmp_path / "team0.py", "0"), place, lambda text: None)
+    hello = {"recipe": reduced(recipe("fedavg").tables), "federation": "lab", "layout": LAYOUT.digest}
+    settings = {"seed": 5, "way": "looped", "layout": LAYOUT.digest, "lr": 0.1, "work": 1, "accepted": 1}
+    center = {"center": torch.zeros(LAYOUT.width)}
+    for task in (Task("0", 0, "hello", {}, hello), Task("0", 2, "train", center, settings)):
+        report = unpack(desk.answer(pack(task)), Report)
+        assert report.status == "refused" and "'1'" in report.reason and "'0'" in report.reason
+    assert {file: file.read_bytes() for file in place.rglob("*") if file.is_file()} == before
+
+
 AGREED = RECIPE.format(method="fedavg")
 OTHER = RECIPE.format(method="rfa")
 MARKED = "\ufeff" + AGREED.replace("\n", "\r\n")  # as some editors write it
