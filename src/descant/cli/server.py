@@ -18,6 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="Organise a federation: make it, in
 
 DIR = typer.Argument(metavar="DIR", hidden=True)
 NAME = typer.Argument(metavar="NAME", hidden=True)
+_LOADED = "The common model: model.load_state_dict(safetensors.torch.load_file({!r}))"
 
 
 @app.command("init")
@@ -98,7 +99,7 @@ def start(
         give_back_at_once()
         patience = Patience(deadline, quorum, gather, limit)
         done = Serving(folder, patience, lambda text: typer.echo(text, err=as_json)).until_done()
-        _tell(done, as_json)
+        _tell(done, as_json, f"\n{_LOADED.format(done['center'])}\nThe report with pictures: descant report {folder}")
 
 
 @app.command("status")
@@ -111,18 +112,26 @@ def status(folder: Path = DIR, as_json: bool = json_option()) -> None:
 
         roster = Roster(folder)
         first = first_rounds(roster.run)
-        rows = [{**dataclasses.asdict(entry), "first round": first.get(entry.name)} for entry in roster.parties()]
         found = outcome(roster.run)
+        scores = found.pop("scores")
+        rows = [
+            {**dataclasses.asdict(entry), "first round": first.get(entry.name), **scores.get(entry.name, {})}
+            for entry in roster.parties()
+        ]
         if as_json:
             typer.echo(json.dumps({**found, "address": roster.address, "parties": rows}))
             return
         typer.echo(f"Training: {found['state']}, round {found['round']}. Parties reach {roster.address}.")
         if found["spent"]:
-            typer.echo(f"Given away: {found['spent']['told']}.")
-        typer.echo()
-        typer.echo(
-            Table(("name", "state", "since", "expires", "first round"), rows) if rows else "Nobody is invited yet."
-        )
+            typer.echo(f"{found['spent']['told']}.")
+        shown = ["name", "state", "since", "expires", "first round"]
+        if found["metric"]:
+            shown += ["rounds", "judged", "own", "center"]
+            told = "of its own model and of the common one on a party's own test set, after the round under 'judged'"
+            typer.echo(f"Own, center: {found['metric']} {told}.")
+        if found["center"]:
+            typer.echo(_LOADED.format(found["center"]))
+        typer.echo(f"\n{Table(tuple(shown), rows)}" if rows else "\nNobody is invited yet.")
 
 
 @app.command("revoke")

@@ -1,7 +1,8 @@
 """The rounds of a federation whose parties come and go, by whatever post: all that it knows is in its folder.
 
-    folder/parties.json   who is part of the training, and what each of them said of its data
-    folder/training/      the run (see `record`)
+    folder/parties.json         who is part of the training, and what each of them said of its data
+    folder/training/            the run (see `record`)
+    folder/center.safetensors   the common model by the names of its state_dict, when the training is over
 
 Who was invited when the training began is part of it from the beginning, and may come late: until then it is taken to
 have one sample. Who was invited later is part of it from the round on before which it has come. Both times the run is
@@ -25,6 +26,7 @@ from ..parties.elsewhere import KNOWN, SINCE, UNKNOWN, elsewhere
 from ..patience import Patience
 from ..privacy import Privacy
 from ..record import Run, is_run, read
+from ..silo.result import CENTER, write_model
 from ..spending import EPSILON, promised, told
 from ..store import clear_errors, disk
 from .meeting import Meeting
@@ -57,8 +59,11 @@ class Training:
             federation = self._federation(met)
             if new:
                 self.say(f"Invited after the training began, and part of it from now on: {', '.join(new)}.")
-        self.meeting.part(federation.state.round)
-        return {"folder": str(self._place), "rounds": federation.state.round, "hash": models_digest(federation.state)}
+        file, state = self.folder / CENTER, federation.state
+        write_model(file, federation._plan.net.layout, state.center, {"round": state.round})
+        self.meeting.part(state.round)
+        found = {"folder": str(self._place), "rounds": state.round, "hash": models_digest(state)}
+        return {**found, "center": str(file)}
 
     def _rounds(self, federation: Federation, met: Met) -> Met:
         """Rounds until all are done, or somebody has come who is not part of them, or not known: who that is."""
