@@ -99,7 +99,8 @@ def start(
         give_back_at_once()
         patience = Patience(deadline, quorum, gather, limit)
         done = Serving(folder, patience, lambda text: typer.echo(text, err=as_json)).until_done()
-        _tell(done, as_json, f"\n{_LOADED.format(done['center'])}\nThe report with pictures: descant report {folder}")
+        center = done["center"] if as_json else done.pop("center")
+        _tell(done, as_json, f"\n{_LOADED.format(center)}\nThe report with pictures: descant report {folder}")
 
 
 @app.command("status")
