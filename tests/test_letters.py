@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from descant import DescantWarning, Federation, algorithms, seeds
 from descant.address import address_of
 from descant.algorithms import Timetable
+from descant.checkpoint import models_digest
 from descant.config import Recipe, read
 from descant.core import Report, Task
 from descant.engines.silos import Lost, Silos
@@ -32,8 +33,10 @@ from descant.parties.elsewhere import elsewhere
 from descant.parties.party import Form
 from descant.patience import Patience
 from descant.piece import Plan
+from descant.privacy import epsilon
 from descant.record import read as recorded
 from descant.server import Meeting
+from descant.server.outcome import outcome
 from descant.server.training import Training, first_rounds, met_in
 from descant.silo import Desk, SiloFile
 from descant.silo.desk import reduced
@@ -47,7 +50,7 @@ from descant.store.vault import Vault
 from descant.wire import Letter, pack, unpack
 from dying import Death, faults
 from problems import classes, network
-from teams import LEARNING, TEAM
+from teams import LEARNING, TEAM, WORK
 from test_wire import LIES, in_file
 
 NAMES = ("0", "1", "2", "3")
@@ -171,6 +174,7 @@ def same(one: Federation, other: Federation, names: Collection[str] = NAMES) -> 
 def test_deployment_is_the_simulation_bit_for_bit(tmp_path: Path, method: str) -> None:
     fed, twin = met(Post(desks(tmp_path)), recipe(method)).fit(3, progress=False), simulated(recipe(method), 3)
     same(fed, twin)
+    assert models_digest(fed.state) == models_digest(twin.state)
     np.testing.assert_array_equal(fed.scores().own.values, twin.scores().own.values)
 
 
@@ -381,6 +385,21 @@ def test_an_introduction_that_a_party_refuses(tmp_path: Path, said: dict[str, ob
     hello = {"recipe": recipe().tables, "federation": "lab", "layout": "", **said}
     report = unpack(desk.answer(pack(Task("0", 0, "hello", {}, hello))), Report)
     assert report.status == "refused" and why in report.reason
+
+
+def test_a_desk_in_the_folder_of_another_party_refuses_and_changes_nothing(tmp_path: Path) -> None:
+    post = Post(desks(tmp_path))
+    met(post, recipe("fedavg")).fit(1, progress=False)
+    place = tmp_path / "at-1"
+    before = {file: file.read_bytes() for file in place.rglob("*") if file.is_file()}
+    desk = Desk(SiloFile(tmp_path / "team0.py", "0"), place, lambda text: None)
+    hello = {"recipe": reduced(recipe("fedavg").tables), "federation": "lab", "layout": LAYOUT.digest}
+    settings = {"seed": 5, "way": "looped", "layout": LAYOUT.digest, "lr": 0.1, "work": 1, "accepted": 1}
+    center = {"center": torch.zeros(LAYOUT.width)}
+    for task in (Task("0", 0, "hello", {}, hello), Task("0", 2, "train", center, settings)):
+        report = unpack(desk.answer(pack(task)), Report)
+        assert report.status == "refused" and "'1'" in report.reason and "'0'" in report.reason
+    assert {file: file.read_bytes() for file in place.rglob("*") if file.is_file()} == before
 
 
 AGREED = RECIPE.format(method="fedavg")
@@ -859,6 +878,17 @@ def trained(
     return Training(folder, chosen, meeting, patience, at, barred).until_done(lambda: list(invited))
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedgeomed+"])
+def test_a_server_tells_the_hash_that_the_simulation_tells(tmp_path: Path, method: str) -> None:
+    """As `descant run` prints it for the same rounds: the memories that a server does not have are no part of it."""
+    disk.make(tmp_path / "run")
+    done = trained(tmp_path / "run", Post(desks(tmp_path)), method, NAMES, lambda text: None, patience=QUORUM[None])
+    data = {name: (p.x, p.y, p.x[:3], p.y[:3]) for name, p in classes(5).subset(NAMES).items()}
+    chosen = recipe(method)
+    twin = Federation(network, from_arrays(data), chosen.algorithm(), solver=chosen.solver(), seed=5)
+    assert done["hash"] == models_digest(twin.fit(4, progress=False).state)
+
+
 def test_a_training_that_is_resumed_has_begun(tmp_path: Path) -> None:
     post, said = Post(desks(tmp_path)), list[str]()
     listen = listening(said)
@@ -1029,6 +1059,49 @@ def test_a_private_training_stays_with_those_whom_it_began_with(tmp_path: Path) 
     )
     trained(tmp_path, post, "fedavg", NAMES[:3], said.append, private)
     assert first_rounds(tmp_path).keys() == {"0", "1", "2"} and "4 parties" not in "".join(said)
+
+
+AFTER_4 = f"ε={epsilon(4.0, 4, 1e-5):.3g}"
+SPENT = {
+    "of a budget": (
+        'wrap = [{by = "central_privacy", noise = 4.0, budget = 8.0}]',
+        f"{AFTER_4} of a budget of 8 at δ=1e-05",
+    ),
+    "without one": ('wrap = [{by = "local_privacy", noise = 8.0}]', f"{AFTER_4} at δ=1e-05"),
+    "without noise": ('wrap = [{by = "central_privacy", noise = 0}]', "no noise: nothing is hidden"),
+}
+
+
+@pytest.mark.parametrize("case", SPENT)
+def test_every_round_and_the_status_say_what_was_given_away(tmp_path: Path, case: str) -> None:
+    more, last = SPENT[case]
+    said = list[str]()
+    assert outcome(tmp_path)["spent"] is None
+    trained(tmp_path, Post(desks(tmp_path)), "fedavg", NAMES, said.append, more, QUORUM[None])
+    rounds = [text for text in said if text.startswith("Round ")]
+    assert len(rounds) == 4 and all("at δ" in text or "no noise" in text for text in rounds)
+    assert rounds[-1].endswith(f"4 parties, {last}")
+    assert outcome(tmp_path)["spent"]["told"] == f"Privacy of a party: {last}"
+
+
+def test_a_training_that_promises_nothing_says_nothing_of_it(tmp_path: Path) -> None:
+    said = list[str]()
+    trained(tmp_path, Post(desks(tmp_path)), "fedavg", NAMES, said.append, "", QUORUM[None])
+    assert "ε" not in "".join(said) and outcome(tmp_path)["spent"] is None
+
+
+def test_samples_that_are_hidden_count_by_the_solver(tmp_path: Path) -> None:
+    said, solver = list[str](), 'solver = "private_sgd"\nlr = 0.05\nsteps = 1\nbatch = 1\nbudget = 99.0'
+    text = RECIPE.format(method="fedavg").replace("seed = 5", "seed = 5\nrounds = 2").replace(WORK.strip(), solver)
+    chosen, post = read(text), Post(desks(tmp_path))
+    net = Net.made(network, seeds.torch_seed(5, 0, seeds.EVERYBODY, "model"))
+    meeting = Meeting(post, chosen, "lab", net, address_of(torch.nn.functional.cross_entropy), say=said.append)
+    Training(tmp_path, chosen, meeting, Patience(gather=4, farewell=0), said.append).until_done(lambda: NAMES)
+    spent = outcome(tmp_path)["spent"]
+    assert (
+        0 < spent["epsilon"] < spent["budget"] == 99.0
+        and spent["told"].removeprefix("Privacy of a sample: ") in said[-1]
+    )
 
 
 def test_a_private_training_stays_with_what_was_known_of_those_who_came_late(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from flwr.supernode import node_auth_http_interceptor as interceptor
 from safetensors.torch import load_file
 
 from descant import Federation
+from descant.checkpoint import models_digest
 from descant.config import read as recipe_of
 from descant.engines import flower, line
 from descant.engines.flower import Hub
@@ -191,7 +192,7 @@ def simulated(one: Lab, **more: Any) -> Federation:
     return fed
 
 
-def same(one: Lab, away: Collection[str] = (), **more: Any) -> None:
+def same(one: Lab, away: Collection[str] = (), **more: Any) -> Federation:
     """The centre, the numbers on record, and of each silo its own model and all that it remembers: the simulation's."""
     center, twin = one.done(), simulated(one, **more)
     assert torch.equal(center, twin.state.center)
@@ -208,6 +209,7 @@ def same(one: Lab, away: Collection[str] = (), **more: Any) -> None:
         left = ("coreset.rows", "coreset.weights")  # a silo seals them, and a simulation without a vault has them here
         known = {key: tensor for key, tensor in twin._engine.memory.get(name).items() if key not in left}
         alike(Keeping(state).memory(one.rounds), known)
+    return twin
 
 
 def alike(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
@@ -220,9 +222,12 @@ def alike(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) 
 def test_deployment_is_the_simulation(lab: Callable[..., Lab], name: str) -> None:
     one = lab(WAYS[name])
     one.begin()
-    same(one)
+    twin = same(one)
+    assert models_digest(twin.state) in one.said()
     told = json.loads(one.call("server", "status", "lab", "--json"))
     assert told["round"] == ROUNDS and [party["state"] for party in told["parties"]] == ["joined"] * 3
+    alike(load_file(one.folder / told["center"]), twin.center_.state_dict())
+    assert [row["judged"] for row in json.loads(one.call("report", "lab", "--json"))["table"]] == [ROUNDS] * 3
 
 
 def test_whoever_is_killed_the_same_commands_go_on_to_the_same_model(lab: Callable[..., Lab]) -> None:

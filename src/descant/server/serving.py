@@ -36,9 +36,9 @@ from ..trust.proxy import Proxy, RunningProxy
 from ..trust.roster import Roster
 from .forgetting import forget_rows, vault_of
 from .meeting import Meeting
-from .sealed import sealed
+from .servable import servable
 from .superlink import HOST, Papers, superlink
-from .training import Training, rounds_in
+from .training import Training, met_in, rounds_in
 
 _SECRET = "driver.secret"
 _PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds before a SuperLink that died is started anew
@@ -58,9 +58,8 @@ class Serving:
         roster = Roster(self.folder.resolve())
         recipe = read(self.folder / RECIPE, roster.home)
         roster.check_recipe()
-        recipe.length, recipe.model(), recipe.settings()  # what is wrong is said now
+        settings = servable(recipe, True, list(met_in(roster.run) or _let_in(roster)))
         check_waits_for_all(recipe.algorithm(), self.patience.quorum)
-        settings = sealed(recipe, with_key=True)
         lock = Lock(roster.run / ".lock")
         try:
             return self._served(roster, recipe, settings)

@@ -1,7 +1,8 @@
 """The rounds of a federation whose parties come and go, by whatever post: all that it knows is in its folder.
 
-    folder/parties.json   who is part of the training, and what each of them said of its data
-    folder/training/      the run (see `record`)
+    folder/parties.json         who is part of the training, and what each of them said of its data
+    folder/training/            the run (see `record`)
+    folder/center.safetensors   the common model by the names of its state_dict, when the training is over
 
 Who was invited when the training began is part of it from the beginning, and may come late: until then it is taken to
 have one sample. Who was invited later is part of it from the round on before which it has come. Both times the run is
@@ -20,14 +21,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint import models_digest
 from ..config import Recipe
 from ..engines.silos import Silos
 from ..evaluate import score
 from ..federation import Federation, ScoredRound
 from ..parties.elsewhere import KNOWN, SINCE, UNKNOWN, elsewhere
 from ..patience import Patience
+from ..privacy import Privacy
 from ..record import Run, is_run, read
-from ..spending import promised
+from ..silo.result import CENTER, write_model
+from ..spending import EPSILON, promised, told
 from ..store import clear_errors, disk
 from .meeting import Meeting
 
@@ -61,16 +65,19 @@ class Training:
             federation = self._federation(met)
             if new:
                 self.say(f"Invited after the training began, and part of it from now on: {', '.join(new)}.")
+        file, state = self.folder / CENTER, federation.state
+        write_model(file, federation._plan.net.layout, state.center, {"round": state.round})
         self._part(federation, met)
-        return {"folder": str(self._place), "rounds": federation.state.round, "hash": federation.hash()}
+        found = {"folder": str(self._place), "rounds": state.round, "hash": models_digest(state)}
+        return {**found, "center": str(file)}
 
     def _rounds(self, federation: Federation, met: Met) -> Met:
         """Rounds until all are done, or somebody has come who is not part of them, or not known: who that is."""
-        rounds, private = self.recipe.length.rounds, promised(federation._plan) is not None
+        rounds, private = self.recipe.length.rounds, promised(federation._plan)
         with self._run(federation) as run:
             try:
                 for round in run.rounds(max(0, rounds - run.round), max(1, rounds // self.recipe.length.points)):
-                    self.say(_told(round))
+                    self.say(_told(round, private))
                     came = {} if private else self._newcomers(met, round.index)
                     if came and round.index < rounds:
                         return came
@@ -185,6 +192,7 @@ def first_rounds(folder: Path) -> dict[str, int]:
     return {name: said.get(SINCE, 0) + 1 for name, said in met_in(folder).items()}
 
 
-def _told(round: ScoredRound) -> str:
+def _told(round: ScoredRound, privacy: Privacy | None) -> str:
     without = "".join(f"; without {refusal.party}: {refusal.reason}" for refusal in round.round.refusals)
-    return f"Round {round.index}: {round.round.told}, {len(round.round.accepted)} parties{without}"
+    spent = "" if privacy is None else f", {told(round.round.tuning.get(EPSILON), privacy.budget, privacy.delta)}"
+    return f"Round {round.index}: {round.round.told}, {len(round.round.accepted)} parties{spent}{without}"
