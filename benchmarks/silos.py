@@ -144,6 +144,9 @@ class Line:
     def here(self) -> dict[str, str]:
         return dict.fromkeys(self._names, "first")
 
+    def left(self) -> Collection[str]:
+        return ()
+
     def send(self, party: str, letter: Letter, seconds: float) -> str:
         self._line.send_bytes(letter if isinstance(letter, bytes) else letter.mapped())
         self._out.append(f"{len(self._out)} {party} {time.monotonic()}")

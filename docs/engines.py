@@ -1,6 +1,6 @@
 """What `bash scripts/engines --long` found: docs/engines.json and the tables of docs/engines.md, from pytest's report.
 
-python docs/engines.py results.xml flower [--note "..."]    # in the environment that the tests ran in
+In the environment that the tests ran in: python docs/engines.py results.xml flower --commit 1a2b3c [--note "..."]
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def outcomes(report: Path) -> list[dict[str, Any]]:
 def table(engine: str, found: Mapping[str, Any]) -> str:
     tests, made = found["tests"], ", ".join(f"{name} {number}" for name, number in found["versions"].items())
     passed = sum(one["outcome"] == "passed" for one in tests)
-    lines = [f"### {engine}: {passed} of {len(tests)} passed, {found['date']}", ""]
+    lines = [f"### {engine}: {passed} of {len(tests)} passed, {found['date']}, commit {found['commit']}", ""]
     lines += [f"{made}; {found['machine']}, {found['cores']} cores. {found['note']}".strip(), ""]
     lines += ["| test | outcome | seconds |", "|---|---|---:|"]
     lines += [f"| {re.sub(r'[|]', '/', one['test'])} | {one['outcome']} | {one['seconds']:.0f} |" for one in tests]
@@ -64,9 +64,11 @@ def main() -> None:
     parser.add_argument("report", type=Path)
     parser.add_argument("engine", choices=["flower", "ray"])
     parser.add_argument("--note", default="", help="what a reader should know of the machine then")
+    parser.add_argument("--commit", required=True, help="what was tested")
     given = parser.parse_args()
     kept = json.loads(FOUND.read_text(encoding="utf-8")) if FOUND.exists() else {}
     kept[given.engine] = {
+        "commit": given.commit,
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "machine": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),

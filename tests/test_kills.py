@@ -137,7 +137,8 @@ def trained(folder: Path, chosen: Recipe, post: Post) -> dict[str, Any]:
     net = Net.made(network, seeds.torch_seed(5, 0, seeds.EVERYBODY, "model"))
     loss = address_of(torch.nn.functional.cross_entropy)
     meeting = Meeting(post, chosen, "lab", net, loss, say=len)
-    return Training(folder, chosen, meeting, Patience(gather=len(NAMES)), len).until_done(NAMES)
+    patience = Patience(gather=len(NAMES), farewell=0)
+    return Training(folder, chosen, meeting, patience, len).until_done(lambda: NAMES)
 
 
 def disturbed(folder: Path, name: str, seed: int) -> Fate:

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from descant import DescantWarning, Federation, algorithms, seeds
 from descant.address import address_of
 from descant.algorithms import Timetable
+from descant.checkpoint import models_digest
 from descant.config import Recipe, read
 from descant.core import Report, Task
 from descant.engines.silos import Lost, Silos
@@ -32,8 +33,10 @@ from descant.parties.elsewhere import elsewhere
 from descant.parties.party import Form
 from descant.patience import Patience
 from descant.piece import Plan
+from descant.privacy import epsilon
 from descant.record import read as recorded
 from descant.server import Meeting
+from descant.server.outcome import outcome
 from descant.server.training import Training, first_rounds, met_in
 from descant.silo import Desk, SiloFile
 from descant.silo.desk import reduced
@@ -47,7 +50,7 @@ from descant.store.vault import Vault
 from descant.wire import Letter, pack, unpack
 from dying import Death, faults
 from problems import classes, network
-from teams import LEARNING, TEAM
+from teams import LEARNING, TEAM, WORK
 from test_wire import LIES, in_file
 
 NAMES = ("0", "1", "2", "3")
@@ -69,12 +72,16 @@ class Post:
 
     def __init__(self, desks: dict[str, Callable[[], Desk]]) -> None:
         self.desks, self.away, self.marks = desks, set[str](), dict[str, str]()
+        self.gone = set[str]()
         self.letters: dict[str, tuple[str, bytes]] = {}
         self.spoil: Callable[[Task, bytes], bytes | Lost | None] = lambda task, answer: answer
         self.count = 0
 
     def here(self) -> dict[str, str]:
         return {name: self.marks.get(name, "first") for name in self.desks if name not in self.away}
+
+    def left(self) -> set[str]:
+        return self.gone & self.away
 
     def send(self, party: str, letter: Letter, seconds: float) -> str:
         if party in self.away:
@@ -167,6 +174,7 @@ def same(one: Federation, other: Federation, names: Collection[str] = NAMES) -> 
 def test_deployment_is_the_simulation_bit_for_bit(tmp_path: Path, method: str) -> None:
     fed, twin = met(Post(desks(tmp_path)), recipe(method)).fit(3, progress=False), simulated(recipe(method), 3)
     same(fed, twin)
+    assert models_digest(fed.state) == models_digest(twin.state)
     np.testing.assert_array_equal(fed.scores().own.values, twin.scores().own.values)
 
 
@@ -379,6 +387,21 @@ def test_an_introduction_that_a_party_refuses(tmp_path: Path, said: dict[str, ob
     assert report.status == "refused" and why in report.reason
 
 
+def test_a_desk_in_the_folder_of_another_party_refuses_and_changes_nothing(tmp_path: Path) -> None:
+    post = Post(desks(tmp_path))
+    met(post, recipe("fedavg")).fit(1, progress=False)
+    place = tmp_path / "at-1"
+    before = {file: file.read_bytes() for file in place.rglob("*") if file.is_file()}
+    desk = Desk(SiloFile(tmp_path / "team0.py", "0"), place, lambda text: None)
+    hello = {"recipe": reduced(recipe("fedavg").tables), "federation": "lab", "layout": LAYOUT.digest}
+    settings = {"seed": 5, "way": "looped", "layout": LAYOUT.digest, "lr": 0.1, "work": 1, "accepted": 1}
+    center = {"center": torch.zeros(LAYOUT.width)}
+    for task in (Task("0", 0, "hello", {}, hello), Task("0", 2, "train", center, settings)):
+        report = unpack(desk.answer(pack(task)), Report)
+        assert report.status == "refused" and "'1'" in report.reason and "'0'" in report.reason
+    assert {file: file.read_bytes() for file in place.rglob("*") if file.is_file()} == before
+
+
 AGREED = RECIPE.format(method="fedavg")
 OTHER = RECIPE.format(method="rfa")
 MARKED = "\ufeff" + AGREED.replace("\n", "\r\n")  # as some editors write it
@@ -448,7 +471,7 @@ def listening(said: list[str]) -> Callable[[str], None]:
     return hear
 
 
-QUORUM = {None: Patience(gather=4), 3: Patience(gather=4, quorum=3, deadline=0.1)}
+QUORUM = {None: Patience(gather=4, farewell=0), 3: Patience(gather=4, quorum=3, deadline=0.1, farewell=0)}
 
 
 def without(name: str, since: int) -> Timetable:
@@ -522,6 +545,72 @@ def test_a_letter_that_got_lost_is_not_kept_for_who_was_revoked(tmp_path: Path) 
     with pytest.warns(DescantWarning, match="party '1': lost: it was revoked"):
         fed.fit(3, progress=False)
     same(fed, simulated(recipe(), 3, attend=without("1", 2)), ["0", "2", "3"])
+
+
+@pytest.mark.parametrize("answer", [Lost("it has gone"), None], ids=["that is told", "that nobody tells"])
+def test_who_leaves_in_order_in_mid_round_is_not_waited_for(tmp_path: Path, answer: Lost | None) -> None:
+    post = Post(desks(tmp_path))
+
+    def spoil(task: Task, true: bytes) -> bytes | Lost | None:
+        if task.party != "1" or task.round != 2:
+            return true
+        post.away, post.gone = {"1"}, {"1"}
+        return answer
+
+    post.spoil = spoil
+    fed = met(post, recipe(), Patience(gather=3, limit=20))
+    with pytest.warns(DescantWarning, match="party '1': lost: it has left"):
+        fed.fit(3, progress=False)
+    same(fed, simulated(recipe(), 3, attend=without("1", 2)), ["0", "2", "3"])
+
+
+def test_who_left_in_order_and_is_back_is_given_its_letter_again(tmp_path: Path) -> None:
+    post, times = Post(desks(tmp_path)), [0]
+
+    def spoil(task: Task, true: bytes) -> bytes | None:
+        times[0] += (first := task.party == "1" and task.round == 2 and not times[0])
+        if first:
+            post.gone, post.marks["1"] = {"1"}, "again"
+        return None if first else true
+
+    post.spoil = spoil
+    fed = met(post, recipe(), Patience(limit=20)).fit(3, progress=False)
+    assert times == [1] and not fed.refusals_
+    same(fed, simulated(recipe(), 3))
+
+
+def test_an_answer_that_says_why_there_is_none_counts_to_a_quorum(tmp_path: Path) -> None:
+    """One fails and one is dead: the round goes on with the two others, and does not wait for the dead one."""
+    post, said = Post(desks(tmp_path)), list[str]()
+
+    def spoil(task: Task, answer: bytes) -> bytes | None:
+        if task.round != 2 or task.party not in "12":
+            return answer
+        return None if task.party == "2" else pack(Report("1", 2, "train", "error", reason="KeyError."))
+
+    post.spoil = spoil
+    fed = met(post, recipe(), replace(QUORUM[3], limit=20), listening(said))
+    with pytest.warns(DescantWarning, match="2 of 4 reports were refused"):
+        fed.fit(2, progress=False)
+    assert fed.history_[-1]["presence"] == "paap"
+    assert {refusal.party: refusal.reason for refusal in fed.refusals_}["2"].endswith("the round went on without it")
+
+
+def test_a_round_that_has_no_quorum_when_it_is_due_says_whom_it_waits_for(tmp_path: Path) -> None:
+    post, said = Post(desks(tmp_path)), list[str]()
+    post.spoil = lambda task, answer: None if task.party in "12" and task.round == 2 else answer
+    fed = met(post, recipe(), QUORUM[3], listening(said))
+    with pytest.raises(Waits, match=r"Round 2 has 2 of the 3 answers that it needs, after 0.1 s. Waiting for 1, 2."):
+        fed.fit(2, progress=False)
+
+
+def test_nobody_is_waited_for_to_be_judged_once_that_is_due(tmp_path: Path) -> None:
+    post, said = Post(desks(tmp_path)), list[str]()
+    post.spoil = lambda task, answer: None if task.party in "12" and task.kind == "evaluate" else answer
+    fed = met(post, recipe(), QUORUM[3], listening(said)).fit(1, progress=False)
+    with pytest.warns(DescantWarning, match="could not be evaluated.*no answer within 0.1 s"):
+        own = fed.scores().own.values
+    assert np.isnan(own).tolist() == [False, True, True, False]
 
 
 def test_where_work_is_added_up_unseen_fewer_than_it_hides_in_are_waited_for(tmp_path: Path) -> None:
@@ -779,14 +868,25 @@ def trained(
     invited: Collection[str],
     at: Callable[[str], None],
     more: str = "",
-    patience: Patience = Patience(gather=3),  # noqa: B008
+    patience: Patience = Patience(gather=3, farewell=0),  # noqa: B008
     barred: Callable[[], Mapping[str, str]] = dict,
 ) -> dict[str, object]:
     """A training of four rounds, from its folder; `at` hears what the server says."""
     chosen = read(RECIPE.format(method=method).replace("seed = 5", "seed = 5\nrounds = 4\npoints = 1") + more)
     net = Net.made(network, seeds.torch_seed(5, 0, seeds.EVERYBODY, "model"))
     meeting = Meeting(post, chosen, "lab", net, address_of(torch.nn.functional.cross_entropy), say=at)
-    return Training(folder, chosen, meeting, patience, at, barred).until_done(list(invited))
+    return Training(folder, chosen, meeting, patience, at, barred).until_done(lambda: list(invited))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedgeomed+"])
+def test_a_server_tells_the_hash_that_the_simulation_tells(tmp_path: Path, method: str) -> None:
+    """As `descant run` prints it for the same rounds: the memories that a server does not have are no part of it."""
+    disk.make(tmp_path / "run")
+    done = trained(tmp_path / "run", Post(desks(tmp_path)), method, NAMES, lambda text: None, patience=QUORUM[None])
+    data = {name: (p.x, p.y, p.x[:3], p.y[:3]) for name, p in classes(5).subset(NAMES).items()}
+    chosen = recipe(method)
+    twin = Federation(network, from_arrays(data), chosen.algorithm(), solver=chosen.solver(), seed=5)
+    assert done["hash"] == models_digest(twin.fit(4, progress=False).state)
 
 
 def test_a_training_that_is_resumed_has_begun(tmp_path: Path) -> None:
@@ -804,6 +904,71 @@ def test_a_training_that_is_resumed_has_begun(tmp_path: Path) -> None:
         trained(tmp_path / "run", post, "fedavg", NAMES, dies, patience=QUORUM[3])
     trained(tmp_path / "run", post, "fedavg", NAMES, listen, patience=QUORUM[3])
     assert "Round 3 begins without 1." in said and recorded(tmp_path / "run" / "training").round == 4
+
+
+def test_who_is_invited_later_counts_while_a_round_cannot_begin(tmp_path: Path) -> None:
+    """Two of the three who are to gather are there, and one more is, who is no part of the training yet."""
+    post, said = Post(desks(tmp_path)), list[str]()
+    post.away = {"3"}
+
+    def hears(text: str) -> None:
+        said.append(text)
+        if text.startswith("Round 2:"):
+            post.away = {"2", "3"}
+        if "Waiting for 2" in text and "3" not in post.away:
+            raise Waits(text)
+        if "Waiting for 2" in text:
+            post.away = {"2"}
+
+    disk.make(tmp_path / "run")
+    trained(tmp_path / "run", post, "fedgeomed+", NAMES[:3], hears)
+    assert "2 of 3 parties are there. Waiting for 2." in said
+    assert first_rounds(tmp_path / "run") == {"0": 1, "1": 1, "2": 1, "3": 3}
+    held = recorded(tmp_path / "run" / "training").numbers
+    assert held.accepted[:, 2].tolist() == [True, True, False, False]
+    assert held.accepted[:, 3].tolist() == [False, False, True, True]
+
+
+def test_who_is_invited_while_all_gather_is_part_of_it_from_the_beginning(tmp_path: Path) -> None:
+    post, invited = Post(desks(tmp_path)), [*NAMES[:3]]
+    post.away = {"2", "3"}
+
+    def hears(text: str) -> None:
+        if "Waiting" in text and "3" in invited:
+            raise Waits(text)
+        if "Waiting" in text:
+            invited.append("3")
+            post.away = {"2"}
+
+    disk.make(tmp_path / "run")
+    trained(tmp_path / "run", post, "fedavg", invited, hears)
+    assert recorded(tmp_path / "run" / "training").numbers.accepted[0].tolist() == [True, True, False, True]
+    assert first_rounds(tmp_path / "run") == dict.fromkeys(NAMES, 1)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["it comes in time", "the server is started again"])
+def test_who_is_away_at_the_end_comes_for_its_models_and_hears_that_it_is_over(tmp_path: Path, again: bool) -> None:
+    post, said, folder = Post(desks(tmp_path)), list[str](), tmp_path / "run"
+
+    def hears(text: str) -> None:
+        said.append(text)
+        if text.startswith("Round 2:"):
+            post.away = {"1"}
+        if text.startswith("All rounds are done."):
+            post.away -= set(NAMES) if again else {"1"}
+
+    patience = replace(QUORUM[3], farewell=0 if again else 20)
+    disk.make(folder)
+    trained(folder, post, "fedgeomed+", NAMES, hears, patience=patience)
+    if again:
+        assert post.away == set(NAMES) and not (tmp_path / "at-1" / "own.safetensors").exists()
+        trained(folder, post, "fedgeomed+", NAMES, hears, patience=replace(patience, farewell=20))
+    assert Result(tmp_path / "at-1").scores()["round"] == 4 and post.away == set(NAMES)
+    held = [load_file(tmp_path / f"at-{name}" / "center.safetensors") for name in ("0", "1")]
+    assert all(torch.equal(held[0][key], held[1][key]) for key in held[0])
+    own = simulated(recipe(), 4, attend=without("1", 3)).state.own.get("1")["model"]
+    mine = load_file(tmp_path / "at-1" / "own.safetensors")
+    assert all(torch.equal(mine[key], part) for key, part in LAYOUT.split(own).items())
 
 
 def test_who_is_revoked_while_all_gather_is_not_waited_for(tmp_path: Path) -> None:
@@ -894,6 +1059,49 @@ def test_a_private_training_stays_with_those_whom_it_began_with(tmp_path: Path) 
     )
     trained(tmp_path, post, "fedavg", NAMES[:3], said.append, private)
     assert first_rounds(tmp_path).keys() == {"0", "1", "2"} and "4 parties" not in "".join(said)
+
+
+AFTER_4 = f"ε={epsilon(4.0, 4, 1e-5):.3g}"
+SPENT = {
+    "of a budget": (
+        'wrap = [{by = "central_privacy", noise = 4.0, budget = 8.0}]',
+        f"{AFTER_4} of a budget of 8 at δ=1e-05",
+    ),
+    "without one": ('wrap = [{by = "local_privacy", noise = 8.0}]', f"{AFTER_4} at δ=1e-05"),
+    "without noise": ('wrap = [{by = "central_privacy", noise = 0}]', "no noise: nothing is hidden"),
+}
+
+
+@pytest.mark.parametrize("case", SPENT)
+def test_every_round_and_the_status_say_what_was_given_away(tmp_path: Path, case: str) -> None:
+    more, last = SPENT[case]
+    said = list[str]()
+    assert outcome(tmp_path)["spent"] is None
+    trained(tmp_path, Post(desks(tmp_path)), "fedavg", NAMES, said.append, more, QUORUM[None])
+    rounds = [text for text in said if text.startswith("Round ")]
+    assert len(rounds) == 4 and all("at δ" in text or "no noise" in text for text in rounds)
+    assert rounds[-1].endswith(f"4 parties, {last}")
+    assert outcome(tmp_path)["spent"]["told"] == f"Privacy of a party: {last}"
+
+
+def test_a_training_that_promises_nothing_says_nothing_of_it(tmp_path: Path) -> None:
+    said = list[str]()
+    trained(tmp_path, Post(desks(tmp_path)), "fedavg", NAMES, said.append, "", QUORUM[None])
+    assert "ε" not in "".join(said) and outcome(tmp_path)["spent"] is None
+
+
+def test_samples_that_are_hidden_count_by_the_solver(tmp_path: Path) -> None:
+    said, solver = list[str](), 'solver = "private_sgd"\nlr = 0.05\nsteps = 1\nbatch = 1\nbudget = 99.0'
+    text = RECIPE.format(method="fedavg").replace("seed = 5", "seed = 5\nrounds = 2").replace(WORK.strip(), solver)
+    chosen, post = read(text), Post(desks(tmp_path))
+    net = Net.made(network, seeds.torch_seed(5, 0, seeds.EVERYBODY, "model"))
+    meeting = Meeting(post, chosen, "lab", net, address_of(torch.nn.functional.cross_entropy), say=said.append)
+    Training(tmp_path, chosen, meeting, Patience(gather=4, farewell=0), said.append).until_done(lambda: NAMES)
+    spent = outcome(tmp_path)["spent"]
+    assert (
+        0 < spent["epsilon"] < spent["budget"] == 99.0
+        and spent["told"].removeprefix("Privacy of a sample: ") in said[-1]
+    )
 
 
 def test_a_private_training_stays_with_what_was_known_of_those_who_came_late(tmp_path: Path) -> None:

@@ -465,7 +465,7 @@ def test_a_port_in_use_is_told_in_a_sentence(scene: Scene) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", scene.proxy.port))
         other.listen()
-        with pytest.raises(EngineError, match="another process listens there: end it, or give another port"):
+        with pytest.raises(EngineError, match=r"listens there\. Stop that one, .* server init NEW .* --port"):
             scene.proxy.start(scene.roster.folder)
     with pytest.raises(EngineError, match="does not have that address"):
         check_free("192.0.2.1", 8443)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,12 +16,14 @@ import pytest
 from typer.testing import CliRunner
 
 from descant.cli import app
-from descant.config import Recipe
+from descant.config import Recipe, read
 from descant.engines.line import Away
-from descant.errors import EngineError, SettingError, StateError, VaultError
+from descant.errors import DescantError, EngineError, SettingError, StateError, VaultError
 from descant.patience import Patience
+from descant.privacy import epsilon
 from descant.server import serving
 from descant.server.serving import Serving
+from descant.silo.desk import reduced
 from descant.store import disk
 from descant.store.keys import PrivateKey
 from descant.store.log import Log
@@ -27,6 +32,7 @@ from descant.store.vault_at import VaultAt
 from descant.trust.founding import Terms
 from descant.trust.proxy import Proxy, find_nginx
 from descant.trust.roster import Roster
+from ways import EVERY_WAY
 
 RECIPE = """
 [run]
@@ -135,6 +141,173 @@ def test_a_quorum_is_refused_where_the_centre_would_hide_parties(
     server = Serving(tmp_path / "lab", Patience(quorum=quorum), lambda text: None)
     with pytest.raises(SettingError, match=why) if why else pytest.raises(Stop):
         server.until_done()
+
+
+def wrapped(*wraps: str, method: str = "fedavg") -> str:
+    wrap = ", ".join(f"{{{one}}}" for one in wraps)
+    return RECIPE.replace('"fedavg"', f'"{method}"') + f"wrap = [{wrap}]\n"
+
+
+UNFIT: dict[str, tuple[str, str]] = {
+    "secure, then central": (
+        wrapped('by = "secure"', 'by = "central_privacy"'),
+        "FedAvg+SecAgg+DP does not add up unseen: CentralPrivacy clips every single change",
+    ),
+    "central, then secure": (
+        wrapped('by = "central_privacy"', 'by = "secure"'),
+        "SecureAggregation cannot wrap FedAvg+DP: CentralPrivacy clips every single change",
+    ),
+    "a budget for no round": (wrapped('by = "central_privacy", budget = 0.01'), "ends the run after 0 rounds"),
+    "hidden twice": (
+        SAMPLES + 'wrap = [{by = "local_privacy"}]\n',
+        "PrivateSgd cannot hide samples in FedAvg+LDP: it hides whole parties",
+    ),
+    "samples and terms": (SAMPLES.replace('"fedavg"', '"fedprox"'), "the loss has the term 'proximal'"),
+    "no validation set": (wrapped('by = "adaptive"'), "AdaptiveHyper needs the server's own validation set"),
+    "steps and epochs": (RECIPE.replace("steps = 2", "steps = 2\nepochs = 1"), "Give Sgd steps or epochs, not both"),
+    "no such optimiser": (RECIPE.replace("lr =", 'optimizer = "Adm"\nlr ='), "There is no optimizer 'Adm'"),
+    "nothing to share": (wrapped(method="fedper") + 'layers = ["*"]\n', "nothing is left to share"),
+    "agents": (RECIPE.replace("lr =", 'solver = "dqn"\nlr ='), "whose teams bring rows: Dqn trains agents"),
+    "code for parties": (
+        wrapped('by = "descant.algorithms:SecureAggregation"'),
+        "names 'descant.algorithms:SecureAggregation': code and files of others are not used here",
+    ),
+    "speeds": (
+        RECIPE.replace("rounds = 2", "rounds = 2\nspeeds = {a = 2.0}"),
+        "The 'speeds' of [run] of recipe is for",
+    ),
+    "a metric of its own": (
+        RECIPE.replace("inputs", 'metric = "torch.nn.functional:mse_loss"\ninputs'),
+        "The 'metric' of [model] of recipe is for simulations: parties on machines of their own judge by what goes",
+    ),
+    "hostile": (wrapped('by = "hostile"', method="rfa"), "The wrap 'hostile' of recipe is for simulations"),
+    "hostile, all": (RECIPE + '[[wrap]]\nby = "hostile"\n', "The wrap 'hostile' of recipe is for simulations"),
+    "a sweep": (RECIPE + "[sweep.work]\nlr = [0.1, 0.2]\n", "[sweep] of recipe is for simulations: one federation"),
+    **{
+        f"{key}, in {table}": (
+            RECIPE.replace(f"[{table}]", f"[{table}]\n{key} = {value}"),
+            f"The {key!r} of [{table}] of recipe is for simulations: parties on machines of their own come and go",
+        )
+        for table in ("work", "method")
+        for key, value in {
+            "comes": "0.5",
+            "stint": "2",
+            "comes_every": "2",
+            "comes_first": "{a = 1}",
+            "drops": "{a = 1}",
+            "schedule": '[{party = "a", from = 1}]',
+        }.items()
+    },
+    "no such net": (RECIPE.replace('"mlp"', '"mpl"'), "There is no net 'mpl'"),
+    "no rounds": (RECIPE.replace("rounds = 2", "rounds = 0"), "'rounds' of [run] must be a whole number >= 1"),
+}
+
+
+@pytest.mark.usefixtures("stopping")
+@pytest.mark.parametrize("case", UNFIT)
+def test_a_recipe_that_cannot_work_is_refused_by_init_and_by_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """Before there is a folder, or anything is started, and in the words of a simulation."""
+    text, why = UNFIT[case]
+    (tmp_path / "recipe.toml").write_text(text)
+    done = CliRunner().invoke(app, ["server", "init", str(tmp_path / "new"), str(tmp_path / "recipe.toml")])
+    assert done.exit_code == 1 and why in " ".join(done.output.split()) and not (tmp_path / "new").exists()
+    federation(tmp_path, recipe=text)
+    with pytest.raises(DescantError, match=re.escape(why)):
+        Serving(tmp_path / "lab", Patience(), lambda text: None).until_done()
+
+
+REHEARSED = (
+    RECIPE.replace("rounds = 2", 'rounds = 2\nseeds = 3\nengine = "processes"')
+    + """
+[parties]
+population = "digits"
+count = 3
+[[methods]]
+algorithm = "fedavg"
+[quick.run]
+rounds = 1
+"""
+)
+
+
+@pytest.mark.usefixtures("stopping")
+def test_a_recipe_that_was_rehearsed_is_served_and_what_is_not_used_is_said(tmp_path: Path) -> None:
+    """And nothing is said of what is used, how many attend among it."""
+    (tmp_path / "recipe.toml").write_text(REHEARSED.replace("lr = 0.1", "lr = 0.1\nattend = 2\nstragglers = 0.5"))
+    (tmp_path / "plain.toml").write_text(RECIPE)
+
+    def made(recipe: str, *more: str) -> str:
+        place = [str(tmp_path / f"{recipe}{len(more)}"), str(tmp_path / f"{recipe}.toml")]
+        done = CliRunner().invoke(app, ["server", "init", *place, *more])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    told = made("recipe")
+    for what in ("[parties]", "[[methods]]", "[quick]", "The 'seeds' of [run]", "The 'engine' of [run]"):
+        assert f"\n{what} is not used: " in told
+    assert told.count("is not used") == 5 == len(json.loads(made("recipe", "--json"))["unused"])
+    assert "not used" not in made("plain")
+    with pytest.raises(Stop):
+        Serving(tmp_path / "recipe0", Patience(), lambda text: None).until_done()
+
+
+@pytest.mark.usefixtures("stopping")
+def test_an_organiser_may_name_code_of_its_own_for_the_model_and_parties_are_not_asked_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("from torch import nn\n\n\ndef net():\n    return nn.Linear(4, 2)\n")
+    text = RECIPE.replace('net = "mlp"\ninputs = 4\noutputs = 2\n', 'net = "mine.py:net"\n')
+    Path("recipe.toml").write_text(text)
+    done = CliRunner().invoke(app, ["server", "init", "lab", "recipe.toml"])
+    assert done.exit_code == 0, done.output
+    with pytest.raises(Stop):
+        Serving(Path("lab"), Patience(), lambda text: None).until_done()
+    assert "mine.py" not in json.dumps(reduced(read(text).tables))
+
+
+@pytest.mark.usefixtures("stopping")
+@pytest.mark.parametrize("text", [CENTRAL, LOCAL, SAMPLES], ids=["at the centre", "at the parties", "samples"])
+def test_without_what_counts_epsilon_nothing_private_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    epsilon.cache_clear()
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    federation(tmp_path, recipe=text)
+    with pytest.raises(SettingError, match=r"pip install 'descant\[dp\]'"):
+        Serving(tmp_path / "lab", Patience(), lambda text: None).until_done()
+    done = CliRunner().invoke(app, ["server", "init", str(tmp_path / "new"), str(tmp_path / "recipe.toml")])
+    assert done.exit_code == 1 and "descant[dp]" in done.output and not (tmp_path / "new").exists()
+
+
+@pytest.mark.usefixtures("stopping")
+def test_fewer_than_a_sum_must_have_are_refused_by_start(tmp_path: Path) -> None:
+    roster = federation(tmp_path, recipe=wrapped('by = "secure"'))
+    server = Serving(tmp_path / "lab", Patience(), lambda text: None)
+    for name in ("north", "south"):
+        roster.invite(name, tmp_path / f"{name}.invite")
+    with pytest.raises(SettingError, match="a sum of 3 parties at least, and there are 2"):
+        server.until_done()
+    roster.invite("west", tmp_path / "west.invite")
+    with pytest.raises(Stop):
+        server.until_done()
+
+
+@pytest.mark.usefixtures("stopping")
+@pytest.mark.parametrize("name", EVERY_WAY)
+def test_every_way_that_runs_over_silos_is_let_through(tmp_path: Path, name: str) -> None:
+    text, sealed = EVERY_WAY[name].text, name == "stand-ins"
+    if sealed:
+        key = PrivateKey.new()
+        key.write(tmp_path / "vault.key")
+        Vault.create(tmp_path / "vault", key)
+    (tmp_path / "recipe.toml").write_text(text + ('[vault]\nfolder = "vault"\nkey = "vault.key"\n' if sealed else ""))
+    done = CliRunner().invoke(app, ["server", "init", str(tmp_path / "lab"), str(tmp_path / "recipe.toml")])
+    assert done.exit_code == 0, done.output
+    with pytest.raises(Stop):
+        Serving(tmp_path / "lab", Patience(), lambda text: None).until_done()
 
 
 @pytest.fixture

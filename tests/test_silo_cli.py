@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import stat
 import subprocess
@@ -166,7 +167,8 @@ def test_a_port_in_use_is_said_before_anything_is_started(here: Path) -> None:
         call("server", "init", "lab", "recipe.toml", "--port", str(other.getsockname()[1]))
         call("server", "invite", "lab", "north")
         told = call("server", "start", "lab", code=1)
-    assert "another process listens there" in told or "needs nginx" in told
+    assert "another process listens there. Stop that one" in told or "needs nginx" in told
+    assert "give another port" not in told
     assert not (here / "lab" / "run" / "training").exists()
 
 
@@ -220,6 +222,40 @@ def test_forgetting_keeps_what_the_policy_is_counted_by(here: Path, joined: list
     assert "for ever" in told and "was not asked" in told
     again = json.loads(call("silo", "forget", "north.silo", "--json"))
     assert again["removed"] == [] and again["kept"] == KEPT and "not asked" in again["server"]
+
+
+@pytest.mark.parametrize("known_by", ["keys", "introduction", "both"])
+@pytest.mark.parametrize("whose", ["party", "federation"])
+def test_a_folder_of_another_party_or_federation_is_left_alone(
+    here: Path, joined: list[str], whose: str, known_by: str
+) -> None:
+    """Whatever it is known by; nothing is written there, its keys least of all."""
+    server, name = ("lab", "south") if whose == "party" else ("other", "north")
+    federation = invite.Invite.read(here / "north.invite").federation
+    if whose == "federation":
+        call("server", "init", "other", "recipe.toml")
+    call("server", "invite", server, name, "--out", "second.invite")
+    place = here / "north.silo"
+    (place / "state" / "party.json").write_text(json.dumps({"party": "north", "federation": federation}))
+    if known_by == "keys":
+        (place / "state" / "party.json").unlink()
+    elif known_by == "introduction":
+        shutil.rmtree(place / "keys")
+    before = {file: file.is_file() and file.read_bytes() for file in place.rglob("*")}
+    told = call("silo", "join", "second.invite", "team.py", "--folder", "north.silo", code=1)
+    assert {file: file.is_file() and file.read_bytes() for file in place.rglob("*")} == before
+    asked = name if whose == "party" else invite.Invite.read(here / "second.invite").federation
+    assert ("'north'" if whose == "party" else federation) in told and asked in told and "--folder" in told
+
+
+def test_the_same_party_joins_from_its_folder_again(here: Path, joined: list[str]) -> None:
+    federation = invite.Invite.read(here / "north.invite").federation
+    held = {"party": "north", "federation": federation}
+    (here / "north.silo" / "state" / "party.json").write_text(json.dumps(held))
+    (here / "bad.py").write_text("x = 1")
+    command = [sys.executable, "-m", "descant", "silo", "join", "north.invite", "bad.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "must define model" in done.stderr  # which comes next
 
 
 def test_what_the_server_was_not_told_of_is_not_forgotten_here_either(here: Path, joined: list[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from descant import algorithms
 from descant.solvers import SOLVERS
 from problems import EVERY
-from ways import EVERY_WAY, NOT_BY_RECIPE, NOT_OVER_SILOS, SOLVED, WAYS, Way
+from ways import EVERY_WAY, NOT_BY_RECIPE, NOT_OVER_SILOS, SIMULATED, SOLVED, WAYS, Way
 
 NAMED = {*algorithms.ALGORITHMS, *algorithms.WRAPPERS, *SOLVERS}
 
@@ -35,11 +35,15 @@ def test_every_method_of_the_laws_runs_over_real_silos_or_says_why_not() -> None
     assert WAYS.keys() & EVERY.keys() == EVERY.keys() - NOT_BY_RECIPE.keys()
 
 
+def test_what_is_for_simulations_says_why() -> None:
+    assert all(names_in(way) & NOT_OVER_SILOS.keys() for way in SIMULATED.values())
+
+
 def test_every_solver_runs_on_ray() -> None:
     assert SOLVED.keys() == SOLVERS.keys()
 
 
-@pytest.mark.parametrize("name", EVERY_WAY)
+@pytest.mark.parametrize("name", EVERY_WAY | SIMULATED)
 def test_a_way_is_a_recipe(name: str) -> None:
-    recipe = EVERY_WAY[name].recipe
+    recipe = (EVERY_WAY | SIMULATED)[name].recipe
     assert recipe.algorithm().name and recipe.solver().hyper.lr > 0

@@ -93,6 +93,8 @@ WAYS: dict[str, Way] = {  # over silos each is the simulation, bit for bit; the 
     "FedAvg, samples private": Way("fedavg", work=HIDING),
     "FedBuff": Way("fedbuff", "buffer = 3"),  # so many as there are silos: nobody is early or late
     "FedRL": Way("fedrl", "period = 2\nfactor = 2.0"),  # without rewards all count alike
+}
+SIMULATED: dict[str, Way] = {  # over silos these are refused: see NOT_OVER_SILOS
     "hostile": Way("rfa", 'wrap = [{by = "hostile", scale = -1.0}]'),
 }
 UNORDERED: dict[str, Way] = {  # over silos these go on with whoever is first: there is nothing to compare them with
@@ -106,6 +108,7 @@ NOT_OVER_SILOS = {
     "dqn": "a team's file gives rows, and no world to act in",
     "policy_gradient": "a team's file gives rows, and no world to act in",
     "trader": "a team's file gives rows, and no prices",
+    "hostile": "the server would falsify what real parties send",
 }
 NOT_BY_RECIPE = {
     "FedPlus, by layer": "a penalty of its own for each layer is an object, for which recipes have no word",

@@ -52,10 +52,22 @@ def digest(state: State, memory: Store) -> str:
         if name != _SEALED:
             _feed(sha, name, tensor)
     for label, store in (("own", state.own), ("memory", memory)):
-        for party in store.names():
-            for name, tensor in sorted(store.get(party).items()):
-                _feed(sha, f"{label}{_SEPARATOR}{party}{_SEPARATOR}{name}", tensor)
+        _feed_all(sha, label, store)
     return sha.hexdigest()
+
+
+def models_digest(state: State) -> str:
+    """The same of the models alone, for commands to print: memories stay with parties on machines of their own."""
+    sha = hashlib.sha256()
+    _feed(sha, "center", state.center)
+    _feed_all(sha, "own", state.own)
+    return sha.hexdigest()
+
+
+def _feed_all(sha: Any, label: str, store: Store) -> None:
+    for party in store.names():
+        for name, tensor in sorted(store.get(party).items()):
+            _feed(sha, f"{label}{_SEPARATOR}{party}{_SEPARATOR}{name}", tensor)
 
 
 def _feed(sha: Any, name: str, tensor: Tensor) -> None:

@@ -48,12 +48,17 @@ def judge(run: Run) -> Table:
     return table
 
 
-def study_of(folder: Path) -> Study:
-    """What came of the run in a folder."""
+def scored_in(folder: Path) -> tuple[Recorded, Result]:
+    """The run in a folder, and what is on record of it; an error if nothing was scored yet."""
     found = read(folder)
     if not len(found.numbers.scored):
         raise StateError(f"The run in {folder} has no scores yet. {how_to_end(found)}")
-    method = _result(found, str(found.settings["algorithm"]["name"]))
+    return found, _result(found, str(found.settings["algorithm"]["name"]))
+
+
+def study_of(folder: Path) -> Study:
+    """What came of the run in a folder."""
+    found, method = scored_in(folder)
     if method.method == LOCAL:
         return Study((method,), _settings(found))
     events = [event for event in found.events if event["event"] == "alone"]

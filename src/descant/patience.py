@@ -22,3 +22,6 @@ class Patience:
         1, "Parties that must be there before the first round; without a quorum, before every round.", least=1
     )
     limit: float = setting(24 * 3600.0, "Seconds after which an answer is given up, quorum or not.", above=0)
+    farewell: float = setting(
+        60.0, "Seconds in which parties that are away when all rounds are done may come for their models.", least=0
+    )

@@ -22,7 +22,7 @@ from .errors import DescantError, ModelError, PartyError, SettingError
 from .examined import completed, evaluated, owned, personal, received_loss, scored
 from .flat import ONE_AT_A_TIME, Net, Unbound, bind
 from .gate import finite
-from .metrics import Metric
+from .metrics import Metric, is_cross_entropy
 from .parties.people import Party, People
 from .parties.spaces import is_labels
 from .store import DEFAULT_BUDGET
@@ -105,6 +105,17 @@ class Plan:
                 f"The 'private' of {self.algorithm.name} must be a tuple of name patterns. Got {patterns!r}."
             )
         return self.net.layout.matching(patterns)
+
+
+def check_labels(plan: Plan) -> None:
+    """Raise if a party has a label for which the model has no output, where the loss tells that targets are classes."""
+    if not plan.samples or not is_cross_entropy(plan.loss) or getattr(plan.loss, "ignore_index", -1) >= 0:
+        return
+    classes = plan.classes
+    found = "" if classes is None else plan.people.label_beyond(classes)
+    if classes and found:
+        known = f"the model has {classes} outputs: labels go from 0 to {classes - 1}"
+        raise PartyError(f"{found}, and {known}. Mend the labels, or give the model more outputs.")
 
 
 def parties_of(data: Data) -> People:

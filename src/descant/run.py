@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -20,15 +21,14 @@ from .absence import Left, check_stand_ins, rehearse_leaving
 from .adding import gathered
 from .algorithms.pieces import fixed
 from .core import Attending, Engine, Hyper, Memory, Report, Task, Tuned, Tuning
-from .errors import BudgetError, DescantError, DescantWarning, PartyError, SettingError
+from .errors import BudgetError, DescantError, DescantWarning, ModelError, SettingError
 from .examined import loss_on
 from .exchange import CLOCK, hear, tasks_for
 from .flat import ONE_AT_A_TIME
 from .flight import AT, Flight
 from .gate import Gate, Refusal
 from .gauges import Gauges, distances, gauged, reach
-from .metrics import is_cross_entropy
-from .piece import VALIDATION, Plan
+from .piece import VALIDATION, Plan, check_labels
 from .settings import check
 from .settle import Outcome, settled
 from .standing import most_sealed
@@ -36,25 +36,37 @@ from .state import STALENESS, Round, State, feedback_of, judgements_of, presence
 from .store import PartyStore
 from .store.room import room
 
-__all__ = ["Round", "State", "begin", "possible_ways", "run"]
+__all__ = ["Round", "State", "begin", "check_unseen", "possible_ways", "run"]
+
+
+def begin(plan: Plan) -> State:
+    """The state before the first round; a model, a loss or a setting that cannot work is an error here."""
+    return _begun(plan, seen=True)
+
+
+def check_unseen(plan: Plan) -> None:
+    """Raise for what cannot work whatever rows the parties will have: nobody has seen any yet."""
+    _begun(plan, seen=False)
 
 
 @torch.inference_mode(False)
 @torch.enable_grad()
-def begin(plan: Plan) -> State:
-    """The state before the first round; a model, a loss or a setting that cannot work is an error here."""
+def _begun(plan: Plan, seen: bool) -> State:
     check(plan.algorithm, plan.algorithm.name)
     spending.check(plan)
     if plan.budget < 0:
         raise SettingError(f"The budget for party state must be >= 0 bytes. Got {plan.budget}.")
-    way = next(way for way, reason in possible_ways(plan).items() if not reason)
-    _check_labels(plan)
+    way = ""
+    with nullcontext() if seen else suppress(ModelError):  # which may only not fit rows that are not there
+        way = next(way for way, reason in possible_ways(plan).items() if not reason)
+    if seen:
+        check_labels(plan)
     row = plan.net.first
     first = State(0, row, row, way, PartyStore(plan.budget))
     first = replace(first, feedback=_validated(plan, first, row))
     check_stand_ins(plan)
     with torch.no_grad():
-        _rehearse(plan, row, plan.solver.hyper)
+        _rehearse(plan, row, plan.solver.hyper, leaving=seen)
         _tuned(plan, first, 1)
     spending.after(plan, first, [plan.solver.hyper])  # a budget that does not do for one round is found before the work
     return first
@@ -71,18 +83,7 @@ def possible_ways(plan: Plan) -> dict[str, str]:
         return plan.solver.ways(plan.net, plan.loss, plan.terms, largest, len(present))
 
 
-def _check_labels(plan: Plan) -> None:
-    """Raise if a party has a label for which the model has no output, where the loss tells that targets are classes."""
-    if not plan.samples or not is_cross_entropy(plan.loss) or getattr(plan.loss, "ignore_index", -1) >= 0:
-        return
-    classes = plan.classes
-    found = "" if classes is None else plan.people.label_beyond(classes)
-    if classes and found:
-        known = f"the model has {classes} outputs: labels go from 0 to {classes - 1}"
-        raise PartyError(f"{found}, and {known}. Mend the labels, or give the model more outputs.")
-
-
-def _rehearse(plan: Plan, row: Tensor, hyper: Hyper) -> None:
+def _rehearse(plan: Plan, row: Tensor, hyper: Hyper, leaving: bool) -> None:
     """Every answer once, on two copies of the first model: what does not fit the model is found before the work."""
     algorithm, size = plan.algorithm, plan.net.layout.size
     names = [term.name for term in plan.terms]
@@ -98,7 +99,7 @@ def _rehearse(plan: Plan, row: Tensor, hyper: Hyper) -> None:
         )
     rows = room((2, len(row)), row.dtype, plan.budget).copy_(row)
     try:
-        if algorithm.stand_in is not None:
+        if algorithm.stand_in is not None and leaving:
             rehearse_leaving(plan, row, algorithm.stand_in.selection)
         algorithm.start(rows, rows)
         if algorithm.pull is not None:

@@ -42,6 +42,18 @@ def drawn_once(plan: Plan) -> bool:
     return privacy is not None and privacy.source != "seed"
 
 
+def told(spent: float | None, budget: float | None, delta: float) -> str:
+    """What was given away, of how much; None: there is no noise that would bound it.
+
+    >>> told(1.5, 8.0, 1e-5), told(None, None, 1e-5)
+    ('ε=1.5 of a budget of 8 at δ=1e-05', 'no noise: nothing is hidden')
+    """
+    if spent is None:
+        return "no noise: nothing is hidden"
+    of = "" if budget is None else f" of a budget of {budget:g}"
+    return f"ε={spent:.3g}{of} at δ={delta:g}"
+
+
 def check(plan: Plan) -> None:
     """Raise if the run promises what it cannot keep."""
     check_sound(plan.algorithm)

@@ -29,8 +29,9 @@ from safetensors.torch import load_file
 
 import descant
 from descant import Federation
+from descant.checkpoint import models_digest
 from descant.config import read as recipe_of
-from descant.engines import line
+from descant.engines import flower, line
 from descant.engines.flower import Hub
 from descant.engines.line import Away, TurnedAway
 from descant.engines.silos import Lost, Patience
@@ -194,7 +195,7 @@ def simulated(one: Lab, **more: Any) -> Federation:
     return fed
 
 
-def same(one: Lab, away: Collection[str] = (), **more: Any) -> None:
+def same(one: Lab, away: Collection[str] = (), **more: Any) -> Federation:
     """The centre, the numbers on record, and of each silo its own model and all that it remembers: the simulation's."""
     center, twin = one.done(), simulated(one, **more)
     assert torch.equal(center, twin.state.center)
@@ -211,6 +212,7 @@ def same(one: Lab, away: Collection[str] = (), **more: Any) -> None:
         left = ("coreset.rows", "coreset.weights")  # a silo seals them, and a simulation without a vault has them here
         known = {key: tensor for key, tensor in twin._engine.memory.get(name).items() if key not in left}
         alike(Keeping(state).memory(one.rounds), known)
+    return twin
 
 
 def alike(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
@@ -223,9 +225,12 @@ def alike(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) 
 def test_deployment_is_the_simulation(lab: Callable[..., Lab], name: str) -> None:
     one = lab(WAYS[name])
     one.begin()
-    same(one)
+    twin = same(one)
+    assert models_digest(twin.state) in one.said()
     told = json.loads(one.call("server", "status", "lab", "--json"))
     assert told["round"] == ROUNDS and [party["state"] for party in told["parties"]] == ["joined"] * 3
+    alike(load_file(one.folder / told["center"]), twin.center_.state_dict())
+    assert [row["judged"] for row in json.loads(one.call("report", "lab", "--json"))["table"]] == [ROUNDS] * 3
 
 
 def test_whoever_is_killed_the_same_commands_go_on_to_the_same_model(lab: Callable[..., Lab]) -> None:
@@ -353,16 +358,42 @@ def test_an_answer_that_was_announced_and_never_comes_keeps_nobody_waiting(
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
+def test_who_leaves_in_order_has_left_and_who_falls_silent_or_is_back_has_not(
+    roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flower, "HEARTBEAT", 1.0)  # so often it looks
+    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
+    with (
+        closing(spoke(roster, tmp_path, "north", port)) as north,
+        closing(spoke(roster, tmp_path, "south", port)) as south,
+        superlink(papers, port, roster.run),
+        closing(hub_of(roster, papers, port)) as hub,
+    ):
+        with south.joined(), north.joined():
+            assert hub.here().keys() == {"north", "south"} and not hub.left()
+            monkeypatch.setattr(south._client, "DeactivateNode", lambda request: None)  # as if it were killed
+        end = time.monotonic() + PATIENCE
+        while hub.here().keys() | hub.left() != {"north"}:
+            assert "south" not in hub.left() and time.monotonic() < end
+            time.sleep(0.2)
+        assert hub.left() == {"north"} and not hub.here()  # and of south nobody knows anything
+        with north.joined():
+            assert hub.here().keys() == {"north"} and not hub.left()
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
 def test_a_driver_that_the_superlink_does_not_know_any_more_is_told_so_and_not_ended(roster: Roster) -> None:
     """Flower's own way would interrupt this process: after a kill of the SuperLink, or when its clock has jumped."""
     port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
     with superlink(papers, port, roster.run):
         hub = hub_of(roster, papers, port)
         assert hub.here() == {}
-    with closing(hub), superlink(papers, port, roster.run):
+    with superlink(papers, port, roster.run):
         with pytest.raises(Away, match="answers with 401"):
             hub.here()
-        assert hub._beat.heartbeat_fn() is False
+        assert hub._beat.heartbeat_fn()  # it was refused, and is not tried again and again
+    with closing(hub):
+        assert not hub._beat.heartbeat_fn()  # nobody is there: it is
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own

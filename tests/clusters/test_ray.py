@@ -28,7 +28,7 @@ from descant.server.serving import free_port
 from failing import deadly, fragile, looped, mostly_fine, nowhere, otherwise, slow
 from problems import EVERY, classes, network
 from teams import LEARNING
-from ways import EVERY_WAY, SOLVED, Way
+from ways import EVERY_WAY, SIMULATED, SOLVED, Way
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")
 ADAM = Sgd(lr=0.05, epochs=2, batch=4, optimizer="Adam")
@@ -41,7 +41,7 @@ def two() -> Iterator[Ray]:
     engine.close()
 
 
-METHODS = {**{name: partial(Way.algorithm, way) for name, way in EVERY_WAY.items()}, **EVERY}
+METHODS = {**{name: partial(Way.algorithm, way) for name, way in (EVERY_WAY | SIMULATED).items()}, **EVERY}
 AWAY = {"stand-ins": 3}  # so many take part, so that others are stood in for
 
 

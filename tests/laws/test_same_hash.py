@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from descant import DescantError, Federation, Sgd, algorithms, checkpoint, parties
-from descant.checkpoint import digest
+from descant.checkpoint import digest, models_digest
 from descant.core import Memory
 from descant.errors import StateError
 from descant.run import run as rounds
@@ -154,6 +154,23 @@ def test_the_hash_covers_every_party_and_its_memory() -> None:
     fed._engine.memory.stage("0", {**memory, "moment.step": memory["moment.step"] + 1})
     fed._engine.memory.commit(ROUNDS, ["0"])
     assert len({before, changed, fed.hash()}) == 3
+
+
+def test_the_hash_of_the_models_covers_every_model_and_no_memory() -> None:
+    """It is what a server prints, too, whose parties keep their memories to themselves."""
+    fed = run(made("FedAvgPlus", optimizer="Adam"))
+    before = models_digest(fed.state)
+    memory = fed._engine.memory.get("0")
+    fed._engine.memory.stage("0", {**memory, "moment.step": memory["moment.step"] + 1})
+    fed._engine.memory.commit(ROUNDS, ["0"])
+    assert models_digest(fed.state) == before
+    row = fed.state.own.get("3")["model"]
+    row[0] += 1e-7
+    fed.state.own.stage("3", {"model": row})
+    fed.state.own.commit(ROUNDS, ["3"])
+    changed = models_digest(fed.state)
+    fed.state = replace(fed.state, center=fed.state.center + 1e-7)
+    assert len({before, changed, models_digest(fed.state)}) == 3
 
 
 @pytest.fixture

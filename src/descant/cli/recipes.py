@@ -49,6 +49,7 @@ def run(
 
 
 def _carried_out(chosen: Recipe, out: Path, resume: bool, as_json: bool) -> tuple[Table, dict[str, Any]]:
+    from ..checkpoint import models_digest
     from ..judged import judge, study_of, write_page
     from ..progress import bar
     from ..record import Run
@@ -61,7 +62,7 @@ def _carried_out(chosen: Recipe, out: Path, resume: bool, as_json: bool) -> tupl
             shown.update(line, advance=1, told=round.round.told)
         shown.add_task("training alone, to compare with", total=None, told="–")
         table = judge(run)
-    found = {"folder": str(out), "rounds": federation.state.round, "hash": federation.hash()}
+    found = {"folder": str(out), "rounds": federation.state.round, "hash": models_digest(federation.state)}
     with waiting("drawing the report", as_json):
         return table, {**found, "report": str(write_page(study_of(out), out))}
 
@@ -145,12 +146,17 @@ def report(
     folder: Path = typer.Argument(hidden=True),  # noqa: B008
     as_json: bool = json_option(),
 ) -> None:
-    """Write report.html into FOLDER, which descant compare or descant run made, and print its verdict."""
+    """Write report.html into FOLDER, which descant compare, run or server init made, and print its verdict."""
     with plain_endings():
+        from ..config import server_of
         from ..judged import study_of, write_page
         from ..record import is_run
         from ..study import Study
 
+        folder = _training_in(folder)
+        if server_of(folder):
+            _tell_of_server(folder, as_json)
+            return
         if is_run(folder):
             with waiting("drawing the report", as_json):
                 study = study_of(folder)
@@ -169,6 +175,29 @@ def report(
             typer.echo(json.dumps({"report": str(page), **found}))
         else:
             typer.echo(f"{told(study)}\n\nThe report with pictures: {page}")
+
+
+def _training_in(folder: Path) -> Path:
+    """The run of a federation, where its folder is given; else the same."""
+    from ..trust.founding import ROSTER, RUN
+
+    if not (folder / ROSTER).is_file():
+        return folder
+    from ..server.training import TRAINING
+
+    return folder / RUN / TRAINING
+
+
+def _tell_of_server(folder: Path, as_json: bool) -> None:
+    from ..server.report import write_report
+
+    with waiting("drawing the report", as_json):
+        table, page = write_report(folder)
+    if as_json:
+        found = {"verdict": table.verdict, "findings": table.notes, "table": table.plain()}
+        typer.echo(json.dumps({"report": str(page), **found}))
+    else:
+        typer.echo(f"{table}\n\nThe report with pictures: {page}")
 
 
 def runs(

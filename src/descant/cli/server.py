@@ -18,6 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="Organise a federation: make it, in
 
 DIR = typer.Argument(metavar="DIR", hidden=True)
 NAME = typer.Argument(metavar="NAME", hidden=True)
+_LOADED = "The common model: model.load_state_dict(safetensors.torch.load_file({!r}))"
 
 
 @app.command("init")
@@ -35,16 +36,19 @@ def init(
     """Make a federation in the new folder DIR, by RECIPE: its keys and certificates, and nobody invited yet."""
     with plain_endings():
         from ..config import read
-        from ..server.sealed import sealed
+        from ..server.servable import servable, unused
         from ..trust.founding import Terms
         from ..trust.roster import Roster
 
         sys.path.insert(0, "")
         found = read(recipe)
-        found.model(), found.algorithm(), found.settings(), sealed(found, with_key=False)
+        servable(found, with_key=False)
         roster = Roster.create(folder, recipe, Terms(hosts=tuple(host), port=port))
         told = {"folder": str(folder), "address": roster.address, "fingerprint": roster.fingerprint}
-        _tell(told, as_json, f"\nNow invite parties: descant server invite {folder} NAME")
+        said = unused(found)
+        then = "".join(f"\n{what} is not used: {why}." for what, why in said.items())
+        more = {"unused": said} if as_json else {}
+        _tell({**told, **more}, as_json, f"{then}\nNow invite parties: descant server invite {folder} NAME")
 
 
 @app.command("invite")
@@ -83,6 +87,7 @@ def start(
     quorum: int | None = option(Patience, "quorum"),
     deadline: float = option(Patience, "deadline"),
     limit: float = option(Patience, "limit"),
+    farewell: float = option(Patience, "farewell"),
     as_json: bool = json_option(),
 ) -> None:
     """Serve the federation in DIR until its rounds are done. After any kill the same command goes on."""
@@ -93,34 +98,42 @@ def start(
         sys.path.insert(0, "")
         one_thread()
         give_back_at_once()
-        patience = Patience(deadline, quorum, gather, limit)
+        patience = Patience(deadline, quorum, gather, limit, farewell)
         done = Serving(folder, patience, lambda text: typer.echo(text, err=as_json)).until_done()
-        _tell(done, as_json)
+        center = done["center"] if as_json else done.pop("center")
+        _tell(done, as_json, f"\n{_LOADED.format(center)}\nThe report with pictures: descant report {folder}")
 
 
 @app.command("status")
 def status(folder: Path = DIR, as_json: bool = json_option()) -> None:
     """Say who was invited, has joined or was revoked, who trains from which round on, and how far that has come."""
     with plain_endings():
-        from ..record import is_run, read
-        from ..server.training import TRAINING, first_rounds
+        from ..server.outcome import outcome
+        from ..server.training import first_rounds
         from ..trust.roster import Roster
 
         roster = Roster(folder)
         first = first_rounds(roster.run)
-        rows = [{**dataclasses.asdict(entry), "first round": first.get(entry.name)} for entry in roster.parties()]
-        place = roster.run / TRAINING
-        found: dict[str, Any] = {"state": "not begun", "round": 0}
-        if is_run(place):
-            recorded = read(place)
-            found = {"state": recorded.state, "round": recorded.round}
+        found = outcome(roster.run)
+        scores = found.pop("scores")
+        rows = [
+            {**dataclasses.asdict(entry), "first round": first.get(entry.name), **scores.get(entry.name, {})}
+            for entry in roster.parties()
+        ]
         if as_json:
             typer.echo(json.dumps({**found, "address": roster.address, "parties": rows}))
             return
-        typer.echo(f"Training: {found['state']}, round {found['round']}. Parties reach {roster.address}.\n")
-        typer.echo(
-            Table(("name", "state", "since", "expires", "first round"), rows) if rows else "Nobody is invited yet."
-        )
+        typer.echo(f"Training: {found['state']}, round {found['round']}. Parties reach {roster.address}.")
+        if found["spent"]:
+            typer.echo(f"{found['spent']['told']}.")
+        shown = ["name", "state", "since", "expires", "first round"]
+        if found["metric"]:
+            shown += ["rounds", "judged", "own", "center"]
+            told = "of its own model and of the common one on a party's own test set, after the round under 'judged'"
+            typer.echo(f"Own, center: {found['metric']} {told}.")
+        if found["center"]:
+            typer.echo(_LOADED.format(found["center"]))
+        typer.echo(f"\n{Table(tuple(shown), rows)}" if rows else "\nNobody is invited yet.")
 
 
 @app.command("revoke")

@@ -64,7 +64,7 @@ def join(
     """
     with plain_endings():
         from ..engines.spoke import Spoke
-        from ..silo.join import take_part
+        from ..silo.join import check_whose, take_part
         from ..silo.worker import Worker
         from ..store import disk
         from ..store.lock import Lock
@@ -74,6 +74,7 @@ def join(
         place = folder or Path(f"{held.party}.silo")
         if not file.is_file():
             raise SettingError(f"There is no file {file}.")
+        check_whose(place, held)
         disk.make(place, 0o700)
         lock = Lock(place / ".lock")
         over = threading.Event()

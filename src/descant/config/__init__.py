@@ -24,6 +24,6 @@ Light to import: torch waits until something is made.
 
 from .parts import Attendance, Figure, Length
 from .recipe import Recipe, read
-from .resume import how_to_end, resumable, resuming
+from .resume import how_to_end, resumable, resuming, server_of
 
-__all__ = ["Attendance", "Figure", "Length", "Recipe", "how_to_end", "read", "resumable", "resuming"]
+__all__ = ["Attendance", "Figure", "Length", "Recipe", "how_to_end", "read", "resumable", "resuming", "server_of"]

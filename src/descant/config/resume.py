@@ -14,9 +14,19 @@ def how_to_end(found: Recorded) -> str:
     """What brings a run to its end, in a sentence."""
     if found.state == "running":
         return f"It is still running ({found.reason}): ask again when it has ended."
+    if server := server_of(found.folder):
+        return f"Go on with: {shlex.join(['descant', 'server', 'start', str(server)])}"
     if not resumable(found.folder):
         return f"Go on with descant.record.Run.resume({str(found.folder)!r}, federation) and descant.judged.judge(run)."
     return f"Go on with: {resuming(found.folder)}"
+
+
+def server_of(folder: Path) -> Path | None:
+    """The folder of the federation whose training this run is, if it is one's."""
+    from ..trust.founding import ROSTER, RUN
+
+    place = folder.absolute().parent
+    return place.parent if place.name == RUN and (place.parent / ROSTER).is_file() else None
 
 
 def resumable(folder: Path) -> bool:

@@ -22,7 +22,7 @@ from ..wire import Letter
 from .line import HEARTBEAT, Away, require, told
 from .parts import hand_over, put_together, settle, wrapped
 from .silos import Lost
-from .steady import heartbeat, steadied, struck_off
+from .steady import gone_in_order, heartbeat, listed, steadied, struck_off
 
 _AT_ONCE = 100  # answers that are handed out together: each is an open file
 _TYPE = "train"
@@ -62,6 +62,8 @@ class Hub:
         self._keys: dict[bytes, bytes] = {}  # all that the SuperLink was told of, by how they are written
         self._nodes: dict[str, int] = {}
         self._checked = time.monotonic()  # when it was last known that the SuperLink knows all parties
+        self._due: dict[str, float] = {}  # until when each must be heard again, as the SuperLink has it
+        self._left: set[str] = set()
         self._sent: dict[str, str] = {}  # by the number of a letter: to whom
         self._coming: dict[str, tuple[str, Any, str]] = {}  # by the same: an answer, its parts, and one that is missing
         self._open(parties)
@@ -151,18 +153,23 @@ class Hub:
         nodes = self._client.GetNodes(GetNodesRequest()).nodes
         online = [node for node in nodes if node.status == "online" and node.public_key in whose]
         self._nodes = {whose[node.public_key]: node.node_id for node in online}
+        self._due |= {whose[node.public_key]: node.online_until for node in online}
         if len(online) < len(whose):
             self._check_known()
         return {whose[node.public_key]: str(node.last_activated_at) for node in online}
 
+    def left(self) -> Collection[str]:
+        return self._left - self._nodes.keys()
+
     def _check_known(self) -> None:
-        """Whoever is not there may have been struck off, and could not come again: that is looked up now and then."""
+        """Whoever is not there may have left, or been struck off, and could not come again: looked up now and then."""
         if time.monotonic() < self._checked + HEARTBEAT:
             return
         with closing(self._control()) as control:
-            missing = struck_off(control, self._parties)
-        if missing:
+            found = listed(control)
+        if missing := struck_off(found, self._parties):
             raise Away(f"The SuperLink does not know {', '.join(missing)} any more: somebody on this machine did that")
+        self._left = gone_in_order(found, self._parties, self._due)
         self._checked = time.monotonic()
 
     @told("The SuperLink")

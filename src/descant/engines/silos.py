@@ -46,6 +46,9 @@ class Post(Protocol):
     def here(self) -> Mapping[str, str]:
         """The parties that can be reached now, each with a mark of when it came: one that comes again has another."""
 
+    def left(self) -> Collection[str]:
+        """Those who cannot be reached because they have left in order, and were not back at once."""
+
     def send(self, party: str, letter: Letter, seconds: float) -> str:
         """Send a letter that is good for so long; the number to ask for its answer by, or :class:`Lost`."""
 
@@ -62,9 +65,10 @@ class Silos:
         patience: Patience = Patience(),  # noqa: B008
         say: Callable[[str], None] = print,
         barred: Callable[[], Mapping[str, str]] = dict,  # whom nobody waits or stands in for any more, and why
+        waiting: Callable[[], None] = lambda: None,  # called while a round cannot begin: it may break it off
     ) -> None:
         check(patience, "[server]")
-        self.post, self.patience, self.say, self.barred = post, patience, say, barred
+        self.post, self.patience, self.say, self.barred, self.waiting = post, patience, say, barred, waiting
 
     def __call__(self, plan: Plan) -> SiloEngine:
         """An engine for one federation."""
@@ -77,14 +81,14 @@ class SiloEngine:
 
     def __init__(self, plan: Plan, silos: Silos) -> None:
         self._plan, self._post, self._patience, self._say = plan, silos.post, silos.patience, silos.say
-        self._barred = silos.barred
+        self._barred, self._waiting = silos.barred, silos.waiting
         self._memory = PartyStore(plan.budget)
         self._out: dict[str, tuple[Task, str]] = {}  # by the number of the letter: the task, and its party's mark
         self._again: list[Task] = []  # letters that got lost, to parties that the round waits for
         self._here: list[Task] = []  # stand-ins: they learn from what parties have left with us
         self._ready: list[Report] = []
         self._absent: Sequence[str] = ()  # whom the last round began without
-        self._heard, self._began = 0, 0.0
+        self._answered, self._began, self._is_late = 0, 0.0, False
         layout = plan.net.layout
         self._form = Most.of(layout.names)
         self._most = layout.width * max(8, 2 * layout.dtype.itemsize) + self._form.header + most_sealed(plan)
@@ -108,6 +112,7 @@ class SiloEngine:
             if waits != told:
                 self._say(waits)
                 told = waits
+            self._waiting()
             pause = min(_LONGEST, 2 * pause)
             time.sleep(pause)
 
@@ -126,7 +131,7 @@ class SiloEngine:
     def submit(self, tasks: Sequence[Task]) -> None:
         wanted = {_key(task): task for task in tasks}  # what else is out is of a round that was broken off
         self._out = {number: one for number, one in self._out.items() if _same(one[0], wanted.get(_key(one[0])))}
-        self._again, self._ready, self._heard, self._began = [], [], 0, time.monotonic()
+        self._again, self._ready, self._answered, self._began, self._is_late = [], [], 0, time.monotonic(), False
         self._here = [task for task in tasks if task.kind == "stand_in"]
         marks, out = self._post.here(), {_key(task) for task, _ in self._out.values()}
         for task in tasks:
@@ -166,12 +171,12 @@ class SiloEngine:
                 self._send(task, here[task.party])
 
     def _give_up(self, here: Collection[str]) -> None:
-        """Nobody waits for those who are gone and never come for their letters: they were revoked, or forgotten."""
+        """Nobody waits for those who are gone and do not come for letters: who left, was revoked, or forgotten."""
         tasks = [*self._again, *(task for task, _ in self._out.values())]
         away = {task.party for task in tasks} - set(here)
-        barred = self._barred() if away else {}
-        gone = away & barred.keys()
-        self._ready += [_failed(task, "lost", barred[task.party]) for task in tasks if task.party in gone]
+        why = {**dict.fromkeys(self._post.left(), "it has left"), **self._barred()} if away else {}
+        gone = away & why.keys()
+        self._ready += [_failed(task, "lost", why[task.party]) for task in tasks if task.party in gone]
         self._again = [task for task in self._again if task.party not in gone]
         self._out = {number: one for number, one in self._out.items() if one[0].party not in gone}
 
@@ -205,6 +210,7 @@ class SiloEngine:
         for number, answer in self._post.fetch(tuple(self._out), self._most).items() if self._out else ():
             task, _ = self._out.pop(number, (None, ""))
             if task is not None:  # else it answers a round that was broken off
+                self._answered += not isinstance(answer, Lost)
                 reports += self._missed(task, answer) if isinstance(answer, Lost) else [self._read(task, answer)]
         return reports
 
@@ -220,20 +226,28 @@ class SiloEngine:
         if said != asked:
             return _failed(task, "error", f"it answered for {said}, and was asked for {asked}")
         report = replace(report, reason=plain(report.reason))
-        if report.status == "ok":
-            self._heard += 1
-            if task.kind == "train":
-                self._memory.stage(task.party, {ACCEPTED: torch.tensor(task.round)})
+        if report.status == "ok" and task.kind == "train":
+            self._memory.stage(task.party, {ACCEPTED: torch.tensor(task.round)})
         return report
 
     def _overdue(self) -> list[Report]:
-        """Who is not waited for any more: the others are a quorum."""
+        """Who is not waited for any more: the others are a quorum, whatever they have answered."""
         seconds, quorum = self._patience.deadline, self._patience.quorum
-        if quorum is None or self._heard < quorum or time.monotonic() - self._began < seconds:
-            return []
         late = [*self._again, *(task for task, _ in self._out.values())]
+        if quorum is None or not late or time.monotonic() - self._began < seconds:
+            return []
+        if self._answered < quorum and late[0].kind != "evaluate":
+            self._note_late(late, quorum)
+            return []
         self._out, self._again = {}, []
         return [_failed(task, "lost", f"no answer within {seconds:g} s: the round went on without it") for task in late]
+
+    def _note_late(self, late: Sequence[Task], quorum: int) -> None:
+        """Say once whom a round waits for that is due and has no quorum."""
+        if not self._is_late:
+            needs = f"{self._answered} of the {quorum} answers that it needs, after {self._patience.deadline:g} s"
+            self._say(f"Round {late[0].round} has {needs}. Waiting for {_some([task.party for task in late])}.")
+        self._is_late = True
 
 
 def _key(one: Task | Report) -> tuple[str, int, str]:

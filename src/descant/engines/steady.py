@@ -7,10 +7,13 @@ is started anew, and what was asked is asked again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any
 
 _TRYING = 5.0  # seconds
 _SOON = (502, 503, 504)  # statuses that may pass
+_ROUNDED = 1.0  # seconds by which times may differ that are the same
+_BACK_AT_ONCE = 5.0  # seconds: a party whose line was down goes in order, and comes again
 
 
 def steadied(retries: Any) -> Any:
@@ -27,26 +30,36 @@ def _is_final(error: Exception) -> bool:
 
 
 def heartbeat(client: Any) -> Callable[[], bool]:
-    """What is called to say that the driver is alive; whether it was heard."""
+    """What is called to say that the driver is alive; whether it need not be said again at once."""
     import httpx
     from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
 
     def beat() -> bool:
         try:
             client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-        except httpx.HTTPStatusError:  # the run was stopped, which the driver's next call says, too
-            return True
-        except httpx.HTTPError:
-            return False
+        except httpx.HTTPError as error:
+            return _is_final(error)  # a run that was stopped: the driver's next call says so, and no beat helps
         return True
 
     return beat
 
 
-def struck_off(control: Any, parties: Mapping[str, bytes]) -> list[str]:
-    """Those of some parties, by their public keys, whom the SuperLink does not know; it takes no key a second time."""
+def listed(control: Any) -> Any:
+    """All parties that the SuperLink was told of, and its time."""
     from flwr.proto.control_pb2 import ListNodesRequest
 
-    nodes = control.ListNodes(ListNodesRequest()).nodes_info
-    known = {node.public_key for node in nodes if node.status != "unregistered"}
+    return control.ListNodes(ListNodesRequest())
+
+
+def struck_off(found: Any, parties: Mapping[str, bytes]) -> list[str]:
+    """Those of some parties, by their public keys, whom the SuperLink does not know; it takes no key a second time."""
+    known = {node.public_key for node in found.nodes_info if node.status != "unregistered"}
     return [name for name, key in parties.items() if key not in known]
+
+
+def gone_in_order(found: Any, parties: Mapping[str, bytes], due: Mapping[str, float]) -> set[str]:
+    """Those who have said that they go, and not just now: who is silent is gone only when it was due to be heard."""
+    whose, now = {key: name for name, key in parties.items()}, datetime.fromisoformat(found.now).timestamp()
+    gone = [node for node in found.nodes_info if node.status == "offline" and node.last_deactivated_at]
+    went = {whose.get(n.public_key, ""): datetime.fromisoformat(n.last_deactivated_at).timestamp() for n in gone}
+    return {name for name, at in went.items() if at < due.get(name, 0.0) - _ROUNDED and now - at > _BACK_AT_ONCE}

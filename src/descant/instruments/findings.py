@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .. import spending
 from ..algorithms.pieces import FedPlusPull, Mix, TowardFixed, fixed, stay
 from ..gauges import bound_of
 from ..metrics import trivial
 from ..penalties import HalfSquare, Norm1, Norm2
 from ..portfolio.augment import REAL_ONLY, lacking
 from ..solvers import Sgd
-from ..spending import EPSILON, promised
 from ..standing import ASKED
 from .collapse import Numbers, biggest_jump, fell_behind, lasting_fall
 from .coverage import coverage
@@ -235,15 +235,15 @@ _UNCOUNTED = {
 
 def given_away(plan: Plan, history: Sequence[Mapping[str, Any]]) -> Finding | None:
     """What a private run has told of a party, and what is not counted in that."""
-    privacy = promised(plan)
+    privacy = spending.promised(plan)
     if privacy is None or not history:
         return None
-    spent = history[-1].get(EPSILON)
+    spent = history[-1].get(spending.EPSILON)
     if spent is None:
         return Finding("privacy", f"{plan.algorithm.name} is without noise: it hides nothing.")
-    of = "" if privacy.budget is None else f" of a budget of {privacy.budget:g}"
     who, many = ("sample", plan.samples) if privacy.at == "sample" else ("party", len(plan.people))
-    told = f"A {who} has given away ε={spent:.3g}{of} at δ={privacy.delta:g}. It counts {_UNCOUNTED[privacy.at]}."
+    given = spending.told(spent, privacy.budget, privacy.delta)
+    told = f"A {who} has given away {given}. It counts {_UNCOUNTED[privacy.at]}."
     if privacy.delta * many >= 1:
         told += f" δ should be below 1/{many:,}: it is the chance that one of so many is told outright."
     if privacy.source == "seed":

@@ -64,6 +64,7 @@ class Meeting:
         self._known: dict[str, str] = {}  # the marks of those that were introduced, or refused
         self._fits: set[str] = set()
         self.described: dict[str, Mapping[str, Any]] = {}
+        self.parted: set[str] = set()  # who was told that it is over
         self.forgotten: dict[str, str] = {}  # who has wished for it and not come back since, and that it has
 
     def here(self) -> dict[str, str]:
@@ -119,10 +120,15 @@ class Meeting:
         with suppress(Lost):
             self._post.send(party, pack(Task(party, 0, "goodbye", {}, told)), _LAST)
 
-    def part(self, rounds: int) -> None:
-        """The training is over, and everybody is told so; whoever is slow to hear it is not waited for."""
-        for party in self._post.here():
+    def part(self, parties: Collection[str], rounds: int) -> None:
+        """The training is over, and these are told so."""
+        for party in parties:
             self._send_away(party, {ROUNDS: rounds})
+        self.parted |= set(parties)
+
+    def end(self, rounds: int) -> None:
+        """Whoever is still there is told that it is over; who is slow to hear it is not waited for."""
+        self.part(self._post.here().keys() - self.parted, rounds)
         end = time.monotonic() + _PARTING
         while self._post.here() and time.monotonic() < end:
             time.sleep(_PAUSE)
@@ -154,6 +160,9 @@ class Meeting:
                 told = waits
             time.sleep(_PAUSE)
         return {party: self.described[party] for party in here}
+
+    def left(self) -> Collection[str]:
+        return self._post.left()
 
     def send(self, party: str, letter: Letter, seconds: float) -> str:
         return self._post.send(party, letter, seconds)

@@ -37,9 +37,9 @@ from ..trust.proxy import Proxy, RunningProxy
 from ..trust.roster import Roster
 from .forgetting import forget_rows, vault_of
 from .meeting import Meeting
-from .sealed import sealed
+from .servable import servable
 from .superlink import HOST, Papers, superlink
-from .training import BUDGET, Training, rounds_in
+from .training import BUDGET, Training, met_in, rounds_in
 
 _SECRET = "driver.secret"
 _PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds before a SuperLink that died is started anew
@@ -59,9 +59,8 @@ class Serving:
         roster = Roster(self.folder.resolve())
         recipe = read(self.folder / RECIPE, roster.home)
         roster.check_recipe()
-        recipe.length, recipe.model(), recipe.settings()  # what is wrong is said now
+        settings = servable(recipe, True, list(met_in(roster.run) or _let_in(roster)))
         check_waits_for_all(recipe.algorithm(), self.patience.quorum)
-        settings = sealed(recipe, with_key=True)
         lock = Lock(roster.run / ".lock")
         try:
             return self._served(roster, recipe, settings)
@@ -105,7 +104,7 @@ class Serving:
         with _opened(Hub(address, papers.ca.read_bytes(), papers.secret.read_bytes(), keys)) as hub:
             meeting = self._meeting(roster, recipe, hub, Door(proxy, roster, hub).look)
             told = (self.patience, self.say, partial(revoked, roster), settings)
-            return Training(roster.run, recipe, meeting, *told).until_done(list(keys))
+            return Training(roster.run, recipe, meeting, *told).until_done(lambda: list(_let_in(roster)))
 
     def _meeting(self, roster: Roster, recipe: Recipe, hub: Hub, look: Callable[[], None]) -> Meeting:
         model: Any = recipe.model()

@@ -1,35 +1,45 @@
 """The rounds of a federation whose parties come and go, by whatever post: all that it knows is in its folder.
 
-    folder/parties.json   who is part of the training, and what each of them said of its data
-    folder/training/      the run (see `record`)
+    folder/parties.json         who is part of the training, and what each of them said of its data
+    folder/training/            the run (see `record`)
+    folder/center.safetensors   the common model by the names of its state_dict, when the training is over
 
 Who was invited when the training began is part of it from the beginning, and may come late: until then it is taken to
 have one sample. Who was invited later is part of it from the round on before which it has come. Both times the run is
 closed behind a round, and goes on with what is known now. But what a private run promises is reckoned for those with
 whom it began and what was known of them then, so that it stays with that: one sample is the least that a party has.
+
+When all rounds are done every party hears it and has its models. Who is away is waited for a while.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint import models_digest
 from ..config import Recipe
 from ..engines.silos import Silos
+from ..evaluate import score
 from ..federation import Federation, ScoredRound
 from ..parties.elsewhere import KNOWN, SINCE, UNKNOWN, elsewhere
 from ..patience import Patience
+from ..privacy import Privacy
 from ..record import Run, is_run, read
-from ..spending import promised
+from ..silo.result import CENTER, write_model
+from ..spending import EPSILON, promised, told
 from ..store import clear_errors, disk
 from .meeting import Meeting
 
 TRAINING = "training"
 BUDGET = 2**23  # bytes of a model, of a stack or of what parties keep that are in memory; what is larger is in files
 _MET = "parties.json"
+_PAUSE = 0.1  # seconds
+_SHOWING = 10.0  # seconds that a party has at least to be shown its models
 Met = Mapping[str, Mapping[str, Any]]
 
 
@@ -45,7 +55,7 @@ class Training:
     barred: Callable[[], Mapping[str, str]] = dict  # whom nobody waits or stands in for any more, and why
     sealed: Mapping[str, Any] = field(default_factory=dict)  # settings of the federation by which parties seal rows
 
-    def until_done(self, invited: Sequence[str]) -> dict[str, Any]:
+    def until_done(self, invited: Callable[[], Sequence[str]]) -> dict[str, Any]:
         """Do the rounds of the recipe, as far as they are not done."""
         met = met_in(self.folder) or self._gathered(invited)
         self.meeting.described |= met  # whoever comes must be like them
@@ -55,25 +65,52 @@ class Training:
             federation = self._federation(met)
             if new:
                 self.say(f"Invited after the training began, and part of it from now on: {', '.join(new)}.")
-        self.meeting.part(federation.state.round)
-        return {"folder": str(self._place), "rounds": federation.state.round, "hash": federation.hash()}
+        file, state = self.folder / CENTER, federation.state
+        write_model(file, federation._plan.net.layout, state.center, {"round": state.round})
+        self._part(federation, met)
+        found = {"folder": str(self._place), "rounds": state.round, "hash": models_digest(state)}
+        return {**found, "center": str(file)}
 
     def _rounds(self, federation: Federation, met: Met) -> Met:
         """Rounds until all are done, or somebody has come who is not part of them, or not known: who that is."""
-        rounds, private = self.recipe.length.rounds, promised(federation._plan) is not None
+        rounds, private = self.recipe.length.rounds, promised(federation._plan)
         with self._run(federation) as run:
-            for round in run.rounds(max(0, rounds - run.round), max(1, rounds // self.recipe.length.points)):
-                self.say(_told(round))
-                came = {} if private else self._newcomers(met, round.index)
-                if came and round.index < rounds:
-                    return came
+            try:
+                for round in run.rounds(max(0, rounds - run.round), max(1, rounds // self.recipe.length.points)):
+                    self.say(_told(round, private))
+                    came = {} if private else self._newcomers(met, round.index)
+                    if came and round.index < rounds:
+                        return came
+            except _Came as new:
+                return new.parties
         return {}
 
-    def _gathered(self, invited: Sequence[str]) -> Met:
-        """Everybody who is invited; who has not come yet counts with one sample."""
-        came = self.meeting.gather(self.patience.gather, lambda: len(set(invited) - self._gone().keys()))
+    def _gathered(self, invited: Callable[[], Sequence[str]]) -> Met:
+        """Everybody who is invited by then; who has not come yet counts with one sample."""
+        came = self.meeting.gather(self.patience.gather, lambda: len(set(invited()) - self._gone().keys()))
         unknown = {**next(iter(came.values())), **UNKNOWN, KNOWN: None}
-        return {name: came.get(name, unknown) for name in invited}
+        return {name: came.get(name, unknown) for name in invited()}
+
+    def _part(self, federation: Federation, met: Met) -> None:
+        """Who is there hears that it is over; who is not is waited for, and shown the models before it hears it."""
+        rounds, shown, told = federation.state.round, _judged(federation), False
+        end = time.monotonic() + self.patience.farewell
+        while True:
+            here = self.meeting.here().keys() - self.meeting.parted
+            if owed := sorted((here & met.keys()) - shown):
+                seconds = max(_SHOWING, end - time.monotonic())
+                score(replace(federation._plan, deadline=seconds), federation._engine, federation.state, owed)
+            self.meeting.part(here, rounds)
+            gone = self.meeting.parted | self._gone().keys()
+            missing = [name for name in met if _is_known(met, name) and name not in gone]
+            if not missing or time.monotonic() >= end:
+                break
+            if not told:
+                time_left = f"{self.patience.farewell:g} s"
+                self.say(f"All rounds are done. Waiting {time_left} for {', '.join(missing)} to come for its models.")
+                told = True
+            time.sleep(_PAUSE)
+        self.meeting.end(rounds)
 
     def _newcomers(self, met: Met, round: int) -> Met:
         """Who has come and is not part of the training yet, or was not known."""
@@ -94,12 +131,19 @@ class Training:
 
     def _federation(self, met: Met) -> Federation:
         settings = {key: value for key, value in self.recipe.settings().items() if key != "engine"}
+
+        def look() -> None:
+            """Whoever is not part of it yet need not wait for the end of a round that cannot begin."""
+            new = {name: said for name, said in self._newcomers(met, federation.state.round).items() if name not in met}
+            if new and promised(federation._plan) is None:
+                raise _Came(new)
+
         federation = Federation(
             self.recipe.model(),
             elsewhere(met),
             self.recipe.algorithm(),
             seed=self.recipe.length.seed,
-            engine=Silos(self.meeting, self.patience, self.say, self._gone),
+            engine=Silos(self.meeting, self.patience, self.say, self._gone, look),
             deadline=self.patience.limit,
             budget=BUDGET,
             **settings,
@@ -110,6 +154,20 @@ class Training:
         with clear_errors(self.folder):
             disk.replace(self.folder / _MET, json.dumps(met).encode(), f".{_MET}", disk.PRIVATE)
         return federation
+
+
+class _Came(Exception):
+    """Somebody who was invited later has come while a round could not begin."""
+
+    def __init__(self, parties: Met) -> None:
+        super().__init__(", ".join(parties))
+        self.parties = parties
+
+
+def _judged(federation: Federation) -> set[str]:
+    """Who has been shown the models as they are now."""
+    at, scores = vars(federation).get("_scored", (None, None))
+    return set(scores.names) if scores is not None and at == federation.state.round else set()
 
 
 def _is_known(met: Met, name: str) -> bool:
@@ -134,6 +192,7 @@ def first_rounds(folder: Path) -> dict[str, int]:
     return {name: said.get(SINCE, 0) + 1 for name, said in met_in(folder).items()}
 
 
-def _told(round: ScoredRound) -> str:
+def _told(round: ScoredRound, privacy: Privacy | None) -> str:
     without = "".join(f"; without {refusal.party}: {refusal.reason}" for refusal in round.round.refusals)
-    return f"Round {round.index}: {round.round.told}, {len(round.round.accepted)} parties{without}"
+    spent = "" if privacy is None else f", {told(round.round.tuning.get(EPSILON), privacy.budget, privacy.delta)}"
+    return f"Round {round.index}: {round.round.told}, {len(round.round.accepted)} parties{spent}{without}"

@@ -204,7 +204,10 @@ class Desk:
 
     @property
     def _held(self) -> dict[str, Any] | None:
-        return _held(self.keeping.folder)
+        held = held_in(self.keeping.folder)
+        if held is not None and held["party"] != self.file.party:
+            raise EngineError(f"This folder is of {held['party']!r}, and the party is {self.file.party!r}.")
+        return held
 
     @cached_property
     def plan(self) -> Plan:
@@ -236,13 +239,14 @@ class Desk:
 
 def introduced(folder: Path) -> dict[str, Any]:
     """As whom the party of a folder was introduced, to which federation and by which recipe."""
-    held = _held(folder)
+    held = held_in(folder)
     if held is None:
         raise StateError(f"Nobody was introduced in {folder} yet. Join first: descant silo join.")
     return held
 
 
-def _held(folder: Path) -> dict[str, Any] | None:
+def held_in(folder: Path) -> dict[str, Any] | None:
+    """The same, or None before anybody was."""
     file = folder / INTRODUCED
     return json.loads(file.read_text()) if file.exists() else None
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 from ..core import Report
 from ..engines.line import Away
+from ..errors import SettingError
+from ..trust.invite import Invite, Unpacked
 from ..wire import unpack
+from .desk import held_in
 from .keeping import RESTS
 from .worker import Over, Worker
 
@@ -24,6 +28,21 @@ class Line(Protocol):
     def joined(self) -> AbstractContextManager[None]: ...
     def pull(self) -> tuple[Any, bytes] | None: ...
     def push(self, to: Any, answer: bytes) -> None: ...
+
+
+def check_whose(folder: Path, invite: Invite) -> None:
+    """Raise if a silo's folder is of another party, or of another federation, than an invite is for."""
+    keys, said = Unpacked(folder / "keys"), held_in(folder / "state") or {}
+    known = [said] if said else []
+    with suppress(OSError, ValueError):  # none, or damaged: they are written anew
+        known.append({"party": keys.party, "federation": keys.federation})
+    for what, asked in (("party", invite.party), ("federation", invite.federation)):
+        for one in known:
+            if one[what] != asked:
+                raise SettingError(
+                    f"{folder} is of the {what} {one[what]!r}, and the invite is for {asked!r}. Nothing was changed "
+                    f"there. Give another folder: --folder NEW"
+                )
 
 
 def take_part(line: Line, worker: Worker, over: threading.Event, say: Callable[[str], None] = print) -> None:

@@ -15,10 +15,12 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
+from torch import Tensor
 
 from ..core import Memory, Task
 from ..errors import StateError
 from ..examined import shown
+from ..flat import Layout
 from ..piece import Plan
 from ..store import clear_errors, disk
 
@@ -36,6 +38,13 @@ class Work:
     lr: float
     work: int
     way: str
+
+
+def write_model(file: Path, layout: Layout, row: Tensor, told: Mapping[str, Any]) -> None:
+    """A model by the names of its state_dict, with what is told of it, in place of the one before."""
+    tensors = {key: part.detach().clone().contiguous() for key, part in layout.split(row).items()}
+    with clear_errors(file.parent):
+        disk.replace(file, save(tensors, {_HEADER: json.dumps(told)}), f".{file.name}", disk.PRIVATE)
 
 
 @dataclass(frozen=True)
@@ -67,11 +76,8 @@ class Result:
 
     def keep(self, plan: Plan, task: Task, memory: Memory, scores: Mapping[str, Any]) -> None:
         """The models that were judged, in place of those before."""
-        told = {_HEADER: json.dumps({**scores, "round": task.round})}
         for name, row in zip((CENTER, OWN), shown(plan, task, memory), strict=True):
-            tensors = {key: part.detach().clone().contiguous() for key, part in plan.net.layout.split(row).items()}
-            with clear_errors(self.folder):
-                disk.replace(self.folder / name, save(tensors, told), f".{name}", disk.PRIVATE)
+            write_model(self.folder / name, plan.net.layout, row, {**scores, "round": task.round})
 
     def scores(self) -> dict[str, Any]:
         """The party's scores and the round of its models; an error if there are none yet."""

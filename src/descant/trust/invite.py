@@ -164,6 +164,11 @@ class Unpacked:
         """Whose certificate it is."""
         return common_name(x509.load_pem_x509_certificate(self.certificate.read_bytes()))
 
+    @property
+    def federation(self) -> str:
+        """Whose authority has made it."""
+        return common_name(x509.load_pem_x509_certificate(self.authority.read_bytes())).removeprefix("descant ")
+
 
 def _opened(data: bytes, where: str) -> tuple[dict[str, str], bytes]:
     """The texts of an invite and its signature, of which nothing is believed yet."""

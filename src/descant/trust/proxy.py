@@ -256,9 +256,10 @@ def find_nginx() -> str:
 def check_free(host: str, port: int) -> None:
     """Raise EngineError unless this process could listen there."""
     family = socket.AF_INET6 if isinstance(as_ip(host), IPv6Address) else socket.AF_INET
+    anew = "make a federation anew, because invites name the port: descant server init NEW recipe.toml --port"
     told = {
-        errno.EADDRINUSE: "another process listens there: end it, or give another port",
-        errno.EACCES: "ports below 1024 need rights that the server should not have: give another port",
+        errno.EADDRINUSE: f"another process listens there. Stop that one, or {anew}",
+        errno.EACCES: f"ports below 1024 need rights that the server should not have: {anew}",
         errno.EADDRNOTAVAIL: "this machine does not have that address: give one that it has, 0.0.0.0 for all, or to "
         "descant server init a name, which means all",
     }
