@@ -44,13 +44,13 @@ from descant.server.serving import Serving, free_port
 from descant.server.superlink import Papers, superlink
 from descant.silo.keeping import Keeping
 from descant.store.keys import PrivateKey
+from descant.store.room import Filed
 from descant.store.vault import Vault
 from descant.trust.proxy import Proxy, find_nginx
 from descant.trust.roster import Roster
 from descant.wire import Letter
 from problems import classes, network
 from teams import TALKATIVE, TEAM, canaries
-from test_wire import in_file
 from ways import WAYS, Way
 
 try:
@@ -414,7 +414,9 @@ def test_what_flower_cuts_into_chunks_comes_whole_and_what_is_too_long_is_not_ta
             number = hub.send("north", answer, 60.0)
             assert answered(north, answer) == answer
             assert read(hub.fetch([number], len(answer))) == {number: answer}
-        number = hub.send("north", in_file(answers["numbers"]), 60.0)
+        file = Filed()
+        file.add(answers["numbers"])
+        hub.send("north", file, 60.0)
         assert answered(north, b"an answer") == answers["numbers"]
         number = hub.send("north", b"a letter", 60.0)
         answered(north, answers["zeros"])

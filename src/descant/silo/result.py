@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from ..core import Memory, Task
@@ -23,6 +22,7 @@ from ..examined import shown
 from ..flat import Layout
 from ..piece import Plan
 from ..store import clear_errors, disk
+from ..wire import filed
 
 OWN = "own.safetensors"
 CENTER = "center.safetensors"
@@ -42,9 +42,9 @@ class Work:
 
 def write_model(file: Path, layout: Layout, row: Tensor, told: Mapping[str, Any]) -> None:
     """A model by the names of its state_dict, with what is told of it, in place of the one before."""
-    tensors = {key: part.detach().clone().contiguous() for key, part in layout.split(row).items()}
+    held = filed(layout.split(row.detach()), {_HEADER: json.dumps(told)})
     with clear_errors(file.parent):
-        disk.replace(file, save(tensors, {_HEADER: json.dumps(told)}), f".{file.name}", disk.PRIVATE)
+        disk.replace(file, held.mapped(), f".{file.name}", disk.PRIVATE)
 
 
 @dataclass(frozen=True)

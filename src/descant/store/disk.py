@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def make(folder: Path, mode: int = 0o777) -> None:
         settle(folder.parent)
 
 
-def write(file: Path, data: bytes, mode: int = 0o666) -> None:
+def write(file: Path, data: bytes | mmap, mode: int = 0o666) -> None:
     """A new file with these bytes."""
     _append(file, data, os.O_CREAT | os.O_TRUNC, mode)
 
@@ -57,7 +58,7 @@ def fill(file: Path, writer: Callable[[Path], None]) -> None:
     _sync(file, os.O_RDWR)
 
 
-def replace(file: Path, data: bytes, beside: str, mode: int = 0o666) -> None:
+def replace(file: Path, data: bytes | mmap, beside: str, mode: int = 0o666) -> None:
     """A file's new content, whole or not at all: under another name first, then one rename makes it count."""
     write(file.with_name(beside), data, mode)
     settle(file.parent)  # what the file speaks of is there before it
@@ -118,7 +119,7 @@ def opened(file: Path, flags: int, mode: int = 0o666) -> int:
         raise
 
 
-def _append(file: Path, data: bytes, flags: int, mode: int = 0o666) -> None:
+def _append(file: Path, data: bytes | mmap, flags: int, mode: int = 0o666) -> None:
     descriptor = opened(file, os.O_WRONLY | os.O_APPEND | flags, mode)
     try:
         _write_all(descriptor, data)
@@ -127,7 +128,7 @@ def _append(file: Path, data: bytes, flags: int, mode: int = 0o666) -> None:
         os.close(descriptor)
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def _write_all(descriptor: int, data: bytes | mmap) -> None:
     left = memoryview(data)
     while left:
         left = left[_do(os.write, descriptor, left) :]
