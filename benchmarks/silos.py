@@ -147,8 +147,8 @@ class Line:
     def left(self) -> Collection[str]:
         return ()
 
-    def send(self, party: str, letter: bytes, seconds: float) -> str:
-        self._line.send_bytes(letter)
+    def send(self, party: str, letter: Letter, seconds: float) -> str:
+        self._line.send_bytes(letter if isinstance(letter, bytes) else letter.mapped())
         self._out.append(f"{len(self._out)} {party} {time.monotonic()}")
         return self._out[-1]
 

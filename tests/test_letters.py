@@ -83,11 +83,11 @@ class Post:
     def left(self) -> set[str]:
         return self.gone & self.away
 
-    def send(self, party: str, letter: bytes, seconds: float) -> str:
+    def send(self, party: str, letter: Letter, seconds: float) -> str:
         if party in self.away:
             raise Lost("nobody is there")
         self.count += 1
-        self.letters[str(self.count)] = (party, letter)
+        self.letters[str(self.count)] = (party, letter[:])
         if "rounds" in (task := unpack(letter, Task)).settings and task.kind == "goodbye":
             self.away.add(party)
         return str(self.count)

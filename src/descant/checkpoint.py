@@ -125,7 +125,7 @@ def save(
 
 def _files(state: State, memory: Store) -> Iterator[tuple[str, dict[str, Tensor]]]:
     yield "center", apart({"center": state.center, "initial": state.initial})
-    yield "server", {name: tensor.clone() for name, tensor in _server(state).items()}
+    yield "server", apart(_server(state))
     for label, store in (("own", state.own), ("memory", memory)):
         for part in _parts(store):
             yield label, part

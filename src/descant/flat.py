@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,9 @@ from .traced import Traced, trace
 
 ONE_AT_A_TIME = threading.RLock()
 """Held while modules run: torch's own random numbers, warnings and a module's tensors belong to the whole process."""
+
+Room: TypeAlias = Callable[[tuple[int, ...], torch.dtype], Tensor]
+"""Makes a tensor to be filled, of a shape and a kind: in memory, or where there is more of it (see `store.room`)."""
 
 _STATISTICS = ("running_mean", "running_var")
 _COUNTER = "num_batches_tracked"
@@ -118,9 +121,14 @@ class Layout:
         shapes, lead = self.shapes[: len(sizes)], rows.shape[:-1]
         return {n: part.reshape(lead + shape) for n, part, shape in zip(self.names, parts, shapes, strict=False)}
 
-    def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """One row from named tensors, the inverse of :meth:`split`."""
-        return torch.cat([tensors[name].reshape(-1) for name in self.names])
+    def join(self, tensors: Mapping[str, Tensor], out: Tensor | None = None) -> Tensor:
+        """One row from named tensors, the inverse of :meth:`split`; put into a row that is there, if one is given."""
+        return torch.cat([tensors[name].reshape(-1) for name in self.names], out=out)
+
+
+def in_memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Room as torch has it."""
+    return torch.empty(shape, dtype=dtype)
 
 
 class Unbound(ABC):
@@ -146,17 +154,19 @@ def bind(record: Any, net: Net) -> Any:
 
 
 class Net:
-    """A user's module without its numbers: rows go in, outputs come out."""
+    """A copy of a user's module without its numbers: rows go in, outputs come out."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.layout = Layout.of(module)
+    def __init__(self, module: nn.Module, room: Room = in_memory) -> None:
+        self.layout, self.room = Layout.of(module), room  # room for what is as large as a row, and seldom used
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        first = room((self.layout.width,), self.layout.dtype)
+        self._first = self.layout.join({name: tensors[name].detach() for name in self.layout.names}, first)
+        self.module = module = _copied(module, self.layout, self._first)
         self.kept: dict[object, Any] = {}  # what a solver need not make anew each time; nothing depends on it
         everything = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
         self._tied = len(everything) > len({id(tensor) for _, tensor in everything})  # torch need not look each time
         parameters = dict(module.named_parameters())
         self._own: dict[str, Tensor] = {**parameters, **dict(module.named_buffers())}
-        self._first = self.layout.join({name: self._own[name].detach() for name in self.layout.names})
         self._trained = [parameters[name] for name in self.layout.layers]
         self.rest()
         counted = (name for name in self._own if name.rsplit(".", 1)[-1] == _COUNTER)
@@ -167,16 +177,16 @@ class Net:
 
     @classmethod
     @torch.inference_mode(False)
-    def made(cls, model: nn.Module | Callable[[], nn.Module], seed: int) -> Net:
-        """A net of a module (copied, so that the user's stays untouched), a class or a factory."""
+    def made(cls, model: nn.Module | Callable[[], nn.Module], seed: int, room: Room = in_memory) -> Net:
+        """A net of a module, a class or a factory."""
         if isinstance(model, nn.Module):
-            return cls(copy.deepcopy(model))
+            return cls(model, room)
         with ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = model()
         if not isinstance(module, nn.Module):
             raise ModelError(f"The model must be an nn.Module or make one when called; it made {module!r}.")
-        return cls(copy.deepcopy(module))  # a factory may hand out one that somebody else has, too
+        return cls(module, room)
 
     def rest(self) -> None:
         """Let the module's parameters be views of its first numbers: it has no memory of its own, nor anybody's."""
@@ -276,3 +286,13 @@ class Net:
             return {}
         parts = zip(torch.split_with_sizes(statistics, layout.sizes[first:]), layout.shapes[first:], strict=True)
         return dict(zip(layout.names[first:], (part.view(shape) for part, shape in parts), strict=True))
+
+
+def _copied(module: nn.Module, layout: Layout, row: Tensor) -> nn.Module:
+    """A copy of a module, whose parameters are views of a row that has their numbers already.
+
+    The module itself stays untouched: a factory may hand out one that somebody else has, too.
+    """
+    views, trained = layout.split(row), (pair for pair in module.named_parameters() if pair[1].requires_grad)
+    alike = {name: one for name, one in trained if type(one) is nn.Parameter and one.is_contiguous()}
+    return copy.deepcopy(module, {id(one): nn.Parameter(views[name]) for name, one in alike.items()})

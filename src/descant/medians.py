@@ -272,15 +272,15 @@ def centred_blocks(models: Tensor, origin: Tensor | None, dtype: torch.dtype) ->
     >>> [block.tolist() for _, block in centred_blocks(torch.tensor([[1.0], [3.0]]), torch.ones(1), torch.float64)]
     [[[0.0], [2.0]]]
     """
-    room, origin = models.new_empty(0, dtype=dtype), None if origin is None else origin.to(dtype)
+    room = models.new_empty(0, dtype=dtype)
     for cut, block in column_blocks(models):
         room = room if len(room) else models.new_empty(block.numel(), dtype=dtype)
         moved = room[: block.numel()].view(block.shape)
         if origin is not None and block.dtype == dtype:
-            yield cut, torch.sub(block, origin[cut], out=moved)
+            yield cut, torch.sub(block, origin[cut].to(dtype), out=moved)
         else:
             moved.copy_(block)
-            yield cut, moved if origin is None else moved.sub_(origin[cut])
+            yield cut, moved if origin is None else moved.sub_(origin[cut].to(dtype))
 
 
 def weighted_sum(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import torch
@@ -26,6 +26,7 @@ from .metrics import Metric, is_cross_entropy
 from .parties.people import Party, People
 from .parties.spaces import is_labels
 from .store import DEFAULT_BUDGET
+from .store.room import room
 from .store.rows import Agreed
 from .store.vault_at import VaultAt
 
@@ -64,7 +65,8 @@ class Plan:
     def made(cls, model: Model, data: Data, algorithm: Algorithm, seed: int, **rest: Any) -> Plan:
         """A plan whose net and parties are made here, of what may be an address; the same on every machine."""
         make = find(model) if isinstance(model, str) else model
-        net = Net.made(make, seeds.torch_seed(seed, 0, seeds.EVERYBODY, "model"))
+        beyond = partial(room, budget=rest.get("budget", DEFAULT_BUDGET))
+        net = Net.made(make, seeds.torch_seed(seed, 0, seeds.EVERYBODY, "model"), beyond)
         people = parties_of(data)
         return cls(net, people, bind(algorithm, net), seed=seed, origin=(model, data), **rest)
 

@@ -45,7 +45,7 @@ class View:
 
     z: Tensor  # [d], in the dtype of the models
     distances: Numbers  # [K]
-    following: Tensor  # [d], float64: where Weiszfeld's step leads
+    following: Tensor  # [d], in the same or in float64: where Weiszfeld's step leads
     gap: float
     step: float
     settled: bool  # the minimiser is within nu of z, which is a row
@@ -67,8 +67,13 @@ class Stack:
         rounding = 2 * torch.finfo(self.dtype).eps * float(torch.linalg.vector_norm(z, dtype=torch.float64))
         return z, rounding, max(self.rho, rounding)
 
-    def mixture(self, coefficients: Numbers, origin: Tensor | None = None) -> Tensor:
-        return weighted_sum(self.rows, torch.from_numpy(coefficients).to(self.rows.device), origin)
+    def mixture(self, coefficients: Numbers) -> Tensor:
+        """Of the rows, in the dtype of the models."""
+        return weighted_sum(self.rows, torch.from_numpy(coefficients).to(self.rows.device), dtype=self.dtype)
+
+    def pulled(self, pulls: Numbers, z: Tensor) -> Tensor:
+        """Where the rows pull to from z, in float64."""
+        return weighted_sum(self.rows, torch.from_numpy(pulls).to(self.rows.device), z)
 
 
 def geometric_median(
@@ -125,17 +130,27 @@ def look(stack: Stack, z: Tensor) -> View:
     near = float(stack.shares[distances <= nu].sum())
     pulls = stack.shares / np.maximum(distances, nu)
     whole = offsets if offsets.shape == stack.rows.shape else None
-    downhill = stack.mixture(pulls, z) if whole is None else torch.from_numpy(pulls).to(z.device) @ whole
+    downhill = stack.pulled(pulls, z) if whole is None else torch.from_numpy(pulls).to(z.device) @ whole
     slope, strength = float(torch.linalg.vector_norm(downhill)), float(pulls.sum())
     return View(
         z=z,
         distances=distances,
-        following=downhill.div_(strength).add_(z),
+        following=_ahead(downhill, strength, z),
         gap=max(0.0, slope - near * rounding / nu),
         step=slope / strength,
         settled=slope <= near,
         resolution=rounding / 4,
     )
+
+
+def _ahead(downhill: Tensor, strength: float, z: Tensor) -> Tensor:
+    """z + downhill / strength; where they are large in the dtype of z, and some at a time: to add z torch widens it."""
+    if len(z) <= medians.BLOCK:
+        return downhill.div_(strength).add_(z)
+    found = torch.empty_like(z)
+    for ahead, down, here in zip(*(torch.split(v, medians.BLOCK) for v in (found, downhill, z)), strict=True):
+        ahead.copy_(down.div_(strength).add_(here))
+    return found
 
 
 def _middle_row(stack: Stack) -> Tensor:

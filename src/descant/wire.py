@@ -108,9 +108,52 @@ def pack(parcel: Task | Report) -> bytes:
     >>> unpack(pack(Report("a", 1, "train", arrays={"w": torch.ones(2)})), Report).arrays["w"]
     tensor([1., 1.])
     """
+    arrays, said = _opened(parcel)
+    return save(apart(arrays), said)
+
+
+def pack_beyond(budget: int, parcel: Task | Report) -> Letter:
+    """The same bytes, in a file where its arrays have more than a budget: safetensors would have them twice in memory.
+
+    >>> import torch
+    >>> report = Report("a", 1, "train", arrays={"w": torch.ones(2)})
+    >>> pack_beyond(0, report)[:] == pack(report)
+    True
+    """
+    arrays, said = _opened(parcel)
+    if sum(tensor.nbytes for tensor in arrays.values()) <= budget:
+        return save(apart(arrays), said)
+    head, order = _head(arrays, said)
+    file = Filed()
+    file.add(head)
+    for name in order:
+        file.add(_raw(arrays[name]))
+    return file
+
+
+def _opened(parcel: Task | Report) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The arrays of a parcel, and all that is said beside them: one text, for of more the order would vary."""
     crate = Crate()
-    fields, arrays = json.dumps(sheet(parcel, crate)), apart(crate.arrays)
-    return save(arrays, {_HEADER: f"{_digest(fields, arrays)} {fields}"})  # one text: of more the order would vary
+    fields = json.dumps(sheet(parcel, crate))
+    return crate.arrays, {_HEADER: f"{_digest(fields, crate.arrays)} {fields}"}
+
+
+def _head(arrays: Mapping[str, Tensor], said: Mapping[str, str]) -> tuple[bytes, list[str]]:
+    """What safetensors puts before arrays, and their order in it: it is asked with empty ones of their kind."""
+    header = json.loads(save({name: tensor.new_empty(0) for name, tensor in arrays.items()}, dict(said))[8:])
+    order, end = [name for name in header if name != _OTHERS], 0
+    for name in order:
+        begin, end = end, end + arrays[name].nbytes
+        header[name] |= {"shape": list(arrays[name].shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, order
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor, where they are."""
+    found: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
+    return found
 
 
 def apart(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -154,7 +197,7 @@ def _digest(fields: str, arrays: Mapping[str, Tensor]) -> str:
     found = hashlib.sha256(fields.encode())
     for name, tensor in sorted(arrays.items()):
         found.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        found.update(_raw(tensor))
     return found.hexdigest()
 
 

@@ -296,7 +296,7 @@ def test_who_knows_the_number_of_a_letter_can_read_and_answer_it_and_nobody_can_
     ):
         hub.here()
         number = hub.send("south", b"a letter", 60.0)
-        assert make_pull_object_fn_protobuf(north._client.PullObject, north._node, hub._grid.run.run_id)(number)
+        assert make_pull_object_fn_protobuf(north._client.PullObject, north._node, hub._run)(number)
         while (got := south.pull()) is None:
             time.sleep(0.1)
         own, north._node = north._node, south._node

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ from flwr.supercore.inflatable import inflatable_protobuf_utils
 from flwr.supernode import node_auth_http_interceptor as interceptor
 from safetensors.torch import load_file
 
+import descant
 from descant import Federation
 from descant.checkpoint import models_digest
 from descant.config import read as recipe_of
@@ -48,6 +50,7 @@ from descant.trust.roster import Roster
 from descant.wire import Letter
 from problems import classes, network
 from teams import TALKATIVE, TEAM, canaries
+from test_wire import in_file
 from ways import WAYS, Way
 
 try:
@@ -411,6 +414,8 @@ def test_what_flower_cuts_into_chunks_comes_whole_and_what_is_too_long_is_not_ta
             number = hub.send("north", answer, 60.0)
             assert answered(north, answer) == answer
             assert read(hub.fetch([number], len(answer))) == {number: answer}
+        number = hub.send("north", in_file(answers["numbers"]), 60.0)
+        assert answered(north, b"an answer") == answers["numbers"]
         number = hub.send("north", b"a letter", 60.0)
         answered(north, answers["zeros"])
         lost = hub.fetch([number], len(answers["zeros"]) - 1)[number]
@@ -560,3 +565,13 @@ def test_who_is_invited_while_the_training_runs_is_part_of_it_from_then_on(lab: 
     told = json.loads(one.call("server", "status", "lab", "--json"))
     first = {party["name"]: party["first round"] for party in told["parties"]}
     assert {first[name] for name in NAMES} == {1} and 1 < first["east"] <= told["round"]
+
+
+def test_a_driver_does_not_import_what_only_a_superlink_needs() -> None:
+    files = [Path(descant.__file__).parent / "engines" / f"{name}.py" for name in ("flower", "line", "parts", "steady")]
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
+    modules = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    wanted = sorted(name for name in modules if name.startswith("flwr."))
+    assert "flwr.supercore.runtime" in wanted
+    code = f"import sys, {', '.join(wanted)}\nprint(*sorted({{'sqlalchemy', 'alembic'}} & sys.modules.keys()))"
+    assert not subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()

@@ -70,22 +70,26 @@ class Hub:
 
     @told("The SuperLink")
     def _open(self, parties: Mapping[str, bytes]) -> None:
-        """Make the parties' keys known, begin a run, and take it over as its ServerApp would."""
-        from flwr.common.serde import run_from_proto
+        """Make the parties' keys known, begin a run, and take it over as its ServerApp would.
+
+        Flower's own grid does the same, and brings the SuperLink's database along: 32 MB that nobody here needs.
+        """
+        from flwr.common.constant import SUPERLINK_NODE_ID
+        from flwr.proto.node_pb2 import Node
         from flwr.proto.runtime_pb2 import PullTaskInputRequest
         from flwr.supercore.heartbeat import HeartbeatSender
-        from flwr.superlink.grid import HttpGrid
+        from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
+        from flwr.supercore.retry import make_simple_http_retry_invoker
 
         self.admit(parties)
         self._begin()
-        self._grid = HttpGrid(self._address, False, self._ca, token=self._token())
-        steadied(self._grid._retry_invoker)
-        client = self._grid._runtime_client
-        self._beat = HeartbeatSender(heartbeat(client))
+        token = RuntimeTokenHttpInterceptor(token=self._token())
+        self._client = self._runtime("flwr-serverapp", token, steadied(make_simple_http_retry_invoker()))
+        self._beat = HeartbeatSender(heartbeat(self._client))
         self._beat.start()
-        given = client.PullTaskInput(PullTaskInputRequest())
+        given = self._client.PullTaskInput(PullTaskInputRequest())
         self._who = (given.task_id, given.run.run_id, given.context.node_id)
-        self._grid.set_run(run_from_proto(given.run))
+        self._node, self._run = Node(node_id=SUPERLINK_NODE_ID), given.run.run_id
         settle()
 
     @told("The SuperLink")
@@ -115,16 +119,22 @@ class Hub:
         version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
         return ControlHttpClient.from_server_address(self._address, False, self._ca, [version])
 
+    def _runtime(self, name: str, proof: Any, retries: Any = None) -> Any:
+        """A line to the SuperLink for a component of this name, with what shows that it may."""
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+        from flwr.supercore.runtime import RuntimeHttpClient
+
+        told = [RuntimeVersionHttpInterceptor(component_name=name), proof]
+        return RuntimeHttpClient.from_server_address(self._address, False, self._ca, told, retry_invoker=retries)
+
     def _token(self, tries: int = 200) -> str:
         from flwr.proto.runtime_pb2 import AcquireTaskRequest
         from flwr.supercore.constant import TaskType
-        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
-        from flwr.supercore.runtime import RuntimeHttpClient
+        from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
 
         methods = frozenset({"/flwr.proto.Runtime/AcquireTask"})
         secret = SuperExecAuthHttpInterceptor(master_secret=self._secret, protected_methods=methods)
-        version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
-        client = RuntimeHttpClient.from_server_address(self._address, False, self._ca, [version, secret])
+        client = self._runtime("SuperExec", secret)
         try:
             for _ in range(tries):
                 got = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
@@ -137,8 +147,11 @@ class Hub:
 
     @told("The SuperLink")
     def here(self) -> dict[str, str]:
+        from flwr.proto.runtime_pb2 import GetNodesRequest
+
         whose = {key: name for name, key in self._parties.items()}  # by its key: a name may have had another before
-        online = [node for node in self._grid.get_nodes() if node.status == "online" and node.public_key in whose]
+        nodes = self._client.GetNodes(GetNodesRequest()).nodes
+        online = [node for node in nodes if node.status == "online" and node.public_key in whose]
         self._nodes = {whose[node.public_key]: node.node_id for node in online}
         self._due |= {whose[node.public_key]: node.online_until for node in online}
         if len(online) < len(whose):
@@ -160,7 +173,7 @@ class Hub:
         self._checked = time.monotonic()
 
     @told("The SuperLink")
-    def send(self, party: str, letter: bytes, seconds: float) -> str:
+    def send(self, party: str, letter: Letter, seconds: float) -> str:
         from flwr.app import Message
         from flwr.supercore.task_identity import TaskIdentity
 
@@ -168,9 +181,9 @@ class Hub:
             raise Lost("it is not there")
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = self._who
         # Its number is a hash of it. Flower lets every party answer a number that it knows, so that none may be guessed
-        secret, client = os.urandom(16).hex(), self._grid._runtime_client
+        secret = os.urandom(16).hex()
         message = Message(wrapped(letter), self._nodes[party], _TYPE, ttl=seconds, group_id=secret)
-        told = hand_over(message, partial(_announced, client), client, self._grid.node, self._grid.run.run_id)
+        told = hand_over(message, partial(_announced, self._client), self._client, self._node, self._run)
         number = str(told.message_ids[0] if told.message_ids else "")
         if not number:
             raise Lost("Flower did not take the letter")
@@ -194,7 +207,7 @@ class Hub:
         from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 
         asked = [number for number in numbers if number not in self._coming]
-        got = self._grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=asked)) if asked else None
+        got = self._client.PullMessages(PullAppMessagesRequest(message_ids=asked)) if asked else None
         for message, tree in zip(got.messages_list, got.message_object_trees, strict=True) if got else ():
             self._coming[message.metadata.reply_to_message_id] = (message.metadata.message_id, tree, "")
 
@@ -208,7 +221,7 @@ class Hub:
         from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
 
         name, tree, asked = self._coming[number]
-        client, node, run = self._grid._runtime_client, self._grid.node, self._grid.run.run_id
+        client, node, run = self._client, self._node, self._run
         pull = make_pull_object_fn_protobuf(client.PullObject, node, run)
 
         def pulled(part: str) -> bytes:
@@ -231,7 +244,7 @@ class Hub:
     def close(self) -> None:
         """End the run."""
         self._beat.stop()
-        self._grid.close()
+        self._client.close()
 
 
 def _announced(client: Any, message: Any, tree: Any) -> Any:

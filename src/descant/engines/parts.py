@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..store.room import Filed
+from ..wire import Letter
 from .silos import Lost
 
 _ITEM = "letter"
@@ -20,11 +21,13 @@ _HEADS = 4  # parts of a message that are no chunks: itself, its records, a reco
 _WRONG = (KeyError, AttributeError, TypeError, ValueError, IndexError)
 
 
-def wrapped(letter: bytes) -> Any:
-    """Bytes as what Flower carries."""
+def wrapped(letter: Letter) -> Any:
+    """Bytes as what Flower carries; what lies in a file stays there."""
     from flwr.app import Array, ArrayRecord, RecordDict
 
-    return RecordDict({_ITEM: ArrayRecord({_ITEM: Array("uint8", (len(letter),), _STYPE, letter)})})
+    record: Any = ArrayRecord({_ITEM: Array("uint8", (len(letter),), _STYPE, b"")})
+    record[_ITEM].data = letter if isinstance(letter, bytes) else letter.mapped()
+    return RecordDict({_ITEM: record})
 
 
 def unwrapped(message: Any) -> bytes:

@@ -22,7 +22,7 @@ from ..piece import Plan, work
 from ..settings import check
 from ..standing import most_sealed
 from ..store import PartyStore
-from ..wire import Letter, Most, pack, unpack
+from ..wire import Letter, Most, pack_beyond, unpack
 
 ACCEPTED = "accepted"
 """The setting by which a task tells its party the last round in which the party's report counted; 0: none yet."""
@@ -41,7 +41,7 @@ class Lost(Exception):
 
 
 class Post(Protocol):
-    """Who carries letters to parties and back. Nothing is known of them here; large answers come as files."""
+    """Who carries letters to parties and back. Nothing is known of them here; large ones go and come as files."""
 
     def here(self) -> Mapping[str, str]:
         """The parties that can be reached now, each with a mark of when it came: one that comes again has another."""
@@ -49,7 +49,7 @@ class Post(Protocol):
     def left(self) -> Collection[str]:
         """Those who cannot be reached because they have left in order, and were not back at once."""
 
-    def send(self, party: str, letter: bytes, seconds: float) -> str:
+    def send(self, party: str, letter: Letter, seconds: float) -> str:
         """Send a letter that is good for so long; the number to ask for its answer by, or :class:`Lost`."""
 
     def fetch(self, numbers: Collection[str], most: int) -> dict[str, Letter | Lost]:
@@ -141,8 +141,9 @@ class SiloEngine:
     def _send(self, task: Task, mark: str) -> None:
         accepted, waits = int(self._memory.get(task.party).get(ACCEPTED, torch.tensor(0))), self._patience
         seconds = waits.limit if waits.quorum is None else waits.deadline
-        letter = pack(replace(task, settings={**task.settings, ACCEPTED: accepted}, deadline=seconds))
+        told = replace(task, settings={**task.settings, ACCEPTED: accepted}, deadline=seconds)
         try:
+            letter = pack_beyond(self._plan.budget, told)
             self._out[self._post.send(task.party, letter, waits.limit)] = (task, mark)
         except Lost as why:
             self._ready += self._missed(task, why)

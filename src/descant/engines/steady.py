@@ -16,10 +16,11 @@ _ROUNDED = 1.0  # seconds by which times may differ that are the same
 _BACK_AT_ONCE = 5.0  # seconds: a party whose line was down goes in order, and comes again
 
 
-def steadied(retries: Any) -> None:
-    """Let an invoker of Flower's try again for some seconds, and hand on what it is answered."""
+def steadied(retries: Any) -> Any:
+    """An invoker of Flower's that tries again for some seconds, and hands on what it is answered."""
     retries.max_time = _TRYING  # else it would try for ever to reach a SuperLink that is dead
     retries.should_giveup = _is_final
+    return retries
 
 
 def _is_final(error: Exception) -> bool:

@@ -164,7 +164,7 @@ class Meeting:
     def left(self) -> Collection[str]:
         return self._post.left()
 
-    def send(self, party: str, letter: bytes, seconds: float) -> str:
+    def send(self, party: str, letter: Letter, seconds: float) -> str:
         return self._post.send(party, letter, seconds)
 
     def fetch(self, numbers: Collection[str], most: int) -> dict[str, Letter | Lost]:

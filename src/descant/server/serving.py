@@ -30,6 +30,7 @@ from ..patience import Patience
 from ..settings import check
 from ..store import clear_errors, disk
 from ..store.lock import Lock
+from ..store.room import room
 from ..trust.founding import RECIPE, ROSTER, recipe_in
 from ..trust.keys import AUTHORITY, SERVER
 from ..trust.proxy import Proxy, RunningProxy
@@ -38,7 +39,7 @@ from .forgetting import forget_rows, vault_of
 from .meeting import Meeting
 from .servable import servable
 from .superlink import HOST, Papers, superlink
-from .training import Training, met_in, rounds_in
+from .training import BUDGET, Training, met_in, rounds_in
 
 _SECRET = "driver.secret"
 _PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds before a SuperLink that died is started anew
@@ -107,7 +108,8 @@ class Serving:
 
     def _meeting(self, roster: Roster, recipe: Recipe, hub: Hub, look: Callable[[], None]) -> Meeting:
         model: Any = recipe.model()
-        net = Net.made(model, seeds.torch_seed(recipe.length.seed, 0, seeds.EVERYBODY, "model"))
+        seed = seeds.torch_seed(recipe.length.seed, 0, seeds.EVERYBODY, "model")
+        net = Net.made(model, seed, partial(room, budget=BUDGET))
         loss = address_of(recipe.settings().get("loss", functional.cross_entropy))
         text = recipe_in(roster.folder / RECIPE)[0].decode()
         forget = partial(forget_rows, vault_of(recipe))

@@ -36,7 +36,7 @@ from ..store import clear_errors, disk
 from .meeting import Meeting
 
 TRAINING = "training"
-BUDGET = 2**25  # bytes of models in memory, of those that grow with the number of parties; the rest is on disk
+BUDGET = 2**23  # bytes of a model, of a stack or of what parties keep that are in memory; what is larger is in files
 _MET = "parties.json"
 _PAUSE = 0.1  # seconds
 _SHOWING = 10.0  # seconds that a party has at least to be shown its models

@@ -1,8 +1,8 @@
 """What a team has of taking part, on its own disk: its own model, the common one, and what it has worked for them.
 
-    folder/own.safetensors      its own model by the names of its state_dict, and its scores, when it was last judged
-    folder/center.safetensors   the common model of that moment
-    folder/worked.jsonl         the rounds that were answered: learning rate, work, and the way it was computed
+folder/own.safetensors      its own model by the names of its state_dict, and its scores, when it was last judged
+folder/center.safetensors   the common model of that moment
+folder/worked.jsonl         the rounds that were answered: learning rate, work, and the way it was computed
 """
 
 from __future__ import annotations

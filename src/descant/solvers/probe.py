@@ -130,7 +130,7 @@ def _alone(objective: Objective, way: str, parts: Parts, k: int) -> Tensor:
 @torch.no_grad()
 def _gradient(objective: Objective, way: str, parts: Sequence[Tensor]) -> Tensor:
     columns, statistics, received, strengths, x, y = parts
-    stack = Stack(objective.net.layout, [columns], lead=int(way != SINGLE))
+    stack = Stack(objective.net.layout, [columns], int(way != SINGLE), objective.net.room)
     descent = Descent(objective, way, stack, statistics.clone(), received, strengths)
     descent(x, y)
     return descent.stack.gradient

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from ..flat import Layout, Net
+from ..flat import Layout, Net, Room, in_memory
 from ..traced import Traced
 from .evened import Evened
 from .layers import FLAT, Into, Operation, Place, Relu, Reshape, Value, Views
@@ -34,15 +34,16 @@ _POOLS = {functional.max_pool2d, functional.avg_pool2d, functional.adaptive_avg_
 class Stack:
     """The columns ``[K, D]`` of some parties, room for their gradient, and both by the names of their tensors."""
 
-    def __init__(self, layout: Layout, columns: Sequence[Tensor], lead: int = 1) -> None:
+    def __init__(self, layout: Layout, columns: Sequence[Tensor], lead: int = 1, room: Room = in_memory) -> None:
         self.layout = layout
         self.lead = lead  # 0: one party, whose tensors have no party axis
-        self.columns = _lines(columns[0], sum(part.shape[1] for part in columns))
+        self._room = room
+        self.columns = self._lines(columns[0], sum(part.shape[1] for part in columns))
         torch.cat(list(columns), 1, out=self.columns)
 
     @cached_property
     def gradient(self) -> Tensor:
-        return _lines(self.columns, self.columns.shape[1]).zero_()
+        return self._lines(self.columns, self.columns.shape[1]).zero_()
 
     @cached_property
     def w(self) -> Views:
@@ -55,11 +56,10 @@ class Stack:
     def _views(self, columns: Tensor) -> Views:
         return self.layout.split((columns if self.lead else columns[0])[..., : self.layout.size])
 
-
-def _lines(like: Tensor, width: int) -> Tensor:
-    """``[K, width]`` whose rows begin at a cache line: a product is faster so, and does not depend on the row."""
-    each = 64 // like.element_size()
-    return like.new_empty(len(like), -(-width // each) * each)[:, :width]
+    def _lines(self, like: Tensor, width: int) -> Tensor:
+        """``[K, width]`` whose rows begin at a cache line: a product is faster so, and does not depend on the row."""
+        each = 64 // like.element_size()
+        return self._room((len(like), -(-width // each) * each), like.dtype)[:, :width]
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class Filed:
             self._descriptor = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._descriptor)
 
-    def add(self, some: bytes) -> None:
+    def add(self, some: bytes | memoryview) -> None:
         """Put more behind what is there."""
         with wanted(len(some)):
             left = memoryview(some)
@@ -62,6 +62,10 @@ class Filed:
     def __getitem__(self, part: slice) -> bytes:
         begin, end, _ = part.indices(len(self))
         return os.pread(self._descriptor, end - begin, begin)
+
+    def mapped(self) -> mmap.mmap:
+        """All of it, to be read: in memory only as long as nobody else needs the memory."""
+        return mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
 
     @property
     def place(self) -> Path | None:
