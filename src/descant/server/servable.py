@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..config import Recipe
@@ -75,7 +76,15 @@ def servable(recipe: Recipe, with_key: bool, invited: Sequence[str] = ()) -> dic
     for what, why in _simulated(recipe):
         raise SettingError(f"{what} of {recipe.name} is for simulations: {why}. Leave it out to serve it.")
     reduced(recipe.tables)
-    vault, algorithm = sealed(recipe, with_key), recipe.algorithm()
+    vault = sealed(recipe, with_key)
+    _try(recipe, vault, invited)
+    gc.collect()  # of the model that was tried, which may be large, nothing is left
+    return vault
+
+
+def _try(recipe: Recipe, vault: Mapping[str, Any], invited: Sequence[str]) -> None:
+    """All that can be found out without a row, by the same checks as with them."""
+    algorithm = recipe.algorithm()
     names = invited or [f"party {k}" for k in range(2 if algorithm.secure is None else algorithm.secure.least)]
     settings = {key: value for key, value in recipe.settings().items() if key != "engine"}
     settings |= {**vault, "seed": recipe.length.seed, "budget": BUDGET}
@@ -84,4 +93,3 @@ def servable(recipe: Recipe, with_key: bool, invited: Sequence[str] = ()) -> dic
         check_unseen(federation._plan)
     except PartyError as error:
         raise SettingError(f"{recipe.name} is not for silos, whose teams bring rows: {error}") from error
-    return vault
