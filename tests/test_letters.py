@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -368,6 +369,28 @@ def test_letters_that_a_desk_does_not_answer(tmp_path: Path) -> None:
     assert "Stale" in said(settings={"accepted": 0})
     assert "ModelError" in said(settings={"layout": "another"})
     assert "hello" in unpack(desk.answer(b"no letter"), Report).kind
+
+
+def test_a_party_that_cannot_count_its_budget_says_so_when_it_joins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = list[str]()
+    chosen = read(RECIPE.format(method="fedavg") + 'wrap = [{by = "local_privacy", noise = 4.0, budget = 9.0}]')
+    [desk] = desks(tmp_path, ["0"], said.append).values()
+    hello = {"recipe": reduced(chosen.tables), "federation": "lab", "layout": LAYOUT.digest}
+    letter = pack(Task("0", 0, "hello", {}, hello))
+    assert unpack(desk().answer(letter), Report).status == "ok"
+    epsilon.cache_clear()
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    assert unpack(desk().answer(letter), Report).status == "refused" and "pip install 'descant[dp]'" in said[-1]
+
+
+def test_who_has_another_loss_is_not_told_where_the_organiser_s_file_lies(tmp_path: Path) -> None:
+    post = Post(desks(tmp_path, ["0"]))
+    meeting = Meeting(post, recipe(), "lab", Net.made(network, 0), "/home/organiser/secret/mine.py:loss", len)
+    assert not meeting.here()
+    [(_, letter)] = post.letters.values()
+    assert "federation's is mine.py:loss" in unpack(letter, Task).settings["reason"] and b"organiser" not in letter
 
 
 @pytest.mark.parametrize(

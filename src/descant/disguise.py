@@ -25,8 +25,7 @@ def disguised(plan: Plan, task: Task, before: Memory, center: Tensor, answer: An
     privacy, (report, memory) = plan.algorithm.privacy, answer
     if privacy is None or privacy.at == "center" or report.status != "ok":
         return answer
-    if privacy.budget is not None and privacy.epsilon(task.round) > privacy.budget:
-        raise BudgetError(f"its budget of ε={privacy.budget:g} does not allow an answer in round {task.round}")
+    check_budget(privacy, task.round)
     received = {name: tensor.double() for name, tensor in plan.net.layout.split(center).items()}
     from_center = plan.algorithm.report == "model"
     changes = {name: sent.double() - received[name] * from_center for name, sent in report.arrays.items()}
@@ -45,6 +44,12 @@ def disguised(plan: Plan, task: Task, before: Memory, center: Tensor, answer: An
         arrays = dict(report.arrays)
     told = Report(task.party, task.round, task.kind, arrays=arrays, metrics={"samples": 1})
     return told, memory if memory is None or secret is None else {**memory, _OWN: secret}
+
+
+def check_budget(privacy: Privacy, round: int) -> None:
+    """Raise if a party may not answer in a round; or cannot count that, for want of what counts it."""
+    if privacy.at == "party" and privacy.budget is not None and privacy.epsilon(round) > privacy.budget:
+        raise BudgetError(f"its budget of ε={privacy.budget:g} does not allow an answer in round {round}")
 
 
 def clip(privacy: Privacy, change: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from .silos import Lost
 _ITEM = "letter"
 _STYPE = "descant"
 _HEADS = 4  # parts of a message that are no chunks: itself, its records, a record, an array
+_LOST = {3: "its letter has run out", 4: "its answer has run out", 5: "it is not heard any more"}  # by Flower's codes
 _WRONG = (KeyError, AttributeError, TypeError, ValueError, IndexError)
 
 
@@ -81,7 +82,7 @@ def put_together(tree: Any, pull: Callable[[str], bytes], most: int) -> Filed | 
         empty: Any = {name: ArrayChunk(memoryview(b"")) for name in chunks}
         message: Any = inflate_object_from_contents(tree.object_id, heads, objects=empty)
         if message.has_error():
-            return Lost(f"{message.error.reason} (Flower's code {message.error.code})")
+            return Lost(_LOST.get(message.error.code, f"{message.error.reason} (Flower's code {message.error.code})"))
         message.content[_ITEM][_ITEM]  # a KeyError where it is of another form
         file = Filed()
         for name in order:

@@ -139,7 +139,8 @@ class Meeting:
             raise EngineError(report.reason or f"it answered as {report.party!r:.40}")
         _check_same(report.metrics, {"layout": self._hello["layout"], "version": __version__})
         if report.metrics.get("loss") not in (OWN, self._loss):
-            raise EngineError(f"its loss is {report.metrics.get('loss')!r:.80}, and the federation's is {self._loss}.")
+            ours = self._loss.rpartition("/")[2]  # where the organiser's file lies is nobody's business
+            raise EngineError(f"its loss is {report.metrics.get('loss')!r:.80}, and the federation's is {ours}.")
         self._note(party, str(report.metrics.get("machine", "")))
         said = {name: report.metrics["described"][name] for name in KEYS}
         people = elsewhere({party: said})

@@ -20,6 +20,7 @@ from .. import __version__, standing
 from ..config import Recipe, toml
 from ..config.parts import ATTENDANCE
 from ..core import Algorithm, Memory, Report, Status, Task
+from ..disguise import check_budget
 from ..engines.silos import ACCEPTED
 from ..errors import DescantError, EngineError, SettingError, StateError
 from ..metrics import metric_for
@@ -164,6 +165,8 @@ class Desk:
                 f"{', '.join(plan.net.layout.names[:6])}, ... with {plan.net.layout.size} parameters here."
             )
         checked(self.file)
+        if plan.algorithm.privacy is not None:
+            check_budget(plan.algorithm.privacy, 1)
         self.log(f"Taking part by {plan.algorithm.name}, with {plan.solver}.")
         with clear_errors(self.keeping.folder):
             text = json.dumps({**said, "party": self.file.party}).encode()
