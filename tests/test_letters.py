@@ -977,7 +977,7 @@ def test_who_is_away_at_the_end_comes_for_its_models_and_hears_that_it_is_over(t
         said.append(text)
         if text.startswith("Round 2:"):
             post.away = {"1"}
-        if text.startswith("All rounds are done."):
+        if text.startswith("The training is over."):
             post.away -= set(NAMES) if again else {"1"}
 
     patience = replace(QUORUM[3], farewell=0 if again else 20)

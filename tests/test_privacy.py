@@ -30,6 +30,7 @@ from descant.penalties import Norm1
 from descant.piece import work
 from descant.privacy import Privacy, by_secret, by_seed, by_system, epsilon, new_secret
 from descant.record import Run
+from descant.record import read as recorded
 from descant.settle import released
 from descant.solvers.private_sgd import clipped_sum
 from fakes import Bytes
@@ -326,6 +327,19 @@ def test_the_budget_ends_a_run_just_before_it_would_be_exceeded(wrap: Callable[.
     assert "of a budget of" in fed.findings()[-1]
     exact = federation(wrap(noise=4.0, delta=1e-3, budget=method.privacy.epsilon(2))).fit(2, progress=False)
     assert exact.state.round == 2  # a budget that is just enough is not exceeded
+
+
+def test_the_round_that_a_budget_ends_a_recorded_run_with_is_scored(tmp_path: Path) -> None:
+    def private() -> Federation:
+        return federation(A.CentralPrivacy(A.FedAvg(), noise=4.0, delta=1e-3, budget=epsilon(4.0, 4, 1e-3)))
+
+    with Run.start(tmp_path / "run", private()) as run, pytest.warns(DescantWarning, match="after 4 rounds"):
+        assert len(list(run.rounds(10, score_every=3))) == 4
+    with Run.resume(tmp_path / "run", private()) as run, pytest.warns(DescantWarning, match="after 4 rounds"):
+        assert not list(run.rounds(6, score_every=3))
+    found = recorded(tmp_path / "run")
+    assert found.numbers.scored.tolist() == [3, 4]
+    assert [event["round"] for event in found.events if event["event"] == "scored"] == [3, 4]
 
 
 def test_a_budget_for_less_than_a_round_is_an_error() -> None:

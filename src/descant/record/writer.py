@@ -120,13 +120,13 @@ class Run:
 
         self._check_open()
         if score_every and (not n or self.round % score_every == 0) and self._tables.lacks_scores(self.round):
-            self._note_scores(self.round, self.federation._measure(self.round))
-            self.snapshot()
-        for count, scored in enumerate(self.federation.rounds(n), 1):
+            self._score()
+        done = 0
+        for done, scored in enumerate(self.federation.rounds(n), 1):
             self._note(scored)
             if drawn_once(self.federation._plan):
                 self.snapshot()  # parties are shown its centre when they judge it
-            if score_every and (scored.index % score_every == 0 or count == n):
+            if score_every and (scored.index % score_every == 0 or done == n):
                 scored.scores  # noqa: B018
             self._note_scores(scored.index, vars(scored).get("scores"))
             if self.sync == "always":
@@ -137,6 +137,12 @@ class Run:
                 self._note_scores(scored.index, vars(scored).get("scores"))
             if self._due():
                 self.snapshot()
+        if score_every and self.round != self._scored and (done or self._tables.lacks_scores(self.round)):
+            self._score()  # a budget has ended it before n were done
+
+    def _score(self) -> None:
+        self._note_scores(self.round, self.federation._measure(self.round))
+        self.snapshot()
 
     def log(self, event: str, **fields: Any) -> None:
         """Add an event; it is on the disk with the next snapshot."""

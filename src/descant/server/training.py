@@ -107,7 +107,7 @@ class Training:
                 break
             if not told:
                 time_left = f"{self.patience.farewell:g} s"
-                self.say(f"All rounds are done. Waiting {time_left} for {', '.join(missing)} to come for its models.")
+                self.say(f"The training is over. Waiting {time_left} for {', '.join(missing)} to come for its models.")
                 told = True
             time.sleep(_PAUSE)
         self.meeting.end(rounds)
