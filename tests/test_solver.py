@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from descant import Algorithm, Federation, Sgd, algorithms, parties, seeds
 from descant.core import Sight, Term
+from descant.engines.in_process import InProcess
 from descant.errors import ModelError, SettingError
 from descant.parties import People
 from descant.solvers import descent, slope
@@ -594,3 +596,16 @@ def test_a_loss_that_is_nan_at_the_start_is_an_error() -> None:
 def test_a_model_of_the_wrong_shape_is_an_error() -> None:
     with pytest.raises(ModelError, match=r"Linear, its loss or a term fails on a batch \(10, 6\) torch.float32"):
         Federation(nn.Linear(7, 3), classes(4), algorithms.FedAvg()).fit(1, progress=False)
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 9])
+def test_the_losses_that_a_tuner_sees_do_not_depend_on_the_cut(epochs: int) -> None:
+    """Of parties with 9 to 25 samples, who have more batches the more they have, and a shorter one at the end."""
+
+    def losses(most: int | None) -> list[dict[str, float]]:
+        engine = InProcess if most is None else partial(InProcess, most=most)
+        solver = Sgd(lr=0.05, epochs=epochs, batch=4, optimizer="Adam")
+        fed = Federation(network, classes(5), algorithms.FedAvg(), solver=solver, engine=engine)
+        return [{name: said["loss"] for name, said in round.round.metrics.items()} for round in fed.rounds(4)]
+
+    assert losses(None) == losses(2) == losses(1)

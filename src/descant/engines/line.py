@@ -48,8 +48,8 @@ class TurnedAway(EngineError):
 
 
 @contextmanager
-def told(whom: str) -> Iterator[None]:
-    """What went wrong on the line, in a sentence."""
+def told(whom: str, elsewhere: bool = False) -> Iterator[None]:
+    """What went wrong on the line, in a sentence; whoever is on another machine may have another time."""
     import httpx
 
     try:
@@ -58,7 +58,7 @@ def told(whom: str) -> Iterator[None]:
         code, said = error.response.status_code, error.response.text[:300].strip()
         if code == 400 and "certificate" in said.lower():  # nginx, of one that is revoked or has expired
             raise TurnedAway(f"{whom} does not take our certificate. Was it revoked, or has it expired?") from error
-        if code == 401 and abs(late := _late(error.response)) > _SKEW:  # Flower, of what was signed at another time
+        if elsewhere and code == 401 and abs(late := _late(error.response)) > _SKEW:  # it was signed at another time
             off = f"{abs(late):.0f} s {'behind' if late > 0 else 'ahead'}"
             raise TurnedAway(f"{whom} has another time: the clock of this machine is {off}. Set the clock.") from error
         if "2004" in said:  # FLEET_NODE_ACTIVATION_FAILED

@@ -51,7 +51,7 @@ class Spoke:
         from flwr.proto.node_pb2 import Node
 
         request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT)
-        with told("The server"):
+        with told("The server", elsewhere=True):
             self._node = Node(node_id=self._client.ActivateNode(request).node_id)
         over = threading.Event()
         beating = threading.Thread(target=self._beat, args=(over,), daemon=True)
@@ -72,7 +72,7 @@ class Spoke:
             except Exception:
                 continue
 
-    @told("The server")
+    @told("The server", elsewhere=True)
     def pull(self) -> tuple[Any, bytes] | None:
         """A letter, and what to answer it by; None if there is none."""
         from flwr.app import Message
@@ -93,7 +93,7 @@ class Spoke:
         message.metadata.__dict__["_message_id"] = tree.object_id
         return message, unwrapped(message)
 
-    @told("The server")
+    @told("The server", elsewhere=True)
     def push(self, to: Any, answer: bytes) -> None:
         """The answer to a letter."""
         from flwr.app import Message

@@ -197,7 +197,8 @@ class Losses:
             if targets.max() >= self._classes:
                 raise ModelError(f"Target {targets.max()} is out of bounds: the model knows {self._classes} classes")
             each = (np.log(sums) - chosen).reshape(len(self._waiting), len(self._total), -1)
-            self._total += torch.from_numpy(each.mean(2).sum(0))
+            # One by one: how many waited together depends on who else is in the stack.
+            self._total.copy_(torch.from_numpy(np.add.accumulate([self._total.numpy(), *each.mean(2)])[-1]))
             self._waiting = []
         return self._total
 

@@ -77,6 +77,7 @@ http {{
             proxy_pass https://127.0.0.1:{upstream};
             proxy_http_version 1.1;
             proxy_set_header Host localhost;
+            proxy_pass_header Date;  # of who takes signatures: by it a party sees that its clock is off
             proxy_request_buffering off;
             proxy_buffering off;
             proxy_next_upstream off;
