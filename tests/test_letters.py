@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from descant import DescantWarning, Federation, algorithms, seeds
+from descant import DescantWarning, Federation, algorithms, seeds, standing
 from descant.address import address_of
 from descant.algorithms import Timetable
 from descant.checkpoint import models_digest
@@ -744,25 +744,38 @@ def team(folder: Path, policy: str, at: str = "at", log: Callable[[str], None] =
     return desk
 
 
-def training(round: int = 1, seed: int = 5, vault: Vault | None = None, accepted: int = 0) -> bytes:
+def training(
+    round: int = 1, seed: int = 5, vault: Vault | None = None, accepted: int = 0, center: float = 0.0
+) -> bytes:
     """A letter that asks for training and, where there is a vault, for a coreset."""
     settings = {"seed": seed, "way": "looped", "layout": LAYOUT.digest, "lr": 0.1, "work": 1, "accepted": accepted}
     if vault is not None:
         public, generation = vault.invite("0")
         settings["coreset"] = {"public": public.hex(), "generation": generation, "run": "r"}
-    return pack(Task("0", round, "train", {"center": torch.zeros(LAYOUT.width)}, settings))
+    return pack(Task("0", round, "train", {"center": torch.full((LAYOUT.width,), center)}, settings))
 
 
-def test_a_server_cannot_have_more_rows_than_the_teams_policy_lets_go(tmp_path: Path) -> None:
+@pytest.mark.parametrize("center", [0.0, math.nan], ids=["by a model", "by one that no work comes of"])
+def test_a_server_cannot_have_more_rows_than_the_teams_policy_lets_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, center: float
+) -> None:
     desk, vault = team(tmp_path, '{"share": 0.3}'), Vault.create(tmp_path / "vault", PrivateKey.new(), "r")
+    own, seen = classes(5)["0"].x, set[int]()
+
+    def noted(rows: Rows) -> bytes:
+        seen.update(k for row in rows.x for k in range(len(own)) if torch.equal(own[k], row))
+        return packed(rows)
+
+    packed = standing.pack
+    monkeypatch.setattr(standing, "pack", noted)
     sealed = 0
     for seed in range(20):
-        report = unpack(desk.answer(training(seed=seed, vault=vault)), Report)
+        report = unpack(desk.answer(training(seed=seed, vault=vault, center=center)), Report)
         assert report.status == "ok"
         sealed += bool(report.sealed)
     rows = desk.keeping.left()
     assert sealed and rows is not None
-    assert len(rows) <= math.ceil(0.3 * classes(5)["0"].samples)
+    assert 0 < len(rows) <= math.ceil(0.3 * len(own)) and seen == set(rows.tolist())
 
 
 def test_columns_that_a_team_drops_are_0_in_what_it_seals_and_nothing_else_is(tmp_path: Path) -> None:
