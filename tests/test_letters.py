@@ -290,7 +290,12 @@ def falsified(letter: Task, answer: bytes, how: str) -> bytes:
         metrics["samples"] = 1e30
     elif how == "no weight":
         del metrics["samples"]
-    return pack(replace(report, arrays=arrays, metrics=metrics))
+    elif how == "a name for the terminal":
+        arrays[CLEARS] = torch.zeros(2)
+    elif how == "a name in place of another":
+        arrays[CLEARS] = arrays.pop(first)
+    status: Any = CLEARS if how == "a status for the terminal" else report.status
+    return pack(replace(report, status=status, arrays=arrays, metrics=metrics))
 
 
 BYTES: dict[str, Callable[[bytes], bytes]] = {
@@ -303,7 +308,9 @@ BYTES: dict[str, Callable[[bytes], bytes]] = {
     "a header that lies": lambda answer: (2**62).to_bytes(8, "little") + answer[8:],
 }
 REPORTS = ["nan", "infinite", "another shape", "a shape that broadcasts", "another dtype", "a tensor missing"]
-REPORTS += ["a tensor too many", "an absurd weight", "no weight"]
+REPORTS += ["a tensor too many", "an absurd weight", "no weight", "a name for the terminal"]
+REPORTS += ["a name in place of another", "a status for the terminal"]
+CLEARS = "\x1b[2J" * 10**4  # what a terminal obeys, and long
 
 
 def _bomb(size: int) -> bytes:
@@ -329,6 +336,7 @@ def test_a_false_answer_is_refused_and_the_others_go_on(tmp_path: Path, how: str
     with pytest.warns(DescantWarning, match="refused"):
         fed.fit(2, progress=False)
     assert [refusal.party for refusal in fed.refusals_] == ["1", "1"]
+    assert all(str(refusal).isprintable() and len(str(refusal)) < 800 for refusal in fed.refusals_)
     without = simulated(recipe("fedavg"), 2, [name for name in NAMES if name != "1"])
     assert torch.equal(fed.state.center, without.state.center)
 
@@ -611,6 +619,22 @@ def test_nobody_is_waited_for_to_be_judged_once_that_is_due(tmp_path: Path) -> N
     with pytest.warns(DescantWarning, match="could not be evaluated.*no answer within 0.1 s"):
         own = fed.scores().own.values
     assert np.isnan(own).tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize("lie", [10**400, "high", [1.0], None], ids=["too large", "a word", "a list", "nothing"])
+def test_a_score_that_is_no_number_is_not_counted_and_ends_nothing(tmp_path: Path, lie: object) -> None:
+    post = Post(desks(tmp_path))
+
+    def spoil(task: Task, answer: bytes) -> bytes:
+        if task.party != "1" or task.kind != "evaluate":
+            return answer
+        return pack(replace(report := unpack(answer, Report), metrics={**report.metrics, "own": lie}))
+
+    post.spoil = spoil
+    disk.make(tmp_path / "run")
+    trained(tmp_path / "run", post, "fedavg", NAMES, lambda text: None, patience=QUORUM[None])
+    own = recorded(tmp_path / "run" / "training").numbers.scores["own"][-1]
+    assert np.isnan(own).tolist() == [False, True, False, False]
 
 
 def test_where_work_is_added_up_unseen_fewer_than_it_hides_in_are_waited_for(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ import torch
 from .. import __version__
 from ..config import Recipe
 from ..core import Report, Task
-from ..engines.silos import Lost, Post, plain
+from ..engines.silos import Lost, Post
 from ..errors import DescantError, EngineError, StateError, VaultError
 from ..flat import Net
+from ..gate import plain
 from ..parties.elsewhere import FORM, KEYS, elsewhere
 from ..silo.desk import TEXT, reduced
 from ..silo.forgetting import FORGOTTEN
