@@ -201,8 +201,8 @@ class Net:
         return self._first
 
     def row(self) -> Tensor:
-        """The same, as a copy."""
-        return self._first.clone()
+        """The same, as a copy: for whoever lets the module run, which may write into its own parameters."""
+        return self.room((self.layout.width,), self.layout.dtype).copy_(self._first)
 
     @cached_property
     def constants(self) -> str:
