@@ -36,6 +36,7 @@ from descant.piece import Plan
 from descant.privacy import epsilon
 from descant.record import read as recorded
 from descant.server import Meeting
+from descant.server import training as training_of
 from descant.server.outcome import outcome
 from descant.server.training import Training, first_rounds, met_in
 from descant.silo import Desk, SiloFile
@@ -1016,6 +1017,82 @@ def test_who_is_away_at_the_end_comes_for_its_models_and_hears_that_it_is_over(t
     own = simulated(recipe(), 4, attend=without("1", 3)).state.own.get("1")["model"]
     mine = load_file(tmp_path / "at-1" / "own.safetensors")
     assert all(torch.equal(mine[key], part) for key, part in LAYOUT.split(own).items())
+
+
+class Silent(Post):
+    """Some letters are fetched and never answered: their parties have gone, or hang."""
+
+    def __init__(self, desks: dict[str, Callable[[], Desk]], swallows: Callable[[Task], Lost | None]) -> None:
+        super().__init__(desks)
+        self.swallows = swallows
+
+    def fetch(self, numbers: Collection[str], most: int) -> dict[str, Letter | Lost]:
+        for number in [number for number in numbers if number in self.letters]:
+            if why := self.swallows(unpack(self.letters[number][1], Task)):
+                del self.letters[number]
+                return {number: why} if why.args[0] else {}
+        return super().fetch(numbers, most)
+
+
+def test_who_goes_while_the_last_models_are_judged_comes_for_them(tmp_path: Path) -> None:
+    went: list[str] = []
+
+    def goes(task: Task) -> Lost | None:
+        if went or (task.party, task.kind, task.round) != ("1", "evaluate", 4):
+            return None
+        post.away = {"1"}
+        went.append(task.party)
+        return Lost("it has gone")
+
+    post, folder = Silent(desks(tmp_path), goes), tmp_path / "run"
+    disk.make(folder)
+    comes = lambda text: post.away.discard("1") if text.startswith("All rounds are done.") else None  # noqa: E731
+    with pytest.warns(DescantWarning, match="'1' could not be evaluated"):
+        trained(folder, post, "fedgeomed+", NAMES, comes, patience=replace(QUORUM[3], farewell=20))
+    assert went and Result(tmp_path / "at-1").scores()["round"] == 4
+
+
+def test_who_hangs_at_the_end_keeps_nobody_from_its_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one is waited for to be shown its models another comes: it is in time."""
+    monkeypatch.setattr(training_of, "_SHOWING", 0.1)
+    over: list[str] = []
+
+    def hangs(task: Task) -> Lost | None:
+        if not over or (task.party, task.kind) != ("0", "evaluate"):
+            return None
+        post.away.discard("1")
+        return Lost("")
+
+    def hears(text: str) -> None:
+        if text.startswith("Round 3:"):
+            post.away = {"0", "1"}
+        if text.startswith("All rounds are done."):
+            post.away.discard("0")
+            over.append(text)
+
+    post, folder = Silent(desks(tmp_path), hangs), tmp_path / "run"
+    disk.make(folder)
+    patience = Patience(gather=2, quorum=2, deadline=60, farewell=1)
+    with pytest.warns(DescantWarning, match="'0' could not be evaluated"):
+        trained(folder, post, "fedgeomed+", NAMES, hears, patience=patience)
+    assert Result(tmp_path / "at-1").scores()["round"] == 4 and post.away == set(NAMES)
+
+
+def test_who_cannot_be_told_that_it_is_over_is_told_when_it_is_back(tmp_path: Path) -> None:
+    """Its line is down at the moment of the goodbye."""
+    post, folder, down = Post(desks(tmp_path)), tmp_path / "run", [1]
+    true = post.send
+
+    def send(party: str, letter: Letter, seconds: float) -> str:
+        if party == "1" and unpack(letter, Task).kind == "goodbye" and down.pop():
+            down.append(0)
+            raise Lost("it is not there")
+        return true(party, letter, seconds)
+
+    post.send = send  # type: ignore[method-assign]
+    disk.make(folder)
+    trained(folder, post, "fedavg", NAMES, lambda text: None, patience=replace(QUORUM[None], farewell=20))
+    assert post.away == set(NAMES)
 
 
 def test_who_is_revoked_while_all_gather_is_not_waited_for(tmp_path: Path) -> None:

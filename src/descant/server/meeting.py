@@ -118,16 +118,16 @@ class Meeting:
         self._say(f"{party} wishes to be forgotten: {done}.")
         self._send_away(party, {REASON: done, FORGOTTEN: True})
 
-    def _send_away(self, party: str, told: Mapping[str, Any]) -> None:
-        """Nobody waits for work that never comes: whoever cannot take part is told why."""
+    def _send_away(self, party: str, told: Mapping[str, Any]) -> bool:
+        """Nobody waits for work that never comes: whoever cannot take part is told why, if it is still there."""
         with suppress(Lost):
             self._post.send(party, pack(Task(party, 0, "goodbye", {}, told)), _LAST)
+            return True
+        return False
 
     def part(self, parties: Collection[str], rounds: int) -> None:
         """The training is over, and these are told so."""
-        for party in parties:
-            self._send_away(party, {ROUNDS: rounds})
-        self.parted |= set(parties)
+        self.parted |= {party for party in parties if self._send_away(party, {ROUNDS: rounds})}
 
     def end(self, rounds: int) -> None:
         """Whoever is still there is told that it is over; who is slow to hear it is not waited for."""
@@ -159,7 +159,9 @@ class Meeting:
                 output, _ = self.net.apply(row[:size], row[size:], party.x[:2].clone())
                 self._value(output, party.y[:2].clone())
         except Exception as error:
-            raise EngineError(f"model and loss do not take rows of its form: {type(error).__name__}: {error}") from error
+            raise EngineError(
+                f"model and loss do not take rows of its form: {type(error).__name__}: {error}"
+            ) from error
 
     def gather(self, least: int, most: Callable[[], float] = lambda: math.inf) -> dict[str, Mapping[str, Any]]:
         """Wait until so many have been introduced, or as many as can come; what they say of themselves."""
