@@ -38,6 +38,7 @@ from descant.record import read as recorded
 from descant.server import Meeting
 from descant.server import training as training_of
 from descant.server.outcome import outcome
+from descant.server.report import write_report
 from descant.server.training import Training, first_rounds, met_in
 from descant.silo import Desk, SiloFile
 from descant.silo.desk import reduced
@@ -1206,6 +1207,20 @@ def test_every_round_and_the_status_say_what_was_given_away(tmp_path: Path, case
     assert len(rounds) == 4 and all("at δ" in text or "no noise" in text for text in rounds)
     assert rounds[-1].endswith(f"4 parties, {last}")
     assert outcome(tmp_path)["spent"]["told"] == f"Privacy of a party: {last}"
+
+
+def test_a_training_that_its_budget_ends_is_judged_where_it_ends(tmp_path: Path) -> None:
+    """After two rounds of four, of which only the last was to be judged."""
+    more = f'wrap = [{{by = "central_privacy", noise = 4.0, budget = {epsilon(4.0, 2, 1e-5) + 1e-6}}}]'
+    for _ in range(2):  # the same command, given again, does no round more
+        post = Post(desks(tmp_path))
+        with pytest.warns(DescantWarning, match="ends the run after 2 rounds"):
+            done = trained(tmp_path, post, "fedavg", NAMES, lambda text: None, more, QUORUM[None])
+        assert done["rounds"] == 2 and post.away == set(NAMES)
+        assert [row["judged"] for row in outcome(tmp_path)["scores"].values()] == [2] * 4
+        assert {Result(tmp_path / f"at-{name}").scores()["round"] for name in NAMES} == {2}
+    table, _ = write_report(tmp_path / "training")
+    assert "After round 2, as judged by 4 of 4 parties" in table.verdict
 
 
 def test_a_training_that_promises_nothing_says_nothing_of_it(tmp_path: Path) -> None:
