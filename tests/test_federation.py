@@ -335,3 +335,25 @@ def test_who_was_refused_and_why_is_in_findings_and_table():
     assert told and told[0].startswith("2 updates of ") and "round 1, party 'b'" in told[0] and "not finite" in told[0]
     assert told[0].count("party 'b'") == 1, "once, though it was refused twice"
     assert told[0] in study.table().notes and told[0] in json.loads(study.to_json())["findings"]
+
+
+class Clamping(nn.Linear):
+    """As `nn.Embedding(max_norm=...)` does: to run it is to write into its parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+def test_whoever_tries_or_judges_a_model_changes_nothing_though_it_writes_into_itself(people: People) -> None:
+    model = Clamping(64, 10)
+    first = torch.cat([parameter.detach().clone().flatten() for parameter in model.parameters()])
+    fed = Federation(model, people, algorithms.FedAvgPlus(), lr=0.1, steps=2, batch=4)
+    assert first.abs().max() > 0.1 and torch.equal(fed.state.center, first)
+    fed.scores()
+    assert torch.equal(fed.state.center, first)
+    fed.fit(2, progress=False)
+    before = fed.hash()
+    fed.scores()
+    assert fed.hash() == before and torch.equal(fed.state.initial, first)

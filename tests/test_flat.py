@@ -106,6 +106,11 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))
 
 
+def test_layers_that_are_made_when_they_are_first_used_are_named_with_what_to_do() -> None:
+    with pytest.raises(ModelError, match=r"'0.weight' of Sequential has no shape .* call it once"):
+        Net.made(lambda: nn.Sequential(nn.LazyLinear(5), nn.ReLU(), nn.LazyLinear(3)), 0)
+
+
 def test_statistics_may_stay_private_as_in_fedbn() -> None:
     algorithm = algorithms.FedPer(("0.*",))
     fed = Federation(normed, unlike(), algorithm, lr=0.1, steps=40, batch=10).fit(1, progress=False)

@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from descant import DescantWarning, Federation, algorithms, seeds
+from descant import DescantWarning, Federation, algorithms, seeds, standing
 from descant.address import address_of
 from descant.algorithms import Timetable
 from descant.checkpoint import models_digest
@@ -37,7 +37,9 @@ from descant.piece import Plan
 from descant.privacy import epsilon
 from descant.record import read as recorded
 from descant.server import Meeting
+from descant.server import training as training_of
 from descant.server.outcome import outcome
+from descant.server.report import write_report
 from descant.server.training import Training, first_rounds, met_in
 from descant.silo import Desk, SiloFile
 from descant.silo.desk import reduced
@@ -291,7 +293,12 @@ def falsified(letter: Task, answer: bytes, how: str) -> bytes:
         metrics["samples"] = 1e30
     elif how == "no weight":
         del metrics["samples"]
-    return pack(replace(report, arrays=arrays, metrics=metrics))
+    elif how == "a name for the terminal":
+        arrays[CLEARS] = torch.zeros(2)
+    elif how == "a name in place of another":
+        arrays[CLEARS] = arrays.pop(first)
+    status: Any = CLEARS if how == "a status for the terminal" else report.status
+    return pack(replace(report, status=status, arrays=arrays, metrics=metrics))
 
 
 BYTES: dict[str, Callable[[bytes], bytes]] = {
@@ -304,7 +311,9 @@ BYTES: dict[str, Callable[[bytes], bytes]] = {
     "a header that lies": lambda answer: (2**62).to_bytes(8, "little") + answer[8:],
 }
 REPORTS = ["nan", "infinite", "another shape", "a shape that broadcasts", "another dtype", "a tensor missing"]
-REPORTS += ["a tensor too many", "an absurd weight", "no weight"]
+REPORTS += ["a tensor too many", "an absurd weight", "no weight", "a name for the terminal"]
+REPORTS += ["a name in place of another", "a status for the terminal"]
+CLEARS = "\x1b[2J" * 10**4  # what a terminal obeys, and long
 
 
 def _bomb(size: int) -> bytes:
@@ -330,6 +339,7 @@ def test_a_false_answer_is_refused_and_the_others_go_on(tmp_path: Path, how: str
     with pytest.warns(DescantWarning, match="refused"):
         fed.fit(2, progress=False)
     assert [refusal.party for refusal in fed.refusals_] == ["1", "1"]
+    assert all(str(refusal).isprintable() and len(str(refusal)) < 800 for refusal in fed.refusals_)
     without = simulated(recipe("fedavg"), 2, [name for name in NAMES if name != "1"])
     assert torch.equal(fed.state.center, without.state.center)
 
@@ -636,6 +646,22 @@ def test_nobody_is_waited_for_to_be_judged_once_that_is_due(tmp_path: Path) -> N
     assert np.isnan(own).tolist() == [False, True, True, False]
 
 
+@pytest.mark.parametrize("lie", [10**400, "high", [1.0], None], ids=["too large", "a word", "a list", "nothing"])
+def test_a_score_that_is_no_number_is_not_counted_and_ends_nothing(tmp_path: Path, lie: object) -> None:
+    post = Post(desks(tmp_path))
+
+    def spoil(task: Task, answer: bytes) -> bytes:
+        if task.party != "1" or task.kind != "evaluate":
+            return answer
+        return pack(replace(report := unpack(answer, Report), metrics={**report.metrics, "own": lie}))
+
+    post.spoil = spoil
+    disk.make(tmp_path / "run")
+    trained(tmp_path / "run", post, "fedavg", NAMES, lambda text: None, patience=QUORUM[None])
+    own = recorded(tmp_path / "run" / "training").numbers.scores["own"][-1]
+    assert np.isnan(own).tolist() == [False, True, False, False]
+
+
 def test_where_work_is_added_up_unseen_fewer_than_it_hides_in_are_waited_for(tmp_path: Path) -> None:
     """Else all rounds would be used up, each of them void."""
     post, said = Post(desks(tmp_path)), list[str]()
@@ -691,9 +717,19 @@ def test_whoever_goes_and_comes_back_unseen_is_given_its_letter_again(tmp_path: 
     same(fed, simulated(recipe(), 3))
 
 
-@pytest.mark.parametrize(
-    "lie", [{"samples": 10**12}, {"x": [10**12]}, {"x": [3]}, {"samples": 0}, {"x_dtype": "object"}, {"tested": -1}]
-)
+LIED: list[dict[str, object]] = [{"samples": 10**12}, {"samples": 0}, {"tested": -1}]
+LIED += [{"x": [10**12]}, {"x": [3]}, {"x": []}, {"x_dtype": "object"}, {"x_dtype": "float64"}]
+LIED += [{"y": [7]}, {"y_dtype": "float16"}]
+
+
+class Flattening(torch.nn.Sequential):
+    """The same model; on rows of too few dimensions torch raises an IndexError."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.flatten(1))
+
+
+@pytest.mark.parametrize("lie", LIED, ids=str)
 def test_a_party_that_lies_about_its_data_is_not_let_in(tmp_path: Path, lie: dict[str, object]) -> None:
     post, said = Post(desks(tmp_path)), list[str]()
 
@@ -705,7 +741,7 @@ def test_a_party_that_lies_about_its_data_is_not_let_in(tmp_path: Path, lie: dic
 
     post.spoil = spoil
     loss = address_of(torch.nn.functional.cross_entropy)
-    meeting = Meeting(post, recipe(), "lab", Net.made(network, 0), loss, say=said.append)
+    meeting = Meeting(post, recipe(), "lab", Net(Flattening(*network())), loss, say=said.append)
     assert meeting.gather(3).keys() == {"1", "2", "3"}
     assert any("0 has come, and cannot take part" in text for text in said)
 
@@ -767,25 +803,38 @@ def team(folder: Path, policy: str, at: str = "at", log: Callable[[str], None] =
     return desk
 
 
-def training(round: int = 1, seed: int = 5, vault: Vault | None = None, accepted: int = 0) -> bytes:
+def training(
+    round: int = 1, seed: int = 5, vault: Vault | None = None, accepted: int = 0, center: float = 0.0
+) -> bytes:
     """A letter that asks for training and, where there is a vault, for a coreset."""
     settings = {"seed": seed, "way": "looped", "layout": LAYOUT.digest, "lr": 0.1, "work": 1, "accepted": accepted}
     if vault is not None:
         public, generation = vault.invite("0")
         settings["coreset"] = {"public": public.hex(), "generation": generation, "run": "r"}
-    return pack(Task("0", round, "train", {"center": torch.zeros(LAYOUT.width)}, settings))
+    return pack(Task("0", round, "train", {"center": torch.full((LAYOUT.width,), center)}, settings))
 
 
-def test_a_server_cannot_have_more_rows_than_the_teams_policy_lets_go(tmp_path: Path) -> None:
+@pytest.mark.parametrize("center", [0.0, math.nan], ids=["by a model", "by one that no work comes of"])
+def test_a_server_cannot_have_more_rows_than_the_teams_policy_lets_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, center: float
+) -> None:
     desk, vault = team(tmp_path, '{"share": 0.3}'), Vault.create(tmp_path / "vault", PrivateKey.new(), "r")
+    own, seen = classes(5)["0"].x, set[int]()
+
+    def noted(rows: Rows) -> bytes:
+        seen.update(k for row in rows.x for k in range(len(own)) if torch.equal(own[k], row))
+        return packed(rows)
+
+    packed = standing.pack
+    monkeypatch.setattr(standing, "pack", noted)
     sealed = 0
     for seed in range(20):
-        report = unpack(desk.answer(training(seed=seed, vault=vault)), Report)
+        report = unpack(desk.answer(training(seed=seed, vault=vault, center=center)), Report)
         assert report.status == "ok"
         sealed += bool(report.sealed)
     rows = desk.keeping.left()
     assert sealed and rows is not None
-    assert len(rows) <= math.ceil(0.3 * classes(5)["0"].samples)
+    assert 0 < len(rows) <= math.ceil(0.3 * len(own)) and seen == set(rows.tolist())
 
 
 def test_columns_that_a_team_drops_are_0_in_what_it_seals_and_nothing_else_is(tmp_path: Path) -> None:
@@ -994,6 +1043,82 @@ def test_who_is_away_at_the_end_comes_for_its_models_and_hears_that_it_is_over(t
     assert all(torch.equal(mine[key], part) for key, part in LAYOUT.split(own).items())
 
 
+class Silent(Post):
+    """Some letters are fetched and never answered: their parties have gone, or hang."""
+
+    def __init__(self, desks: dict[str, Callable[[], Desk]], swallows: Callable[[Task], Lost | None]) -> None:
+        super().__init__(desks)
+        self.swallows = swallows
+
+    def fetch(self, numbers: Collection[str], most: int) -> dict[str, Letter | Lost]:
+        for number in [number for number in numbers if number in self.letters]:
+            if why := self.swallows(unpack(self.letters[number][1], Task)):
+                del self.letters[number]
+                return {number: why} if why.args[0] else {}
+        return super().fetch(numbers, most)
+
+
+def test_who_goes_while_the_last_models_are_judged_comes_for_them(tmp_path: Path) -> None:
+    went: list[str] = []
+
+    def goes(task: Task) -> Lost | None:
+        if went or (task.party, task.kind, task.round) != ("1", "evaluate", 4):
+            return None
+        post.away = {"1"}
+        went.append(task.party)
+        return Lost("it has gone")
+
+    post, folder = Silent(desks(tmp_path), goes), tmp_path / "run"
+    disk.make(folder)
+    comes = lambda text: post.away.discard("1") if text.startswith("All rounds are done.") else None  # noqa: E731
+    with pytest.warns(DescantWarning, match="'1' could not be evaluated"):
+        trained(folder, post, "fedgeomed+", NAMES, comes, patience=replace(QUORUM[3], farewell=20))
+    assert went and Result(tmp_path / "at-1").scores()["round"] == 4
+
+
+def test_who_hangs_at_the_end_keeps_nobody_from_its_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one is waited for to be shown its models another comes: it is in time."""
+    monkeypatch.setattr(training_of, "_SHOWING", 0.1)
+    over: list[str] = []
+
+    def hangs(task: Task) -> Lost | None:
+        if not over or (task.party, task.kind) != ("0", "evaluate"):
+            return None
+        post.away.discard("1")
+        return Lost("")
+
+    def hears(text: str) -> None:
+        if text.startswith("Round 3:"):
+            post.away = {"0", "1"}
+        if text.startswith("All rounds are done."):
+            post.away.discard("0")
+            over.append(text)
+
+    post, folder = Silent(desks(tmp_path), hangs), tmp_path / "run"
+    disk.make(folder)
+    patience = Patience(gather=2, quorum=2, deadline=60, farewell=1)
+    with pytest.warns(DescantWarning, match="'0' could not be evaluated"):
+        trained(folder, post, "fedgeomed+", NAMES, hears, patience=patience)
+    assert Result(tmp_path / "at-1").scores()["round"] == 4 and post.away == set(NAMES)
+
+
+def test_who_cannot_be_told_that_it_is_over_is_told_when_it_is_back(tmp_path: Path) -> None:
+    """Its line is down at the moment of the goodbye."""
+    post, folder, down = Post(desks(tmp_path)), tmp_path / "run", [1]
+    true = post.send
+
+    def send(party: str, letter: Letter, seconds: float) -> str:
+        if party == "1" and unpack(letter, Task).kind == "goodbye" and down.pop():
+            down.append(0)
+            raise Lost("it is not there")
+        return true(party, letter, seconds)
+
+    post.send = send  # type: ignore[method-assign]
+    disk.make(folder)
+    trained(folder, post, "fedavg", NAMES, lambda text: None, patience=replace(QUORUM[None], farewell=20))
+    assert post.away == set(NAMES)
+
+
 def test_who_is_revoked_while_all_gather_is_not_waited_for(tmp_path: Path) -> None:
     post, revoked = Post(desks(tmp_path)), dict[str, str]()
     post.away = {"1"}
@@ -1105,6 +1230,20 @@ def test_every_round_and_the_status_say_what_was_given_away(tmp_path: Path, case
     assert len(rounds) == 4 and all("at δ" in text or "no noise" in text for text in rounds)
     assert rounds[-1].endswith(f"4 parties, {last}")
     assert outcome(tmp_path)["spent"]["told"] == f"Privacy of a party: {last}"
+
+
+def test_a_training_that_its_budget_ends_is_judged_where_it_ends(tmp_path: Path) -> None:
+    """After two rounds of four, of which only the last was to be judged."""
+    more = f'wrap = [{{by = "central_privacy", noise = 4.0, budget = {epsilon(4.0, 2, 1e-5) + 1e-6}}}]'
+    for _ in range(2):  # the same command, given again, does no round more
+        post = Post(desks(tmp_path))
+        with pytest.warns(DescantWarning, match="ends the run after 2 rounds"):
+            done = trained(tmp_path, post, "fedavg", NAMES, lambda text: None, more, QUORUM[None])
+        assert done["rounds"] == 2 and post.away == set(NAMES)
+        assert [row["judged"] for row in outcome(tmp_path)["scores"].values()] == [2] * 4
+        assert {Result(tmp_path / f"at-{name}").scores()["round"] for name in NAMES} == {2}
+    table, _ = write_report(tmp_path / "training")
+    assert "After round 2, as judged by 4 of 4 parties" in table.verdict
 
 
 def test_a_training_that_promises_nothing_says_nothing_of_it(tmp_path: Path) -> None:

@@ -248,6 +248,16 @@ def test_a_folder_of_another_party_or_federation_is_left_alone(
     assert ("'north'" if whose == "party" else federation) in told and asked in told and "--folder" in told
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"party": "north"}', '{"party": 7, "federation": []}'])
+def test_a_folder_that_does_not_say_any_more_whose_it_is_stays_as_it_is(
+    here: Path, joined: list[str], text: str
+) -> None:
+    file = here / "north.silo" / "state" / "party.json"
+    file.write_text(text)
+    told = call("silo", "join", "north.invite", "team.py", "--folder", "north.silo", code=1)
+    assert "party.json is not as Descant wrote it" in told and "Restore it" in told and file.read_text() == text
+
+
 def test_the_same_party_joins_from_its_folder_again(here: Path, joined: list[str]) -> None:
     federation = invite.Invite.read(here / "north.invite").federation
     held = {"party": "north", "federation": federation}

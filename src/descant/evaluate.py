@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .core import Engine, Task
 from .errors import DescantWarning, EngineError
 from .exchange import gather, tasks_for
-from .gate import Gate
+from .gate import Gate, is_number
 from .metrics import trivial
 from .parties import People
 from .piece import Plan
@@ -125,7 +125,7 @@ def answers(engine: Engine, tasks: Sequence[Task]) -> dict[str, dict[str, float]
         if report.kind != "evaluate":  # a late answer to something else
             continue
         if report.status == "ok":
-            found[report.party] = {n: float(v) for n, v in report.metrics.items() if isinstance(v, int | float)}
+            found[report.party] = {n: float(v) for n, v in report.metrics.items() if is_number(v)}
         else:
             why = report.reason or report.status
             told = f"Party {report.party!r} could not be evaluated, and does not count: {why}"

@@ -223,14 +223,19 @@ class Federation:
         self._scored = (self.state.round, scores)
         return scores
 
+    @property
+    def scores_now(self) -> Scores | None:
+        """What scores() has found, if it was asked for since the last round."""
+        at, scores = self.__dict__.get("_scored", (None, None))
+        return scores if at == self.state.round else None
+
     def findings(self) -> tuple[str, ...]:
         """What is wrong, in sentences, from numbers that are known: ask for scores() first to hear about them, too."""
         return tuple(finding.text for finding in self._findings())
 
     def _findings(self) -> tuple[Finding, ...]:
-        at, scores = self.__dict__.get("_scored", (None, None))
         said = (Finding("data", note),) if (note := of_the_data(self.people.note)) else ()
-        return said + findings_of(self, scores if at == self.state.round else None)
+        return said + findings_of(self, self.scores_now)
 
     def plot(self, kind: str, file: str | Path) -> Path:
         """Draw "spikes" (at aggregation), "collapse", "walk" (own to centre), "hyper" (as tuned), "presence" (who was
@@ -241,13 +246,7 @@ class Federation:
         """The same parties, rounds, work and draws, without federation."""
         twin, local = self.__dict__.get("_twin"), alone(self._plan.algorithm, self.history_)
         if twin is None or twin.state.round > self.state.round:  # a run that was loaded may be younger than its twin
-            settings: dict[str, Any] = {
-                "loss": self.loss,
-                "metric": self.metric,
-                "seed": self.seed,
-                "engine": self.engine,
-                "budget": self.budget,
-            }
+            settings = {name: getattr(self, name) for name in ("loss", "metric", "seed", "engine", "budget")}
             twin = self._twin = Federation(self.model, self.data, local, solver=self._plan.solver, **settings)
             twin.people = self.people  # not made anew: they are read once, and whoever made them may draw
         twin._plan = replace(twin._plan, algorithm=local)  # of more rounds than when it was made

@@ -28,6 +28,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.parameter import is_lazy
 
 from .errors import ModelError
 from .traced import Traced, trace
@@ -62,6 +63,11 @@ class Layout:
         if not trained:
             raise ModelError(f"{type(module).__name__} has no trainable parameter: there is nothing to federate.")
         tensors = {**trained, **statistics}
+        for name in (name for name, tensor in tensors.items() if is_lazy(tensor)):
+            raise ModelError(
+                f"{name!r} of {type(module).__name__} has no shape before it is first used (a lazy layer). Give layers "
+                "their sizes, or let what makes the model call it once on rows as yours are."
+            )
         dtypes = {tensor.dtype for tensor in tensors.values()}
         if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
             found = {name: str(tensor.dtype) for name, tensor in tensors.items()}
@@ -201,8 +207,8 @@ class Net:
         return self._first
 
     def row(self) -> Tensor:
-        """The same, as a copy."""
-        return self._first.clone()
+        """The same, as a copy: for whoever lets the module run, which may write into its own parameters."""
+        return self.room((self.layout.width,), self.layout.dtype).copy_(self._first)
 
     @cached_property
     def constants(self) -> str:

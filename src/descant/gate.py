@@ -18,6 +18,7 @@ from .core import Kind, Report, Task
 from .flat import Layout
 
 MOST_SAMPLES = 10**12
+_SHOWN = 300  # letters of what others have written
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Gate:
             found = f"{r.party!r:.40}, {r.round!r:.40}, {r.kind!r:.40}, {r.status!r:.40}"
             return Refusal(f"{r.party!s:.40}", -1, "malformed report", "", expected, found)
         for name, value in r.metrics.items():
-            if name != "samples" and not _number(value):  # samples are looked at below
+            if name != "samples" and not is_number(value):  # samples are looked at below
                 return Refusal(
                     r.party, r.round, f"the metric {name!r:.40} is not a number", "", "numbers", f"{value!r:.40}"
                 )
@@ -127,12 +128,11 @@ class Gate:
         for name in r.arrays:
             if name not in shapes:
                 reason = "private tensor" if name in self.private else "unexpected tensor"
-                return Refusal(r.party, r.round, reason, name, ", ".join(shapes), name)
+                return Refusal(r.party, r.round, reason, plain(name), ", ".join(shapes), plain(name))
         for name, shape in shapes.items():
             if name not in r.arrays:
-                return Refusal(
-                    r.party, r.round, "missing tensor", name, ", ".join(shapes), ", ".join(r.arrays) or "none"
-                )
+                found = plain(", ".join(r.arrays)) or "none"
+                return Refusal(r.party, r.round, "missing tensor", name, ", ".join(shapes), found)
             refusal = self._tensor(r, name, shape, r.arrays[name])
             if refusal is not None:
                 return refusal
@@ -175,7 +175,8 @@ def finite(tensor: Tensor) -> bool:
     return math.isfinite(tensor.detach().sum()) or bool(torch.isfinite(tensor).all())
 
 
-def _number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Whether others have sent a number, and no larger one than there is room for."""
     try:
         return (isinstance(value, int | float) and float(value) == float(value)) or isinstance(value, float)
     except OverflowError:
@@ -187,3 +188,12 @@ def counts(samples: object) -> bool:
     if isinstance(samples, bool) or not isinstance(samples, int | float):
         return False
     return 0 < samples <= MOST_SAMPLES and samples == int(samples)  # nan compares false
+
+
+def plain(text: str) -> str:
+    r"""What others have written, as it may be shown: short, and nothing that a terminal would obey.
+
+    >>> plain("gone\x1b[2J")
+    'gone?[2J'
+    """
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:_SHOWN])

@@ -83,7 +83,7 @@ class Plan:
     @cached_property
     def classes(self) -> int | None:
         """How many labels the model knows; None where targets are no labels."""
-        party, row, size = self.people[self.people.names[0]], self.net.first, self.net.layout.size
+        party, row, size = self.people[self.people.names[0]], self.net.row(), self.net.layout.size
         if not is_labels(party.y):
             return None
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.no_grad():

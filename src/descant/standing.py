@@ -109,6 +109,8 @@ def answered(plan: Plan, task: Task, before: Memory, center: Tensor, answer: Ans
             report, kept = _leave(plan, task, center, report, before.get(_EVER, _NONE))
         except Exception as error:
             report = replace(report, reason=f"it left no coreset: {error}")
+    if ASKED in report.metrics and memory is None:  # the work was in vain, and its rows have left all the same
+        memory = before
     return report, {**memory, **kept} if memory is not None and kept else memory
 
 

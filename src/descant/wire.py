@@ -10,14 +10,14 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
-from .core import Report, Task
+from .core import Report, Status, Task
 from .errors import EngineError
 from .store.room import Filed
 
@@ -250,5 +250,7 @@ def _check_fields(fields: dict[str, Any]) -> None:
     for name, value in fields.items():
         if name not in _TYPES or not isinstance(value, _TYPES[name]) or isinstance(value, bool):
             raise ValueError(f"its {name!r:.40} is {value!r:.40}")
+    if fields.get("status", "ok") not in get_args(Status):
+        raise ValueError(f"its status is {fields['status']!r:.40}")
     if not 0 < fields.get("deadline", 1) <= _LONGEST:
         raise ValueError(f"its deadline is {fields['deadline']!r:.40}")

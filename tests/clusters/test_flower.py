@@ -382,6 +382,34 @@ def test_who_leaves_in_order_has_left_and_who_falls_silent_or_is_back_has_not(
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
+def test_an_answer_by_a_key_that_was_revoked_is_not_that_of_who_is_invited_by_the_same_name(
+    roster: Roster, tmp_path: Path
+) -> None:
+    """Both commands may be given between two looks of the driver: the name alone tells it nothing."""
+    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
+    with (
+        closing(spoke(roster, tmp_path, "north", port)) as north,
+        superlink(papers, port, roster.run),
+        closing(hub_of(roster, papers, port)) as hub,
+        north.joined(),
+    ):
+        hub.here()
+        number = hub.send("north", b"a letter", 60.0)
+        assert answered(north, b"by the old key") == b"a letter"
+        roster.revoke("north")
+        (tmp_path / "again").mkdir()
+        with closing(spoke(roster, tmp_path / "again", "north", port)) as again:
+            hub.admit({entry.name: entry.node_key.encode() for entry in roster.parties()})
+            lost = hub.fetch([number], MOST)[number]
+            assert isinstance(lost, Lost) and not lost.final  # the letter goes out again, to the new key
+            with again.joined():
+                assert hub.here().keys() == {"north"}
+                number = hub.send("north", b"a letter", 60.0)
+                assert answered(again, b"by the new key") == b"a letter"
+                assert read(hub.fetch([number], MOST)) == {number: b"by the new key"}
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
 def test_a_driver_that_the_superlink_does_not_know_any_more_is_told_so_and_not_ended(roster: Roster) -> None:
     """Flower's own way would interrupt this process: after a kill of the SuperLink, or when its clock has jumped."""
     port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)

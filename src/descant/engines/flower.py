@@ -64,7 +64,7 @@ class Hub:
         self._checked = time.monotonic()  # when it was last known that the SuperLink knows all parties
         self._due: dict[str, float] = {}  # until when each must be heard again, as the SuperLink has it
         self._left: set[str] = set()
-        self._sent: dict[str, str] = {}  # by the number of a letter: to whom
+        self._sent: dict[str, tuple[str, bytes]] = {}  # by the number of a letter: to whom, by which key
         self._coming: dict[str, tuple[str, Any, str]] = {}  # by the same: an answer, its parts, and one that is missing
         self._open(parties)
 
@@ -187,13 +187,16 @@ class Hub:
         number = str(told.message_ids[0] if told.message_ids else "")
         if not number:
             raise Lost("Flower did not take the letter")
-        self._sent[number] = party
+        self._sent[number] = (party, self._parties.get(party, b""))
         return number
 
     @told("The SuperLink")
     def fetch(self, numbers: Collection[str], most: int) -> dict[str, Letter | Lost]:
-        barred = [number for number in numbers if self._sent[number] not in self._parties]
-        found: dict[str, Letter | Lost] = {number: Lost("it was revoked", final=True) for number in barred}
+        sent = {number: self._sent[number] for number in numbers}
+        barred = {number: party for number, (party, key) in sent.items() if self._parties.get(party) != key}
+        found: dict[str, Letter | Lost] = {
+            number: Lost("it was revoked", final=party not in self._parties) for number, party in barred.items()
+        }
         self._look([number for number in numbers if number not in found])
         for number in [number for number in numbers if number in self._coming and number not in found]:
             answer = self._arrived(number, most) if len(found) < _AT_ONCE else None

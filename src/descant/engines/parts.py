@@ -13,6 +13,7 @@ from typing import Any
 
 from ..store.room import Filed
 from ..wire import Letter
+from .line import Away
 from .silos import Lost
 
 _ITEM = "letter"
@@ -36,7 +37,7 @@ def unwrapped(message: Any) -> bytes:
     try:
         return bytes(message.content[_ITEM][_ITEM].data)
     except _WRONG as error:
-        raise _no_letter(error) from error
+        raise Away(f"What the server sent is no letter: {type(error).__name__}") from error
 
 
 def hand_over(message: Any, announce: Callable[[Any, Any], Any], client: Any, node: Any, run: int) -> Any:

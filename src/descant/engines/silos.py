@@ -17,6 +17,7 @@ import torch
 from ..algorithms.private import check_waits_for_all
 from ..core import Report, Status, Store, Task
 from ..errors import EngineError
+from ..gate import plain
 from ..patience import Patience
 from ..piece import Plan, work
 from ..settings import check
@@ -27,7 +28,6 @@ from ..wire import Letter, Most, pack_beyond, unpack
 ACCEPTED = "accepted"
 """The setting by which a task tells its party the last round in which the party's report counted; 0: none yet."""
 
-_SHOWN = 300  # letters of what others have written
 _NAMED = 10  # parties
 _SHORTEST, _LONGEST = 0.02, 1.0  # seconds between two looks into the letter box
 
@@ -267,12 +267,3 @@ def _some(names: Sequence[str]) -> str:
 
 def _failed(task: Task, status: Status, reason: str) -> Report:
     return Report(task.party, task.round, task.kind, status, reason=plain(reason))
-
-
-def plain(text: str) -> str:
-    r"""What others have written, as it may be shown: short, and nothing that a terminal would obey.
-
-    >>> plain("gone\x1b[2J")
-    'gone?[2J'
-    """
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:_SHOWN])

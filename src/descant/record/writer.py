@@ -114,19 +114,20 @@ class Run:
     def rounds(self, n: int, score_every: int = 0) -> Iterator[ScoredRound]:
         """The federation's next n rounds, recorded; every so many of them, and the last of all, are scored.
 
-        Scores that the loop's body asks for are recorded, too; a round whose scoring broke off is scored first.
+        Where a privacy budget ends them before that, the round at which they end is. Scores that the loop's body asks
+        for are recorded, too; a round whose scoring broke off is scored first.
         """
         from ..spending import drawn_once
 
         self._check_open()
-        if score_every and (not n or self.round % score_every == 0) and self._tables.lacks_scores(self.round):
-            self._score()
-        done = 0
-        for done, scored in enumerate(self.federation.rounds(n), 1):
+        if score_every and (not n or self.round % score_every == 0):
+            self._score_what_lacks()
+        count = 0
+        for count, scored in enumerate(self.federation.rounds(n), 1):
             self._note(scored)
             if drawn_once(self.federation._plan):
                 self.snapshot()  # parties are shown its centre when they judge it
-            if score_every and (scored.index % score_every == 0 or done == n):
+            if score_every and (scored.index % score_every == 0 or count == n):
                 scored.scores  # noqa: B018
             self._note_scores(scored.index, vars(scored).get("scores"))
             if self.sync == "always":
@@ -137,12 +138,14 @@ class Run:
                 self._note_scores(scored.index, vars(scored).get("scores"))
             if self._due():
                 self.snapshot()
-        if score_every and self.round != self._scored and (done or self._tables.lacks_scores(self.round)):
-            self._score()  # a budget has ended it before n were done
+        if score_every and count < n:
+            self.snapshot()
+            self._score_what_lacks()
 
-    def _score(self) -> None:
-        self._note_scores(self.round, self.federation._measure(self.round))
-        self.snapshot()
+    def _score_what_lacks(self) -> None:
+        if self._tables.lacks_scores(self.round):
+            self._note_scores(self.round, self.federation._measure(self.round))
+            self.snapshot()
 
     def log(self, event: str, **fields: Any) -> None:
         """Add an event; it is on the disk with the next snapshot."""

@@ -9,14 +9,17 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from .. import __version__
 from ..config import Recipe
 from ..core import Report, Task
-from ..engines.silos import Lost, Post, plain
+from ..engines.silos import Lost, Post
 from ..errors import DescantError, EngineError, StateError, VaultError
 from ..flat import Net
+from ..gate import plain
 from ..parties.elsewhere import FORM, KEYS, elsewhere
+from ..parties.party import Party
 from ..silo.desk import TEXT, reduced
 from ..silo.forgetting import FORGOTTEN
 from ..silo.leaving import FORGET, OWN
@@ -52,7 +55,7 @@ class Meeting:
         forget: Callable[[str], str] = lambda party: NOTHING_HELD,
     ) -> None:
         self._post, self.net, self._loss, self._say, self._note, self._watch = post, net, loss, say, note, watch
-        self._forget = forget
+        self._forget, self._value = forget, recipe.settings().get("loss", functional.cross_entropy)
         self._hello: dict[str, Any] = {
             "recipe": reduced(recipe.tables),
             TEXT: text,
@@ -115,16 +118,16 @@ class Meeting:
         self._say(f"{party} wishes to be forgotten: {done}.")
         self._send_away(party, {REASON: done, FORGOTTEN: True})
 
-    def _send_away(self, party: str, told: Mapping[str, Any]) -> None:
-        """Nobody waits for work that never comes: whoever cannot take part is told why."""
+    def _send_away(self, party: str, told: Mapping[str, Any]) -> bool:
+        """Nobody waits for work that never comes: whoever cannot take part is told why, if it is still there."""
         with suppress(Lost):
             self._post.send(party, pack(Task(party, 0, "goodbye", {}, told)), _LAST)
+            return True
+        return False
 
     def part(self, parties: Collection[str], rounds: int) -> None:
         """The training is over, and these are told so."""
-        for party in parties:
-            self._send_away(party, {ROUNDS: rounds})
-        self.parted |= set(parties)
+        self.parted |= {party for party in parties if self._send_away(party, {ROUNDS: rounds})}
 
     def end(self, rounds: int) -> None:
         """Whoever is still there is told that it is over; who is slow to hear it is not waited for."""
@@ -146,10 +149,20 @@ class Meeting:
         people = elsewhere({party: said})
         for other in [other for name, other in self.described.items() if name != party][:1]:
             _check_same(said, {name: other[name] for name in FORM})
-        row, size = self.net.first, self.net.layout.size
-        with torch.no_grad():
-            self.net.apply(row[:size], row[size:], people[party].x[:2].clone())  # does the model take such rows?
+        self._try(people[party])
         return said
+
+    def _try(self, party: Party) -> None:
+        """Raise unless model and loss take rows of this form. They are anybody's code, and may raise anything."""
+        row, size = self.net.row(), self.net.layout.size
+        try:
+            with torch.no_grad():
+                output, _ = self.net.apply(row[:size], row[size:], party.x[:2].clone())
+                self._value(output, party.y[:2].clone())
+        except Exception as error:
+            raise EngineError(
+                f"model and loss do not take rows of its form: {type(error).__name__}: {error}"
+            ) from error
 
     def gather(self, least: int, most: Callable[[], float] = lambda: math.inf) -> dict[str, Mapping[str, Any]]:
         """Wait until so many have been introduced, or as many as can come; what they say of themselves."""

@@ -15,6 +15,7 @@ When all rounds are done every party hears it and has its models. Who is away is
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -96,6 +97,7 @@ class Training:
         rounds, shown, told = federation.state.round, _judged(federation), False
         end = time.monotonic() + self.patience.farewell
         while True:
+            late = time.monotonic() >= end  # before one looks: whoever has come by then is in time
             here = self.meeting.here().keys() - self.meeting.parted
             if owed := sorted((here & met.keys()) - shown):
                 seconds = max(_SHOWING, end - time.monotonic())
@@ -103,7 +105,7 @@ class Training:
             self.meeting.part(here, rounds)
             gone = self.meeting.parted | self._gone().keys()
             missing = [name for name in met if _is_known(met, name) and name not in gone]
-            if not missing or time.monotonic() >= end:
+            if not missing or late:
                 break
             if not told:
                 time_left = f"{self.patience.farewell:g} s"
@@ -165,9 +167,11 @@ class _Came(Exception):
 
 
 def _judged(federation: Federation) -> set[str]:
-    """Who has been shown the models as they are now."""
-    at, scores = vars(federation).get("_scored", (None, None))
-    return set(scores.names) if scores is not None and at == federation.state.round else set()
+    """Who has judged the models as they are now, and so has them. Who has no test set is not known by that."""
+    scores = federation.scores_now
+    if scores is None:
+        return set()
+    return {name for name, score in zip(scores.names, scores.center.values, strict=True) if not math.isnan(score)}
 
 
 def _is_known(met: Met, name: str) -> bool:

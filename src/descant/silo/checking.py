@@ -20,7 +20,7 @@ _BATCH = 64
 
 def _first_loss(file: SiloFile, net: Net, party: Party) -> float:
     """The mean loss of the model as it begins, over all rows to train on."""
-    row, size, total = net.first, net.layout.size, 0.0
+    row, size, total = net.row(), net.layout.size, 0.0
     with ONE_AT_A_TIME, torch.no_grad():
         for x, y in zip(torch.split(party.x, _BATCH), torch.split(party.y, _BATCH), strict=True):
             try:

@@ -39,6 +39,7 @@ TEXT = "text"
 """The setting of an introduction that holds the recipe as it was written: what the digest in an invite is of."""
 _ELSEWHERE = "The party's own log says more."
 INTRODUCED = "party.json"
+_WHOSE = ("party", "federation")
 MACHINE = "machine"
 _SECRET = "secret"
 
@@ -251,7 +252,13 @@ def introduced(folder: Path) -> dict[str, Any]:
 def held_in(folder: Path) -> dict[str, Any] | None:
     """The same, or None before anybody was."""
     file = folder / INTRODUCED
-    return json.loads(file.read_text()) if file.exists() else None
+    try:
+        held: Any = json.loads(file.read_text()) if file.exists() else None
+    except (OSError, ValueError):
+        held = ""
+    if held is not None and not (isinstance(held, dict) and all(type(held.get(name)) is str for name in _WHOSE)):
+        raise StateError(f"{file} is not as Descant wrote it. Restore it, or begin with another folder: --folder NEW")
+    return held
 
 
 def _dropping(algorithm: Algorithm, columns: Sequence[int]) -> Algorithm:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..core import Report, Task
 from ..engines.line import Away, TurnedAway
-from ..engines.silos import plain
+from ..gate import plain
 from ..store import clear_errors, disk
 from ..wire import pack, unpack
 from .desk import MACHINE

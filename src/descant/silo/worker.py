@@ -18,8 +18,8 @@ from pathlib import Path
 
 from ..core import Report, Task
 from ..engines.line import TurnedAway
-from ..engines.silos import plain
 from ..errors import EngineError, SettingError
+from ..gate import plain
 from ..wire import pack, unpack
 
 REASON, ROUNDS = "reason", "rounds"

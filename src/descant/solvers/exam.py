@@ -40,7 +40,7 @@ def _measure(exam: Exam, row: Tensor, party: Party) -> float:
 @torch.no_grad()
 def mean_of(net: Net, row: Tensor, x: Tensor, y: Tensor, value: Loss) -> float:
     """The mean over samples of a loss or a metric of a model, some samples at a time."""
-    size, total = net.layout.size, 0.0
+    size, total, row = net.layout.size, 0.0, row.clone()  # a module may write; and a row from a file lies otherwise
     for begin in range(0, len(x), _AT_ONCE):
         some, target = (part[begin : begin + _AT_ONCE].clone() for part in (x, y))  # a module may write
         output, _ = net.apply(row[:size], row[size:], some)

@@ -30,7 +30,7 @@ def probe(
     """Why each of some ways of computing parties cannot be taken ("" if it can); an error if the model cannot learn."""
     buffers = {name: buffer.clone() for name, buffer in net.module.named_buffers()}
     net.module.train()
-    row, size = net.first, net.layout.size
+    row, size = net.row(), net.layout.size
     private = private_columns(terms, row[:size], {}, partial(seeds.stream, 0, 0, "probe"))
     objective = Objective(net, loss, terms, tuple(len(part) for part in private))
     columns = torch.cat([row[:size], *private]) if private else row[:size]
