@@ -203,6 +203,8 @@ class Hub:
             if answer is not None:
                 found[number] = answer
                 del self._coming[number]
+        for number in found:
+            del self._sent[number]
         return found
 
     def _look(self, numbers: Sequence[str]) -> None:
