@@ -25,7 +25,7 @@ class Bytes:
         self.memory: Store = PartyStore()
         self.wires: list[list[bytes]] = []
 
-    def members(self) -> Sequence[str]:
+    def members(self, begin: bool = False) -> Sequence[str]:
         return self.names
 
     def submit(self, tasks: Sequence[Task]) -> None:

@@ -542,6 +542,18 @@ def test_without_a_quorum_every_round_waits_for_all_that_are_to_gather(tmp_path:
     same(fed.fit(1, progress=False), simulated(recipe(), 2))
 
 
+def test_who_has_left_in_the_last_round_is_not_waited_for_to_be_judged(tmp_path: Path) -> None:
+    post, said = Post(desks(tmp_path)), list[str]()
+    fed = met(post, recipe(), QUORUM[None], listening(said)).fit(2, progress=False)
+    post.away = {"1"}
+    with pytest.raises(Waits, match=r"Waiting for 1\."):  # it fell silent, and comes back
+        fed.scores()
+    post.gone = {"1"}
+    assert fed.scores().names == ("0", "2", "3")
+    with pytest.raises(Waits, match=r"Waiting for 1\."):
+        fed.fit(1, progress=False)
+
+
 def test_fewer_than_a_quorum_do_not_begin_a_round(tmp_path: Path) -> None:
     post, said = Post(desks(tmp_path)), list[str]()
     fed = met(post, recipe(), QUORUM[3], listening(said)).fit(1, progress=False)
@@ -1070,7 +1082,7 @@ def test_who_goes_while_the_last_models_are_judged_comes_for_them(tmp_path: Path
 
     post, folder = Silent(desks(tmp_path), goes), tmp_path / "run"
     disk.make(folder)
-    comes = lambda text: post.away.discard("1") if text.startswith("All rounds are done.") else None  # noqa: E731
+    comes = lambda text: post.away.discard("1") if text.startswith("The training is over.") else None  # noqa: E731
     with pytest.warns(DescantWarning, match="'1' could not be evaluated"):
         trained(folder, post, "fedgeomed+", NAMES, comes, patience=replace(QUORUM[3], farewell=20))
     assert went and Result(tmp_path / "at-1").scores()["round"] == 4
@@ -1090,7 +1102,7 @@ def test_who_hangs_at_the_end_keeps_nobody_from_its_models(tmp_path: Path, monke
     def hears(text: str) -> None:
         if text.startswith("Round 3:"):
             post.away = {"0", "1"}
-        if text.startswith("All rounds are done."):
+        if text.startswith("The training is over."):
             post.away.discard("0")
             over.append(text)
 

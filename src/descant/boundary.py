@@ -64,8 +64,8 @@ class Engine(Protocol):
     def memory(self) -> Store:
         """The parties' memories, as far as they live on this side of the boundary."""
 
-    def members(self) -> Sequence[str]:
-        """Who can be reached now, in a fixed order."""
+    def members(self, begin: bool = False) -> Sequence[str]:
+        """Who can be reached now, in a fixed order; where a round is to ``begin``, it may wait for more of them."""
 
     def submit(self, tasks: Sequence[Task]) -> None:
         """Take these tasks without waiting for their answers. A task that comes again has the same answer."""

@@ -142,7 +142,7 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
     algorithm, d = plan.algorithm, plan.net.layout.size
     tuned, state = _tuned(plan, state, index)
     flight, left = Flight.of(plan, state), Left.of(plan, state)
-    busy, idle = flight.parties, engine.members()
+    busy, idle = flight.parties, engine.members(begin=True)
     if busy:  # else nothing goes through all parties
         idle = [name for name in idle if name not in busy]
     present = _present(plan, idle, tuned.hyper, index)

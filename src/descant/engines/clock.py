@@ -52,8 +52,8 @@ class Clock:
     def memory(self) -> Store:
         return self._engine.memory
 
-    def members(self) -> Sequence[str]:
-        return self._engine.members()
+    def members(self, begin: bool = False) -> Sequence[str]:
+        return self._engine.members(begin)
 
     def submit(self, tasks: Sequence[Task]) -> None:
         if any(task.kind not in ("train", "stand_in") for task in tasks):  # who looks on takes no time

@@ -28,7 +28,7 @@ class InProcess:
     def memory(self) -> Store:
         return self._memory
 
-    def members(self) -> Sequence[str]:
+    def members(self, begin: bool = False) -> Sequence[str]:
         return self._names
 
     def submit(self, tasks: Sequence[Task]) -> None:

@@ -95,7 +95,7 @@ class ProcessEngine:
     def memory(self) -> Store:
         return self._memory
 
-    def members(self) -> Sequence[str]:
+    def members(self, begin: bool = False) -> Sequence[str]:
         return tuple(self._plan.people)
 
     def submit(self, tasks: Sequence[Task]) -> None:

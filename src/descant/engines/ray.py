@@ -176,7 +176,7 @@ class RayEngine:
     def memory(self) -> Store:
         return self._memory
 
-    def members(self) -> Sequence[str]:
+    def members(self, begin: bool = False) -> Sequence[str]:
         return self._names
 
     def wait(self) -> RayEngine:

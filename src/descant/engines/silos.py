@@ -97,16 +97,18 @@ class SiloEngine:
     def memory(self) -> Store:
         return self._memory
 
-    def members(self) -> Sequence[str]:
+    def members(self, begin: bool = False) -> Sequence[str]:
+        """Who is there, once they are enough; who has left is wanted to begin a round, and not to be judged."""
         told, pause = "", _SHORTEST
         while True:
             here = self._post.here()  # first: who was forgotten and has come again is wanted
-            barred = self._barred()
+            barred = {*self._barred(), *(() if begin else self._post.left())}
             wanted = [name for name in self._plan.people if name not in barred]
             found, missing = ([name for name in wanted if (name in here) is there] for there in (True, False))
             least = self._least(len(wanted))
             if len(found) >= least:
-                self._note_absent(missing)
+                if begin:
+                    self._note_absent(missing)
                 return found
             waits = f"{len(found)} of {least} parties are there. Waiting for {_some(missing) or 'new invites'}."
             if waits != told:

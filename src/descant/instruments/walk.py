@@ -54,8 +54,8 @@ class Listening:
     def memory(self) -> Store:
         return self.engine.memory
 
-    def members(self) -> Sequence[str]:
-        return self.engine.members()
+    def members(self, begin: bool = False) -> Sequence[str]:
+        return self.engine.members(begin)
 
     def submit(self, tasks: Sequence[Task]) -> None:
         self.engine.submit(tasks)

@@ -20,7 +20,8 @@ from .people import People
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.float32, torch.float64, torch.int64)
 }
-_MOST = 10**9  # samples, or numbers of a sample; more than that nobody has
+_MOST = 10**9  # samples; more than that nobody has
+_LARGEST = 2**27  # numbers of a sample: two of them are tried when a party comes
 FORM = ("x", "x_dtype", "y", "y_dtype")
 """What is the same for all parties of a federation."""
 KEYS = (*FORM, "samples", "tested")
@@ -90,7 +91,7 @@ def _source(name: str, said: Mapping[str, Any]) -> Source:
         samples, tested = said["samples"], said["tested"]
         whole = [*form.x_shape, *form.y_shape, samples, tested]
         small = len(whole) < 12 and all(type(number) is int and 0 <= number <= _MOST for number in whole)
-        if not small or samples < 1 or math.prod(form.x_shape) > _MOST:
+        if not small or samples < 1 or math.prod(form.x_shape) > _LARGEST:
             raise ValueError(f"its numbers are {whole}")
         x, y = (
             np.broadcast_to(np.zeros(1, kind), (samples, *shape))
