@@ -33,6 +33,7 @@ from .file import SiloFile
 from .keeping import RESTS, Keeping, Resting
 from .leaving import ANEW, loss_of
 from .result import Result
+from .suited import suited
 
 TEXT = "text"
 """The setting of an introduction that holds the recipe as it was written: what the digest in an invite is of."""
@@ -113,8 +114,11 @@ class Desk:
             )
         if self.file.policy.rounds_a_day is not None:
             self.keeping.take_up(letter, self.file.policy.rounds_a_day)
-        whole = self.keeping.settle(accepted)
+        whole, task = self.keeping.settle(accepted), suited(self.plan, task)
         report, memory = self._worked(task, self.keeping.memory())
+        if report.status == "error" and (own := suited(self.plan, task, failed=True)) is not task:
+            self.log(f"Round {own.round}: this model is computed another way than the server's: {own.settings['way']}.")
+            task, (report, memory) = own, self._worked(own, self.keeping.memory())
         if not whole:
             self.log(f"Round {task.round}: what was kept of round {accepted} is not here. The party begins anew.")
             report = replace(report, metrics={**report.metrics, ANEW: 1.0})
