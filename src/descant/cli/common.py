@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def option(record: type, name: str) -> Any:
     """A setting as an option: help and default are the record's, and its bounds are checked where work starts."""
     field = next(field for field in dataclasses.fields(record) if field.name == name)
-    return typer.Option(field.default, help=f"{field.metadata['help']} Default: {field.default}.", show_default=False)
+    default = "" if field.default is None else f" Default: {field.default}."
+    return typer.Option(field.default, help=f"{field.metadata['help']}{default}", show_default=False)
 
 
 def json_option() -> Any:

@@ -29,7 +29,7 @@ LEAVE = "leave"
 @app.command("check")
 def check(
     file: Path = FILE,
-    name: str = typer.Option("me", help="The party's name, by which its test set is drawn."),
+    name: str = typer.Option("me", help="The party's name, by which its test set is drawn. Default: me.", show_default=False),
     as_json: bool = json_option(),
 ) -> None:
     """Try FILE, your own Python with model and data: is its loss finite, and what would leave the building?
@@ -141,7 +141,9 @@ def leave(folder: Path = typer.Argument(metavar="FOLDER", hidden=True)) -> None:
 def forget(
     folder: Path = typer.Argument(metavar="FOLDER", hidden=True),  # noqa: B008
     local: bool = typer.Option(False, "--local", help="Ask no server: remove what is in FOLDER, and nothing else."),
-    wait: float = typer.Option(60.0, help="Seconds in which the server must have answered."),
+    wait: float = typer.Option(
+        60.0, help="Seconds in which the server must have answered. Default: 60.", show_default=False
+    ),
     as_json: bool = json_option(),
 ) -> None:
     """Let the server destroy the rows that the party of FOLDER has sealed, then remove what is kept in FOLDER.
