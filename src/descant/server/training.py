@@ -196,7 +196,7 @@ def first_rounds(folder: Path) -> dict[str, int]:
 
 def in_words(round: Round, privacy: Privacy | None = None) -> str:
     """A round as the organiser reads it: who counted, who was stood in for, and what did not count of whom, and why."""
-    stood_in = f", of which {len(round.stood_in)} stood in for" if round.stood_in else ""
+    stood_in = f", and stand-ins for {', '.join(round.stood_in)}" if round.stood_in else ""
     spent = "" if privacy is None else f", {told(round.tuning.get(EPSILON), privacy.budget, privacy.delta)}"
     refused = "".join(f"; {_refused(one, round.accepted)}" for one in round.refusals)
     return f"Round {round.index}: {round.told}, {counted(len(round.accepted))}{stood_in}{spent}{refused}"
