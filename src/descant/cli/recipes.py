@@ -153,6 +153,8 @@ def report(
         from ..record import is_run
         from ..study import Study
 
+        if not folder.is_dir():
+            raise StateError(f"There is no folder {folder}.")
         folder = _training_in(folder)
         if server_of(folder):
             _tell_of_server(folder, as_json)

@@ -92,7 +92,7 @@ def start(
     as_json: bool = json_option(),
 ) -> None:
     """Serve the federation in DIR until its rounds are done. After any kill the same command goes on."""
-    with plain_endings():
+    with plain_endings(again=" The same command goes on."):
         from ..server.serving import Serving
         from ..store.party_state import give_back_at_once
 
@@ -125,6 +125,8 @@ def status(folder: Path = DIR, as_json: bool = json_option()) -> None:
             typer.echo(json.dumps({**found, "address": roster.address, "parties": rows}))
             return
         typer.echo(f"Training: {found['state']}, round {found['round']}. Parties reach {roster.address}.")
+        if found["state"] == "broken":
+            typer.echo(f"Go on with: descant server start {folder}")
         if found["spent"]:
             typer.echo(f"{found['spent']['told']}.")
         shown = ["name", "state", "since", "expires", "first round"]
