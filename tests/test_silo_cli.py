@@ -193,7 +193,7 @@ def test_a_server_that_would_wait_for_nothing_does_not_start(here: Path, name: s
 def test_what_is_not_there_is_said(here: Path) -> None:
     assert "no file" in call("silo", "check", "nowhere.py", code=1)
     assert "There is no file nowhere." in call("silo", "join", "nowhere", "team.py", code=1)
-    assert "There is no folder nowhere." in call("report", "nowhere", code=1)
+    assert "there is no such folder" in call("report", "nowhere", code=1)
     assert "no folder" in call("silo", "forget", "nowhere", code=1)
     assert "Nobody takes part" in call("silo", "leave", "nowhere", code=1)
     assert "server init" in call("server", "status", "nowhere", code=1)
