@@ -41,7 +41,7 @@ from descant.server import Meeting
 from descant.server.forgetting import forget_rows, vault_of
 from descant.server.sealed import sealed
 from descant.server.serving import revoked
-from descant.server.training import Training
+from descant.server.training import Training, in_words
 from descant.silo import Desk, SiloFile
 from descant.silo.join import take_part
 from descant.silo.worker import Worker
@@ -552,7 +552,7 @@ def test_with_nobody_slow_it_is_the_simulation(tmp_path: Path) -> None:
 
 
 def test_no_row_and_nothing_that_a_team_s_code_says_is_found_at_the_server(tmp_path: Path) -> None:
-    post, seen, said, own = Post(leaving(tmp_path)), list[bytes](), list[str](), list[str]()
+    post, seen, said, own, told = Post(leaving(tmp_path)), list[bytes](), list[str](), list[str](), list[str]()
     file = tmp_path / "team1.py"
     file.write_text(TALKATIVE.format(name="1") + 'policy = {"share": 0.5}\n')
     post.desks["1"] = lambda: Desk(SiloFile(file, "1"), tmp_path / "at-1", own.append)
@@ -569,6 +569,11 @@ def test_no_row_and_nothing_that_a_team_s_code_says_is_found_at_the_server(tmp_p
             post.away = {"1"} if round.index == 1 else set()
             (tmp_path / "team1.py.mark").touch() if round.index == 2 else None
             said.append(str(round.round))
+            told.append(in_words(round.round))
+    assert [", and stand-ins for 1" in text for text in told] == [False, True, False, False]
+    assert ", 3 parties, and" in told[1] and told[2].endswith(
+        "without 1: error: ValueError. The party's own log says more"
+    )
     assert [entry["presence"] for entry in fed.history_] == ["pppp", "pspp", "papp", "pppp"]
     assert any("4711-0815" in text for text in own)
     held = SiloFile(file, "1").own.x.numpy().tobytes()

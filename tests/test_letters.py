@@ -29,6 +29,7 @@ from descant.core import Report, Task
 from descant.engines.silos import Lost, Silos
 from descant.exchange import tasks_for
 from descant.flat import Net
+from descant.gate import Refusal
 from descant.parties import People, from_arrays
 from descant.parties.elsewhere import elsewhere
 from descant.parties.party import Form
@@ -40,7 +41,7 @@ from descant.server import Meeting
 from descant.server import training as training_of
 from descant.server.outcome import outcome
 from descant.server.report import write_report
-from descant.server.training import Training, first_rounds, met_in
+from descant.server.training import Training, first_rounds, in_words, met_in
 from descant.silo import Desk, SiloFile
 from descant.silo.desk import reduced
 from descant.silo.judging import judged
@@ -179,6 +180,29 @@ def test_deployment_is_the_simulation_bit_for_bit(tmp_path: Path, method: str) -
     same(fed, twin)
     assert models_digest(fed.state) == models_digest(twin.state)
     np.testing.assert_array_equal(fed.scores().own.values, twin.scores().own.values)
+
+
+OTHERWISE = {
+    "a layer of its own": ("class Layer(torch.nn.Linear): pass\n", "Layer(6, 5), torch.nn.Tanh(), Layer(5, 3)"),
+    "dropout": (
+        "",
+        "torch.nn.Linear(6, 5), torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Dropout(0.5)), torch.nn.Linear(5, 3)",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", OTHERWISE)
+def test_a_team_may_write_the_same_tensors_otherwise(tmp_path: Path, how: str) -> None:
+    """Its model has the federation's names and shapes, and is not computed by the way that the server has tried."""
+    people, (before, layers) = desks(tmp_path), OTHERWISE[how]
+    written = f"import torch\n{before}" + TEAM.replace("return network()", f"return torch.nn.Sequential({layers})")
+    (tmp_path / "team0.py").write_text(written.format(name="0"))
+    fed = met(Post(people), recipe("fedavg"))
+    assert fed.state.way == "stacked"
+    fed.fit(2, progress=False)
+    assert not fed.refusals_ and fed.scores().names == NAMES
+    assert set(Result(tmp_path / "at-0").worked()) == {1, 2}
+    assert len(judged(people["0"]().file, tmp_path / "at-0").rows) == 1  # it trains alone by the same way
 
 
 def deaths(folder: Path, chosen: Recipe, every: int = 1) -> int:
@@ -960,6 +984,15 @@ def trained(
     net = Net.made(network, seeds.torch_seed(5, 0, seeds.EVERYBODY, "model"))
     meeting = Meeting(post, chosen, "lab", net, address_of(torch.nn.functional.cross_entropy), say=at)
     return Training(folder, chosen, meeting, patience, at, barred).until_done(lambda: list(invited))
+
+
+def test_the_line_of_a_round_says_who_counted_and_what_did_not_count(tmp_path: Path) -> None:
+    [found] = met(Post(desks(tmp_path)), recipe("fedavg")).rounds(1)
+    told = f"Round 1: loss {found.round.loss:.4f}, "
+    assert in_words(found.round) == f"{told}4 parties"
+    lost, kept = Refusal("2", 1, "lost: it has left"), Refusal("0", 1, "It left no coreset.", "coreset")
+    round = replace(found.round, accepted=("0",), refusals=(lost, kept))
+    assert in_words(round) == f"{told}1 party; without 2: lost: it has left; 0: It left no coreset"
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedgeomed+"])

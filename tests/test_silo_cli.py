@@ -107,6 +107,8 @@ def test_a_dry_run_says_what_would_leave_the_building(here: Path) -> None:
         ("del model", "model: a class or a function"),
         ("data = 7", "data: a function"),
         ("def data(): return [1.0]", "must give"),
+        ("def data(): return 1, 2, 3", "Got tuple of 3."),
+        ("import sys; sys.exit(3)", "line 12 of"),
         ("def data(): return np.full((9, 4), np.nan), np.zeros(9, int)", "finite"),
         ("def data(): return np.full((9, 4), 1e38), np.zeros(9, int)", "loss"),
         ("def data(): return np.ones((9, 3)), np.zeros(9, int)", "fails on a batch of x (7, 3)"),
@@ -131,6 +133,56 @@ def test_a_file_that_cannot_take_part_is_told_why(here: Path, more: str, why: st
     assert why in call("silo", "check", "bad.py", code=1)
 
 
+def test_a_teams_file_imports_what_stands_beside_it(here: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """As python itself lets it, whatever folder the command runs in."""
+    (here / "beside_the_team.py").write_text(TEAM)
+    (here / "thin.py").write_text("from beside_the_team import data, model")
+    command = [sys.executable, "-m", "descant", "silo", "check", str(here / "thin.py")]
+    place = tmp_path_factory.mktemp("elsewhere")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=place)
+    assert done.returncode == 0 and "parameters:         10" in done.stdout, done.stderr
+
+
+def test_a_file_of_another_kind_is_no_team(here: Path) -> None:
+    assert "must be a Python file" in call("silo", "check", "recipe.toml", code=1)
+    assert "must be a Python file" in call("silo", "check", "../" + here.name + "/recipe.toml", code=1)
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (True, "Whether joining helped: descant silo judge north.silo team.py"),
+        (False, "Left. The same command joins again."),
+        (KeyboardInterrupt, "Left. The same command joins again."),
+    ],
+    ids=["the training is over", "it leaves", "Ctrl-C"],
+)
+def test_a_team_that_ends_in_order_is_told_what_is_next(
+    here: Path, monkeypatch: pytest.MonkeyPatch, how: bool | type[KeyboardInterrupt], told: str
+) -> None:
+    def ends(*_: object) -> bool:
+        if isinstance(how, bool):
+            return how
+        raise how
+
+    monkeypatch.setattr("descant.silo.join.take_part", ends)
+    monkeypatch.setattr("descant.engines.spoke.Spoke.of", lambda keys: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr("descant.silo.worker.Worker.check", lambda worker: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    call("server", "init", "lab", "recipe.toml", "--port", "9")
+    call("server", "invite", "lab", "north")
+    assert call("silo", "join", "north.invite", "team.py").splitlines()[-1].endswith(told)
+
+
+def test_a_server_that_is_interrupted_says_how_to_go_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("descant.server.serving.Serving.until_done", interrupted)
+    call("server", "init", "lab", "recipe.toml")
+    assert "The same command goes on." in call("server", "start", "lab", code=130)
+
+
 @pytest.mark.parametrize("name", ["gather", "quorum", "deadline", "limit"])
 def test_a_server_that_would_wait_for_nothing_does_not_start(here: Path, name: str) -> None:
     assert f"--{name}" in call("server", "start", "--help")
@@ -140,7 +192,8 @@ def test_a_server_that_would_wait_for_nothing_does_not_start(here: Path, name: s
 
 def test_what_is_not_there_is_said(here: Path) -> None:
     assert "no file" in call("silo", "check", "nowhere.py", code=1)
-    assert "nowhere" in call("silo", "join", "nowhere", "team.py", code=1)
+    assert "There is no file nowhere." in call("silo", "join", "nowhere", "team.py", code=1)
+    assert "there is no such folder" in call("report", "nowhere", code=1)
     assert "no folder" in call("silo", "forget", "nowhere", code=1)
     assert "Nobody takes part" in call("silo", "leave", "nowhere", code=1)
     assert "server init" in call("server", "status", "nowhere", code=1)

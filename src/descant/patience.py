@@ -15,7 +15,7 @@ class Patience:
     quorum: int | None = setting(
         None,
         "Answers that a round needs to go on without the others, and parties that must be there for one to begin once "
-        "the training has begun; None: all answers, and as many parties as gather says.",
+        "the training has begun. Without it: all answers, and as many parties as gather says.",
         least=1,
     )
     gather: int = setting(

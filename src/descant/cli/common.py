@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def option(record: type, name: str) -> Any:
     """A setting as an option: help and default are the record's, and its bounds are checked where work starts."""
     field = next(field for field in dataclasses.fields(record) if field.name == name)
-    return typer.Option(field.default, help=f"{field.metadata['help']} Default: {field.default}.", show_default=False)
+    default = "" if field.default is None else f" Default: {field.default}."
+    return typer.Option(field.default, help=f"{field.metadata['help']}{default}", show_default=False)
 
 
 def json_option() -> Any:
@@ -34,10 +35,10 @@ def json_option() -> Any:
 
 
 @contextmanager
-def plain_endings(out: Path | None = None, resume: Path | None = None) -> Iterator[None]:
+def plain_endings(out: Path | None = None, resume: Path | None = None, again: str = "") -> Iterator[None]:
     """One sentence and an exit status for what can go wrong, in place of a traceback.
 
-    `out` is written as a whole, at the end; `resume` is the folder of a run, which can go on.
+    `out` is written as a whole, at the end; `resume` is the folder of a run, which can go on; `again` says what does.
     """
     try:
         yield
@@ -46,9 +47,10 @@ def plain_endings(out: Path | None = None, resume: Path | None = None) -> Iterat
         raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
         left = "" if out is None else f", and {out} was left as it was"
-        typer.echo(f"Interrupted: the work was not finished{left}.{_go_on(resume)}{_go_on_behind(out)}", err=True)
+        then = f"{_go_on(resume)}{_go_on_behind(out)}{again}"
+        typer.echo(f"Interrupted: the work was not finished{left}.{then}", err=True)
         raise typer.Exit(130) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         place = _of_the_user(error)
         if place is None:
             raise
@@ -72,7 +74,7 @@ def _go_on_behind(out: Path | None) -> str:
     return f" The trainings that have finished are kept in {kept_beside(out)}: the same command goes on behind them."
 
 
-def _of_the_user(error: Exception) -> str | None:
+def _of_the_user(error: BaseException) -> str | None:
     """The last place of the user's own code that an error went through: not ours, nor of what is installed."""
     if isinstance(error, SyntaxError) and error.filename:
         frames = [(error.filename, error.lineno)]

@@ -166,6 +166,8 @@ def report(
             said = f"{verdict}\n\nThe report with pictures: {page}"
             typer.echo(json.dumps({"report": str(page), "verdict": verdict}) if as_json else said)
             return
+        elif not folder.is_dir():
+            raise StateError(f"{folder} does not hold a study, a run or a federation: there is no such folder.")
         else:
             with waiting("drawing the report", as_json):
                 study = Study.load(folder)

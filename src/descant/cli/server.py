@@ -28,9 +28,10 @@ def init(
     host: list[str] = typer.Option(  # noqa: B008
         ["localhost"],
         help="The name or address by which parties reach it. Repeatable: invites name the first. If that is an "
-        "address, it listens there only; for a name other than localhost, at all addresses.",
+        "address, it listens there only; for a name other than localhost, at all addresses. Default: localhost.",
+        show_default=False,
     ),
-    port: int = typer.Option(8443, help="The port at which parties reach it."),
+    port: int = typer.Option(8443, help="The port at which parties reach it. Default: 8443.", show_default=False),
     as_json: bool = json_option(),
 ) -> None:
     """Make a federation in the new folder DIR, by RECIPE: its keys and certificates, and nobody invited yet."""
@@ -91,7 +92,7 @@ def start(
     as_json: bool = json_option(),
 ) -> None:
     """Serve the federation in DIR until its rounds are done. After any kill the same command goes on."""
-    with plain_endings():
+    with plain_endings(again=" The same command goes on."):
         from ..server.serving import Serving
         from ..store.party_state import give_back_at_once
 
@@ -124,6 +125,8 @@ def status(folder: Path = DIR, as_json: bool = json_option()) -> None:
             typer.echo(json.dumps({**found, "address": roster.address, "parties": rows}))
             return
         typer.echo(f"Training: {found['state']}, round {found['round']}. Parties reach {roster.address}.")
+        if found["state"] == "broken":
+            typer.echo(f"Go on with: descant server start {folder}")
         if found["spent"]:
             typer.echo(f"{found['spent']['told']}.")
         shown = ["name", "state", "since", "expires", "first round"]
@@ -161,7 +164,7 @@ def revoke(folder: Path = DIR, name: str = NAME, as_json: bool = json_option()) 
 def audit(
     folder: Path = DIR,
     verify: bool = typer.Option(False, "--verify", help="Check every line, the recipe and the keys."),
-    line: int = typer.Option(0, help="With --seal: the number of a line that you noted elsewhere."),
+    line: int = typer.Option(0, help="With --seal: the number of a line that you noted elsewhere.", show_default=False),
     seal: str = typer.Option("", help="That line's seal."),
     as_json: bool = json_option(),
 ) -> None:

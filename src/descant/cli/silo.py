@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,9 @@ LEAVE = "leave"
 @app.command("check")
 def check(
     file: Path = FILE,
-    name: str = typer.Option("me", help="The party's name, by which its test set is drawn."),
+    name: str = typer.Option(
+        "me", help="The party's name, by which its test set is drawn. Default: me.", show_default=False
+    ),
     as_json: bool = json_option(),
 ) -> None:
     """Try FILE, your own Python with model and data: is its loss finite, and what would leave the building?
@@ -70,14 +72,15 @@ def join(
         from ..store.lock import Lock
         from ..trust.invite import Invite
 
+        for given in (invite, file):
+            if not given.is_file():
+                raise SettingError(f"There is no file {given}.")
         held = Invite.read(invite)
         place = folder or Path(f"{held.party}.silo")
-        if not file.is_file():
-            raise SettingError(f"There is no file {file}.")
         check_whose(place, held)
         disk.make(place, 0o700)
         lock = Lock(place / ".lock")
-        over = threading.Event()
+        over, ended = threading.Event(), False
         worker = Worker(file.resolve(), held.party, place / "state", typer.echo, held.recipe, held.vault)
         try:
             worker.check()
@@ -85,12 +88,13 @@ def join(
             signal.signal(signal.SIGTERM, lambda *_: over.set())
             threading.Thread(target=_watch, args=(place / LEAVE, over), daemon=True).start()
             typer.echo(f"{held.party} joins {held.address}. The authority's fingerprint: {held.fingerprint}")
-            with closing(Spoke.of(held.unpack(place / "keys"))) as line:
-                take_part(line, worker, over, typer.echo)
+            with suppress(KeyboardInterrupt), closing(Spoke.of(held.unpack(place / "keys"))) as line:
+                ended = take_part(line, worker, over, typer.echo)
         finally:
             worker.close()
             lock.release()
-        typer.echo("Left. The same command joins again.")
+        helped = f"Its models are in {place / 'state'}. Whether joining helped: descant silo judge {place} {file}"
+        typer.echo(helped if ended else "Left. The same command joins again.")
 
 
 def _watch(file: Path, over: threading.Event) -> None:
@@ -141,7 +145,9 @@ def leave(folder: Path = typer.Argument(metavar="FOLDER", hidden=True)) -> None:
 def forget(
     folder: Path = typer.Argument(metavar="FOLDER", hidden=True),  # noqa: B008
     local: bool = typer.Option(False, "--local", help="Ask no server: remove what is in FOLDER, and nothing else."),
-    wait: float = typer.Option(60.0, help="Seconds in which the server must have answered."),
+    wait: float = typer.Option(
+        60.0, help="Seconds in which the server must have answered. Default: 60.", show_default=False
+    ),
     as_json: bool = json_option(),
 ) -> None:
     """Let the server destroy the rows that the party of FOLDER has sealed, then remove what is kept in FOLDER.

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,15 @@ from ..checkpoint import models_digest
 from ..config import Recipe
 from ..engines.silos import Silos
 from ..evaluate import score
-from ..federation import Federation, ScoredRound
+from ..federation import Federation
+from ..gate import Refusal
 from ..parties.elsewhere import KNOWN, SINCE, UNKNOWN, elsewhere
 from ..patience import Patience
 from ..privacy import Privacy
 from ..record import Run, is_run, read
 from ..silo.result import CENTER, write_model
 from ..spending import EPSILON, promised, told
+from ..state import Round
 from ..store import clear_errors, disk
 from .meeting import Meeting
 
@@ -78,7 +80,7 @@ class Training:
         with self._run(federation) as run:
             try:
                 for round in run.rounds(max(0, rounds - run.round), max(1, rounds // self.recipe.length.points)):
-                    self.say(_told(round, private))
+                    self.say(in_words(round.round, private))
                     came = {} if private else self._newcomers(met, round.index)
                     if came and round.index < rounds:
                         return came
@@ -108,8 +110,8 @@ class Training:
             if not missing or late:
                 break
             if not told:
-                time_left = f"{self.patience.farewell:g} s"
-                self.say(f"The training is over. Waiting {time_left} for {', '.join(missing)} to come for its models.")
+                waits = f"{self.patience.farewell:g} s for {', '.join(missing)}"
+                self.say(f"The training is over. Waiting {waits} to come for their models.")
                 told = True
             time.sleep(_PAUSE)
         self.meeting.end(rounds)
@@ -196,7 +198,24 @@ def first_rounds(folder: Path) -> dict[str, int]:
     return {name: said.get(SINCE, 0) + 1 for name, said in met_in(folder).items()}
 
 
-def _told(round: ScoredRound, privacy: Privacy | None) -> str:
-    without = "".join(f"; without {refusal.party}: {refusal.reason}" for refusal in round.round.refusals)
-    spent = "" if privacy is None else f", {told(round.round.tuning.get(EPSILON), privacy.budget, privacy.delta)}"
-    return f"Round {round.index}: {round.round.told}, {len(round.round.accepted)} parties{spent}{without}"
+def in_words(round: Round, privacy: Privacy | None = None) -> str:
+    """A round as the organiser reads it: who counted, who was stood in for, and what did not count of whom, and why."""
+    stood_in = f", and stand-ins for {', '.join(round.stood_in)}" if round.stood_in else ""
+    spent = "" if privacy is None else f", {told(round.tuning.get(EPSILON), privacy.budget, privacy.delta)}"
+    refused = "".join(f"; {_refused(one, round.accepted)}" for one in round.refusals)
+    return f"Round {round.index}: {round.told}, {counted(len(round.accepted))}{stood_in}{spent}{refused}"
+
+
+def _refused(refusal: Refusal, accepted: Collection[str]) -> str:
+    """Of who counted all the same it is what it left beside its model."""
+    whom = refusal.party if refusal.party in accepted else f"without {refusal.party}"
+    return f"{whom}: {refusal.reason.rstrip('.')}"
+
+
+def counted(parties: int) -> str:
+    """So many parties.
+
+    >>> counted(1), counted(2)
+    ('1 party', '2 parties')
+    """
+    return f"{parties} part{'y' if parties == 1 else 'ies'}"

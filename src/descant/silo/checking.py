@@ -29,7 +29,8 @@ def _first_loss(file: SiloFile, net: Net, party: Party) -> float:
             except Exception as error:
                 raise ModelError(
                     f"The model or the loss of {file.path} fails on a batch of x {tuple(x.shape)} {x.dtype} with "
-                    f"y {tuple(y.shape)} {y.dtype}: {type(error).__name__}: {error}. Mend data, model or loss."
+                    f"y {tuple(y.shape)} {y.dtype}: {type(error).__name__}: {str(error).rstrip('.')}. "
+                    "Mend data, model or loss."
                 ) from error
     return total / party.samples
 

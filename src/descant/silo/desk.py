@@ -34,6 +34,7 @@ from .file import SiloFile
 from .keeping import RESTS, Keeping, Resting
 from .leaving import ANEW, loss_of
 from .result import Result
+from .suited import suited
 
 TEXT = "text"
 """The setting of an introduction that holds the recipe as it was written: what the digest in an invite is of."""
@@ -115,8 +116,7 @@ class Desk:
             )
         if self.file.policy.rounds_a_day is not None:
             self.keeping.take_up(letter, self.file.policy.rounds_a_day)
-        whole = self.keeping.settle(accepted)
-        report, memory = self._worked(task, self.keeping.memory())
+        whole, (task, report, memory) = self.keeping.settle(accepted), self._learnt(suited(self.plan, task))
         if not whole:
             self.log(f"Round {task.round}: what was kept of round {accepted} is not here. The party begins anew.")
             report = replace(report, metrics={**report.metrics, ANEW: 1.0})
@@ -127,6 +127,14 @@ class Desk:
             self.result.note(task)
             self.keeping.wait(task.round, letter, memory or {}, answer)
         return answer
+
+    def _learnt(self, task: Task) -> tuple[Task, Report, Memory | None]:
+        """The work, once more by a way that this model goes if it does not go by the one that was asked for."""
+        report, memory = self._worked(task, self.keeping.memory())
+        if report.status != "error" or (own := suited(self.plan, task, failed=True)) is task:
+            return task, report, memory
+        self.log(f"Round {own.round}: this model is not computed as the server's is: {own.settings['way']}.")
+        return own, *self._worked(own, self.keeping.memory())
 
     def _worked(self, task: Task, memory: Memory) -> tuple[Report, Memory | None]:
         """As any engine does it; what the party's code said when it failed stays in its own log."""

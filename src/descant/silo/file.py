@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -46,6 +47,10 @@ class SiloFile:
     def _module(self) -> ModuleType:
         if not self.path.is_file():
             raise SettingError(f"There is no file {self.path}. It must define {_told(_NEEDED)}.")
+        if self.path.suffix != ".py":
+            raise SettingError(f"{self.path} must be a Python file, name and all (.py). It defines {_told(_NEEDED)}.")
+        if (folder := str(self.path.resolve().parent)) not in sys.path:
+            sys.path.append(folder)  # it may import what stands beside it, which hides nothing that is installed
         found = module_at(str(self.path))
         missing = {name: what for name, what in _NEEDED.items() if not callable(getattr(found, name, None))}
         if missing:
@@ -95,8 +100,9 @@ class SiloFile:
         """The one party whose data are here."""
         given = self._module.data()
         if not isinstance(given, tuple | list) or len(given) not in (2, 4):
+            much = f" of {len(given)}" if isinstance(given, tuple | list) else ""
             raise PartyError(
-                f"data() of {self.path} must give (x, y) or (x, y, x_test, y_test). Got {type(given).__name__}."
+                f"data() of {self.path} must give (x, y) or (x, y, x_test, y_test). Got {type(given).__name__}{much}."
             )
         return from_arrays({self.party: given}, test=float(getattr(self._module, "test", _TEST)))
 

@@ -45,8 +45,8 @@ def check_whose(folder: Path, invite: Invite) -> None:
                 )
 
 
-def take_part(line: Line, worker: Worker, over: threading.Event, say: Callable[[str], None] = print) -> None:
-    """Answer letters until it is over; `line.TurnedAway` if the server does not want this party any more.
+def take_part(line: Line, worker: Worker, over: threading.Event, say: Callable[[str], None] = print) -> bool:
+    """Answer letters until it is over, or the training is: whether it is the training. `TurnedAway` if nobody asks.
 
     A party that has had its rounds for the day is not there until the next.
     """
@@ -64,9 +64,10 @@ def take_part(line: Line, worker: Worker, over: threading.Event, say: Callable[[
             say(f"{why}. Trying again in {pause:.0f} s.")
         except Over as end:
             say(str(end))
-            return
+            return True
         over.wait(rest or pause)
         pause = min(_LATEST, 2 * pause)
+    return False
 
 
 def _answer(line: Line, worker: Worker, over: threading.Event) -> float:
