@@ -509,7 +509,7 @@ def test_a_quorum_goes_on_without_a_silo_that_was_killed_and_says_so(lab: Callab
     one.until(lambda: " begins without west." in one.said())
     for name in ("west", "south"):
         one.call("server", "revoke", "lab", name)
-    one.until(lambda: ", 1 parties" in one.said().rpartition("south")[2])
+    one.until(lambda: ", 1 party" in one.said().rpartition("south")[2])
     assert "Waiting for" not in one.said()
 
 
