@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import gc
+import hashlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -11,6 +14,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,6 +29,7 @@ from torch import nn
 
 from descant import DescantWarning, Federation, algorithms, parties
 from descant.algorithms import Timetable
+from descant.checkpoint import models_digest
 from descant.core import Hyper, Job, Loss, Report, Task, Term, Trained
 from descant.engines import InProcess
 from descant.errors import EngineError, SettingError, StateError
@@ -615,7 +620,8 @@ def test_what_is_recorded_can_be_read_without_the_federation(whole: tuple[str, R
             np.testing.assert_array_equal(held.scores["own"][s], scores.own.values)
             np.testing.assert_array_equal(held.scores["majority"][s], scores.majority.values)
     assert [event["n"] for event in found.events] == list(range(1, len(found.events) + 1))
-    assert found.events[-1]["hash"] == whole[0]
+    assert found.events[-1]["snapshot"] == whole[0]
+    assert found.events[-1]["hash"] == models_digest(fed.state)  # which is what commands print
     assert found.snapshot is not None and made().load(found.snapshot).hash() == whole[0]
 
 
@@ -664,6 +670,55 @@ def test_refusals_and_notes_are_events(tmp_path: Path) -> None:
     assert [event["event"] for event in found.events].count("refused") == 2
     assert "Round 1: no report was accepted" in found.warnings[0]
     assert found.numbers.present.sum() == 2 and not found.numbers.accepted.any()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_does_not_grow_in_memory_with_its_rounds(tmp_path: Path) -> None:
+    """Neither what is held nor the most that saving takes: half a kB a round, though there is a refusal in each."""
+
+    def half(report: Report) -> list[Report]:
+        bad = {name: tensor * np.nan for name, tensor in report.arrays.items()}
+        return [replace(report, arrays=bad) if report.party == "a" else report]
+
+    fed = Federation(model, PEOPLE, algorithms.FedAvg(), solver=Walk(), engine=lambda plan: Bytes(plan, fault=half))
+    seen: dict[int, tuple[int, int]] = {}
+    tracemalloc.start(1)  # before the first round: what is replaced by another of its kind must not count
+    with Run.start(tmp_path / "run", fed, "", "always") as run, pytest.warns(DescantWarning, match="1 of 3 reports"):
+        try:
+            for round in run.rounds(193):
+                if round.index in (32, 96, 192):  # each time as many are not small yet
+                    gc.collect()
+                    tracemalloc.reset_peak()
+                    seen[round.index] = (tracemalloc.get_traced_memory()[0], 0)
+                elif round.index - 1 in seen:
+                    seen[round.index - 1] = (seen[round.index - 1][0], tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert len(fed.history_) == len(fed.refusals_) == 193
+    for before, after in zip(seen[96], seen[192], strict=True):
+        assert (after - before) / (192 - 96) < 500
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_manifest_is_the_same_json_however_long_its_run_is(tmp_path: Path) -> None:
+    fed, rounds = made(), 70
+    fed.history_.append({"round": 0, "loss": math.inf, "centers": [math.nan, 0.5], "presence": "p.ß"})
+    with Run.start(tmp_path / "run", fed, "", "always") as run:
+        for round in run.rounds(rounds):
+            round.scores  # noqa: B018
+    text = (tmp_path / "run" / "models" / f"{rounds:08d}" / "state.json").read_text()
+    manifest = json.loads(text)
+    assert text == json.dumps(manifest, allow_nan=False)
+    seal = manifest.pop("seal")
+    assert seal == hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    assert manifest["history"][0] == {"round": 0, "loss": None, "centers": [None, 0.5], "presence": "p.ß"}
+    assert fed.history_[0]["loss"] == math.inf and math.isnan(fed.history_[0]["centers"][0])
+    other = made()
+    for scored in other.rounds(rounds):
+        scored.scores  # noqa: B018
+    for ours, theirs in zip(fed.history_[1:], other.history_, strict=True):
+        assert {**ours, "seconds": 0} == {**theirs, "seconds": 0} and list(ours) == list(theirs)
+    assert made().load(tmp_path / "run" / "models" / f"{rounds:08d}").history_[1:] == fed.history_[1:]
 
 
 def test_a_table_for_programs_has_only_numbers_that_json_has() -> None:

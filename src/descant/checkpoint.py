@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from .piece import Plan
 from .settings import describe
 from .state import NEVER_SEEN, Judged, State, with_room
 from .store import PartyStore, check_replaceable, clear_errors, disk
+from .store.kept import Kept, pieces
 from .store.log import plain
 from .wire import apart
 
@@ -40,8 +41,19 @@ _FILES = (
 )
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
 _PART = 2**28  # bytes a file
+_CHUNK = 2**16  # bytes of a manifest that are written at once
 _SEPARATOR = "\x1f"  # between a party's name and a tensor's
 _SEALED = f"stand_in{_SEPARATOR}digest"  # sealing draws keys that nobody knows: not alike in two runs that are alike
+
+
+def history_of(entries: Iterable[dict[str, Any]] = ()) -> Kept[dict[str, Any]]:
+    """What happened, a record a round."""
+    return Kept(entries, dict, dict)
+
+
+def refusals_of(entries: Iterable[Refusal] = ()) -> Kept[Refusal]:
+    """What did not count."""
+    return Kept(entries, asdict, lambda entry: Refusal(**entry))
 
 
 def digest(state: State, memory: Store) -> str:
@@ -91,8 +103,8 @@ def save(
     plan: Plan,
     state: State,
     memory: Store,
-    history: Sequence[Mapping[str, Any]],
-    refusals: Sequence[Refusal],
+    history: Kept[dict[str, Any]],
+    refusals: Kept[Refusal],
 ) -> Path:
     """Write the run as it stands: new files beside the old ones, then one rename of the manifest makes them count.
 
@@ -102,13 +114,14 @@ def save(
     manifest = {**_identity(plan), "round": state.round, "way": state.way, "feedback": plain(state.feedback)}
     manifest |= {
         "judged": {name: [found.round, repr(found.before), repr(found.after)] for name, found in state.judged.items()},
-        "history": [plain(entry) for entry in history],
-        "refusals": [asdict(refusal) for refusal in refusals],
+        "history": history,
+        "refusals": refusals,
     }
     manifest |= {"descant": __version__, "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
     check_replaceable(folder, _FILES, in_place=True)
     place, mark = folder.resolve(), secrets.token_hex(4)
     written: list[str] = []
+    saved = False
     with clear_errors(folder):
         disk.make(place)
         try:
@@ -116,10 +129,13 @@ def save(
                 written.append(f"{label}-{mark}-{len(written):04d}.safetensors")
                 disk.fill(place / written[-1], partial(save_file, tensors))
             manifest |= {"files": written, "digest": digest(state, memory)}
-            text = json.dumps({**manifest, "seal": _seal(manifest)}, allow_nan=False)
-            disk.replace(place / "state.json", text.encode(), f"state-{mark}.json")
+            text = _chunks(pieces({**manifest, "seal": _seal(manifest)}))
+            disk.replace(place / "state.json", text, f"state-{mark}.json")
+            saved = True
         finally:
-            _sweep(place)
+            _sweep(place, written if saved else _named(place))
+    history.shrink()
+    refusals.shrink()
     return folder
 
 
@@ -133,21 +149,38 @@ def _files(state: State, memory: Store) -> Iterator[tuple[str, dict[str, Tensor]
 
 def _seal(manifest: Mapping[str, Any]) -> str:
     """A digest of the manifest itself; the tensors have one in it."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    sha = hashlib.sha256()
+    for piece in pieces(manifest, ordered=True):
+        sha.update(piece)
+    return sha.hexdigest()
 
 
-def _sweep(place: Path) -> None:
+def _chunks(some: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes, many at a time."""
+    chunk = b""
+    for piece in some:
+        chunk += piece
+        if len(chunk) >= _CHUNK:
+            yield chunk
+            chunk = b""
+    yield chunk
+
+
+def _named(place: Path) -> list[str]:
+    """The files that the manifest of a folder names, if there is one."""
+    file = place / "state.json"
+    return list(json.loads(file.read_text(encoding="utf-8"))["files"]) if file.exists() else []
+
+
+def _sweep(place: Path, named: Iterable[str]) -> None:
     """Remove what the manifest does not name: files of an older save, or of one that failed."""
-    if (place / "state.json").exists():
-        kept = {"state.json", *json.loads((place / "state.json").read_text(encoding="utf-8"))["files"]}
-    else:
-        kept = set()
+    kept = {"state.json", *named}
     for entry in (entry for pattern in _FILES for entry in place.glob(pattern)):
         if entry.name not in kept:
             disk.remove(entry)
 
 
-def load(folder: Path, plan: Plan, memory: Store) -> tuple[State, list[dict[str, Any]], list[Refusal]]:
+def load(folder: Path, plan: Plan, memory: Store) -> tuple[State, Kept[dict[str, Any]], Kept[Refusal]]:
     """The state, the history and the refusals of a saved run; the memories go into the store when all is checked.
 
     It may be of a time when some of the parties had not come yet.
@@ -160,8 +193,8 @@ def load(folder: Path, plan: Plan, memory: Store) -> tuple[State, list[dict[str,
         if seal != _seal(manifest) or digest(state, remembered) != manifest["digest"]:
             raise StateError(f"{folder} is damaged: it does not have the digest that was saved with it.")
         state = with_room(state, len(plan.people))
-        history = [_with_room(_with_nan(entry), len(plan.people)) for entry in manifest["history"]]
-        refusals = [Refusal(**entry) for entry in manifest["refusals"]]
+        history = history_of(_with_room(_with_nan(entry), len(plan.people)) for entry in manifest["history"])
+        refusals = refusals_of(Refusal(**entry) for entry in manifest["refusals"])
     except _UNREADABLE as error:
         raise StateError(f"{folder} does not hold a run that can be continued: {error}") from error
     memory.clear()

@@ -21,7 +21,6 @@ from .core import Algorithm, Attend, Engine, Loss, Solver
 from .engines import InProcess
 from .errors import DescantError, DescantWarning, SettingError, StateError
 from .evaluate import Models, Scores, party_table, score
-from .gate import Refusal
 from .instruments import Finding, coverage, draw, findings_of, of_the_data
 from .metrics import Metric, metric_for
 from .parties import People
@@ -99,8 +98,7 @@ class Federation:
         self.budget = budget  # bytes of party state in memory, for models and for memories each; the rest is on disk
         self.vault, self.agreed = vault, agreed  # where coresets are kept, and how many rows a party lets go: see Plan
         self.deadline = deadline  # seconds that a party has for a task
-        self.history_: list[dict[str, Any]] = []
-        self.refusals_: list[Refusal] = []
+        self.history_, self.refusals_ = checkpoint.history_of(), checkpoint.refusals_of()
 
     def __repr__(self) -> str:
         at = self._state.round if "_state" in self.__dict__ else 0

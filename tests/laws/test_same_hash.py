@@ -290,7 +290,7 @@ def test_a_first_save_that_is_killed_is_no_run_and_does_not_stand_in_the_way(
 ) -> None:
     fed = run(made("FedAvgPlus"), 1)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_sweep", lambda place: None)
+        patch.setattr(checkpoint, "_sweep", lambda place, named: None)
         patch.setattr(checkpoint, "save_file", Nth(checkpoint.save_file, 2, KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             fed.save(tmp_path / "run")

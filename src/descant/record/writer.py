@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
-from ..errors import DescantWarning, SettingError, StateError
+from ..errors import SettingError, StateError
 from ..store import check_replaceable, clear_errors, disk
 from ..store.lock import Lock
 from ..store.log import Lines, Log, read
 from ..store.tables import Tables
-from .place import EVENTS, LOCK, METRICS, MODELS, OURS, RECIPE, reached, snapshots
+from .place import EVENTS, LOCK, METRICS, MODELS, OURS, RECIPE, snapshots
+from .snapshot import check_reached, load_newest, manifest, settings_of
 
 if TYPE_CHECKING:
     from ..evaluate import Scores
@@ -27,8 +26,6 @@ Sync: TypeAlias = int | Literal["spaced", "always"]
 
 _SPACING = 40  # times as long as a snapshot took passes before the next one
 _KEPT = 2  # snapshots
-_ABOUT_ONE_SAVE = ("files", "digest", "seal", "history", "refusals", "feedback", "round", "judged")
-_FINGERPRINTS = ("data", "validation")  # they tell a reader nothing
 
 
 class Run:
@@ -66,9 +63,8 @@ class Run:
             began = time.perf_counter()
             run._save()
             run._cost = time.perf_counter() - began
-            run.log(
-                "begun", round=run.round, sync=sync, settings=_settings(run._models(run.round), federation.people.note)
-            )
+            settings = settings_of(run._models(run.round), federation.people.note)
+            run.log("begun", round=run.round, sync=sync, settings=settings)
             run._log.flush()  # the folder holds a run from here on
             undo.pop_all()
         return run
@@ -85,8 +81,8 @@ class Run:
             held = read(place / EVENTS)
             kept: Sync = _sync_for(federation, held.events[0]["sync"] if sync is None else sync)
             _check_sync(kept)
-            _load(place, federation, strict=held.events[0]["sync"] == "always")
-            _check_reached(place, held, federation.state.round)
+            load_newest(place, federation, strict=held.events[0]["sync"] == "always")
+            check_reached(place, held, federation.state.round)
             tables = Tables(place / METRICS)
             undo.callback(tables.close)
             if held.torn:
@@ -170,12 +166,15 @@ class Run:
 
     def close(self, reason: str = "") -> None:
         """Put everything on the disk and let go of the folder; the reason says why it stopped, if an error did."""
+        from ..checkpoint import models_digest  # torch, which nobody needs who only reads
+
         if not self._open:
             return
         try:
             self.snapshot()
-            digest = _manifest(self._models(self.round))["digest"]
-            self._log.add("stopped" if reason else "ended", round=self.round, hash=digest, reason=reason)
+            whole = manifest(self._models(self.round))["digest"]
+            both = {"hash": models_digest(self.federation.state), "snapshot": whole}
+            self._log.add("stopped" if reason else "ended", round=self.round, **both, reason=reason)
             with clear_errors(self.folder):
                 self._log.flush()
         finally:
@@ -248,44 +247,6 @@ class Run:
     def _check_open(self) -> None:
         if not self._open:
             raise StateError(f"The run in {self.folder} was closed. Go on with Run.resume.")
-
-
-def _load(folder: Path, federation: Federation, strict: bool) -> None:
-    """The newest snapshot that can be read. Where rounds cannot be done again it must be the newest."""
-    found = snapshots(folder)
-    if not found:
-        raise StateError(f"{folder / MODELS} holds no snapshot, so that the run cannot be resumed.")
-    errors: list[StateError] = []
-    for place in found[:1] if strict else found:
-        try:
-            federation.load(place)
-        except StateError as error:
-            errors.append(error)
-            continue
-        if errors:
-            warnings.warn(f"{errors[0]} The snapshot before it is taken.", DescantWarning, stacklevel=3)
-        return
-    raise errors[0]
-
-
-def _check_reached(folder: Path, held: Lines, round: int) -> None:
-    """The log is on the disk before a snapshot is: one that ends before it was cut later."""
-    if reached(held.events) < round:
-        raise StateError(
-            f"{folder / EVENTS} is damaged: it ends at round {reached(held.events)}, before the snapshot of round "
-            f"{round}. Restore it from a copy; the snapshots in {MODELS}/ can still be read by Federation.load."
-        )
-
-
-def _manifest(place: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((place / "state.json").read_text(encoding="utf-8"))
-    return found
-
-
-def _settings(place: Path, note: str) -> dict[str, Any]:
-    """What the run was made of, as its first snapshot says it, and what must be known of its data, if anything."""
-    found = {key: value for key, value in _manifest(place).items() if key not in _ABOUT_ONE_SAVE + _FINGERPRINTS}
-    return {**found, "note": note} if note else found
 
 
 def _sync_for(federation: Federation, sync: Sync) -> Sync:

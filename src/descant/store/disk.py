@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from mmap import mmap
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ def make(folder: Path, mode: int = 0o777) -> None:
         settle(folder.parent)
 
 
-def write(file: Path, data: bytes | mmap, mode: int = 0o666) -> None:
-    """A new file with these bytes."""
+def write(file: Path, data: bytes | mmap | Iterator[bytes], mode: int = 0o666) -> None:
+    """A new file with these bytes, which may come in parts."""
     _append(file, data, os.O_CREAT | os.O_TRUNC, mode)
 
 
@@ -58,7 +58,7 @@ def fill(file: Path, writer: Callable[[Path], None]) -> None:
     _sync(file, os.O_RDWR)
 
 
-def replace(file: Path, data: bytes | mmap, beside: str, mode: int = 0o666) -> None:
+def replace(file: Path, data: bytes | mmap | Iterator[bytes], beside: str, mode: int = 0o666) -> None:
     """A file's new content, whole or not at all: under another name first, then one rename makes it count."""
     write(file.with_name(beside), data, mode)
     settle(file.parent)  # what the file speaks of is there before it
@@ -119,10 +119,11 @@ def opened(file: Path, flags: int, mode: int = 0o666) -> int:
         raise
 
 
-def _append(file: Path, data: bytes | mmap, flags: int, mode: int = 0o666) -> None:
+def _append(file: Path, data: bytes | mmap | Iterator[bytes], flags: int, mode: int = 0o666) -> None:
     descriptor = opened(file, os.O_WRONLY | os.O_APPEND | flags, mode)
     try:
-        _write_all(descriptor, data)
+        for part in data if isinstance(data, Iterator) else (data,):
+            _write_all(descriptor, part)
         _do(os.fsync, descriptor)
     finally:
         os.close(descriptor)
