@@ -84,6 +84,12 @@ def network(dtype: torch.dtype = torch.float32) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).to(dtype)
 
 
+def wide() -> nn.Module:
+    """With Adam, a party remembers 200 kB."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 2500), nn.Tanh(), nn.Linear(2500, 3))
+
+
 # ── least squares: every minimiser is known in closed form ────────────────────────────────────────────────────────────
 
 

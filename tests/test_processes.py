@@ -6,6 +6,7 @@ import gc
 import math
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,11 +30,11 @@ from descant import DescantError, DescantWarning, Federation, Sgd, algorithms, c
 from descant.address import address_of, find, read, spell
 from descant.core import Engine, Task
 from descant.engines import InProcess, Processes, Ray
+from descant.engines.hand import packed, unpacked
 from descant.engines.loads import Load
 from descant.engines.owed import Owed
 from descant.engines.pool import Member
 from descant.engines.processes import ProcessEngine, cores
-from descant.engines.ray import packed, unpacked
 from descant.engines.shelf import Shelf
 from descant.engines.worker import INSIDE, SLOTS
 from descant.errors import EngineError, SettingError
@@ -509,6 +511,37 @@ def test_a_cluster_on_this_machine_needs_none(address: str, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(EngineError, match="not installed"):
         made("FedAvg", Ray(address=address)).fit(1, progress=False)
+
+
+@pytest.mark.parametrize(
+    "address", ["nowhere", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:99999", "[::1:1", ""]
+)
+def test_what_is_no_address_of_a_cluster_is_said_to_be_none(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(
+        SettingError, match=rf"address of a Ray cluster must be host:port.* Got {re.escape(repr(address))}"
+    ):
+        made("FedAvg", Ray(address=address)).fit(1, progress=False)
+
+
+@pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://localhost:{}"])
+def test_an_address_at_which_nothing_answers_is_told_without_ray(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would try for minutes."""
+
+    def init(**settings: Any) -> None:
+        raise ConnectionError(f"Ray was asked for {settings['address']}")
+
+    failing = SimpleNamespace(RayError=ConnectionError)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=bool, init=init, exceptions=failing))
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        address = form.format(held.getsockname()[1])
+        with pytest.raises(EngineError, match=f"Nothing answers at {address}: .*ray start --head"):
+            made("FedAvg", Ray(address=address)).fit(1, progress=False)
+        held.listen()
+        with pytest.raises(EngineError, match=f"Ray was asked for {address}"):
+            made("FedAvg", Ray(address=address)).fit(1, progress=False)
 
 
 def test_a_worker_starts_no_cluster_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +14,10 @@ from torch import nn
 
 from descant import Federation, algorithms, parties
 from descant.engines import InProcess
+from descant.engines.afar import LARGE, Afar, Far
 from descant.store import PartyStore
+from descant.store.kept import Kept, pieces
+from descant.store.log import plain
 
 Steps = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 99), st.sampled_from(["commit", "rollback"])))
 
@@ -31,6 +38,49 @@ def test_a_store_is_a_dictionary_whatever_its_budget(steps: list[tuple[str, int,
             assert torch.equal(store.get(name)["w"], torch.full((4,), number))
         assert store.held_bytes <= max(budget, 36)
     assert store.get("nobody") == {}
+
+
+Moves = st.tuples(
+    st.sampled_from("abc"), st.integers(0, 99), st.booleans(), st.sampled_from(["commit", "drop", "undo"])
+)
+
+
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(st.lists(Moves))
+def test_a_store_is_a_dictionary_wherever_memories_are(moves: list[tuple[str, int, bool, str]]) -> None:
+    fetched = list[int]()
+
+    def fetch(place: int) -> dict[str, torch.Tensor]:
+        fetched.append(place)
+        return {"w": torch.full((4,), place)}
+
+    store, expected = Afar(10**6), dict[str, tuple[int, bool]]()
+    for party, value, far, end in moves:
+        store.stage(party, Far(value, fetch) if far else {"w": torch.full((4,), value)})
+        if end == "drop":
+            store.rollback(store.round)
+        else:
+            store.commit(store.round + 1, [party])
+            if end == "undo":
+                store.rollback(store.round - 1)
+            else:
+                expected[party] = (value, far)
+        assert store.names() == sorted(expected)
+        assert {name for name in "abc" if isinstance(store.look(name), Far)} == {k for k in expected if expected[k][1]}
+        assert store.held_bytes == sum(32 for _, far in expected.values() if not far) and not fetched
+    assert {name: int(store.get(name)["w"][0]) for name in store.names()} == {k: v for k, (v, _) in expected.items()}
+    assert sorted(fetched) == sorted(value for value, far in expected.values() if far)
+    assert not store.has_large or any(far for _, _, far, _ in moves)
+    store.clear()
+    assert store.names() == [] and store.get("a") == {}
+
+
+def test_a_large_memory_is_the_sign_to_let_them_stay() -> None:
+    store = Afar(10**6)
+    store.stage("a", {"w": torch.zeros(LARGE - 1, dtype=torch.uint8)})
+    assert not store.has_large
+    store.stage("a", {"w": torch.zeros(LARGE, dtype=torch.uint8)})
+    assert store.has_large
 
 
 def test_what_is_handed_out_or_in_is_not_shared() -> None:
@@ -68,3 +118,38 @@ def test_a_hundred_thousand_parties_of_which_ten_take_part() -> None:
     assert 0 < own.held_bytes <= budget
     assert all(torch.isfinite(own.get(name)["model"]).all() for name in own.names())
     assert isinstance(fed._engine, InProcess) and fed._engine.memory.names() == []
+
+
+NUMBERS = st.one_of(st.floats(), st.integers(-5, 5), st.text(max_size=2), st.lists(st.floats(), max_size=2))
+ENTRIES = st.dictionaries(st.text(max_size=2), NUMBERS, max_size=3)
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(st.lists(st.one_of(st.none(), st.lists(ENTRIES, min_size=1, max_size=3)), max_size=20), st.data())
+def test_what_is_kept_reads_like_a_list_and_is_the_json_of_one(steps: list[Any], data: st.DataObject) -> None:
+    """However often it was made small in between: `None` is that it is."""
+    kept, expected = Kept[dict[str, Any]]([], dict, dict), list[dict[str, Any]]()
+    for entries in steps:
+        if entries is None:
+            kept.shrink()
+            continue
+        again = entries * data.draw(st.integers(1, 40))
+        kept.extend(map(dict, again))
+        expected += again
+    assert len(kept) == len(expected) and repr(kept) == repr(expected) == repr([*kept])
+    assert [repr(kept[at]) for at in range(-len(kept), len(kept))] == [repr(entry) for entry in expected * 2]
+    assert repr(kept[3:40:2]) == repr(expected[3:40:2])
+    for ordered in (False, True):
+        text = json.dumps(plain(expected), sort_keys=ordered).encode()
+        assert b"".join(kept.json(ordered)) == text
+        assert b"".join(pieces({"a": kept}, ordered)) == b'{"a": ' + text + b"}"
+    with pytest.raises(IndexError):
+        kept[len(kept)]
+
+
+def test_the_last_that_is_kept_can_be_changed() -> None:
+    kept = Kept([{"round": round} for round in range(64)], dict, dict)
+    kept.shrink()
+    kept[-1]["own"] = 0.5
+    kept.shrink()
+    assert kept == [*({"round": round} for round in range(63)), {"round": 63, "own": 0.5}] and kept != kept[:-1]

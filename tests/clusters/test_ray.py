@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ from descant.errors import EngineError, SettingError
 from descant.exchange import gather, tasks_for
 from descant.server.serving import free_port
 from failing import deadly, fragile, looped, mostly_fine, nowhere, otherwise, slow
-from problems import EVERY, classes, network
+from problems import EVERY, classes, network, wide
 from teams import LEARNING
 from ways import EVERY_WAY, SIMULATED, SOLVED, Way
 
@@ -96,6 +97,65 @@ def test_a_worker_that_dies_is_named_replaced_and_its_piece_repeated(two: Ray, t
         fed.fit(2, progress=False)
     assert not (tmp_path / "die").exists() and not fed.refusals_
     assert fed.hash() == made("FedAvgPlus", InProcess, loss=loss, solver=ADAM).fit(3, progress=False).hash()
+
+
+# ── what parties remember stays with the workers ──────────────────────────────────────────────────────────────────────
+
+
+def heavy(engine: Any, **settings: Any) -> Federation:
+    """Memories of 200 kB."""
+    method = algorithms.FedGeoMedPlus()
+    return Federation(wide, partial(classes, 6), method, solver=ADAM, seed=7, engine=engine, **settings)
+
+
+def here(fed: Federation) -> tuple[int, int]:
+    """Bytes of memories in this process, and parties that have one anywhere."""
+    memory: Any = fed._engine.memory
+    return memory.held_bytes, len(memory.names())
+
+
+@pytest.mark.parametrize("attend", [None, 4])
+def test_large_memories_stay_with_the_workers(attend: int | None, two: Ray, tmp_path: Path) -> None:
+    fed = heavy(two, attend=attend).fit(1, progress=False)
+    assert here(fed)[0] > 4 * 200_000  # nobody knew yet that they are large
+    fed.fit(5, progress=False)
+    assert here(fed) == (0, 6) and not fed.refusals_
+    whole = heavy(InProcess, attend=attend).fit(6, progress=False)
+    assert fed.hash() == whole.hash() and str(fed.table()) == str(whole.table())
+    assert here(fed) == (0, 6)  # looking at them leaves them where they are
+    fed.save(tmp_path / "run")
+    for engine in (two, InProcess):
+        again = heavy(engine, attend=attend).load(tmp_path / "run").fit(2, progress=False)
+        assert again.hash() == heavy(InProcess, attend=attend).fit(8, progress=False).hash()
+
+
+def test_a_worker_that_dies_takes_no_memory_with_it(tmp_path: Path) -> None:
+    engine = Ray(workers=2)
+    loss = partial(fragile, order=str(tmp_path / "die"))
+    fed = heavy(engine, loss=loss).fit(2, progress=False)
+    assert here(fed) == (0, 6)
+    (tmp_path / "die").touch()
+    with pytest.warns(DescantWarning, match="It is replaced"):
+        fed.fit(1, progress=False)
+    for hand in engine._hands:  # those that made the memories
+        sys.modules["ray"].kill(hand)
+    with pytest.warns(DescantWarning, match="It is replaced"):
+        fed.fit(1, progress=False)
+    assert not fed.refusals_ and here(fed) == (0, 6)
+    engine.close()
+    assert fed.hash() == heavy(InProcess, loss=loss).fit(4, progress=False).hash()
+
+
+def test_memories_stay_on_their_machine_and_one_that_goes_with_them_is_said(tmp_path: Path) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("machines.py"))]
+    ended = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout.splitlines()[-1])
+    first, *later = found["seen"]
+    assert all(len(machines) == 1 for machines in first) and len({machine for (machine,) in first}) == 2
+    assert all(again == first for again in later)
+    assert [found["second"]] in first
+    assert re.match(r"What parties remember was on a machine .* that is gone. Go on from the last save", found["said"])
 
 
 def test_a_party_that_kills_every_worker_is_lost_and_the_others_go_on() -> None:

@@ -111,8 +111,12 @@ class Piece:
         }
 
     def overdue(self) -> bool:
-        """Whether its deadline is over, or so near that whoever waits for it, who began a little earlier, has left."""
-        return time.monotonic() - self.begun > 0.95 * max(task.deadline for task in self.tasks)
+        return is_overdue(self.tasks, self.begun)
+
+
+def is_overdue(tasks: Sequence[Task], begun: float) -> bool:
+    """Whether their deadline is over, or so near that whoever waits for them, who began a little earlier, has left."""
+    return time.monotonic() - begun > 0.95 * max(task.deadline for task in tasks)
 
 
 def cut(count: int, workers: int, most: int) -> list[range]:

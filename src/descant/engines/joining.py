@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import sys
 from ipaddress import ip_address
 from pathlib import Path
@@ -18,14 +19,15 @@ _QUIET = {  # nothing is reported to anybody; without the second, Ray reports th
     "RAY_AUTH_MODE": "token",
 }
 _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+_TRYING = 5.0  # seconds in which a cluster must answer
 _OWN: list[str] = []  # tokens that were made here
 _KNOWN: dict[str, str] = {}  # by an address that was asked for: what Ray calls it
 
 
 def join(address: str | None, count: int) -> None:
     """Be connected to the cluster, or start one with so many cores: it gets a token that nobody else has."""
-    before = os.environ.get("RAY_AUTH_MODE")
-    if address is not None and not _is_here(address) and not _has_token():
+    before, place = os.environ.get("RAY_AUTH_MODE"), _place(address)
+    if not _is_here(place) and not _has_token():
         raise SettingError(
             f"The cluster at {address} is not on this machine, and there is no token for it: whoever reaches "
             f"a cluster without one can run code on it. Start it with RAY_AUTH_MODE=token, and set {_TOKENS[1]}."
@@ -50,11 +52,48 @@ def join(address: str | None, count: int) -> None:
         if not _has_token():
             _OWN.append(secrets.token_hex(32))  # or Ray writes one into the home folder, for all to read
             os.environ[_TOKENS[0]] = _OWN[-1]
+    _check_answers(place, address)
     try:
         ray.init(address=address or "local", **given)
     except (ConnectionError, OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise EngineError(f"There is no Ray cluster at {address or 'this machine'}: {error}") from error
     _KNOWN[address or "local"] = ray.get_runtime_context().gcs_address
+
+
+def _place(address: str | None) -> tuple[str, int] | None:
+    """Host and port of a cluster; None where Ray is to find or to start it."""
+    named = _named(address)
+    if named is None:
+        return None
+    try:
+        parts = urlsplit(named if "://" in named else f"ray://{named}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or not port:
+        raise SettingError(
+            f'The address of a Ray cluster must be host:port, such as "10.0.0.5:6379", or "auto". Got {named!r}.'
+        )
+    return host, port
+
+
+def _named(address: str | None) -> str | None:
+    """The address that is meant, if one is."""
+    named = os.environ.get("RAY_ADDRESS", "local") if address == "auto" else address
+    return None if named in ("auto", "local") else named
+
+
+def _check_answers(place: tuple[str, int] | None, address: str | None) -> None:
+    """Raise unless somebody listens there: Ray itself would try for minutes, and warn of each time."""
+    if place is None:
+        return
+    try:
+        socket.create_connection(place, _TRYING).close()
+    except OSError as error:
+        raise EngineError(
+            f"Nothing answers at {address}: {error.strerror or error}. Look at host and port, or start the cluster "
+            "there: ray start --head."
+        ) from error
 
 
 def _check_joined(joined: str, asked: str | None, mode: str | None) -> None:
@@ -71,16 +110,14 @@ def _check_joined(joined: str, asked: str | None, mode: str | None) -> None:
         )
 
 
-def _is_here(address: str) -> bool:
-    """Whether an address is on this machine."""
-    named = os.environ.get("RAY_ADDRESS", "local") if address == "auto" else address
-    if named == "local":
+def _is_here(place: tuple[str, int] | None) -> bool:
+    """Whether a cluster is on this machine."""
+    if place is None:
         return True
-    host = urlsplit(named if "://" in named else f"ray://{named}").hostname or ""
     try:
-        return ip_address(host).is_loopback
+        return ip_address(place[0]).is_loopback
     except ValueError:
-        return host == "localhost"
+        return place[0] == "localhost"
 
 
 def _has_token() -> bool:

@@ -12,24 +12,29 @@ from torch import Tensor
 
 from ..core import Memory, Task
 from ..wire import Crate, sheet
-from .freight import NUMBER
+from .afar import Far
+from .freight import NUMBER, is_overdue
 
 
 @dataclass(eq=False)
 class Load:
-    """The tasks of one `submit`: the arrays that many of them speak of are told apart, to be carried once."""
+    """The tasks of one `submit`: the arrays that many of them speak of are told apart, to be carried once.
+
+    A memory that is far is not looked into: a worker gets its place.
+    """
 
     tasks: Sequence[Task]
     memories: Sequence[Memory]
 
     @cached_property
-    def _written(self) -> tuple[list[dict[str, Any]], list[dict[str, str]], Crate]:
+    def _written(self) -> tuple[list[dict[str, Any]], list[dict[str, str] | None], Crate]:
         crate = Crate()
-        return [sheet(task, crate) for task in self.tasks], [crate.put(memory) for memory in self.memories], crate
+        near = [None if isinstance(memory, Far) else crate.put(memory) for memory in self.memories]
+        return [sheet(task, crate) for task in self.tasks], near, crate
 
     def _used(self, rows: range) -> list[str]:
         sheets, memories, _ = self._written
-        return [key for k in rows for key in (*sheets[k]["arrays"].values(), *memories[k].values())]
+        return [key for k in rows for key in (*sheets[k]["arrays"].values(), *(memories[k] or {}).values())]
 
     @cached_property
     def common(self) -> set[str]:
@@ -45,11 +50,15 @@ class Load:
         return {key: self._written[2].arrays[key] for key in sorted(self.common)}
 
     def own(self, rows: range) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Some of the tasks as JSON values, and the arrays that only they speak of."""
+        """Some of the tasks as JSON values, a far memory as None, and the arrays that only they speak of."""
         sheets, memories, crate = self._written
         keys = sorted(set(self._used(rows)) - self.common)
         fields = {"tasks": [sheets[k] for k in rows], "memories": [memories[k] for k in rows]}
         return fields, {key: crate.arrays[key] for key in keys}
+
+    def far(self, rows: range) -> list[Any]:
+        """The places of the far memories among them, in their order."""
+        return [memory.place for memory in self.memories[rows.start : rows.stop] if isinstance(memory, Far)]
 
 
 @dataclass(eq=False)
@@ -67,4 +76,4 @@ class Part:
         return self.load.tasks[self.rows.start : self.rows.stop]
 
     def overdue(self) -> bool:
-        return time.monotonic() - self.begun > 0.95 * max(task.deadline for task in self.tasks)
+        return is_overdue(self.tasks, self.begun)

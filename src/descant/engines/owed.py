@@ -10,9 +10,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from ..core import Report, Status, Task
+from ..core import Report, Status, Store, Task
 from ..piece import Answer
-from ..store import PartyStore
 from ..wire import parcel_of
 from .freight import NUMBER
 
@@ -74,7 +73,7 @@ class Owed(Generic[Some]):
             self.answers += answers
             del self.pieces[piece.number]  # last: an interrupt must not lose them
 
-    def reports(self, memory: PartyStore) -> list[Report]:
+    def reports(self, memory: Store) -> list[Report]:
         """What has come; what parties remember goes into the store."""
         answers, self.answers = self.answers, []
         for report, kept in answers:

@@ -1,46 +1,45 @@
 """Pieces on the workers of a Ray cluster: many cores or machines, all of them trusted, because Ray unpickles and runs
 whatever it is sent. What we send is JSON and arrays, and code goes by its address.
 
-Data and model are made once where a worker is; the arrays that tasks share travel once a machine. A worker that dies is
-replaced, and its piece is done again with the same result.
+Data and model are made once where a worker is, and what its parties remember stays on its machine, in Ray's shared
+memory; the arrays that tasks share travel once a machine. A worker that dies is replaced, and its piece is done again
+with the same result.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from ..core import Report, Store, Task
 from ..errors import DescantWarning, EngineError
-from ..parties import People
 from ..piece import Plan
 from ..settings import check, setting
-from ..store import PartyStore
+from .afar import Afar, Far
 from .freight import NUMBER, Spelled, cut
+from .hand import Hand, packed, unpacked
 from .joining import join
 from .loads import Load, Part
 from .owed import Owed, answer_of
 from .processes import cores
-from .worker import INSIDE, answered, made, mark_of, people_of
+from .worker import INSIDE, mark_of
 
 _AHEAD = 2  # pieces a worker has at most: the one that it works on, and the next
 _START = 600.0  # seconds in which a worker must have made a plan
-_PLANS = 4  # that a worker has at once
 _MOST = 2**26  # bytes of models a piece
-Parcel: TypeAlias = tuple[str, dict[str, tuple[str, tuple[int, ...], np.ndarray[Any, Any]]]]
-"""JSON, and by name an array's type, its shape and its bytes."""
+_GONE = (
+    "What parties remember was on a machine of the cluster that is gone. Go on from the last save: by load(), or by "
+    "`descant run --resume`."
+)
 
 
 @dataclass(frozen=True)
@@ -70,12 +69,12 @@ class Ray:
         spelled = Spelled.of(plan)  # what cannot travel is an error now
         join(self.address, (self.workers or cores()) * self.threads)
         while len(self._hands) < (self.workers or cores()):
-            self._hands.append(self._hand())
+            self._hands.append(self._hand(_on_machine(len(self._hands))))
         return RayEngine(plan, spelled, self)
 
-    def _hand(self) -> Any:
+    def _hand(self, where: Any = "SPREAD") -> Any:
         """A new worker; it asks for no core of Ray's, so that several clusters' worth of engines may take turns."""
-        hand = sys.modules["ray"].remote(Hand).options(num_cpus=0, scheduling_strategy="SPREAD")
+        hand = sys.modules["ray"].remote(Hand).options(num_cpus=0, scheduling_strategy=where)
         return hand.remote(self.threads, sys.path)
 
     def replace(self, at: int, dead: Any) -> None:
@@ -96,56 +95,13 @@ class Ray:
         return self._hands[at]
 
 
-def packed(fields: Any, arrays: Mapping[str, Tensor]) -> Parcel:
-    """JSON values and arrays in a form that Ray carries with one copy: into its shared memory."""
-    found = {}
-    for name, tensor in arrays.items():
-        flat = tensor.detach().contiguous().view(-1)
-        numbers = flat.view(torch.uint8).numpy() if len(flat) else np.empty(0, np.uint8)  # torch sees no bytes in none
-        found[name] = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), numbers)
-    return json.dumps(fields), found
-
-
-def unpacked(parcel: Parcel) -> tuple[Any, dict[str, Tensor]]:
-    """What :func:`packed` put in; the arrays are copies, because Ray's own cannot be written to."""
-    text, held = parcel
-    found = {}
-    for name, (dtype, shape, numbers) in held.items():
-        kind = getattr(torch, dtype)
-        flat = torch.from_numpy(numbers.copy()).view(kind) if len(numbers) else torch.empty(0, dtype=kind)
-        found[name] = flat.view(shape)
-    return json.loads(text), found
-
-
-class Hand:
-    """What a Ray worker runs: pieces of the plans that it was asked about last, each made when it is first needed."""
-
-    def __init__(self, threads: int, path: Sequence[str]) -> None:
-        os.environ[INSIDE] = "1"
-        sys.path += [folder for folder in path if folder not in sys.path]
-        torch.set_num_threads(threads)
-        self._plans: dict[str, Plan] = {}  # the one that was asked about last is last
-        self._people: tuple[str, People] | None = None  # made last: plans that are compared share them
-
-    def mark(self, plan: str, spelled: Parcel) -> str:
-        return mark_of(self._plan(plan, spelled))
-
-    def work(self, plan: str, spelled: Parcel, shared: Parcel, own: Parcel) -> Parcel:
-        """The answers to the tasks of a piece."""
-        fields, arrays = unpacked(own)
-        answers, crate = answered(self._plan(plan, spelled), fields, {**unpacked(shared)[1], **arrays})
-        return packed(answers, crate.arrays)
-
-    def _plan(self, name: str, spelled: Parcel) -> Plan:
-        plan = self._plans.pop(name, None)
-        if plan is None:
-            text, arrays = unpacked(spelled)
-            key = json.dumps(text["data"])
-            if self._people is None or self._people[0] != key or arrays:  # arrays are not in the key
-                self._people = (key, people_of(text, arrays))
-            plan = made(text, arrays, self._people[1])
-        self._plans = {**dict(list(self._plans.items())[1 - _PLANS :]), name: plan}
-        return plan
+def _on_machine(at: int) -> Any:
+    """Where a worker is to be: machines have as many as they have cores. (What Ray spreads may all be on one.)"""
+    ray = sys.modules["ray"]
+    cores = {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]}
+    slots = sorted((k / count, machine) for machine, count in cores.items() for k in range(count))
+    at_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    return at_node(slots[at % len(slots)][1], soft=False) if slots else "SPREAD"
 
 
 class Asked(NamedTuple):
@@ -153,6 +109,7 @@ class Asked(NamedTuple):
 
     hand: Any
     answer: Any  # where Ray will have it
+    kept: Sequence[Any]  # and what each of the parties remembers, if that stays
     part: Part
 
 
@@ -165,11 +122,12 @@ class RayEngine:
         self._ray, self._cluster = ray, cluster
         self._names, self._mark = tuple(plan.people), mark_of(plan)
         self._most = max(1, _MOST // (plan.net.layout.width * plan.net.layout.dtype.itemsize))
-        self._memory = PartyStore(plan.budget)
+        self._memory = Afar(plan.budget)
         self._owed = Owed[Part]()
         self._plan = (f"{os.getpid()}-{NUMBER()}", ray.put(packed(spelled.text, spelled.arrays)))
         workers = min(len(cluster._hands), len(self._names))  # one without a party would have nothing to do
         self._doing: list[deque[Asked]] = [deque() for _ in range(workers)]
+        self._where: dict[str, int] = {}  # by party: the worker that did its last task
         self._alike = False
 
     @property
@@ -211,7 +169,7 @@ class RayEngine:
     def submit(self, tasks: Sequence[Task]) -> None:
         if not self._alike:
             self.wait()
-        load = Load(tasks, [self._memory.get(task.party) for task in tasks])
+        load = Load(tasks, [self._memory.look(task.party) for task in tasks])
         self._shared = self._ray.put(packed(None, load.shared))  # every machine fetches it once
         self._owed = Owed([Part(load, rows) for rows in cut(len(tasks), len(self._doing), self._most)])
 
@@ -238,28 +196,59 @@ class RayEngine:
         """Hand out what waits."""
         order = sorted(range(len(self._doing)), key=lambda at: len(self._doing[at]))
         for at in order * _AHEAD:
-            if self._owed.waiting and self._has_room(at, self._owed.waiting[0]):
-                hand, part = self._cluster.hand(at), self._owed.waiting.popleft()
-                part.begun = time.monotonic()
-                answer = hand.work.remote(*self._plan, self._shared, packed(*part.load.own(part.rows)))
-                self._doing[at].append(Asked(hand, answer, part))
+            part = self._next(at)
+            if part is not None:
+                self._owed.waiting.remove(part)
+                self._doing[at].append(self._ask(self._cluster.hand(at), part))
+
+    def _next(self, at: int) -> Part | None:
+        """What its parties' memories are beside comes first; what is another's a worker takes when it has nothing."""
+        others = None
+        for part in self._owed.waiting:
+            if self._has_room(at, part):
+                if self._where.get(part.tasks[0].party, at) == at:
+                    return part
+                others = others or part
+        return None if self._doing[at] else others
 
     def _has_room(self, at: int, part: Part) -> bool:
         """A piece that a worker died of is alone with its worker: an answer that was on its way may be lost as well."""
         doing = self._doing[at]
         return not doing or (len(doing) < _AHEAD and not part.deaths and not any(one.part.deaths for one in doing))
 
+    def _ask(self, hand: Any, part: Part) -> Asked:
+        part.begun = time.monotonic()
+        stay = self._memory.has_large and any(task.kind in ("train", "stand_in") for task in part.tasks)
+        fields, arrays = part.load.own(part.rows)
+        call = hand.work.options(num_returns=1 + stay * len(part.rows))
+        given = packed({**fields, "stay": stay}, arrays)
+        found = call.remote(*self._plan, self._shared, given, *part.load.far(part.rows))
+        answer, *kept = found if stay else [found]
+        return Asked(hand, answer, kept, part)
+
+    def _fetched(self, place: Any) -> dict[str, Tensor]:
+        try:
+            return unpacked(self._ray.get(place))[1]
+        except self._ray.exceptions.RayError as error:
+            raise EngineError(_GONE) from error
+
     def _take(self, at: int) -> None:
         """The answers to a worker's first piece, or why there are none."""
         asked = self._doing[at].popleft()
         try:
             fields, arrays = unpacked(self._ray.get(asked.answer))
+        except self._ray.exceptions.ObjectLostError as error:  # also where a task found no memory to begin with
+            raise EngineError(_GONE) from error
         except self._ray.exceptions.RayTaskError as error:
             self._owed.refuse(asked.part, "error", str(error))
         except self._ray.exceptions.RayError as error:
             self._bury(at, asked, str(error))
         else:
-            self._owed.answer(asked.part, [answer_of(one, arrays) for one in fields])
+            answers = [answer_of(one, arrays) for one in fields["answers"]]
+            for k in (k for k, stays in enumerate(fields["stays"]) if stays):
+                answers[k] = (answers[k][0], Far(asked.kept[k], self._fetched))
+            self._where |= {task.party: at for task in asked.part.tasks}
+            self._owed.answer(asked.part, answers)
 
     def _bury(self, at: int, asked: Asked, why: str) -> None:
         """A worker is dead: its piece counts a death, and what waited behind it does not."""

@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,9 +25,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..address import read
-from ..core import Task
+from ..core import Memory, Task
 from ..parties import People
-from ..piece import Plan, parties_of, work
+from ..piece import Answer, Plan, parties_of, work
 from ..wire import Crate, parcel_of, sheet
 from .shelf import Shelf
 
@@ -59,18 +59,22 @@ def made(spelled: Mapping[str, Any], arrays: Mapping[str, Tensor], people: Peopl
     return Plan.made(data=people, **settings)
 
 
-def answered(
-    plan: Plan, message: Mapping[str, Any], arrays: Mapping[str, Tensor]
-) -> tuple[list[dict[str, Any]], Crate]:
-    """The answers to the tasks of a message as JSON values, and the arrays that they speak of."""
-    tasks = [parcel_of(fields, arrays, Task) for fields in message["tasks"]]
-    memories = [{name: arrays[key] for name, key in memory.items()} for memory in message["memories"]]
+def asked(
+    message: Mapping[str, Any], arrays: Mapping[str, Tensor], far: Iterable[Memory] = ()
+) -> tuple[list[Task], list[Memory]]:
+    """The tasks of a message and what their parties remember; what is None in it comes from afar."""
+    tasks, brought = [parcel_of(fields, arrays, Task) for fields in message["tasks"]], iter(far)
+    spelled = message["memories"]
+    return tasks, [next(brought) if keys is None else {name: arrays[keys[name]] for name in keys} for keys in spelled]
+
+
+def told(answers: Sequence[Answer]) -> tuple[list[dict[str, Any]], Crate]:
+    """Answers as JSON values, and the arrays that they speak of."""
     crate = Crate()
-    answers = [
+    return [
         {"report": sheet(report, crate), "memory": None if memory is None else crate.put(memory)}
-        for report, memory in work(plan, tasks, memories)
-    ]
-    return answers, crate
+        for report, memory in answers
+    ], crate
 
 
 class Worker:
@@ -105,7 +109,7 @@ class Worker:
 
     def _work(self, message: dict[str, Any]) -> dict[str, Any]:
         arrays = self._shelf(message["file"]).read()
-        answers, crate = answered(self.plans[message["plan"]], message, arrays)
+        answers, crate = told(work(self.plans[message["plan"]], *asked(message, arrays)))
         self._answered += 1
         place = str(self.folder / f"answer-{os.getpid()}-{self._answered % SLOTS}")
         self._shelf(place).write(crate.arrays)

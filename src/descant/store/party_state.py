@@ -62,7 +62,7 @@ class PartyStore:
 
     def stage(self, party: str, tensors: Mapping[str, Tensor]) -> None:
         self._staged[party] = {name: self._copied(name, tensor.detach()) for name, tensor in tensors.items()}
-        self._waiting += _size(self._staged[party])
+        self._waiting += size(self._staged[party])
 
     def _copied(self, name: str, tensor: Tensor) -> Tensor:
         """A copy to be used or kept; of what is large it is in a file, where not everything fits into memory."""
@@ -89,7 +89,7 @@ class PartyStore:
                 f"The state is of round {round}, but the parties' models and memories are at {self._round}."
             )
         self._put(self._before[1])
-        self._bytes = sum(map(_size, self._held.values()))  # the broken commit may have lost count
+        self._bytes = sum(map(size, self._held.values()))  # the broken commit may have lost count
         self._round, self._before = round, None
 
     def clear(self) -> None:
@@ -122,17 +122,17 @@ class PartyStore:
                 self._hold(party, tensors)
                 self._all.add(party)
             else:
-                self._bytes -= _size(self._held.pop(party, {}))
+                self._bytes -= size(self._held.pop(party, {}))
                 self._all.discard(party)
 
     def _hold(self, party: str, tensors: dict[str, Tensor]) -> None:
-        self._bytes += _size(tensors) - _size(self._held.get(party, {}))
+        self._bytes += size(tensors) - size(self._held.get(party, {}))
         self._held[party] = tensors
         self._held.move_to_end(party)
         while self._bytes > self._budget and len(self._held) > 1:
             oldest = next(iter(self._held))
             self._spill(oldest)  # on disk first: a row that cannot be written stays in memory
-            self._bytes -= _size(self._held.pop(oldest))
+            self._bytes -= size(self._held.pop(oldest))
 
     def _spill(self, party: str) -> None:
         if party in self._on_disk:
@@ -145,7 +145,7 @@ class PartyStore:
                 f"The state of party {party!r:.40} cannot be written to {self._folder}: {error}"
             ) from error
         self._on_disk.add(party)
-        self._spilled += _size(self._held[party])
+        self._spilled += size(self._held[party])
         if self._spilled > max(self._budget, _WORTH_GIVING_BACK):
             self._spilled = 0
             _give_back()
@@ -158,7 +158,8 @@ class PartyStore:
         return self._folder / f"{name}.safetensors"
 
 
-def _size(tensors: Mapping[str, Tensor]) -> int:
+def size(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of them all."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 

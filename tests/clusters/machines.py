@@ -1,0 +1,52 @@
+"""A federation on a Ray cluster of two machines, one of which goes away: what became of it, as JSON.
+
+Both are processes here, each with a shared memory of its own. It is a script because a process is part of one cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from typing import Any
+
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "b" * 64, "RAY_USAGE_STATS_ENABLED": "0"}
+
+import ray
+from ray.cluster_utils import Cluster
+
+from descant import Federation, Sgd, algorithms
+from descant.engines import Ray
+from descant.errors import EngineError
+from problems import classes, wide
+
+
+def machines_of(fed: Federation) -> list[list[str]]:
+    """By party, the machines that have its memory."""
+    memory: Any = fed._engine.memory
+    places = [memory.look(party).place for party in memory.names()]
+    found = ray.experimental.get_object_locations(places)
+    return [sorted(found[place]["node_ids"]) for place in places]
+
+
+def main() -> None:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    second = cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    engine = Ray(workers=2, address=cluster.address)
+    solver = Sgd(lr=0.05, epochs=2, batch=4, optimizer="Adam")
+    fed = Federation(wide, partial(classes, 6), algorithms.FedAvgPlus(), solver=solver, seed=7, engine=engine)
+    seen = [machines_of(fed.fit(rounds, progress=False)) for rounds in (2, 1, 3)]
+    cluster.remove_node(second, allow_graceful=False)
+    said = ""
+    try:
+        fed.fit(1, progress=False)
+    except EngineError as error:
+        said = str(error)
+    print(json.dumps({"seen": seen, "second": second.node_id, "said": said}), flush=True)
+    ray.shutdown()
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()
