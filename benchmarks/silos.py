@@ -161,6 +161,9 @@ class Line:
             file.add(part)
         return {self._out.popleft(): file}
 
+    def drop(self, numbers: Collection[str]) -> None:
+        pass
+
 
 def driving(given: argparse.Namespace) -> None:
     """The driver's process: as `descant server start` does it, with a line in place of Flower."""

@@ -42,7 +42,7 @@ from descant.server.forgetting import forget_rows, vault_of
 from descant.server.sealed import sealed
 from descant.server.serving import revoked
 from descant.server.training import Training, in_words
-from descant.silo import Desk, SiloFile
+from descant.silo import Desk, SiloFile, telling
 from descant.silo.join import take_part
 from descant.silo.worker import Worker
 from descant.store import disk
@@ -149,7 +149,8 @@ def test_a_silo_with_another_model_is_refused_with_both_fingerprints(tmp_path: P
     assert introduced(post, said).gather(3).keys() == {"1", "2", "3"}
     [told] = [text for text in said if "cannot take part" in text]
     ours, theirs = (Net.made(model, 0).layout.digest for model in (network, lambda: torch.nn.Linear(6, 3)))
-    assert ours in told and theirs in told
+    assert f"this party is {theirs} (weight, bias: 21 parameters)" in told
+    assert f"the federation's {ours} (0.weight, 0.bias, 2.weight, 2.bias: 53 parameters)" in told
 
 
 class Line:
@@ -252,6 +253,46 @@ class Pausing(threading.Event):
         self.waited.append(timeout or 0.0)
         self.set()
         return True
+
+
+class Down(Line):
+    """A line to a server that is there after 3000 seconds of a clock, and then has nothing to say."""
+
+    def __init__(self, over: threading.Event, clock: list[float], reasons: dict[float, str]) -> None:
+        super().__init__([], over)
+        self.clock, self.reasons = clock, reasons
+
+    def joined(self) -> Any:
+        for end, why in self.reasons.items():
+            if self.clock[0] < end:
+                raise Away(why)
+        return super().joined()
+
+
+@pytest.mark.parametrize(
+    ("reasons", "times"),
+    [
+        ({3000.0: "It is not ready"}, [0, 31, 151, 751, 1351, 1951, 2551]),  # it is tried every 30 s at most
+        ({70.0: "It is not ready", 3000.0: "It is dead"}, [0, 31, 91, 691, 1291, 1891, 2491]),
+    ],
+    ids=["one reason", "another one meanwhile"],
+)
+def test_a_server_that_is_away_for_long_is_said_at_ever_longer_intervals_and_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch, reasons: dict[float, str], times: list[float]
+) -> None:
+    clock, said, over = [0.0], list[tuple[float, str]](), threading.Event()
+    monkeypatch.setattr(telling.time, "monotonic", lambda: clock[0])
+
+    def wait(timeout: float | None = None) -> bool:
+        clock[0] += timeout or 0.0
+        return over.is_set()
+
+    over.wait = wait  # type: ignore[method-assign]
+    take_part(Down(over, clock, reasons), Worker(Path(), "0", Path()), over, lambda text: said.append((clock[0], text)))
+    assert [at for at, _ in said[:-1]] == times
+    assert [text.partition(".")[0] for _, text in said[:3:2]] == [*reasons.values()] * (2 // len(reasons))
+    assert "It has been away for 31 s" in said[1][1]
+    assert said[-1][1].startswith("Joined. The server was away for 50 min. Waiting for work")
 
 
 DEADLY = TEAM.format(name="0") + "\nimport os, pathlib\n"
@@ -509,12 +550,18 @@ class Slow(Post):
 BUFFERED = "[run]\nseed = 5\n" + LEARNING.format(method="fedbuff") + "buffer = 3\n"
 
 
-def test_a_method_that_does_not_wait_goes_on_without_the_slow_and_hears_them_later(tmp_path: Path) -> None:
-    """FedBuff: a letter that is out when a round ends is not sent twice, and its answer counts as old as it is."""
+@pytest.mark.parametrize("judge", [(), (1,), (2,), (3,)], ids=str)
+def test_a_method_that_does_not_wait_goes_on_without_the_slow_and_hears_them_later(
+    tmp_path: Path, judge: Collection[int]
+) -> None:
+    """FedBuff: a letter that is out when a round ends is not sent twice, and its answer counts as old as it is.
+
+    Not in a round that is judged, or behind one, either.
+    """
     post = Slow(desks(tmp_path))
     fed, stale = met(post, read(BUFFERED)), list[dict[str, float]]()
     post.slow = {"3"}
-    for round in fed.rounds(4):
+    for round in fed.rounds(4, judge):
         stale.append({name: said["staleness"] for name, said in round.round.metrics.items()})
         post.slow = {"3"} if round.index < 2 else set()
     assert [sorted(one) for one in stale] == [["0", "1", "2"], ["0", "1", "2"], [*NAMES], [*NAMES]]

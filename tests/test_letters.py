@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -30,6 +31,7 @@ from descant.engines.silos import Lost, Silos
 from descant.exchange import tasks_for
 from descant.flat import Net
 from descant.gate import Refusal
+from descant.metrics import by_chance
 from descant.parties import People, from_arrays
 from descant.parties.elsewhere import elsewhere
 from descant.parties.party import Form
@@ -43,9 +45,10 @@ from descant.server.outcome import outcome
 from descant.server.report import write_report
 from descant.server.training import Training, first_rounds, in_words, met_in
 from descant.silo import Desk, SiloFile
-from descant.silo.desk import reduced
+from descant.silo.introduction import reduced
 from descant.silo.judging import judged
 from descant.silo.result import Result
+from descant.silo.telling import done
 from descant.silo.worker import Worker
 from descant.store import disk
 from descant.store.keys import PrivateKey
@@ -78,6 +81,7 @@ class Post:
         self.desks, self.away, self.marks = desks, set[str](), dict[str, str]()
         self.gone = set[str]()
         self.letters: dict[str, tuple[str, bytes]] = {}
+        self.awaited = set[str]()
         self.spoil: Callable[[Task, bytes], bytes | Lost | None] = lambda task, answer: answer
         self.count = 0
 
@@ -94,6 +98,7 @@ class Post:
         self.letters[str(self.count)] = (party, letter[:])
         if "rounds" in (task := unpack(letter, Task)).settings and task.kind == "goodbye":
             self.away.add(party)
+        self.awaited.add(str(self.count))
         return str(self.count)
 
     def fetch(self, numbers: Collection[str], most: int) -> dict[str, Letter | Lost]:
@@ -104,7 +109,11 @@ class Post:
                 answer = self.spoil(unpack(letter, Task), self.desks[party]().answer(letter))
                 if answer is not None:
                     found[number] = in_file(answer) if isinstance(answer, bytes) else answer
+        self.awaited -= found.keys()
         return found
+
+    def drop(self, numbers: Collection[str]) -> None:
+        self.awaited -= set(numbers)
 
 
 class Killed(BaseException):
@@ -289,6 +298,46 @@ def test_what_a_teams_code_does_costs_it_one_round_and_shows_nothing(
         assert unpack(worker.answer(pack(train)), Report).status == "ok"
     finally:
         worker.close()
+
+
+def test_a_team_reads_a_line_for_all_that_its_party_has_done(tmp_path: Path) -> None:
+    said = list[str]()
+    post = Post(desks(tmp_path, ["0"], said.append))
+    fed = met(post, recipe("fedavg")).fit(2, progress=False)
+    scores, rows = fed.scores(), classes(5)["0"].samples
+    told = [text for text in said if text.startswith("Round")]
+    assert len(told) == 3
+    for round, text in enumerate(told[:2], 1):
+        loss = f"{fed.history_[round - 1]['loss']:.4f}"  # of one party the mean is its own
+        assert re.fullmatch(rf"Round {round}: trained on {rows} samples in \d+\.\d s, loss {loss}\.", text), text
+    own, center = (f"{column.mean:.4f}" for column in (scores.own, scores.center))
+    assert re.fullmatch(rf"Round 2: judged in \d+\.\d s, its own model {own}, the common one {center}\.", told[2]), told
+
+
+def test_a_team_reads_that_rows_of_it_have_left_and_that_it_was_asked_again(tmp_path: Path) -> None:
+    sent = Report("0", 1, "train", metrics={"samples": 9, "loss": 1.0, "coreset": 4}, sealed=b"rows")
+    assert done(sent, 0.0).endswith("loss 1.0000, 4 rows sealed and sent, by which it is stood in for.")
+    said = list[str]()
+    post = Post(desks(tmp_path, ["0"], said.append))
+    fed = met(post, recipe("fedavg"))
+    post.spoil = lambda task, answer: post.desks["0"]().answer(pack(task)) if task.kind == "train" else answer
+    fed.fit(1, progress=False)
+    again = "Round 1: it was asked again, and answers as before."
+    assert [text for text in said if text.startswith("Round")][1:] == [again]
+
+
+def test_what_a_team_reads_has_the_time_of_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    (tmp_path / "team0.py").write_text(TEAM.format(name="0"))
+    worker = Worker(tmp_path / "team0.py", "0", tmp_path / "at")
+    hello = {"recipe": {**recipe().tables, "model": {}}, "federation": "lab", "layout": LAYOUT.digest}
+    try:
+        worker.answer(pack(Task("0", 0, "hello", {}, hello)))
+    finally:
+        worker.close()
+    assert re.search(r"^\d\d:\d\d:\d\d Taking part by", capfd.readouterr().err, re.MULTILINE)
 
 
 def _rest() -> dict[str, object]:
@@ -496,6 +545,17 @@ def test_a_round_goes_on_with_a_quorum_and_says_without_whom(tmp_path: Path) -> 
     assert [refusal.party for refusal in fed.refusals_] == ["1"]
     twin = simulated(recipe("fedavg"), 3)
     assert not torch.equal(fed.state.center, twin.state.center)
+
+
+def test_a_letter_that_nobody_waits_for_any_more_is_dropped(tmp_path: Path) -> None:
+    """A server whose parties do not answer, or cannot take part, keeps no number of their letters for ever."""
+    post = Post(desks(tmp_path))
+    post.spoil = lambda task, answer: None if task.party == "1" and task.kind == "train" else answer
+    fed = met(post, recipe("fedavg"), Patience(deadline=0.05, quorum=3))
+    with pytest.warns(DescantWarning, match="went on without it"):
+        for _ in fed.rounds(4):
+            assert len(post.awaited) == 1
+    assert fed.history_[-1]["presence"] == "p.pp"
 
 
 def test_a_round_that_waits_for_all_sends_again_to_whoever_comes_back(tmp_path: Path) -> None:
@@ -799,8 +859,52 @@ def test_a_team_has_its_model_and_is_told_whether_joining_helped(tmp_path: Path,
         model.load_state_dict(load_file(tmp_path / f"at-{name}" / "own.safetensors"))
         whole = twin.models_[name].state_dict()
         assert all(torch.equal(tensor, whole[key]) for key, tensor in model.state_dict().items())
-        assert f"{row['own']:.3f}" in table.verdict and "3 test samples" in table.verdict
+        assert f"{row['own']:.3f}" in table.verdict
+        assert table.verdict.startswith("No difference that 3 test samples could show: ")  # three never can
     assert post.count == sent
+
+
+LONELY = """
+import torch
+from problems import network as model
+
+def data():
+    drawn = torch.Generator().manual_seed(7)
+    y = torch.arange(400) % 2
+    x = torch.randn(400, 6, generator=drawn) + 2.0 * y[:, None]
+    mine = y == {label}
+    return x[mine][:40], y[mine][:40], x[{tested}], y[{tested}]
+"""
+
+
+@pytest.mark.parametrize("loss", ["", "def loss(output, y): return torch.nn.functional.cross_entropy(output, y)\n"])
+@pytest.mark.parametrize(
+    ("tested", "told"),
+    [
+        ("100:400", "Joining helped: "),
+        ("100:400:2", "Joining did not help: "),
+        ("100:101", "No difference that 1 test sample could show: "),
+    ],
+    ids=["on labels that others have", "on labels of its own", "on a sample"],
+)
+def test_joining_helped_if_more_than_chance_says_so(tmp_path: Path, tested: str, told: str, loss: str) -> None:
+    """Who has seen one label is better off together where both are asked for, and worse off where its own is."""
+    people = desks(tmp_path, ("0", "1"))
+    for name in ("0", "1"):
+        (tmp_path / f"team{name}.py").write_text(LONELY.format(label=name, tested=tested) + loss)
+    fed = met(Post(people), recipe("fedavg"))
+    fed.fit(3, progress=False).scores()
+    table = judged(SiloFile(tmp_path / "team0.py", "0"), tmp_path / "at-0")
+    assert table.verdict.startswith(told), table.verdict
+
+
+@pytest.mark.parametrize(("won", "lost"), [(0, 0), (1, 0), (5, 0), (6, 0), (12, 5), (14, 3), (40, 40), (260, 200)])
+def test_of_right_and_wrong_answers_what_chance_does_is_mcnemar_s_exact_test(won: int, lost: int) -> None:
+    differences = torch.tensor([1.0] * won + [-1.0] * lost + [0.0] * 500)
+    tail = sum(math.comb(won + lost, k) for k in range(max(won, lost), won + lost + 1)) / 2 ** (won + lost)
+    exact = min(1.0, 2 * tail) if won != lost else 1.0
+    assert abs(by_chance(differences) - exact) < 4 * math.sqrt(exact * (1 - exact) / 999) + 0.002
+    assert by_chance(differences) == by_chance(0.25 * differences) == by_chance(-differences)
 
 
 def test_who_was_away_is_compared_with_training_alone_in_the_rounds_it_was_there(tmp_path: Path) -> None:
@@ -1086,6 +1190,28 @@ def test_who_is_away_at_the_end_comes_for_its_models_and_hears_that_it_is_over(t
     own = simulated(recipe(), 4, attend=without("1", 3)).state.own.get("1")["model"]
     mine = load_file(tmp_path / "at-1" / "own.safetensors")
     assert all(torch.equal(mine[key], part) for key, part in LAYOUT.split(own).items())
+
+
+def test_a_server_that_is_started_again_waits_only_for_those_who_were_not_told(tmp_path: Path) -> None:
+    post, said, folder = Post(desks(tmp_path)), list[str](), tmp_path / "run"
+
+    def hears(text: str) -> None:
+        said.append(text)
+        if text.startswith("Round 3:"):
+            post.away = {"1"}
+
+    def again(farewell: float) -> list[str]:
+        said.clear()
+        patience = replace(QUORUM[3], farewell=farewell)
+        trained(folder, post, "fedavg", NAMES, hears, patience=patience)
+        return [text for text in said if text.startswith("The training is over.")]
+
+    disk.make(folder)
+    again(0)
+    waits = "The training is over. Waiting 0.5 s for 1 to come for their models."
+    assert post.away == set(NAMES) and again(0.5) == [waits]  # though nobody else is there any more
+    post.away -= {"1"}
+    assert again(600) == [] == again(600) and Result(tmp_path / "at-1").scores()["round"] == 4
 
 
 class Silent(Post):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,17 @@ from typer.testing import CliRunner
 from descant.address import address_of
 from descant.cli import app
 from descant.config import read
+from descant.core import Report, Task
 from descant.flat import Net
 from descant.patience import Patience
 from descant.record import read as recorded
-from descant.server import Meeting
+from descant.server import Meeting, attendance
+from descant.server.attendance import Noting
 from descant.server.training import Training
+from descant.store.lock import Lock
 from descant.trust.roster import Roster
+from descant.wire import pack, unpack
+from dying import faults, full
 from problems import network
 from teams import LEARNING
 from test_letters import Killed, Post, desks, simulated
@@ -32,8 +38,8 @@ RUN = "[run]\nseed = 5\nrounds = 4\npoints = 2\n"
 class Lab:
     """A federation in a folder, whose letters go by hand."""
 
-    def __init__(self, folder: Path, method: str = "fedgeomed+", more: str = "") -> None:
-        self.folder, self.text = folder, RUN + LEARNING.format(method=method) + more
+    def __init__(self, folder: Path, method: str = "fedgeomed+", more: str = "", run: str = RUN) -> None:
+        self.folder, self.text = folder, run + LEARNING.format(method=method) + more
         (folder / "recipe.toml").write_text(self.text)
         self.call("server", "init", "lab", "recipe.toml")
         self.roster = Roster(folder / "lab")
@@ -45,6 +51,10 @@ class Lab:
         done = CliRunner().invoke(app, list(arguments))
         assert done.exit_code == code, done.output
         return done.output
+
+    def parties(self) -> dict[str, dict[str, str]]:
+        """Each party, as the status has it."""
+        return {row["name"]: row for row in json.loads(self.call("server", "status", "lab", "--json"))["parties"]}
 
     def train(self, say: Callable[[str], None] = lambda text: None, gather: int = 3) -> dict[str, object]:
         chosen = read(self.text)
@@ -146,3 +156,117 @@ def test_a_report_of_a_server_names_what_was_refused(made: Callable[..., Lab]) -
         lab.train()
     told = json.loads(lab.call("report", "lab", "--json"))
     assert any("'1'" in one and "refused" in one for one in told["findings"])
+
+
+@pytest.mark.parametrize("ruined", [["0"], ["0", "2"]])
+def test_a_model_that_is_no_better_than_the_most_frequent_label_is_called_that(
+    made: Callable[..., Lab], ruined: list[str]
+) -> None:
+    """A model that always gives one answer is exactly as good as that, and not below it."""
+    lab = made("fedavg")
+
+    def spoil(task: Task, answer: bytes) -> bytes:
+        if task.kind != "evaluate":
+            return answer
+        report = unpack(answer, Report)
+        own = report.metrics["majority"] + (0.0 if task.party in ruined else 0.1)
+        return pack(replace(report, metrics={**report.metrics, "own": own}))
+
+    lab.post.spoil = spoil
+    lab.train()
+    told = json.loads(lab.call("server", "status", "lab", "--json"))
+    assert [row["learned"] for row in told["parties"]] == [name not in ruined for name in NAMES]
+    [said] = told["ruined"]
+    assert said.startswith(
+        f"No better than always answering the most frequent label: the model of {', '.join(ruined)},"
+    )
+    assert f"{len(ruined)} of 3 parties" in said and ("this training is ruined" in said) is (len(ruined) == 2)
+    assert said in lab.call("server", "status", "lab") and said in lab.call("report", "lab")
+    assert said in Path(json.loads(lab.call("report", "lab", "--json"))["report"]).read_text()
+
+
+def test_a_training_that_has_lost_what_it_had_learned_is_called_a_collapse(made: Callable[..., Lab]) -> None:
+    lab = made("fedavg", "", RUN.replace("rounds = 4", "rounds = 7"))
+
+    def spoil(task: Task, answer: bytes) -> bytes:
+        if task.kind != "train":
+            return answer
+        report = unpack(answer, Report)
+        return pack(
+            replace(report, metrics={**report.metrics, "loss": 2.0 - task.round / 2 if task.round < 4 else 9.0})
+        )
+
+    lab.post.spoil = spoil
+    lab.train()
+    assert "was lost at round 4 and stayed lost: collapse." in lab.call("server", "status", "lab")
+
+
+def test_where_no_label_is_the_most_frequent_nobody_is_held_against_one(made: Callable[..., Lab]) -> None:
+    lab = made("fedavg")
+
+    def spoil(task: Task, answer: bytes) -> bytes:
+        report = unpack(answer, Report)
+        return pack(replace(report, metrics={n: v for n, v in report.metrics.items() if n != "majority"}))
+
+    lab.post.spoil = spoil
+    lab.train()
+    told = json.loads(lab.call("server", "status", "lab", "--json"))
+    assert told["ruined"] == [] and {row["learned"] for row in told["parties"]} == {None}
+    assert "majority" not in lab.call("server", "status", "lab")
+
+
+def test_the_status_says_who_is_there_away_has_left_or_never_came(made: Callable[..., Lab]) -> None:
+    lab = made()
+    assert {one["now"] for one in lab.parties().values()} == {"invited"}
+    served = Lock(lab.roster.run / ".lock")
+    for name in ("0", "1"):
+        lab.roster.joined(name, "a machine")
+    post = Noting(lab.post, lab.roster.run)
+    lab.post.away = {"2"}
+    post.here()
+    first = lab.parties()
+    assert {name: one["now"] for name, one in first.items()} == {"0": "there", "1": "there", "2": "invited"}
+    assert "The server runs: process" in lab.call("server", "status", "lab")
+    lab.post.away, lab.post.gone = {"0", "1", "2"}, {"1"}
+    post.here()
+    away = lab.parties()
+    assert {name: one["now"] for name, one in away.items()} == {"0": "away", "1": "left", "2": "invited"}
+    assert first["0"]["heard"] <= away["0"]["heard"] and away["2"]["heard"] is None
+    lab.post.gone = set()
+    post = Noting(lab.post, lab.roster.run)  # as after a kill: who has left has, and nobody is there before it was seen
+    assert {name: one["now"] for name, one in lab.parties().items()} == {"0": "away", "1": "left", "2": "invited"}
+    lab.post.away = {"2"}
+    post.here()
+    lab.roster.revoke("1")
+    served.release()
+    assert {name: one["now"] for name, one in lab.parties().items()} == {
+        "0": "was there",
+        "1": "revoked",
+        "2": "invited",
+    }
+    shown = lab.call("server", "status", "lab")
+    assert "not running" in shown and "was there" in shown and lab.parties()["0"]["heard"] in shown
+
+
+def test_when_a_party_was_last_heard_of_is_noted_while_nothing_else_changes(
+    made: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a disk that is full, or a file that was damaged, ends nothing."""
+    lab = made()
+    lab.roster.joined("0", "a machine")
+    now = [100.0]
+    monkeypatch.setattr(attendance.time, "monotonic", lambda: now[0])
+    post, file = Noting(lab.post, lab.roster.run), lab.roster.run / "attendance.json"
+    post.here()
+    file.write_text("{}")
+    post.here()
+    assert lab.parties()["0"]["now"] == "away"
+    now[0] += 11
+    post.here()
+    assert lab.parties()["0"]["now"] == "was there"
+    file.write_text("[1, 2")
+    assert lab.parties()["0"]["now"] == "away"
+    now[0] += 11
+    with faults(0, error=full) as found:
+        assert post.here().keys() == set(NAMES)
+    assert found.reached

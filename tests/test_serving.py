@@ -7,11 +7,14 @@ import re
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -22,8 +25,8 @@ from descant.errors import DescantError, EngineError, SettingError, StateError, 
 from descant.patience import Patience
 from descant.privacy import epsilon
 from descant.server import serving
-from descant.server.serving import Serving
-from descant.silo.desk import reduced
+from descant.server.serving import Door, Serving
+from descant.silo.introduction import reduced
 from descant.store import disk
 from descant.store.keys import PrivateKey
 from descant.store.log import Log
@@ -347,6 +350,44 @@ def test_a_superlink_that_dies_again_and_again_before_a_round_is_done_ends_the_s
 ) -> None:
     with pytest.raises(EngineError, match="started anew 3 times in a row, and died before a round was done"):
         dying([True, False, False, False])
+
+
+def test_nginx_that_has_ended_is_a_server_that_is_away_whenever_that_is_found(tmp_path: Path) -> None:
+    """Before anything is asked of it, or while it is to read its keys again; what it cannot read ends the server."""
+    roster, hub = federation(tmp_path), SimpleNamespace(admit=len)
+
+    def look(alive: bool, keep_up: Callable[[], bool]) -> None:
+        proxy = SimpleNamespace(alive=alive, keep_up=keep_up, folder=tmp_path)
+        cast(Any, Door)(proxy, roster, hub).look()
+
+    def dies() -> bool:
+        raise EngineError("nginx does not read its keys again")
+
+    look(True, lambda: True)
+    for case in (lambda: True, dies):
+        with pytest.raises(Away, match="nginx has ended"):
+            look(False, case)
+    with pytest.raises(EngineError, match="does not read its keys") as error:
+        look(True, dies)
+    assert not isinstance(error.value, Away)
+
+
+@pytest.mark.parametrize("killed", ["the master", "both"])
+def test_when_nginx_was_ended_its_port_is_free_for_the_next(tmp_path: Path, killed: str) -> None:
+    """A worker whose master was killed goes on, and holds the port."""
+    try:
+        find_nginx()
+    except EngineError as why:
+        pytest.skip(str(why))
+    roster = federation(tmp_path, port=serving.free_port())
+    for _ in range(3):
+        with Proxy.before(1, roster.address).start(roster.folder) as running:
+            master = psutil.Process(running._child.pid)
+            workers = master.children() if killed == "both" else []
+            for process in (master, *workers):
+                process.kill()
+            while running.alive:
+                time.sleep(0.01)
 
 
 SEALED = RECIPE + 'wrap = [{by = "stand-ins", share = 0.2}]\n[vault]\nfolder = "sealed/vault"\nkey = "vault.key"\n'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import stat
@@ -171,7 +172,8 @@ def test_a_team_that_ends_in_order_is_told_what_is_next(
     monkeypatch.setattr("signal.signal", lambda *_: None)
     call("server", "init", "lab", "recipe.toml", "--port", "9")
     call("server", "invite", "lab", "north")
-    assert call("silo", "join", "north.invite", "team.py").splitlines()[-1].endswith(told)
+    said = call("silo", "join", "north.invite", "team.py").splitlines()
+    assert said[-1].endswith(told) and re.match(r"\d\d:\d\d:\d\d north joins", said[0])
 
 
 def test_a_server_that_is_interrupted_says_how_to_go_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

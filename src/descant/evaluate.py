@@ -65,9 +65,13 @@ class Column:
         >>> Column(np.array([0.9, 0.5])).gained(Column(np.array([0.8, 0.5])))
         1
         """
+        return int(self.better(alone).sum())
+
+    def better(self, other: Column) -> NDArray[np.bool_]:
+        """Which parties they are."""
         with np.errstate(invalid="ignore"):
-            difference = self.values - alone.values
-        return int(((difference > 0) if self.higher_is_better else (difference < 0)).sum())
+            difference = self.values - other.values
+        return (difference > 0) if self.higher_is_better else (difference < 0)
 
     def only(self, some: NDArray[np.bool_]) -> Column:
         """The same of some parties; nan for the others.

@@ -44,6 +44,27 @@ def sharpe_ratio(growth: Tensor, turnover: Tensor) -> Tensor:
     return torch.as_tensor(measures.sharpe(growth.numpy()))
 
 
+_DRAWS = 999
+
+
+def by_chance(differences: Tensor) -> float:
+    """How often chance takes the sum of paired differences as far from 0: their signs are drawn anew (Fisher 1935).
+
+    Of right and wrong answers of two models it is McNemar's exact test, up to the draws, which are always the same.
+
+    >>> by_chance(torch.tensor([1.0] + [0.0] * 499)), by_chance(torch.tensor([1.0] * 20 + [0.0] * 480)) < 0.05
+    (1.0, True)
+    """
+    known = differences[differences != 0].double()  # the others do not move the sum, whatever their signs
+    if not len(known):
+        return 1.0
+    generator, least, as_far = torch.Generator().manual_seed(0), float(known.sum().abs()) * (1 - 1e-9), 1
+    for _ in range(_DRAWS):
+        signs = torch.randint(0, 2, known.shape, generator=generator) * 2 - 1
+        as_far += int((signs * known).sum().abs() >= least)
+    return as_far / (_DRAWS + 1)
+
+
 RETURN = Metric("return", returned)
 ANNUAL = Metric("annual return", annual_return)
 SHARPE = Metric("Sharpe ratio", sharpe_ratio)

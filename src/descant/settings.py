@@ -134,9 +134,15 @@ def unknown(kind: str, name: str, allowed: Iterable[str]) -> SettingError:
     "There is no algorithm 'fedavgg'. Did you mean 'fedavg'? Allowed: fedavg, local."
     """
     names: Collection[str] = sorted(allowed)
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    spelled = {_spelled(each): each for each in names}
+    near = difflib.get_close_matches(_spelled(name), spelled, n=1)
+    hint = f" Did you mean {spelled[near[0]]!r}?" if near else ""
     return SettingError(f"There is no {kind} {name!r}.{hint} Allowed: {', '.join(names)}.")
+
+
+def _spelled(name: str) -> str:
+    """As it is written in Python, or nearly: FedAvgPlus is fedavg+."""
+    return name.casefold().replace("+", "plus")
 
 
 def describe(record: Any) -> Any:

@@ -250,6 +250,26 @@ def test_whoever_is_killed_the_same_commands_go_on_to_the_same_model(lab: Callab
     same(one)
 
 
+def test_nginx_that_is_killed_is_started_anew_and_the_run_goes_on_to_the_same_model(lab: Callable[..., Lab]) -> None:
+    """First its master alone, whose worker then holds the port and goes on; then both."""
+    one = lab(WAYS["FedGeoMedPlus"])
+    one.begin()
+    for round, whole in ((1, False), (2, True)):
+        one.reached(round)
+        master = one.child("server", "nginx")
+        workers = master.children()
+        assert workers
+        for process in (master, *(workers if whole else ())):
+            process.kill()
+        one.until(lambda: one.said().count("nginx has ended") == round)  # noqa: B023  it is called here
+        one.until(lambda: not any(alive(worker) for worker in workers))  # noqa: B023
+    same(one)
+
+
+def alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
 def listening(process: psutil.Process) -> list[str]:
     """Where a process can be reached."""
     found = process.net_connections("inet") if hasattr(process, "net_connections") else process.connections("inet")
@@ -444,12 +464,15 @@ def test_what_flower_cuts_into_chunks_comes_whole_and_what_is_too_long_is_not_ta
             assert read(hub.fetch([number], len(answer))) == {number: answer}
         file = Filed()
         file.add(answers["numbers"])
-        hub.send("north", file, 60.0)
+        dropped = hub.send("north", file, 60.0)
         assert answered(north, b"an answer") == answers["numbers"]
         number = hub.send("north", b"a letter", 60.0)
         answered(north, answers["zeros"])
         lost = hub.fetch([number], len(answers["zeros"]) - 1)[number]
         assert isinstance(lost, Lost) and lost.final and "more than" in str(lost)
+        assert hub._sent.keys() == {dropped}
+        hub.drop([dropped, number])
+        assert not hub._sent and not hub._coming
 
 
 def read(found: dict[str, Letter | Lost]) -> dict[str, bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,36 +108,51 @@ def start(
 
 @app.command("status")
 def status(folder: Path = DIR, as_json: bool = json_option()) -> None:
-    """Say who was invited, has joined or was revoked, who trains from which round on, and how far that has come."""
+    """Say who is there, away, has left, was invited or revoked, how far the training has come, and what came of it."""
     with plain_endings():
+        from ..server.attendance import whereabouts
         from ..server.outcome import outcome
+        from ..server.serving import serves
         from ..server.training import first_rounds
         from ..trust.roster import Roster
 
         roster = Roster(folder)
-        first = first_rounds(roster.run)
-        found = outcome(roster.run)
-        scores = found.pop("scores")
+        first, found, server = first_rounds(roster.run), outcome(roster.run), serves(roster)
+        scores, places = found.pop("scores"), whereabouts(roster, bool(server))
         rows = [
-            {**dataclasses.asdict(entry), "first round": first.get(entry.name), **scores.get(entry.name, {})}
-            for entry in roster.parties()
+            {**dataclasses.asdict(each), **places[each.name], "first round": first.get(each.name)}
+            | scores.get(each.name, {})
+            for each in roster.parties()
         ]
         if as_json:
-            typer.echo(json.dumps({**found, "address": roster.address, "parties": rows}))
+            told = {**found, "server": server or None, "address": roster.address, "parties": rows}
+            typer.echo(json.dumps(told))
             return
         typer.echo(f"Training: {found['state']}, round {found['round']}. Parties reach {roster.address}.")
+        typer.echo(
+            f"The server runs: {server}." if server else "The server is not running: what is below was last known."
+        )
         if found["state"] == "broken":
             typer.echo(f"Go on with: descant server start {folder}")
-        if found["spent"]:
-            typer.echo(f"{found['spent']['told']}.")
-        shown = ["name", "state", "since", "expires", "first round"]
+        for text in _judged(found):
+            typer.echo(text)
+        shown = ["name", "now", "heard", "expires", "first round"]
         if found["metric"]:
-            shown += ["rounds", "judged", "own", "center"]
-            told = "of its own model and of the common one on a party's own test set, after the round under 'judged'"
-            typer.echo(f"Own, center: {found['metric']} {told}.")
-        if found["center"]:
-            typer.echo(_LOADED.format(found["center"]))
+            known = any(row.get("majority") is not None for row in rows)
+            shown += ["rounds", "judged", "own", "center", *(["majority"] if known else [])]
         typer.echo(f"\n{Table(tuple(shown), rows)}" if rows else "\nNobody is invited yet.")
+
+
+def _judged(found: dict[str, Any]) -> Iterator[str]:
+    """What came of a training, in sentences."""
+    if found["spent"]:
+        yield f"{found['spent']['told']}."
+    if found["metric"]:
+        told = "of its own model and of the common one on a party's own test set, after the round under 'judged'"
+        yield f"Own, center: {found['metric']} {told}."
+    if found["center"]:
+        yield _LOADED.format(found["center"])
+    yield from found["ruined"]
 
 
 @app.command("revoke")

@@ -67,6 +67,7 @@ def join(
     with plain_endings():
         from ..engines.spoke import Spoke
         from ..silo.join import check_whose, take_part
+        from ..silo.telling import timed
         from ..silo.worker import Worker
         from ..store import disk
         from ..store.lock import Lock
@@ -81,15 +82,19 @@ def join(
         disk.make(place, 0o700)
         lock = Lock(place / ".lock")
         over, ended = threading.Event(), False
-        worker = Worker(file.resolve(), held.party, place / "state", typer.echo, held.recipe, held.vault)
+
+        def say(text: str) -> None:
+            typer.echo(timed(text))
+
+        worker = Worker(file.resolve(), held.party, place / "state", say, held.recipe, held.vault)
         try:
             worker.check()
             (place / LEAVE).unlink(missing_ok=True)
             signal.signal(signal.SIGTERM, lambda *_: over.set())
             threading.Thread(target=_watch, args=(place / LEAVE, over), daemon=True).start()
-            typer.echo(f"{held.party} joins {held.address}. The authority's fingerprint: {held.fingerprint}")
+            say(f"{held.party} joins {held.address}. The authority's fingerprint: {held.fingerprint}")
             with suppress(KeyboardInterrupt), closing(Spoke.of(held.unpack(place / "keys"))) as line:
-                ended = take_part(line, worker, over, typer.echo)
+                ended = take_part(line, worker, over, say)
         finally:
             worker.close()
             lock.release()
@@ -114,8 +119,8 @@ def judge(
     Nothing is sent. It takes about as long as the party's own part of the training did.
     """
     with plain_endings():
-        from ..silo.desk import introduced
         from ..silo.file import SiloFile
+        from ..silo.introduction import introduced
         from ..silo.judging import judged
         from ..silo.result import CENTER, OWN
 
@@ -189,8 +194,8 @@ def _at_the_vault(keys: Unpacked) -> str:
 def _forgotten(folder: Path, seconds: float) -> str:
     """What the server says that it has done, or an error that says what to do."""
     from ..errors import EngineError
-    from ..silo.desk import INTRODUCED, MACHINE, introduced
     from ..silo.forgetting import be_forgotten
+    from ..silo.introduction import INTRODUCED, MACHINE, introduced
     from ..trust.invite import Unpacked
 
     state, keys = folder / "state", Unpacked(folder / "keys")

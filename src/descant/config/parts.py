@@ -164,7 +164,8 @@ def chosen(
     if ":" in named:
         return at_address(named, f"The {key!r} of {where}"), rest
     if named not in registry:
-        raise unknown("wrapper" if key == "by" else key, named, registry)
+        error = unknown("wrapper" if key == "by" else key, named, registry)
+        raise SettingError(f'{error} One of your own is "file.py:function" or "module:function".')
     return registry[named], rest
 
 

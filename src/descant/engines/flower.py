@@ -207,6 +207,11 @@ class Hub:
             del self._sent[number]
         return found
 
+    def drop(self, numbers: Collection[str]) -> None:
+        for number in numbers:
+            self._sent.pop(number, None)
+            self._coming.pop(number, None)
+
     def _look(self, numbers: Sequence[str]) -> None:
         """Which answers are there, or on their way: what holds them comes after they were announced."""
         from flwr.proto.runtime_pb2 import PullAppMessagesRequest

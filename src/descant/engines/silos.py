@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -55,6 +55,9 @@ class Post(Protocol):
     def fetch(self, numbers: Collection[str], most: int) -> dict[str, Letter | Lost]:
         """The answers that have come, by number, each once; and why others never will: if they are too long, say."""
 
+    def drop(self, numbers: Collection[str]) -> None:
+        """Nobody asks for the answers to these any more."""
+
 
 class Silos:
     """Makes engines whose parties are reached by a post: ``Federation(..., engine=Silos(post))``."""
@@ -84,6 +87,7 @@ class SiloEngine:
         self._barred, self._waiting = silos.barred, silos.waiting
         self._memory = PartyStore(plan.budget)
         self._out: dict[str, tuple[Task, str]] = {}  # by the number of the letter: the task, and its party's mark
+        self._sent: set[str] = set()  # the numbers of all letters since the last tasks came
         self._again: list[Task] = []  # letters that got lost, to parties that the round waits for
         self._here: list[Task] = []  # stand-ins: they learn from what parties have left with us
         self._ready: list[Report] = []
@@ -110,7 +114,7 @@ class SiloEngine:
                 if begin:
                     self._note_absent(missing)
                 return found
-            waits = f"{len(found)} of {least} parties are there. Waiting for {_some(missing) or 'new invites'}."
+            waits = f"{len(found)} of {least} parties are there. Waiting for {some(missing) or 'new invites'}."
             if waits != told:
                 self._say(waits)
                 told = waits
@@ -127,12 +131,14 @@ class SiloEngine:
     def _note_absent(self, missing: Sequence[str]) -> None:
         """Say whom a round begins without, where that is not as it was before."""
         if missing and missing != self._absent:
-            self._say(f"Round {self._memory.round + 1} begins without {_some(missing)}.")
+            self._say(f"Round {self._memory.round + 1} begins without {some(missing)}.")
         self._absent = missing
 
     def submit(self, tasks: Sequence[Task]) -> None:
         wanted = {_key(task): task for task in tasks}  # what else is out is of a round that was broken off
         self._out = {number: one for number, one in self._out.items() if _same(one[0], wanted.get(_key(one[0])))}
+        self._post.drop(self._sent - self._out.keys())
+        self._sent = set(self._out)
         self._again, self._ready, self._answered, self._began, self._is_late = [], [], 0, time.monotonic(), False
         self._here = [task for task in tasks if task.kind == "stand_in"]
         marks, out = self._post.here(), {_key(task) for task, _ in self._out.values()}
@@ -146,7 +152,9 @@ class SiloEngine:
         told = replace(task, settings={**task.settings, ACCEPTED: accepted}, deadline=seconds)
         try:
             letter = pack_beyond(self._plan.budget, told)
-            self._out[self._post.send(task.party, letter, waits.limit)] = (task, mark)
+            number = self._post.send(task.party, letter, waits.limit)
+            self._sent.add(number)
+            self._out[number] = (task, mark)
         except Lost as why:
             self._ready += self._missed(task, why)
 
@@ -248,7 +256,7 @@ class SiloEngine:
         """Say once whom a round waits for that is due and has no quorum."""
         if not self._is_late:
             needs = f"{self._answered} of the {quorum} answers that it needs, after {self._patience.deadline:g} s"
-            self._say(f"Round {late[0].round} has {needs}. Waiting for {_some([task.party for task in late])}.")
+            self._say(f"Round {late[0].round} has {needs}. Waiting for {some([task.party for task in late])}.")
         self._is_late = True
 
 
@@ -258,12 +266,18 @@ def _key(one: Task | Report) -> tuple[str, int, str]:
 
 def _same(task: Task, now: Task | None) -> bool:
     """Whether what was asked is what is asked now, so that its answer will do."""
-    if now is None or task.settings != now.settings or task.arrays.keys() != now.arrays.keys():
+    if now is None or _work(task) != _work(now) or task.arrays.keys() != now.arrays.keys():
         return False
     return all(now.arrays[name] is tensor or now.arrays[name].equal(tensor) for name, tensor in task.arrays.items())
 
 
-def _some(names: Sequence[str]) -> str:
+def _work(task: Task) -> dict[str, Any]:
+    """What a task says of its work: to judge it is no other."""
+    return {name: value for name, value in task.settings.items() if name != "judge"}
+
+
+def some(names: Sequence[str]) -> str:
+    """Parties by name, the first ten of them."""
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 

@@ -20,8 +20,8 @@ from ..flat import Net
 from ..gate import plain
 from ..parties.elsewhere import FORM, KEYS, elsewhere
 from ..parties.party import Party
-from ..silo.desk import TEXT, reduced
 from ..silo.forgetting import FORGOTTEN
+from ..silo.introduction import MODEL, TEXT, in_words, reduced
 from ..silo.leaving import FORGET, OWN
 from ..silo.worker import REASON, ROUNDS
 from ..wire import Letter, Most, pack, unpack
@@ -61,6 +61,7 @@ class Meeting:
             TEXT: text,
             "federation": federation,
             "layout": net.layout.digest,
+            MODEL: in_words(net.layout),
             "version": __version__,
         }
         self._asked: dict[str, tuple[str, str]] = {}  # letters that are out, by their number: to whom, and its mark
@@ -121,7 +122,7 @@ class Meeting:
     def _send_away(self, party: str, told: Mapping[str, Any]) -> bool:
         """Nobody waits for work that never comes: whoever cannot take part is told why, if it is still there."""
         with suppress(Lost):
-            self._post.send(party, pack(Task(party, 0, "goodbye", {}, told)), _LAST)
+            self.drop([self._post.send(party, pack(Task(party, 0, "goodbye", {}, told)), _LAST)])
             return True
         return False
 
@@ -183,6 +184,9 @@ class Meeting:
 
     def fetch(self, numbers: Collection[str], most: int) -> dict[str, Letter | Lost]:
         return self._post.fetch(numbers, most)
+
+    def drop(self, numbers: Collection[str]) -> None:
+        self._post.drop(numbers)
 
 
 def _check_same(its: Mapping[str, Any], ours: Mapping[str, Any]) -> None:

@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ..engines.silos import some
+from ..evaluate import Column
+from ..judged import scored_in
 from ..record import Recorded, is_run, read
 from ..silo.result import CENTER
 from ..spending import EPSILON, told
@@ -19,22 +22,62 @@ def outcome(run: Path) -> dict[str, Any]:
     """Of the training in a server's folder for runs; what is not known, or was not promised, is None."""
     found: dict[str, Any] = {"state": "not begun", "round": 0, "spent": None, "metric": None, "center": None}
     if not is_run(run / TRAINING):
-        return {**found, "scores": {}}
+        return {**found, "ruined": [], "scores": {}}
     held, file = read(run / TRAINING), run / CENTER
     found |= {"state": held.state, "round": held.round, "spent": spent_in(held), "metric": held.metric or None}
     found["center"] = str(file) if file.exists() else None
-    return {**found, "scores": {row["party"]: row for row in by_party(held).plain()}}
+    table = by_party(held)
+    fell = [one.text for one in scored_in(run / TRAINING)[1].findings if one.kind == "collapse"] if held.metric else []
+    return {**found, "ruined": [*table.notes, *fell], "scores": {row["party"]: row for row in table.plain()}}
 
 
 def by_party(found: Recorded) -> Table:
-    """Each party: in how many rounds it trained, and what its own model and the centre last had on its own test set."""
+    """Each party: in how many rounds it trained, and what its own model and the centre last had on its own test set.
+
+    Beside it what the most frequent label has there; the notes say whose model is no better.
+    """
     held, rows = found.numbers, []
-    for k, party in enumerate(held.parties):
-        known = np.flatnonzero(~np.isnan(held.scores["center"][:, k]))
-        last = {name: float(held.scores[name][known[-1], k]) if len(known) else np.nan for name in ("own", "center")}
-        judged = int(held.scored[known[-1]]) if len(known) else None
-        rows.append({"party": party, "rounds": int(held.accepted[:, k].sum()), "judged": judged, **last})
-    return Table(("party", "rounds", "judged", "own", "center"), rows)
+    last = [np.flatnonzero(~np.isnan(held.scores["center"][:, k])) for k in range(len(held.parties))]
+
+    def column(name: str) -> Column:
+        values = [held.scores[name][at[-1], k] if len(at) else np.nan for k, at in enumerate(last)]
+        return Column(np.array(values, dtype=float), found.higher_is_better)
+
+    columns = {name: column(name) for name in ("own", "center", "majority")}
+    learned = _learned(columns["own"], columns["majority"])
+    for k, (party, at) in enumerate(zip(held.parties, last, strict=True)):
+        judged = int(held.scored[at[-1]]) if len(at) else None
+        scores = {name: float(column.values[k]) for name, column in columns.items()}
+        rounds = int(held.accepted[:, k].sum())
+        rows.append({"party": party, "rounds": rounds, "judged": judged, **scores, "learned": learned[k]})
+    shown = ("party", "rounds", "judged", "own", "center", *_majority(columns["majority"]))
+    return Table(shown, rows, notes=_ruined(dict(zip(held.parties, learned, strict=True))))
+
+
+def _majority(column: Column) -> tuple[str, ...]:
+    """The column as a table shows it: where it applies."""
+    return ("majority",) if column.mean == column.mean else ()
+
+
+def _learned(own: Column, majority: Column) -> list[bool | None]:
+    """Whether each party's own model is better than the label that it saw most; None where that is not known.
+
+    >>> _learned(Column(np.array([0.9, 0.3, np.nan])), Column(np.array([0.3, 0.3, 0.3])))
+    [True, False, None]
+    """
+    known = ~(np.isnan(own.values) | np.isnan(majority.values))
+    return [bool(better) if is_known else None for better, is_known in zip(own.better(majority), known, strict=True)]
+
+
+def _ruined(learned: Mapping[str, bool | None]) -> tuple[str, ...]:
+    """Whose model is no better than none, in a sentence, and whether that is most of those who were judged."""
+    known = [party for party, each in learned.items() if each is not None]
+    none = [party for party in known if not learned[party]]
+    if not none:
+        return ()
+    most = " That is most of them: this training is ruined, or has taught nothing yet."
+    who = f"the model of {some(none)}, {len(none)} of {len(known)} parties that were judged"
+    return (f"No better than always answering the most frequent label: {who}." + most * (2 * len(none) > len(known)),)
 
 
 def spent_in(found: Recorded) -> dict[str, Any] | None:

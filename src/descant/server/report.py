@@ -24,7 +24,8 @@ from .outcome import by_party, spent_in
 _JUDGING = "Whether joining helped, each team finds out on its own machine: descant silo judge."
 _LEGEND = (
     "Rounds: in how many a party's work counted. Judged: the round after which it last judged models on its own test "
-    "set. Own: its own model, where the method has one, else the common one. Center: the common model."
+    "set. Own: its own model, where the method has one, else the common one. Center: the common model. Majority: "
+    "always answering the label that the party has most often; a model that is no better has learned nothing."
 )
 
 
@@ -36,7 +37,8 @@ def write_report(folder: Path) -> tuple[Table, Path]:
     table, page = by_party(found), folder / "report.html"
     verdict, spent = _verdict(result), spent_in(found)
     given = [f"{spent['told']}."] if spent else []
-    table = Table(table.columns, table.rows, verdict, notes=(*given, *(one.text for one in result.findings)))
+    notes = (*table.notes, *given, *(one.text for one in result.findings))
+    table = Table(table.columns, table.rows, verdict, notes=notes)
     curve = [dict(zip(("round", "own", "center"), point, strict=True)) for point in result.curve]
     text = page_of(
         "What came of the federation",

@@ -12,7 +12,7 @@ from ..errors import PartyError, SettingError
 from ..federation import Federation
 from ..parties.elsewhere import elsewhere
 from ..run import check_unseen
-from ..silo.desk import reduced
+from ..silo.introduction import reduced
 from .sealed import sealed
 from .training import BUDGET
 

@@ -24,25 +24,29 @@ from ..algorithms.private import check_waits_for_all
 from ..config import Recipe, read
 from ..engines.flower import Hub
 from ..engines.line import Away
+from ..engines.silos import Post
 from ..errors import EngineError, StateError
 from ..flat import Net
 from ..patience import Patience
 from ..settings import check
 from ..store import clear_errors, disk
-from ..store.lock import Lock
+from ..store.lock import Lock, holder
 from ..store.room import room
 from ..trust.founding import RECIPE, ROSTER, recipe_in
 from ..trust.keys import AUTHORITY, SERVER
 from ..trust.proxy import Proxy, RunningProxy
 from ..trust.roster import Roster
+from .attendance import Noting
 from .forgetting import forget_rows, vault_of
 from .meeting import Meeting
 from .servable import servable
 from .superlink import HOST, Papers, superlink
 from .training import BUDGET, Training, met_in, rounds_in
 
-_SECRET = "driver.secret"
-_PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds before a SuperLink that died is started anew
+_SECRET, _LOCK = "driver.secret", ".lock"
+_PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds before a SuperLink or an nginx that died is started anew
+# Both, whichever it was: a SuperLink that lives on would hold the places of parties that have lost their line.
+_BOTH = "The SuperLink and nginx"
 
 
 @dataclass(frozen=True)
@@ -54,14 +58,14 @@ class Serving:
     say: Callable[[str], None] = print
 
     def until_done(self) -> dict[str, Any]:
-        """Serve until all rounds of the recipe are done; a SuperLink that dies is replaced."""
+        """Serve until all rounds of the recipe are done; a SuperLink or an nginx that dies is replaced."""
         check(self.patience, "server start")
         roster = Roster(self.folder.resolve())
         recipe = read(self.folder / RECIPE, roster.home)
         roster.check_recipe()
         settings = servable(recipe, True, list(met_in(roster.run) or _let_in(roster)))
         check_waits_for_all(recipe.algorithm(), self.patience.quorum)
-        lock = Lock(roster.run / ".lock")
+        lock = Lock(roster.run / _LOCK)
         try:
             return self._served(roster, recipe, settings)
         finally:
@@ -70,20 +74,22 @@ class Serving:
     def _served(self, roster: Roster, recipe: Recipe, settings: Mapping[str, Any]) -> dict[str, Any]:
         inner = free_port()
         self.say(f"Parties reach {roster.address}. The authority's fingerprint: {roster.fingerprint}")
-        with Proxy.before(inner, roster.address).start(self.folder) as proxy:
-            pauses, done = list(_PAUSES), rounds_in(roster.run)
-            while True:
-                try:
-                    with superlink(self._papers(roster), inner, roster.run):
-                        return self._drive(roster, recipe, settings, f"{HOST}:{inner}", proxy)
-                except Away as why:
-                    if (now := rounds_in(roster.run)) > done:  # it was not always so: it may die as often once more
-                        pauses, done = list(_PAUSES), now
-                    if not pauses:
-                        times = f"{len(_PAUSES)} times in a row, and died before a round was done"
-                        raise EngineError(f"The SuperLink was started anew {times}: {why}. See {roster.run}.") from why
-                    self.say(f"{why}. The SuperLink is started anew, and the round is done again.")
-                    time.sleep(pauses.pop(0))
+        pauses, done = list(_PAUSES), rounds_in(roster.run)
+        while True:
+            try:
+                with (
+                    Proxy.before(inner, roster.address).start(self.folder) as proxy,
+                    superlink(self._papers(roster), inner, roster.run),
+                ):
+                    return self._drive(roster, recipe, settings, f"{HOST}:{inner}", proxy)
+            except Away as why:
+                if (now := rounds_in(roster.run)) > done:  # it was not always so: it may die as often once more
+                    pauses, done = list(_PAUSES), now
+                if not pauses:
+                    times = f"{len(_PAUSES)} times in a row, and died before a round was done"
+                    raise EngineError(f"{_BOTH} were started anew {times}: {why}. See {roster.run}.") from why
+                self.say(f"{why}. {_BOTH} are started anew, and the round is done again.")
+                time.sleep(pauses.pop(0))
 
     def _papers(self, roster: Roster) -> Papers:
         secret = roster.keys / _SECRET
@@ -102,18 +108,18 @@ class Serving:
             raise StateError(f"Nobody is invited yet: descant server invite {self.folder} NAME")
         papers = self._papers(roster)
         with _opened(Hub(address, papers.ca.read_bytes(), papers.secret.read_bytes(), keys)) as hub:
-            meeting = self._meeting(roster, recipe, hub, Door(proxy, roster, hub).look)
+            meeting = self._meeting(roster, recipe, Noting(hub, roster.run), Door(proxy, roster, hub).look)
             told = (self.patience, self.say, partial(revoked, roster), settings)
             return Training(roster.run, recipe, meeting, *told).until_done(lambda: list(_let_in(roster)))
 
-    def _meeting(self, roster: Roster, recipe: Recipe, hub: Hub, look: Callable[[], None]) -> Meeting:
+    def _meeting(self, roster: Roster, recipe: Recipe, post: Post, look: Callable[[], None]) -> Meeting:
         model: Any = recipe.model()
         seed = seeds.torch_seed(recipe.length.seed, 0, seeds.EVERYBODY, "model")
         net = Net.made(model, seed, partial(room, budget=BUDGET))
         loss = address_of(recipe.settings().get("loss", functional.cross_entropy))
         text = recipe_in(roster.folder / RECIPE)[0].decode()
         forget = partial(forget_rows, vault_of(recipe))
-        return Meeting(hub, recipe, roster.federation, net, loss, self.say, roster.joined, look, text, forget)
+        return Meeting(post, recipe, roster.federation, net, loss, self.say, roster.joined, look, text, forget)
 
 
 class Door:
@@ -125,12 +131,22 @@ class Door:
 
     def look(self) -> None:
         """Is the proxy alive, and was somebody invited or revoked meanwhile?"""
-        if not self._proxy.alive:
-            raise EngineError(f"nginx has ended. See {self._proxy.folder}, and start the server again.")
         table = (self._roster.folder / ROSTER).read_bytes()
-        if self._proxy.keep_up() or table != self._seen:
+        try:
+            changed = self._proxy.keep_up()
+        except EngineError:
+            if self._proxy.alive:
+                raise
+        if not self._proxy.alive:
+            raise Away(f"nginx has ended: see {self._proxy.folder}")
+        if changed or table != self._seen:
             self._hub.admit(_let_in(self._roster))
             self._seen = table
+
+
+def serves(roster: Roster) -> str:
+    """Which process serves a federation now, and since when; "" if none does."""
+    return holder(roster.run / _LOCK)
 
 
 def _let_in(roster: Roster) -> dict[str, bytes]:

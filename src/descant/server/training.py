@@ -3,6 +3,7 @@
     folder/parties.json         who is part of the training, and what each of them said of its data
     folder/training/            the run (see `record`)
     folder/center.safetensors   the common model by the names of its state_dict, when the training is over
+    folder/parted.json          who was told then that it is over
 
 Who was invited when the training began is part of it from the beginning, and may come late: until then it is taken to
 have one sample. Who was invited later is part of it from the round on before which it has come. Both times the run is
@@ -40,7 +41,7 @@ from .meeting import Meeting
 
 TRAINING = "training"
 BUDGET = 2**23  # bytes of a model, of a stack or of what parties keep that are in memory; what is larger is in files
-_MET = "parties.json"
+_MET, _PARTED = "parties.json", "parted.json"
 _PAUSE = 0.1  # seconds
 _SHOWING = 10.0  # seconds that a party has at least to be shown its models
 Met = Mapping[str, Mapping[str, Any]]
@@ -105,7 +106,8 @@ class Training:
                 seconds = max(_SHOWING, end - time.monotonic())
                 score(replace(federation._plan, deadline=seconds), federation._engine, federation.state, owed)
             self.meeting.part(here, rounds)
-            gone = self.meeting.parted | self._gone().keys()
+            parted = self._note_parted()
+            gone = parted | self._gone().keys()
             missing = [name for name in met if _is_known(met, name) and name not in gone]
             if not missing or late:
                 break
@@ -115,6 +117,16 @@ class Training:
                 told = True
             time.sleep(_PAUSE)
         self.meeting.end(rounds)
+
+    def _note_parted(self) -> set[str]:
+        """Who was ever told that it is over, and so has its models: it is told again, and not waited for again."""
+        file = self.folder / _PARTED
+        before = set(json.loads(file.read_text())) if file.exists() else set[str]()
+        parted = before | self.meeting.parted
+        if parted != before:
+            with clear_errors(self.folder):
+                disk.replace(file, json.dumps(sorted(parted)).encode(), f".{_PARTED}", disk.PRIVATE)
+        return parted
 
     def _newcomers(self, met: Met, round: int) -> Met:
         """Who has come and is not part of the training yet, or was not known."""

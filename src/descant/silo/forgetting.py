@@ -14,7 +14,7 @@ from ..engines.line import Away, TurnedAway
 from ..gate import plain
 from ..store import clear_errors, disk
 from ..wire import pack, unpack
-from .desk import MACHINE
+from .introduction import MACHINE
 from .join import Line
 from .keeping import DAYS, LEFT
 from .leaving import FORGET

@@ -13,8 +13,9 @@ from ..engines.line import Away
 from ..errors import SettingError
 from ..trust.invite import Invite, Unpacked
 from ..wire import unpack
-from .desk import held_in
+from .introduction import held_in
 from .keeping import RESTS
+from .telling import Absence, lasting
 from .worker import Over, Worker
 
 _SHORTEST, _LONGEST = 0.05, 1.0  # seconds between two looks for a letter
@@ -50,18 +51,18 @@ def take_part(line: Line, worker: Worker, over: threading.Event, say: Callable[[
 
     A party that has had its rounds for the day is not there until the next.
     """
-    pause = 1.0
+    pause, absence = 1.0, Absence(say)
     while not over.is_set():
         rest = 0.0
         try:
             with line.joined():
-                say("Joined. Waiting for work; Ctrl-C leaves.")
+                say(f"Joined.{absence.ends()} Waiting for work; Ctrl-C leaves.")
                 pause = 1.0
                 rest = _answer(line, worker, over)
                 if rest:
-                    say(f"It has had its rounds for today, and comes back in {rest / 3600:.1f} hours.")
+                    say(f"It has had its rounds for today, and comes back in {lasting(rest)}.")
         except Away as why:
-            say(f"{why}. Trying again in {pause:.0f} s.")
+            absence.goes_on(str(why))
         except Over as end:
             say(str(end))
             return True

@@ -9,20 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..algorithms import Local
 from ..core import Kind, Memory, Report, Task
 from ..errors import PartyError, StateError
 from ..evaluate import Column, Scores, party_table
-from ..flat import bind
+from ..flat import ONE_AT_A_TIME, bind
 from ..gate import finite
+from ..metrics import by_chance
+from ..parties.party import Party
 from ..piece import Plan, work
 from ..progress import bar
+from ..solvers.exam import mean_of
 from ..table import Table
 from .desk import Desk
 from .file import SiloFile
 from .result import Result, Work
+
+_CHANCE = 0.05  # ours: what chance gives as often as that is no difference
 
 
 def judged(file: SiloFile, folder: Path, progress: bool = False) -> Table:
@@ -35,7 +41,8 @@ def judged(file: SiloFile, folder: Path, progress: bool = False) -> Table:
     row = _alone(local, file.party, worked, progress)
     alone, scores = (_scores(plan, file.party, numbers) for numbers in (_examined(local, file.party, row), found))
     table = party_table(file.people, scores, alone, {file.party: len(worked)})
-    return replace(table, verdict=_verdict(scores, alone, found))
+    chance = by_chance(_differences(plan, file.own, result.own(plan.net.layout), row)) if found["test_samples"] else 1.0
+    return replace(table, verdict=_verdict(scores, alone, found, chance))
 
 
 def _alone(plan: Plan, party: str, worked: Mapping[int, Work], progress: bool) -> Tensor:
@@ -76,15 +83,35 @@ def _scores(plan: Plan, party: str, found: Mapping[str, Any]) -> Scores:
     return Scores((party,), plan.metric.name, *map(column, ("own", "center", "majority", "before", "after")))
 
 
-def _verdict(scores: Scores, alone: Scores, found: Mapping[str, Any]) -> str:
-    own, local = scores.own.mean, alone.own.mean
+def _differences(plan: Plan, party: Party, own: Tensor, alone: Tensor) -> Tensor:
+    """How much better the party's own model is than the one that it has alone, test sample by test sample."""
+
+    def scores(row: Tensor) -> Tensor:
+        found = list[Tensor]()
+
+        def value(output: Tensor, target: Tensor) -> Tensor:
+            one = [plan.metric.value(output[i : i + 1], target[i : i + 1]).double().mean() for i in range(len(output))]
+            found.append(torch.stack(one))
+            return found[-1]
+
+        mean_of(plan.net, row, party.x_test, party.y_test, value)
+        return torch.cat(found)
+
+    plan.net.module.eval()
+    with ONE_AT_A_TIME, torch.inference_mode(False):
+        return (scores(own) - scores(alone)) * (1 if plan.metric.higher_is_better else -1)
+
+
+def _verdict(scores: Scores, alone: Scores, found: Mapping[str, Any], chance: float) -> str:
+    own, local, samples = scores.own.mean, alone.own.mean, int(found["test_samples"])
     if math.isnan(own) or math.isnan(local):
         return "The party has no test set, so nobody can say whether joining helped: give its file a share, test = 0.2."
-    better = scores.own.gained(alone.own) - alone.own.gained(scores.own)
-    told = {1: "Joining helped", 0: "Joining made no difference", -1: "Joining did not help"}[better]
-    samples = int(found["test_samples"])
+    tests = f"{samples} test sample{'s' * (samples != 1)}"
+    told = "Joining helped" if scores.own.gained(alone.own) else "Joining did not help"
+    if chance > _CHANCE:
+        told = f"No difference that {tests} could show"
     each = f", of which each is {1 / samples:.3f}" if scores.metric == "accuracy" else ""
     return (
         f"{told}: {scores.metric} {own:.3f} after round {found['round']}, and {local:.3f} alone with the same work, "
-        f"on {samples} test samples{each}. The common model has {scores.center.mean:.3f}."
+        f"on {tests}{each}. The common model has {scores.center.mean:.3f}."
     )

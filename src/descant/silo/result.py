@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from ..core import Memory, Task
@@ -78,6 +79,10 @@ class Result:
         """The models that were judged, in place of those before."""
         for name, row in zip((CENTER, OWN), shown(plan, task, memory), strict=True):
             write_model(self.folder / name, plan.net.layout, row, {**scores, "round": task.round})
+
+    def own(self, layout: Layout) -> Tensor:
+        """The party's own model, as it was judged."""
+        return layout.join(load_file(self.folder / OWN))
 
     def scores(self) -> dict[str, Any]:
         """The party's scores and the round of its models; an error if there are none yet."""

@@ -127,11 +127,12 @@ def main(line: Connection, file: str, party: str, folder: str, agreed: str, vaul
     from ..store.lock import Lock
     from .desk import Desk
     from .file import SiloFile
+    from .telling import timed
 
     disk.make(Path(folder), 0o700)
     lock = Lock(Path(folder) / ".lock", patience=60.0)  # one that is about to end may still write
     own = SiloFile(Path(file), party)
-    desk = Desk(own, Path(folder), lambda text: print(text, file=sys.stderr, flush=True), agreed, vault)
+    desk = Desk(own, Path(folder), lambda text: print(timed(text), file=sys.stderr, flush=True), agreed, vault)
     while True:
         try:
             letter = line.recv_bytes()

@@ -34,6 +34,7 @@ from .names import address, as_ip, check_address
 FOLDER, CONFIGURATION, ACCESS, ERRORS = "proxy", "nginx.conf", "access.log", "error.log"
 _PLACES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/bin", "/usr/local/nginx/sbin")  # often not in the path
 _TICK = 0.02
+_LETTING_GO = 5.0  # seconds that a worker has to be gone
 _MISSING = (
     "The proxy needs nginx (1.19.5 or later), and there is none. Install it (apt-get install nginx-light, dnf install "
     "nginx, brew install nginx); the service that comes with it is not needed: systemctl disable --now nginx"
@@ -207,7 +208,14 @@ class RunningProxy:
         self._known = known
 
     def end(self) -> None:
+        """End it, its worker, too, which holds the port a moment longer if the master was killed."""
         self._child.end()
+        until = time.monotonic() + _LETTING_GO
+        while time.monotonic() < until:
+            with suppress(EngineError):
+                check_free(self.proxy.host, self.proxy.port)
+                return
+            time.sleep(_TICK)
 
     def __enter__(self) -> RunningProxy:
         return self
