@@ -331,6 +331,7 @@ def test_a_run_that_was_not_judged_says_how_to(tiny):
         (["run", "tiny.toml", "--set", "sweep.work.lr=[1.0]"], "goes through values: use descant compare"),
         (["run", "tiny.toml", "--resume", "--out", "new"], "new holds no run that could be resumed"),
         (["run", "tiny.toml", "--engine", "spark"], "must be one of 'in-process', 'processes', 'ray'"),
+        (["run", "tiny.toml", "--set", "run.workers=2"], "'workers' in [run] are of the engines 'processes' and 'ray'"),
         (["run", "tiny.toml", "--address", "127.0.0.1:6379"], "An 'address' in [run] is for the engine 'ray'"),
         (["compare", "tiny.toml", "--algorithms", "fedavgg"], "Did you mean 'fedavg'"),
         (["compare", "tiny.toml", "--out", "tiny.toml"], "tiny.toml is a file, and a folder is needed"),

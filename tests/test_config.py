@@ -116,7 +116,15 @@ def test_speeds_put_a_recipe_on_a_virtual_clock():
 
 
 @pytest.mark.parametrize(
-    "change", ["run.seeds=9", "run.engine=processes", "run.address=here:1", "title=other", "parties.data=/here"]
+    "change",
+    [
+        "run.seeds=9",
+        "run.engine=processes",
+        "run.address=here:1",
+        "run.workers=3",
+        "title=other",
+        "parties.data=/here",
+    ],
 )
 def test_the_digest_is_of_nothing_else(change):
     assert tiny(change).digest == tiny().digest

@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ from descant.address import address_of
 from descant.algorithms import Timetable
 from descant.config import read
 from descant.core import Report, Task
-from descant.engines.line import QUIET, Away, TurnedAway, require
+from descant.engines.line import QUIET, Away, Held, TurnedAway, require
 from descant.engines.parts import unwrapped
 from descant.engines.silos import Lost
 from descant.errors import EngineError, StateError
@@ -42,7 +42,7 @@ from descant.server.forgetting import forget_rows, vault_of
 from descant.server.sealed import sealed
 from descant.server.serving import revoked
 from descant.server.training import Training, in_words
-from descant.silo import Desk, SiloFile, telling
+from descant.silo import Desk, SiloFile, join, telling
 from descant.silo.join import take_part
 from descant.silo.worker import Worker
 from descant.store import disk
@@ -293,6 +293,28 @@ def test_a_server_that_is_away_for_long_is_said_at_ever_longer_intervals_and_whe
     assert [text.partition(".")[0] for _, text in said[:3:2]] == [*reasons.values()] * (2 // len(reasons))
     assert "It has been away for 31 s" in said[1][1]
     assert said[-1][1].startswith("Joined. The server was away for 50 min. Waiting for work")
+
+
+@pytest.mark.parametrize(("why", "is_ended"), [(Held("It is taken"), True), (Away("It is not known"), False)])
+def test_who_is_kept_out_by_another_in_its_place_ends_and_who_is_not_known_yet_waits(
+    monkeypatch: pytest.MonkeyPatch, why: Away, is_ended: bool
+) -> None:
+    """A place that a party holds from before is free within 20 s; the clock goes on by a second a try."""
+    clock, over = [0.0], threading.Event()
+    monkeypatch.setattr(join.time, "monotonic", lambda: clock[0])
+
+    def kept_out() -> Any:
+        clock[0] += 1
+        if clock[0] == 20:
+            raise Away("The server is not ready")  # who held it may have been ourselves
+        over.set() if clock[0] > 300 else None
+        raise why
+
+    over.wait = lambda timeout=None: over.is_set()  # type: ignore[method-assign]
+    line = SimpleNamespace(joined=kept_out)
+    with pytest.raises(TurnedAway, match=r"in use in another place.*silo leave") if is_ended else nullcontext():
+        assert not take_part(cast(Any, line), Worker(Path(), "0", Path()), over, lambda text: None)
+    assert clock == [62.0 if is_ended else 301.0]
 
 
 DEADLY = TEAM.format(name="0") + "\nimport os, pathlib\n"

@@ -43,7 +43,7 @@ def entry(begin: int, end: int, shape: tuple[int, ...] | None = None, dtype: str
 
 
 def fields(arrays: Mapping[str, str], **more: Any) -> dict[str, Any]:
-    report = {"party": "a", "round": 1, "kind": "train", "status": "ok", "metrics": {"samples": 3}, "reason": ""}
+    report = {"party": "1", "round": 1, "kind": "train", "status": "ok", "metrics": {"samples": 3}, "reason": ""}
     return {**report, "arrays": dict(arrays), "sealed": "", **more}
 
 

@@ -30,10 +30,10 @@ def machines_of(fed: Federation) -> list[list[str]]:
 
 
 def main() -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     second = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
-    engine = Ray(workers=2, address=cluster.address)
+    engine = Ray(address=cluster.address)
     solver = Sgd(lr=0.05, epochs=2, batch=4, optimizer="Adam")
     fed = Federation(wide, partial(classes, 6), algorithms.FedAvgPlus(), solver=solver, seed=7, engine=engine)
     seen = [machines_of(fed.fit(rounds, progress=False)) for rounds in (2, 1, 3)]
@@ -43,7 +43,7 @@ def main() -> None:
         fed.fit(1, progress=False)
     except EngineError as error:
         said = str(error)
-    print(json.dumps({"seen": seen, "second": second.node_id, "said": said}), flush=True)
+    print(json.dumps({"workers": len(engine._hands), "seen": seen, "second": second.node_id, "said": said}), flush=True)
     ray.shutdown()
     cluster.shutdown()
 

@@ -33,7 +33,7 @@ from descant.checkpoint import models_digest
 from descant.config import read as recipe_of
 from descant.engines import flower, line
 from descant.engines.flower import Hub
-from descant.engines.line import Away, TurnedAway
+from descant.engines.line import Away, Held, TurnedAway
 from descant.engines.silos import Lost, Patience
 from descant.engines.spoke import Spoke
 from descant.errors import EngineError
@@ -290,14 +290,23 @@ def test_a_federation_of_this_machine_listens_on_loopback_alone(lab: Callable[..
 
 
 def test_an_invite_on_a_second_machine_ends_with_the_reason(lab: Callable[..., Lab]) -> None:
+    """While the first is there, because Flower holds its place; and when it has left, because its machine is known."""
     one = lab(WAYS["FedAvg"])
-    one.begin()
-    one.reached(1)
+    one.serve()
+    one.join("north")
+    one.until(lambda: "Taking part" in one.said("north"))
+
+    def comes(told: str) -> None:
+        one.start("second", "silo", "join", "north.invite", "north.py", "--folder", "second.silo")
+        assert one.processes["second"].wait(300) == 1
+        assert told in one.said("second")
+
+    comes("in use in another place")
+    assert one.processes["north"].poll() is None
     one.call("silo", "leave", "north.silo")
     assert one.processes["north"].wait(300) == 0
-    one.start("second", "silo", "join", "north.invite", "north.py", "--folder", "second.silo")
-    assert one.processes["second"].wait(300) == 1
-    assert "another machine" in one.said("second") and "used in two places" in one.said()
+    comes("another machine")
+    assert "used in two places" in one.said()
     assert (one.folder / "north.silo" / "state" / "machine").read_text() not in one.said("second")
 
 
@@ -419,6 +428,10 @@ def test_an_answer_by_a_key_that_was_revoked_is_not_that_of_who_is_invited_by_th
         roster.revoke("north")
         (tmp_path / "again").mkdir()
         with closing(spoke(roster, tmp_path / "again", "north", port)) as again:
+            for one, why in ((north, Held), (again, Away)):  # its place is taken; it has none yet
+                with pytest.raises(Away) as told, one.joined():
+                    pass
+                assert told.type is why
             hub.admit({entry.name: entry.node_key.encode() for entry in roster.parties()})
             lost = hub.fetch([number], MOST)[number]
             assert isinstance(lost, Lost) and not lost.final  # the letter goes out again, to the new key

@@ -151,6 +151,7 @@ def test_memories_stay_on_their_machine_and_one_that_goes_with_them_is_said(tmp_
     ended = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout.splitlines()[-1])
+    assert found["workers"] == 3  # as many as the cluster has cores, whatever this machine has
     first, *later = found["seen"]
     assert all(len(machines) == 1 for machines in first) and len({machine for (machine,) in first}) == 2
     assert all(again == first for again in later)
@@ -244,6 +245,18 @@ def test_nobody_without_the_token_reaches_the_cluster(two: Ray) -> None:
         ended = subprocess.run(command, env={**given, "RAY_AUTH_TOKEN": token}, capture_output=True, timeout=120)
         assert (ended.returncode == 0) == reached, ended.stderr.decode()[-500:]
     assert not ray.worker._global_node.webui_url
+
+
+def test_no_process_of_a_cluster_that_is_started_here_reports_to_anybody(two: Ray) -> None:
+    """Where Ray reports to is told even that nothing is reported, unless it is another place."""
+    made("FedAvg", two).fit(1, progress=False)
+    found = psutil.Process().children(recursive=True)
+    assert any("raylet" in process.name() for process in found)
+    for process in found:
+        with suppress(psutil.NoSuchProcess):
+            told = process.environ()
+            assert told["RAY_USAGE_STATS_ENABLED"] == "0", process.cmdline()
+            assert told["RAY_USAGE_STATS_REPORT_URL"] == "http://127.0.0.1:9/", process.cmdline()
 
 
 # ── by the command, on a cluster that others have started ─────────────────────────────────────────────────────────────

@@ -33,9 +33,16 @@ class Length:
     points: int = setting(10, "how often scores are taken on the way", least=1, whole=True)
     engine: str = setting("in-process", "who does the parties' work", one_of=ENGINES)
     address: str | None = setting(None, "of Ray: host:port of a cluster that runs; without it, one is started here")
+    workers: int | None = setting(
+        None, "of the engines 'processes' and 'ray': how many; as many as there are cores", least=1, whole=True
+    )
     speeds: dict[str, float] | None = setting(
         None, "a virtual clock, for methods that do not wait: by party, units of work a second; 1 for who is not named"
     )
+
+
+CARRIED = ("engine", "address", "workers")
+"""The keys of [run] that decide who does the work, and so nothing of what comes of it."""
 
 
 def engine_of(length: Length) -> MakeEngine:
@@ -44,9 +51,12 @@ def engine_of(length: Length) -> MakeEngine:
 
     if length.address is not None and length.engine != "ray":
         raise SettingError(f"An 'address' in [run] is for the engine 'ray'. Got {length.engine!r}.")
+    if length.workers is not None and length.engine == "in-process":
+        raise SettingError("'workers' in [run] are of the engines 'processes' and 'ray'. Got 'in-process'.")
     made: MakeEngine = InProcess
     if length.engine != "in-process":
-        made = Processes() if length.engine == "processes" else Ray(address=length.address)
+        workers = length.workers
+        made = Processes(workers) if length.engine == "processes" else Ray(workers, address=length.address)
     return made if length.speeds is None else Clocked(length.speeds, engine=made)
 
 

@@ -16,7 +16,7 @@ from ..settings import check, unknown
 from . import toml
 from .keywords import keywords_for
 from .methods import ALONE, ending, method, rounds_of, warn_beyond
-from .parts import ATTENDANCE, Figure, Length, at_address, chosen, engine_of, record_of, sealing
+from .parts import ATTENDANCE, CARRIED, Figure, Length, at_address, chosen, engine_of, record_of, sealing
 from .paths import last_part, located, self_contained
 from .shape import check_shape
 
@@ -72,7 +72,7 @@ class Recipe:
         """Of what decides the numbers: not of words, seeds, engine or where the data is."""
         whole = replace(self, tables=self_contained(self.tables, place=last_part))
         counted = {key: dict(whole._table(key)) for key in ("run", "parties", "model", "work", "sweep")}
-        rest = {"run": ("seeds", "seed", "engine", "address"), "parties": ("data",), "model": ("data",)}
+        rest = {"run": ("seeds", "seed", *CARRIED), "parties": ("data",), "model": ("data",)}
         for table, keys in rest.items():
             counted[table] = {key: value for key, value in counted[table].items() if key not in keys}
         wrapped = {"wrap": self._list("wrap")} if self._list("wrap") else {}

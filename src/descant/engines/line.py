@@ -20,7 +20,8 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-HEARTBEAT = 10.0  # seconds; Flower takes a party that was silent for twice as long for gone
+HEARTBEAT = 10.0  # seconds
+_HELD = 2 * HEARTBEAT  # Flower takes a party that was silent for so long for gone
 _SKEW = 4.0  # seconds by which clocks may differ; Flower takes a signature from the future up to 5
 
 
@@ -43,6 +44,10 @@ class Away(EngineError):
     """The other end cannot be reached now: try again."""
 
 
+class Held(Away):
+    """Somebody is there in our place: ourselves from before, who was not missed yet, or another with our keys."""
+
+
 class TurnedAway(EngineError):
     """The other end does not want us: trying again does not help."""
 
@@ -62,8 +67,7 @@ def told(whom: str, elsewhere: bool = False) -> Iterator[None]:
             off = f"{abs(late):.0f} s {'behind' if late > 0 else 'ahead'}"
             raise TurnedAway(f"{whom} has another time: the clock of this machine is {off}. Set the clock.") from error
         if "2004" in said:  # FLEET_NODE_ACTIVATION_FAILED
-            held = f"{whom} does not know us yet, or still holds our place from before (up to {2 * HEARTBEAT:.0f} s)"
-            raise Away(f"{held}, or the invite is in use on another machine") from error
+            raise Held(f"{whom} still holds our place from before (up to {_HELD:.0f} s)") from error
         if code in (502, 503, 504):  # the proxy, while there is nothing behind it
             raise Away(f"{whom} is not ready") from error
         raise Away(f"{whom} answers with {code}: {said}") from error

@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -42,18 +42,21 @@ _GONE = (
 )
 
 
+_ASKS = "Does the cluster ask for a token, as this process does? Start it with RAY_AUTH_MODE=token."
+
+
 @dataclass(frozen=True)
 class Ray:
     """Makes engines on a Ray cluster: ``Federation(..., engine=Ray(workers=8, address="10.0.0.5:6379"))``.
 
     Without an address a cluster is started on this machine. Ray listens to all, and whoever it lets in can run code on
-    it: so it asks for a token, and one at another address must do so, too.
+    it: so it asks for a token, and one at another address is not joined without one.
 
     >>> Ray(workers=2)
     Ray(workers=2, address=None, threads=1)
     """
 
-    workers: int | None = setting(None, "how many workers; as many as this machine has cores", least=1, whole=True)
+    workers: int | None = setting(None, "how many workers; as many as the cluster has cores", least=1, whole=True)
     address: str | None = setting(None, "host:port of a cluster that runs; None: one is started here")
     threads: int = setting(1, "threads of a worker", least=1, whole=True)
     _hands: list[Any] = field(default_factory=list, repr=False, compare=False)  # shared by its engines
@@ -68,8 +71,9 @@ class Ray:
             )
         spelled = Spelled.of(plan)  # what cannot travel is an error now
         join(self.address, (self.workers or cores()) * self.threads)
-        while len(self._hands) < (self.workers or cores()):
-            self._hands.append(self._hand(_on_machine(len(self._hands))))
+        machines = _machines()
+        while len(self._hands) < (self.workers or max(1, sum(machines.values()) // self.threads)):
+            self._hands.append(self._hand(_on_machine(len(self._hands), machines)))
         return RayEngine(plan, spelled, self)
 
     def _hand(self, where: Any = "SPREAD") -> Any:
@@ -95,12 +99,16 @@ class Ray:
         return self._hands[at]
 
 
-def _on_machine(at: int) -> Any:
+def _machines() -> dict[str, int]:
+    """The machines of the cluster, and how many cores each of them has."""
+    nodes = sys.modules["ray"].nodes()
+    return {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in nodes if node["Alive"]}
+
+
+def _on_machine(at: int, machines: Mapping[str, int]) -> Any:
     """Where a worker is to be: machines have as many as they have cores. (What Ray spreads may all be on one.)"""
-    ray = sys.modules["ray"]
-    cores = {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]}
-    slots = sorted((k / count, machine) for machine, count in cores.items() for k in range(count))
-    at_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    slots = sorted((k / count, machine) for machine, count in machines.items() for k in range(count))
+    at_node = sys.modules["ray"].util.scheduling_strategies.NodeAffinitySchedulingStrategy
     return at_node(slots[at % len(slots)][1], soft=False) if slots else "SPREAD"
 
 
@@ -153,7 +161,8 @@ class RayEngine:
             raise EngineError(f"A Ray worker could not make the federation:\n{error}") from error
         except self._ray.exceptions.RayError as error:  # it is dead, or busy with what it does not come to the end of
             if not again:
-                raise EngineError(f"Ray worker {at} does not start: {error}") from error
+                token = f" {_ASKS}" if self._cluster.address is not None else ""
+                raise EngineError(f"Ray worker {at} does not start: {error}{token}") from error
             with suppress(Exception):
                 self._ray.kill(hand)
             self._cluster.replace(at, hand)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..trust.invite import Unpacked
-from .line import HEARTBEAT, require, told
+from .line import HEARTBEAT, Away, Held, require, told
 from .parts import hand_over, settle, unwrapped, wrapped
 
 
@@ -47,12 +47,14 @@ class Spoke:
     @contextmanager
     def joined(self) -> Iterator[None]:
         """Be there, with a heartbeat of its own, while the block runs."""
-        from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
+        from flwr.proto.fleet_pb2 import DeactivateNodeRequest
         from flwr.proto.node_pb2 import Node
 
-        request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT)
-        with told("The server", elsewhere=True):
-            self._node = Node(node_id=self._client.ActivateNode(request).node_id)
+        try:
+            self._node = Node(node_id=self._activated(HEARTBEAT))
+        except Held:
+            self._check_known()
+            raise
         over = threading.Event()
         beating = threading.Thread(target=self._beat, args=(over,), daemon=True)
         beating.start()
@@ -62,6 +64,22 @@ class Spoke:
             over.set()
             with suppress(Exception):  # whoever goes while the line is down is missed soon enough
                 self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
+
+    @told("The server", elsewhere=True)
+    def _activated(self, heartbeat: float) -> int:
+        from flwr.proto.fleet_pb2 import ActivateNodeRequest
+
+        request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=heartbeat)
+        return int(self._client.ActivateNode(request).node_id)
+
+    def _check_known(self) -> None:
+        """Raise unless the place that is refused is there: Flower says the same of a party that it does not know."""
+        try:
+            self._activated(0.0)  # which is no heartbeat: whoever is known is refused for that, and nothing comes of it
+        except Held:
+            raise Away("The server does not know us yet") from None
+        except Away:
+            pass
 
     def _beat(self, over: threading.Event) -> None:
         from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..config import Recipe
+from ..config.parts import CARRIED
 from ..config.shape import TABLES
 from ..errors import PartyError, SettingError
 from ..federation import Federation
@@ -33,8 +34,7 @@ _UNUSED = {
     "quick": "the whole of it is served",
     "paper": "figures are compared by descant compare",
     "seeds": "one federation is one training, by the first seed",
-    "engine": "parties do their work on their own machines",
-    "address": "parties do their work on their own machines",
+    **dict.fromkeys(CARRIED, "parties do their work on their own machines"),
     "share": "each team's own policy says how much it lets go",
     "count": "each team's own policy says how much it lets go",
 }
@@ -44,7 +44,7 @@ def unused(recipe: Recipe) -> dict[str, str]:
     """What a recipe says that only a simulation by it uses, and why: the rest is the same for both."""
     tables = ("parties", "methods", "quick", "paper")
     found = {f"[{name}]" if name in TABLES else f"[[{name}]]": _UNUSED[name] for name in tables if _has(recipe, name)}
-    keys = (("run", "seeds"), ("run", "engine"), ("run", "address"), ("vault", "share"), ("vault", "count"))
+    keys = (("run", "seeds"), *(("run", key) for key in CARRIED), ("vault", "share"), ("vault", "count"))
     return found | {f"The {key!r} of [{table}]": _UNUSED[key] for table, key in keys if _has(recipe, table, key)}
 
 

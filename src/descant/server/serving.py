@@ -72,10 +72,10 @@ class Serving:
             lock.release()
 
     def _served(self, roster: Roster, recipe: Recipe, settings: Mapping[str, Any]) -> dict[str, Any]:
-        inner = free_port()
         self.say(f"Parties reach {roster.address}. The authority's fingerprint: {roster.fingerprint}")
         pauses, done = list(_PAUSES), rounds_in(roster.run)
         while True:
+            inner = free_port()  # anew each time: another process may have taken the last one
             try:
                 with (
                     Proxy.before(inner, roster.address).start(self.folder) as proxy,

@@ -15,7 +15,6 @@ from pathlib import Path
 from ..engines.line import QUIET, require
 from ..errors import EngineError
 from ..trust.child import Child
-from ..trust.proxy import check_free
 
 _STARTING = 120.0  # seconds
 HOST = "127.0.0.1"
@@ -35,7 +34,6 @@ class Papers:
 def superlink(papers: Papers, port: int, folder: Path) -> Iterator[Child]:
     """A SuperLink that answers, for as long as the block runs."""
     require()
-    check_free(HOST, port)
     program = shutil.which("flower-superlink", path=f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}")
     if program is None:
         raise EngineError('There is no flower-superlink beside this Python. pip install "descant[flower]".')

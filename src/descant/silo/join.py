@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..core import Report
-from ..engines.line import Away
+from ..engines.line import HEARTBEAT, Away, Held, TurnedAway
 from ..errors import SettingError
 from ..trust.invite import Invite, Unpacked
 from ..wire import unpack
@@ -21,6 +23,12 @@ from .worker import Over, Worker
 _SHORTEST, _LONGEST = 0.05, 1.0  # seconds between two looks for a letter
 _SHORT = 2**14  # bytes of an answer that may say that the party rests
 _LATEST = 30.0  # seconds between two tries to join
+_HELD = 4 * HEARTBEAT  # seconds: whoever holds a place for longer is not the party from before
+
+_ELSEWHERE = (
+    "This invite is in use in another place, which takes part by it now. Stop that one (descant silo leave); if it is "
+    "not yours, tell the organiser, who can revoke the invite and make a new one."
+)
 
 
 class Line(Protocol):
@@ -51,7 +59,7 @@ def take_part(line: Line, worker: Worker, over: threading.Event, say: Callable[[
 
     A party that has had its rounds for the day is not there until the next.
     """
-    pause, absence = 1.0, Absence(say)
+    pause, absence, held = 1.0, Absence(say), math.inf
     while not over.is_set():
         rest = 0.0
         try:
@@ -63,6 +71,9 @@ def take_part(line: Line, worker: Worker, over: threading.Event, say: Callable[[
                     say(f"It has had its rounds for today, and comes back in {lasting(rest)}.")
         except Away as why:
             absence.goes_on(str(why))
+            held = min(held, time.monotonic()) if isinstance(why, Held) else math.inf
+            if time.monotonic() - held > _HELD:
+                raise TurnedAway(_ELSEWHERE) from why
         except Over as end:
             say(str(end))
             return True

@@ -138,9 +138,9 @@ class Proxy:
 
     def start(self, server: str | Path, patience: float = 20.0) -> RunningProxy:
         """Write the configuration into the server's folder, check it, start nginx, and wait until it answers."""
+        check_free(self.host, self.port)  # before anything is written: another one may run by what is there
         text, nginx = self.configuration(), find_nginx()
         folder = Path(server).resolve() / RUN / FOLDER
-        check_free(self.host, self.port)  # before anything is written: another one may run by what is there
         with clear_errors(folder):
             disk.make(folder, 0o700)
             disk.replace(folder / CONFIGURATION, text.encode(), f"{CONFIGURATION}.new")
