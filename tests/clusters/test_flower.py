@@ -475,6 +475,39 @@ def test_what_flower_cuts_into_chunks_comes_whole_and_what_is_too_long_is_not_ta
         assert not hub._sent and not hub._coming
 
 
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
+def test_a_part_that_flower_does_not_have_or_take_any_more_ends_nobody(
+    roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes none a second time, as when the answer to the first got lost, and none three minutes after the last."""
+    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
+    with (
+        closing(spoke(roster, tmp_path, "north", port)) as north,
+        superlink(papers, port, roster.run),
+        closing(hub_of(roster, papers, port)) as hub,
+        north.joined(),
+    ):
+        hub.here()
+
+        def twice(push: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            return lambda request: (push(request), push(request))[1]
+
+        hub.send("north", b"a letter", 60.0)
+        with monkeypatch.context() as without:
+            without.setattr(north._client, "PushObject", twice(north._client.PushObject))
+            with pytest.raises(Away, match="has taken an answer, and not a part of it"):
+                answered(north, b"an answer")
+        hub.send("north", b"another letter", 60.0)
+        with monkeypatch.context() as without:
+            without.setattr(north._client, "PullObject", lambda request: SimpleNamespace(object_found=False))
+            with pytest.raises(Away, match="had a letter, and not a part of it any more"):
+                north.pull()
+        with monkeypatch.context() as without:
+            without.setattr(hub._client, "PushObject", twice(hub._client.PushObject))
+            with pytest.raises(Lost, match="Flower did not take all of the letter"):
+                hub.send("north", b"a third", 60.0)
+
+
 def read(found: dict[str, Letter | Lost]) -> dict[str, bytes]:
     return {number: answer[:] for number, answer in found.items() if not isinstance(answer, Lost)}
 
