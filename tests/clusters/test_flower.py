@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
@@ -33,7 +34,7 @@ from descant.checkpoint import models_digest
 from descant.config import read as recipe_of
 from descant.engines import flower, line
 from descant.engines.flower import Hub
-from descant.engines.line import Away, TurnedAway
+from descant.engines.line import HEARTBEAT, Away, TurnedAway
 from descant.engines.silos import Lost, Patience
 from descant.engines.spoke import Spoke
 from descant.errors import EngineError
@@ -399,6 +400,30 @@ def test_who_leaves_in_order_has_left_and_who_falls_silent_or_is_back_has_not(
         assert hub.left() == {"north"} and not hub.here()  # and of south nobody knows anything
         with north.joined():
             assert hub.here().keys() == {"north"} and not hub.left()
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
+def test_a_heartbeat_that_is_slow_does_not_bring_back_who_has_left(
+    roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
+    with (
+        closing(spoke(roster, tmp_path, "north", port)) as north,
+        superlink(papers, port, roster.run),
+        closing(hub_of(roster, papers, port)) as hub,
+    ):
+        beat, begun = north._client.SendNodeHeartbeat, threading.Event()
+
+        def slow(request: Any) -> None:
+            begun.set()
+            time.sleep(1)
+            beat(request)
+
+        monkeypatch.setattr(north._client, "SendNodeHeartbeat", slow)
+        with north.joined():
+            assert hub.here().keys() == {"north"} and begun.wait(HEARTBEAT)
+        time.sleep(1.5)
+        assert not hub.here()
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own

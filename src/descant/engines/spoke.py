@@ -17,6 +17,8 @@ from .line import HEARTBEAT, Away, require, told
 from .parts import hand_over, settle, unwrapped, wrapped
 from .silos import Lost
 
+_LAST = 5.0  # seconds in which a beat that is on its way has arrived, or the line is down
+
 
 class Spoke:
     """A silo's end: it speaks to the SuperLink as a SuperNode does, and opens no port of its own."""
@@ -61,6 +63,7 @@ class Spoke:
             yield
         finally:
             over.set()
+            beating.join(_LAST)  # a beat that comes behind the farewell would be a return
             with suppress(Exception):  # whoever goes while the line is down is missed soon enough
                 self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
 
