@@ -100,7 +100,7 @@ def put_together(tree: Any, pull: Callable[[str], bytes], most: int) -> Filed | 
             file.add(body)
             _let_go()
     except _WRONG as error:
-        return _no_letter(error)
+        return Lost(f"what came is no letter: {type(error).__name__}", final=True)
     return file
 
 
@@ -124,7 +124,3 @@ def settle() -> None:
 def _let_go() -> None:
     """What httpx has sent or received holds itself: megabytes that would stay until Python looks for such rings."""
     gc.collect()
-
-
-def _no_letter(error: Exception) -> Lost:
-    return Lost(f"what came is no letter: {type(error).__name__}")
