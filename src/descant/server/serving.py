@@ -109,8 +109,9 @@ class Serving:
         papers = self._papers(roster)
         with closing(Hub(address, papers.ca.read_bytes(), papers.secret.read_bytes(), keys)) as hub:
             meeting = self._meeting(roster, recipe, Noting(hub, roster.run), Door(proxy, roster, hub).look)
-            told = (self.patience, self.say, partial(revoked, roster), settings)
-            return Training(roster.run, recipe, meeting, *told).until_done(lambda: list(_let_in(roster)))
+            barred = partial(revoked, roster)
+            training = Training(roster.run, recipe, meeting, self.patience, self.say, barred, sealed=settings)
+            return training.until_done(lambda: list(_let_in(roster)))
 
     def _meeting(self, roster: Roster, recipe: Recipe, post: Post, look: Callable[[], None]) -> Meeting:
         model: Any = recipe.model()
