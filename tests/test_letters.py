@@ -849,6 +849,22 @@ def test_a_party_that_lies_about_its_data_is_not_let_in(tmp_path: Path, lie: dic
     assert any("0 has come, and cannot take part" in text for text in said)
 
 
+def test_a_party_whose_introduction_cannot_be_taken_is_told_so_and_not_asked_again(tmp_path: Path) -> None:
+    post, said, asked = Post(desks(tmp_path)), list[str](), list[str]()
+
+    def spoil(task: Task, answer: bytes) -> bytes | Lost:
+        asked.extend([task.party] if task.kind == "hello" else [])
+        return Lost("its answer has more than 65536 bytes", final=True) if task.party == "0" else answer
+
+    post.spoil = spoil
+    loss = address_of(torch.nn.functional.cross_entropy)
+    meeting = Meeting(post, recipe(), "lab", Net.made(network, 0), loss, say=said.append)
+    for _ in range(3):
+        assert meeting.here().keys() == {"1", "2", "3"}
+    assert asked.count("0") == 1
+    assert "0 has come, and cannot take part: its answer has more than 65536 bytes" in said
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedgeomed+", "ditto"])
 def test_a_team_has_its_model_and_is_told_whether_joining_helped(tmp_path: Path, method: str) -> None:
     """What the simulation's table says of each party, a team finds out by itself, and nobody else hears of it."""

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
@@ -33,7 +34,7 @@ from descant.checkpoint import models_digest
 from descant.config import read as recipe_of
 from descant.engines import flower, line
 from descant.engines.flower import Hub
-from descant.engines.line import Away, Held, TurnedAway
+from descant.engines.line import HEARTBEAT, Away, Held, TurnedAway
 from descant.engines.silos import Lost, Patience
 from descant.engines.spoke import Spoke
 from descant.errors import EngineError
@@ -411,6 +412,30 @@ def test_who_leaves_in_order_has_left_and_who_falls_silent_or_is_back_has_not(
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
+def test_a_heartbeat_that_is_slow_does_not_bring_back_who_has_left(
+    roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
+    with (
+        closing(spoke(roster, tmp_path, "north", port)) as north,
+        superlink(papers, port, roster.run),
+        closing(hub_of(roster, papers, port)) as hub,
+    ):
+        beat, begun = north._client.SendNodeHeartbeat, threading.Event()
+
+        def slow(request: Any) -> None:
+            begun.set()
+            time.sleep(1)
+            beat(request)
+
+        monkeypatch.setattr(north._client, "SendNodeHeartbeat", slow)
+        with north.joined():
+            assert hub.here().keys() == {"north"} and begun.wait(HEARTBEAT)
+        time.sleep(1.5)
+        assert not hub.here()
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
 def test_an_answer_by_a_key_that_was_revoked_is_not_that_of_who_is_invited_by_the_same_name(
     roster: Roster, tmp_path: Path
 ) -> None:
@@ -486,6 +511,39 @@ def test_what_flower_cuts_into_chunks_comes_whole_and_what_is_too_long_is_not_ta
         assert hub._sent.keys() == {dropped}
         hub.drop([dropped, number])
         assert not hub._sent and not hub._coming
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
+def test_a_part_that_flower_does_not_have_or_take_any_more_ends_nobody(
+    roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes none a second time, as when the answer to the first got lost, and none three minutes after the last."""
+    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
+    with (
+        closing(spoke(roster, tmp_path, "north", port)) as north,
+        superlink(papers, port, roster.run),
+        closing(hub_of(roster, papers, port)) as hub,
+        north.joined(),
+    ):
+        hub.here()
+
+        def twice(push: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            return lambda request: (push(request), push(request))[1]
+
+        hub.send("north", b"a letter", 60.0)
+        with monkeypatch.context() as without:
+            without.setattr(north._client, "PushObject", twice(north._client.PushObject))
+            with pytest.raises(Away, match="has taken an answer, and not a part of it"):
+                answered(north, b"an answer")
+        hub.send("north", b"another letter", 60.0)
+        with monkeypatch.context() as without:
+            without.setattr(north._client, "PullObject", lambda request: SimpleNamespace(object_found=False))
+            with pytest.raises(Away, match="had a letter, and not a part of it any more"):
+                north.pull()
+        with monkeypatch.context() as without:
+            without.setattr(hub._client, "PushObject", twice(hub._client.PushObject))
+            with pytest.raises(Lost, match="Flower did not take all of the letter"):
+                hub.send("north", b"a third", 60.0)
 
 
 def read(found: dict[str, Letter | Lost]) -> dict[str, bytes]:

@@ -87,7 +87,11 @@ class Hub:
         self._client = self._runtime("flwr-serverapp", token, steadied(make_simple_http_retry_invoker()))
         self._beat = HeartbeatSender(heartbeat(self._client))
         self._beat.start()
-        given = self._client.PullTaskInput(PullTaskInputRequest())
+        try:
+            given = self._client.PullTaskInput(PullTaskInputRequest())
+        except BaseException:
+            self.close()
+            raise
         self._who = (given.task_id, given.run.run_id, given.context.node_id)
         self._node, self._run = Node(node_id=SUPERLINK_NODE_ID), given.run.run_id
         settle()
@@ -253,7 +257,8 @@ class Hub:
 
     def close(self) -> None:
         """End the run."""
-        self._beat.stop()
+        if self._beat.is_running:  # else Flower raises
+            self._beat.stop()
         self._client.close()
 
 

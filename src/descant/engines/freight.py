@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +22,6 @@ from .shelf import Shelf
 
 if TYPE_CHECKING:
     from .processes import ProcessEngine
-
-NUMBER = partial(next, itertools.count())
-"""A number that nothing else in this process has."""
-
 
 _PARTS = ("algorithm", "solver", "loss", "metric", "seed", "vault", "agreed")
 
@@ -66,6 +61,8 @@ def _part(name: str, part: Any, arrays: dict[str, Tensor]) -> Any:
 class Batch:
     """The tasks of one `submit`: their arrays lie together on one shelf."""
 
+    owner: weakref.ref[ProcessEngine]  # not the engine itself: a piece that is forgotten must not keep it alive
+    plan: int
     tasks: Sequence[Task]
     memories: Sequence[Memory]
     shelf: Shelf
@@ -79,44 +76,16 @@ class Batch:
         self.shelf.write(crate.arrays)
         return sheets, memories
 
-
-@dataclass(eq=False)
-class Piece:
-    """Some tasks of a batch, for one worker."""
-
-    owner: weakref.ref[ProcessEngine]  # not the engine itself: a piece that is forgotten must not keep it alive
-    plan: int
-    batch: Batch
-    rows: range
-    deaths: int = 0
-    number: int = field(default_factory=NUMBER)
-    begun: float = field(default_factory=time.monotonic)
-
-    @property
-    def tasks(self) -> Sequence[Task]:
-        return self.batch.tasks[self.rows.start : self.rows.stop]
-
-    @property
-    def memories(self) -> Sequence[Memory]:
-        return self.batch.memories[self.rows.start : self.rows.stop]
-
-    def message(self) -> dict[str, Any]:
-        sheets, memories = (part[self.rows.start : self.rows.stop] for part in self.batch.written)
+    def message(self, number: int, rows: range) -> dict[str, Any]:
+        """Some of them as a worker is asked, by the number of their piece."""
+        sheets, memories = (part[rows.start : rows.stop] for part in self.written)
         return {
-            "piece": self.number,
+            "piece": number,
             "plan": self.plan,
-            "file": str(self.batch.shelf.file),
+            "file": str(self.shelf.file),
             "tasks": sheets,
             "memories": memories,
         }
-
-    def overdue(self) -> bool:
-        return is_overdue(self.tasks, self.begun)
-
-
-def is_overdue(tasks: Sequence[Task], begun: float) -> bool:
-    """Whether their deadline is over, or so near that whoever waits for them, who began a little earlier, has left."""
-    return time.monotonic() - begun > 0.95 * max(task.deadline for task in tasks)
 
 
 def cut(count: int, workers: int, most: int) -> list[range]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import Tensor
 from ..core import Memory, Task
 from ..wire import Crate, sheet
 from .afar import Far
-from .freight import NUMBER, is_overdue
 
 
 @dataclass(eq=False)
@@ -59,21 +57,3 @@ class Load:
     def far(self, rows: range) -> list[Any]:
         """The places of the far memories among them, in their order."""
         return [memory.place for memory in self.memories[rows.start : rows.stop] if isinstance(memory, Far)]
-
-
-@dataclass(eq=False)
-class Part:
-    """Some tasks of a load, for one worker."""
-
-    load: Load
-    rows: range
-    deaths: int = 0
-    number: int = field(default_factory=NUMBER)
-    begun: float = field(default_factory=time.monotonic)
-
-    @property
-    def tasks(self) -> Sequence[Task]:
-        return self.load.tasks[self.rows.start : self.rows.stop]
-
-    def overdue(self) -> bool:
-        return is_overdue(self.tasks, self.begun)

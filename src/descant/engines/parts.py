@@ -41,11 +41,15 @@ def unwrapped(message: Any) -> bytes:
 
 
 def hand_over(message: Any, announce: Callable[[Any, Any], Any], client: Any, node: Any, run: int) -> Any:
-    """Announce a message with the tree of its parts, and give away those that are asked for; what was announced."""
+    """Announce a message with the tree of its parts, and give away those that are asked for; what was announced.
+
+    :class:`Lost` if one is not taken: Flower takes none twice, and none three minutes after the one before.
+    """
     from flwr.app.message import remove_content_from_message
     from flwr.common.serde import message_to_proto
     from flwr.supercore.inflatable import inflatable_object as parts
     from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
     with parts.no_object_id_recompute():
         message.metadata.__dict__["_message_id"] = message.object_id
@@ -54,7 +58,10 @@ def hand_over(message: Any, announce: Callable[[Any, Any], Any], client: Any, no
         asked = set(told.objects_to_push)
         for name, part in parts.get_all_nested_objects(message).items():
             if name in asked:
-                push(name, part.deflate())
+                try:
+                    push(name, part.deflate())
+                except ObjectPushError as error:
+                    raise Lost("Flower did not take all of the letter") from error
                 _let_go()
     return told
 
@@ -93,7 +100,7 @@ def put_together(tree: Any, pull: Callable[[str], bytes], most: int) -> Filed | 
             file.add(body)
             _let_go()
     except _WRONG as error:
-        return _no_letter(error)
+        return Lost(f"what came is no letter: {type(error).__name__}", final=True)
     return file
 
 
@@ -117,7 +124,3 @@ def settle() -> None:
 def _let_go() -> None:
     """What httpx has sent or received holds itself: megabytes that would stay until Python looks for such rings."""
     gc.collect()
-
-
-def _no_letter(error: Exception) -> Lost:
-    return Lost(f"what came is no letter: {type(error).__name__}")

@@ -21,8 +21,8 @@ from ..core import Report, Store, Task
 from ..errors import DescantWarning, EngineError, SettingError
 from ..piece import Plan, work
 from ..store import PartyStore
-from .freight import NUMBER, Batch, Piece, Spelled, cut
-from .owed import Owed, answer_of
+from .freight import Batch, Spelled, cut
+from .owed import NUMBER, Owed, Piece, answer_of
 from .pool import Member, Message, Pool
 from .shelf import Shelf
 from .worker import INSIDE, mark_of
@@ -86,7 +86,7 @@ class ProcessEngine:
         self._workers = min(workers, len(plan.people))  # a worker without a party would have nothing to do
         self._most = min(_TASKS, max(1, _PIECE // (plan.net.layout.width * plan.net.layout.dtype.itemsize)))
         self._memory = PartyStore(plan.budget)
-        self._owed = Owed[Piece]()
+        self._owed = Owed[Batch]()
         self._mark = mark_of(plan)
         self._shelves = [Shelf(pool.folder / f"tasks-{self.number}-{side}") for side in "ab"]
         weakref.finalize(self, pool.forget, self.number)
@@ -102,9 +102,10 @@ class ProcessEngine:
         with self._pool.lock:
             self._forget()
             self._shelves.reverse()  # a worker may still read what belongs to a round that was broken off
-            batch = Batch(tasks, [self._memory.get(task.party) for task in tasks], self._shelves[0])
+            memories = [self._memory.get(task.party) for task in tasks]
+            batch = Batch(weakref.ref(self), self.number, tasks, memories, self._shelves[0])
             rows = cut(len(tasks), self._workers, self._most)
-            self._owed = Owed([Piece(weakref.ref(self), self.number, batch, some) for some in rows])
+            self._owed = Owed([Piece(batch, some) for some in rows])
 
     def _forget(self) -> None:
         """What is left of a round that was broken off; a worker that hangs, on whatever, is ended."""
@@ -158,7 +159,8 @@ class ProcessEngine:
         ready = [member for member in members if self._has_made(member)]
         for member in sorted(ready, key=lambda member: len(member.doing)) * 2:
             if self._owed.waiting and len(member.doing) < 2:
-                message = self._owed.waiting[0].message()
+                first = self._owed.waiting[0]
+                message = first.of.message(first.number, first.rows)
                 piece = self._owed.waiting.popleft()
                 piece.begun = time.monotonic()
                 member.doing.append(piece)
@@ -206,11 +208,11 @@ class ProcessEngine:
         self._pool.replace(member)
         warnings.warn(f"{told}. It is replaced, and its work is done again.", DescantWarning, stacklevel=4)
 
-    def again(self, piece: Piece, why: str) -> None:
+    def again(self, piece: Piece[Batch], why: str) -> None:
         """The worker of a piece died."""
         self._owed.again(piece, why)
 
-    def receive(self, piece: Piece, message: Message) -> None:
+    def receive(self, piece: Piece[Batch], message: Message) -> None:
         """The answers to a piece, if they are still wanted."""
         if piece.number not in self._owed.pieces:
             return
@@ -221,7 +223,7 @@ class ProcessEngine:
             arrays = {key: array.clone() for key, array in shelf.read().items()}  # the worker will write there again
             self._owed.answer(piece, [answer_of(fields, arrays) for fields in message["answers"]])
 
-    def _work_here(self, piece: Piece) -> None:
+    def _work_here(self, piece: Piece[Batch]) -> None:
         """As a worker would do it, with as many threads."""
         self._owed.waiting.remove(piece)
         before, began = torch.get_num_threads(), time.monotonic()
@@ -239,13 +241,13 @@ def _settle(member: Member, message: Message) -> None:
         return
     while member.doing[0].number != message["answered"]:
         _give_back(member.doing.popleft(), "the worker was never asked")
-    engine = member.doing[0].owner()
+    engine = member.doing[0].of.owner()
     if engine is not None:
         engine.receive(member.doing[0], message)
     member.doing.popleft()
 
 
-def _give_back(piece: Piece, why: str) -> None:
-    engine = piece.owner()
+def _give_back(piece: Piece[Batch], why: str) -> None:
+    engine = piece.of.owner()
     if engine is not None:
         engine.again(piece, why)

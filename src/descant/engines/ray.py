@@ -25,11 +25,11 @@ from ..errors import DescantWarning, EngineError
 from ..piece import Plan
 from ..settings import check, setting
 from .afar import Afar, Far
-from .freight import NUMBER, Spelled, cut
+from .freight import Spelled, cut
 from .hand import Hand, packed, unpacked
 from .joining import join
-from .loads import Load, Part
-from .owed import Owed, answer_of
+from .loads import Load
+from .owed import NUMBER, Owed, Piece, answer_of
 from .processes import cores
 from .worker import INSIDE, mark_of
 
@@ -118,7 +118,7 @@ class Asked(NamedTuple):
     hand: Any
     answer: Any  # where Ray will have it
     kept: Sequence[Any]  # and what each of the parties remembers, if that stays
-    part: Part
+    part: Piece[Load]
 
 
 class RayEngine:
@@ -131,7 +131,7 @@ class RayEngine:
         self._names, self._mark = tuple(plan.people), mark_of(plan)
         self._most = max(1, _MOST // (plan.net.layout.width * plan.net.layout.dtype.itemsize))
         self._memory = Afar(plan.budget)
-        self._owed = Owed[Part]()
+        self._owed = Owed[Load]()
         self._plan = (f"{os.getpid()}-{NUMBER()}", ray.put(packed(spelled.text, spelled.arrays)))
         workers = min(len(cluster._hands), len(self._names))  # one without a party would have nothing to do
         self._doing: list[deque[Asked]] = [deque() for _ in range(workers)]
@@ -180,7 +180,7 @@ class RayEngine:
             self.wait()
         load = Load(tasks, [self._memory.look(task.party) for task in tasks])
         self._shared = self._ray.put(packed(None, load.shared))  # every machine fetches it once
-        self._owed = Owed([Part(load, rows) for rows in cut(len(tasks), len(self._doing), self._most)])
+        self._owed = Owed([Piece(load, rows) for rows in cut(len(tasks), len(self._doing), self._most)])
 
     def collect(self, timeout: float) -> list[Report]:
         end = time.monotonic() + timeout
@@ -210,7 +210,7 @@ class RayEngine:
                 self._owed.waiting.remove(part)
                 self._doing[at].append(self._ask(self._cluster.hand(at), part))
 
-    def _next(self, at: int) -> Part | None:
+    def _next(self, at: int) -> Piece[Load] | None:
         """What its parties' memories are beside comes first; what is another's a worker takes when it has nothing."""
         others = None
         for part in self._owed.waiting:
@@ -220,18 +220,18 @@ class RayEngine:
                 others = others or part
         return None if self._doing[at] else others
 
-    def _has_room(self, at: int, part: Part) -> bool:
+    def _has_room(self, at: int, part: Piece[Load]) -> bool:
         """A piece that a worker died of is alone with its worker: an answer that was on its way may be lost as well."""
         doing = self._doing[at]
         return not doing or (len(doing) < _AHEAD and not part.deaths and not any(one.part.deaths for one in doing))
 
-    def _ask(self, hand: Any, part: Part) -> Asked:
+    def _ask(self, hand: Any, part: Piece[Load]) -> Asked:
         part.begun = time.monotonic()
         stay = self._memory.has_large and any(task.kind in ("train", "stand_in") for task in part.tasks)
-        fields, arrays = part.load.own(part.rows)
+        fields, arrays = part.of.own(part.rows)
         call = hand.work.options(num_returns=1 + stay * len(part.rows))
         given = packed({**fields, "stay": stay}, arrays)
-        found = call.remote(*self._plan, self._shared, given, *part.load.far(part.rows))
+        found = call.remote(*self._plan, self._shared, given, *part.of.far(part.rows))
         answer, *kept = found if stay else [found]
         return Asked(hand, answer, kept, part)
 

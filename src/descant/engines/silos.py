@@ -33,7 +33,7 @@ _SHORTEST, _LONGEST = 0.02, 1.0  # seconds between two looks into the letter box
 
 
 class Lost(Exception):
-    """A letter that has no answer, and why; `final` if its party is not wanted any more."""
+    """A letter that has no answer, and why; `final` if it would be in vain to send it again."""
 
     def __init__(self, why: str, final: bool = False) -> None:
         super().__init__(why)

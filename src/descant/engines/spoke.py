@@ -15,6 +15,9 @@ from typing import Any
 from ..trust.invite import Unpacked
 from .line import HEARTBEAT, Away, Held, require, told
 from .parts import hand_over, settle, unwrapped, wrapped
+from .silos import Lost
+
+_LAST = 5.0  # seconds in which a beat that is on its way has arrived, or the line is down
 
 
 class Spoke:
@@ -62,6 +65,7 @@ class Spoke:
             yield
         finally:
             over.set()
+            beating.join(_LAST)  # a beat that comes behind the farewell would be a return
             with suppress(Exception):  # whoever goes while the line is down is missed soon enough
                 self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
 
@@ -97,7 +101,7 @@ class Spoke:
         from flwr.common.serde import message_from_proto
         from flwr.proto.fleet_pb2 import PullMessagesRequest
         from flwr.supercore.inflatable import inflatable_protobuf_utils as objects
-        from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+        from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, pull_and_inflate_object_from_tree
 
         got = self._client.PullMessages(PullMessagesRequest(node=self._node))
         if not got.messages_list:
@@ -107,7 +111,10 @@ class Spoke:
         confirmed = objects.make_confirm_message_received_fn_protobuf(
             self._client.ConfirmMessageReceived, self._node, run
         )
-        message = pull_and_inflate_object_from_tree(tree, pulled, confirmed, return_type=Message)
+        try:
+            message = pull_and_inflate_object_from_tree(tree, pulled, confirmed, return_type=Message)
+        except ObjectPullError as error:  # it has run out; to whoever comes again it is sent again
+            raise Away("The server had a letter, and not a part of it any more") from error
         message.metadata.__dict__["_message_id"] = tree.object_id
         return message, unwrapped(message)
 
@@ -119,7 +126,10 @@ class Spoke:
 
         run = to.metadata.run_id
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, run, self._node.node_id
-        hand_over(Message(wrapped(answer), reply_to=to), self._announced, self._client, self._node, run)
+        try:
+            hand_over(Message(wrapped(answer), reply_to=to), self._announced, self._client, self._node, run)
+        except Lost as error:  # whoever comes again is asked again, and answers as before
+            raise Away("The server has taken an answer, and not a part of it") from error
 
     def _announced(self, message: Any, tree: Any) -> Any:
         from flwr.proto.fleet_pb2 import PushMessagesRequest

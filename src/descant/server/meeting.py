@@ -90,11 +90,13 @@ class Meeting:
             self._asked[self._post.send(party, letter, _SECONDS)] = (party, mark)
 
     def _take(self, party: str, mark: str, answer: Letter | Lost) -> None:
-        if isinstance(answer, Lost):
+        if isinstance(answer, Lost) and not answer.final:
             return
         self._known[party] = mark
         self._fits.discard(party)
         try:
+            if isinstance(answer, Lost):
+                raise EngineError(str(answer))
             if len(answer) > _MOST:
                 raise EngineError(f"its answer has {len(answer)} bytes")
             report = unpack(answer, Report, Most.of(()))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -75,7 +75,7 @@ class Serving:
         self.say(f"Parties reach {roster.address}. The authority's fingerprint: {roster.fingerprint}")
         pauses, done = list(_PAUSES), rounds_in(roster.run)
         while True:
-            inner = free_port()  # anew each time: another process may have taken the last one
+            inner = free_port()  # anew: another process may have taken it since
             try:
                 with (
                     Proxy.before(inner, roster.address).start(self.folder) as proxy,
@@ -107,10 +107,11 @@ class Serving:
         if not keys:
             raise StateError(f"Nobody is invited yet: descant server invite {self.folder} NAME")
         papers = self._papers(roster)
-        with _opened(Hub(address, papers.ca.read_bytes(), papers.secret.read_bytes(), keys)) as hub:
+        with closing(Hub(address, papers.ca.read_bytes(), papers.secret.read_bytes(), keys)) as hub:
             meeting = self._meeting(roster, recipe, Noting(hub, roster.run), Door(proxy, roster, hub).look)
-            told = (self.patience, self.say, partial(revoked, roster), settings)
-            return Training(roster.run, recipe, meeting, *told).until_done(lambda: list(_let_in(roster)))
+            barred = partial(revoked, roster)
+            training = Training(roster.run, recipe, meeting, self.patience, self.say, barred, sealed=settings)
+            return training.until_done(lambda: list(_let_in(roster)))
 
     def _meeting(self, roster: Roster, recipe: Recipe, post: Post, look: Callable[[], None]) -> Meeting:
         model: Any = recipe.model()
@@ -157,14 +158,6 @@ def _let_in(roster: Roster) -> dict[str, bytes]:
 def revoked(roster: Roster) -> dict[str, str]:
     """Who may take part no more, and why."""
     return {entry.name: "it was revoked" for entry in roster.parties() if entry.state == "revoked"}
-
-
-@contextmanager
-def _opened(hub: Hub) -> Iterator[Hub]:
-    try:
-        yield hub
-    finally:
-        hub.close()
 
 
 def free_port() -> int:

@@ -116,11 +116,11 @@ class Keeping:
 
         One that comes again is not counted again.
         """
-        days, now = self._read(DAYS, Days), today_in_utc()
+        days, now, digest = self._read(DAYS, Days), today_in_utc(), _digest(letter)
         letters = days.on(now.isoformat())
-        if any(_digest(letter) in held for held in days.letters.values()):
+        if any(digest in held for held in days.letters.values()):
             return
-        taken = [*letters, _digest(letter)] if len(letters) < most else letters
+        taken = [*letters, digest] if len(letters) < most else letters
         self._replace(DAYS, days.having(now.isoformat(), taken))  # a day that has none left is one that was there, too
         if len(letters) < most:
             return
