@@ -28,6 +28,7 @@ from descant.checkpoint import models_digest
 from descant.config import Recipe, read
 from descant.core import Report, Task
 from descant.engines.silos import Lost, Silos
+from descant.errors import StateError
 from descant.exchange import tasks_for
 from descant.flat import Net
 from descant.gate import Refusal
@@ -885,6 +886,24 @@ def test_a_team_has_its_model_and_is_told_whether_joining_helped(tmp_path: Path,
         assert f"{row['own']:.3f}" in table.verdict
         assert table.verdict.startswith("No difference that 3 test samples could show: ")  # three never can
     assert post.count == sent
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        (TEAM.format(name="1"), "The data of .* are not those that took part: majority was"),
+        (TEAM.format(name="0").replace("[:3]", "[:2]"), "test_samples was 3 on their test set, and is 2 on this one"),
+        (TEAM.format(name="0").replace("return network()", "return network()[:1]"), "The model of .* took part"),
+    ],
+    ids=["rows of another", "another test set", "another model"],
+)
+def test_a_file_that_did_not_take_part_is_not_judged(tmp_path: Path, now: str, told: str) -> None:
+    """Else a verdict would compare models on different rows, without a word."""
+    met(Post(desks(tmp_path)), recipe("fedgeomed+")).fit(3, progress=False).scores()
+    other = tmp_path / "other.py"
+    other.write_text(now)
+    with pytest.raises(StateError, match=rf"(?s){told}.*Give the file with which it joined"):
+        judged(SiloFile(other, "0"), tmp_path / "at-0")
 
 
 LONELY = """

@@ -71,6 +71,25 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Lab]:
     return lambda *arguments: Lab(tmp_path, *arguments)
 
 
+def test_who_must_go_on_is_told_the_options_that_the_server_had(
+    made: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them rounds would begin with whoever is first, and it would be another training."""
+    lab = made()
+    monkeypatch.setattr("descant.server.serving.Serving._served", lambda *_: {"center": ""})
+    options = ["--deadline", "20.5", "--quorum", "2", "--gather", "3"]
+    lab.call("server", "start", "lab", *options)
+
+    def dies(said: str) -> None:
+        if said.startswith("Round 1:"):
+            raise Killed
+
+    with suppress(Killed):
+        lab.train(dies)
+    for command in (("server", "status", "lab"), ("runs", "lab")):
+        assert f"{' '.join(options)}\n" in lab.call(*command)
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedgeomed+"])
 def test_the_common_model_is_in_a_file_that_a_module_loads(made: Callable[..., Lab], method: str) -> None:
     lab = made(method)

@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from descant.cli import app
+from descant.silo.telling import Absence
 from descant.store.lock import Lock
 from descant.trust import invite
 
@@ -206,6 +207,23 @@ def test_what_is_not_there_is_said(here: Path) -> None:
 def test_who_never_took_part_cannot_be_judged(here: Path) -> None:
     (here / "north.silo" / "state").mkdir(parents=True)
     assert "Join first" in call("silo", "judge", "north.silo", "team.py", code=1)
+
+
+def test_what_is_no_invite_is_called_that_whoever_may_read_it(here: Path) -> None:
+    """Files that were exchanged by mistake hold no key that should have been guarded."""
+    told = call("silo", "join", "team.py", "recipe.toml", code=1)
+    assert "team.py is no invite" in told and "chmod" not in told
+
+
+def test_a_method_without_an_algorithm_is_told_which_keys_it_has(here: Path) -> None:
+    (here / "recipe.toml").write_text(RECIPE.replace("algorithm", "algoritm"))
+    told = call("server", "init", "lab", "recipe.toml", code=1)
+    assert "[method] must have a key algorithm" in told and "Got 'algoritm'." in told
+
+
+def test_a_reason_that_ends_with_a_full_stop_has_one(capsys: pytest.CaptureFixture[str]) -> None:
+    Absence(print).goes_on("Server disconnected without sending a response.")
+    assert "response. Trying" in capsys.readouterr().out
 
 
 def test_one_server_a_folder(here: Path) -> None:

@@ -110,6 +110,7 @@ def start(
 def status(folder: Path = DIR, as_json: bool = json_option()) -> None:
     """Say who is there, away, has left, was invited or revoked, how far the training has come, and what came of it."""
     with plain_endings():
+        from ..config.resume import starting
         from ..server.attendance import whereabouts
         from ..server.outcome import outcome
         from ..server.serving import serves
@@ -133,7 +134,7 @@ def status(folder: Path = DIR, as_json: bool = json_option()) -> None:
             f"The server runs: {server}." if server else "The server is not running: what is below was last known."
         )
         if found["state"] == "broken":
-            typer.echo(f"Go on with: descant server start {folder}")
+            typer.echo(f"Go on with: {starting(folder)}")
         for text in _judged(found):
             typer.echo(text)
         shown = ["name", "now", "heard", "expires", "first round"]

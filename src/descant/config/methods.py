@@ -24,7 +24,9 @@ def method(
     """The algorithm of one table; ``work`` is [work], whose attendance it may depart from, and ``wrap`` [[wrap]]."""
     from ..algorithms import ALGORITHMS
 
-    key = str(given.get("algorithm", ""))
+    if "algorithm" not in given:
+        raise SettingError(f'{where} must have a key algorithm, such as algorithm = "fedavg+". Got {_keys(given)}.')
+    key = str(given["algorithm"])
     place = f"{where} {key}"
     attendance = {name: value for name, value in work.items() if name in ATTENDANCE}
     own = {name: value for name, value in given.items() if name in ATTENDANCE}
@@ -45,6 +47,10 @@ def method(
     if name == ALONE != made.name:
         raise SettingError(f"{ALONE!r} is the name of training alone, which every table has. Give {place} another one.")
     return replace(made, name=name, attend=Attendance(**{**attendance, **own}).answer())
+
+
+def _keys(table: Mapping[str, Any]) -> str:
+    return ", ".join(map(repr, table)) or "no key"
 
 
 def wrapped(made: Algorithm, wrap: Sequence[Mapping[str, Any]], where: str) -> Algorithm:

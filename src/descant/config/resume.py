@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..patience import Patience
+
 if TYPE_CHECKING:
     from ..record import Recorded
+
+_STARTED = "started.json"
 
 
 def how_to_end(found: Recorded) -> str:
@@ -15,10 +21,38 @@ def how_to_end(found: Recorded) -> str:
     if found.state == "running":
         return f"It is still running ({found.reason}): ask again when it has ended."
     if server := server_of(found.folder):
-        return f"Go on with: {shlex.join(['descant', 'server', 'start', str(server)])}"
+        return f"Go on with: {starting(server)}"
     if not resumable(found.folder):
         return f"Go on with descant.record.Run.resume({str(found.folder)!r}, federation) and descant.judged.judge(run)."
     return f"Go on with: {resuming(found.folder)}"
+
+
+def starting(server: Path) -> str:
+    """The command that serves a federation as it was last served; with another patience it trains another model."""
+    given = _noted(server)
+    told = {name: given[name] for name, usual in asdict(Patience()).items() if given.get(name, usual) != usual}
+    options = [word for name, value in told.items() for word in (f"--{name}", f"{value:.15g}")]
+    return shlex.join(["descant", "server", "start", str(server), *options])
+
+
+def note_start(server: Path, patience: Patience) -> None:
+    """Keep with which patience a federation is served, for whoever has to go on."""
+    from ..store import clear_errors, disk
+    from ..trust.founding import RUN
+
+    with clear_errors(server / RUN):
+        disk.replace(server / RUN / _STARTED, json.dumps(asdict(patience)).encode(), f".{_STARTED}", disk.PRIVATE)
+
+
+def _noted(server: Path) -> dict[str, float]:
+    from ..trust.founding import RUN
+
+    try:
+        found = json.loads((server / RUN / _STARTED).read_text())
+    except (OSError, ValueError):
+        return {}
+    given = found.items() if isinstance(found, dict) else ()
+    return {name: value for name, value in given if type(value) in (int, float)}
 
 
 def server_of(folder: Path) -> Path | None:

@@ -22,6 +22,7 @@ from .. import seeds
 from ..address import address_of
 from ..algorithms.private import check_waits_for_all
 from ..config import Recipe, read
+from ..config.resume import note_start
 from ..engines.flower import Hub
 from ..engines.line import Away
 from ..engines.silos import Post
@@ -67,6 +68,7 @@ class Serving:
         check_waits_for_all(recipe.algorithm(), self.patience.quorum)
         lock = Lock(roster.run / _LOCK)
         try:
+            note_start(self.folder, self.patience)
             return self._served(roster, recipe, settings)
         finally:
             lock.release()

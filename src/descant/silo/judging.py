@@ -26,9 +26,11 @@ from ..solvers.exam import mean_of
 from ..table import Table
 from .desk import Desk
 from .file import SiloFile
+from .introduction import in_words, introduced
 from .result import Result, Work
 
 _CHANCE = 0.05  # ours: what chance gives as often as that is no difference
+_NEAR = 0.005  # ours: so far may scores of a model be apart on two machines
 
 
 def judged(file: SiloFile, folder: Path, progress: bool = False) -> Table:
@@ -38,11 +40,30 @@ def judged(file: SiloFile, folder: Path, progress: bool = False) -> Table:
     if not worked:
         raise StateError(f"The party has not trained in {folder} yet. Join first: descant silo join.")
     local = replace(plan, algorithm=bind(Local(), plan.net))
+    _check_same(file, folder, local, found)
     row = _alone(local, file.party, worked, progress)
     alone, scores = (_scores(plan, file.party, numbers) for numbers in (_examined(local, file.party, row), found))
     table = party_table(file.people, scores, alone, {file.party: len(worked)})
     chance = by_chance(_differences(plan, file.own, result.own(plan.net.layout), row)) if found["test_samples"] else 1.0
     return replace(table, verdict=_verdict(scores, alone, found, chance))
+
+
+def _check_same(file: SiloFile, folder: Path, plan: Plan, found: Mapping[str, Any]) -> None:
+    """An error unless the file has the model and, as far as scores can tell, the test set that took part.
+
+    Else training alone would be by other rows than the party's own model, and be judged on other ones.
+    """
+    layout, then = plan.net.layout, f"Give the file with which it joined: descant silo judge {folder.parent} FILE"
+    if layout.digest != (joined := introduced(folder)["layout"]):
+        raise StateError(f"The model of {file.path} is {in_words(layout)}, and {joined} took part. {then}")
+    now = _examined(plan, file.party, Result(folder).own(layout))
+    for name, near in {"test_samples": 0.0, "majority": 1e-6, "own": _NEAR}.items():
+        was, here = (float(each.get(name, math.nan)) for each in (found, now))
+        if not math.isclose(was, here, rel_tol=near, abs_tol=near) and not math.isnan(was) and not math.isnan(here):
+            raise StateError(
+                f"The data of {file.path} are not those that took part: {name} was {was:.6g} on their test set, and "
+                f"is {here:.6g} on this one. {then}"
+            )
 
 
 def _alone(plan: Plan, party: str, worked: Mapping[int, Work], progress: bool) -> Tensor:

@@ -41,7 +41,7 @@ class Absence:
 
     def goes_on(self, why: str) -> None:
         """It was tried in vain, and will be tried again."""
-        now = time.monotonic()
+        why, now = why.rstrip("."), time.monotonic()
         if not self._told:
             self._since, self._pauses = now, list(_AGAIN)
         if why not in self._told:

@@ -6,6 +6,7 @@ import getpass
 import hashlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -99,14 +100,25 @@ def key_in(file: Path, lost: str = LOST) -> PrivateKey:
     return PrivateKey.from_text(secret_in(file, lost).decode("ascii", "replace"), str(file), lost)
 
 
-def secret_in(file: Path, lost: str, most: int = _MOST, refused: type[DescantError] = VaultError) -> bytes:
-    """The first bytes of a file that holds a private key, and must be its owner's alone."""
+def secret_in(
+    file: Path,
+    lost: str,
+    most: int = _MOST,
+    refused: type[DescantError] = VaultError,
+    check: Callable[[bytes], object] | None = None,
+) -> bytes:
+    """The first bytes of a file that holds a private key, and must be its owner's alone.
+
+    `check` raises if they are something else altogether, of which nobody need be told to guard it.
+    """
     try:
         with file.open("rb") as stream:
             mode = os.fstat(stream.fileno()).st_mode
             data = stream.read(most)
     except OSError as error:
         raise refused(f"The private key in {file} cannot be read: {error.strerror}. {lost}") from None
+    if check is not None:
+        check(data)
     if os.name != "nt" and mode & 0o077:
         raise refused(
             f"The private key in {file} may be read or written by others than its owner (mode {mode & 0o777:04o}). "

@@ -14,6 +14,7 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class Invite:
     @classmethod
     def read(cls, file: Path, now: datetime | None = None) -> Invite:
         """The invite in a file, after everything about it was found to be right."""
-        data = secret_in(file, _ASK, _MOST, TrustError)
+        data = secret_in(file, _ASK, _MOST, TrustError, partial(_opened, where=str(file)))
         told, signature = _opened(data, str(file))
         invite = cls(**told)
         try:
