@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from . import __version__
@@ -28,6 +28,7 @@ from .state import NEVER_SEEN, Judged, State, with_room
 from .store import PartyStore, check_replaceable, clear_errors, disk
 from .store.kept import Kept, pieces
 from .store.log import plain
+from .store.tensors import tensors_in
 from .wire import apart
 
 _VERSION = 2
@@ -212,7 +213,7 @@ def _read(folder: Path, plan: Plan, manifest: Mapping[str, Any]) -> tuple[State,
     models: dict[str, Tensor] = {}
     for name in manifest["files"]:
         label = name.split("-")[0]
-        for key, tensor in load_file(folder / Path(name).name).items():
+        for key, tensor in tensors_in(folder / Path(name).name).items():
             if label == "center":
                 models[key] = tensor
             elif label == "server":

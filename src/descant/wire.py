@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, get_args
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from .core import Report, Status, Task
 from .errors import EngineError
 from .store.room import Filed
+from .store.tensors import tensors_in
 
 Parcel = TypeVar("Parcel", Task, Report)
 Letter: TypeAlias = bytes | Filed
@@ -198,8 +199,7 @@ def unpack(data: Letter, kind: type[Parcel], most: Most | None = None) -> Parcel
 def _arrays(data: Letter) -> dict[str, Tensor]:
     if isinstance(data, bytes) or data.place is None:
         return load(data[:])
-    with safe_open(data.place, "pt") as found:
-        return {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118  it is no mapping
+    return tensors_in(data.place)
 
 
 def _digest(fields: str, arrays: Mapping[str, Tensor]) -> str:

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from ..address import read
 from ..core import Memory, Task
 from ..parties import People
 from ..piece import Answer, Plan, parties_of, work
+from ..store.tensors import tensors_in
 from ..wire import Crate, parcel_of, sheet
 from .shelf import Shelf
 
@@ -100,7 +100,7 @@ class Worker:
             return {**number, "why": traceback.format_exc()}
 
     def _make(self, message: dict[str, Any]) -> dict[str, Any]:
-        arrays = load_file(message["file"]) if message["file"] else {}
+        arrays = tensors_in(Path(message["file"])) if message["file"] else {}
         key = json.dumps(message["spelled"]["data"])
         if self._people is None or self._people[0] != key or arrays:  # arrays are not in the key
             self._people = (key, people_of(message["spelled"], arrays))

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from ..core import Memory, Task
@@ -23,6 +22,7 @@ from ..examined import shown
 from ..flat import Layout
 from ..piece import Plan
 from ..store import clear_errors, disk
+from ..store.tensors import tensors_in
 from ..wire import filed
 
 OWN = "own.safetensors"
@@ -82,7 +82,7 @@ class Result:
 
     def own(self, layout: Layout) -> Tensor:
         """The party's own model, as it was judged."""
-        return layout.join(load_file(self.folder / OWN))
+        return layout.join(tensors_in(self.folder / OWN))
 
     def scores(self) -> dict[str, Any]:
         """The party's scores and the round of its models; an error if there are none yet."""

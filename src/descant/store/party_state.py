@@ -13,12 +13,13 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ..core import LOG
 from ..errors import StateError
 from .room import room
+from .tensors import tensors_in
 
 DEFAULT_BUDGET = 2**30
 _WORTH_GIVING_BACK = 2**25
@@ -111,7 +112,7 @@ class PartyStore:
         if party not in self._all:
             return {}
         if party not in self._held:
-            self._hold(party, load_file(self._file(party)))
+            self._hold(party, tensors_in(self._file(party)))
         self._held.move_to_end(party)
         return self._held[party]
 
