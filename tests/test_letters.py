@@ -940,6 +940,17 @@ def test_joining_helped_if_more_than_chance_says_so(tmp_path: Path, tested: str,
     assert table.verdict.startswith(told), table.verdict
 
 
+def test_two_models_that_fail_do_not_differ(tmp_path: Path) -> None:
+    people = desks(tmp_path, ("0", "1"))
+    failing = "def loss(output, y): return torch.nn.functional.cross_entropy(output, y) * (torch.nan if {} else 1)\n"
+    for name in ("0", "1"):
+        text = LONELY.format(label=name, tested="100:400") + failing.format("(y == 2).all()")
+        (tmp_path / f"team{name}.py").write_text(text.replace("y[100:400]", "0 * y[100:400] + 2"))
+    met(Post(people), recipe("fedavg")).fit(3, progress=False).scores()
+    table = judged(SiloFile(tmp_path / "team0.py", "0"), tmp_path / "at-0")
+    assert table.verdict.startswith("No difference that 300 test samples could show: loss inf"), table.verdict
+
+
 @pytest.mark.parametrize(("won", "lost"), [(0, 0), (1, 0), (5, 0), (6, 0), (12, 5), (14, 3), (40, 40), (260, 200)])
 def test_of_right_and_wrong_answers_what_chance_does_is_mcnemar_s_exact_test(won: int, lost: int) -> None:
     differences = torch.tensor([1.0] * won + [-1.0] * lost + [0.0] * 500)

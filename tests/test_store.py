@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle  # noqa: TID251 - what users do between processes of their own
+import weakref
 from typing import Any
 
 import numpy as np
@@ -13,10 +16,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from descant import Federation, algorithms, parties
+from descant.checkpoint import refusals_of
 from descant.engines import InProcess
 from descant.engines.afar import LARGE, Afar, Far
+from descant.errors import StateError
+from descant.gate import Refusal
 from descant.store import PartyStore
-from descant.store.kept import Kept, pieces
+from descant.store.kept import Kept, _Block, pieces
 from descant.store.log import plain
 
 Steps = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 99), st.sampled_from(["commit", "rollback"])))
@@ -73,6 +79,42 @@ def test_a_store_is_a_dictionary_wherever_memories_are(moves: list[tuple[str, in
     assert not store.has_large or any(far for _, _, far, _ in moves)
     store.clear()
     assert store.names() == [] and store.get("a") == {}
+
+
+def test_undoing_what_is_far_may_be_broken_off_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever presses Ctrl-C twice has the round before all the same."""
+    store = Afar(10**6)
+    for round, place in ((1, 10), (2, 20)):
+        store.stage("a", Far(place, lambda place: {"w": torch.full((4,), place)}))
+        store.commit(round, ["a"])
+    rollback = PartyStore.rollback
+
+    def broken(near: PartyStore, round: int) -> None:
+        rollback(near, round)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(PartyStore, "rollback", broken)
+        store.rollback(1)
+    store.rollback(1)
+    assert store.round == 1 and int(store.get("a")["w"][0]) == 10
+
+
+def test_what_was_before_a_round_goes_when_the_next_begins() -> None:
+    """Or memories would be there three times while a round goes on: before, now, and the new ones."""
+    store, places = Afar(10**6), list[weakref.ref[Far]]()
+    for round in (1, 2, 3):
+        store.rollback(store.round)
+        assert [place() is not None for place in places] == [False, True][3 - round :]
+        far = Far(round, lambda place: {"w": torch.full((4,), place)})
+        places.append(weakref.ref(far))
+        store.stage("a", far)
+        store.commit(round, ["a"])
+        del far
+    store.rollback(2)
+    assert int(store.get("a")["w"][0]) == 2
+    with pytest.raises(StateError, match="The state is of round 1"):
+        store.rollback(1)
 
 
 def test_a_large_memory_is_the_sign_to_let_them_stay() -> None:
@@ -138,7 +180,8 @@ def test_what_is_kept_reads_like_a_list_and_is_the_json_of_one(steps: list[Any],
         expected += again
     assert len(kept) == len(expected) and repr(kept) == repr(expected) == repr([*kept])
     assert [repr(kept[at]) for at in range(-len(kept), len(kept))] == [repr(entry) for entry in expected * 2]
-    assert repr(kept[3:40:2]) == repr(expected[3:40:2])
+    for some in (slice(3, 40, 2), slice(-3, None), slice(40, 3, -5), slice(70, 40), slice(None, None, -1)):
+        assert repr(kept[some]) == repr(expected[some])
     for ordered in (False, True):
         text = json.dumps(plain(expected), sort_keys=ordered).encode()
         assert b"".join(kept.json(ordered)) == text
@@ -153,3 +196,22 @@ def test_the_last_that_is_kept_can_be_changed() -> None:
     kept[-1]["own"] = 0.5
     kept.shrink()
     assert kept == [*({"round": round} for round in range(63)), {"round": 63, "own": 0.5}] and kept != kept[:-1]
+
+
+def test_what_is_kept_can_be_pickled_and_copied() -> None:
+    """Whoever compares runs in several processes sends it from one to another."""
+    refusals = refusals_of(Refusal("a", round, "late") for round in range(70))
+    refusals.shrink()
+    assert pickle.loads(pickle.dumps(refusals)) == [*refusals]  # noqa: S301
+    other = copy.copy(refusals)
+    other.append(Refusal("b", 71, "late"))
+    assert len(other) == 71 and len(refusals) == 70 and other[:-1] == [*refusals]
+
+
+def test_the_last_of_what_is_kept_is_read_without_opening_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, opened = Kept([{"round": round} for round in range(1000)], dict, dict), list[_Block]()
+    kept.shrink()
+    entries = _Block.entries
+    monkeypatch.setattr(_Block, "entries", lambda block: [opened.append(block), entries(block)][1])
+    assert [entry["round"] for entry in kept[-40:]] == [*range(960, 1000)] and len(opened) == 1
+    assert kept[::-300] == [{"round": 999}, {"round": 699}, {"round": 399}, {"round": 99}]

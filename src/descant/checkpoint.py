@@ -54,7 +54,11 @@ def history_of(entries: Iterable[dict[str, Any]] = ()) -> Kept[dict[str, Any]]:
 
 def refusals_of(entries: Iterable[Refusal] = ()) -> Kept[Refusal]:
     """What did not count."""
-    return Kept(entries, asdict, lambda entry: Refusal(**entry))
+    return Kept(entries, asdict, _refusal)
+
+
+def _refusal(entry: dict[str, Any]) -> Refusal:
+    return Refusal(**entry)
 
 
 def digest(state: State, memory: Store) -> str:

@@ -192,7 +192,7 @@ def party_table(
             "alone": float(alone.own.values[i]),
             beside: float(scores.majority.values[i]),
             "rounds": rounds[name],
-            "gain": sign * float(own.values[i] - local.values[i]),
+            "gain": sign * (float(own.values[i]) - float(local.values[i])),
         }
         for i, name in enumerate(scores.names)
     ]

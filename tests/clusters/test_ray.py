@@ -3,12 +3,14 @@ this, in an environment that has Ray."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -144,6 +146,51 @@ def test_a_worker_that_dies_takes_no_memory_with_it(tmp_path: Path) -> None:
     assert not fed.refusals_ and here(fed) == (0, 6)
     engine.close()
     assert fed.hash() == heavy(InProcess, loss=loss).fit(4, progress=False).hash()
+
+
+def test_memories_go_with_their_federation(two: Ray) -> None:
+    """At once: nobody else knows how much of Ray's memory they take."""
+    engines = weakref.WeakSet[Any]()
+    heavy(two).fit(1, progress=False)  # the first in a process stays longer: torch keeps what it first failed with
+    gc.disable()
+    try:
+        fed = heavy(two).fit(3, progress=False)
+        assert here(fed) == (0, 6)
+        engines.add(fed._engine)
+        del fed
+        assert not engines
+    finally:
+        gc.enable()
+
+
+def test_pieces_are_small_where_what_parties_remember_would_not_fit(two: Ray) -> None:
+    fed = heavy(two).fit(2, progress=False)
+    engine: Any = fed._engine
+    assert engine._room > 2**20
+    engine._room = 500_000  # two memories
+    tasks = tasks_for(fed._plan, fed.state, dict.fromkeys(fed.people, ADAM.hyper), "train", 3)
+    engine.submit(list(tasks))
+    assert [len(part.tasks) for part in engine._owed.pieces.values()] == [2, 2, 1, 1]
+    fed.fit(2, progress=False)
+    assert here(fed) == (0, 6) and fed.hash() == heavy(InProcess).fit(4, progress=False).hash()
+
+
+def test_a_cluster_that_was_left_is_not_started_again_to_look_for_what_was_there(tmp_path: Path) -> None:
+    code = (
+        "from test_ray import *\nif __name__ == '__main__':\n"
+        "    two = Ray(workers=2)\n    fed = heavy(two).fit(3, progress=False)\n    import ray; ray.shutdown()\n"
+        "    for ask in (fed.hash, partial(fed.fit, 1)):\n        try:\n            ask()\n"
+        "        except EngineError as error:\n            print(error)\n"
+        "    assert not ray.is_initialized()\n"
+        "    assert heavy(two).fit(2, progress=False).hash() == heavy(InProcess).fit(2, progress=False).hash()\n"
+    )
+    (tmp_path / "left.py").write_text(code)
+    given = environment(tmp_path)
+    given["PYTHONPATH"] += os.pathsep + str(Path(__file__).parent)
+    command = [sys.executable, str(tmp_path / "left.py")]
+    ended = subprocess.run(command, env=given, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"Go on from the last save.*\n.*These workers have been closed", ended.stdout)
 
 
 def test_memories_stay_on_their_machine_and_one_that_goes_with_them_is_said(tmp_path: Path) -> None:

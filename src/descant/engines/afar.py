@@ -18,8 +18,8 @@ LARGE = 100_000
 class Far(Mapping[str, Tensor]):
     """A memory that is elsewhere: whoever looks into it fetches it, anew every time."""
 
-    def __init__(self, place: Any, fetch: Callable[[Any], dict[str, Tensor]]) -> None:
-        self.place, self._fetch = place, fetch
+    def __init__(self, place: Any, fetch: Callable[[Any], dict[str, Tensor]], bytes: int = 0) -> None:
+        self.place, self._fetch, self.bytes = place, fetch, bytes
 
     def __getitem__(self, name: str) -> Tensor:
         return self.fetched()[name]
@@ -35,19 +35,28 @@ class Far(Mapping[str, Tensor]):
         return self._fetch(self.place)
 
 
+def weight(memory: Memory) -> int:
+    """Bytes of a memory; it is not fetched for that."""
+    return memory.bytes if isinstance(memory, Far) else size(memory)
+
+
 class Afar:
     """A `core.Store` of memories that are here, as in a :class:`PartyStore`, or :class:`Far`."""
 
     def __init__(self, budget: int) -> None:
         self._near = PartyStore(budget)
-        self._far: dict[str, Far] = {}
-        self._before = self._far  # as it was before the last commit
+        self._rounds: dict[int, dict[str, Far]] = {0: {}}  # that of the last commit, and the one before
         self._staged: dict[str, Far | None] = {}  # None: it is staged here
         self.has_large = False  # or had: whether to let memories stay
 
     @property
     def round(self) -> int:
         return self._near.round
+
+    @property
+    def _far(self) -> dict[str, Far]:
+        """What is far changes with the round of what is here: neither is broken off without the other."""
+        return self._rounds[self._near.round]
 
     @property
     def held_bytes(self) -> int:
@@ -70,19 +79,19 @@ class Afar:
 
     def commit(self, round: int, parties: Collection[str]) -> None:
         chosen = {party: self._staged[party] for party in self._staged.keys() & set(parties)}
-        self._before = self._far  # first: a commit may be broken off
+        far = {party: far for party, far in {**self._far, **chosen}.items() if far is not None}
+        self._rounds = {self.round: self._far, round: far}
         self._near.commit(round, parties)
-        self._far = {party: far for party, far in {**self._far, **chosen}.items() if far is not None}
         self._staged = {}
 
     def rollback(self, round: int) -> None:
-        undone = self._near.round != round
         self._near.rollback(round)
-        self._far, self._staged = self._before if undone else self._far, {}
+        self._rounds, self._staged = {round: self._far}, {}
 
     def clear(self) -> None:
+        self._rounds = {self.round: {}, 0: {}}
         self._near.clear()
-        self._far, self._before, self._staged = {}, {}, {}
+        self._staged = {}
 
     def names(self) -> list[str]:
         return sorted({*self._near.names(), *self._far})

@@ -67,7 +67,7 @@ class Hand:
         done = work(self._plan(plan, spelled), *before)
         kept = [memory if fields["stay"] and memory and size(memory) >= LARGE else None for _, memory in done]
         answers, crate = told([(done[k][0], done[k][1] if stays is None else None) for k, stays in enumerate(kept)])
-        parcel = packed({"answers": answers, "stays": [bool(memory) for memory in kept]}, crate.arrays)
+        parcel = packed({"answers": answers, "stays": [size(memory or {}) for memory in kept]}, crate.arrays)
         return [parcel, *(memory and packed(None, memory) for memory in kept)] if fields["stay"] else parcel
 
     def _plan(self, name: str, spelled: Parcel) -> Plan:

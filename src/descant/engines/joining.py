@@ -50,7 +50,8 @@ def join(address: str | None, count: int) -> None:
     if address is None:
         given |= {"num_cpus": count, "include_dashboard": False}
         if not _has_token():
-            _OWN.append(secrets.token_hex(32))  # or Ray writes one into the home folder, for all to read
+            if not _OWN:  # Ray looks at it once: what is started here later has the same
+                _OWN.append(secrets.token_hex(32))  # or Ray writes one into the home folder, for all to read
             os.environ[_TOKENS[0]] = _OWN[-1]
     _check_answers(place, address)
     try:

@@ -24,7 +24,7 @@ from ..core import Report, Store, Task
 from ..errors import DescantWarning, EngineError
 from ..piece import Plan
 from ..settings import check, setting
-from .afar import Afar, Far
+from .afar import Afar, Far, weight
 from .freight import Spelled, cut
 from .hand import Hand, packed, unpacked
 from .joining import join
@@ -36,6 +36,7 @@ from .worker import INSIDE, mark_of
 _AHEAD = 2  # pieces a worker has at most: the one that it works on, and the next
 _START = 600.0  # seconds in which a worker must have made a plan
 _MOST = 2**26  # bytes of models a piece
+_SHARE = 4  # of a worker's part of Ray's memory: what its two pieces bring, what it hands over, and one to spare
 _GONE = (
     "What parties remember was on a machine of the cluster that is gone. Go on from the last save: by load(), or by "
     "`descant run --resume`."
@@ -70,6 +71,8 @@ class Ray:
                 "Put that part of it under `if __name__ == '__main__':`."
             )
         spelled = Spelled.of(plan)  # what cannot travel is an error now
+        if not _is_joined():
+            self._hands.clear()  # those of a cluster that was left
         join(self.address, (self.workers or cores()) * self.threads)
         machines = _machines()
         while len(self._hands) < (self.workers or max(1, sum(machines.values()) // self.threads)):
@@ -94,9 +97,26 @@ class Ray:
 
     def hand(self, at: int) -> Any:
         """One of the workers."""
-        if at >= len(self._hands) or not sys.modules["ray"].is_initialized():
+        if at >= len(self._hands) or not _is_joined():
             raise EngineError("These workers have been closed. Make a new Ray(...).")
         return self._hands[at]
+
+
+def _is_joined() -> bool:
+    """Whether this process is part of a cluster; one that asks Ray for something without that starts another."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def _fetched(place: Any) -> dict[str, Tensor]:
+    """A memory that is elsewhere. (Ray has a ValueError for a place in a cluster that was left.)"""
+    ray = sys.modules["ray"]
+    try:
+        if _is_joined():
+            return unpacked(ray.get(place))[1]
+    except (ray.exceptions.RayError, ValueError) as error:
+        raise EngineError(_GONE) from error
+    raise EngineError(_GONE)
 
 
 def _machines() -> dict[str, int]:
@@ -134,6 +154,8 @@ class RayEngine:
         self._owed = Owed[Load]()
         self._plan = (f"{os.getpid()}-{NUMBER()}", ray.put(packed(spelled.text, spelled.arrays)))
         workers = min(len(cluster._hands), len(self._names))  # one without a party would have nothing to do
+        held = ray.cluster_resources().get("object_store_memory", sys.maxsize)
+        self._room = int(held) // (_SHARE * len(cluster._hands))  # bytes of memories a piece
         self._doing: list[deque[Asked]] = [deque() for _ in range(workers)]
         self._where: dict[str, int] = {}  # by party: the worker that did its last task
         self._alike = False
@@ -176,11 +198,18 @@ class RayEngine:
             )
 
     def submit(self, tasks: Sequence[Task]) -> None:
+        self._cluster.hand(0)
         if not self._alike:
             self.wait()
         load = Load(tasks, [self._memory.look(task.party) for task in tasks])
         self._shared = self._ray.put(packed(None, load.shared))  # every machine fetches it once
-        self._owed = Owed([Piece(load, rows) for rows in cut(len(tasks), len(self._doing), self._most)])
+        self._owed = Owed([Piece(load, rows) for rows in cut(len(tasks), len(self._doing), self._rows(load))])
+
+    def _rows(self, load: Load) -> int:
+        """Tasks a piece: what is beside them must fit into Ray's memory with that of the other workers, or Ray carries
+        it to the disk and back again and again."""
+        memories = sum(map(weight, load.memories))
+        return min(self._most, max(1, self._room * len(load.tasks) // max(1, memories)))
 
     def collect(self, timeout: float) -> list[Report]:
         end = time.monotonic() + timeout
@@ -235,12 +264,6 @@ class RayEngine:
         answer, *kept = found if stay else [found]
         return Asked(hand, answer, kept, part)
 
-    def _fetched(self, place: Any) -> dict[str, Tensor]:
-        try:
-            return unpacked(self._ray.get(place))[1]
-        except self._ray.exceptions.RayError as error:
-            raise EngineError(_GONE) from error
-
     def _take(self, at: int) -> None:
         """The answers to a worker's first piece, or why there are none."""
         asked = self._doing[at].popleft()
@@ -254,8 +277,8 @@ class RayEngine:
             self._bury(at, asked, str(error))
         else:
             answers = [answer_of(one, arrays) for one in fields["answers"]]
-            for k in (k for k, stays in enumerate(fields["stays"]) if stays):
-                answers[k] = (answers[k][0], Far(asked.kept[k], self._fetched))
+            for k in (k for k, bytes in enumerate(fields["stays"]) if bytes):
+                answers[k] = (answers[k][0], Far(asked.kept[k], _fetched, fields["stays"][k]))
             self._where |= {task.party: at for task in asked.part.tasks}
             self._owed.answer(asked.part, answers)
 

@@ -105,7 +105,11 @@ def _scores(plan: Plan, party: str, found: Mapping[str, Any]) -> Scores:
 
 
 def _differences(plan: Plan, party: Party, own: Tensor, alone: Tensor) -> Tensor:
-    """How much better the party's own model is than the one that it has alone, test sample by test sample."""
+    """How much better the party's own model is than the one that it has alone, test sample by test sample.
+
+    Where a model fails it is as bad as can be, and two that fail do not differ.
+    """
+    worst = -math.inf if plan.metric.higher_is_better else math.inf
 
     def scores(row: Tensor) -> Tensor:
         found = list[Tensor]()
@@ -116,11 +120,12 @@ def _differences(plan: Plan, party: Party, own: Tensor, alone: Tensor) -> Tensor
             return found[-1]
 
         mean_of(plan.net, row, party.x_test, party.y_test, value)
-        return torch.cat(found)
+        return torch.cat(found).nan_to_num(worst, math.inf, -math.inf)
 
     plan.net.module.eval()
     with ONE_AT_A_TIME, torch.inference_mode(False):
-        return (scores(own) - scores(alone)) * (1 if plan.metric.higher_is_better else -1)
+        better = (scores(own) - scores(alone)) * (1 if plan.metric.higher_is_better else -1)
+    return better.nan_to_num(0.0, math.inf, -math.inf)
 
 
 def _verdict(scores: Scores, alone: Scores, found: Mapping[str, Any], chance: float) -> str:

@@ -50,6 +50,11 @@ class Kept(Sequence[T]):
         self._packed, self._opened = packed, opened
         self._held: tuple[list[_Block], list[T]] = ([], list(entries))  # replaced whole, for whoever interrupts
 
+    def __copy__(self) -> Kept[T]:
+        copy = Kept[T]((), self._packed, self._opened)
+        copy._held = (self._held[0], [*self._held[1]])
+        return copy
+
     def append(self, entry: T) -> None:
         self._held[1].append(entry)
 
@@ -99,12 +104,19 @@ class Kept(Sequence[T]):
     def __getitem__(self, at: slice) -> list[T]: ...
     def __getitem__(self, at: int | slice) -> T | list[T]:
         if isinstance(at, slice):
-            return list(self)[at]
+            return self._some(range(len(self))[at])
         blocks, entries = self._held
         block, place = divmod(range(len(self))[at], _TOGETHER)
         if block >= len(blocks):
             return entries[range(len(self))[at] - len(blocks) * _TOGETHER]
         return self._opened(blocks[block].entries()[place])
+
+    def _some(self, places: Sequence[int]) -> list[T]:
+        """These entries; no block before them is opened."""
+        blocks, entries = self._held
+        first = min(min(places, default=len(self)) // _TOGETHER, len(blocks))
+        found = [*(self._opened(one) for block in blocks[first:] for one in block.entries()), *entries]
+        return [found[place - first * _TOGETHER] for place in places]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Kept | list) and list(self) == list(other)

@@ -81,9 +81,10 @@ class PartyStore:
         self._staged, self._waiting = {}, 0
 
     def rollback(self, round: int) -> None:
-        """Forget what is staged, and a commit that went beyond this round."""
+        """Forget what is staged, a commit that went beyond this round, and what was before: nobody goes back there."""
         self._staged, self._waiting = {}, 0
         if self._round == round:
+            self._before = None
             return
         if self._before is None or self._before[0] != round:
             raise StateError(
