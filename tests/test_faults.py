@@ -103,6 +103,22 @@ def introduced(post: Post, said: list[str]) -> Meeting:
     return Meeting(post, recipe(), "lab", Net.made(network, 0), loss, say=said.append)
 
 
+def test_parties_that_were_there_are_waited_for_and_not_for_long(tmp_path: Path) -> None:
+    post = Post(desks(tmp_path))
+    meeting, looks = introduced(post, []), count()
+    here, post.away = post.here, {"1", "2"}
+
+    def look() -> Any:
+        post.away -= {"1"} if next(looks) > 3 else set()
+        return here()
+
+    post.here = look  # type: ignore[method-assign]
+    meeting.wait_for(["0", "1"], 600.0)
+    assert post.away == {"2"} and next(looks) < 20
+    meeting.wait_for(["0", "2"], 0.3)
+    assert post.away == {"2"}
+
+
 def test_a_silo_of_another_version_is_told_which_and_not_let_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

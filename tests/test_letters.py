@@ -658,13 +658,24 @@ def test_fewer_than_a_quorum_do_not_begin_a_round(tmp_path: Path) -> None:
 @pytest.mark.parametrize("begun", [0, 2], ids=["before the first round", "later"])
 def test_who_was_revoked_is_never_waited_for(tmp_path: Path, quorum: int | None, begun: int) -> None:
     post, said, revoked = Post(desks(tmp_path)), list[str](), dict[str, str]()
-    fed = met(post, recipe(), QUORUM[quorum], listening(said), lambda: revoked)
-    for name in ("1", "2"):  # fewer are left than the quorum
+    patience = replace(QUORUM[quorum], quorum=quorum and 2)
+    fed = met(post, recipe(), patience, listening(said), lambda: revoked)
+    for name in ("1", "2"):
         fed.fit(begun, progress=False)
         revoked[name] = "it was revoked"
     post.away = {"2"}  # and 1 is there still, as one is whom the proxy has not cut off yet
     fed.fit(2, progress=False)
     assert fed.history_[-1]["presence"] == ("paap" if begun else "p..p")
+
+
+def test_a_quorum_holds_whoever_was_revoked(tmp_path: Path) -> None:
+    """Or the common model could be that of the one party which is left; those who are there can still be judged."""
+    post, revoked = Post(desks(tmp_path)), dict[str, str]()
+    fed = met(post, recipe(), QUORUM[3], listening([]), lambda: revoked).fit(1, progress=False)
+    revoked |= {"1": "it was revoked", "2": "it was forgotten"}
+    with pytest.raises(Waits, match=r"2 of 3 parties are there. Waiting for new invites.*smaller --quorum"):
+        fed.fit(1, progress=False)
+    assert fed.scores().names == ("0", "3") and fed.state.round == 1
 
 
 def test_a_letter_that_got_lost_is_not_kept_for_who_was_revoked(tmp_path: Path) -> None:
@@ -737,7 +748,8 @@ def test_a_round_that_has_no_quorum_when_it_is_due_says_whom_it_waits_for(tmp_pa
     post, said = Post(desks(tmp_path)), list[str]()
     post.spoil = lambda task, answer: None if task.party in "12" and task.round == 2 else answer
     fed = met(post, recipe(), QUORUM[3], listening(said))
-    with pytest.raises(Waits, match=r"Round 2 has 2 of the 3 answers that it needs, after 0.1 s. Waiting for 1, 2."):
+    needs = "2 of the 3 answers with which it goes on without others, after 0.1 s"
+    with pytest.raises(Waits, match=f"Round 2 has {needs}. Waiting for 1, 2."):
         fed.fit(2, progress=False)
 
 

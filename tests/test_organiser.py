@@ -289,3 +289,20 @@ def test_when_a_party_was_last_heard_of_is_noted_while_nothing_else_changes(
     with faults(0, error=full) as found:
         assert post.here().keys() == set(NAMES)
     assert found.reached
+
+
+def test_who_was_told_that_the_training_is_over_is_done(made: Callable[..., Lab]) -> None:
+    lab = made()
+    lab.train()
+    lab.roster.revoke("1")
+    assert {name: one["now"] for name, one in lab.parties().items()} == {"0": "done", "1": "revoked", "2": "done"}
+    assert lab.parties()["1"]["heard"] is None  # nobody has noted that it was there
+
+
+@pytest.mark.parametrize("file", ["parties.json", "parted.json"])
+@pytest.mark.parametrize("text", ["{", "3"])
+def test_a_file_of_the_server_that_is_damaged_is_named(made: Callable[..., Lab], file: str, text: str) -> None:
+    lab = made()
+    lab.train()
+    (lab.roster.run / file).write_text(text)
+    assert f"{file} is not as Descant wrote it" in "".join(lab.call("server", "status", "lab", code=1).split("\n"))

@@ -313,6 +313,9 @@ def test_every_way_that_runs_over_silos_is_let_through(tmp_path: Path, name: str
         Serving(tmp_path / "lab", Patience(), lambda text: None).until_done()
 
 
+SEEN = {name: {"now": now, "heard": ""} for name, now in {"north": "there", "south": "left", "west": "away"}.items()}
+
+
 @pytest.fixture
 def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[bool]], dict[str, object]]:
     """Serves by a SuperLink that dies as often as is said, each time behind a round that was done, or before."""
@@ -322,7 +325,9 @@ def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence
         disk.make(place)
         log = Log(place / "events.jsonl")
 
-        def drive(*_: object) -> dict[str, object]:
+        def drive(*given: Any) -> dict[str, object]:
+            waited.append(given[-1])
+            (place.parent / "attendance.json").write_text(json.dumps(SEEN if len(waited) == 1 else {}))
             for done in left:
                 if done:
                     log.add("round", round=log.written.number + 1)
@@ -334,7 +339,9 @@ def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence
         monkeypatch.setattr(serving, "superlink", lambda *_: nullcontext())
         monkeypatch.setattr(Serving, "_drive", drive)
         monkeypatch.setattr(serving, "_PAUSES", (0.0, 0.0, 0.0))
-        return Serving(tmp_path / "lab", Patience(), lambda text: None).until_done()
+        waited = list[set[str]]()
+        found = Serving(tmp_path / "lab", Patience(), lambda text: None).until_done()
+        return {**found, "waited for": waited}
 
     return serve
 
@@ -342,7 +349,13 @@ def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence
 def test_a_superlink_may_die_any_number_of_times_while_rounds_get_done(
     dying: Callable[[Sequence[bool]], dict[str, object]],
 ) -> None:
-    assert dying([True, False, False] * 5) == {"rounds": 5}
+    assert dying([True, False, False] * 5)["rounds"] == 5
+
+
+def test_who_was_there_when_a_superlink_died_is_waited_for_until_it_is_back(
+    dying: Callable[[Sequence[bool]], dict[str, object]],
+) -> None:
+    assert dying([True, False])["waited for"] == [set(), {"north"}, {"north"}]
 
 
 def test_a_superlink_that_dies_again_and_again_before_a_round_is_done_ends_the_server(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,6 +99,7 @@ def start(
         from ..store.party_state import give_back_at_once
 
         sys.path.insert(0, "")
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends it by that may go on as after Ctrl-C
         one_thread()
         give_back_at_once()
         patience = Patience(deadline, quorum, gather, limit, farewell)

@@ -80,7 +80,7 @@ def join(
         place = folder or Path(f"{held.party}.silo")
         check_whose(place, held)
         disk.make(place, 0o700)
-        lock = Lock(place / ".lock")
+        lock = Lock(place / ".lock", then=f"It takes part already. To end that: descant silo leave {place}")
         over, ended = threading.Event(), False
 
         def say(text: str) -> None:

@@ -68,10 +68,19 @@ class Member:
 
     def fate(self) -> str:
         """How it ended, in words."""
-        code = self.process.wait()
-        if code == -signal.SIGKILL:
-            return "was killed (SIGKILL; most often because the machine ran out of memory)"
-        return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return fate(self.process.wait())
+
+
+def fate(code: int) -> str:
+    """How a process with this exit code has ended, in words.
+
+    >>> fate(3), fate(-11), fate(-40)
+    ('has exited with 3', 'died of SIGSEGV', 'died of signal 40')
+    """
+    if code == -signal.SIGKILL:
+        return "was killed (SIGKILL; most often because the machine ran out of memory)"
+    names = {int(each): each.name for each in signal.Signals}
+    return f"died of {names.get(-code, f'signal {-code}')}" if code < 0 else f"has exited with {code}"
 
 
 class Mailbox:

@@ -29,6 +29,7 @@ ACCEPTED = "accepted"
 """The setting by which a task tells its party the last round in which the party's report counted; 0: none yet."""
 
 _NAMED = 10  # parties
+_NOBODY = "new invites, as more are needed than are left; or begin again with a smaller --quorum"
 _SHORTEST, _LONGEST = 0.02, 1.0  # seconds between two looks into the letter box
 
 
@@ -109,12 +110,12 @@ class SiloEngine:
             barred = {*self._barred(), *(() if begin else self._post.left())}
             wanted = [name for name in self._plan.people if name not in barred]
             found, missing = ([name for name in wanted if (name in here) is there] for there in (True, False))
-            least = self._least(len(wanted))
+            least = self._least(len(wanted), begin)
             if len(found) >= least:
                 if begin:
                     self._note_absent(missing)
                 return found
-            waits = f"{len(found)} of {least} parties are there. Waiting for {some(missing) or 'new invites'}."
+            waits = f"{len(found)} of {least} parties are there. Waiting for {some(missing) or _NOBODY}."
             if waits != told:
                 self._say(waits)
                 told = waits
@@ -122,11 +123,16 @@ class SiloEngine:
             pause = min(_LONGEST, 2 * pause)
             time.sleep(pause)
 
-    def _least(self, wanted: int) -> int:
-        """How many must be there for a round to begin; once one has counted, a quorum will do."""
+    def _least(self, wanted: int, begin: bool) -> int:
+        """How many must be there; once a round has counted, a quorum will do, and less than that begins no round.
+
+        Else they are no more than there are.
+        """
         begun, secure = bool(self._memory.names()), self._plan.algorithm.secure
-        least = self._patience.quorum if begun and self._patience.quorum is not None else self._patience.gather
-        return max(min(least, wanted), 1 if secure is None else secure.least)
+        quorum = self._patience.quorum if begun else None
+        least = self._patience.gather if quorum is None else quorum
+        least = least if begin and quorum is not None else min(least, wanted)
+        return max(least, 1 if secure is None else secure.least)
 
     def _note_absent(self, missing: Sequence[str]) -> None:
         """Say whom a round begins without, where that is not as it was before."""
@@ -255,8 +261,9 @@ class SiloEngine:
     def _note_late(self, late: Sequence[Task], quorum: int) -> None:
         """Say once whom a round waits for that is due and has no quorum."""
         if not self._is_late:
-            needs = f"{self._answered} of the {quorum} answers that it needs, after {self._patience.deadline:g} s"
-            self._say(f"Round {late[0].round} has {needs}. Waiting for {some([task.party for task in late])}.")
+            needs = f"{self._answered} of the {quorum} answers with which it goes on without others"
+            after = f"after {self._patience.deadline:g} s. Waiting for {some([task.party for task in late])}"
+            self._say(f"Round {late[0].round} has {needs}, {after}.")
         self._is_late = True
 
 

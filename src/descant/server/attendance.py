@@ -15,10 +15,12 @@ from ..engines.silos import Lost, Post
 from ..store import disk
 from ..trust.roster import Entry, Roster
 from ..wire import Letter
+from .training import parted_in
 
 _SEEN = "attendance.json"
 _EVERY = 10.0  # seconds after which it is written though nothing has changed but the time
 _THERE, _AWAY, _LEFT = "there", "away", "left"
+_DONE = "done"  # it was told that the training is over, and has its models
 
 
 @dataclass(frozen=True)
@@ -82,15 +84,20 @@ def seen_in(folder: Path) -> dict[str, Seen]:
     return {}
 
 
+def there_in(folder: Path) -> set[str]:
+    """Who of them was there when that was last noted."""
+    return {name for name, one in seen_in(folder).items() if one.now == _THERE}
+
+
 def whereabouts(roster: Roster, running: bool) -> dict[str, dict[str, str | None]]:
     """Each party of a roster: where it is now, if the server runs, or was last; and when it was last heard of."""
-    seen = seen_in(roster.run)
-    return {entry.name: _of(entry, seen.get(entry.name), running) for entry in roster.parties()}
+    seen, parted = seen_in(roster.run), parted_in(roster.run)
+    return {one.name: _of(one, seen.get(one.name), running, one.name in parted) for one in roster.parties()}
 
 
-def _of(entry: Entry, one: Seen | None, running: bool) -> dict[str, str | None]:
-    if entry.state == "invited":  # by this invite it has never come
-        return {"now": entry.state, "heard": None}
+def _of(entry: Entry, one: Seen | None, running: bool, is_done: bool) -> dict[str, str | None]:
+    if entry.state != "joined":  # by this invite it has never come, or comes no more
+        return {"now": entry.state, "heard": one.heard if one and entry.state == "revoked" else None}
     one = one or Seen(_AWAY, entry.since)
     now = f"was {_THERE}" if one.now == _THERE and not running else one.now
-    return {"now": "revoked" if entry.state == "revoked" else now, "heard": one.heard}
+    return {"now": _DONE if is_done else now, "heard": one.heard}

@@ -178,6 +178,12 @@ class Meeting:
             time.sleep(_PAUSE)
         return {party: self.described[party] for party in here}
 
+    def wait_for(self, parties: Collection[str], seconds: float) -> None:
+        """Wait until these are there, for so long at most."""
+        end = time.monotonic() + seconds
+        while set(parties) - self.here().keys() and time.monotonic() < end:
+            time.sleep(_PAUSE)
+
     def left(self) -> Collection[str]:
         return self._post.left()
 

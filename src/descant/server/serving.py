@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +37,7 @@ from ..trust.founding import RECIPE, ROSTER, recipe_in
 from ..trust.keys import AUTHORITY, SERVER
 from ..trust.proxy import Proxy, RunningProxy
 from ..trust.roster import Roster
-from .attendance import Noting
+from .attendance import Noting, there_in
 from .forgetting import forget_rows, vault_of
 from .meeting import Meeting
 from .servable import servable
@@ -46,6 +46,7 @@ from .training import BUDGET, Training, met_in, rounds_in
 
 _SECRET, _LOCK = "driver.secret", ".lock"
 _PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds before a SuperLink or an nginx that died is started anew
+_BACK = 10.0  # seconds in which parties that were there are to be back after that
 # Both, whichever it was: a SuperLink that lives on would hold the places of parties that have lost their line.
 _BOTH = "The SuperLink and nginx"
 
@@ -66,7 +67,7 @@ class Serving:
         roster.check_recipe()
         settings = servable(recipe, True, list(met_in(roster.run) or _let_in(roster)))
         check_waits_for_all(recipe.algorithm(), self.patience.quorum)
-        lock = Lock(roster.run / _LOCK)
+        lock = Lock(roster.run / _LOCK, then=f"It serves already: descant server status {self.folder}")
         try:
             note_start(self.folder, self.patience)
             return self._served(roster, recipe, settings)
@@ -75,7 +76,7 @@ class Serving:
 
     def _served(self, roster: Roster, recipe: Recipe, settings: Mapping[str, Any]) -> dict[str, Any]:
         self.say(f"Parties reach {roster.address}. The authority's fingerprint: {roster.fingerprint}")
-        pauses, done = list(_PAUSES), rounds_in(roster.run)
+        pauses, done, back = list(_PAUSES), rounds_in(roster.run), set[str]()
         while True:
             inner = free_port()  # anew: another process may have taken it since
             try:
@@ -83,8 +84,9 @@ class Serving:
                     Proxy.before(inner, roster.address).start(self.folder) as proxy,
                     superlink(self._papers(roster), inner, roster.run),
                 ):
-                    return self._drive(roster, recipe, settings, f"{HOST}:{inner}", proxy)
+                    return self._drive(roster, recipe, settings, f"{HOST}:{inner}", proxy, back)
             except Away as why:
+                back = back or there_in(roster.run)  # no round is to begin without them for a fault that was ours
                 if (now := rounds_in(roster.run)) > done:  # it was not always so: it may die as often once more
                     pauses, done = list(_PAUSES), now
                 if not pauses:
@@ -102,7 +104,13 @@ class Serving:
         return Papers(keys / f"{AUTHORITY}.crt", keys / f"{SERVER}.crt", keys / f"{SERVER}.key", secret)
 
     def _drive(
-        self, roster: Roster, recipe: Recipe, settings: Mapping[str, Any], address: str, proxy: RunningProxy
+        self,
+        roster: Roster,
+        recipe: Recipe,
+        settings: Mapping[str, Any],
+        address: str,
+        proxy: RunningProxy,
+        back: Collection[str],
     ) -> dict[str, Any]:
         """Rounds of the run, until they are done."""
         keys = _let_in(roster)
@@ -111,6 +119,7 @@ class Serving:
         papers = self._papers(roster)
         with closing(Hub(address, papers.ca.read_bytes(), papers.secret.read_bytes(), keys)) as hub:
             meeting = self._meeting(roster, recipe, Noting(hub, roster.run), Door(proxy, roster, hub).look)
+            meeting.wait_for(back, _BACK)
             barred = partial(revoked, roster)
             training = Training(roster.run, recipe, meeting, self.patience, self.say, barred, sealed=settings)
             return training.until_done(lambda: list(_let_in(roster)))

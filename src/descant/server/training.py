@@ -21,11 +21,12 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..checkpoint import models_digest
 from ..config import Recipe
 from ..engines.silos import Silos
+from ..errors import StateError
 from ..evaluate import score
 from ..federation import Federation
 from ..gate import Refusal
@@ -45,6 +46,7 @@ _MET, _PARTED = "parties.json", "parted.json"
 _PAUSE = 0.1  # seconds
 _SHOWING = 10.0  # seconds that a party has at least to be shown its models
 Met = Mapping[str, Mapping[str, Any]]
+Noted = TypeVar("Noted", dict[str, Any], list[str])
 
 
 @dataclass(frozen=True)
@@ -120,8 +122,7 @@ class Training:
 
     def _note_parted(self) -> set[str]:
         """Who was ever told that it is over, and so has its models: it is told again, and not waited for again."""
-        file = self.folder / _PARTED
-        before = set(json.loads(file.read_text())) if file.exists() else set[str]()
+        file, before = self.folder / _PARTED, parted_in(self.folder)
         parted = before | self.meeting.parted
         if parted != before:
             with clear_errors(self.folder):
@@ -195,8 +196,22 @@ def _is_known(met: Met, name: str) -> bool:
 
 def met_in(folder: Path) -> Met:
     """Who is part of the training in a folder; nobody before it has begun."""
-    file = folder / _MET
-    found: Met = json.loads(file.read_text()) if file.exists() else {}
+    return _noted(folder / _MET, dict)
+
+
+def parted_in(folder: Path) -> set[str]:
+    """Who was told that the training in a folder is over."""
+    return set(_noted(folder / _PARTED, list))
+
+
+def _noted(file: Path, kind: type[Noted]) -> Noted:
+    """What was written into a file, of which there is nothing before it is there."""
+    try:
+        found = json.loads(file.read_text()) if file.exists() else kind()
+    except (OSError, ValueError) as error:
+        raise StateError(f"{file} is not as Descant wrote it: {error}. Restore it from a copy.") from error
+    if not isinstance(found, kind):
+        raise StateError(f"{file} is not as Descant wrote it. Restore it from a copy.")
     return found
 
 

@@ -7,7 +7,6 @@ to it, and a new one takes its place. ``python -m descant.silo.worker 5 team.py 
 from __future__ import annotations
 
 import ctypes
-import os
 import signal
 import socket
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from ..core import Report, Task
 from ..engines.line import TurnedAway
+from ..engines.pool import fate
 from ..errors import EngineError, SettingError
 from ..gate import plain
 from ..wire import pack, unpack
@@ -104,12 +104,9 @@ class Worker:
         if self._process is None:
             return "is gone"
         try:
-            code = self._process.wait(10)
+            return fate(self._process.wait(10))
         except subprocess.TimeoutExpired:
             return "does not answer"
-        if code >= 0:
-            return f"has exited with {code}"
-        return f"was ended by {signal.Signals(-code).name}" + (" (is memory short?)" if code == -signal.SIGKILL else "")
 
     def close(self) -> None:
         """End the process."""
@@ -145,5 +142,4 @@ if __name__ == "__main__":
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it never outlives whoever looks after it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever looks after it ends it
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     main(Connection(int(sys.argv[1])), *sys.argv[2:7])

@@ -42,18 +42,18 @@ class Lock:
     """Held from its making to :meth:`release`, or to the end of the process, however it ends.
 
     Its patience is how many seconds it waits for another holder; a reader that looks whether a run is alive is one for
-    a moment.
+    a moment. `then` says what can be done about one that stays.
     """
 
-    def __init__(self, file: Path, patience: float = 0.2) -> None:
+    def __init__(
+        self, file: Path, patience: float = 0.2, then: str = "Wait until it has ended, or give another folder."
+    ) -> None:
         self._descriptor = opened(file, os.O_RDWR | os.O_CREAT)
         until = time.monotonic() + patience
         while not _take(self._descriptor, alone=True):
             if time.monotonic() >= until:
                 os.close(self._descriptor)
-                raise StateError(
-                    f"{file.parent} is in use by {_owner(file)}. Wait until it has ended, or give another folder."
-                )
+                raise StateError(f"{file.parent} is in use by {_owner(file)}. {then}")
             time.sleep(_PAUSE)
         _HELD.add(self._descriptor)
         about = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now(UTC).isoformat("T", "seconds")}
