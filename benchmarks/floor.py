@@ -1,0 +1,143 @@
+"""A tiny round of three silos, beside one by Flower's own way, in one run and by turns.
+
+    python benchmarks/floor.py [--rounds 6] [--turns 2]
+
+Flower's own way is a ServerApp that sends a few numbers to three SuperNodes and waits for their answers, without TLS, on
+this machine: it starts a process for every message. Ours is nginx, a SuperLink with TLS and three silos that learn, and
+every round is on the disk. It needs an environment that has Flower, and nginx.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from descant.engines.line import QUIET
+from descant.server.serving import free_port
+from descant.trust.child import Child
+from silos import trained
+
+SILOS = 3
+PROJECT = """
+[project]
+name = "floor"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[tool.flwr.app]
+publisher = "nobody"
+[tool.flwr.app.components]
+serverapp = "floor.app:server"
+clientapp = "floor.app:client"
+[tool.flwr.app.config]
+rounds = 3
+out = "times"
+"""
+APP = """
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ArrayRecord, Array, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+client = ClientApp()
+server = ServerApp()
+
+
+@client.train()
+def train(message, context):
+    return Message(RecordDict({"w": message.content["w"]}), reply_to=message)
+
+
+@server.main()
+def main(grid, context):
+    while len(list(grid.get_node_ids())) < 3:
+        time.sleep(0.1)
+    for _ in range(int(context.run_config["rounds"])):
+        began = time.monotonic()
+        content = RecordDict({"w": ArrayRecord({"w": Array(np.zeros(20, np.float32))})})
+        out = set(grid.push_messages([Message(content, node, "train") for node in grid.get_node_ids()]))
+        while out:
+            for reply in grid.pull_messages(list(out)):
+                assert reply.has_content(), reply.error
+                out.discard(reply.metadata.reply_to_message_id)
+            time.sleep(0.1)
+        with Path(context.run_config["out"]).open("a") as times:
+            print(time.monotonic() - began, file=times, flush=True)
+"""
+
+
+def program(name: str) -> str:
+    """A command of Flower's, beside this Python."""
+    found = shutil.which(name, path=str(Path(sys.executable).parent))
+    if found is None:
+        raise SystemExit(f"There is no {name} beside this Python: pip install 'descant[flower]'")
+    return found
+
+
+def flowers_own(rounds: int) -> list[float]:
+    """Seconds of every round but the first."""
+    with tempfile.TemporaryDirectory() as made, ExitStack() as processes:
+        folder, port = Path(made), free_port()
+        (folder / "app" / "floor").mkdir(parents=True)
+        (folder / "app" / "pyproject.toml").write_text(PROJECT)
+        (folder / "app" / "floor" / "__init__.py").touch()
+        (folder / "app" / "floor" / "app.py").write_text(APP)
+        there = f'[superlink]\ndefault = "lab"\n[superlink.lab]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        (folder / "config.toml").write_text(there)
+        given = {**os.environ, **QUIET, "FLWR_HOME": made, "OMP_NUM_THREADS": "1"}
+        given["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), given["PATH"]])  # it starts others by name
+
+        def start(name: str, *arguments: str) -> None:
+            command = [program(name), "--insecure", "--host", "127.0.0.1", *arguments]
+            processes.enter_context(Child(command, folder / f"{name}{len(arguments)}.log", folder, given))
+
+        start("flower-superlink", "--port", str(port), "--disable-runtime-dependency-installation")
+        time.sleep(10)
+        for _ in range(SILOS):
+            start("flower-supernode", "--superlink", f"127.0.0.1:{port}", "--port", str(free_port()))
+        told = f'rounds={rounds} out="{folder / "times"}"'
+        asked = [program("flwr"), "run", str(folder / "app"), "lab", "--run-config", told]
+        done = subprocess.run(asked, env=given, capture_output=True, text=True, cwd=folder)
+        if done.returncode:
+            raise SystemExit(done.stdout + done.stderr)
+        times, end = folder / "times", time.monotonic() + 120 * rounds
+        while not times.exists() or len(times.read_text().splitlines()) < rounds:
+            if time.monotonic() > end:
+                raise SystemExit("\n".join(log.read_text()[-2000:] for log in folder.glob("*.log")))
+            time.sleep(0.2)
+        return [float(line) for line in times.read_text().splitlines()][1:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--turns", type=int, default=2)
+    given = parser.parse_args()
+    floor, ours = list[float](), list[float]()
+    for turn in range(given.turns):
+        floor += flowers_own(given.rounds)
+        ours += trained(SILOS, 0.001, given.rounds, "fedavg")[0][1:]
+        print(
+            f"turn {turn + 1}: Flower's own {np.median(floor):.2f} s a round, ours {np.median(ours):.2f} s", flush=True
+        )
+    ratio, load = np.median(ours) / np.median(floor), os.getloadavg()[1]
+    print(f"A tiny round of ours takes {ratio:.2f} times one of Flower's own (load {load:.1f}).")
+
+
+if __name__ == "__main__":
+    main()
