@@ -2,8 +2,8 @@
 
     python benchmarks/floor.py [--rounds 6] [--turns 2]
 
-Flower's own way is a ServerApp that sends a few numbers to three SuperNodes and waits for their answers, without TLS, on
-this machine: it starts a process for every message. Ours is nginx, a SuperLink with TLS and three silos that learn, and
+Flower's own way is a ServerApp that sends a few numbers to three SuperNodes and waits for their answers, without TLS,
+on this machine: it starts a process for every message. Ours is nginx, a SuperLink with TLS and three silos that learn, and
 every round is on the disk. It needs an environment that has Flower, and nginx.
 """
 
@@ -20,11 +20,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+from silos import trained
 
 from descant.engines.line import QUIET
 from descant.server.serving import free_port
 from descant.trust.child import Child
-from silos import trained
 
 SILOS = 3
 PROJECT = """
