@@ -3,8 +3,8 @@
     python benchmarks/floor.py [--rounds 6] [--turns 2]
 
 Flower's own way is a ServerApp that sends a few numbers to three SuperNodes and waits for their answers, without TLS,
-on this machine: it starts a process for every message. Ours is nginx, a SuperLink with TLS and three silos that learn, and
-every round is on the disk. It needs an environment that has Flower, and nginx.
+on this machine: it starts a process for every message. Ours is nginx, a SuperLink with TLS and three silos that learn,
+and every round is on the disk. It needs an environment that has Flower, and nginx.
 """
 
 from __future__ import annotations
