@@ -685,8 +685,8 @@ def test_a_run_does_not_grow_in_memory_with_its_rounds(tmp_path: Path) -> None:
     tracemalloc.start(1)  # before the first round: what is replaced by another of its kind must not count
     with Run.start(tmp_path / "run", fed, "", "always") as run, pytest.warns(DescantWarning, match="1 of 3 reports"):
         try:
-            for round in run.rounds(193):
-                if round.index in (32, 96, 192):  # each time as many are not small yet
+            for round in run.rounds(481):
+                if round.index in (32, 160, 480):  # each time as many are not small yet
                     gc.collect()
                     tracemalloc.reset_peak()
                     seen[round.index] = (tracemalloc.get_traced_memory()[0], 0)
@@ -694,9 +694,9 @@ def test_a_run_does_not_grow_in_memory_with_its_rounds(tmp_path: Path) -> None:
                     seen[round.index - 1] = (seen[round.index - 1][0], tracemalloc.get_traced_memory()[1])
         finally:
             tracemalloc.stop()
-    assert len(fed.history_) == len(fed.refusals_) == 193
-    for before, after in zip(seen[96], seen[192], strict=True):
-        assert (after - before) / (192 - 96) < 500
+    assert len(fed.history_) == len(fed.refusals_) == 481
+    for before, after in zip(seen[160], seen[480], strict=True):
+        assert (after - before) / (480 - 160) < 500
 
 
 @pytest.mark.usefixtures("quick")
