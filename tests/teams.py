@@ -44,9 +44,12 @@ def loss(output, target):
 
 
 def canaries() -> Iterator[bytes]:
-    """Rows of the talkative team, in each form in which they could have been written, and what its code raises."""
+    """Rows of the talkative team, in each form in which they could have been written, and what its code raises.
+
+    Two neighbours of a row at least, or eight bytes: four of them are somewhere in a ciphertext by chance.
+    """
     for value in (7777.125 + k / 8 for k in range(54)):
-        yield torch.tensor(value).numpy().tobytes()
+        yield torch.tensor([value, value + 1 / 8]).numpy().tobytes()
         yield torch.tensor(value, dtype=torch.float64).numpy().tobytes()
         yield repr(value).encode()
     yield b"4711-0815"

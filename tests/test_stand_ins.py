@@ -247,9 +247,10 @@ def with_canaries() -> parties.People:
 
 
 def canaries() -> Iterator[bytes]:
+    """Eight bytes or more of each row, in each form: four of them are somewhere in a ciphertext by chance."""
     for party in with_canaries().values():
         for value in {float(v) for v in torch.cat([party.x, party.x_test]).flatten()}:
-            yield torch.tensor(value).numpy().tobytes()
+            yield torch.tensor([value, value]).numpy().tobytes()
             yield torch.tensor(value, dtype=torch.float64).numpy().tobytes()
             yield repr(value).encode()
 

@@ -45,7 +45,7 @@ def rows(mark: float = 0.5) -> Rows:
     return Rows(x, torch.tensor([3, 7]), torch.tensor([10.0, 20.0], dtype=torch.float64))
 
 
-CANARIES = [rows().x[i].numpy().tobytes()[:4] for i in (0, 1)] + [b"12345.6", b"98765.4"]
+CANARIES = [rows().x[i].numpy().tobytes()[:8] for i in (0, 1)] + [b"12345.6", b"98765.4"]
 
 
 @pytest.fixture(autouse=True)
