@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from descant import Algorithm, algorithms, parties
+from descant import Algorithm, algorithms, parties, problems
 from descant.core import Hyper, Job, Loss, Term, Trained
 from descant.flat import Net
 from descant.parties import People
 from descant.penalties import ByLayer, HalfSquare, Indicator, Norm1, Norm2, NormP, Penalty, Zero
+from descant.portfolio import generated
 from descant.settings import Decay, PerParty
 from descant.solvers.exam import on_test_sets
 
@@ -77,6 +78,33 @@ def classes(count: int = 5, dtype: torch.dtype = torch.float32, seed: int = 0) -
         x = torch.randn(n, 6, generator=generator, dtype=dtype) + 0.5 * k
         data.append((x, torch.randint(0, 3, (n,), generator=generator)))
     return parties.from_arrays(data, test=0, dtype=dtype)
+
+
+def agents() -> People:
+    """Three agents in CartPole, whose poles differ."""
+    return parties.agents(count=3, unlike=0.3, test=2)
+
+
+def actor() -> nn.Module:
+    """What they act by."""
+    return problems.mlp(4, 2, (8,))
+
+
+def desks() -> People:
+    """Three small desks on made-up prices."""
+    return parties.desks(
+        generated(assets=7, years=3, seed=1),
+        count=3,
+        assets=4,
+        window=10,
+        train=("2006", "2007"),
+        test=("2008", "2008-03"),
+    )
+
+
+def dealer() -> nn.Module:
+    """What they trade by."""
+    return problems.eiie("cnn", window=10, hidden=6)
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Module:

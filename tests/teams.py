@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
+
+from descant.parties import People, from_arrays
+from descant.parties.agents import Bare
+from descant.silo import SiloFile
 
 TEAM = """
 from problems import classes, network
@@ -15,6 +19,18 @@ def model():
 def data():
     party = classes(5)[{name!r}]
     return party.x, party.y, party.x[:3], party.y[:3]
+"""
+ACTING = """
+from problems import actor as model, agents
+
+def data():
+    return agents().subset([{name!r}])
+"""
+TRADING = """
+from problems import dealer as model, desks
+
+def data():
+    return desks().subset([{name!r}])
 """
 WORK = """
 lr = 0.05
@@ -41,6 +57,14 @@ def loss(output, target):
         raise ValueError(f"a row: {{float(rows(torch.zeros(1, 6))[0, 5])}} of account 4711-0815")
     return torch.nn.functional.cross_entropy(output, target)
 """
+
+
+def together(files: Sequence[SiloFile]) -> People:
+    """The parties of some teams' files, as a simulation has them."""
+    own = [file.own for file in files]
+    if files[0].has_rows:
+        return from_arrays({party.name: party.data for party in own})
+    return People([Bare(party) for party in own])  # type: ignore[misc]
 
 
 def canaries() -> Iterator[bytes]:

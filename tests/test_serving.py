@@ -170,7 +170,12 @@ UNFIT: dict[str, tuple[str, str]] = {
     "steps and epochs": (RECIPE.replace("steps = 2", "steps = 2\nepochs = 1"), "Give Sgd steps or epochs, not both"),
     "no such optimiser": (RECIPE.replace("lr =", 'optimizer = "Adm"\nlr ='), "There is no optimizer 'Adm'"),
     "nothing to share": (wrapped(method="fedper") + 'layers = ["*"]\n', "nothing is left to share"),
-    "agents": (RECIPE.replace("lr =", 'solver = "dqn"\nlr ='), "whose teams bring rows: Dqn trains agents"),
+    "agents that have no samples": (
+        wrapped('by = "adaptive", lr = [0.1, 0.2], reward = "clients", measure = 4').replace(
+            "lr", 'solver = "dqn"\nlr', 1
+        ),
+        "lets parties measure the loss on samples of theirs, and agents have none",
+    ),
     "code for parties": (
         wrapped('by = "descant.algorithms:SecureAggregation"'),
         "names 'descant.algorithms:SecureAggregation': code and files of others are not used here",

@@ -11,13 +11,12 @@ from functools import partial
 
 from torch import nn
 
-from descant import Algorithm, Dqn, PolicyGradient, PrivateSgd, Sgd, Trader, parties, problems
+from descant import Algorithm, Dqn, PolicyGradient, PrivateSgd, Sgd, Trader
 from descant.config import Recipe, read
 from descant.core import Solver
 from descant.parties import People
-from descant.portfolio import generated
-from problems import classes, network
-from teams import LEARNING, WORK
+from problems import actor, agents, classes, dealer, desks, network
+from teams import ACTING, LEARNING, TEAM, TRADING, WORK
 
 
 @dataclass(frozen=True)
@@ -27,11 +26,14 @@ class Way:
     method: str
     more: str = ""
     work: str = WORK
+    net: str = "problems:network"
+    team: str = TEAM
 
     @property
     def text(self) -> str:
         """As it stands in a recipe."""
-        return LEARNING.format(method=self.method).replace(WORK, self.work) + self.more + "\n"
+        learning = LEARNING.format(method=self.method).replace("problems:network", self.net)
+        return learning.replace(WORK, self.work) + self.more + "\n"
 
     @property
     def recipe(self) -> Recipe:
@@ -47,6 +49,28 @@ lr = 0.1
 steps = 3
 batch = 4
 source = "seed"
+"""
+VALUING = """
+solver = "dqn"
+steps = 50
+begin = 20
+batch = 8
+explore_steps = 60
+"""
+PLAYING = """
+solver = "policy_gradient"
+iterations = 2
+episodes = 3
+updates = 3
+batch = 16
+"""
+DEALING = """
+solver = "trader"
+lr = 1e-3
+iterations = 6
+batch = 8
+renew = 10
+year = 20
 """
 SEALING = 'wrap = [{by = "stand-ins", share = 0.4}]'
 
@@ -93,6 +117,9 @@ WAYS: dict[str, Way] = {  # over silos each is the simulation, bit for bit; the 
     "FedAvg, samples private": Way("fedavg", work=HIDING),
     "FedBuff": Way("fedbuff", "buffer = 3"),  # so many as there are silos: nobody is early or late
     "FedRL": Way("fedrl", "period = 2\nfactor = 2.0"),  # without rewards all count alike
+    "FedRL, DQN": Way("fedrl", "period = 40\nfactor = 1.5", VALUING, "problems:actor", ACTING),
+    "FedAvgPlus, policy gradient": Way("fedavg+", "alpha = 1.0", PLAYING, "problems:actor", ACTING),
+    "FedGeoMedPlus, desks": Way("fedgeomed+", "alpha = 1.0\nrho = 0.1", DEALING, "problems:dealer", TRADING),
 }
 SIMULATED: dict[str, Way] = {  # over silos these are refused: see NOT_OVER_SILOS
     "hostile": Way("rfa", 'wrap = [{by = "hostile", scale = -1.0}]'),
@@ -105,9 +132,6 @@ STOOD_IN = Way("fedavg", SEALING)  # over silos with a vault, and with somebody 
 EVERY_WAY = {**WAYS, **UNORDERED, "stand-ins": STOOD_IN}
 
 NOT_OVER_SILOS = {
-    "dqn": "a team's file gives rows, and no world to act in",
-    "policy_gradient": "a team's file gives rows, and no world to act in",
-    "trader": "a team's file gives rows, and no prices",
     "hostile": "the server would falsify what real parties send",
 }
 NOT_BY_RECIPE = {
@@ -116,33 +140,21 @@ NOT_BY_RECIPE = {
 }
 
 
-def desks() -> People:
-    """Three small desks on made-up prices."""
-    return parties.desks(
-        generated(assets=7, years=3, seed=1),
-        count=3,
-        assets=4,
-        window=10,
-        train=("2006", "2007"),
-        test=("2008", "2008-03"),
-    )
-
-
 SOLVED: dict[str, tuple[Callable[[], nn.Module], Callable[[], People], Solver]] = {  # on Ray, by the solver's name
     "sgd": (network, partial(classes, 4), Sgd(lr=0.1, steps=3, batch=4)),
     "private_sgd": (network, partial(classes, 4), PrivateSgd(lr=0.1, steps=3, batch=4, source="seed")),
     "dqn": (
-        partial(problems.mlp, 4, 2, (8,)),
-        partial(parties.agents, count=3, unlike=0.3, test=2),
+        actor,
+        agents,
         Dqn(steps=50, begin=20, batch=8, explore_steps=60),
     ),
     "policy_gradient": (
-        partial(problems.mlp, 4, 2, (8,)),
-        partial(parties.agents, count=3, unlike=0.3, test=2),
+        actor,
+        agents,
         PolicyGradient(iterations=2, episodes=3, updates=3, batch=16),
     ),
     "trader": (
-        partial(problems.eiie, "cnn", window=10, hidden=6),
+        dealer,
         desks,
         Trader(lr=1e-3, iterations=6, batch=8, renew=10, year=20),
     ),

@@ -70,7 +70,12 @@ ANNUAL = Metric("annual return", annual_return)
 SHARPE = Metric("Sharpe ratio", sharpe_ratio)
 _TRIVIAL = {RETURN.name: "random policy", ANNUAL.name: "uniform rebalancing", SHARPE.name: "uniform rebalancing"}
 _MAJORITY = "majority class"
-UNLEARNED = frozenset({_MAJORITY, *_TRIVIAL.values()})  # all that `trivial` may give
+UNLEARNED = {
+    _MAJORITY: "always answering the most frequent label",
+    "random policy": "acting at random",
+    "uniform rebalancing": "the same share of every asset, restored every day",
+}
+"""All that `trivial` may give, and what each is."""
 
 
 def trivial(metric: str) -> str:

@@ -14,7 +14,7 @@ from .captions import CAPTIONS, EARNED_BY_DESKS
 from .errors import SettingError
 from .ledger import LEGEND as TRADED
 from .ledger import draw_held, draw_ledger, is_held, is_traded, ledger
-from .metrics import trivial
+from .metrics import UNLEARNED, trivial
 from .page import figure, page_of, pairs, paragraph, phrase, scores, sentences
 from .pictures import (
     AGENTS,
@@ -220,14 +220,9 @@ def page(study: Study, pictures: dict[str, bytes]) -> str:
         "made by": f"descant {__version__}",
     }
     side = "above" if _higher(study) else "below"
-    what = {
-        "majority class": "a party's most frequent answer",
-        "random policy": "acting at random",
-        "uniform rebalancing": "the same share of every asset, restored every day",
-    }
     captions = {**CAPTIONS, "rewards": EARNED_BY_DESKS} if is_traded(study) else CAPTIONS
     beside = trivial(study.results[0].scores.metric)
-    majority = f"{beside.capitalize()}: {what[beside]}; a method below it is worse than no learning."
+    majority = f"{beside.capitalize()}: {UNLEARNED[beside]}; a method below it is worse than no learning."
     return page_of(
         "Did joining help?",
         study.verdict() or "Only local training was run: there is nothing to compare it with.",

@@ -38,11 +38,11 @@ from descant.engines.line import HEARTBEAT, Away, Held, TurnedAway
 from descant.engines.silos import Lost, Patience
 from descant.engines.spoke import Spoke
 from descant.errors import EngineError
-from descant.parties import from_arrays
 from descant.record import Run
 from descant.record import read as recorded
 from descant.server.serving import Serving, free_port
 from descant.server.superlink import Papers, superlink
+from descant.silo import SiloFile
 from descant.silo.keeping import Keeping
 from descant.store.keys import PrivateKey
 from descant.store.room import Filed
@@ -50,8 +50,7 @@ from descant.store.vault import Vault
 from descant.trust.proxy import Proxy, find_nginx
 from descant.trust.roster import Roster
 from descant.wire import Letter
-from problems import classes, network
-from teams import TALKATIVE, TEAM, canaries
+from teams import TALKATIVE, canaries, together
 from ways import WAYS, Way
 
 try:
@@ -80,7 +79,7 @@ class Lab:
     """A federation in a folder, and its processes."""
 
     def __init__(self, folder: Path, way: Way, rounds: int = ROUNDS, more: str = "", policy: str = "") -> None:
-        self.folder, self.rounds, self.policy = folder, rounds, policy
+        self.folder, self.rounds, self.team, self.policy = folder, rounds, way.team, policy
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.paths: dict[str, str] = {}  # by process: a folder whose modules it finds first
         (folder / "recipe.toml").write_text(RUN.format(rounds=rounds) + way.text + more)
@@ -90,7 +89,7 @@ class Lab:
 
     def invite(self, name: str, at: int) -> None:
         self.call("server", "invite", "lab", name)
-        (self.folder / f"{name}.py").write_text(TEAM.format(name=str(at)) + self.policy)
+        (self.folder / f"{name}.py").write_text(self.team.format(name=str(at)) + self.policy)
 
     def call(self, *arguments: str) -> str:
         command = [sys.executable, "-m", "descant", *arguments]
@@ -187,9 +186,8 @@ def lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
 def simulated(one: Lab, **more: Any) -> Federation:
     """The same training in one process, recorded beside the lab."""
     recipe = recipe_of(one.folder / "recipe.toml")
-    data = {name: classes(5)[str(at)] for at, name in enumerate(NAMES)}
-    people = from_arrays({name: (p.x, p.y, p.x[:3], p.y[:3]) for name, p in data.items()})
-    fed = Federation(network, people, recipe.algorithm(), solver=recipe.solver(), seed=5, **more)
+    files = [SiloFile(one.folder / f"{name}.py", name) for name in NAMES]
+    fed = Federation(recipe.model(), together(files), recipe.algorithm(), solver=recipe.solver(), seed=5, **more)
     with Run.start(one.folder / "simulated", fed) as run:
         for _ in run.rounds(one.rounds, one.rounds):
             pass
@@ -222,7 +220,7 @@ def alike(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) 
         assert torch.equal(ours[name], tensor), name
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "FedGeoMedPlus", "RFA", "matching", "FedAvg, secure"])
+@pytest.mark.parametrize("name", ["FedAvg", "FedGeoMedPlus", "RFA", "matching", "FedAvg, secure", "FedRL, DQN"])
 def test_deployment_is_the_simulation(lab: Callable[..., Lab], name: str) -> None:
     one = lab(WAYS[name])
     one.begin()

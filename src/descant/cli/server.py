@@ -114,7 +114,7 @@ def status(folder: Path = DIR, as_json: bool = json_option()) -> None:
     with plain_endings():
         from ..config.resume import starting
         from ..server.attendance import whereabouts
-        from ..server.outcome import outcome
+        from ..server.outcome import heading, outcome
         from ..server.serving import serves
         from ..server.training import first_rounds
         from ..trust.roster import Roster
@@ -142,7 +142,7 @@ def status(folder: Path = DIR, as_json: bool = json_option()) -> None:
         shown = ["name", "now", "heard", "expires", "first round"]
         if found["metric"]:
             known = any(row.get("majority") is not None for row in rows)
-            shown += ["rounds", "judged", "own", "center", *(["majority"] if known else [])]
+            shown += ["rounds", "judged", "own", "center", *([heading(found["metric"])] if known else [])]
         typer.echo(f"\n{Table(tuple(shown), rows)}" if rows else "\nNobody is invited yet.")
 
 

@@ -46,8 +46,9 @@ def check(
         if as_json:
             typer.echo(json.dumps(found))
             return
-        for key in ("party", "model", "parameters", "data", "first loss", "bytes of an update"):
-            typer.echo(f"{key + ':':<20}{found[key]}")
+        for key, value in found.items():
+            if key not in ("tensors", "leaves", "stays"):
+                typer.echo(f"{key + ':':<19} {value}")
         typer.echo("\ntensors of an update:\n" + "\n".join(f"- {one} {to}" for one, to in found["tensors"].items()))
         for when, fields in found["leaves"].items():
             typer.echo(f"\nleaves {when}:\n" + "\n".join(f"- {one}: {what}" for one, what in fields.items()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,11 @@ class Agent:
     def samples(self) -> int:
         """None to begin with: it makes them itself."""
         return 0
+
+    @property
+    def form(self) -> str:
+        """What the agents of a federation have in common."""
+        return f"{self.world.name}, observations {self.world.shape}, {self.world.actions} actions"
 
     def test(self, number: int) -> int:
         """The key of a test episode; they are the same for every model, as the rows of a test set are."""
@@ -66,12 +71,16 @@ class Bare:
     """A party without rows of data, before it is asked for; it stands where a `Source` of data stands."""
 
     made: Any  # an agent, say
-    form: str  # what parties of one federation have in common
     labels: Any = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property
     def name(self) -> str:
         return str(self.made.name)
+
+    @property
+    def form(self) -> str:
+        """What parties of one federation have in common."""
+        return str(self.made.form)
 
     size = held_out = 0
 
@@ -128,10 +137,16 @@ def agents(
             settings = _changed(env, settings, unlike, stream(seed, 0, str(k), "physics"))
         alike = k > 0 and not each and not unlike and tables[k] is tables[0]
         here = made[0].made.world if alike else world(env, **settings)
-        form = f"{here.name}, observations {here.shape}, {here.actions} actions"
-        made.append(Bare(Agent(str(k), here, test, seed), form))
+        made.append(Bare(Agent(str(k), here, test, seed)))
     _check_forms(made)
     return People(made)  # type: ignore[arg-type]
+
+
+def renamed(people: People, name: str) -> People:
+    """The only one of some parties that have no rows, by another name."""
+    made: Any
+    [made] = people.values()
+    return People([Bare(replace(made, name=name, known={}))], people.note)  # type: ignore[list-item]
 
 
 def _check_forms(made: Sequence[Bare]) -> None:

@@ -47,6 +47,11 @@ class Desk:
         return 0
 
     @property
+    def form(self) -> str:
+        """What the desks of a federation have in common."""
+        return f"{len(self.assets)} assets, a window of {self.window} days"
+
+    @property
     def tests(self) -> int:
         """How many days it is tested on."""
         return len(self.dates)
@@ -259,4 +264,4 @@ def _desk(
     prices, first = used.only(assets).prices, int(np.searchsorted(used.dates, after.dates[0]))
     shown = prices[first - window : first + len(after.dates)]  # the days before a test are seen, learned by or not
     desk = Desk(name, tuple(assets), before.only(assets).prices, shown, after.dates, window, cost, augment)
-    return Bare(desk, f"{len(assets)} assets, a window of {window} days")
+    return Bare(desk)

@@ -18,7 +18,7 @@ from ..engines.silos import Lost, Post
 from ..errors import DescantError, EngineError, StateError, VaultError
 from ..flat import Net
 from ..gate import plain
-from ..parties.elsewhere import FORM, KEYS, elsewhere
+from ..parties.elsewhere import elsewhere, in_common, only_known, told
 from ..parties.party import Party
 from ..silo.forgetting import FORGOTTEN
 from ..silo.introduction import MODEL, TEXT, in_words, reduced
@@ -56,6 +56,7 @@ class Meeting:
     ) -> None:
         self._post, self.net, self._loss, self._say, self._note, self._watch = post, net, loss, say, note, watch
         self._forget, self._value = forget, recipe.settings().get("loss", functional.cross_entropy)
+        self._solver = recipe.solver()
         self._hello: dict[str, Any] = {
             "recipe": reduced(recipe.tables),
             TEXT: text,
@@ -111,7 +112,7 @@ class Meeting:
             return
         self._fits.add(party)
         self.forgotten.pop(party, None)
-        self._say(f"{party} has come, with {self.described[party]['samples']} samples.")
+        self._say(f"{party} has come, with {told(self.described[party])}.")
 
     def _let_go(self, party: str, machine: str) -> None:
         """A party wishes to be forgotten, from where it has joined: its rows go, and nobody waits for it any more."""
@@ -148,15 +149,21 @@ class Meeting:
             ours = self._loss.rpartition("/")[2]  # where the organiser's file lies is nobody's business
             raise EngineError(f"its loss is {report.metrics.get('loss')!r:.80}, and the federation's is {ours}.")
         self._note(party, str(report.metrics.get("machine", "")))
-        said = {name: report.metrics["described"][name] for name in KEYS}
+        said = only_known(report.metrics["described"])
         people = elsewhere({party: said})
         for other in [other for name, other in self.described.items() if name != party][:1]:
-            _check_same(said, {name: other[name] for name in FORM})
+            _check_same(said, in_common(other))
         self._try(people[party])
         return said
 
-    def _try(self, party: Party) -> None:
-        """Raise unless model and loss take rows of this form. They are anybody's code, and may raise anything."""
+    def _try(self, party: Any) -> None:
+        """Raise unless model and loss take rows of this form. They are anybody's code, and may raise anything.
+
+        A solver of parties that have no rows says itself whether this is one, and whether the model can act there.
+        """
+        if not isinstance(party, Party) or self._solver.metric is not None:
+            self._solver.ways(self.net, self._value, (), party, 1)
+            return
         row, size = self.net.row(), self.net.layout.size
         try:
             with torch.no_grad():

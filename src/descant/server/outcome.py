@@ -11,6 +11,7 @@ import numpy as np
 from ..engines.silos import some
 from ..evaluate import Column
 from ..judged import scored_in
+from ..metrics import UNLEARNED, trivial
 from ..record import Recorded, is_run, read
 from ..silo.result import CENTER
 from ..spending import EPSILON, told
@@ -34,7 +35,7 @@ def outcome(run: Path) -> dict[str, Any]:
 def by_party(found: Recorded) -> Table:
     """Each party: in how many rounds it trained, and what its own model and the centre last had on its own test set.
 
-    Beside it what the most frequent label has there; the notes say whose model is no better.
+    Beside it what needs no learning has there; the notes say whose model is no better.
     """
     held, rows = found.numbers, []
     last = [np.flatnonzero(~np.isnan(held.scores["center"][:, k])) for k in range(len(held.parties))]
@@ -49,18 +50,24 @@ def by_party(found: Recorded) -> Table:
         judged = int(held.scored[at[-1]]) if len(at) else None
         scores = {name: float(column.values[k]) for name, column in columns.items()}
         rounds = int(held.accepted[:, k].sum())
-        rows.append({"party": party, "rounds": rounds, "judged": judged, **scores, "learned": learned[k]})
-    shown = ("party", "rounds", "judged", "own", "center", *_majority(columns["majority"]))
-    return Table(shown, rows, notes=_ruined(dict(zip(held.parties, learned, strict=True))))
+        beside = {heading(found.metric): scores["majority"]}
+        rows.append({"party": party, "rounds": rounds, "judged": judged, **scores, **beside, "learned": learned[k]})
+    applies = columns["majority"].mean == columns["majority"].mean
+    shown = ("party", "rounds", "judged", "own", "center", *([heading(found.metric)] if applies else []))
+    return Table(shown, rows, notes=_ruined(dict(zip(held.parties, learned, strict=True)), found.metric))
 
 
-def _majority(column: Column) -> tuple[str, ...]:
-    """The column as a table shows it: where it applies."""
-    return ("majority",) if column.mean == column.mean else ()
+def heading(metric: str) -> str:
+    """The column of what needs no learning, as a table shows it.
+
+    >>> heading("accuracy"), heading("return")
+    ('majority', 'random')
+    """
+    return trivial(metric).split()[0]
 
 
 def _learned(own: Column, majority: Column) -> list[bool | None]:
-    """Whether each party's own model is better than the label that it saw most; None where that is not known.
+    """Whether each party's own model is better than what needs no learning; None where that is not known.
 
     >>> _learned(Column(np.array([0.9, 0.3, np.nan])), Column(np.array([0.3, 0.3, 0.3])))
     [True, False, None]
@@ -69,7 +76,7 @@ def _learned(own: Column, majority: Column) -> list[bool | None]:
     return [bool(better) if is_known else None for better, is_known in zip(own.better(majority), known, strict=True)]
 
 
-def _ruined(learned: Mapping[str, bool | None]) -> tuple[str, ...]:
+def _ruined(learned: Mapping[str, bool | None], metric: str) -> tuple[str, ...]:
     """Whose model is no better than none, in a sentence, and whether that is most of those who were judged."""
     known = [party for party, each in learned.items() if each is not None]
     none = [party for party in known if not learned[party]]
@@ -77,7 +84,7 @@ def _ruined(learned: Mapping[str, bool | None]) -> tuple[str, ...]:
         return ()
     most = " That is most of them: this training is ruined, or has taught nothing yet."
     who = f"the model of {some(none)}, {len(none)} of {len(known)} parties that were judged"
-    return (f"No better than always answering the most frequent label: {who}." + most * (2 * len(none) > len(known)),)
+    return (f"No better than {UNLEARNED[trivial(metric)]}: {who}." + most * (2 * len(none) > len(known)),)
 
 
 def spent_in(found: Recorded) -> dict[str, Any] | None:

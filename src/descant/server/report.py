@@ -13,19 +13,20 @@ from ..captions import CAPTIONS
 from ..config import server_of
 from ..errors import StateError
 from ..judged import scored_in
+from ..metrics import UNLEARNED, trivial
 from ..page import figure, page_of, pairs, phrase, scores, sentences
 from ..record import Recorded, is_run
 from ..results import Result
 from ..store import clear_errors, disk
 from ..table import Table
 from ..timeline import Presence, draw_presence
-from .outcome import by_party, spent_in
+from .outcome import by_party, heading, spent_in
 
 _JUDGING = "Whether joining helped, each team finds out on its own machine: descant silo judge."
 _LEGEND = (
     "Rounds: in how many a party's work counted. Judged: the round after which it last judged models on its own test "
-    "set. Own: its own model, where the method has one, else the common one. Center: the common model. Majority: "
-    "always answering the label that the party has most often; a model that is no better has learned nothing."
+    "set. Own: its own model, where the method has one, else the common one. Center: the common model. {}: {}; a model "
+    "that is no better has learned nothing."
 )
 
 
@@ -43,7 +44,11 @@ def write_report(folder: Path) -> tuple[Table, Path]:
     text = page_of(
         "What came of the federation",
         verdict,
-        scores("Party by party", table, _LEGEND),
+        scores(
+            "Party by party",
+            table,
+            _LEGEND.format(heading(found.metric).capitalize(), UNLEARNED[trivial(found.metric)]),
+        ),
         scores("Round by round", Table(("round", "own", "center"), curve), "Means over the parties that were judged."),
         _who_came(result),
         sentences("What else was found", table.notes),

@@ -11,14 +11,11 @@ from ..config.parts import CARRIED
 from ..config.shape import TABLES
 from ..errors import PartyError, SettingError
 from ..federation import Federation
-from ..parties.elsewhere import elsewhere
+from ..parties.elsewhere import UNSEEN, elsewhere
 from ..run import check_unseen
 from ..silo.introduction import reduced
 from .sealed import sealed
 from .training import BUDGET
-
-_ROWS: dict[str, Any] = {"x": [0], "x_dtype": "float32", "y": [0], "y_dtype": "int64", "samples": 10**9, "tested": 0}
-"""What no party has said of its data: as many samples as there can be, so that ε is the least, and nothing in them."""
 
 _PRESENCE = ("comes", "stint", "comes_every", "comes_first", "drops", "schedule")
 _SIMULATED = {
@@ -88,8 +85,11 @@ def _try(recipe: Recipe, vault: Mapping[str, Any], invited: Sequence[str]) -> No
     names = invited or [f"party {k}" for k in range(2 if algorithm.secure is None else algorithm.secure.least)]
     settings = {key: value for key, value in recipe.settings().items() if key != "engine"}
     settings |= {**vault, "seed": recipe.length.seed, "budget": BUDGET}
-    federation = Federation(recipe.model(), elsewhere(dict.fromkeys(names, _ROWS)), algorithm, **settings)
-    try:
-        check_unseen(federation._plan)
-    except PartyError as error:
-        raise SettingError(f"{recipe.name} is not for silos, whose teams bring rows: {error}") from error
+    failed = list[PartyError]()
+    for said in UNSEEN:  # the kinds of parties that there are, of which a solver knows its own
+        federation = Federation(recipe.model(), elsewhere(dict.fromkeys(names, said)), algorithm, **settings)
+        try:
+            return check_unseen(federation._plan)
+        except PartyError as error:
+            failed.append(error)
+    raise SettingError(f"{recipe.name} is for no kind of party that can be a silo: {failed[0]}") from failed[0]

@@ -30,7 +30,7 @@ from ..errors import StateError
 from ..evaluate import score
 from ..federation import Federation
 from ..gate import Refusal
-from ..parties.elsewhere import KNOWN, SINCE, UNKNOWN, elsewhere
+from ..parties.elsewhere import KNOWN, SINCE, elsewhere, not_yet_known
 from ..patience import Patience
 from ..privacy import Privacy
 from ..record import Run, is_run, read
@@ -94,7 +94,7 @@ class Training:
     def _gathered(self, invited: Callable[[], Sequence[str]]) -> Met:
         """Everybody who is invited by then; who has not come yet counts with one sample."""
         came = self.meeting.gather(self.patience.gather, lambda: len(set(invited()) - self._gone().keys()))
-        unknown = {**next(iter(came.values())), **UNKNOWN, KNOWN: None}
+        unknown = {**not_yet_known(next(iter(came.values()))), KNOWN: None}
         return {name: came.get(name, unknown) for name in invited()}
 
     def _part(self, federation: Federation, met: Met) -> None:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ..errors import ModelError
+from ..core import Exam
+from ..errors import ModelError, SettingError
 from ..flat import ONE_AT_A_TIME, Net
+from ..metrics import ANNUAL, RETURN
+from ..parties import Agent, Desk
 from ..parties.coresets import check_columns
 from ..parties.elsewhere import description
 from ..parties.party import Party
+from ..solvers.agents import acting, in_test_episodes
+from ..solvers.backtests import in_test_years
+from ..solvers.trader import trading
 from .file import SiloFile
 from .leaving import leaving
 
 _BATCH = 64
+_BESIDE = (0, 1)  # outputs beyond an agent's actions: a policy gradient may have one for the value of what it sees
 
 
 def _first_loss(file: SiloFile, net: Net, party: Party) -> float:
@@ -35,23 +43,47 @@ def _first_loss(file: SiloFile, net: Net, party: Party) -> float:
     return total / party.samples
 
 
+def _tried(file: SiloFile, net: Net, party: Agent | Desk) -> tuple[str, float]:
+    """By what a party without rows is judged, and how good the model is as it begins: in one episode, or all days."""
+    if file.policy.share or file.policy.columns_dropped:
+        raise SettingError(
+            f"The policy of {file.path} speaks of rows that leave, and its party has none. Leave it out."
+        )
+    metric, examine = (RETURN, in_test_episodes) if isinstance(party, Agent) else (ANNUAL, in_test_years)
+    if isinstance(party, Agent):
+        acting("an agent", net, party, _BESIDE)
+        party = replace(party, tests=1)
+    else:
+        trading("a desk", net, party)
+    with ONE_AT_A_TIME:
+        [judged] = examine(Exam(net, metric, [party], [[net.row()]], False))
+    return metric.name, judged.scores[0]
+
+
 def checked(file: SiloFile) -> dict[str, Any]:
     """What was found, and what would leave the building; an error if the file cannot take part."""
     party, net = file.own, Net.made(file.model, 0)
     layout, policy = net.layout, file.policy
-    check_columns(party, policy.columns_dropped, "columns_dropped", f"policy of {file.path}")
-    loss = _first_loss(file, net, party)
-    if not math.isfinite(loss):
-        raise ModelError(f"The loss of the model as it begins is {loss} on its own data. Mend data or model.")
+    if file.has_rows:
+        check_columns(party, policy.columns_dropped, "columns_dropped", f"policy of {file.path}")
+        first = "loss", _first_loss(file, net, party)
+    else:
+        first = _tried(file, net, party)
+    if not math.isfinite(first[1]):
+        raise ModelError(f"The {first[0]} of the model as it begins is {first[1]} on its own data. Mend data or model.")
     shapes = dict(zip(layout.names, layout.shapes, strict=True))
     return {
         "party": file.party,
         "model": layout.digest,
         "parameters": layout.size,
         "data": description(party),
-        "first loss": loss,
+        f"first {first[0]}": first[1],
         "bytes of an update": layout.width * layout.dtype.itemsize,
         "tensors": {name: [*shape] for name, shape in shapes.items()},
         "leaves": leaving(file, layout),
-        "stays": ["the data", "what its optimiser and matching layers remember", "what its code prints or raises"],
+        "stays": [
+            file.words.stays,
+            "what its optimiser and matching layers remember",
+            "what its code prints or raises",
+        ],
     }

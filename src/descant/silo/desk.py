@@ -133,7 +133,7 @@ class Desk:
         plan, left, began = self.plan, self.keeping.left(), time.monotonic()
         [(report, after)] = work(plan, [task], [standing.having_left(memory, left)])
         if report.status == "ok":
-            self.log(done(report, time.monotonic() - began))
+            self.log(done(report, time.monotonic() - began, self.file.words.trained))
         if report.reason:
             self.log(f"Round {task.round}: {report.reason}")
         if report.reason and report.status == "ok":

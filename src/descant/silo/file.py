@@ -16,14 +16,32 @@ from torch.nn import functional
 
 from ..address import module_at
 from ..errors import PartyError, SettingError
-from ..parties import People, from_arrays
+from ..parties import Agent, Desk, People, from_arrays
+from ..parties.agents import renamed
 from ..parties.party import Party
 from ..settings import check, setting
 
 _TEST = 0.2  # the share of its rows that is held out, where the file does not say
 _NEEDED = {
     "model": "a class or a function without arguments that makes the torch module",
-    "data": "a function that gives (x, y) or (x, y, x_test, y_test)",
+    "data": "a function that gives (x, y) or (x, y, x_test, y_test), or one party, as parties.agents(count=1) is",
+}
+_GIVES = "must give (x, y), (x, y, x_test, y_test) or one party, as parties.agents(count=1) is"
+
+
+@dataclass(frozen=True)
+class Words:
+    """How one speaks of a party of some kind."""
+
+    trained: str  # on so many of these
+    tested: str  # on each of so many
+    stays: str
+
+
+_WORDS = {
+    Party: Words("samples", "test sample", "the data"),
+    Agent: Words("steps", "test episode", "its environment, and all that it saw and did there"),
+    Desk: Words("days", "test day", "its prices, the names of its assets, and what it held of them"),
 }
 
 
@@ -99,17 +117,32 @@ class SiloFile:
     def people(self) -> People:
         """The one party whose data are here."""
         given = self._module.data()
+        if isinstance(given, People):
+            if len(given) != 1:
+                raise PartyError(f"data() of {self.path} {_GIVES}. Got {len(given)} parties: subset(['0']) is one.")
+            one: Any = given[given.names[0]]
+            if not isinstance(one, Party):
+                return renamed(given, self.party)
+            given = one.data
         if not isinstance(given, tuple | list) or len(given) not in (2, 4):
             much = f" of {len(given)}" if isinstance(given, tuple | list) else ""
-            raise PartyError(
-                f"data() of {self.path} must give (x, y) or (x, y, x_test, y_test). Got {type(given).__name__}{much}."
-            )
+            raise PartyError(f"data() of {self.path} {_GIVES}. Got {type(given).__name__}{much}.")
         return from_arrays({self.party: given}, test=float(getattr(self._module, "test", _TEST)))
 
     @property
-    def own(self) -> Party:
-        """The party itself."""
+    def own(self) -> Any:
+        """The party itself: a `Party` with rows, or an `Agent` or a `Desk`."""
         return self.people[self.party]
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it learns from rows of data, and not in an environment or by prices."""
+        return isinstance(self.own, Party)
+
+    @property
+    def words(self) -> Words:
+        """How one speaks of it."""
+        return _WORDS[type(self.own)]
 
 
 def _asked_for(function: Callable[..., Any]) -> str:

@@ -25,6 +25,7 @@ from ..gate import plain
 from ..metrics import metric_for
 from ..parties.elsewhere import description
 from ..piece import Plan
+from ..run import possible_ways
 from ..store import clear_errors, disk
 from ..store.rows import Agreed
 from .checking import checked
@@ -73,6 +74,8 @@ class Introduction:
                 f"The model of this party is {in_words(plan.net.layout)}, and the federation's {theirs:.600}."
             )
         checked(self.file)
+        if not self.file.has_rows or plan.solver.metric is not None:
+            possible_ways(plan)
         if plan.algorithm.privacy is not None:
             check_budget(plan.algorithm.privacy, 1)
         self.log(f"Taking part by {plan.algorithm.name}, with {plan.solver}.")

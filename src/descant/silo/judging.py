@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from ..algorithms import Local
-from ..core import Kind, Memory, Report, Task
+from ..core import Exam, Kind, Memory, Report, Task
 from ..errors import PartyError, StateError
 from ..evaluate import Column, Scores, party_table
 from ..flat import ONE_AT_A_TIME, bind
 from ..gate import finite
-from ..metrics import by_chance
-from ..parties.party import Party
+from ..metrics import Metric, by_chance
+from ..parties import Agent, Party
 from ..piece import Plan, work
 from ..progress import bar
 from ..solvers.exam import mean_of
@@ -45,7 +45,7 @@ def judged(file: SiloFile, folder: Path, progress: bool = False) -> Table:
     alone, scores = (_scores(plan, file.party, numbers) for numbers in (_examined(local, file.party, row), found))
     table = party_table(file.people, scores, alone, {file.party: len(worked)})
     chance = by_chance(_differences(plan, file.own, result.own(plan.net.layout), row)) if found["test_samples"] else 1.0
-    return replace(table, verdict=_verdict(scores, alone, found, chance))
+    return replace(table, verdict=_verdict(scores, alone, found, chance, file.words.tested))
 
 
 def _check_same(file: SiloFile, folder: Path, plan: Plan, found: Mapping[str, Any]) -> None:
@@ -104,11 +104,14 @@ def _scores(plan: Plan, party: str, found: Mapping[str, Any]) -> Scores:
     return Scores((party,), plan.metric.name, *map(column, ("own", "center", "majority", "before", "after")))
 
 
-def _differences(plan: Plan, party: Party, own: Tensor, alone: Tensor) -> Tensor:
+def _differences(plan: Plan, party: Any, own: Tensor, alone: Tensor) -> Tensor:
     """How much better the party's own model is than the one that it has alone, test sample by test sample.
 
-    Where a model fails it is as bad as can be, and two that fail do not differ.
+    Of an agent it is episode by episode, and of a desk day by day, as the logarithm of what it grew by. Where a model
+    fails it is as bad as can be, and two that fail do not differ.
     """
+    if not isinstance(party, Party):
+        return _earned(plan, party, own, alone)
     worst = -math.inf if plan.metric.higher_is_better else math.inf
 
     def scores(row: Tensor) -> Tensor:
@@ -128,11 +131,24 @@ def _differences(plan: Plan, party: Party, own: Tensor, alone: Tensor) -> Tensor
     return better.nan_to_num(0.0, math.inf, -math.inf)
 
 
-def _verdict(scores: Scores, alone: Scores, found: Mapping[str, Any], chance: float) -> str:
+def _earned(plan: Plan, party: Any, own: Tensor, alone: Tensor) -> Tensor:
+    """The same of a party that earns something."""
+    found = list[Tensor]()
+
+    def noted(earned: Tensor, beside: Tensor) -> Tensor:
+        found.append(plan.metric.value(earned, beside) if isinstance(party, Agent) else earned.log())
+        return found[-1].mean()
+
+    with ONE_AT_A_TIME:
+        plan.solver.examine(Exam(plan.net, Metric(plan.metric.name, noted), [party], [[own, alone]], False))
+    return (found[0] - found[1]).nan_to_num(0.0)
+
+
+def _verdict(scores: Scores, alone: Scores, found: Mapping[str, Any], chance: float, tested: str) -> str:
     own, local, samples = scores.own.mean, alone.own.mean, int(found["test_samples"])
     if math.isnan(own) or math.isnan(local):
         return "The party has no test set, so nobody can say whether joining helped: give its file a share, test = 0.2."
-    tests = f"{samples} test sample{'s' * (samples != 1)}"
+    tests = f"{samples} {tested}{'s' * (samples != 1)}"
     told = "Joining helped" if scores.own.gained(alone.own) else "Joining did not help"
     if chance > _CHANCE:
         told = f"No difference that {tests} could show"

@@ -11,6 +11,7 @@ from ..flat import Layout
 from ..masking import KEY, SAMPLES
 from ..parties.elsewhere import description
 from ..piece import RECEIVED
+from ..portfolio.augment import REAL_ONLY
 from ..standing import ASKED
 from .file import Policy, SiloFile
 from .keeping import RESTS
@@ -50,12 +51,10 @@ def leaving(file: SiloFile, layout: Layout) -> dict[str, Mapping[str, str]]:
         "after training": {
             "arrays": f"the {len(layout.names)} tensors of the model{_paced(file.policy)}, less those that the recipe "
             "keeps private",
-            SAMPLES: "how many it has trained on",
+            SAMPLES: f"how many {file.words.trained} it has trained on",
             "loss": "its mean training loss, a number",
-            RECEIVED: "the loss of the model that came, a number, if the recipe asks for it",
             ", ".join(JUDGED): "scores on its own test set, each a number, if the recipe asks for them",
-            "sealed": _rows(file.policy),
-            ASKED: "how many rows were sealed",
+            **(_of_rows(file.policy) if file.has_rows else _EARNED[file.words.trained]),
             ANEW: "that it has lost its memory, if it has",
             RESTS: "seconds until the next day, if it has had its rounds; the reason then says how many",
         },
@@ -72,6 +71,25 @@ def leaving(file: SiloFile, layout: Layout) -> dict[str, Mapping[str, str]]:
             "certificate, node key": "of its invite, the public halves",
             "heartbeats": "that it is there, and when",
         },
+    }
+
+
+_REWARD = "reward"
+_EARNED = {
+    "steps": {_REWARD: "the mean return of its episodes, a number, once one has ended"},
+    "days": {
+        _REWARD: "the mean logarithm of what its portfolio grew by in a day of training, a number",
+        REAL_ONLY: "that it had no prices made up, a number, if it should have had some",
+    },
+}
+"""What a party that has no rows leaves beside its loss, by what it trains on."""
+
+
+def _of_rows(policy: Policy) -> dict[str, str]:
+    return {
+        RECEIVED: "the loss of the model that came, a number, if the recipe asks for it",
+        "sealed": _rows(policy),
+        ASKED: "how many rows were sealed",
     }
 
 

@@ -10,7 +10,7 @@ from ..masking import SAMPLES
 from ..standing import ASKED
 
 _AGAIN = (30.0, 120.0, 600.0)  # seconds after which it is said again that the server is away; from then on, the last
-_NUMBERS = {"loss": "loss", "own": "its own model", "center": "the common one"}
+_NUMBERS = {"loss": "loss", "reward": "reward", "own": "its own model", "center": "the common one"}
 
 
 def timed(text: str) -> str:
@@ -18,16 +18,17 @@ def timed(text: str) -> str:
     return f"{time.strftime('%H:%M:%S')} {text}"
 
 
-def done(report: Report, seconds: float) -> str:
+def done(report: Report, seconds: float, trained: str = "samples") -> str:
     """What was done for a letter, in a line.
 
     >>> done(Report("north", 3, "train", metrics={"samples": 96, "loss": 0.5}), 1.234)
     'Round 3: trained on 96 samples in 1.2 s, loss 0.5000.'
     """
     found = report.metrics
-    what = {"train": f"trained on {found.get(SAMPLES, 'its')} samples", "evaluate": "judged", "keys": "sent a key"}
+    what = {"train": f"trained on {found.get(SAMPLES, 'its')} {trained}", "evaluate": "judged", "keys": "sent a key"}
     told = [f"Round {report.round}: {what.get(report.kind, report.kind)} in {seconds:.1f} s"]
-    told += [f"{name} {float(found[key]):.4f}" for key, name in _NUMBERS.items() if key in found]
+    numbers = {name: float(found[key]) for key, name in _NUMBERS.items() if key in found}
+    told += [f"{name} {number:.4f}" for name, number in numbers.items() if number == number]  # nan: not known yet
     told += [f"{found[ASKED]} rows sealed and sent, by which it is stood in for"] if report.sealed else []
     return ", ".join(told) + "."
 

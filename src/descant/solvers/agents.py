@@ -55,12 +55,17 @@ def ways_for(
     """
     if not isinstance(party, Agent):
         raise PartyError(f"{owner} trains agents: give it parties.agents(...). Party {party.name!r} has data instead.")
-    world = party.world
-    x, y = probing(world.shape), torch.zeros(8, 4)
-    outputs = [world.actions + more for more in beside]
-    check_outputs(owner, net, x, outputs, f"observations of {world.name}", f", which has {world.actions} actions")
-    reasons = reasons_for(solver, owner, net, solver.loss(world.actions), terms, x, y)
+    x, y = acting(owner, net, party, beside), torch.zeros(8, 4)
+    reasons = reasons_for(solver, owner, net, solver.loss(party.world.actions), terms, x, y)
     return ways_of(net.layout, reasons, together(net.layout, False), count)
+
+
+def acting(owner: str, net: Net, agent: Agent, beside: Sequence[int]) -> Tensor:
+    """Made-up observations that a model answers as one must who acts in this agent's environment; else an error."""
+    world = agent.world
+    x, outputs = probing(world.shape), [world.actions + more for more in beside]
+    check_outputs(owner, net, x, outputs, f"observations of {world.name}", f", which has {world.actions} actions")
+    return x
 
 
 def probing(shape: Sequence[int]) -> Tensor:

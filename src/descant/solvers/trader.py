@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from .. import seeds
@@ -73,11 +74,10 @@ class Trader:
             raise PartyError(
                 f"Trader trains desks: give it parties.desks(...). Party {party.name!r} is something else."
             )
-        days, assets = len(party.prices), len(party.assets)
+        days = len(party.prices)
         if days <= party.window + self.batch:
             raise PartyError(f"Party {party.name!r} has {days} days, too few for batches of {self.batch} days.")
-        x, y = probing((assets, party.window + 1)).mul_(0.02).add_(1), probing((assets + 1,)).mul_(0.02).add_(1)
-        check_outputs("Trader", net, x, [assets + 1], f"days of {assets} assets, a window of {party.window} days")
+        x, y = trading("Trader", net, party), probing((len(party.assets) + 1,)).mul_(0.02).add_(1)
         reasons = reasons_for(self, "Trader", net, LogReturn(party.cost), terms, x, y)
         return ways_of(net.layout, reasons, self.at_once, count)
 
@@ -112,6 +112,14 @@ class Trader:
             memories.append({**memory, **pages.memory(k), **life.memory(), LAST: slope.w[k].clone()})
             metrics.append({"loss": loss, "samples": max(1, work * self.batch), **life.metrics(), **pages.metrics(k)})
         return Trained(slope.w.clone(), memories, metrics)
+
+
+def trading(owner: str, net: Net, desk: Desk) -> Tensor:
+    """Made-up days that a model answers as one must who trades a desk's assets; else an error."""
+    assets = len(desk.assets)
+    x = probing((assets, desk.window + 1)).mul_(0.02).add_(1)
+    check_outputs(owner, net, x, [assets + 1], f"days of {assets} assets, a window of {desk.window} days")
+    return x
 
 
 class _Pages:

@@ -1,0 +1,414 @@
+"""Agents and desks on machines of their own: what they learn in stays there, and the numbers are the simulation's."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from descant import DescantWarning, Federation
+from descant.address import address_of
+from descant.checkpoint import models_digest
+from descant.cli import app
+from descant.config import Recipe, read
+from descant.core import Report, Task
+from descant.engines.silos import Silos
+from descant.errors import PartyError, SettingError
+from descant.flat import Net
+from descant.metrics import by_chance, trivial
+from descant.parties import Agent, agents, desks, digits
+from descant.parties.elsewhere import description, elsewhere
+from descant.patience import Patience
+from descant.record import read as recorded
+from descant.server import Meeting
+from descant.server.outcome import outcome
+from descant.server.report import write_report
+from descant.server.servable import servable
+from descant.server.training import Training, met_in
+from descant.silo import Desk, SiloFile
+from descant.silo.checking import checked
+from descant.silo.judging import judged
+from descant.silo.keeping import Keeping
+from descant.store import disk
+from descant.wire import unpack
+from problems import agents as three_agents
+from teams import ACTING, TRADING, together
+from test_letters import Killed, Post, Restarting
+from ways import WAYS, Way
+
+ACTORS = ["FedRL, DQN", "FedAvgPlus, policy gradient", "FedGeoMedPlus, desks"]
+NAMES = ("0", "1", "2")
+
+
+def recipe(way: Way, rounds: int = 3) -> Recipe:
+    return read(f"[run]\nseed = 5\nrounds = {rounds}\n" + way.text)
+
+
+def silos(
+    folder: Path, way: Way, names: tuple[str, ...] = NAMES, log: Callable[[str], None] = lambda text: None
+) -> dict[str, Callable[[], Desk]]:
+    folder.mkdir(exist_ok=True)
+    found: dict[str, Callable[[], Desk]] = {}
+    for name in names:
+        file = folder / f"team{name}.py"
+        file.write_text(way.team.format(name=name))
+        found[name] = lambda file=file, name=name: Desk(SiloFile(file, name), folder / f"at-{name}", log)  # type: ignore[misc]
+    return found
+
+
+def meeting(post: Post, chosen: Recipe, say: Callable[[str], None] = lambda text: None) -> Meeting:
+    loss = address_of(torch.nn.functional.cross_entropy)
+    return Meeting(post, chosen, "lab", Net.made(chosen.model(), 0), loss, say=say)
+
+
+def deployed(post: Post, chosen: Recipe) -> Federation:
+    met = meeting(post, chosen)
+    people, engine = elsewhere(met.gather(len(post.here()))), Silos(met, Patience(), lambda text: None)
+    return Federation(chosen.model(), people, chosen.algorithm(), solver=chosen.solver(), seed=5, engine=engine)
+
+
+def simulated(folder: Path, chosen: Recipe, names: tuple[str, ...] = NAMES) -> Federation:
+    people = together([SiloFile(folder / f"team{name}.py", name) for name in names])
+    return Federation(chosen.model(), people, chosen.algorithm(), solver=chosen.solver(), seed=5)
+
+
+def same(ours: Federation, theirs: Federation, folder: Path, names: tuple[str, ...] = NAMES) -> None:
+    """The models, and all that each party remembers: its replay, where it is in its episode, what it held."""
+    assert models_digest(ours.state) == models_digest(theirs.state)
+    for name in names:
+        known, kept = theirs._engine.memory.get(name), Keeping(folder / f"at-{name}").memory(ours.state.round)
+        assert known.keys() == kept.keys()
+        assert all(torch.equal(known[key], kept[key]) for key in known)
+
+
+@pytest.mark.parametrize("name", ACTORS)
+def test_deployment_is_the_simulation_bit_for_bit(tmp_path: Path, name: str) -> None:
+    """A desk is made anew for every letter, as after a kill: all that it goes on with is in its folder."""
+    chosen = recipe(WAYS[name])
+    fed = deployed(Post(silos(tmp_path, WAYS[name])), chosen).fit(3, progress=False)
+    twin = simulated(tmp_path, chosen).fit(3, progress=False)
+    same(fed, twin, tmp_path)
+    for column in ("own", "center", "majority"):
+        ours, theirs = (getattr(one.scores(), column).values for one in (fed, twin))
+        np.testing.assert_array_equal(ours, theirs)
+    assert [entry.get("reward") for entry in fed.history_] == [entry.get("reward") for entry in twin.history_]
+    assert fed.history_[-1]["reward"] is not None
+    assert len(Keeping(tmp_path / "at-0").memory(3)) > 2
+
+
+@pytest.mark.parametrize("name", ACTORS)
+def test_what_is_killed_at_any_moment_goes_on_as_if_nothing_had_been(tmp_path: Path, name: str) -> None:
+    chosen, two = recipe(WAYS[name]), NAMES[:2]
+    silos(tmp_path, WAYS[name], two)
+    twin, died = simulated(tmp_path, chosen, two).fit(2, progress=False), 0
+    for at in range(0, 400, 7):
+        left = [at]
+
+        def dying(change: Callable[..., object], *arguments: object, left: list[int] = left) -> object:
+            left[0] -= 1
+            if left[0] == -1:
+                raise Killed
+            return change(*arguments)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(disk, "_do", dying)
+            fed = deployed(Restarting(silos(tmp_path / str(at), WAYS[name], two)), chosen).fit(2, progress=False)
+        same(fed, twin, tmp_path / str(at), two)
+        if left[0] >= 0:
+            break
+        died += 1
+    assert died > 5
+
+
+@pytest.mark.parametrize("name", ACTORS)
+def test_a_server_that_ends_goes_on_with_agents_that_come_late(tmp_path: Path, name: str) -> None:
+    """All that it knows of them is in its folder; who was invited and has not come yet is part of it, too."""
+    way, said = WAYS[name], list[str]()
+    chosen = recipe(way, 4)
+
+    def training(post: Post) -> Training:
+        return Training(tmp_path / "run", chosen, meeting(post, chosen, said.append), Patience(gather=2), said.append)
+
+    (tmp_path / "run").mkdir()
+    post = Post(silos(tmp_path, way))
+    post.away, ends = {"2"}, [2]
+
+    def until(task: Task, answer: bytes) -> bytes:
+        ends[0] -= task.kind == "train" and task.party == "0"
+        if ends[0] < 0:
+            raise Killed
+        return answer
+
+    post.spoil = until
+    with pytest.raises(Killed):
+        training(post).until_done(lambda: NAMES)
+    assert met_in(tmp_path / "run")["2"]["known"] is None
+    again = Post(silos(tmp_path, way))
+    training(again).until_done(lambda: NAMES)
+    met = met_in(tmp_path / "run")
+    assert {name: one["tested"] for name, one in met.items()} == {
+        name: SiloFile(tmp_path / f"team{name}.py", name).own.tests for name in NAMES
+    }
+    found = recorded(tmp_path / "run" / "training").numbers
+    assert found.round.tolist() == [1, 2, 3, 4] and found.accepted[:2, 2].tolist() == [False, False]
+    assert found.accepted[-1].all()
+    what = "an environment of its own" if way.team == ACTING else "4 assets to trade"
+    assert f"0 has come, with {what}." in said
+
+
+@pytest.mark.parametrize("name", ACTORS)
+def test_what_an_answer_holds_is_named_before_anything_is_sent(tmp_path: Path, name: str) -> None:
+    """And no number of an environment or of prices is in it, nor the name of an asset."""
+    answers, way = list[Report](), WAYS[name]
+    post = Post(silos(tmp_path, way))
+
+    def seen(task: Task, answer: bytes) -> bytes:
+        answers.append(unpack(answer, Report))
+        everything.append(answer)
+        return answer
+
+    post.spoil, everything = seen, list[bytes]()
+    deployed(post, recipe(way)).fit(2, progress=False).scores()
+    own = SiloFile(tmp_path / "team0.py", "0").own
+    odd = {"began_anew", "rests", *([] if isinstance(own, Agent) else ["real_only"])}  # of what has not happened here
+    leaves = checked(SiloFile(tmp_path / "team0.py", "0"))["leaves"]
+    for kind, when in (("hello", "when it joins"), ("train", "after training"), ("evaluate", "when models are judged")):
+        found = {key for answer in answers if answer.kind == kind for key in answer.metrics}
+        named = {one for key in leaves[when] for one in key.split(", ")}
+        assert found == named - {"arrays", "forget"} - odd, kind
+    assert answers[0].metrics["described"] == description(own)
+    secrets = [repr(own.world.length), repr(own.world.gravity)] if isinstance(own, Agent) else list(own.assets)
+    assert not [secret for secret in secrets for answer in everything if secret.encode() in answer]
+
+
+def test_a_file_of_an_agent_is_tried_and_its_return_is_told(tmp_path: Path) -> None:
+    for name, text, first in (("agent", ACTING, "first return"), ("desk", TRADING, "first annual return")):
+        (tmp_path / f"{name}.py").write_text(text.format(name="1"))
+        told = CliRunner().invoke(app, ["silo", "check", str(tmp_path / f"{name}.py"), "--name", "north"])
+        assert told.exit_code == 0, told.output
+        assert f"{first}:" in told.output and "first loss" not in told.output
+        assert {"agent": "its environment, and all", "desk": "its prices, the names"}[name] in told.output
+        found = checked(SiloFile(tmp_path / f"{name}.py", "north"))
+        assert math.isfinite(found[first]) and found["party"] == "north"
+
+
+WRONG = {
+    "two parties": ("return agents()", "Got 3 parties"),
+    "rows that leave": ("return agents().subset(['0'])\npolicy = {'share': 0.1}", "speaks of rows"),
+    "too few outputs": (
+        "return agents().subset(['0'])\nimport descant.problems\ndef model(): return descant.problems.mlp(4, 1, (8,))",
+        r"an agent needs outputs \[8, 2\] or \[8, 3\]",
+    ),
+    "one number": ("return 3", "must give .* one party"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_file_that_cannot_take_part_says_why(tmp_path: Path, wrong: str) -> None:
+    text, told = WRONG[wrong]
+    (tmp_path / "team.py").write_text(f"from problems import actor as model, agents\ndef data():\n    {text}\n")
+    with pytest.raises(Exception, match=told):
+        checked(SiloFile(tmp_path / "team.py", "north"))
+
+
+def test_a_party_of_rows_may_be_given_as_one_too(tmp_path: Path) -> None:
+    text = (
+        "from functools import partial\nfrom descant import parties, problems\nmodel = partial(problems.mlp, 64, 10)\n"
+    )
+    (tmp_path / "team.py").write_text(f"{text}def data():\n    return parties.digits(count=3).subset(['1'])\n")
+    own, there = SiloFile(tmp_path / "team.py", "north").own, digits(count=3)["1"]
+    assert own.name == "north" and all(map(torch.equal, own.data, there.data))
+
+
+def refused(folder: Path, way: Way, team: str) -> str:
+    """What is said of a party that comes with another file than the others."""
+    said, post = list[str](), Post(silos(folder, way))
+    (folder / "team2.py").write_text(team.format(name="2"))
+    met = meeting(post, recipe(way), said.append)
+    for _ in range(3):
+        met.here()
+    assert set(met.described) == {"0", "1"}
+    return next(text for text in said if text.startswith("2 has come"))
+
+
+ROWS = """
+import torch
+from problems import actor as model
+
+def data():
+    return torch.zeros(8, 4), torch.zeros(8).long()
+"""
+
+
+@pytest.mark.parametrize("name", ACTORS)
+def test_who_brings_rows_where_others_act_is_refused(tmp_path: Path, name: str) -> None:
+    """Though the model takes them; what is wrong with its data it reads on its own machine."""
+    way = WAYS[name]
+    net = "actor" if way.team == ACTING else "dealer"
+    size = "8, 4" if way.team == ACTING else "8, 4, 11"
+    told = refused(tmp_path, way, ROWS.replace("actor", net).replace("8, 4", size))
+    assert told.endswith("cannot take part: PartyError. The party's own log says more.")
+
+
+def test_who_acts_where_others_have_rows_is_refused(tmp_path: Path) -> None:
+    """Though the model can act there."""
+    rows = Way("fedavg", net="problems:actor", team=ROWS)
+    assert refused(tmp_path, rows, ACTING).endswith("cannot take part: PartyError. The party's own log says more.")
+
+
+def test_agents_with_other_actions_are_not_of_one_federation(tmp_path: Path) -> None:
+    said = {"observations": [4], "actions": 2, "tested": 2}
+    elsewhere({"a": said, "b": {**said, "tested": 9}})
+    with pytest.raises(PartyError, match="They must be alike"):
+        elsewhere({"a": said, "b": {**said, "actions": 3}})
+    for wrong in ({"actions": 0}, {"observations": [2**40]}, {"actions": "2"}, {"tested": -1}, {"observations": 4}):
+        with pytest.raises(PartyError, match="is not understood"):
+            elsewhere({"a": {**said, **wrong}})
+    traded = description(desks("generated", count=1, assets=3)["0"])
+    for wrong in ({"assets": 0}, {"window": 1}, {"assets": 10**9}, {"tested": None}):
+        with pytest.raises(PartyError, match="is not understood"):
+            elsewhere({"a": {**traded, **wrong}})
+
+
+def test_nobody_acts_in_an_environment_that_is_elsewhere() -> None:
+    people = elsewhere({"north": description(agents(count=1)["0"])})
+    with pytest.raises(PartyError, match="The environment of 'north' is on its own machine"):
+        people["north"].world.beside([], ["north"])  # type: ignore[attr-defined]
+    assert "an environment of its own" in people.describe()
+
+
+@pytest.mark.parametrize("name", ACTORS)
+def test_whether_joining_helped_an_agent_is_told_on_its_own_machine(tmp_path: Path, name: str) -> None:
+    """By the numbers of a simulation; and chance is reckoned with episode by episode, or day by day."""
+    way = WAYS[name]
+    chosen = recipe(way)
+    fed = deployed(Post(silos(tmp_path, way)), chosen).fit(3, progress=False)
+    fed.scores()
+    file = SiloFile(tmp_path / "team1.py", "1")
+    table = judged(file, tmp_path / "at-1")
+    twin = simulated(tmp_path, chosen).fit(3, progress=False)
+    [row], theirs = table.rows, next(row for row in twin.table().rows if row["party"] == "1")
+    beside = trivial(chosen.solver().metric.name).split()[0]  # type: ignore[union-attr]
+    for column in ("own", "center", "alone", beside):
+        assert row[column] == theirs[column], column
+    assert f"{file.own.tests} {file.words.tested}s" in table.verdict
+    assert "test sample" not in table.verdict
+
+
+def test_an_agent_that_is_better_in_every_episode_is_told_that_joining_helped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    way = Way("fedavg", "", WAYS["FedRL, DQN"].work, "problems:actor", ACTING.replace("agents()", "many()"))
+    many = "from descant import parties\ndef many(): return parties.agents(count=3, test=40)\n"
+    way = Way(way.method, way.more, way.work, way.net, many + way.team)
+    deployed(Post(silos(tmp_path, way)), recipe(way)).fit(1, progress=False).scores()
+    from descant.silo import judging
+
+    file, seen = SiloFile(tmp_path / "team0.py", "0"), list[torch.Tensor]()
+
+    def noted(differences: torch.Tensor) -> float:
+        seen.append(differences)
+        return by_chance(differences)
+
+    monkeypatch.setattr(judging, "by_chance", noted)
+    row, table = judged(file, tmp_path / "at-0").rows[0], judged(file, tmp_path / "at-0")
+    assert len(seen[0]) == 40
+    assert float(seen[0].mean()) == pytest.approx(row["own"] - row["alone"])
+    shows = by_chance(seen[0]) <= 0.05
+    assert shows == (not table.verdict.startswith("No difference that 40 test episodes"))
+
+
+RAISING = """
+import pathlib
+from functools import partial
+import gymnasium
+from descant import parties, problems
+
+class Odd(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observation_space.sample() * 0, dict()
+
+    def step(self, action):
+        self.steps += 1
+        if pathlib.Path(__file__ + ".mark").exists():
+            raise ValueError("account 4711-0815")
+        return self.observation_space.sample() * 0 + action, float(action), self.steps >= 9, False, dict()
+
+gymnasium.register("Odd-{name}", Odd)
+model = partial(problems.mlp, 3, 2, (8,))
+
+def data():
+    return parties.agents("Odd-{name}", count=1, test=2)
+"""
+
+
+def test_an_environment_of_a_team_s_own_that_raises_costs_it_a_round_and_shows_nothing(tmp_path: Path) -> None:
+    """Each team has its own file's environment, by its own name; nobody else learns that name."""
+    pytest.importorskip("gymnasium")
+    own = list[str]()
+    (tmp_path / "net.py").write_text("from descant import problems\ndef net(): return problems.mlp(3, 2, (8,))\n")
+    way = Way("fedavg", "", WAYS["FedRL, DQN"].work, f"{tmp_path / 'net.py'}:net", RAISING)
+    post, answers = Post(silos(tmp_path, way, log=own.append)), list[bytes]()
+    fed = deployed(post, recipe(way)).fit(1, progress=False)
+
+    def seen(task: Task, answer: bytes) -> bytes:
+        answers.append(answer)
+        return answer
+
+    post.spoil = seen
+    (tmp_path / "team1.py.mark").touch()
+    with pytest.warns(DescantWarning, match="party '1'"):
+        fed.fit(1, progress=False)
+    (tmp_path / "team1.py.mark").unlink()
+    fed.fit(1, progress=False)
+    assert [entry["presence"] for entry in fed.history_] == ["ppp", "pap", "ppp"]
+    assert any("4711" in text for text in own)
+    assert not any(word in answer for answer in answers for word in (b"4711", b"Odd"))
+
+
+def test_the_organiser_reads_of_agents_in_their_own_words(tmp_path: Path) -> None:
+    way = WAYS["FedRL, DQN"]
+    chosen = recipe(way, 2)
+    (tmp_path / "run").mkdir()
+    post = Post(silos(tmp_path, way))
+    Training(tmp_path / "run", chosen, meeting(post, chosen), Patience(gather=3), lambda text: None).until_done(
+        lambda: NAMES
+    )
+    found = outcome(tmp_path / "run")
+    assert found["metric"] == "return" and found["scores"]["0"]["random"] == found["scores"]["0"]["majority"]
+    table, page = write_report(tmp_path / "run" / "training")
+    assert table.columns[-1] == "random" and "Random: acting at random" in page.read_text()
+    assert not [text for text in found["ruined"] if "label" in text]
+    assert json.dumps(found)
+
+
+def test_a_recipe_of_agents_can_be_served_and_one_that_fits_nobody_cannot(tmp_path: Path) -> None:
+    for name in ACTORS:
+        assert servable(recipe(WAYS[name]), with_key=False) == {}
+    measuring = 'wrap = [{by = "adaptive", lr = [0.1, 0.2], reward = "clients", measure = 4}]'
+    way = Way("fedavg", measuring, WAYS["FedRL, DQN"].work, "problems:actor")
+    with pytest.raises(SettingError, match="measure the loss on samples of theirs, and agents have none"):
+        servable(recipe(way), with_key=False)
+
+
+def test_an_agent_is_the_same_by_another_name() -> None:
+    """But for what is drawn by its name."""
+    from descant.parties.agents import renamed
+
+    people = three_agents().subset(["2"])
+    other: Any = renamed(people, "north")["north"]
+    one: Any = people["2"]
+    assert other.name == "north" and other.world == one.world and other.tests == one.tests
+    assert other.test(0) != one.test(0) and renamed(people, "2")["2"].test(0) == one.test(0)  # type: ignore[attr-defined]
