@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from descant.wire import unpack
 from problems import agents as three_agents
 from teams import ACTING, TRADING, together
 from test_letters import Killed, Post, Restarting
+from test_letters import desks as desks_of
 from ways import WAYS, Way
 
 ACTORS = ["FedRL, DQN", "FedAvgPlus, policy gradient", "FedGeoMedPlus, desks"]
@@ -52,15 +53,9 @@ def recipe(way: Way, rounds: int = 3) -> Recipe:
 
 
 def silos(
-    folder: Path, way: Way, names: tuple[str, ...] = NAMES, log: Callable[[str], None] = lambda text: None
+    folder: Path, way: Way, names: Collection[str] = NAMES, log: Callable[[str], None] = lambda text: None
 ) -> dict[str, Callable[[], Desk]]:
-    folder.mkdir(exist_ok=True)
-    found: dict[str, Callable[[], Desk]] = {}
-    for name in names:
-        file = folder / f"team{name}.py"
-        file.write_text(way.team.format(name=name))
-        found[name] = lambda file=file, name=name: Desk(SiloFile(file, name), folder / f"at-{name}", log)  # type: ignore[misc]
-    return found
+    return desks_of(folder, names, log, way.team)
 
 
 def meeting(post: Post, chosen: Recipe, say: Callable[[str], None] = lambda text: None) -> Meeting:

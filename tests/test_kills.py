@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Collection, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +24,23 @@ from descant.engines import silos
 from descant.engines.line import Away
 from descant.engines.silos import Lost
 from descant.flat import Net
-from descant.parties import from_arrays
 from descant.patience import Patience
 from descant.record import read as recorded
 from descant.server import Meeting
 from descant.server.training import Training
-from descant.silo import Desk
+from descant.silo import Desk, SiloFile
 from descant.silo.keeping import Keeping
 from descant.store import disk
 from descant.wire import Letter
 from dying import Death, by_half
-from problems import classes, network
+from teams import together
 from test_letters import Killed, Post, desks
 from ways import WAYS
 
 NAMES = ("0", "1", "2")
 ROUNDS = 3
 KILLS = 5
-METHODS = ("FedAvg", "FedAvgPlus", "RFA", "matching", "FedRep", "Ditto")
+METHODS = ("FedAvg", "FedAvgPlus", "RFA", "matching", "FedRep", "Ditto", "FedRL, DQN", "FedGeoMedPlus, desks")
 
 
 class Fate:
@@ -134,7 +132,7 @@ def recipe(name: str) -> Recipe:
 
 def trained(folder: Path, chosen: Recipe, post: Post) -> dict[str, Any]:
     """As `descant server start` does it."""
-    net = Net.made(network, seeds.torch_seed(5, 0, seeds.EVERYBODY, "model"))
+    net = Net.made(chosen.model(), seeds.torch_seed(5, 0, seeds.EVERYBODY, "model"))
     loss = address_of(torch.nn.functional.cross_entropy)
     meeting = Meeting(post, chosen, "lab", net, loss, say=len)
     patience = Patience(gather=len(NAMES), farewell=0)
@@ -144,7 +142,7 @@ def trained(folder: Path, chosen: Recipe, post: Post) -> dict[str, Any]:
 def disturbed(folder: Path, name: str, seed: int) -> Fate:
     """A training in which the same command is given again after each death of the driver."""
     fate = Fate(seed)
-    post = Mortal(desks(folder / "silos", NAMES), fate)
+    post = Mortal(desks(folder / "silos", NAMES, team=WAYS[name].team), fate)
     disk.make(folder / "run")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(disk, "_do", fate.write)
@@ -157,12 +155,11 @@ def disturbed(folder: Path, name: str, seed: int) -> Fate:
                 post.left_over()
 
 
-@cache
-def simulated(name: str) -> tuple[Federation, dict[str, np.ndarray]]:
+def simulated(name: str, folder: Path) -> tuple[Federation, dict[str, np.ndarray]]:
     """The same without any machines, and its scores of every round."""
-    people = from_arrays({name: (p.x, p.y, p.x[:3], p.y[:3]) for name, p in classes(5).subset(NAMES).items()})
+    people = together([SiloFile(folder / "silos" / f"team{party}.py", party) for party in NAMES])
     chosen = recipe(name)
-    fed = Federation(network, people, chosen.algorithm(), solver=chosen.solver(), seed=5)
+    fed = Federation(chosen.model(), people, chosen.algorithm(), solver=chosen.solver(), seed=5)
     scores = [round.scores for round in fed.rounds(ROUNDS)]
     return fed, {
         "own": np.stack([one.own.values for one in scores]),
@@ -178,7 +175,7 @@ def alike(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
 
 def same(folder: Path, name: str) -> None:
     """What driver and silos have on their disks is what the simulation came to."""
-    twin, scores = simulated(name)
+    twin, scores = simulated(name, folder)
     found = recorded(folder / "run" / "training")
     assert found.state == "ended" and found.numbers.round.tolist() == list(range(1, ROUNDS + 1))
     assert found.numbers.accepted.all() and not [event for event in found.events if event["event"] == "refused"]
@@ -200,7 +197,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(silos, "_LONGEST", 0.001)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(64))
 def test_whoever_is_killed_at_random_again_and_again_the_training_is_the_simulation(tmp_path: Path, seed: int) -> None:
     name = METHODS[seed % len(METHODS)]
     fate = disturbed(tmp_path, name, seed)

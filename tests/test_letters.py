@@ -141,13 +141,13 @@ class Restarting(Post):
 
 
 def desks(
-    folder: Path, names: Collection[str] = NAMES, log: Callable[[str], None] = lambda text: None
+    folder: Path, names: Collection[str] = NAMES, log: Callable[[str], None] = lambda text: None, team: str = TEAM
 ) -> dict[str, Callable[[], Desk]]:
     folder.mkdir(exist_ok=True)
     found: dict[str, Callable[[], Desk]] = {}
     for name in names:
         file = folder / f"team{name}.py"
-        file.write_text(TEAM.format(name=name))
+        file.write_text(team.format(name=name))
         found[name] = lambda file=file, name=name: Desk(SiloFile(file, name), folder / f"at-{name}", log)  # type: ignore[misc]
     return found
 
