@@ -544,6 +544,49 @@ def test_a_part_that_flower_does_not_have_or_take_any_more_ends_nobody(
                 hub.send("north", b"a third", 60.0)
 
 
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
+def test_a_letter_of_which_half_has_come_holds_nobody_and_a_newer_one_takes_its_place(
+    roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that is slow, or has died over it: the silo looks again, and may leave at any time."""
+    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
+    long = b"".join(i.to_bytes(4, "big") for i in range(3 * 2**20))
+    with (
+        closing(spoke(roster, tmp_path, "north", port)) as north,
+        superlink(papers, port, roster.run),
+        closing(hub_of(roster, papers, port)) as hub,
+        north.joined(),
+    ):
+        hub.here()
+        push, kept = hub._client.PushObject, list[Any]()
+
+        def by_half(request: Any) -> Any:
+            kept.append(request)
+            return push(request) if len(kept) < 4 else SimpleNamespace(stored=True)
+
+        with monkeypatch.context() as without:
+            without.setattr(hub._client, "PushObject", by_half)
+            number = hub.send("north", long, 60.0)
+        began = time.monotonic()
+        assert [north.pull() for _ in range(5)] == [None] * 5
+        assert time.monotonic() - began < 20 and len(kept) > 4
+        for request in kept[3:-1]:
+            push(request)
+        assert north.pull() is None  # the last part
+        push(kept[-1])
+        assert answered(north, b"an answer") == long
+        while not (found := read(hub.fetch([number], MOST))):
+            time.sleep(0.1)
+        assert found == {number: b"an answer"}
+        kept.clear()
+        with monkeypatch.context() as without:
+            without.setattr(hub._client, "PushObject", by_half)
+            hub.send("north", long, 60.0)
+        assert north.pull() is None
+        hub.send("north", b"a newer one", 60.0)
+        assert answered(north, b"an answer") == b"a newer one" and north.pull() is None
+
+
 def read(found: dict[str, Letter | Lost]) -> dict[str, bytes]:
     return {number: answer[:] for number, answer in found.items() if not isinstance(answer, Lost)}
 
@@ -559,7 +602,7 @@ def answered(one: Spoke, answer: bytes) -> bytes:
         time.sleep(0.1)
     to, letter = got
     one.push(to, answer)
-    return letter
+    return letter[:]
 
 
 def test_a_certificate_that_has_expired_and_a_clock_that_is_off_are_said(

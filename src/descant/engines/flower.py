@@ -20,7 +20,7 @@ from typing import Any
 from ..errors import EngineError
 from ..wire import Letter
 from .line import HEARTBEAT, Away, require, told
-from .parts import hand_over, put_together, settle, wrapped
+from .parts import Coming, hand_over, settle, wrapped
 from .silos import Lost
 from .steady import gone_in_order, heartbeat, listed, steadied, struck_off
 
@@ -65,7 +65,7 @@ class Hub:
         self._due: dict[str, float] = {}  # until when each must be heard again, as the SuperLink has it
         self._left: set[str] = set()
         self._sent: dict[str, tuple[str, bytes]] = {}  # by the number of a letter: to whom, by which key
-        self._coming: dict[str, tuple[str, Any, str]] = {}  # by the same: an answer, its parts, and one that is missing
+        self._coming: dict[str, Coming] = {}  # by the same: answers that are on their way
         self._open(parties)
 
     @told("The SuperLink")
@@ -203,7 +203,8 @@ class Hub:
         }
         self._look([number for number in numbers if number not in found])
         for number in [number for number in numbers if number in self._coming and number not in found]:
-            answer = self._arrived(number, most) if len(found) < _AT_ONCE else None
+            coming = self._coming[number] if len(found) < _AT_ONCE else None
+            answer = coming.whole(self._client, self._node, self._run, most) if coming else None
             if answer is not None:
                 found[number] = answer
                 del self._coming[number]
@@ -223,37 +224,7 @@ class Hub:
         asked = [number for number in numbers if number not in self._coming]
         got = self._client.PullMessages(PullAppMessagesRequest(message_ids=asked)) if asked else None
         for message, tree in zip(got.messages_list, got.message_object_trees, strict=True) if got else ():
-            self._coming[message.metadata.reply_to_message_id] = (message.metadata.message_id, tree, "")
-
-    def _arrived(self, number: str, most: int) -> Letter | Lost | None:
-        """An answer of which all parts have come; None while some have not. Flower's own way waits here for them.
-
-        Nothing is held of an answer that is not whole: what was missing is asked for first the next time.
-        """
-        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-        from flwr.supercore.inflatable import inflatable_utils as found
-        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-
-        name, tree, asked = self._coming[number]
-        client, node, run = self._client, self._node, self._run
-        pull = make_pull_object_fn_protobuf(client.PullObject, node, run)
-
-        def pulled(part: str) -> bytes:
-            nonlocal asked
-            asked = part
-            return bytes(pull(part))
-
-        try:
-            if asked:
-                pull(asked)
-            answer = put_together(tree, pulled, most)
-        except found.ObjectUnavailableError:
-            self._coming[number] = (name, tree, asked)
-            return None
-        except found.ObjectPullError as error:
-            return Lost(f"its answer never came whole: {error}")
-        client.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=name))
-        return answer
+            self._coming[message.metadata.reply_to_message_id] = Coming(message.metadata.message_id, tree)
 
     def close(self) -> None:
         """End the run."""

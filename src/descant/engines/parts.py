@@ -1,7 +1,7 @@
 """How Flower carries a letter: as an array in a message, cut into chunks, each of which travels by itself.
 
 Flower's own ways hold all parts of a message at once, and then the whole beside them. Here a letter is given away part
-by part, and an answer goes part by part into a file that has no name.
+by part, and goes part by part into a file that has no name.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ..store.room import Filed
 from ..wire import Letter
-from .line import Away
 from .silos import Lost
 
 _ITEM = "letter"
 _STYPE = "descant"
 _HEADS = 4  # parts of a message that are no chunks: itself, its records, a record, an array
-_LOST = {3: "its letter has run out", 4: "its answer has run out", 5: "it is not heard any more"}  # by Flower's codes
+_LOST = {3: "its letter has run out", 4: "it has run out", 5: "it is not heard any more"}  # by Flower's codes
 _WRONG = (KeyError, AttributeError, TypeError, ValueError, IndexError)
 
 
@@ -30,14 +30,6 @@ def wrapped(letter: Letter) -> Any:
     record: Any = ArrayRecord({_ITEM: Array("uint8", (len(letter),), _STYPE, b"")})
     record[_ITEM].data = letter if isinstance(letter, bytes) else letter.mapped()
     return RecordDict({_ITEM: record})
-
-
-def unwrapped(message: Any) -> bytes:
-    """The bytes in what Flower has carried."""
-    try:
-        return bytes(message.content[_ITEM][_ITEM].data)
-    except _WRONG as error:
-        raise Away(f"What the server sent is no letter: {type(error).__name__}") from error
 
 
 def hand_over(message: Any, announce: Callable[[Any, Any], Any], client: Any, node: Any, run: int) -> Any:
@@ -66,8 +58,43 @@ def hand_over(message: Any, announce: Callable[[Any, Any], Any], client: Any, no
     return told
 
 
+@dataclass
+class Coming:
+    """A message that was announced, and whose parts are on their way. Flower's own way waits here for them.
+
+    Nothing is held of one that is not whole: what was missing is asked for first the next time.
+    """
+
+    name: str
+    tree: Any
+    missing: str = ""
+
+    def whole(self, client: Any, node: Any, run: int, most: int) -> Filed | Lost | None:
+        """The letter in it, of at most so many bytes, when all parts have come; None while some have not."""
+        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+        from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
+
+        pull = make_pull_object_fn_protobuf(client.PullObject, node, run)
+
+        def pulled(part: str) -> bytes:
+            self.missing = part
+            return bytes(pull(part))
+
+        try:
+            if self.missing:
+                pull(self.missing)
+            letter = put_together(self.tree, pulled, most)
+        except ObjectUnavailableError:
+            return None
+        except ObjectPullError as error:
+            return Lost(f"it never came whole: {error}")
+        client.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=self.name))
+        return letter
+
+
 def put_together(tree: Any, pull: Callable[[str], bytes], most: int) -> Filed | Lost:
-    """The answer whose parts are in a tree, of at most so many bytes; a chunk that stands in it twice counts twice.
+    """The letter whose parts are in a tree, of at most so many bytes; a chunk that stands in it twice counts twice.
 
     Whoever sends it may have cut it as it likes: more parts than Flower would make of so many bytes are not fetched.
     """
@@ -78,15 +105,15 @@ def put_together(tree: Any, pull: Callable[[str], bytes], most: int) -> Filed | 
 
     nodes, longest = list(parts.iterate_object_tree(tree)), _HEADS + 1 + most // CHUNK
     if len(nodes) > longest:
-        return Lost(f"its answer has {len(nodes)} parts, and may have {longest}", final=True)
+        return Lost(f"it has {len(nodes)} parts, and may have {longest}", final=True)
     chunks = {node.object_id for node in nodes if not node.children} - {tree.object_id}
     heads = {node.object_id: pull(node.object_id) for node in nodes if node.object_id not in chunks}
     if sum(map(len, heads.values())) > most:
-        return Lost(f"its answer has more than {most} bytes", final=True)
+        return Lost(f"it has more than {most} bytes", final=True)
     try:
         order = [name for head in heads.values() for name in _chunks_of(head)]
         if len(order) > longest:
-            return Lost(f"its answer has {len(order)} parts, and may have {longest}", final=True)
+            return Lost(f"it has {len(order)} parts, and may have {longest}", final=True)
         empty: Any = {name: ArrayChunk(memoryview(b"")) for name in chunks}
         message: Any = inflate_object_from_contents(tree.object_id, heads, objects=empty)
         if message.has_error():
@@ -96,7 +123,7 @@ def put_together(tree: Any, pull: Callable[[str], bytes], most: int) -> Filed | 
         for name in order:
             body = parts.get_object_body(pull(name), ArrayChunk)
             if len(file) + len(body) > most:
-                return Lost(f"its answer has more than {most} bytes", final=True)
+                return Lost(f"it has more than {most} bytes", final=True)
             file.add(body)
             _let_go()
     except _WRONG as error:

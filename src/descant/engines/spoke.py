@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ..trust.invite import Unpacked
+from ..wire import Letter
 from .line import HEARTBEAT, Away, Held, require, told
-from .parts import hand_over, settle, unwrapped, wrapped
+from .parts import Coming, hand_over, settle, wrapped
 from .silos import Lost
 
+_MOST = 2**40  # bytes of a letter
 _LAST = 5.0  # seconds in which a beat that is on its way has arrived, or the line is down
 
 
@@ -39,6 +41,7 @@ class Spoke:
         self._client = FleetHttpClient(f"https://{address}", interceptors=[version, signed], verify=trusted)
         self._public = public_key_to_bytes(private.public_key())
         self._node: Any = None
+        self._coming: tuple[Any, Coming] | None = None
         settle()
 
     @classmethod
@@ -58,6 +61,7 @@ class Spoke:
         except Held:
             self._check_known()
             raise
+        self._coming = None
         over = threading.Event()
         beating = threading.Thread(target=self._beat, args=(over,), daemon=True)
         beating.start()
@@ -95,28 +99,28 @@ class Spoke:
                 continue
 
     @told("The server", elsewhere=True)
-    def pull(self) -> tuple[Any, bytes] | None:
-        """A letter, and what to answer it by; None if there is none."""
-        from flwr.app import Message
+    def pull(self) -> tuple[Any, Letter] | None:
+        """A letter, and what to answer it by; None if there is none, or not all of it.
+
+        A newer one takes the place of one that does not come whole.
+        """
         from flwr.common.serde import message_from_proto
         from flwr.proto.fleet_pb2 import PullMessagesRequest
-        from flwr.supercore.inflatable import inflatable_protobuf_utils as objects
-        from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, pull_and_inflate_object_from_tree
 
         got = self._client.PullMessages(PullMessagesRequest(node=self._node))
-        if not got.messages_list:
+        if got.messages_list:
+            tree, message = got.message_object_trees[0], message_from_proto(got.messages_list[0])
+            self._coming = message, Coming(tree.object_id, tree)
+        if self._coming is None:
             return None
-        tree, run = got.message_object_trees[0], message_from_proto(got.messages_list[0]).metadata.run_id
-        pulled = objects.make_pull_object_fn_protobuf(self._client.PullObject, self._node, run)
-        confirmed = objects.make_confirm_message_received_fn_protobuf(
-            self._client.ConfirmMessageReceived, self._node, run
-        )
-        try:
-            message = pull_and_inflate_object_from_tree(tree, pulled, confirmed, return_type=Message)
-        except ObjectPullError as error:  # it has run out; to whoever comes again it is sent again
-            raise Away("The server had a letter, and not a part of it any more") from error
-        message.metadata.__dict__["_message_id"] = tree.object_id
-        return message, unwrapped(message)
+        to, coming = self._coming
+        letter = coming.whole(self._client, self._node, to.metadata.run_id, _MOST)
+        if letter is None:
+            return None
+        self._coming = None
+        if isinstance(letter, Lost):  # it has run out, say; to whoever comes again it is sent again
+            raise Away(f"The server had a letter, and not a part of it any more: {letter}")
+        return to, letter
 
     @told("The server", elsewhere=True)
     def push(self, to: Any, answer: bytes) -> None:

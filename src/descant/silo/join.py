@@ -14,7 +14,7 @@ from ..core import Report
 from ..engines.line import HEARTBEAT, Away, Held, TurnedAway
 from ..errors import SettingError
 from ..trust.invite import Invite, Unpacked
-from ..wire import unpack
+from ..wire import Letter, unpack
 from .introduction import held_in
 from .keeping import RESTS
 from .telling import Absence, lasting
@@ -35,7 +35,7 @@ class Line(Protocol):
     """A silo's end of a post, such as `spoke.Spoke`."""
 
     def joined(self) -> AbstractContextManager[None]: ...
-    def pull(self) -> tuple[Any, bytes] | None: ...
+    def pull(self) -> tuple[Any, Letter] | None: ...
     def push(self, to: Any, answer: bytes) -> None: ...
 
 

@@ -20,7 +20,7 @@ from ..engines.line import TurnedAway
 from ..engines.pool import fate
 from ..errors import EngineError, SettingError
 from ..gate import plain
-from ..wire import pack, unpack
+from ..wire import Letter, pack, unpack
 
 REASON, ROUNDS = "reason", "rounds"
 """What a goodbye says: why a party cannot take part, or how many rounds the training had, now that it is over."""
@@ -57,7 +57,7 @@ class Worker:
             self.close()
             raise SettingError(f"{self._arguments[0]} was tried: {why}." if found is None else found.decode())
 
-    def answer(self, letter: bytes) -> bytes:
+    def answer(self, letter: Letter) -> bytes:
         """What the process answers, or what became of it; `TurnedAway` or `Over` if nobody asks any more."""
         try:
             task = unpack(letter, Task)
@@ -76,11 +76,11 @@ class Worker:
             self._say(f"Round {task.round}: {why}. A new one is started.")
         return pack(Report(task.party, task.round, task.kind, "error", reason=f"{why}. The party's own log says more."))
 
-    def _asked(self, letter: bytes, seconds: float) -> tuple[bytes | None, str]:
+    def _asked(self, letter: Letter, seconds: float) -> tuple[bytes | None, str]:
         """What the process says, or why it says nothing."""
         line = self._started()
         try:
-            line.send_bytes(letter)
+            line.send_bytes(letter if isinstance(letter, bytes) else letter.mapped())
             if line.poll(seconds):
                 return line.recv_bytes(), ""
         except (EOFError, OSError):
