@@ -263,11 +263,13 @@ def test_agents_with_other_actions_are_not_of_one_federation(tmp_path: Path) -> 
     elsewhere({"a": said, "b": {**said, "tested": 9}})
     with pytest.raises(PartyError, match="They must be alike"):
         elsewhere({"a": said, "b": {**said, "actions": 3}})
-    for wrong in ({"actions": 0}, {"observations": [2**40]}, {"actions": "2"}, {"tested": -1}, {"observations": 4}):
+    lies = [{"actions": 0}, {"observations": [2**40]}, {"actions": "2"}, {"tested": -1}, {"observations": 4}]
+    lies += [{"observations": ["a", 10**9]}, {"observations": [10**9] * 20_000}, {"actions": 2**22}, {"tested": True}]
+    for wrong in lies:
         with pytest.raises(PartyError, match="is not understood"):
             elsewhere({"a": {**said, **wrong}})
     traded = description(desks("generated", count=1, assets=3)["0"])
-    for wrong in ({"assets": 0}, {"window": 1}, {"assets": 10**9}, {"tested": None}):
+    for wrong in ({"assets": 0}, {"window": 1}, {"assets": 2**22}, {"tested": None}, {"window": "30"}):
         with pytest.raises(PartyError, match="is not understood"):
             elsewhere({"a": {**traded, **wrong}})
 

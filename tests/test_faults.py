@@ -29,7 +29,6 @@ from descant.algorithms import Timetable
 from descant.config import read
 from descant.core import Report, Task
 from descant.engines.line import QUIET, Away, Held, TurnedAway, require
-from descant.engines.parts import unwrapped
 from descant.engines.silos import Lost
 from descant.errors import EngineError, StateError
 from descant.flat import Net
@@ -225,12 +224,6 @@ def test_a_fault_of_the_server_s_own_is_told_without_its_files(tmp_path: Path) -
     assert not meeting.here()
     [(_, letter)] = post.letters.values()
     assert "trouble of its own" in unpack(letter, Task).settings["reason"] and b"audit" not in letter
-
-
-def test_what_comes_to_a_silo_and_is_no_letter_does_not_end_it() -> None:
-    for content in ({}, {"letter": {}}, None):
-        with pytest.raises(Away, match="no letter"):  # which a silo says, and it goes on
-            unwrapped(SimpleNamespace(content=content))
 
 
 def test_when_the_training_is_over_everybody_hears_it_and_ends_in_order(tmp_path: Path) -> None:

@@ -226,6 +226,27 @@ def test_an_answer_of_too_many_parts_is_given_up_before_they_are_fetched(
     assert isinstance(lost, Lost) and lost.final and len(pulled) < 10
 
 
+@pytest.mark.parametrize("kind", ["nothing", "no array", "no arrays", "another item"])
+def test_what_comes_and_is_no_letter_is_given_up(kind: str) -> None:
+    """At a silo it is said, and the silo goes on; at the driver it is the party's fault."""
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+    from flwr.supercore.inflatable import inflatable_object as parts
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, 1, 2
+    array = Array("uint8", (1,), "x", b"1")
+    content = {
+        "nothing": {},
+        "no array": {"letter": ArrayRecord({})},
+        "no arrays": {"letter": ConfigRecord({"letter": b"1"})},
+        "another item": {"parcel": ArrayRecord({"letter": array})},
+    }[kind]
+    message = Message(RecordDict(content), 3, "train")  # type: ignore[arg-type]
+    held = {name: part.deflate() for name, part in parts.get_all_nested_objects(message).items()}
+    lost = put_together(parts.get_object_tree(message), held.__getitem__, 2**21)
+    assert isinstance(lost, Lost) and lost.final and "no letter" in str(lost)
+
+
 def test_whoever_is_struck_off_and_whatever_is_stopped_the_training_goes_on_to_the_same_model(
     lab: Callable[..., Lab],  # noqa: F811
     tmp_path: Path,
