@@ -268,13 +268,35 @@ def test_agents_with_other_actions_are_not_of_one_federation(tmp_path: Path) -> 
     elsewhere({"a": said, "b": {**said, "tested": 9}})
     with pytest.raises(PartyError, match="They must be alike"):
         elsewhere({"a": said, "b": {**said, "actions": 3}})
-    for wrong in ({"actions": 0}, {"observations": [2**40]}, {"actions": "2"}, {"tested": -1}, {"observations": 4}):
+    for seen in ([2**40], [2**26], [2**12] * 2, 4):
+        with pytest.raises(PartyError, match="is not understood"):
+            elsewhere({"a": {**said, "observations": seen}})
+    for wrong in ({"actions": 0}, {"actions": "2"}, {"tested": -1}):
         with pytest.raises(PartyError, match="is not understood"):
             elsewhere({"a": {**said, **wrong}})
     traded = description(desks("generated", count=1, assets=3)["0"])
-    for wrong in ({"assets": 0}, {"window": 1}, {"assets": 10**9}, {"tested": None}):
+    for wrong in ({"assets": 0}, {"window": 1}, {"assets": 10**9}, {"assets": 2**24, "window": 2}, {"tested": None}):
         with pytest.raises(PartyError, match="is not understood"):
             elsewhere({"a": {**traded, **wrong}})
+
+
+@pytest.mark.parametrize("name", ACTORS)
+def test_a_server_that_cannot_try_a_party_sends_it_away_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Whatever is raised, for want of memory too: the others are let in."""
+    chosen, said = recipe(WAYS[name]), list[str]()
+    met = meeting(Post(silos(tmp_path, WAYS[name])), chosen, said.append)
+    real = type(met._solver).ways
+
+    def ways(solver: Any, net: Net, loss: Any, terms: Any, party: Any, count: int) -> dict[str, str]:
+        if party.name == "1" and net is met.net:
+            raise MemoryError("8 GB")
+        return real(solver, net, loss, terms, party, count)
+
+    monkeypatch.setattr(type(met._solver), "ways", ways)
+    assert met.gather(2).keys() == {"0", "2"}
+    assert any(text.startswith("1 has come, and cannot take part: ") and "MemoryError" in text for text in said)
 
 
 def test_nobody_acts_in_an_environment_that_is_elsewhere() -> None:

@@ -24,6 +24,7 @@ _DTYPES = {
 }
 _MOST = 10**9  # samples; more than that nobody has
 _LARGEST = 2**27  # numbers of a sample: two of them are tried when a party comes
+_SEEN = 2**20  # the same of an observation or of a window of prices: eight of them are tried
 _ROWS, _AGENT, _DESK = ("x", "x_dtype", "y", "y_dtype"), ("observations", "actions"), ("assets", "window")
 _COUNTS = {_ROWS: ("samples", "tested"), _AGENT: ("tested",), _DESK: ("tested",)}  # beside the form: may differ
 _UNKNOWN = {"samples": 1, "tested": 0}
@@ -169,7 +170,8 @@ def _source(name: str, said: Mapping[str, Any]) -> Any:
 def _rows(name: str, said: Mapping[str, Any]) -> Source:
     form = Form(tuple(said["x"]), _DTYPES[said["x_dtype"]], tuple(said["y"]), _DTYPES[said["y_dtype"]])
     samples, tested = said["samples"], said["tested"]
-    _check_whole([*form.x_shape, *form.y_shape, samples, tested], samples >= 1, math.prod(form.x_shape))
+    largest = max(math.prod(form.x_shape), math.prod(form.y_shape))
+    _check_whole([*form.x_shape, *form.y_shape, samples, tested], samples >= 1 and largest <= _LARGEST)
     x, y = (
         np.broadcast_to(np.zeros(1, kind), (samples, *shape))
         for kind, shape in zip("fi", (form.x_shape, form.y_shape), strict=True)
@@ -180,18 +182,18 @@ def _rows(name: str, said: Mapping[str, Any]) -> Source:
 
 def _agent(name: str, said: Mapping[str, Any]) -> Bare:
     world, tested = _World(tuple(said["observations"]), said["actions"]), said["tested"]
-    _check_whole([*world.shape, world.actions, tested], world.actions >= 1, math.prod(world.shape) * world.actions)
+    _check_whole([*world.shape, world.actions, tested], world.actions >= 1 and math.prod(world.shape) <= _SEEN)
     return Bare(Agent(name, world, tested, seed=0))
 
 
 def _desk(name: str, said: Mapping[str, Any]) -> Bare:
     assets, window, tested = said["assets"], said["window"], said["tested"]
-    _check_whole([assets, window, tested], assets >= 1 and window >= 2, assets * window)
+    _check_whole([assets, window, tested], assets >= 1 and window >= 2 and assets * window <= _SEEN)
     prices, dates = (np.broadcast_to(np.zeros(1), shape) for shape in ((_MOST, assets), (tested,)))
     return Bare(_Desk(name, ("",) * assets, prices, prices[: window + tested], dates, window, 0.0, ""))
 
 
-def _check_whole(numbers: Sequence[Any], enough: bool, largest: int) -> None:
+def _check_whole(numbers: Sequence[Any], fitting: bool) -> None:
     small = len(numbers) < 12 and all(type(number) is int and 0 <= number <= _MOST for number in numbers)
-    if not small or not enough or largest > _LARGEST:
+    if not small or not fitting:
         raise ValueError(f"its numbers are {[*numbers]!r:.120}")

@@ -157,22 +157,23 @@ class Meeting:
         return said
 
     def _try(self, party: Any) -> None:
-        """Raise unless model and loss take rows of this form. They are anybody's code, and may raise anything.
+        """Raise unless model and loss take what a party of this form has.
 
-        A solver of parties that have no rows says itself whether this is one, and whether the model can act there.
+        They are anybody's code, and may raise anything. A solver of parties that have no rows says itself whether this
+        is one, and whether the model can act there.
         """
-        if not isinstance(party, Party) or self._solver.metric is not None:
-            self._solver.ways(self.net, self._value, (), party, 1)
-            return
         row, size = self.net.row(), self.net.layout.size
         try:
+            if not isinstance(party, Party) or self._solver.metric is not None:
+                self._solver.ways(self.net, self._value, (), party, 1)
+                return
             with torch.no_grad():
                 output, _ = self.net.apply(row[:size], row[size:], party.x[:2].clone())
                 self._value(output, party.y[:2].clone())
+        except DescantError:
+            raise
         except Exception as error:
-            raise EngineError(
-                f"model and loss do not take rows of its form: {type(error).__name__}: {error}"
-            ) from error
+            raise EngineError(f"model and loss do not take what it has: {type(error).__name__}: {error}") from error
 
     def gather(self, least: int, most: Callable[[], float] = lambda: math.inf) -> dict[str, Mapping[str, Any]]:
         """Wait until so many have been introduced, or as many as can come; what they say of themselves."""
