@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from descant.silo.checking import checked
 from descant.silo.judging import judged
 from descant.silo.keeping import Keeping
 from descant.store import disk
-from descant.wire import unpack
+from descant.wire import pack, unpack
 from problems import agents as three_agents
 from teams import ACTING, TRADING, together
 from test_letters import Killed, Post, Restarting
@@ -297,6 +298,59 @@ def test_a_server_that_cannot_try_a_party_sends_it_away_and_goes_on(
     monkeypatch.setattr(type(met._solver), "ways", ways)
     assert met.gather(2).keys() == {"0", "2"}
     assert any(text.startswith("1 has come, and cannot take part: ") and "MemoryError" in text for text in said)
+
+
+def lying(post: Post, lies: dict[str, dict[str, int]]) -> None:
+    """Some say of themselves what is not true."""
+
+    def spoil(task: Task, answer: bytes) -> bytes:
+        report = unpack(answer, Report)
+        if task.kind != "hello" or task.party not in lies:
+            return answer
+        described = {**report.metrics["described"], **lies[task.party]}
+        return pack(replace(report, metrics={**report.metrics, "described": described}))
+
+    post.spoil = spoil
+
+
+def test_nobody_need_be_like_one_that_came_first_and_has_gone(tmp_path: Path) -> None:
+    """A model may take any number of assets; who comes again is compared with those who are there by then."""
+    way, said = WAYS["FedGeoMedPlus, desks"], list[str]()
+    post = Post(silos(tmp_path, way))
+    lying(post, {"0": {"assets": 5}})
+    met, post.away = meeting(post, recipe(way), said.append), {"1", "2"}
+    assert met.gather(1).keys() == {"0"}
+    post.away = {"0"}
+    met.here()
+    assert met.here().keys() == {"1", "2"}
+    post.away = set()
+    met.here()
+    assert met.here().keys() == {"1", "2"} and "its assets is 5, and the federation's is 4" in said[-1]
+
+
+def test_one_that_comes_again_is_as_it_was_when_the_training_began(tmp_path: Path) -> None:
+    """Though nobody else is there to be unlike: else whoever came next would end the training."""
+    way, said = WAYS["FedGeoMedPlus, desks"], list[str]()
+    chosen, post = recipe(way, 4), Post(silos(tmp_path, way))
+    (tmp_path / "run").mkdir()
+    post.away = {"1", "2"}
+    lies, trained = dict[str, dict[str, int]](), [0]
+    lying(post, lies)
+    lie = post.spoil
+
+    def spoil(task: Task, answer: bytes) -> Any:
+        trained[0] += task.kind == "train"
+        if task.kind == "train" and trained[0] == 2:
+            post.marks["0"], post.away = "again", set()
+            lies.update({name: {"assets": 5} for name in ("0", "1")})
+        return lie(task, answer)
+
+    post.spoil = spoil
+    Training(tmp_path / "run", chosen, meeting(post, chosen, said.append), Patience(gather=1), said.append).until_done(
+        lambda: ["0"]
+    )
+    assert {name: one["assets"] for name, one in met_in(tmp_path / "run").items()} == {"0": 4, "2": 4}
+    assert sum("its assets is 5, and the federation's is 4" in text for text in said) == 2
 
 
 def test_nobody_acts_in_an_environment_that_is_elsewhere() -> None:

@@ -69,6 +69,7 @@ class Meeting:
         self._known: dict[str, str] = {}  # the marks of those that were introduced, or refused
         self._fits: set[str] = set()
         self.described: dict[str, Mapping[str, Any]] = {}
+        self.form: Mapping[str, Any] = {}  # what all have in common, once a training has begun: whoever comes must, too
         self.parted: set[str] = set()  # who was told that it is over
         self.forgotten: dict[str, str] = {}  # who has wished for it and not come back since, and that it has
 
@@ -76,6 +77,9 @@ class Meeting:
         """Who is there and was introduced; whoever has come is asked who it is."""
         self._watch()
         there = self._post.here()
+        for gone in () if self.form else self._fits - there.keys():  # nobody need be like it, and others may come first
+            self._fits.discard(gone)
+            self._known.pop(gone)
         asked = set(self._asked.values())
         for party, mark in sorted(there.items()):
             if self._known.get(party) != mark and (party, mark) not in asked:
@@ -151,8 +155,8 @@ class Meeting:
         self._note(party, str(report.metrics.get("machine", "")))
         said = only_known(report.metrics["described"])
         people = elsewhere({party: said})
-        for other in [other for name, other in self.described.items() if name != party][:1]:
-            _check_same(said, in_common(other))
+        others = [self.described[name] for name in self._fits if name != party]
+        _check_same(said, self.form or (in_common(others[0]) if others else {}))
         self._try(people[party])
         return said
 
