@@ -21,7 +21,7 @@ from descant.cli import app
 from descant.config import Recipe, read
 from descant.core import Report, Task
 from descant.engines.silos import Silos
-from descant.errors import PartyError, SettingError
+from descant.errors import PartyError, SettingError, StateError
 from descant.flat import Net
 from descant.metrics import by_chance, trivial
 from descant.parties import Agent, agents, desks, digits
@@ -399,6 +399,21 @@ def test_an_agent_that_is_better_in_every_episode_is_told_that_joining_helped(
     assert float(seen[0].mean()) == pytest.approx(row["own"] - row["alone"])
     shows = by_chance(seen[0]) <= 0.05
     assert shows == (not table.verdict.startswith("No difference that 40 test episodes"))
+
+
+def test_a_file_with_rows_is_not_that_of_an_agent_that_took_part(tmp_path: Path) -> None:
+    way = WAYS["FedRL, DQN"]
+    deployed(Post(silos(tmp_path, way)), recipe(way)).fit(1, progress=False).scores()
+    (tmp_path / "rows.py").write_text(ROWS)
+    with pytest.raises(StateError, match=r"another kind than took part.*Give the file with which it joined"):
+        judged(SiloFile(tmp_path / "rows.py", "0"), tmp_path / "at-0")
+
+
+def test_an_agent_that_is_not_tested_reads_how_it_can_be(tmp_path: Path) -> None:
+    untested = "from descant import parties\ndef few(): return parties.agents(count=3, test=0)\n"
+    way = replace(WAYS["FedRL, DQN"], team=untested + ACTING.replace("agents()", "few()"))
+    deployed(Post(silos(tmp_path, way)), recipe(way)).fit(1, progress=False).scores()
+    assert "agents(..., test=20)" in judged(SiloFile(tmp_path / "team0.py", "0"), tmp_path / "at-0").verdict
 
 
 RAISING = """
