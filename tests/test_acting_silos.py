@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from descant.cli import app
 from descant.config import Recipe, read
 from descant.core import Report, Task
 from descant.engines.silos import Silos
-from descant.errors import PartyError, SettingError
+from descant.errors import PartyError, SettingError, StateError
 from descant.flat import Net
 from descant.metrics import by_chance, trivial
 from descant.parties import Agent, agents, desks, digits
@@ -37,7 +38,7 @@ from descant.silo.checking import checked
 from descant.silo.judging import judged
 from descant.silo.keeping import Keeping
 from descant.store import disk
-from descant.wire import unpack
+from descant.wire import pack, unpack
 from problems import agents as three_agents
 from teams import ACTING, TRADING, together
 from test_letters import Killed, Post, Restarting
@@ -265,13 +266,93 @@ def test_agents_with_other_actions_are_not_of_one_federation(tmp_path: Path) -> 
         elsewhere({"a": said, "b": {**said, "actions": 3}})
     lies = [{"actions": 0}, {"observations": [2**40]}, {"actions": "2"}, {"tested": -1}, {"observations": 4}]
     lies += [{"observations": ["a", 10**9]}, {"observations": [10**9] * 20_000}, {"actions": 2**22}, {"tested": True}]
+    lies += [{"observations": [2**26]}, {"observations": [2**12] * 2}]
     for wrong in lies:
         with pytest.raises(PartyError, match="is not understood"):
             elsewhere({"a": {**said, **wrong}})
     traded = description(desks("generated", count=1, assets=3)["0"])
-    for wrong in ({"assets": 0}, {"window": 1}, {"assets": 2**22}, {"tested": None}, {"window": "30"}):
+    for wrong in (
+        {"assets": 0},
+        {"window": 1},
+        {"assets": 2**22},
+        {"assets": 2**20, "window": 9},
+        {"tested": None},
+        {"window": "30"},
+    ):
         with pytest.raises(PartyError, match="is not understood"):
             elsewhere({"a": {**traded, **wrong}})
+
+
+@pytest.mark.parametrize("name", ACTORS)
+def test_a_server_that_cannot_try_a_party_sends_it_away_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Whatever is raised, for want of memory too: the others are let in."""
+    chosen, said = recipe(WAYS[name]), list[str]()
+    met = meeting(Post(silos(tmp_path, WAYS[name])), chosen, said.append)
+    real = type(met._solver).ways
+
+    def ways(solver: Any, net: Net, loss: Any, terms: Any, party: Any, count: int) -> dict[str, str]:
+        if party.name == "1" and net is met.net:
+            raise MemoryError("8 GB")
+        return real(solver, net, loss, terms, party, count)
+
+    monkeypatch.setattr(type(met._solver), "ways", ways)
+    assert met.gather(2).keys() == {"0", "2"}
+    assert any(text.startswith("1 has come, and cannot take part: ") and "MemoryError" in text for text in said)
+
+
+def lying(post: Post, lies: dict[str, dict[str, int]]) -> None:
+    """Some say of themselves what is not true."""
+
+    def spoil(task: Task, answer: bytes) -> bytes:
+        report = unpack(answer, Report)
+        if task.kind != "hello" or task.party not in lies:
+            return answer
+        described = {**report.metrics["described"], **lies[task.party]}
+        return pack(replace(report, metrics={**report.metrics, "described": described}))
+
+    post.spoil = spoil
+
+
+def test_nobody_need_be_like_one_that_came_first_and_has_gone(tmp_path: Path) -> None:
+    """A model may take any number of assets; who comes again is compared with those who are there by then."""
+    way, said = WAYS["FedGeoMedPlus, desks"], list[str]()
+    post = Post(silos(tmp_path, way))
+    lying(post, {"0": {"assets": 5}})
+    met, post.away = meeting(post, recipe(way), said.append), {"1", "2"}
+    assert met.gather(1).keys() == {"0"}
+    post.away = {"0"}
+    met.here()
+    assert met.here().keys() == {"1", "2"}
+    post.away = set()
+    met.here()
+    assert met.here().keys() == {"1", "2"} and "its assets is 5, and the federation's is 4" in said[-1]
+
+
+def test_one_that_comes_again_is_as_it_was_when_the_training_began(tmp_path: Path) -> None:
+    """Though nobody else is there to be unlike: else whoever came next would end the training."""
+    way, said = WAYS["FedGeoMedPlus, desks"], list[str]()
+    chosen, post = recipe(way, 4), Post(silos(tmp_path, way))
+    (tmp_path / "run").mkdir()
+    post.away = {"1", "2"}
+    lies, trained = dict[str, dict[str, int]](), [0]
+    lying(post, lies)
+    lie = post.spoil
+
+    def spoil(task: Task, answer: bytes) -> Any:
+        trained[0] += task.kind == "train"
+        if task.kind == "train" and trained[0] == 2:
+            post.marks["0"], post.away = "again", set()
+            lies.update({name: {"assets": 5} for name in ("0", "1")})
+        return lie(task, answer)
+
+    post.spoil = spoil
+    Training(tmp_path / "run", chosen, meeting(post, chosen, said.append), Patience(gather=1), said.append).until_done(
+        lambda: ["0"]
+    )
+    assert {name: one["assets"] for name, one in met_in(tmp_path / "run").items()} == {"0": 4, "2": 4}
+    assert sum("its assets is 5, and the federation's is 4" in text for text in said) == 2
 
 
 def test_nobody_acts_in_an_environment_that_is_elsewhere() -> None:
@@ -320,6 +401,21 @@ def test_an_agent_that_is_better_in_every_episode_is_told_that_joining_helped(
     assert float(seen[0].mean()) == pytest.approx(row["own"] - row["alone"])
     shows = by_chance(seen[0]) <= 0.05
     assert shows == (not table.verdict.startswith("No difference that 40 test episodes"))
+
+
+def test_a_file_with_rows_is_not_that_of_an_agent_that_took_part(tmp_path: Path) -> None:
+    way = WAYS["FedRL, DQN"]
+    deployed(Post(silos(tmp_path, way)), recipe(way)).fit(1, progress=False).scores()
+    (tmp_path / "rows.py").write_text(ROWS)
+    with pytest.raises(StateError, match=r"another kind than took part.*Give the file with which it joined"):
+        judged(SiloFile(tmp_path / "rows.py", "0"), tmp_path / "at-0")
+
+
+def test_an_agent_that_is_not_tested_reads_how_it_can_be(tmp_path: Path) -> None:
+    untested = "from descant import parties\ndef few(): return parties.agents(count=3, test=0)\n"
+    way = replace(WAYS["FedRL, DQN"], team=untested + ACTING.replace("agents()", "few()"))
+    deployed(Post(silos(tmp_path, way)), recipe(way)).fit(1, progress=False).scores()
+    assert "agents(..., test=20)" in judged(SiloFile(tmp_path / "team0.py", "0"), tmp_path / "at-0").verdict
 
 
 RAISING = """

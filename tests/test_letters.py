@@ -28,7 +28,7 @@ from descant.checkpoint import models_digest
 from descant.config import Recipe, read
 from descant.core import Report, Task
 from descant.engines.silos import Lost, Silos
-from descant.errors import StateError
+from descant.errors import PartyError, StateError
 from descant.exchange import tasks_for
 from descant.flat import Net
 from descant.gate import Refusal
@@ -860,6 +860,13 @@ def test_a_party_that_lies_about_its_data_is_not_let_in(tmp_path: Path, lie: dic
     meeting = Meeting(post, recipe(), "lab", Net(Flattening(*network())), loss, say=said.append)
     assert meeting.gather(3).keys() == {"1", "2", "3"}
     assert any("0 has come, and cannot take part" in text for text in said)
+
+
+@pytest.mark.parametrize("lie", [{"x": [2**28]}, {"y": [2**28]}], ids=str)
+def test_nobody_makes_room_for_rows_as_large_as_a_party_may_claim(lie: dict[str, object]) -> None:
+    said = {"x": [6], "x_dtype": "float32", "y": [], "y_dtype": "int64", "samples": 3, "tested": 1}
+    with pytest.raises(PartyError, match="is not understood"):
+        elsewhere({"a": {**said, **lie}})
 
 
 def test_a_party_whose_introduction_cannot_be_taken_is_told_so_and_not_asked_again(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def _source(name: str, said: Mapping[str, Any]) -> Any:
 def _rows(name: str, said: Mapping[str, Any]) -> Source:
     form = Form(tuple(said["x"]), _DTYPES[said["x_dtype"]], tuple(said["y"]), _DTYPES[said["y_dtype"]])
     samples, tested = said["samples"], said["tested"]
-    _check([*form.x_shape, *form.y_shape, samples, tested], [samples], form.x_shape, _LARGEST)
+    _check([*form.x_shape, *form.y_shape, samples, tested], [samples], [form.x_shape, form.y_shape], _LARGEST)
     x, y = (
         np.broadcast_to(np.zeros(1, kind), (samples, *shape))
         for kind, shape in zip("fi", (form.x_shape, form.y_shape), strict=True)
@@ -181,19 +181,19 @@ def _rows(name: str, said: Mapping[str, Any]) -> Source:
 
 def _agent(name: str, said: Mapping[str, Any]) -> Bare:
     world, tested = _World(tuple(said["observations"]), said["actions"]), said["tested"]
-    _check([*world.shape, world.actions, tested], [world.actions], [*world.shape, world.actions], _SEEN)
+    _check([*world.shape, world.actions, tested], [world.actions], [[*world.shape, world.actions]], _SEEN)
     return Bare(Agent(name, world, tested, seed=0))
 
 
 def _desk(name: str, said: Mapping[str, Any]) -> Bare:
     assets, window, tested = said["assets"], said["window"], said["tested"]
-    _check([assets, window, tested], [assets, window - 1], [assets, window + 1], _SEEN)
+    _check([assets, window, tested], [assets, window - 1], [[assets, window + 1]], _SEEN)
     prices, dates = (np.broadcast_to(np.zeros(1), shape) for shape in ((_MOST, assets), (tested,)))
     return Bare(_Desk(name, ("",) * assets, prices, prices[: window + tested], dates, window, 0.0, ""))
 
 
-def _check(numbers: Sequence[Any], positive: Sequence[int], sizes: Sequence[int], largest: int) -> None:
+def _check(numbers: Sequence[Any], positive: Sequence[int], shapes: Sequence[Sequence[int]], largest: int) -> None:
     """Numbers that anybody may have written: whole ones, within reason, before anything is made of them."""
     whole = len(numbers) < 12 and all(type(number) is int and 0 <= number <= _MOST for number in numbers)
-    if not whole or min(positive) < 1 or math.prod(sizes) > largest:
+    if not whole or min(positive) < 1 or max(map(math.prod, shapes)) > largest:
         raise ValueError(f"its numbers are {[*numbers]!r:.120}")

@@ -69,6 +69,7 @@ class Meeting:
         self._known: dict[str, str] = {}  # the marks of those that were introduced, or refused
         self._fits: set[str] = set()
         self.described: dict[str, Mapping[str, Any]] = {}
+        self.form: Mapping[str, Any] = {}  # what all have in common, once a training has begun: whoever comes must, too
         self.parted: set[str] = set()  # who was told that it is over
         self.forgotten: dict[str, str] = {}  # who has wished for it and not come back since, and that it has
 
@@ -76,6 +77,9 @@ class Meeting:
         """Who is there and was introduced; whoever has come is asked who it is."""
         self._watch()
         there = self._post.here()
+        for gone in () if self.form else self._fits - there.keys():  # nobody need be like it, and others may come first
+            self._fits.discard(gone)
+            self._known.pop(gone)
         asked = set(self._asked.values())
         for party, mark in sorted(there.items()):
             if self._known.get(party) != mark and (party, mark) not in asked:
@@ -151,28 +155,29 @@ class Meeting:
         self._note(party, str(report.metrics.get("machine", "")))
         said = only_known(report.metrics["described"])
         people = elsewhere({party: said})
-        for other in [other for name, other in self.described.items() if name != party][:1]:
-            _check_same(said, in_common(other))
+        others = [self.described[name] for name in self._fits if name != party]
+        _check_same(said, self.form or (in_common(others[0]) if others else {}))
         self._try(people[party])
         return said
 
     def _try(self, party: Any) -> None:
-        """Raise unless model and loss take rows of this form. They are anybody's code, and may raise anything.
+        """Raise unless model and loss take what a party of this form has.
 
-        A solver of parties that have no rows says itself whether this is one, and whether the model can act there.
+        They are anybody's code, and may raise anything. A solver of parties that have no rows says itself whether this
+        is one, and whether the model can act there.
         """
-        if not isinstance(party, Party) or self._solver.metric is not None:
-            self._solver.ways(self.net, self._value, (), party, 1)
-            return
         row, size = self.net.row(), self.net.layout.size
         try:
+            if not isinstance(party, Party) or self._solver.metric is not None:
+                self._solver.ways(self.net, self._value, (), party, 1)
+                return
             with torch.no_grad():
                 output, _ = self.net.apply(row[:size], row[size:], party.x[:2].clone())
                 self._value(output, party.y[:2].clone())
+        except DescantError:
+            raise
         except Exception as error:
-            raise EngineError(
-                f"model and loss do not take rows of its form: {type(error).__name__}: {error}"
-            ) from error
+            raise EngineError(f"model and loss do not take what it has: {type(error).__name__}: {error}") from error
 
     def gather(self, least: int, most: Callable[[], float] = lambda: math.inf) -> dict[str, Mapping[str, Any]]:
         """Wait until so many have been introduced, or as many as can come; what they say of themselves."""

@@ -30,7 +30,7 @@ from ..errors import StateError
 from ..evaluate import score
 from ..federation import Federation
 from ..gate import Refusal
-from ..parties.elsewhere import KNOWN, SINCE, elsewhere, not_yet_known
+from ..parties.elsewhere import KNOWN, SINCE, elsewhere, in_common, not_yet_known
 from ..patience import Patience
 from ..privacy import Privacy
 from ..record import Run, is_run, read
@@ -64,7 +64,7 @@ class Training:
     def until_done(self, invited: Callable[[], Sequence[str]]) -> dict[str, Any]:
         """Do the rounds of the recipe, as far as they are not done."""
         met = met_in(self.folder) or self._gathered(invited)
-        self.meeting.described |= met  # whoever comes must be like them
+        self.meeting.form = in_common(next(iter(met.values())))
         federation = self._federation(met)
         while came := self._rounds(federation, met):
             new, met = [name for name in came if name not in met], {**met, **came}

@@ -36,12 +36,17 @@ class Words:
     trained: str  # on so many of these
     tested: str  # on each of so many
     stays: str
+    to_test: str  # what its file must give, that it can be tested
 
 
 _WORDS = {
-    Party: Words("samples", "test sample", "the data"),
-    Agent: Words("steps", "test episode", "its environment, and all that it saw and did there"),
-    Desk: Words("days", "test day", "its prices, the names of its assets, and what it held of them"),
+    Party: Words("samples", "test sample", "the data", "a share, test = 0.2"),
+    Agent: Words(
+        "steps", "test episode", "its environment, and all that it saw and did there", "episodes: agents(..., test=20)"
+    ),
+    Desk: Words(
+        "days", "test day", "its prices, the names of its assets, and what it held of them", "days that it is tested on"
+    ),
 }
 
 

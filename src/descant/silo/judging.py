@@ -22,10 +22,11 @@ from ..metrics import Metric, by_chance
 from ..parties import Agent, Party
 from ..piece import Plan, work
 from ..progress import bar
+from ..run import possible_ways
 from ..solvers.exam import mean_of
 from ..table import Table
 from .desk import Desk
-from .file import SiloFile
+from .file import SiloFile, Words
 from .introduction import in_words, introduced
 from .result import Result, Work
 
@@ -45,7 +46,7 @@ def judged(file: SiloFile, folder: Path, progress: bool = False) -> Table:
     alone, scores = (_scores(plan, file.party, numbers) for numbers in (_examined(local, file.party, row), found))
     table = party_table(file.people, scores, alone, {file.party: len(worked)})
     chance = by_chance(_differences(plan, file.own, result.own(plan.net.layout), row)) if found["test_samples"] else 1.0
-    return replace(table, verdict=_verdict(scores, alone, found, chance, file.words.tested))
+    return replace(table, verdict=_verdict(scores, alone, found, chance, file.words))
 
 
 def _check_same(file: SiloFile, folder: Path, plan: Plan, found: Mapping[str, Any]) -> None:
@@ -56,6 +57,11 @@ def _check_same(file: SiloFile, folder: Path, plan: Plan, found: Mapping[str, An
     layout, then = plan.net.layout, f"Give the file with which it joined: descant silo judge {folder.parent} FILE"
     if layout.digest != (joined := introduced(folder)["layout"]):
         raise StateError(f"The model of {file.path} is {in_words(layout)}, and {joined} took part. {then}")
+    if not file.has_rows or plan.solver.metric is not None:
+        try:
+            possible_ways(plan)
+        except PartyError as error:
+            raise StateError(f"The party of {file.path} is of another kind than took part: {error} {then}") from error
     now = _examined(plan, file.party, Result(folder).own(layout))
     for name, near in {"test_samples": 0.0, "majority": 1e-6, "own": _NEAR}.items():
         was, here = (float(each.get(name, math.nan)) for each in (found, now))
@@ -144,11 +150,11 @@ def _earned(plan: Plan, party: Any, own: Tensor, alone: Tensor) -> Tensor:
     return (found[0] - found[1]).nan_to_num(0.0)
 
 
-def _verdict(scores: Scores, alone: Scores, found: Mapping[str, Any], chance: float, tested: str) -> str:
+def _verdict(scores: Scores, alone: Scores, found: Mapping[str, Any], chance: float, words: Words) -> str:
     own, local, samples = scores.own.mean, alone.own.mean, int(found["test_samples"])
     if math.isnan(own) or math.isnan(local):
-        return "The party has no test set, so nobody can say whether joining helped: give its file a share, test = 0.2."
-    tests = f"{samples} {tested}{'s' * (samples != 1)}"
+        return f"The party has no test set, so nobody can say whether joining helped: give its file {words.to_test}."
+    tests = f"{samples} {words.tested}{'s' * (samples != 1)}"
     told = "Joining helped" if scores.own.gained(alone.own) else "Joining did not help"
     if chance > _CHANCE:
         told = f"No difference that {tests} could show"
