@@ -862,6 +862,27 @@ def test_a_party_that_lies_about_its_data_is_not_let_in(tmp_path: Path, lie: dic
     assert any("0 has come, and cannot take part" in text for text in said)
 
 
+def test_of_a_text_that_is_no_python_nothing_leaves_but_that(tmp_path: Path) -> None:
+    """Python shows such a text before it names the error: a value that `ast.literal_eval` was given, say."""
+    odd = TEAM + "\ndef loss(output, target):\n    import ast\n    ast.literal_eval('account 4711')\n"
+    file = tmp_path / "team.py"
+    file.write_text(TEAM.format(name="0"))
+    made = [SiloFile(file, "0"), SiloFile(tmp_path / "odd.py", "0")]
+    post, answers = Post({"0": lambda: Desk(made[0], tmp_path / "at", lambda text: None)}), list[Report]()
+    fed = met(post, recipe())
+    (tmp_path / "odd.py").write_text(odd.format(name="0"))
+    made[0] = made[1]
+
+    def seen(task: Task, answer: bytes) -> bytes:
+        answers.append(unpack(answer, Report))
+        return answer
+
+    post.spoil = seen
+    with pytest.warns(DescantWarning):
+        fed.fit(1, progress=False)
+    assert answers[0].reason == "SyntaxError. The party's own log says more."
+
+
 @pytest.mark.parametrize("lie", [{"x": [2**28]}, {"y": [2**28]}], ids=str)
 def test_nobody_makes_room_for_rows_as_large_as_a_party_may_claim(lie: dict[str, object]) -> None:
     said = {"x": [6], "x_dtype": "float32", "y": [], "y_dtype": "int64", "samples": 3, "tested": 1}

@@ -143,6 +143,8 @@ def work(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> list[
     except Exception as error:
         if len(tasks) == 1:
             task, reason = tasks[0], "".join(traceback.format_exception_only(error)).strip()
+            if isinstance(error, SyntaxError):  # Python shows the text first, and a silo sends what is before the colon
+                reason = f"{type(error).__name__}: {reason}"
             return [(Report(task.party, task.round, task.kind, "error", reason=reason), None)]
         alone = (work(plan, [task], [memory]) for task, memory in zip(tasks, memories, strict=True))
         return [answer for answers in alone for answer in answers]
