@@ -19,11 +19,11 @@ from descant.address import address_of
 from descant.checkpoint import models_digest
 from descant.cli import app
 from descant.config import Recipe, read
-from descant.core import Report, Task
+from descant.core import Exam, Report, Task
 from descant.engines.silos import Silos
 from descant.errors import PartyError, SettingError, StateError
 from descant.flat import Net
-from descant.metrics import by_chance, trivial
+from descant.metrics import RETURN, trivial
 from descant.parties import Agent, agents, desks, digits
 from descant.parties.elsewhere import description, elsewhere
 from descant.patience import Patience
@@ -35,8 +35,9 @@ from descant.server.servable import servable
 from descant.server.training import Training, met_in
 from descant.silo import Desk, SiloFile
 from descant.silo.checking import checked
-from descant.silo.judging import judged
+from descant.silo.judging import _alone, judged
 from descant.silo.keeping import Keeping
+from descant.silo.result import OWN, Result, write_model
 from descant.store import disk
 from descant.wire import pack, unpack
 from problems import agents as three_agents
@@ -197,7 +198,8 @@ def test_a_file_of_an_agent_is_tried_and_its_return_is_told(tmp_path: Path) -> N
 
 WRONG = {
     "two parties": ("return agents()", "Got 3 parties"),
-    "rows that leave": ("return agents().subset(['0'])\npolicy = {'share': 0.1}", "speaks of rows"),
+    "rows that leave": ("return agents().subset(['0'])\npolicy = {'share': 0.1}", "share of .*: these are for rows"),
+    "a loss": ("return agents().subset(['0'])\nloss = print", "loss of .*: these are for rows"),
     "too few outputs": (
         "return agents().subset(['0'])\nimport descant.problems\ndef model(): return descant.problems.mlp(4, 1, (8,))",
         r"an agent needs outputs \[8, 2\] or \[8, 3\]",
@@ -380,27 +382,32 @@ def test_whether_joining_helped_an_agent_is_told_on_its_own_machine(tmp_path: Pa
     assert "test sample" not in table.verdict
 
 
-def test_an_agent_that_is_better_in_every_episode_is_told_that_joining_helped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    way = Way("fedavg", "", WAYS["FedRL, DQN"].work, "problems:actor", ACTING.replace("agents()", "many()"))
+def balancing(sign: float) -> dict[str, torch.Tensor]:
+    """A model that pushes a cart to the side to which its pole falls; with -1, to the other."""
+    first, last = torch.zeros(8, 4), torch.zeros(2, 8)
+    first[0], first[1] = torch.tensor([0, 0, 1.0, 0.5]), torch.tensor([0, 0, -1.0, -0.5])
+    last[1, 0] = last[0, 1] = sign
+    return {"1.weight": first, "1.bias": torch.zeros(8), "3.weight": last, "3.bias": torch.zeros(2)}
+
+
+@pytest.mark.parametrize(("sign", "told"), [(1.0, "Joining helped: return "), (0.0, "No difference that 40 test ep")])
+def test_chance_is_reckoned_with_episode_by_episode(tmp_path: Path, sign: float, told: str) -> None:
+    """A model of its own that is far better than what it learns alone helped; one that is as bad makes no difference."""
     many = "from descant import parties\ndef many(): return parties.agents(count=3, test=40)\n"
-    way = Way(way.method, way.more, way.work, way.net, many + way.team)
+    team = many + ACTING.replace("agents()", "many()")
+    way = Way("fedavg", "", WAYS["FedRL, DQN"].work, "problems:actor", team)
     deployed(Post(silos(tmp_path, way)), recipe(way)).fit(1, progress=False).scores()
-    from descant.silo import judging
-
-    file, seen = SiloFile(tmp_path / "team0.py", "0"), list[torch.Tensor]()
-
-    def noted(differences: torch.Tensor) -> float:
-        seen.append(differences)
-        return by_chance(differences)
-
-    monkeypatch.setattr(judging, "by_chance", noted)
-    row, table = judged(file, tmp_path / "at-0").rows[0], judged(file, tmp_path / "at-0")
-    assert len(seen[0]) == 40
-    assert float(seen[0].mean()) == pytest.approx(row["own"] - row["alone"])
-    shows = by_chance(seen[0]) <= 0.05
-    assert shows == (not table.verdict.startswith("No difference that 40 test episodes"))
+    file, folder = SiloFile(tmp_path / "team0.py", "0"), tmp_path / "at-0"
+    plan, result = Desk(file, folder).plan, Result(folder)
+    layout, scores = plan.net.layout, result.scores()
+    if sign:
+        row = layout.join(balancing(sign))
+        [found] = plan.solver.examine(Exam(plan.net, RETURN, [file.own], [[row]], False))
+        write_model(folder / OWN, layout, row, {**scores, "own": found.scores[0]})
+        assert found.scores[0] > 100
+    else:
+        write_model(folder / OWN, layout, _alone(plan, "0", result.worked(), False), scores)
+    assert judged(file, folder).verdict.startswith(told)
 
 
 def test_a_file_with_rows_is_not_that_of_an_agent_that_took_part(tmp_path: Path) -> None:
@@ -492,16 +499,15 @@ def test_a_recipe_of_agents_can_be_served_and_one_that_fits_nobody_cannot(tmp_pa
         assert servable(recipe(WAYS[name]), with_key=False) == {}
     measuring = 'wrap = [{by = "adaptive", lr = [0.1, 0.2], reward = "clients", measure = 4}]'
     way = Way("fedavg", measuring, WAYS["FedRL, DQN"].work, "problems:actor")
-    with pytest.raises(SettingError, match="measure the loss on samples of theirs, and agents have none"):
+    with pytest.raises(SettingError, match="measure the loss on samples of theirs, and agents and desks have none"):
         servable(recipe(way), with_key=False)
 
 
 def test_an_agent_is_the_same_by_another_name() -> None:
     """But for what is drawn by its name."""
-    from descant.parties.agents import renamed
+    from descant.parties.agents import alone
 
-    people = three_agents().subset(["2"])
-    other: Any = renamed(people, "north")["north"]
-    one: Any = people["2"]
+    one: Any = three_agents()["2"]
+    other: Any = alone(one, "north")["north"]
     assert other.name == "north" and other.world == one.world and other.tests == one.tests
-    assert other.test(0) != one.test(0) and renamed(people, "2")["2"].test(0) == one.test(0)  # type: ignore[attr-defined]
+    assert other.test(0) != one.test(0) and alone(one, "2")["2"].test(0) == one.test(0)  # type: ignore[attr-defined]

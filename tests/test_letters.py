@@ -931,7 +931,7 @@ def test_a_team_has_its_model_and_is_told_whether_joining_helped(tmp_path: Path,
 @pytest.mark.parametrize(
     ("now", "told"),
     [
-        (TEAM.format(name="1"), "The data of .* are not those that took part: majority was"),
+        (TEAM.format(name="1"), "The data of .* are not those that took part: majority class was"),
         (TEAM.format(name="0").replace("[:3]", "[:2]"), "test_samples was 3 on their test set, and is 2 on this one"),
         (TEAM.format(name="0").replace("return network()", "return network()[:1]"), "The model of .* took part"),
     ],

@@ -504,7 +504,7 @@ def test_what_wraps_it_later_is_refused_before_the_work(name: str) -> None:
 
 def test_agents_have_no_samples_to_be_weighed_by_before_the_work() -> None:
     people, net = parties.agents(count=3, test=2), partial(nn.Linear, 4, 2)
-    with pytest.raises(SettingError, match=r"agents have none before the work. Use weights='uniform'"):
+    with pytest.raises(SettingError, match=r"agents and desks have none before the work. Use weights='uniform'"):
         Federation(net, people, SecureAggregation(), solver=Dqn(steps=20)).fit(1, progress=False)
     Federation(net, people, SecureAggregation(FedAvg("uniform")), solver=Dqn(steps=20)).fit(1, progress=False)
 

@@ -174,7 +174,7 @@ UNFIT: dict[str, tuple[str, str]] = {
         wrapped('by = "adaptive", lr = [0.1, 0.2], reward = "clients", measure = 4').replace(
             "lr", 'solver = "dqn"\nlr', 1
         ),
-        "lets parties measure the loss on samples of theirs, and agents have none",
+        "lets parties measure the loss on samples of theirs, and agents and desks have none",
     ),
     "code for parties": (
         wrapped('by = "descant.algorithms:SecureAggregation"'),

@@ -574,7 +574,7 @@ def test_mistakes_are_found_before_the_work(name: str) -> None:
 def test_agents_have_no_rows_to_leave() -> None:
     net, algorithm = partial(problems.mlp, 4, 2, (8,)), StandIns(algorithms.FedAvg())
     agents = Federation(net, parties.agents(count=2), algorithm, solver=PolicyGradient())
-    with pytest.raises(SettingError, match="leaves rows of the parties' data behind, and agents have none"):
+    with pytest.raises(SettingError, match="leaves rows of the parties' data behind, and agents and desks have none"):
         agents.state  # noqa: B018
 
 

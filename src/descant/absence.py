@@ -156,7 +156,7 @@ def check_stand_ins(plan: Plan) -> None:
             f"The selection of {name} must be such as parties.Selection(share=0.05). Got {selection!r:.60}."
         )
     if not plan.samples:
-        raise SettingError(f"{name} leaves rows of the parties' data behind, and agents have none.")
+        raise SettingError(f"{name} leaves rows of the parties' data behind, and agents and desks have none.")
     if plan.vault is not None:
         replace(plan.vault).closed  # noqa: B018  is it there? a copy: the plan's own goes to other processes
 

@@ -95,7 +95,7 @@ def _rehearse(plan: Plan, row: Tensor, hyper: Hyper, leaving: bool) -> None:
         raise SettingError(f"{algorithm.name} aggregates over all, but its parties keep no models of their own.")
     if algorithm.measure and not plan.samples:
         raise SettingError(
-            f"{algorithm.name} lets parties measure the loss on samples of theirs, and agents have none."
+            f"{algorithm.name} lets parties measure the loss on samples of theirs, and agents and desks have none."
         )
     rows = room((2, len(row)), row.dtype, plan.budget).copy_(row)
     try:

@@ -260,7 +260,7 @@ def unlucky(report: Report) -> list[Report]:
 
 
 def test_agents_have_no_samples_to_measure_a_loss_on() -> None:
-    with pytest.raises(SettingError, match="agents have none"):
+    with pytest.raises(SettingError, match="agents and desks have none"):
         made(DQN, algorithms.AdaptiveHyper(reward="clients")).fit(1, progress=False)
 
 

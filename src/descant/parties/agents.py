@@ -142,11 +142,9 @@ def agents(
     return People(made)  # type: ignore[arg-type]
 
 
-def renamed(people: People, name: str) -> People:
-    """The only one of some parties that have no rows, by another name."""
-    made: Any
-    [made] = people.values()
-    return People([Bare(replace(made, name=name, known={}))], people.note)  # type: ignore[list-item]
+def alone(party: Any, name: str) -> People:
+    """A party that has no rows, by another name and without others."""
+    return People([Bare(replace(party, name=name, known={}))])  # type: ignore[list-item]
 
 
 def _check_forms(made: Sequence[Bare]) -> None:

@@ -45,9 +45,9 @@ def _first_loss(file: SiloFile, net: Net, party: Party) -> float:
 
 def _tried(file: SiloFile, net: Net, party: Agent | Desk) -> tuple[str, float]:
     """By what a party without rows is judged, and how good the model is as it begins: in one episode, or all days."""
-    if file.policy.share or file.policy.columns_dropped:
+    if given := file.for_rows:
         raise SettingError(
-            f"The policy of {file.path} speaks of rows that leave, and its party has none. Leave it out."
+            f"{', '.join(given)} of {file.path}: these are for rows, and its party has none. Leave it out."
         )
     metric, examine = (RETURN, in_test_episodes) if isinstance(party, Agent) else (ANNUAL, in_test_years)
     if isinstance(party, Agent):

@@ -17,7 +17,7 @@ from torch.nn import functional
 from ..address import module_at
 from ..errors import PartyError, SettingError
 from ..parties import Agent, Desk, People, from_arrays
-from ..parties.agents import renamed
+from ..parties.agents import alone
 from ..parties.party import Party
 from ..settings import check, setting
 
@@ -125,10 +125,11 @@ class SiloFile:
         if isinstance(given, People):
             if len(given) != 1:
                 raise PartyError(f"data() of {self.path} {_GIVES}. Got {len(given)} parties: subset(['0']) is one.")
-            one: Any = given[given.names[0]]
-            if not isinstance(one, Party):
-                return renamed(given, self.party)
-            given = one.data
+            given = given[given.names[0]]
+        if isinstance(given, Agent | Desk):
+            return alone(given, self.party)
+        if isinstance(given, Party):
+            given = given.data
         if not isinstance(given, tuple | list) or len(given) not in (2, 4):
             much = f" of {len(given)}" if isinstance(given, tuple | list) else ""
             raise PartyError(f"data() of {self.path} {_GIVES}. Got {type(given).__name__}{much}.")
@@ -143,6 +144,12 @@ class SiloFile:
     def has_rows(self) -> bool:
         """Whether it learns from rows of data, and not in an environment or by prices."""
         return isinstance(self.own, Party)
+
+    @property
+    def for_rows(self) -> list[str]:
+        """What it says that only parties with rows have a use for."""
+        names = [name for name in ("loss", "test") if hasattr(self._module, name)]
+        return names + [name for name in ("share", "columns_dropped") if getattr(self.policy, name)]
 
     @property
     def words(self) -> Words:

@@ -74,8 +74,7 @@ class Introduction:
                 f"The model of this party is {in_words(plan.net.layout)}, and the federation's {theirs:.600}."
             )
         checked(self.file)
-        if not self.file.has_rows or plan.solver.metric is not None:
-            possible_ways(plan)
+        check_kind(self.file, plan)
         if plan.algorithm.privacy is not None:
             check_budget(plan.algorithm.privacy, 1)
         self.log(f"Taking part by {plan.algorithm.name}, with {plan.solver}.")
@@ -149,6 +148,15 @@ class Introduction:
             secret=bytes.fromhex(self._drawn(_SECRET, 32)),
             pinned=self._vault,
         )
+
+
+def check_kind(file: SiloFile, plan: Plan) -> None:
+    """Raise unless the party of a file is of the kind that a plan's solver trains, and its model can act there.
+
+    That rows fit model and loss is found by trying them.
+    """
+    if not file.has_rows or plan.solver.metric is not None:
+        possible_ways(plan)
 
 
 def in_words(layout: Layout) -> str:

@@ -18,16 +18,14 @@ from ..errors import PartyError, StateError
 from ..evaluate import Column, Scores, party_table
 from ..flat import ONE_AT_A_TIME, bind
 from ..gate import finite
-from ..metrics import Metric, by_chance
+from ..metrics import Metric, by_chance, trivial
 from ..parties import Agent, Party
 from ..piece import Plan, work
 from ..progress import bar
-from ..run import possible_ways
-from ..solvers.exam import mean_of
 from ..table import Table
 from .desk import Desk
 from .file import SiloFile, Words
-from .introduction import in_words, introduced
+from .introduction import check_kind, in_words, introduced
 from .result import Result, Work
 
 _CHANCE = 0.05  # ours: what chance gives as often as that is no difference
@@ -57,17 +55,18 @@ def _check_same(file: SiloFile, folder: Path, plan: Plan, found: Mapping[str, An
     layout, then = plan.net.layout, f"Give the file with which it joined: descant silo judge {folder.parent} FILE"
     if layout.digest != (joined := introduced(folder)["layout"]):
         raise StateError(f"The model of {file.path} is {in_words(layout)}, and {joined} took part. {then}")
-    if not file.has_rows or plan.solver.metric is not None:
-        try:
-            possible_ways(plan)
-        except PartyError as error:
-            raise StateError(f"The party of {file.path} is of another kind than took part: {error} {then}") from error
+    try:
+        check_kind(file, plan)
+    except PartyError as error:
+        raise StateError(f"The party of {file.path} is of another kind than took part: {error} {then}") from error
     now = _examined(plan, file.party, Result(folder).own(layout))
-    for name, near in {"test_samples": 0.0, "majority": 1e-6, "own": _NEAR}.items():
+    alike = {"test_samples": 0.0, "majority": 1e-6, **({"own": _NEAR} if file.has_rows else {})}
+    for name, near in alike.items():  # one step more or less of an episode is far, and may be the machine's
         was, here = (float(each.get(name, math.nan)) for each in (found, now))
         if not math.isclose(was, here, rel_tol=near, abs_tol=near) and not math.isnan(was) and not math.isnan(here):
+            what = trivial(plan.metric.name) if name == "majority" else name
             raise StateError(
-                f"The data of {file.path} are not those that took part: {name} was {was:.6g} on their test set, and "
+                f"The data of {file.path} are not those that took part: {what} was {was:.6g} on their test set, and "
                 f"is {here:.6g} on this one. {then}"
             )
 
@@ -113,41 +112,32 @@ def _scores(plan: Plan, party: str, found: Mapping[str, Any]) -> Scores:
 def _differences(plan: Plan, party: Any, own: Tensor, alone: Tensor) -> Tensor:
     """How much better the party's own model is than the one that it has alone, test sample by test sample.
 
-    Of an agent it is episode by episode, and of a desk day by day, as the logarithm of what it grew by. Where a model
-    fails it is as bad as can be, and two that fail do not differ.
+    Of an agent it is episode by episode, and of a desk day by day. Two models that fail do not differ.
     """
-    if not isinstance(party, Party):
-        return _earned(plan, party, own, alone)
-    worst = -math.inf if plan.metric.higher_is_better else math.inf
-
-    def scores(row: Tensor) -> Tensor:
-        found = list[Tensor]()
-
-        def value(output: Tensor, target: Tensor) -> Tensor:
-            one = [plan.metric.value(output[i : i + 1], target[i : i + 1]).double().mean() for i in range(len(output))]
-            found.append(torch.stack(one))
-            return found[-1]
-
-        mean_of(plan.net, row, party.x_test, party.y_test, value)
-        return torch.cat(found).nan_to_num(worst, math.inf, -math.inf)
-
-    plan.net.module.eval()
-    with ONE_AT_A_TIME, torch.inference_mode(False):
-        better = (scores(own) - scores(alone)) * (1 if plan.metric.higher_is_better else -1)
+    better = (_tested(plan, party, own) - _tested(plan, party, alone)) * (1 if plan.metric.higher_is_better else -1)
     return better.nan_to_num(0.0, math.inf, -math.inf)
 
 
-def _earned(plan: Plan, party: Any, own: Tensor, alone: Tensor) -> Tensor:
-    """The same of a party that earns something."""
-    found = list[Tensor]()
+def _tested(plan: Plan, party: Any, row: Tensor) -> Tensor:
+    """How good a model is, test sample by test sample; where it fails, it is as bad as can be."""
+    found, worst = list[Tensor](), -math.inf if plan.metric.higher_is_better else math.inf
 
-    def noted(earned: Tensor, beside: Tensor) -> Tensor:
-        found.append(plan.metric.value(earned, beside) if isinstance(party, Agent) else earned.log())
+    def noted(output: Tensor, target: Tensor) -> Tensor:
+        found.append(_each(plan.metric, party, output, target).double())
         return found[-1].mean()
 
-    with ONE_AT_A_TIME:
-        plan.solver.examine(Exam(plan.net, Metric(plan.metric.name, noted), [party], [[own, alone]], False))
-    return (found[0] - found[1]).nan_to_num(0.0)
+    exam = Exam(plan.net, replace(plan.metric, value=noted), [party], [[row]], False)
+    with ONE_AT_A_TIME, torch.inference_mode(False):
+        plan.solver.examine(exam)
+    return torch.cat(found).nan_to_num(worst, math.inf, -math.inf)
+
+
+def _each(metric: Metric, party: Any, output: Tensor, target: Tensor) -> Tensor:
+    """A metric of each by itself; of the days of a desk, whose metric is of them all, what adds up to it."""
+    if isinstance(party, Party):
+        some = range(len(output))
+        return torch.stack([metric.value(output[i : i + 1], target[i : i + 1]).double().mean() for i in some])
+    return metric.value(output, target) if isinstance(party, Agent) else output.log()
 
 
 def _verdict(scores: Scores, alone: Scores, found: Mapping[str, Any], chance: float, words: Words) -> str:

@@ -9,6 +9,7 @@ from ..address import address_of
 from ..examined import JUDGED
 from ..flat import Layout
 from ..masking import KEY, SAMPLES
+from ..parties import Agent, Desk
 from ..parties.elsewhere import description
 from ..piece import RECEIVED
 from ..portfolio.augment import REAL_ONLY
@@ -54,7 +55,7 @@ def leaving(file: SiloFile, layout: Layout) -> dict[str, Mapping[str, str]]:
             SAMPLES: f"how many {file.words.trained} it has trained on",
             "loss": "its mean training loss, a number",
             ", ".join(JUDGED): "scores on its own test set, each a number, if the recipe asks for them",
-            **(_of_rows(file.policy) if file.has_rows else _EARNED[file.words.trained]),
+            **_EARNED.get(type(file.own), _of_rows(file.policy)),
             ANEW: "that it has lost its memory, if it has",
             RESTS: "seconds until the next day, if it has had its rounds; the reason then says how many",
         },
@@ -76,13 +77,13 @@ def leaving(file: SiloFile, layout: Layout) -> dict[str, Mapping[str, str]]:
 
 _REWARD = "reward"
 _EARNED = {
-    "steps": {_REWARD: "the mean return of its episodes, a number, once one has ended"},
-    "days": {
+    Agent: {_REWARD: "the mean return of its episodes, a number, once one has ended"},
+    Desk: {
         _REWARD: "the mean logarithm of what its portfolio grew by in a day of training, a number",
         REAL_ONLY: "that it had no prices made up, a number, if it should have had some",
     },
 }
-"""What a party that has no rows leaves beside its loss, by what it trains on."""
+"""What a party that has no rows leaves beside its loss."""
 
 
 def _of_rows(policy: Policy) -> dict[str, str]:
