@@ -392,7 +392,7 @@ def balancing(sign: float) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(("sign", "told"), [(1.0, "Joining helped: return "), (0.0, "No difference that 40 test ep")])
 def test_chance_is_reckoned_with_episode_by_episode(tmp_path: Path, sign: float, told: str) -> None:
-    """A model of its own that is far better than what it learns alone helped; one that is as bad makes no difference."""
+    """A model of its own that is far better than what it learns alone, and one that is the same."""
     many = "from descant import parties\ndef many(): return parties.agents(count=3, test=40)\n"
     team = many + ACTING.replace("agents()", "many()")
     way = Way("fedavg", "", WAYS["FedRL, DQN"].work, "problems:actor", team)

@@ -78,7 +78,8 @@ def _check_adds_up(plan: Plan) -> None:
         )
     if secure is not None and algorithm.weigh is by_samples and not plan.samples:
         raise SettingError(
-            f"{algorithm.name} weighs by samples, and agents and desks have none before the work. Use weights='uniform'."
+            f"{algorithm.name} weighs by samples, and agents and desks have none before the work. "
+            "Use weights='uniform'."
         )
 
 
