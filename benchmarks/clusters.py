@@ -101,7 +101,7 @@ def remembering(rounds: int) -> None:
         began = time.perf_counter()
         fed.fit(1, progress=False)
         times.append(time.perf_counter() - began)
-    held = fed._engine.memory.held_bytes  # type: ignore[attr-defined]
+    held = fed.engine_.memory.held_bytes  # type: ignore[attr-defined]
     print(
         f"100 parties that remember 1.6 MB each: {1000 * median(times):.0f} ms a round; "
         f"{held / 2**20:.0f} MB of it with the driver, {_memory()['driver'] / 2**20:,.0f} MB in all"

@@ -66,7 +66,7 @@ def measure(point: Point) -> dict[str, Any]:
     attend = min(point.present, point.population)
     fed = Federation(net, people, algorithms.FedAvgPlus(), solver=solver, attend=attend, budget=BUDGET)
     way, seconds = fed.state.way, []
-    fed._engine  # noqa: B018  made before memory is looked at
+    fed.engine_  # noqa: B018  made before memory is looked at
     before = kilobytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
     end = time.perf_counter() + 4

@@ -80,7 +80,7 @@ def same(ours: Federation, theirs: Federation, folder: Path, names: tuple[str, .
     """The models, and all that each party remembers: its replay, where it is in its episode, what it held."""
     assert models_digest(ours.state) == models_digest(theirs.state)
     for name in names:
-        known, kept = theirs._engine.memory.get(name), Keeping(folder / f"at-{name}").memory(ours.state.round)
+        known, kept = theirs.engine_.memory.get(name), Keeping(folder / f"at-{name}").memory(ours.state.round)
         assert known.keys() == kept.keys()
         assert all(torch.equal(known[key], kept[key]) for key in known)
 

@@ -154,8 +154,8 @@ def test_parties_that_keep_models_of_their_own_may_be_late_too() -> None:
     algorithm = replace(algorithms.FedAvgPlus(alpha=1.0), quorum=2, max_staleness=9)
     fed = ran(made(algorithm, solver=Sgd(lr=0.05, steps=3, batch=4, optimizer="Adam")), 8)
     assert not fed.refusals_ and len(fed.state.own.names()) >= 4
-    steps = {name: float(fed._engine.memory.get(name)["moment.step"]) for name in fed.state.own.names()}
-    attended = dict(zip(fed.people, fed.state.attended(fed._plan).tolist(), strict=True))
+    steps = {name: float(fed.engine_.memory.get(name)["moment.step"]) for name in fed.state.own.names()}
+    attended = dict(zip(fed.people, fed.state.attended(fed.plan_).tolist(), strict=True))
     assert steps == {name: 3 * attended[name] for name in steps}  # a memory moves when its report counts
 
 
@@ -185,16 +185,16 @@ def test_a_stop_anywhere_changes_nothing(name: str, tmp_path: Path) -> None:
 
 def test_a_round_that_was_broken_off_is_done_again() -> None:
     fed = ran(made(FedBuff(2)), 4)
-    collect = fed._engine.collect
+    collect = fed.engine_.collect
 
     def broken(timeout: float) -> list[Report]:
         collect(timeout)
         raise KeyboardInterrupt
 
-    fed._engine.collect = broken  # type: ignore[method-assign]
+    fed.engine_.collect = broken  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         ran(fed, 1)
-    fed._engine.collect = collect  # type: ignore[method-assign]
+    fed.engine_.collect = collect  # type: ignore[method-assign]
     assert ran(fed, 4).hash() == ran(made(FedBuff(2)), 8).hash()
 
 

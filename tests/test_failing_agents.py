@@ -63,7 +63,7 @@ def fitted(fed: Federation, rounds: int) -> Federation:
 
 
 def attended(fed: Federation) -> list[int]:
-    found: list[int] = fed.state.attended(fed._plan).tolist()
+    found: list[int] = fed.state.attended(fed.plan_).tolist()
     return found
 
 
@@ -103,9 +103,9 @@ def test_who_always_fails_is_refused_and_named() -> None:
 def test_an_episode_that_is_left_is_broken_off_in_the_replay() -> None:
     """No reward of the next episode is counted for a step of the one that failed."""
     fed = fitted(made(DQN, 1.0), 2)
-    log = fed._engine.memory.get("0")["log.replay"]
+    log = fed.engine_.memory.get("0")["log.replay"]
     assert log[:, -1].tolist() == [0] * 5 + [1] + [0] * 6 and not log[:, -2].any()
-    assert torch.equal(fed._engine.memory.get("0")["agent.world"][:6], log[6:, -4].long())
+    assert torch.equal(fed.engine_.memory.get("0")["agent.world"][:6], log[6:, -4].long())
 
 
 # ── what they give ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -39,8 +39,8 @@ def net() -> nn.Module:
 
 def test_the_generator_is_the_whole_system(people: People) -> None:
     fed = Federation(net, people, algorithms.FedAvg(), lr=0.1, steps=5)
-    engine = InProcess(fed._plan)
-    rounds = list(run(fed._plan, engine, begin(fed._plan), 3))
+    engine = InProcess(fed.plan_)
+    rounds = list(run(fed.plan_, engine, begin(fed.plan_), 3))
     assert [r.index for r in rounds] == [1, 2, 3]
     assert rounds[0].accepted == people.names
     assert rounds[2].loss < rounds[0].loss
@@ -157,11 +157,11 @@ def test_a_plan_begins_anew_each_time_with_the_same_model() -> None:
     """The looped way runs the module itself; what it learns must not become the next run's beginning."""
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Linear(8, 3))
     fed = Federation(model, classes(3), algorithms.FedAvg(), lr=0.5, steps=5, batch=4)
-    first = begin(fed._plan)
+    first = begin(fed.plan_)
     assert first.way == "looped"
-    (after,) = run(fed._plan, InProcess(fed._plan), first, 1)
+    (after,) = run(fed.plan_, InProcess(fed.plan_), first, 1)
     assert not torch.equal(after.state.center, first.center)
-    assert torch.equal(begin(fed._plan).center, first.center)
+    assert torch.equal(begin(fed.plan_).center, first.center)
 
 
 @pytest.mark.parametrize("given", [{"solver": "sgd"}, {"solver": Sgd}, {"engine": "ray"}, {"engine": None}])

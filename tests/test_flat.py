@@ -89,7 +89,7 @@ def test_running_statistics_are_the_weighted_mean_of_the_parties(way: str) -> No
     means = torch.stack([0.1 * people[name].x.mean(0) for name in people])
     variances = torch.stack([0.9 + 0.1 * people[name].x.var(0) for name in people])
     expected = torch.cat([(n / n.sum()) @ means, (n / n.sum()) @ variances])
-    torch.testing.assert_close(fed.state.center[fed._plan.net.layout.size :], expected)
+    torch.testing.assert_close(fed.state.center[fed.plan_.net.layout.size :], expected)
     assert (fed.center_.state_dict()["0.running_var"] > 0).all()
     assert fed.center_.state_dict()["0.num_batches_tracked"] == 0
 

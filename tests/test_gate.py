@@ -252,17 +252,17 @@ def test_what_is_left_of_a_broken_round_does_not_reach_the_next() -> None:
         return Federation(network(), classes(5), algorithms.FedAvgPlus(), lr=0.1, steps=2, batch=4, engine=engine)
 
     fed = made().fit(1, progress=False)
-    collect, calls = fed._engine.collect, iter([0])
+    collect, calls = fed.engine_.collect, iter([0])
 
     def interrupted(timeout: float) -> list[Report]:
         if next(calls, None) is None:
             raise KeyboardInterrupt
         return collect(timeout)
 
-    fed._engine.collect = interrupted  # type: ignore[method-assign]
+    fed.engine_.collect = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         fed.fit(1, progress=False)
-    fed._engine.collect = collect  # type: ignore[method-assign]
+    fed.engine_.collect = collect  # type: ignore[method-assign]
     assert fed.scores().names == fed.people.names
     assert fed.fit(2, progress=False).hash() == made().fit(3, progress=False).hash()
     assert not fed.refusals_

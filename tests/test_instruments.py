@@ -255,7 +255,7 @@ class Later:
 )
 def test_the_pull_of_a_round(algorithm: algorithms.Algorithm, share: float | None) -> None:  # type: ignore[name-defined]
     fed = Federation(network(), with_tests(), algorithm, lr=0.01, steps=20, batch=4)
-    assert pull_a_round(fed._plan, 1) == (None if share is None else pytest.approx(share))
+    assert pull_a_round(fed.plan_, 1) == (None if share is None else pytest.approx(share))
 
 
 def test_a_weak_pull_is_told_and_epochs_count_as_steps() -> None:

@@ -186,7 +186,7 @@ def same(folder: Path, name: str) -> None:
     for party in NAMES:
         state = folder / "silos" / f"at-{party}"
         alike(load_file(state / "own.safetensors"), twin.models_[party].state_dict())
-        alike(Keeping(state).memory(ROUNDS), twin._engine.memory.get(party))
+        alike(Keeping(state).memory(ROUNDS), twin.engine_.memory.get(party))
 
 
 @pytest.fixture(autouse=True)

@@ -209,7 +209,7 @@ def test_a_server_that_cannot_forget_says_so_and_names_none_of_its_files(tmp_pat
     _, fed = organised(tmp_path, post, said.append)
     (tmp_path / "vault" / "vault.json").rename(tmp_path / "vault" / "elsewhere")
     wish(post, tmp_path)
-    fed._engine._post.here()  # type: ignore[attr-defined]
+    fed.engine_._post.here()  # type: ignore[attr-defined]
     [told] = goodbyes(post)
     assert "trouble of its own" in told["reason"] and FORGOTTEN not in told and "vault.json" not in str(told)
     assert any("vault.json" in text for text in said)

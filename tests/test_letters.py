@@ -415,7 +415,7 @@ def test_a_false_answer_is_refused_and_the_others_go_on(tmp_path: Path, how: str
     post.spoil = spoil
     fed = met(post, recipe("fedavg"))
     if how in LIES:
-        fed._engine._most = 2**40  # as where the model is large: its size does not give a letter away
+        fed.engine_._most = 2**40  # as where the model is large: its size does not give a letter away
     with pytest.warns(DescantWarning, match="refused"):
         fed.fit(2, progress=False)
     assert [refusal.party for refusal in fed.refusals_] == ["1", "1"]
@@ -445,7 +445,7 @@ def test_an_answer_to_another_letter_is_not_taken(tmp_path: Path, whose: str) ->
 def test_letters_that_a_desk_does_not_answer(tmp_path: Path) -> None:
     post = Post(desks(tmp_path))
     fed = met(post, recipe("fedavg")).fit(2, progress=False)
-    plan, desk = fed._plan, post.desks["0"]()
+    plan, desk = fed.plan_, post.desks["0"]()
 
     def said(**changes: object) -> str:
         task = next(iter(tasks_for(plan, fed.state, {"0": plan.solver.hyper}, "train", 3)))

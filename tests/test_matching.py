@@ -235,7 +235,7 @@ def test_gradients_agree_with_finite_differences(name: str, way: str) -> None:
 
 
 def everything(fed: Federation, people: People) -> Tensor:
-    return torch.cat([fed.state.center, *(fed._engine.memory.get(name)["private.matching"] for name in people)])
+    return torch.cat([fed.state.center, *(fed.engine_.memory.get(name)["private.matching"] for name in people)])
 
 
 def agree(model: nn.Module, people: People, algorithm: Algorithm, solver: Sgd) -> None:

@@ -100,18 +100,18 @@ def test_what_leaves_a_party_is_never_longer_than_the_clip(clip: float) -> None:
 
 
 def reports(fed: Federation, round: int = 1, memories: list[dict[str, Tensor]] | None = None) -> list[Report]:
-    plan = fed._plan
+    plan = fed.plan_
     return [report for report, _ in work(plan, tasks(fed, round), memories or [{}] * len(plan.people))]
 
 
 def tasks(fed: Federation, round: int = 1) -> list[Task]:
-    told = {"seed": fed.seed, "way": fed.state.way, "layout": fed._plan.net.layout.digest}
-    told |= vars(fed._plan.solver.hyper)
+    told = {"seed": fed.seed, "way": fed.state.way, "layout": fed.plan_.net.layout.digest}
+    told |= vars(fed.plan_.solver.hyper)
     return [Task(name, round, "train", {"center": row(fed)}, told) for name in fed.people]
 
 
 def sent(fed: Federation, report: Report) -> list[tuple[Tensor, Tensor]]:
-    centers = fed._plan.net.layout.split(row(fed))
+    centers = fed.plan_.net.layout.split(row(fed))
     return [(tensor, centers[name]) for name, tensor in report.arrays.items()]
 
 
@@ -186,10 +186,10 @@ def test_private_layers_are_neither_clipped_nor_noised() -> None:
     fed = federation(central(algorithms.FedPer(), clip=0.01, noise=1.0))
     first = row(fed).clone()
     fed.fit(1, progress=False)
-    layout = fed._plan.net.layout
+    layout = fed.plan_.net.layout
     for name in layout.names:
         begin, end = layout.range_of(name)
-        assert torch.equal(row(fed)[begin:end], first[begin:end]) == (name in fed._plan.private)
+        assert torch.equal(row(fed)[begin:end], first[begin:end]) == (name in fed.plan_.private)
 
 
 # ── noise at the party ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -217,13 +217,13 @@ def federation_at(fed: Federation) -> Federation:
 def test_a_party_that_is_asked_again_answers_to_the_bit_what_it_answered() -> None:
     """With a secret of its own, so that what is asked twice (a worker died, say) is no second answer."""
     fed = federation(LocalPrivacy())
-    first = work(fed._plan, tasks(fed), [{}] * 6)
+    first = work(fed.plan_, tasks(fed), [{}] * 6)
     secrets = [memory["secret.noise"] for _, memory in first if memory is not None]
     assert len({bytes(secret.tolist()) for secret in secrets}) == 6
-    again = work(fed._plan, tasks(fed), [memory or {} for _, memory in first])
+    again = work(fed.plan_, tasks(fed), [memory or {} for _, memory in first])
     for (one, _), (other, _) in zip(first, again, strict=True):
         assert all(torch.equal(one.arrays[name], other.arrays[name]) for name in one.arrays)
-    elsewhere = work(fed._plan, [replace(task, round=2) for task in tasks(fed)], [memory or {} for _, memory in first])
+    elsewhere = work(fed.plan_, [replace(task, round=2) for task in tasks(fed)], [memory or {} for _, memory in first])
     assert not any(
         torch.equal(a.arrays["0.bias"], b.arrays["0.bias"]) for (a, _), (b, _) in zip(first, elsewhere, strict=True)
     )
@@ -251,10 +251,10 @@ def test_work_that_diverged_is_not_told() -> None:
 
 def test_the_secret_survives_a_new_beginning_and_is_no_business_of_the_solver() -> None:
     fed = federation(LocalPrivacy())
-    (_, memory), *_ = work(fed._plan, tasks(fed)[:1], [{}])
+    (_, memory), *_ = work(fed.plan_, tasks(fed)[:1], [{}])
     assert memory is not None
     anew = [replace(task, settings={**task.settings, "anew": True}) for task in tasks(fed)[:1]]
-    (_, after), *_ = work(fed._plan, anew, [memory])
+    (_, after), *_ = work(fed.plan_, anew, [memory])
     assert after is not None and torch.equal(after["secret.noise"], memory["secret.noise"])
 
 
@@ -667,12 +667,12 @@ def test_the_cut_never_changes_what_hides_samples(base: Algorithm) -> None:
 
 def test_a_party_that_hides_samples_answers_the_same_when_it_is_asked_again() -> None:
     fed = by_samples(hiding(source="system"))
-    first = work(fed._plan, tasks(fed), [{}] * 6)
-    again = work(fed._plan, tasks(fed), [memory or {} for _, memory in first])
+    first = work(fed.plan_, tasks(fed), [{}] * 6)
+    again = work(fed.plan_, tasks(fed), [memory or {} for _, memory in first])
     for (one, _), (other, _) in zip(first, again, strict=True):
         assert dict(one.metrics) == {"samples": fed.people[one.party].samples}
         assert all(torch.equal(one.arrays[name], other.arrays[name]) for name in one.arrays)
-    fresh = work(fed._plan, tasks(fed), [{}] * 6)
+    fresh = work(fed.plan_, tasks(fed), [{}] * 6)
     assert not any(
         torch.equal(a.arrays["0.bias"], b.arrays["0.bias"]) for (a, _), (b, _) in zip(first, fresh, strict=True)
     )

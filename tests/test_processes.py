@@ -100,7 +100,7 @@ def test_work_begins_here_and_workers_start_only_when_it_takes_long(monkeypatch:
     monkeypatch.setattr("descant.engines.pool._PATIENCE", 0.0)
     fed.fit(1, progress=False)  # begun here, while they start
     assert len(pool._pool.members) == 2
-    fed._engine.wait()  # type: ignore[attr-defined]
+    fed.engine_.wait()  # type: ignore[attr-defined]
     spent = pool._pool.spent
     fed.fit(1, progress=False)
     assert pool._pool.spent == spent  # all of it was done there
@@ -222,9 +222,9 @@ def test_an_interrupted_round_is_done_again(two: Processes, monkeypatch: pytest.
 def test_a_worker_that_hangs_is_given_up_at_the_deadline_and_replaced() -> None:
     pool = Waiting(workers=1, threads=1)
     fed = Federation(network, partial(classes, 2), algorithms.FedAvg(), loss=slow, lr=0.1, steps=1, engine=pool)
-    engine = fed._engine
+    engine = fed.engine_
 
-    tasks = [replace(task, deadline=1.0) for task in tasks_for(fed._plan, fed.state, {"0": Sgd().hyper}, "train", 1)]
+    tasks = [replace(task, deadline=1.0) for task in tasks_for(fed.plan_, fed.state, {"0": Sgd().hyper}, "train", 1)]
     assert [report.status for report in gather(engine, tasks)] == ["lost"]
     assert pool._pool is not None
     (hanging,) = pool._pool.members
@@ -293,7 +293,7 @@ def test_an_interrupt_while_an_answer_is_taken_in_loses_nothing(two: Processes) 
 
 def test_a_piece_that_never_came_to_its_worker_is_done_again(two: Processes) -> None:
     fed = made("FedAvgPlus", two).fit(1, progress=False)
-    engine, say = fed._engine, Member.say
+    engine, say = fed.engine_, Member.say
     assert isinstance(engine, ProcessEngine)
     engine._most = 1  # so that each worker has more than one piece
 
@@ -329,7 +329,7 @@ def test_an_engine_that_is_gone_leaves_nothing_with_its_workers() -> None:
     gc.collect()
     assert not list(pool._pool.folder.glob("tasks-*"))
     other = made("FedAvg", pool).fit(1, progress=False)
-    assert list(member.plans) == [other._engine.number]  # type: ignore[attr-defined]
+    assert list(member.plans) == [other.engine_.number]  # type: ignore[attr-defined]
     pool.close()
 
 
@@ -383,7 +383,7 @@ SCRIPT = """
     def main():
         engine = Processes(workers=1)
         fed = Federation(partial(net, 8), partial(parties.digits, count=3), algorithms.FedAvg(), engine=engine)
-        fed._engine.wait()
+        fed.engine_.wait()
         print(fed.fit(2, progress=False).history_[-1]["round"])
 
     {}
@@ -420,7 +420,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_every_algorithm_can_be_spelled_and_read_again(name: str) -> None:
-    algorithm = bind(EVERY[name](), Federation(network, classes(3), algorithms.FedAvg())._plan.net)
+    algorithm = bind(EVERY[name](), Federation(network, classes(3), algorithms.FedAvg()).plan_.net)
     arrays: dict[str, Tensor] = {}
     again = read(spell(algorithm, arrays), arrays)
     assert repr(again) == repr(algorithm)
@@ -437,7 +437,7 @@ def test_addresses_are_found_again() -> None:
 
 
 def test_engines_agree_on_their_protocol(two: Processes) -> None:
-    engine: Engine = two(made("FedAvg", two)._plan)
+    engine: Engine = two(made("FedAvg", two).plan_)
     assert list(engine.members()) == list(classes(6))
     assert engine.collect(0.0) == []
 
@@ -565,7 +565,7 @@ def test_a_token_that_was_made_here_opens_no_other_cluster(monkeypatch: pytest.M
 def test_what_tasks_share_is_carried_once() -> None:
     fed = made("FedAvgPlus", InProcess)
     hypers = {name: Sgd().hyper for name in fed.people}
-    tasks = list(tasks_for(fed._plan, fed.state, hypers, "train", 1))
+    tasks = list(tasks_for(fed.plan_, fed.state, hypers, "train", 1))
     load = Load(tasks, [{"moments": torch.ones(3)} for _ in tasks])
     shared = load.shared
     assert load.common == set(shared)

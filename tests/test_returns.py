@@ -55,7 +55,7 @@ def federation(method: str, pieces: int = 1, attend: int = 5) -> Federation:
 
 def kept(fed: Federation, party: str) -> float:
     """The largest number that a party keeps for itself."""
-    tensors = [*fed.models_[party].state_dict().values(), *fed._engine.memory.get(party).values()]
+    tensors = [*fed.models_[party].state_dict().values(), *fed.engine_.memory.get(party).values()]
     return max(float(tensor.abs().max()) for tensor in tensors)
 
 
@@ -83,7 +83,7 @@ def test_everybody_is_told_once_whenever_it_comes_and_is_judged_by_the_centre_un
         trained = {party for one in fed.rounds(RUIN + (method == "FedPer")) for party in one.round.accepted}
         for one in fed.rounds(10):
             for party in one.round.accepted:
-                task = fed._engine.told[party, one.index]  # type: ignore[attr-defined]
+                task = fed.engine_.told[party, one.index]  # type: ignore[attr-defined]
                 told[party].append(task.settings.get("anew", False))
                 begins = torch.equal(task.arrays.get("own", task.arrays["center"]), task.arrays["center"])
                 assert begins or not told[party][-1]
@@ -154,7 +154,7 @@ def test_work_that_is_on_its_way_is_asked_for_again_as_it_was(base: Algorithm, t
 def test_what_a_party_has_left_behind_is_kept() -> None:
     base = algorithms.StandIns(algorithms.RepresentationMatching(), share=0.5)
     fed = returning(base, (4,), attend=algorithms.Drops({"1": 3}))
-    before = [{**fed.fit(1, progress=False)._engine.memory.get("0")} for _ in range(4)]
+    before = [{**fed.fit(1, progress=False).engine_.memory.get("0")} for _ in range(4)]
     assert "coreset.rows" in before[0] and torch.equal(before[2]["coreset.rows"], before[3]["coreset.rows"])
     assert [entry["presence"][1] for entry in fed.history_] == ["p", "p", "p", "s"]  # and serves its stand-in
 
@@ -162,7 +162,7 @@ def test_what_a_party_has_left_behind_is_kept() -> None:
 def test_who_begins_anew_works_as_one_that_never_did_and_has_nothing_if_it_diverges() -> None:
     """It does not fall back on what was to be forgotten."""
     fed = returning(algorithms.RepresentationMatching(), ()).fit(2, progress=False)
-    plan, memory = fed._plan, fed._engine.memory.get("0")
+    plan, memory = fed.plan_, fed.engine_.memory.get("0")
     (task,) = tasks_for(plan, fed.state, {"0": plan.solver.hyper}, "train", 3)
 
     def kept(memory: Memory, **said: object) -> Memory | None:

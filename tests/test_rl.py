@@ -175,10 +175,10 @@ def test_an_advantage_is_the_reward_to_come_beyond_what_was_expected() -> None:
 def test_replay_is_not_copied_from_round_to_round_and_forgets_the_oldest() -> None:
     fed = federation(Dqn(steps=60, begin=10_000, replay=100))
     fed.fit(1, progress=False)
-    logs = [fed._engine.memory.get(name)[f"{LOG}replay"] for name in fed.people]
+    logs = [fed.engine_.memory.get(name)[f"{LOG}replay"] for name in fed.people]
     before = [log.clone() for log in logs]
     fed.fit(1, progress=False)
-    after = [fed._engine.memory.get(name)[f"{LOG}replay"] for name in fed.people]
+    after = [fed.engine_.memory.get(name)[f"{LOG}replay"] for name in fed.people]
     for old, kept, new in zip(logs, before, after, strict=True):
         assert len(old) == 60 and len(new) == 100
         assert new.data_ptr() == old.data_ptr() + 20 * old.shape[1] * 4  # the same memory, 20 rows on
@@ -290,7 +290,7 @@ def test_an_agent_whose_environment_fails_is_named_and_the_others_go_on(solver: 
     with pytest.warns(DescantWarning, match=rf"{told}.*[^.]\. All are in refusals_\."):
         fed.fit(1, progress=False)
     assert [refusal.party for refusal in fed.refusals_] == ["1"] and "agent '1'" in fed.refusals_[0].reason
-    assert fed.state.attended(fed._plan).tolist() == [1, 0, 1] and fed.history_[-1]["reward"] == -10
+    assert fed.state.attended(fed.plan_).tolist() == [1, 0, 1] and fed.history_[-1]["reward"] == -10
 
 
 def test_what_cannot_act_is_told_before_the_work() -> None:

@@ -53,7 +53,7 @@ def test_answers_beyond_the_budget_go_to_files_and_change_nothing(
     for _ in fed.rounds(3):
         named = [path for path in (tmp_path / "temporary").rglob("*") if path.is_file()]
         assert not [path for path in named if path.suffix != ".safetensors"]  # those are what parties keep
-    model = fed._plan.net.layout.width * 4
+    model = fed.plan_.net.layout.width * 4
     first, *tried = mapped[:-4]
     padded = {4 * -(-model // 64) * 16 * rows for rows in (1, 2)}
     assert first == model and set(tried) <= {model, *padded}  # a copy to be tried, and how it is computed
@@ -190,7 +190,7 @@ def trained(width, folder):
     post, people = Echo(), elsewhere(dict.fromkeys("abc", said))
     settings = {"solver": Sgd(steps=1, batch=2), "engine": Silos(post, say=print), "budget": BUDGET}
     fed = Federation(lambda: problems.mlp(width, 10, (width,) * 4), people, algorithms.FedAvg(), **settings)
-    post.layout = fed._plan.net.layout
+    post.layout = fed.plan_.net.layout
     with Run.start(folder, fed, "", "always") as run:
         for _ in run.rounds(2):
             pass

@@ -258,7 +258,7 @@ def test_two_with_one_key_are_left_out() -> None:
 
     kept: dict[int, Any] = {}
     fed = federation(engine=partial(Bytes, fault=fault))
-    met = gathered(fed._plan, fed._engine, dict.fromkeys(fed.people, fed._plan.solver.hyper), 1)
+    met = gathered(fed.plan_, fed.engine_, dict.fromkeys(fed.people, fed.plan_.solver.hyper), 1)
     assert [*met.present] == ["1", "2", "4", "5"] and [refusal.party for refusal in met.refusals] == ["0", "3"]
 
 
@@ -288,12 +288,12 @@ def tasks(fed: Federation) -> list[Task]:
             out.extend(task for task in tasks if task.kind == "train")
             super().submit(tasks)
 
-    next(run(fed._plan, Noting(fed._plan), fed.state, 1))
+    next(run(fed.plan_, Noting(fed.plan_), fed.state, 1))
     return out
 
 
 def answered(fed: Federation, task: Task) -> Report:
-    ((report, _),) = work(fed._plan, [task], [{}])
+    ((report, _),) = work(fed.plan_, [task], [{}])
     return report
 
 
@@ -303,11 +303,11 @@ def test_a_task_that_comes_again_has_the_same_answer_and_another_secret_another_
     one, again = (answered(fed, asked).arrays for _ in range(2))
     assert all(torch.equal(one[name], again[name]) for name in one)
     cohort = asked.arrays["keys"].clone()
-    fed._plan = replace(fed._plan, secret=b"its own")
+    fed.plan_ = replace(fed.plan_, secret=b"its own")
     cohort[0] = torch.frombuffer(bytearray(key_of(b"its own", 5, 1, "0").public), dtype=torch.uint8)
     other = answered(fed, replace(asked, arrays={**asked.arrays, "keys": cohort})).arrays
     assert not any(bool((one[name] == other[name]).any()) for name in one)
-    assert "its own" not in repr(fed._plan)
+    assert "its own" not in repr(fed.plan_)
 
 
 COHORTS: dict[str, tuple[Callable[[Task], Task], str]] = {

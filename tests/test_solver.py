@@ -95,7 +95,7 @@ def test_moments_that_are_reset_are_not_kept() -> None:
     for moments, kept in (("keep", 3), ("reset", 0)):
         solver = Sgd(lr=0.02, steps=2, batch=4, optimizer="Adam", moments=moments)  # type: ignore[arg-type]
         fed = Federation(network(), people, algorithms.FedAvg(), solver=solver).fit(1, progress=False)
-        assert len(fed._engine.memory.names()) == kept
+        assert len(fed.engine_.memory.names()) == kept
 
 
 def test_stragglers_take_as_many_steps_as_the_round_says() -> None:
@@ -449,7 +449,7 @@ def test_a_term_may_own_private_columns_and_read_activations_of_both_models(way:
     fed = Federation(network(torch.float64), people, MATCHING, lr=lr, steps=2, batch=100, seed=1)
     fed.state = replace(fed.state, way=way)
     fed.fit(2, progress=False)
-    for name, memory in ((name, fed._engine.memory.get(name)) for name in people):
+    for name, memory in ((name, fed.engine_.memory.get(name)) for name in people):
         assert set(memory) == {"private.matching"}
         torch.testing.assert_close(memory["private.matching"], _by_hand(people, name, lr), rtol=0, atol=1e-12)
 
@@ -522,7 +522,7 @@ def test_private_columns_begin_from_draws_of_the_party_s_own_and_terms_do_not_mi
     both = replace(algorithms.Ditto(), terms=(first, *algorithms.Ditto().terms))
     fed = Federation(network(), people, both, lr=0.1, steps=2, batch=4).fit(2, progress=False)
     plain = Federation(network(), people, algorithms.Ditto(), lr=0.1, steps=2, batch=4).fit(2, progress=False)
-    begun = [fed._engine.memory.get(name)["private.noise"] for name in people]
+    begun = [fed.engine_.memory.get(name)["private.noise"] for name in people]
     assert not torch.equal(begun[0], begun[1])
     for name in people:
         ours, theirs = fed.models_[name].state_dict(), plain.models_[name].state_dict()

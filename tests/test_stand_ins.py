@@ -102,7 +102,7 @@ def test_only_those_present_count_without_stand_ins() -> None:
     left.people = fed.people.subset(["0", "2", "4"])
     left.state = replace(left.state, round=5, center=fed.state.center)
     left.state.own.commit(5, ())
-    left._engine.memory.commit(5, ())
+    left.engine_.memory.commit(5, ())
     assert torch.equal(ran(left, 1).state.center, ran(fed, 1).state.center)
 
 
@@ -147,13 +147,13 @@ def test_what_a_party_keeps_waits_for_it() -> None:
     solver = Sgd(lr=0.05, steps=3, batch=4, optimizer="Adam")
     fed = made(StandIns(algorithms.FedAvgPlus(alpha=1.0)), AWAY, solver=solver)
     ran(fed, 2)
-    model, memory = fed.state.own.get("1")["model"], fed._engine.memory.get("1")
+    model, memory = fed.state.own.get("1")["model"], fed.engine_.memory.get("1")
     ran(fed, 3)
     assert presence(fed)[-1][1] == "s"
     assert torch.equal(fed.state.own.get("1")["model"], model)
-    after = fed._engine.memory.get("1")
+    after = fed.engine_.memory.get("1")
     assert memory.keys() == after.keys() and all(torch.equal(memory[name], after[name]) for name in memory)
-    assert fed.state.attended(fed._plan).tolist() == [5, 2, 5, 3, 5]
+    assert fed.state.attended(fed.plan_).tolist() == [5, 2, 5, 3, 5]
 
 
 def test_a_stand_in_begins_at_the_centre_with_its_own_work_and_counts_with_all_samples() -> None:
@@ -175,7 +175,7 @@ def test_a_return_refreshes_the_coreset_and_memory_does_not_grow_with_the_rounds
         sizes.append(sum(t.nbytes for m in done.round.state.memories.values() for t in m.values()))
     assert fed.state.memories["stand_in"]["generation"].tolist() == [1, 2, 1, 1, 1]
     assert len(set(sizes[4:])) == 1
-    held = {party: fed._engine.memory.get(party) for party in fed.people}
+    held = {party: fed.engine_.memory.get(party) for party in fed.people}
     assert {party: len(memory["coreset.rows"]) for party, memory in held.items()} == {
         party: max(1, round(0.3 * samples)) for party, samples in fed.people.samples.items()
     }
@@ -454,11 +454,11 @@ def test_all_rows_that_ever_leave_are_within_what_was_agreed(
         if most == 1:
             ran(fed, 12)
             assert not fed.refusals_ and len(left["1"]) > 0.1 * people["1"].samples + 1
-            assert fed._engine.memory.get("1")["coreset.ever"].tolist() == sorted(left["1"])
+            assert fed.engine_.memory.get("1")["coreset.ever"].tolist() == sorted(left["1"])
             continue
         with pytest.warns(DescantWarning, match=r"rows that have not left before, beside \d+ that have, and at most"):
             ran(fed, 12)
-        assert len(fed._engine.memory.get("1")["coreset.ever"]) <= Agreed(share=most).most(people["1"].samples)
+        assert len(fed.engine_.memory.get("1")["coreset.ever"]) <= Agreed(share=most).most(people["1"].samples)
         assert {"s", "p"} == {letters[1] for letters in presence(fed)}  # the older one stands in still
 
 
@@ -510,7 +510,7 @@ def test_a_bad_coreset_is_refused(change: Callable[[bytes], bytes], told: str, l
 
 def test_labels_that_the_model_does_not_know_are_refused(vault: VaultAt) -> None:
     fed = made(StandIns(algorithms.FedAvg(), share=0.4), vault=vault)
-    assert fed._plan.classes == 3
+    assert fed.plan_.classes == 3
     people = parties.from_arrays([(p.x, p.y) for p in classes(5).values()], test=0)
     fed = Federation(network(), people, StandIns(algorithms.FedAvg()), vault=vault, steps=0)
     fed.algorithm = replace(fed.algorithm, attend=Drops({"1": 1}))
@@ -641,7 +641,7 @@ def test_worker_processes_stand_in_as_well(vault: VaultAt, monkeypatch: pytest.M
             more = {} if engine is None else {"engine": engine}
             fed = Federation(module, classes, algorithm, vault=keep, **settings, **more)  # type: ignore[arg-type]
             if engine is not None:
-                fed._engine.wait()  # type: ignore[attr-defined]
+                fed.engine_.wait()  # type: ignore[attr-defined]
             centers.append(ran(fed, 4).state.center)
             assert presence(fed)[-1] == "pspsp" and not fed.refusals_
         assert torch.equal(centers[0], centers[1]) and torch.equal(centers[0], centers[2])

@@ -159,7 +159,7 @@ def test_a_hundred_thousand_parties_of_which_ten_take_part() -> None:
     assert 70 < len(own.names()) <= 80
     assert 0 < own.held_bytes <= budget
     assert all(torch.isfinite(own.get(name)["model"]).all() for name in own.names())
-    assert isinstance(fed._engine, InProcess) and fed._engine.memory.names() == []
+    assert isinstance(fed.engine_, InProcess) and fed.engine_.memory.names() == []
 
 
 NUMBERS = st.one_of(st.floats(), st.integers(-5, 5), st.text(max_size=2), st.lists(st.floats(), max_size=2))

@@ -58,7 +58,7 @@ def scores_of(everybody: Federation, coalition: Coalition, rounds: int, settings
         state = federation.state
         found |= zip(inside, federation.scores().own.values.tolist(), strict=True)
     if outside:
-        judged = score(everybody._plan, everybody._engine, state, outside)
+        judged = score(everybody.plan_, everybody.engine_, state, outside)
         found |= zip(outside, judged.center.values.tolist(), strict=True)
     values = np.array([found[name] for name in names])
     if np.isnan(values).all():
@@ -80,7 +80,7 @@ class Values:
         """Read what is there, if it is of the same training; another one is an error."""
         if self.file is None:
             return
-        identity = {k: v for k, v in _identity(everybody._plan).items() if k != "seed"} | {"rounds": rounds}
+        identity = {k: v for k, v in _identity(everybody.plan_).items() if k != "seed"} | {"rounds": rounds}
         if not self.file.exists():
             with clear_errors(self.file):
                 self.file.parent.mkdir(parents=True, exist_ok=True)

@@ -176,7 +176,7 @@ def worth(
                 shown.update(line, advance=1)
                 if progress and len(scores) == 1 and seed == chosen[0]:
                     shown.console.print(_cost(trainings, time.perf_counter() - began))
-            plan = everybody._plan
+            plan = everybody.plan_
             sign = 1 if plan.metric.higher_is_better else -1
             found.append(_Seed.of(made.names, scores, sign, permutations, seed))
     orders = orders_of(made.names, permutations, 0)

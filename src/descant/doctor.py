@@ -70,7 +70,7 @@ def _threads() -> str:
 
 def explain(federation: Federation) -> list[Finding]:
     """How the stacks of a federation would be computed, and why not otherwise."""
-    plan, layout = federation._plan, federation._plan.net.layout
+    plan, layout = federation.plan_, federation.plan_.net.layout
     size = layout.size * layout.dtype.itemsize / 1e6
     ways = federation.ways()
     chosen = next(way for way, reason in ways.items() if not reason)

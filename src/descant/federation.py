@@ -111,7 +111,8 @@ class Federation:
         return parties_of(self.data)
 
     @cached_property
-    def _plan(self) -> Plan:
+    def plan_(self) -> Plan:
+        """All that is decided of it before the first round: net, parties, method, solver; made when it is asked for."""
         if self.solver is not None and self.shorthand:
             raise SettingError(f"Give a solver, or {', '.join(self.shorthand)} as shorthand for Sgd, not both.")
         given: object = self.solver
@@ -138,14 +139,15 @@ class Federation:
         return replace(plan, origin=(self.model, self.data))
 
     @cached_property
-    def _engine(self) -> Engine:
-        return self.engine(self._plan)
+    def engine_(self) -> Engine:
+        """What carries its tasks to the parties, and what they remember."""
+        return self.engine(self.plan_)
 
     @property
     def state(self) -> State:
         """Where the run stands."""
         if "_state" not in self.__dict__:
-            self._state = begin(self._plan)
+            self._state = begin(self.plan_)
         return self._state
 
     @state.setter
@@ -161,7 +163,7 @@ class Federation:
         if not isinstance(n, int) or isinstance(n, bool) or n < 0:
             raise SettingError(f"The number of rounds must be a whole number >= 0. Got {n!r}.")
         judged = {self.state.round + n} if judge is None else set(judge)
-        for round in self._whole(run(self._plan, self._engine, self.state, n, judged)):
+        for round in self._whole(run(self.plan_, self.engine_, self.state, n, judged)):
             if round.index != self.state.round + 1:
                 raise DescantError(
                     f"Another loop has taken this federation to round {self.state.round}: start a new one."
@@ -178,7 +180,7 @@ class Federation:
             yield from rounds
         except BaseException:
             with suppress(StateError):
-                self._engine.memory.rollback(self.state.round)
+                self.engine_.memory.rollback(self.state.round)
                 self.state.own.rollback(self.state.round)
             raise
 
@@ -217,7 +219,7 @@ class Federation:
 
     def scores(self) -> Scores:
         """Every party's own test set, judged now."""
-        scores = score(self._plan, self._engine, self.state)
+        scores = score(self.plan_, self.engine_, self.state)
         self._scored = (self.state.round, scores)
         return scores
 
@@ -242,14 +244,14 @@ class Federation:
 
     def _alone(self, names: Sequence[str]) -> Scores:
         """The same parties, rounds, work and draws, without federation."""
-        twin, local = self.__dict__.get("_twin"), alone(self._plan.algorithm, self.history_)
+        twin, local = self.__dict__.get("_twin"), alone(self.plan_.algorithm, self.history_)
         if twin is None or twin.state.round > self.state.round:  # a run that was loaded may be younger than its twin
             settings = {name: getattr(self, name) for name in ("loss", "metric", "seed", "engine", "budget")}
-            twin = self._twin = Federation(self.model, self.data, local, solver=self._plan.solver, **settings)
+            twin = self._twin = Federation(self.model, self.data, local, solver=self.plan_.solver, **settings)
             twin.people = self.people  # not made anew: they are read once, and whoever made them may draw
-        twin._plan = replace(twin._plan, algorithm=local)  # of more rounds than when it was made
+        twin.plan_ = replace(twin.plan_, algorithm=local)  # of more rounds than when it was made
         twin.fit(self.state.round - twin.state.round, progress=False)
-        return score(twin._plan, twin._engine, twin.state, names)
+        return score(twin.plan_, twin.engine_, twin.state, names)
 
     def table(self) -> Table:
         """Each party: its own model, the centre, what it reaches alone with the same work, and its majority class.
@@ -263,28 +265,28 @@ class Federation:
     @property
     def models_(self) -> Mapping[str, nn.Module]:
         """Party name -> its personal module, made when it is asked for."""
-        return Models(self._plan, self._engine, lambda: self.state)
+        return Models(self.plan_, self.engine_, lambda: self.state)
 
     @property
     def center_(self) -> nn.Module:
         """The common module."""
-        return self._plan.net.module_of(self.state.center)
+        return self.plan_.net.module_of(self.state.center)
 
     def ways(self) -> dict[str, str]:
         """The ways to compute the parties' local work, the best first, and why each is not taken ("" if it can be)."""
-        return possible_ways(self._plan)
+        return possible_ways(self.plan_)
 
     def hash(self) -> str:
         """A digest of the centre and of every party's model and memory."""
-        return checkpoint.digest(self.state, self._engine.memory)
+        return checkpoint.digest(self.state, self.engine_.memory)
 
     def save(self, folder: str | Path) -> Path:
         """Write the run as it stands into a folder, whole or not at all."""
-        return checkpoint.save(Path(folder), self._plan, self.state, self._engine.memory, self.history_, self.refusals_)
+        return checkpoint.save(Path(folder), self.plan_, self.state, self.engine_.memory, self.history_, self.refusals_)
 
     def load(self, folder: str | Path) -> Federation:
         """Go on from a folder that a federation of the same model, algorithm, solver and seed saved."""
-        loaded = checkpoint.load(Path(folder), self._plan, self._engine.memory)
+        loaded = checkpoint.load(Path(folder), self.plan_, self.engine_.memory)
         self.state, self.history_, self.refusals_ = loaded
         self.__dict__.pop("_scored", None)
         return self

@@ -23,7 +23,7 @@ from problems import classes, wide
 
 def machines_of(fed: Federation) -> list[list[str]]:
     """By party, the machines that have its memory."""
-    memory: Any = fed._engine.memory
+    memory: Any = fed.engine_.memory
     places = [memory.look(party).place for party in memory.names()]
     found = ray.experimental.get_object_locations(places)
     return [sorted(found[place]["node_ids"]) for place in places]

@@ -209,7 +209,7 @@ def same(one: Lab, away: Collection[str] = (), **more: Any) -> Federation:
         state = one.folder / f"{name}.silo" / "state"
         alike(load_file(state / "own.safetensors"), twin.models_[name].state_dict())
         left = ("coreset.rows", "coreset.weights")  # a silo seals them, and a simulation without a vault has them here
-        known = {key: tensor for key, tensor in twin._engine.memory.get(name).items() if key not in left}
+        known = {key: tensor for key, tensor in twin.engine_.memory.get(name).items() if key not in left}
         alike(Keeping(state).memory(one.rounds), known)
     return twin
 

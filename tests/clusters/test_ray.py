@@ -112,7 +112,7 @@ def heavy(engine: Any, **settings: Any) -> Federation:
 
 def here(fed: Federation) -> tuple[int, int]:
     """Bytes of memories in this process, and parties that have one anywhere."""
-    memory: Any = fed._engine.memory
+    memory: Any = fed.engine_.memory
     return memory.held_bytes, len(memory.names())
 
 
@@ -156,7 +156,7 @@ def test_memories_go_with_their_federation(two: Ray) -> None:
     try:
         fed = heavy(two).fit(3, progress=False)
         assert here(fed) == (0, 6)
-        engines.add(fed._engine)
+        engines.add(fed.engine_)
         del fed
         assert not engines
     finally:
@@ -165,10 +165,10 @@ def test_memories_go_with_their_federation(two: Ray) -> None:
 
 def test_pieces_are_small_where_what_parties_remember_would_not_fit(two: Ray) -> None:
     fed = heavy(two).fit(2, progress=False)
-    engine: Any = fed._engine
+    engine: Any = fed.engine_
     assert engine._room > 2**20
     engine._room = 500_000  # two memories
-    tasks = tasks_for(fed._plan, fed.state, dict.fromkeys(fed.people, ADAM.hyper), "train", 3)
+    tasks = tasks_for(fed.plan_, fed.state, dict.fromkeys(fed.people, ADAM.hyper), "train", 3)
     engine.submit(list(tasks))
     assert [len(part.tasks) for part in engine._owed.pieces.values()] == [2, 2, 1, 1]
     fed.fit(2, progress=False)
@@ -221,10 +221,10 @@ def test_a_party_that_kills_every_worker_is_lost_and_the_others_go_on() -> None:
 def test_a_worker_that_hangs_is_given_up_at_the_deadline_and_replaced() -> None:
     engine = Ray(workers=1)
     fed = Federation(network, partial(classes, 2), algorithms.FedAvg(), loss=slow, lr=0.1, steps=1, engine=engine)
-    tasks = [replace(task, deadline=3.0) for task in tasks_for(fed._plan, fed.state, {"0": Sgd().hyper}, "train", 1)]
-    assert [report.status for report in gather(fed._engine, tasks)] == ["lost"]
+    tasks = [replace(task, deadline=3.0) for task in tasks_for(fed.plan_, fed.state, {"0": Sgd().hyper}, "train", 1)]
+    assert [report.status for report in gather(fed.engine_, tasks)] == ["lost"]
     with pytest.warns(DescantWarning, match="died while it worked on '0'"):
-        (report,) = gather(fed._engine, [replace(tasks[0], kind="evaluate", deadline=50.0)])
+        (report,) = gather(fed.engine_, [replace(tasks[0], kind="evaluate", deadline=50.0)])
     assert report.status == "ok"
     engine.close()
 
@@ -233,8 +233,8 @@ def test_a_worker_that_hangs_for_one_federation_does_not_keep_another_waiting() 
     engine = Ray(workers=1)
     people = partial(classes, 2)
     fed = Federation(network, people, algorithms.FedAvg(), loss=slow, lr=0.1, steps=1, engine=engine)
-    tasks = [replace(task, deadline=3.0) for task in tasks_for(fed._plan, fed.state, {"0": Sgd().hyper}, "train", 1)]
-    list(gather(fed._engine, tasks))
+    tasks = [replace(task, deadline=3.0) for task in tasks_for(fed.plan_, fed.state, {"0": Sgd().hyper}, "train", 1)]
+    list(gather(fed.engine_, tasks))
     other = Federation(network, people, algorithms.FedAvg(), lr=0.1, steps=1, engine=engine).fit(1, progress=False)
     alone = Federation(network, people, algorithms.FedAvg(), lr=0.1, steps=1).fit(1, progress=False)
     assert other.hash() == alone.hash()

@@ -65,7 +65,7 @@ def test_worker_processes_do_the_same() -> None:
     processes = Processes(workers=2, threads=1)
     try:
         fed = made(engine=processes)
-        fed._engine.wait()  # type: ignore[attr-defined]
+        fed.engine_.wait()  # type: ignore[attr-defined]
         assert fed.fit(2, progress=False).hash() == made().fit(2, progress=False).hash()
     finally:
         processes.close()
@@ -97,7 +97,7 @@ def test_an_agent_alone_does_the_same_however_often_it_might_have_merged(solver:
     next(iter(never.rounds(1)))
     known = ("agent.life", "loss")
     for name in often.people:
-        mine, theirs = (fed._engine.memory.get(name) for fed in (often, never))
+        mine, theirs = (fed.engine_.memory.get(name) for fed in (often, never))
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[key], theirs[key]) for key in mine if key not in known), name
         assert torch.equal(mine["agent.life"][:3], theirs["agent.life"][:3])  # the mean reward is of another round
@@ -109,7 +109,7 @@ def test_one_agent_in_a_federation_is_the_agent_alone(solver: Any, moments: Any)
     one = replace(solver, moments=moments)
     joined, alone = (made(one, algorithm, count=1).fit(3, progress=False) for algorithm in (None, algorithms.Local()))
     assert torch.equal(models(joined)[1], models(alone)[1])
-    memory, other = (fed._engine.memory.get("0") for fed in (joined, alone))
+    memory, other = (fed.engine_.memory.get("0") for fed in (joined, alone))
     assert all(torch.equal(memory[key], other[key]) for key in memory.keys() | other.keys())
 
 
@@ -126,17 +126,17 @@ def test_what_was_saved_goes_on_as_if_it_had_never_stopped(solver: Any, tmp_path
 def test_a_broken_round_leaves_no_trace_in_the_replay() -> None:
     fed = made().fit(2, progress=False)
     before, whole = fed.hash(), made().fit(4, progress=False).hash()
-    collect = fed._engine.collect
+    collect = fed.engine_.collect
 
     def interrupted(timeout: float) -> Any:
         collect(timeout)
         raise KeyboardInterrupt
 
-    fed._engine.collect = interrupted  # type: ignore[method-assign]
+    fed.engine_.collect = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         fed.fit(1, progress=False)
     assert fed.hash() == before
-    fed._engine.collect = collect  # type: ignore[method-assign]
+    fed.engine_.collect = collect  # type: ignore[method-assign]
     assert fed.fit(2, progress=False).hash() == whole
 
 
@@ -168,8 +168,8 @@ def test_merging_moves_the_target_with_the_model_or_not() -> None:
     fed = {name: made(replace(never, target=name)).fit(2, progress=False) for name in ("sync", "keep")}
     first = made(never).fit(1, progress=False).state
     for party in fed["sync"].people:
-        assert torch.equal(fed["sync"]._engine.memory.get(party)["agent.target"], first.center)
-        assert torch.equal(fed["keep"]._engine.memory.get(party)["agent.target"], first.initial)
+        assert torch.equal(fed["sync"].engine_.memory.get(party)["agent.target"], first.center)
+        assert torch.equal(fed["keep"].engine_.memory.get(party)["agent.target"], first.initial)
 
 
 # ── weights ───────────────────────────────────────────────────────────────────────────────────────────────────────────

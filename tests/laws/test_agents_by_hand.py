@@ -78,7 +78,7 @@ def row(module: nn.Module) -> Tensor:
 
 
 def first(fed: Federation) -> nn.Module:
-    return fed._plan.net.module_of(fed.state.initial)
+    return fed.plan_.net.module_of(fed.state.initial)
 
 
 def step_down(module: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, most: float) -> None:
@@ -159,7 +159,7 @@ def test_deep_q_learning_is_the_textbooks(solver: Dqn) -> None:
         "both ends of an episode were learned from"
     )
     fed.fit(2, progress=False)
-    memory = fed._engine.memory.get("0")
+    memory = fed.engine_.memory.get("0")
     torch.testing.assert_close(row(fed.models_["0"]), row(textbook.q), rtol=0, atol=1e-5)
     torch.testing.assert_close(memory["agent.target"], row(textbook.target), rtol=0, atol=1e-5)
     assert memory["agent.life"][:2].tolist() == [120, textbook.episode]
@@ -298,7 +298,7 @@ def test_moments_are_reset_where_merging_changed_the_model_and_only_there(kind: 
 
     def steps(moments: Any, algorithm: Any) -> float:
         solver = replace(SOLVERS[kind], moments=moments)
-        memory = made(solver, algorithm, count=2).fit(3, progress=False)._engine.memory.get("0")
+        memory = made(solver, algorithm, count=2).fit(3, progress=False).engine_.memory.get("0")
         (name,) = [name for name in memory if name.startswith("moment.") and name.endswith("step")]
         return float(memory[name].max())
 
@@ -315,7 +315,7 @@ def test_where_no_episode_ends_the_last_reward_is_the_one_that_is_known() -> Non
     rewards = [scored.round.metrics["0"].get("reward") for scored in fed.rounds(12)]
     ended: list[list[float]] = [[] for _ in rewards]  # by round, the returns of the episodes that ended in it
     so_far = 0.0
-    for at, (*_, reward, _, end) in enumerate(fed._engine.memory.get("0")["log.replay"].tolist()):
+    for at, (*_, reward, _, end) in enumerate(fed.engine_.memory.get("0")["log.replay"].tolist()):
         so_far += reward
         if end:
             ended[at // 4].append(so_far)

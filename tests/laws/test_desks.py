@@ -253,7 +253,7 @@ def test_a_round_of_a_desk_is_a_plain_loop(moments: Any) -> None:
     fed.fit(1, progress=False)
     desk = fed.people["1"]
     assert isinstance(desk, Desk)
-    module = fed._plan.net.module_of(start)
+    module = fed.plan_.net.module_of(start)
     optimizer = torch.optim.Adam(module.parameters(), 1e-3)
     kind = augmenter("gbm")
     fitted = kind.fit(desk.prices, seeds.stream(3, 0, "1", "generator"))
@@ -280,7 +280,7 @@ def test_a_round_of_a_desk_is_a_plain_loop(moments: Any) -> None:
         held[first : first + 8] = weights.detach()[:, 1:].numpy()
         losses.append(loss.item())
     torch.testing.assert_close(models(fed)[2], nn.utils.parameters_to_vector(module.parameters()), rtol=0, atol=2e-4)
-    kept = fed._engine.memory.get("1")
+    kept = fed.engine_.memory.get("1")
     np.testing.assert_allclose(kept["desk.held"].numpy(), held, atol=1e-4)
     assert fed.history_[-1]["rewards"]["1"] == pytest.approx(-np.mean(losses), rel=1e-3)
 
@@ -368,7 +368,7 @@ def test_worker_processes_do_the_same() -> None:
     try:
         people = partial(desks, augment=AUGMENT[:3])  # nobody hastens those who play there
         fed = made(people=people, engine=processes)
-        fed._engine.wait()  # type: ignore[attr-defined]
+        fed.engine_.wait()  # type: ignore[attr-defined]
         assert fed.fit(2, progress=False).hash() == made(people=people).fit(2, progress=False).hash()
     finally:
         processes.close()
@@ -381,7 +381,7 @@ def test_what_was_saved_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> No
     again = made(people=desks()).load(tmp_path / "run")
     assert again.fit(2, progress=False).hash() == whole.hash()
     for name in "03":  # by Brownian motion, and by an adversarial network
-        kept = again._engine.memory.get(name)
+        kept = again.engine_.memory.get(name)
         assert kept["desk.held"].shape == (len(desks()[name].prices) + 20, 4) and len(kept["desk.generator"])  # type: ignore[attr-defined]
     for other in (desks(cost=0.01), desks(augment=("gbm", "none", "gbm"))):
         with pytest.raises(Exception, match="saved by another federation: data"):

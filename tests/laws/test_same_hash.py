@@ -58,11 +58,11 @@ def test_a_broken_round_leaves_no_trace() -> None:
     """Stopped in the middle of a round (here by an interrupt), the next call does that round as if nothing had been."""
     fed = made("FedAvgPlus", optimizer="Adam")
     run(fed, 2)
-    collect = fed._engine.collect
-    fed._engine.collect = lambda timeout: (collect(timeout), _interrupt())[0]  # type: ignore[method-assign]
+    collect = fed.engine_.collect
+    fed.engine_.collect = lambda timeout: (collect(timeout), _interrupt())[0]  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         run(fed, 1)
-    fed._engine.collect = collect  # type: ignore[method-assign]
+    fed.engine_.collect = collect  # type: ignore[method-assign]
     assert fed.state.round == 2
     assert run(fed, 2).hash() == run(made("FedAvgPlus", optimizer="Adam")).hash()
 
@@ -107,7 +107,7 @@ def test_an_old_state_is_refused_because_the_parties_have_moved_on() -> None:
     first = next(iter(fed.rounds(1))).round
     run(fed, 2)
     with pytest.raises(StateError, match="state is of round 1, but the parties' models and memories are at 3"):
-        next(rounds(fed._plan, fed._engine, first.state, 1))
+        next(rounds(fed.plan_, fed.engine_, first.state, 1))
 
 
 def test_two_loops_over_one_federation_are_told_apart() -> None:
@@ -139,7 +139,7 @@ def test_what_the_server_remembers_is_saved_and_hashed(tmp_path: Path) -> None:
     again = server().load(tmp_path / "run")
     assert run(again, ROUNDS - 2).hash() == whole.hash()
     forgetful = replace(whole.state, memories={})
-    assert digest(forgetful, whole._engine.memory) != whole.hash()
+    assert digest(forgetful, whole.engine_.memory) != whole.hash()
 
 
 def test_the_hash_covers_every_party_and_its_memory() -> None:
@@ -150,9 +150,9 @@ def test_the_hash_covers_every_party_and_its_memory() -> None:
     fed.state.own.stage("3", {"model": row})
     fed.state.own.commit(ROUNDS, ["3"])
     changed = fed.hash()
-    memory = fed._engine.memory.get("0")
-    fed._engine.memory.stage("0", {**memory, "moment.step": memory["moment.step"] + 1})
-    fed._engine.memory.commit(ROUNDS, ["0"])
+    memory = fed.engine_.memory.get("0")
+    fed.engine_.memory.stage("0", {**memory, "moment.step": memory["moment.step"] + 1})
+    fed.engine_.memory.commit(ROUNDS, ["0"])
     assert len({before, changed, fed.hash()}) == 3
 
 
@@ -160,9 +160,9 @@ def test_the_hash_of_the_models_covers_every_model_and_no_memory() -> None:
     """It is what a server prints, too, whose parties keep their memories to themselves."""
     fed = run(made("FedAvgPlus", optimizer="Adam"))
     before = models_digest(fed.state)
-    memory = fed._engine.memory.get("0")
-    fed._engine.memory.stage("0", {**memory, "moment.step": memory["moment.step"] + 1})
-    fed._engine.memory.commit(ROUNDS, ["0"])
+    memory = fed.engine_.memory.get("0")
+    fed.engine_.memory.stage("0", {**memory, "moment.step": memory["moment.step"] + 1})
+    fed.engine_.memory.commit(ROUNDS, ["0"])
     assert models_digest(fed.state) == before
     row = fed.state.own.get("3")["model"]
     row[0] += 1e-7

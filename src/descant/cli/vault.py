@@ -158,7 +158,7 @@ def preview(
         }
         selection = dataclasses.replace(_selection(chosen, method, required=not given), **given)
         settings = {"seed": chosen.length.seed, **chosen.settings()}
-        plan = Federation(chosen.model(), chosen.people(), FedAvg(), **settings)._plan
+        plan = Federation(chosen.model(), chosen.people(), FedAvg(), **settings).plan_
         features = None if selection.space == "input" else SPACES[selection.space](plan.net.module_of(plan.net.row()))
         whose = plan.people[party]
         left = selection.choose(whose, plan.seed, features)

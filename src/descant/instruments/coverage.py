@@ -34,5 +34,5 @@ def coverage(federation: Federation) -> Coverage:
     >>> str(Coverage({"a": 3, "b": 0}))
     '1 of 2 parties trained'
     """
-    plan = federation._plan
+    plan = federation.plan_
     return Coverage(dict(zip(plan.people, federation.state.attended(plan).tolist(), strict=True)))

@@ -39,7 +39,7 @@ class Finding:
 
 def findings_of(federation: Federation, scores: Scores | None = None) -> tuple[Finding, ...]:
     """All that there is to say about a run as it stands; ``scores`` are its scores now, if somebody has measured."""
-    plan, history = federation._plan, federation.history_
+    plan, history = federation.plan_, federation.history_
     reached = coverage(federation)
     found = [
         rho_never_binds(plan.algorithm, [entry.get("reach", math.nan) for entry in history]),

@@ -53,7 +53,7 @@ def _spikes(federation: Federation, file: Path) -> Path:
 def _collapse(federation: Federation, file: Path) -> Path:
     name, rounds = federation.algorithm.name, series(federation, "round")
     losses, norms = ({name: Line(rounds, series(federation, what))} for what in ("loss", "norm"))
-    found = collapse(name, federation.history_, federation._plan.metric.higher_is_better)
+    found = collapse(name, federation.history_, federation.plan_.metric.higher_is_better)
     at = None if found is None or found.kind != "collapse" else found.round
     return draw_collapse(file, losses, norms, {} if at is None else {name: at})
 
@@ -79,7 +79,7 @@ def _presence(federation: Federation, file: Path) -> Path:
     at = np.array([entry["round"] for entry in scored], dtype=float)
     scores = np.array([entry["centers"] for entry in scored], dtype=float).reshape(len(scored), len(letters[0]))
     shown = Presence(federation.people.names, letters, at, scores)
-    return draw_presence(file, {federation.algorithm.name: shown}, federation._plan.metric.name)
+    return draw_presence(file, {federation.algorithm.name: shown}, federation.plan_.metric.name)
 
 
 def _rewards(federation: Federation, file: Path) -> Path:

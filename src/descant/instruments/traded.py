@@ -80,10 +80,10 @@ def measured(growth: Numbers) -> dict[str, Numbers]:
 
 def paths(federation: Federation, names: Sequence[str]) -> Path:
     """What the own models of some desks do in their tests, ``[desks, days, ...]``."""
-    plan, found = federation._plan, list[Path]()
+    plan, found = federation.plan_, list[Path]()
     for first in range(0, len(names), _AT_ONCE):
         some = names[first : first + _AT_ONCE]
-        rows = [personal_row(plan, federation._engine, federation.state, name) for name in some]
+        rows = [personal_row(plan, federation.engine_, federation.state, name) for name in some]
         found.append(walked(plan.net, [plan.people[name] for name in some], rows))  # type: ignore[misc]
     return Path(*(np.concatenate([getattr(one, part) for one in found]) for part in ("growth", "weights", "turnover")))
 

@@ -75,7 +75,7 @@ def walk(federation: Federation, points: int = 11, most: int | None = None) -> W
     """
     if not isinstance(points, int) or points < 2:
         raise SettingError(f"A walk has at least 2 points, its two ends. Got {points!r}.")
-    plan, state, engine = federation._plan, federation.state, Listening(federation._engine)
+    plan, state, engine = federation.plan_, federation.state, Listening(federation.engine_)
     if promised(plan) is not None:
         raise DescantError("A walk takes a round on trial, and one of a private run tells what its ε does not count.")
     if plan.algorithm.secure is not None:
@@ -94,14 +94,14 @@ def walk(federation: Federation, points: int = 11, most: int | None = None) -> W
         def judged(rows: Sequence[torch.Tensor]) -> Numbers:
             """The scores of one row a party, ``[K]``."""
             asked = [replace(t, arrays=dict.fromkeys(t.arrays, row)) for t, row in zip(tasks, rows, strict=True)]
-            found = answers(federation._engine, asked)
+            found = answers(federation.engine_, asked)
             return np.array([found.get(name, {}).get("center", np.nan) for name in chosen])
 
         center = trial.state.center.expand_as(models)
         scores = [judged(list(_between(models, center, float(share)))) for share in shares]
         previous = judged([state.center] * len(chosen))
     finally:
-        federation._engine.memory.rollback(state.round)
+        federation.engine_.memory.rollback(state.round)
         state.own.rollback(state.round)
     better = plan.metric.higher_is_better
     return Walk(chosen, plan.metric.name, better, shares, np.stack(scores, 1), previous)

@@ -121,7 +121,7 @@ class Run:
         count = 0
         for count, scored in enumerate(self.federation.rounds(n), 1):
             self._note(scored)
-            if drawn_once(self.federation._plan):
+            if drawn_once(self.federation.plan_):
                 self.snapshot()  # parties are shown its centre when they judge it
             if score_every and (scored.index % score_every == 0 or count == n):
                 scored.scores  # noqa: B018
@@ -253,7 +253,7 @@ def _sync_for(federation: Federation, sync: Sync) -> Sync:
     """Noise that nobody can draw again is on the disk before anybody sees it, so that no round is let out twice."""
     from ..spending import drawn_once
 
-    if sync == "always" or not drawn_once(federation._plan):
+    if sync == "always" or not drawn_once(federation.plan_):
         return sync
     if sync != "spaced":
         raise SettingError(

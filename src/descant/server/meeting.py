@@ -180,7 +180,10 @@ class Meeting:
             raise EngineError(f"model and loss do not take what it has: {type(error).__name__}: {error}") from error
 
     def gather(self, least: int, most: Callable[[], float] = lambda: math.inf) -> dict[str, Mapping[str, Any]]:
-        """Wait until so many have been introduced, or as many as can come; what they say of themselves."""
+        """Wait until so many have been introduced, or as many as can come; what they say of themselves.
+
+        Whoever comes from then on must be like them.
+        """
         told = ""
         while len(here := self.here()) < (wanted := max(1, min(least, most()))):
             waits = f"{len(here)} of {wanted} parties are there. Waiting."
@@ -188,7 +191,9 @@ class Meeting:
                 self._say(waits)
                 told = waits
             time.sleep(_PAUSE)
-        return {party: self.described[party] for party in here}
+        gathered = {party: self.described[party] for party in here}
+        self.form = in_common(next(iter(gathered.values())))
+        return gathered
 
     def wait_for(self, parties: Collection[str], seconds: float) -> None:
         """Wait until these are there, for so long at most."""

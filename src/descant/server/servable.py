@@ -89,7 +89,7 @@ def _try(recipe: Recipe, vault: Mapping[str, Any], invited: Sequence[str]) -> No
     for said in UNSEEN:  # the kinds of parties that there are, of which a solver knows its own
         federation = Federation(recipe.model(), elsewhere(dict.fromkeys(names, said)), algorithm, **settings)
         try:
-            return check_unseen(federation._plan)
+            return check_unseen(federation.plan_)
         except PartyError as error:
             failed.append(error)
     raise SettingError(f"{recipe.name} is for no kind of party that can be a silo: {failed[0]}") from failed[0]

@@ -72,14 +72,14 @@ class Training:
             if new:
                 self.say(f"Invited after the training began, and part of it from now on: {', '.join(new)}.")
         file, state = self.folder / CENTER, federation.state
-        write_model(file, federation._plan.net.layout, state.center, {"round": state.round})
+        write_model(file, federation.plan_.net.layout, state.center, {"round": state.round})
         self._part(federation, met)
         found = {"folder": str(self._place), "rounds": state.round, "hash": models_digest(state)}
         return {**found, "center": str(file)}
 
     def _rounds(self, federation: Federation, met: Met) -> Met:
         """Rounds until all are done, or somebody has come who is not part of them, or not known: who that is."""
-        rounds, private = self.recipe.length.rounds, promised(federation._plan)
+        rounds, private = self.recipe.length.rounds, promised(federation.plan_)
         with self._run(federation) as run:
             try:
                 for round in run.rounds(max(0, rounds - run.round), max(1, rounds // self.recipe.length.points)):
@@ -106,7 +106,7 @@ class Training:
             here = self.meeting.here().keys() - self.meeting.parted
             if owed := sorted((here & met.keys()) - shown):
                 seconds = max(_SHOWING, end - time.monotonic())
-                score(replace(federation._plan, deadline=seconds), federation._engine, federation.state, owed)
+                score(replace(federation.plan_, deadline=seconds), federation.engine_, federation.state, owed)
             self.meeting.part(here, rounds)
             parted = self._note_parted()
             gone = parted | self._gone().keys()
@@ -152,7 +152,7 @@ class Training:
         def look() -> None:
             """Whoever is not part of it yet need not wait for the end of a round that cannot begin."""
             new = {name: said for name, said in self._newcomers(met, federation.state.round).items() if name not in met}
-            if new and promised(federation._plan) is None:
+            if new and promised(federation.plan_) is None:
                 raise _Came(new)
 
         federation = Federation(
@@ -167,7 +167,7 @@ class Training:
             **self.sealed,
         )
         federation.state  # noqa: B018  whoever does not fit is found before it is noted as one who does
-        self.meeting.net = federation._plan.net  # the same once more would be one model more in memory
+        self.meeting.net = federation.plan_.net  # the same once more would be one model more in memory
         with clear_errors(self.folder):
             disk.replace(self.folder / _MET, json.dumps(met).encode(), f".{_MET}", disk.PRIVATE)
         return federation

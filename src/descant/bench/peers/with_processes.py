@@ -24,7 +24,7 @@ def main() -> None:
         return federations[0]
 
     def settle() -> None:
-        engine = federations[0].federation._engine
+        engine = federations[0].federation.engine_
         assert isinstance(engine, ProcessEngine)
         engine.wait()
 
