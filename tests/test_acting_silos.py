@@ -323,7 +323,8 @@ def test_nobody_need_be_like_one_that_came_first_and_has_gone(tmp_path: Path) ->
     post = Post(silos(tmp_path, way))
     lying(post, {"0": {"assets": 5}})
     met, post.away = meeting(post, recipe(way), said.append), {"1", "2"}
-    assert met.gather(1).keys() == {"0"}
+    met.here()
+    assert met.here().keys() == {"0"}
     post.away = {"0"}
     met.here()
     assert met.here().keys() == {"1", "2"}
