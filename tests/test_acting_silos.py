@@ -38,11 +38,10 @@ from descant.silo.checking import checked
 from descant.silo.judging import _alone, judged
 from descant.silo.keeping import Keeping
 from descant.silo.result import OWN, Result, write_model
-from descant.store import disk
 from descant.wire import pack, unpack
 from problems import agents as three_agents
 from teams import ACTING, TRADING, together
-from test_letters import Killed, Post, Restarting
+from test_letters import Killed, Post, Restarting, deaths_in
 from test_letters import desks as desks_of
 from ways import WAYS, Way
 
@@ -104,24 +103,13 @@ def test_deployment_is_the_simulation_bit_for_bit(tmp_path: Path, name: str) -> 
 def test_what_is_killed_at_any_moment_goes_on_as_if_nothing_had_been(tmp_path: Path, name: str) -> None:
     chosen, two = recipe(WAYS[name]), NAMES[:2]
     silos(tmp_path, WAYS[name], two)
-    twin, died = simulated(tmp_path, chosen, two).fit(2, progress=False), 0
-    for at in range(0, 400, 7):
-        left = [at]
+    twin = simulated(tmp_path, chosen, two).fit(2, progress=False)
 
-        def dying(change: Callable[..., object], *arguments: object, left: list[int] = left) -> object:
-            left[0] -= 1
-            if left[0] == -1:
-                raise Killed
-            return change(*arguments)
+    def run(folder: Path) -> None:
+        post = Restarting(silos(folder, WAYS[name], two))
+        same(deployed(post, chosen).fit(2, progress=False), twin, folder, two)
 
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(disk, "_do", dying)
-            fed = deployed(Restarting(silos(tmp_path / str(at), WAYS[name], two)), chosen).fit(2, progress=False)
-        same(fed, twin, tmp_path / str(at), two)
-        if left[0] >= 0:
-            break
-        died += 1
-    assert died > 5
+    assert deaths_in(tmp_path, run, every=7) > 5
 
 
 @pytest.mark.parametrize("name", ACTORS)

@@ -215,12 +215,10 @@ def test_a_team_may_write_the_same_tensors_otherwise(tmp_path: Path, how: str) -
     assert len(judged(people["0"]().file, tmp_path / "at-0").rows) == 1  # it trains alone by the same way
 
 
-def deaths(folder: Path, chosen: Recipe, every: int = 1) -> int:
+def deaths_in(folder: Path, run: Callable[[Path], None], every: int = 1) -> int:
     """At how many of their writes desks died, each time in another run; they are asked again, and nothing differs."""
-    two = NAMES[:2]
-    twin, died = simulated(chosen, 2, two), 0
-    for at in range(0, 200, every):
-        left = [at]
+    for died in range(400):
+        left = [died * every]
 
         def dying(change: Callable[..., object], *arguments: object, left: list[int] = left) -> object:
             left[0] -= 1
@@ -230,12 +228,21 @@ def deaths(folder: Path, chosen: Recipe, every: int = 1) -> int:
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(disk, "_do", dying)
-            fed = met(Restarting(desks(folder / str(at), two)), chosen).fit(2, progress=False)
-        same(fed, twin, two)
+            run(folder / str(died))
         if left[0] >= 0:
-            break
-        died += 1
-    return died
+            return died
+    raise AssertionError("there is always one write more")
+
+
+def deaths(folder: Path, chosen: Recipe, every: int = 1) -> int:
+    """The same in runs of two rounds by a recipe."""
+    two = NAMES[:2]
+    twin = simulated(chosen, 2, two)
+
+    def run(place: Path) -> None:
+        same(met(Restarting(desks(place, two)), chosen).fit(2, progress=False), twin, two)
+
+    return deaths_in(folder, run, every)
 
 
 def test_what_is_killed_at_any_moment_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:

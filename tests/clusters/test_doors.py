@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from test_flower import MOST, NAMES, Lab, hub_of, lab, read, roster, same, spoke  # noqa: F401
+from test_flower import MOST, NAMES, Lab, hub_of, lab, linked, read, roster, same, spoke  # noqa: F401
 
 from descant.engines import flower
 from descant.engines.flower import run_of_nothing
@@ -306,15 +306,7 @@ def test_who_knows_the_number_of_a_letter_can_read_and_answer_it_and_nobody_can_
     """Flower asks whoever brings an answer for its own name, and not whether that is whom the answer says it is of."""
     from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
 
-    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
-    with (
-        closing(spoke(roster, tmp_path, "north", port)) as north,
-        closing(spoke(roster, tmp_path, "south", port)) as south,
-        superlink(papers, port, roster.run),
-        closing(hub_of(roster, papers, port)) as hub,
-        north.joined(),
-        south.joined(),
-    ):
+    with linked(roster, tmp_path, "north", "south") as (hub, north, south), north.joined(), south.joined():
         hub.here()
         number = hub.send("south", b"a letter", 60.0)
         assert make_pull_object_fn_protobuf(north._client.PullObject, north._node, hub._run)(number)

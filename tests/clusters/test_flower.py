@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -362,15 +362,7 @@ def test_an_answer_that_was_announced_and_never_comes_keeps_nobody_waiting(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower's own way would wait for the parts of the first for ever, and never fetch the second."""
-    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
-    with (
-        closing(spoke(roster, tmp_path, "north", port)) as north,
-        closing(spoke(roster, tmp_path, "south", port)) as south,
-        superlink(papers, port, roster.run),
-        closing(hub_of(roster, papers, port)) as hub,
-        north.joined(),
-        south.joined(),
-    ):
+    with linked(roster, tmp_path, "north", "south") as (hub, north, south), north.joined(), south.joined():
         assert hub.here().keys() == {"north", "south"}
         late = hub.send("south", b"nobody fetches it", 1.0)
         time.sleep(2)
@@ -390,13 +382,7 @@ def test_who_leaves_in_order_has_left_and_who_falls_silent_or_is_back_has_not(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flower, "HEARTBEAT", 1.0)  # so often it looks
-    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
-    with (
-        closing(spoke(roster, tmp_path, "north", port)) as north,
-        closing(spoke(roster, tmp_path, "south", port)) as south,
-        superlink(papers, port, roster.run),
-        closing(hub_of(roster, papers, port)) as hub,
-    ):
+    with linked(roster, tmp_path, "north", "south") as (hub, north, south):
         with south.joined(), north.joined():
             assert hub.here().keys() == {"north", "south"} and not hub.left()
             monkeypatch.setattr(south._client, "DeactivateNode", lambda request: None)  # as if it were killed
@@ -413,12 +399,7 @@ def test_who_leaves_in_order_has_left_and_who_falls_silent_or_is_back_has_not(
 def test_a_heartbeat_that_is_slow_does_not_bring_back_who_has_left(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
-    with (
-        closing(spoke(roster, tmp_path, "north", port)) as north,
-        superlink(papers, port, roster.run),
-        closing(hub_of(roster, papers, port)) as hub,
-    ):
+    with linked(roster, tmp_path, "north") as (hub, north):
         beat, begun = north._client.SendNodeHeartbeat, threading.Event()
 
         def slow(request: Any) -> None:
@@ -438,18 +419,13 @@ def test_an_answer_by_a_key_that_was_revoked_is_not_that_of_who_is_invited_by_th
     roster: Roster, tmp_path: Path
 ) -> None:
     """Both commands may be given between two looks of the driver: the name alone tells it nothing."""
-    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
-    with (
-        closing(spoke(roster, tmp_path, "north", port)) as north,
-        superlink(papers, port, roster.run),
-        closing(hub_of(roster, papers, port)) as hub,
-        north.joined(),
-    ):
+    with linked(roster, tmp_path, "north") as (hub, north), north.joined():
         hub.here()
         number = hub.send("north", b"a letter", 60.0)
         assert answered(north, b"by the old key") == b"a letter"
         roster.revoke("north")
         (tmp_path / "again").mkdir()
+        port = int(hub._address.rpartition(":")[2])
         with closing(spoke(roster, tmp_path / "again", "north", port)) as again:
             for one, why in ((north, Held), (again, Away)):  # its place is taken; it has none yet
                 with pytest.raises(Away) as told, one.joined():
@@ -485,14 +461,8 @@ def test_what_flower_cuts_into_chunks_comes_whole_and_what_is_too_long_is_not_ta
     roster: Roster, tmp_path: Path
 ) -> None:
     """Flower sends chunks that are alike once: an answer of few bytes on the line may be as long as it says."""
-    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
     answers = {"zeros": bytes(12 * 2**20), "numbers": b"".join(i.to_bytes(4, "big") for i in range(3 * 2**20)) + b"!"}
-    with (
-        closing(spoke(roster, tmp_path, "north", port)) as north,
-        superlink(papers, port, roster.run),
-        closing(hub_of(roster, papers, port)) as hub,
-        north.joined(),
-    ):
+    with linked(roster, tmp_path, "north") as (hub, north), north.joined():
         hub.here()
         for answer in answers.values():
             number = hub.send("north", answer, 60.0)
@@ -516,13 +486,7 @@ def test_a_part_that_flower_does_not_have_or_take_any_more_ends_nobody(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes none a second time, as when the answer to the first got lost, and none three minutes after the last."""
-    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
-    with (
-        closing(spoke(roster, tmp_path, "north", port)) as north,
-        superlink(papers, port, roster.run),
-        closing(hub_of(roster, papers, port)) as hub,
-        north.joined(),
-    ):
+    with linked(roster, tmp_path, "north") as (hub, north), north.joined():
         hub.here()
 
         def twice(push: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -549,14 +513,8 @@ def test_a_letter_of_which_half_has_come_holds_nobody_and_a_newer_one_takes_its_
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver that is slow, or has died over it: the silo looks again, and may leave at any time."""
-    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
     long = b"".join(i.to_bytes(4, "big") for i in range(3 * 2**20))
-    with (
-        closing(spoke(roster, tmp_path, "north", port)) as north,
-        superlink(papers, port, roster.run),
-        closing(hub_of(roster, papers, port)) as hub,
-        north.joined(),
-    ):
+    with linked(roster, tmp_path, "north") as (hub, north), north.joined():
         hub.here()
         push, kept = hub._client.PushObject, list[Any]()
 
@@ -589,6 +547,16 @@ def test_a_letter_of_which_half_has_come_holds_nobody_and_a_newer_one_takes_its_
 
 def read(found: dict[str, Letter | Lost]) -> dict[str, bytes]:
     return {number: answer[:] for number, answer in found.items() if not isinstance(answer, Lost)}
+
+
+@contextmanager
+def linked(roster: Roster, folder: Path, *names: str) -> Iterator[Any]:
+    """A SuperLink, its driver, and the lines of some parties, who have not joined yet."""
+    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
+    with ExitStack() as stack:
+        spokes = [stack.enter_context(closing(spoke(roster, folder, name, port))) for name in names]
+        stack.enter_context(superlink(papers, port, roster.run))
+        yield stack.enter_context(closing(hub_of(roster, papers, port))), *spokes
 
 
 def hub_of(roster: Roster, papers: Papers, port: int) -> Hub:
