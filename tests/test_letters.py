@@ -869,9 +869,17 @@ def test_a_party_that_lies_about_its_data_is_not_let_in(tmp_path: Path, lie: dic
     assert any("0 has come, and cannot take part" in text for text in said)
 
 
-def test_of_a_text_that_is_no_python_nothing_leaves_but_that(tmp_path: Path) -> None:
-    """Python shows such a text before it names the error: a value that `ast.literal_eval` was given, say."""
-    odd = TEAM + "\ndef loss(output, target):\n    import ast\n    ast.literal_eval('account 4711')\n"
+@pytest.mark.parametrize(
+    ("raises", "kind"),
+    [
+        ("ast.literal_eval('account 4711')", "SyntaxError"),
+        ("error = ValueError(); error.add_note('account 4711'); raise error", "ValueError"),
+        ("raise AccountError('4711')", "AccountError"),
+    ],
+)
+def test_of_what_a_team_s_code_raises_nothing_leaves_but_its_kind(tmp_path: Path, raises: str, kind: str) -> None:
+    """Python shows some texts before it names the error, some behind it without a colon, and names the file, too."""
+    odd = TEAM + f"\nclass AccountError(ValueError): pass\n\ndef loss(output, target):\n    import ast\n    {raises}\n"
     file = tmp_path / "team.py"
     file.write_text(TEAM.format(name="0"))
     made = [SiloFile(file, "0"), SiloFile(tmp_path / "odd.py", "0")]
@@ -887,7 +895,7 @@ def test_of_a_text_that_is_no_python_nothing_leaves_but_that(tmp_path: Path) -> 
     post.spoil = seen
     with pytest.warns(DescantWarning):
         fed.fit(1, progress=False)
-    assert answers[0].reason == "SyntaxError. The party's own log says more."
+    assert answers[0].reason == f"{kind}. The party's own log says more."
 
 
 @pytest.mark.parametrize("lie", [{"x": [2**28]}, {"y": [2**28]}], ids=str)

@@ -6,7 +6,6 @@ and where they run them; a piece that was lost can be run again and gives the sa
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -142,9 +141,7 @@ def work(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> list[
             return _by_kind(plan, tasks, memories)
     except Exception as error:
         if len(tasks) == 1:
-            task, reason = tasks[0], "".join(traceback.format_exception_only(error)).strip()
-            if isinstance(error, SyntaxError):  # Python shows the text first, and a silo sends what is before the colon
-                reason = f"{type(error).__name__}: {reason}"
+            task, reason = tasks[0], f"{type(error).__name__}: {error}"  # a silo sends what is before the colon
             return [(Report(task.party, task.round, task.kind, "error", reason=reason), None)]
         alone = (work(plan, [task], [memory]) for task, memory in zip(tasks, memories, strict=True))
         return [answer for answers in alone for answer in answers]

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
+import os
 import re
 import sys
+import tempfile
 import time
 import typing
 from collections.abc import Callable, Iterator
@@ -20,7 +23,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from test_flower import MOST, NAMES, Lab, hub_of, lab, linked, read, roster, same, spoke  # noqa: F401
+from test_flower import MOST, NAMES, Lab, answered, hub_of, lab, linked, read, roster, same, spoke  # noqa: F401
 
 from descant.engines import flower
 from descant.engines.flower import run_of_nothing
@@ -245,6 +248,85 @@ def test_what_comes_and_is_no_letter_is_given_up(kind: str) -> None:
     held = {name: part.deflate() for name, part in parts.get_all_nested_objects(message).items()}
     lost = put_together(parts.get_object_tree(message), held.__getitem__, 2**21)
     assert isinstance(lost, Lost) and lost.final and "no letter" in str(lost)
+
+
+GARBAGE = {  # what Flower itself takes for an object, and carries
+    "no protobuf": [("Message", b"\xff\xff\xff\xff")],
+    "a head that is nested too deep": [("Array", b"[" * 200_000)],
+    "another kind of object": [("ArrayChunk", b"1")],
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
+def test_an_answer_that_is_garbage_is_that_party_s_fault_and_ends_nobody(
+    roster: Roster,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    """Over a real SuperLink: what a party announces and uploads need not be what Flower makes."""
+    from hashlib import sha256
+
+    from flwr.proto.message_pb2 import ObjectTree
+    from flwr.supercore.inflatable import inflatable_object as parts
+
+    [(name, body)] = GARBAGE[kind]
+    held = f"{name}  {len(body)}\0".encode() + body
+    root = sha256(held).hexdigest()
+
+    class Part:
+        def deflate(self) -> bytes:
+            return held
+
+    with linked(roster, tmp_path, "north") as (hub, north), north.joined():
+        hub.here()
+        number = hub.send("north", b"a letter", 60.0)
+        while (got := north.pull()) is None:
+            time.sleep(0.1)
+        with monkeypatch.context() as falsified:
+            falsified.setattr(parts, "get_object_tree", lambda message: ObjectTree(object_id=root))
+            falsified.setattr(parts, "get_all_nested_objects", lambda message: {root: Part()})
+            announce = north._announced
+
+            def announced(message: Any, tree: Any) -> Any:
+                message.metadata.message_id = root
+                return announce(message, tree)
+
+            falsified.setattr(north, "_announced", announced)
+            north.push(got[0], b"an answer")
+        while not (found := hub.fetch([number], MOST)):
+            time.sleep(0.1)
+        assert isinstance(found[number], Lost) and "no letter" in str(found[number])
+        assert hub.here().keys() == {"north"}
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
+def test_what_is_no_letter_or_has_no_room_does_not_end_a_silo(
+    roster: Roster,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It says so, and goes on: what it does not take is sent again to whoever comes again."""
+    from flwr.app import RecordDict
+
+    with linked(roster, tmp_path, "north") as (hub, north), north.joined():
+        hub.here()
+        with monkeypatch.context() as wrong:
+            wrong.setattr(flower, "wrapped", lambda letter: RecordDict({}))
+            hub.send("north", b"a letter", 60.0)
+        with pytest.raises(Away, match=r"was given up: what came is no letter"):
+            north.pull()
+        hub.send("north", b"a letter", 60.0)
+        with monkeypatch.context() as full:
+            full.setattr(tempfile, "TemporaryFile", no_room)
+            with pytest.raises(Away, match=r"cannot be had in .* No space left"):
+                north.pull()
+        assert answered(north, b"an answer") == b"a letter"
+
+
+def no_room(**settings: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_whoever_is_struck_off_and_whatever_is_stopped_the_training_goes_on_to_the_same_model(

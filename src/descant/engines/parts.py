@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ _ITEM = "letter"
 _STYPE = "descant"
 _HEADS = 4  # parts of a message that are no chunks: itself, its records, a record, an array
 _LOST = {3: "its letter has run out", 4: "it has run out", 5: "it is not heard any more"}  # by Flower's codes
-_WRONG = (KeyError, AttributeError, TypeError, ValueError, IndexError)
 
 
 def wrapped(letter: Letter) -> Any:
@@ -88,7 +87,7 @@ class Coming:
         except ObjectUnavailableError:
             return None
         except ObjectPullError as error:
-            return Lost(f"it never came whole: {error}")
+            return Lost(f"what came was never whole: {error}")
         client.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=self.name))
         return letter
 
@@ -101,34 +100,52 @@ def put_together(tree: Any, pull: Callable[[str], bytes], most: int) -> Filed | 
     from flwr.app.message.arraychunk import ArrayChunk
     from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as CHUNK
     from flwr.supercore.inflatable import inflatable_object as parts
-    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
     nodes, longest = list(parts.iterate_object_tree(tree)), _HEADS + 1 + most // CHUNK
     if len(nodes) > longest:
-        return Lost(f"it has {len(nodes)} parts, and may have {longest}", final=True)
+        return Lost(f"what came has {len(nodes)} parts, and may have {longest}", final=True)
     chunks = {node.object_id for node in nodes if not node.children} - {tree.object_id}
     heads = {node.object_id: pull(node.object_id) for node in nodes if node.object_id not in chunks}
     if sum(map(len, heads.values())) > most:
-        return Lost(f"it has more than {most} bytes", final=True)
+        return Lost(f"what came has more than {most} bytes", final=True)
+    order = _order(tree.object_id, heads, chunks)
+    if isinstance(order, Lost):
+        return order
+    if len(order) > longest:
+        return Lost(f"what came has {len(order)} parts, and may have {longest}", final=True)
+    file = Filed()
+    for name in order:
+        part = pull(name)
+        try:
+            body = parts.get_object_body(part, ArrayChunk)
+        except Exception as error:
+            return _no_letter(error)
+        if len(file) + len(body) > most:
+            return Lost(f"what came has more than {most} bytes", final=True)
+        file.add(body)
+        _let_go()
+    return file
+
+
+def _order(root: str, heads: Mapping[str, bytes], chunks: Collection[str]) -> list[str] | Lost:
+    """The chunks of a letter in their order, by what holds them; anybody may have written that, and so anything."""
+    from flwr.app.message.arraychunk import ArrayChunk
+    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
     try:
         order = [name for head in heads.values() for name in _chunks_of(head)]
-        if len(order) > longest:
-            return Lost(f"it has {len(order)} parts, and may have {longest}", final=True)
         empty: Any = {name: ArrayChunk(memoryview(b"")) for name in chunks}
-        message: Any = inflate_object_from_contents(tree.object_id, heads, objects=empty)
+        message: Any = inflate_object_from_contents(root, dict(heads), objects=empty)
         if message.has_error():
             return Lost(_LOST.get(message.error.code, f"{message.error.reason} (Flower's code {message.error.code})"))
         message.content[_ITEM][_ITEM]  # a KeyError where it is of another form
-        file = Filed()
-        for name in order:
-            body = parts.get_object_body(pull(name), ArrayChunk)
-            if len(file) + len(body) > most:
-                return Lost(f"it has more than {most} bytes", final=True)
-            file.add(body)
-            _let_go()
-    except _WRONG as error:
-        return Lost(f"what came is no letter: {type(error).__name__}", final=True)
-    return file
+    except Exception as error:  # protobuf's own errors among them, and what is nested too deep
+        return _no_letter(error)
+    return order
+
+
+def _no_letter(error: Exception) -> Lost:
+    return Lost(f"what came is no letter: {type(error).__name__}", final=True)
 
 
 def _chunks_of(head: bytes) -> list[str]:

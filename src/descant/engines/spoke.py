@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from ..errors import StateError
 from ..trust.invite import Unpacked
 from ..wire import Letter
 from .line import HEARTBEAT, Away, Held, require, told
@@ -114,12 +115,15 @@ class Spoke:
         if self._coming is None:
             return None
         to, coming = self._coming
-        letter = coming.whole(self._client, self._node, to.metadata.run_id, _MOST)
+        try:
+            letter = coming.whole(self._client, self._node, to.metadata.run_id, _MOST)
+        except StateError as error:  # there is no room for it now
+            raise Away(str(error)) from error
         if letter is None:
             return None
         self._coming = None
         if isinstance(letter, Lost):  # it has run out, say; to whoever comes again it is sent again
-            raise Away(f"The server had a letter, and not a part of it any more: {letter}")
+            raise Away(f"A letter of the server was given up: {letter}")
         return to, letter
 
     @told("The server", elsewhere=True)

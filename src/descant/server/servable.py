@@ -85,11 +85,11 @@ def _try(recipe: Recipe, vault: Mapping[str, Any], invited: Sequence[str]) -> No
     names = invited or [f"party {k}" for k in range(2 if algorithm.secure is None else algorithm.secure.least)]
     settings = {key: value for key, value in recipe.settings().items() if key != "engine"}
     settings |= {**vault, "seed": recipe.length.seed, "budget": BUDGET}
-    failed = list[PartyError]()
+    failed = list[str]()
     for said in UNSEEN:  # the kinds of parties that there are, of which a solver knows its own
         federation = Federation(recipe.model(), elsewhere(dict.fromkeys(names, said)), algorithm, **settings)
         try:
             return check_unseen(federation.plan_)
         except PartyError as error:
-            failed.append(error)
-    raise SettingError(f"{recipe.name} is for no kind of party that can be a silo: {failed[0]}") from failed[0]
+            failed.append(str(error))
+    raise SettingError(f"{recipe.name} is for no kind of party that can be a silo: {' '.join(failed)}")

@@ -64,8 +64,8 @@ class Training:
     def until_done(self, invited: Callable[[], Sequence[str]]) -> dict[str, Any]:
         """Do the rounds of the recipe, as far as they are not done."""
         met = met_in(self.folder) or self._gathered(invited)
-        self.meeting.form = in_common(next(iter(met.values())))
         federation = self._federation(met)
+        self.meeting.form = in_common(next(iter(met.values())))
         while came := self._rounds(federation, met):
             new, met = [name for name in came if name not in met], {**met, **came}
             federation = self._federation(met)

@@ -154,7 +154,7 @@ class SiloFile:
     @property
     def words(self) -> Words:
         """How one speaks of it."""
-        return _WORDS[type(self.own)]
+        return next(words for kind, words in _WORDS.items() if isinstance(self.own, kind))
 
 
 def _asked_for(function: Callable[..., Any]) -> str:

@@ -91,11 +91,16 @@ def _answer(line: Line, worker: Worker, over: threading.Event) -> float:
             over.wait(pause)
             pause = min(_LONGEST, 1.5 * pause)
             continue
-        to, letter = got
-        answer = worker.answer(letter)
-        line.push(to, answer)
-        rest = unpack(answer, Report).metrics.get(RESTS) if len(answer) < _SHORT else None
+        rest = _answered(line, worker, *got)
+        got, pause = None, _SHORTEST  # a letter is not kept until the next has come
         if rest:
-            return float(rest)
-        pause = _SHORTEST
+            return rest
     return 0.0
+
+
+def _answered(line: Line, worker: Worker, to: Any, letter: Letter) -> float:
+    """One letter; how many seconds the party rests then."""
+    answer = worker.answer(letter)
+    line.push(to, answer)
+    rest = unpack(answer, Report).metrics.get(RESTS) if len(answer) < _SHORT else None
+    return float(rest or 0.0)

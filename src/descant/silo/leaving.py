@@ -55,7 +55,7 @@ def leaving(file: SiloFile, layout: Layout) -> dict[str, Mapping[str, str]]:
             SAMPLES: f"how many {file.words.trained} it has trained on",
             "loss": "its mean training loss, a number",
             ", ".join(JUDGED): "scores on its own test set, each a number, if the recipe asks for them",
-            **_EARNED.get(type(file.own), _of_rows(file.policy)),
+            **next((told for kind, told in _EARNED.items() if isinstance(file.own, kind)), _of_rows(file.policy)),
             ANEW: "that it has lost its memory, if it has",
             RESTS: "seconds until the next day, if it has had its rounds; the reason then says how many",
         },

@@ -45,7 +45,7 @@ class Filed:
     """
 
     def __init__(self) -> None:
-        with tempfile.TemporaryFile(prefix="descant-") as file:
+        with wanted(0), tempfile.TemporaryFile(prefix="descant-") as file:
             self._descriptor = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._descriptor)
 
@@ -80,9 +80,10 @@ def wanted(size: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        place = tempfile.tempdir or os.environ.get("TMPDIR", "the folder for temporary files")
         raise StateError(
-            f"{size / 1e6:.0f} MB for models cannot be had in {tempfile.gettempdir()}: {error.strerror}. Make room "
-            "there, or set TMPDIR to a folder that has it."
+            f"{size / 1e6:.0f} MB for models cannot be had in {place}: {error.strerror}. Make room there, or set "
+            "TMPDIR to a folder that has it."
         ) from error
 
 
