@@ -500,7 +500,7 @@ def test_a_part_that_flower_does_not_have_or_take_any_more_ends_nobody(
         hub.send("north", b"another letter", 60.0)
         with monkeypatch.context() as without:
             without.setattr(north._client, "PullObject", lambda request: SimpleNamespace(object_found=False))
-            with pytest.raises(Away, match="had a letter, and not a part of it any more"):
+            with pytest.raises(Away, match="was given up: what came was never whole"):
                 north.pull()
         with monkeypatch.context() as without:
             without.setattr(hub._client, "PushObject", twice(hub._client.PushObject))
