@@ -19,7 +19,7 @@ from .silos import Lost
 _ITEM = "letter"
 _STYPE = "descant"
 _HEADS = 4  # parts of a message that are no chunks: itself, its records, a record, an array
-_LOST = {3: "its letter has run out", 4: "it has run out", 5: "it is not heard any more"}  # by Flower's codes
+_LOST = {3: "its letter has run out", 4: "its answer has run out", 5: "it is not heard any more"}  # by Flower's codes
 
 
 def wrapped(letter: Letter) -> Any:
