@@ -18,8 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from descant.centers import CoordinateMedian, GeometricMedian, Mean, SmoothedCoordinateMedian, TrimmedMean
-from descant.table import Table
+from descant.aggregation.aggregators import (
+    CoordinateMedian,
+    GeometricMedian,
+    Mean,
+    SmoothedCoordinateMedian,
+    TrimmedMean,
+)
+from descant.reporting.table import Table
 
 SIZES = ((100, 1_000_000), (10, 7_850))  # the second is a logistic regression on 28 x 28 images
 

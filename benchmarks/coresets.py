@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from descant.core.seeds import stream
+from descant.coresets.features import embedding, gradient
+from descant.coresets.selection import METHODS
 from descant.parties import Coreset, Party, Selection
-from descant.parties.coresets import METHODS
 from descant.parties.images import image_sets
-from descant.parties.spaces import embedding, gradient
-from descant.seeds import stream
-from descant.solvers.batches import draw
-from descant.table import Table
+from descant.reporting.table import Table
+from descant.training.batches import draw
 
 
 def mnist(data: str) -> Party:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from descant import Federation, algorithms, parties
-from descant.record import Run
+from descant.tracking import Run
 
 TURN = 100  # rounds
 

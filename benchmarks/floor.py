@@ -20,11 +20,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-from silos import trained
 
-from descant.engines.line import QUIET
-from descant.server.serving import free_port
-from descant.trust.child import Child
+from descant.deployment.child_process import Child
+from descant.deployment.flower.flower_connection import QUIET
+from descant.deployment.server.serve import free_port
+from silos import trained
 
 SILOS = 3
 PROJECT = """

@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from descant import Algorithm, Federation, Sgd, algorithms, parties
-from descant.table import Table
+from descant.reporting.table import Table
 
 STEPS, BATCH = 30, 64
 VALIDATION = 500  # samples of the server's, as in papers/representation_matching; the paper: a very small subset

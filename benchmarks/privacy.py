@@ -10,7 +10,8 @@ from statistics import mean, stdev
 from torch import nn
 
 from descant import Federation, PrivateSgd, Sgd, algorithms, parties
-from descant.core import Algorithm, Solver
+from descant.core.algorithm import Algorithm
+from descant.core.interfaces import Solver
 
 ROUNDS, SEEDS = 30, 3
 PLAIN, LARGER = Sgd(lr=0.1, steps=10, batch=10), Sgd(lr=0.5, steps=10, batch=20)

@@ -34,11 +34,11 @@ print(int(sys.argv[1]) / (time.process_time() - began))
 
 def stacked(count: int, steps: int) -> float:
     """Descant with so many agents; what all of them take together."""
-    from descant import Dqn, Federation, algorithms, parties, problems
+    from descant import Dqn, Federation, algorithms, models, parties
 
     solver = Dqn(steps=steps, batch=BATCH, every=EVERY, updates=1, begin=1, n_step=1, lr=1e-3)
     people = parties.agents("CartPole-v1", count=count, test=0)
-    fed = Federation(partial(problems.mlp, 4, 2, HIDDEN), people, algorithms.Local(), solver=solver)
+    fed = Federation(partial(models.mlp, 4, 2, HIDDEN), people, algorithms.Local(), solver=solver)
     next(iter(fed.rounds(1, judge=())))  # what is made once is made now
     began = time.process_time()
     next(iter(fed.rounds(1, judge=())))

@@ -33,17 +33,17 @@ import numpy as np
 import psutil
 import torch
 
-from descant import Federation, Sgd, algorithms, problems
-from descant.core import Report, Task
-from descant.engines.silos import Lost, Silos
-from descant.flat import Layout
-from descant.parties.elsewhere import elsewhere
-from descant.record import Run
-from descant.server.serving import free_port
-from descant.server.training import BUDGET
-from descant.store.party_state import give_back_at_once
-from descant.store.room import Filed
-from descant.wire import Letter, pack, unpack
+from descant import Federation, Sgd, algorithms, models
+from descant.core.messages import Report, Task
+from descant.deployment.server.serve import free_port
+from descant.deployment.server.training_session import BUDGET
+from descant.engines.remote import Lost, Silos
+from descant.models.flat import Layout
+from descant.parties.remote_parties import elsewhere
+from descant.serialization.wire import Letter, pack, unpack
+from descant.storage.party_state import give_back_at_once
+from descant.storage.spill import Filed
+from descant.tracking import Run
 
 METHODS = {
     "mean": algorithms.FedAvg,
@@ -172,7 +172,7 @@ def driving(given: argparse.Namespace) -> None:
     names = [f"{i:04}" for i in range(given.parties)]
     said = {"x": [width], "x_dtype": "float32", "y": [], "y_dtype": "int64", "samples": 8, "tested": 0}
     fed = Federation(
-        partial(problems.mlp, width, 10, (width,) * 4),
+        partial(models.mlp, width, 10, (width,) * 4),
         elsewhere(dict.fromkeys(names, said)),
         METHODS[given.method](),
         solver=Sgd(lr=0.01, steps=1, batch=2),
@@ -197,7 +197,7 @@ def answered(letter: bytes, layout: Layout) -> bytes:
 def driver(given: argparse.Namespace) -> None:
     """How much memory the driver needs for the answers of many parties."""
     width = width_of(given.megabytes)
-    layout = Layout.of(problems.mlp(width, 10, (width,) * 4))
+    layout = Layout.of(models.mlp(width, 10, (width,) * 4))
     for method in METHODS if given.method == "all" else [given.method]:
         ours, theirs = socket.socketpair()
         options = [f"--{name}={getattr(given, name)}" for name in ("parties", "megabytes", "rounds")]

@@ -39,11 +39,11 @@ print(json.dumps(curve))
 
 def ours(name: str, seeds: int) -> np.ndarray:
     """Mean returns ``[looks, seeds]`` of the latest models, and their steps so far, of a default solver."""
-    from descant import Dqn, Federation, PolicyGradient, algorithms, parties, problems
+    from descant import Dqn, Federation, PolicyGradient, algorithms, models, parties
 
     solver = Dqn(steps=LOOK) if name == "Dqn" else PolicyGradient(iterations=2)
     people = parties.agents("CartPole-v1", count=seeds, test=EPISODES)
-    net = partial(problems.mlp, 4, 2, (64, 64))
+    net = partial(models.mlp, 4, 2, (64, 64))
     fed, *others = (Federation(net, people, algorithms.Local(), solver=solver, seed=seed) for seed in range(seeds))
     for agent, other in zip(people, (fed, *others), strict=True):
         fed.state.own.stage(agent, {"model": other.state.center})

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from descant import Federation, Trader, algorithms, parties, problems
+from descant import Federation, Trader, algorithms, parties
+from descant import models as problems
 from descant.portfolio import generated
-from descant.table import Table
+from descant.reporting.table import Table
 
 KINDS = ("cnn", "rnn", "lstm")
 BATCH, ASSETS, WINDOW, COST = 50, 9, 30, 0.002

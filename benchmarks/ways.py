@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from descant import Federation, algorithms, parties
-from descant.table import Table
+from descant.reporting.table import Table
 
 WIDTHS = (0, 16, 64, 128, 256, 512)  # hidden units of 784-h-10; 0 is the logistic regression
 COUNTS = (2, 10, 50)

@@ -18,21 +18,21 @@ import torch
 from torch import nn
 
 from descant import Federation, algorithms, parties
-from descant.table import Table
+from descant.reporting.table import Table
 
 STAGES = {  # a stage: where it is, and the stage that it is a part of
     "the round": ("descant.federation:Federation.fit", ""),
     "local work": ("descant.engines.in_process:work", "the round"),
-    "draws: which samples": ("descant.solvers.sgd:draw", "local work"),
-    "batches: samples copied together": ("descant.solvers.batches:_gathered", "local work"),
-    "forwards": ("descant.solvers.stacked:BoundKernel.forward", "local work"),
-    "gradient of the loss": ("descant.solvers.descent:Descent._slope", "local work"),
-    "backwards": ("descant.solvers.stacked:BoundKernel.backward", "local work"),
-    "steps of the optimiser": ("descant.solvers.moments:Moments.step", "local work"),
-    "answers": ("descant.piece:_answers", "local work"),
-    "the gate": ("descant.gate:Gate.admit", "the round"),
-    "reports as a stack": ("descant.settle:models_of", "the round"),
-    "the mean": ("descant.centers:Mean.__call__", "the round"),
+    "draws: which samples": ("descant.training.sgd:draw", "local work"),
+    "batches: samples copied together": ("descant.training.batches:_gathered", "local work"),
+    "forwards": ("descant.training.kernels.traced_kernel:BoundKernel.forward", "local work"),
+    "gradient of the loss": ("descant.training.stacked_gradient:Descent._slope", "local work"),
+    "backwards": ("descant.training.kernels.traced_kernel:BoundKernel.backward", "local work"),
+    "steps of the optimiser": ("descant.training.stacked_optimizer:Moments.step", "local work"),
+    "answers": ("descant.rounds.party_side:_answers", "local work"),
+    "the gate": ("descant.rounds.validation:Gate.admit", "the round"),
+    "reports as a stack": ("descant.rounds.aggregate:models_of", "the round"),
+    "the mean": ("descant.aggregation.aggregators:Mean.__call__", "the round"),
 }
 
 

@@ -32,7 +32,7 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     if "flwr" in found:
-        from descant.trust.proxy import find_nginx
+        from descant.deployment.nginx_proxy import find_nginx
 
         said = subprocess.run([find_nginx(), "-v"], capture_output=True, text=True, check=True).stderr
         found["nginx"] = said.strip().rpartition("/")[2]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from descant.store import disk
+from descant.storage import atomic
 
 Doing = TypeVar("Doing", bound=Callable[..., Any])
 
@@ -88,9 +88,9 @@ def interrupt(n: int, behind: bool) -> Iterator[Interrupt]:
 
 @contextmanager
 def _instead(found: Doing) -> Iterator[Doing]:
-    before = disk._do
-    disk._do = found
+    before = atomic._do
+    atomic._do = found
     try:
         yield found
     finally:
-        disk._do = before
+        atomic._do = before

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from descant import parties
-from descant.engines.worker import INSIDE
+from descant.engines.processes.engine_worker import INSIDE
 from descant.parties import People
 from problems import classes, network
 

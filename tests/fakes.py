@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from descant.core import Report, Store, Task
-from descant.piece import Plan, work
-from descant.store import PartyStore
-from descant.wire import pack, unpack
+from descant.core.interfaces import Store
+from descant.core.messages import Report, Task
+from descant.rounds.party_side import work
+from descant.rounds.plan import Plan
+from descant.serialization.wire import pack, unpack
+from descant.storage import PartyStore
 
 
 class Bytes:

@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from descant import Algorithm, algorithms, parties, problems
-from descant.core import Hyper, Job, Loss, Term, Trained
-from descant.flat import Net
+from descant import Algorithm, algorithms, models, parties
+from descant.aggregation.penalties import ByLayer, HalfSquare, Indicator, Norm1, Norm2, NormP, Penalty, Zero
+from descant.core.algorithm import Hyper, Loss, Term
+from descant.core.interfaces import Job, Trained
+from descant.core.settings import Decay, PerParty
+from descant.models.flat import Net
 from descant.parties import People
-from descant.penalties import ByLayer, HalfSquare, Indicator, Norm1, Norm2, NormP, Penalty, Zero
 from descant.portfolio import generated
-from descant.settings import Decay, PerParty
-from descant.solvers.exam import on_test_sets
+from descant.training.evaluation import on_test_sets
 
 METHODS: dict[str, Callable[[], Algorithm]] = {
     "Local": algorithms.Local,
@@ -87,7 +88,7 @@ def agents() -> People:
 
 def actor() -> nn.Module:
     """What they act by."""
-    return problems.mlp(4, 2, (8,))
+    return models.mlp(4, 2, (8,))
 
 
 def desks() -> People:
@@ -104,7 +105,7 @@ def desks() -> People:
 
 def dealer() -> nn.Module:
     """What they trade by."""
-    return problems.eiie("cnn", window=10, hidden=6)
+    return models.eiie("cnn", window=10, hidden=6)
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Module:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from descant.deployment.silo import SiloFile
 from descant.parties import People, from_arrays
-from descant.parties.agents import Bare
-from descant.silo import SiloFile
+from descant.rl.agent import Bare
 
 TEAM = """
 from problems import classes, network

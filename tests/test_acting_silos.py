@@ -15,30 +15,34 @@ import torch
 from typer.testing import CliRunner
 
 from descant import DescantWarning, Federation
-from descant.address import address_of
-from descant.checkpoint import models_digest
 from descant.cli import app
 from descant.config import Recipe, read
-from descant.core import Exam, Report, Task
-from descant.engines.silos import Silos
+from descant.core.interfaces import Exam
+from descant.core.messages import Report, Task
+from descant.core.metrics import RETURN, trivial
+from descant.core.timeouts import Patience
+from descant.deployment.server import Meeting
+from descant.deployment.server.recipe_check import servable
+from descant.deployment.server.server_report import write_report
+from descant.deployment.server.training_session import Training, met_in
+from descant.deployment.server.training_status import outcome
+from descant.deployment.silo import Desk, SiloFile
+from descant.deployment.silo.dry_run import checked
+from descant.deployment.silo.result_files import OWN, Result, write_model
+from descant.deployment.silo.silo_evaluation import _alone, judged
+from descant.deployment.silo.silo_state import Keeping
+from descant.engines.remote import Silos
 from descant.errors import PartyError, SettingError, StateError
-from descant.flat import Net
-from descant.metrics import RETURN, trivial
-from descant.parties import Agent, agents, desks, digits
-from descant.parties.elsewhere import description, elsewhere
-from descant.patience import Patience
-from descant.record import read as recorded
-from descant.server import Meeting
-from descant.server.outcome import outcome
-from descant.server.report import write_report
-from descant.server.servable import servable
-from descant.server.training import Training, met_in
-from descant.silo import Desk, SiloFile
-from descant.silo.checking import checked
-from descant.silo.judging import _alone, judged
-from descant.silo.keeping import Keeping
-from descant.silo.result import OWN, Result, write_model
-from descant.wire import pack, unpack
+from descant.models.flat import Net
+from descant.parties import Agent
+from descant.parties.datasets import digits
+from descant.parties.remote_parties import description, elsewhere
+from descant.portfolio import desk as desks
+from descant.rl import agent
+from descant.rounds.checkpoint import models_digest
+from descant.serialization.references import address_of
+from descant.serialization.wire import pack, unpack
+from descant.tracking import read as recorded
 from problems import agents as three_agents
 from teams import ACTING, TRADING, together
 from test_letters import Killed, Post, Restarting, deaths_in
@@ -197,7 +201,7 @@ WRONG = {
     "rows that leave": ("return agents().subset(['0'])\npolicy = {'share': 0.1}", "share of .*: these are for rows"),
     "a loss": ("return agents().subset(['0'])\nloss = print", "loss of .*: these are for rows"),
     "too few outputs": (
-        "return agents().subset(['0'])\nimport descant.problems\ndef model(): return descant.problems.mlp(4, 1, (8,))",
+        "return agents().subset(['0'])\nimport descant.problems\ndef model(): return descant.models.mlp(4, 1, (8,))",
         r"an agent needs outputs \[8, 2\] or \[8, 3\]",
     ),
     "one number": ("return 3", "must give .* one party"),
@@ -355,7 +359,7 @@ def test_one_that_comes_again_is_as_it_was_when_the_training_began(tmp_path: Pat
 
 
 def test_nobody_acts_in_an_environment_that_is_elsewhere() -> None:
-    people = elsewhere({"north": description(agents(count=1)["0"])})
+    people = elsewhere({"north": description(agent(count=1)["0"])})
     with pytest.raises(PartyError, match="The environment of 'north' is on its own machine"):
         people["north"].world.beside([], ["north"])  # type: ignore[attr-defined]
     assert "an environment of its own" in people.describe()
@@ -506,7 +510,7 @@ def test_a_recipe_of_agents_can_be_served_and_one_that_fits_nobody_says_why(tmp_
 
 def test_an_agent_is_the_same_by_another_name() -> None:
     """But for what is drawn by its name."""
-    from descant.parties.agents import alone
+    from descant.rl.agent import alone
 
     one: Any = three_agents()["2"]
     other: Any = alone(one, "north")["north"]

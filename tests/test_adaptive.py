@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from descant import DescantWarning, Federation, algorithms, parties
-from descant.algorithms.adaptive import Reinforce, gradient
-from descant.algorithms.gaussian import (
+from descant.algorithms.adaptive_hyper.discrete_gaussian import (
     Axis,
     Numbers,
     draw,
@@ -30,9 +29,11 @@ from descant.algorithms.gaussian import (
     score,
     spacing_of,
 )
-from descant.core import Hyper, Report, Tuned, Tuning
+from descant.algorithms.adaptive_hyper.reinforce import Reinforce, gradient
+from descant.analysis import Finding
+from descant.core.algorithm import Hyper, Tuned, Tuning
+from descant.core.messages import Report
 from descant.errors import SettingError
-from descant.instruments import Finding
 from descant.parties import People
 from fakes import Bytes
 from problems import classes, network
@@ -484,7 +485,7 @@ def test_resuming_is_as_if_it_had_never_stopped(reward: str, stop: int, tmp_path
 
 
 def test_findings_tell_how_often_it_went_back(tmp_path: Path) -> None:
-    from descant.instruments.findings import gone_back
+    from descant.analysis.findings import gone_back
 
     fed = federation(engine=partial(Bytes, fault=partial(blown_up, at=(6, 9))))
     with pytest.warns(DescantWarning, match="collapsed"):

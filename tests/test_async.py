@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from descant import Algorithm, Federation, Sgd, algorithms
 from descant.algorithms import Comes, Drops, FedAsync, FedBuff, Hinge, Polynomial, StandIns
-from descant.algorithms.baselines import alone
-from descant.core import Report
+from descant.algorithms.fedavg import alone
+from descant.analysis import interpolation
+from descant.core.messages import Report
 from descant.engines import Clocked, InProcess, Processes
 from descant.errors import DescantWarning, SettingError
-from descant.instruments import walk
-from descant.record import Run
+from descant.tracking import Run
 from dying import Death, faults
 from fakes import Bytes
 from problems import METHODS, classes, network
@@ -109,7 +109,7 @@ def test_who_looks_on_takes_no_time_and_changes_nothing() -> None:
         done.scores  # noqa: B018
         looked.models_["0"]
         if done.index == 3:
-            walk(looked, points=2)
+            interpolation(looked, points=2)
     assert looked.hash() == plain.hash() and column(looked, "clock") == column(plain, "clock")
 
 

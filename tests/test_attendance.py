@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from descant import Federation, algorithms
 from descant.algorithms import Among, Comes, Drops, Every, Sample, Span, Stragglers, Timetable
-from descant.algorithms.attendance import everyone
+from descant.algorithms.participation import everyone
 from descant.config import read
-from descant.core import Attend, Attending, Hyper
+from descant.core.algorithm import Attend, Attending, Hyper
 from descant.errors import SettingError
-from descant.state import presence_in
+from descant.rounds.state import presence_in
 from problems import classes, network
 from recipes import TINY
 

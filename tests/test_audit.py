@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from descant.errors import StateError
-from descant.store.audit import HEAD, LOG, Audit
-from descant.store.log import _SEALED, _sealed
+from descant.storage.audit_log import HEAD, LOG, Audit
+from descant.storage.event_log import _SEALED, _sealed
 from dying import Death, faults, full, interrupt
 
 SECRET = b"known to the vault's key alone.."

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from descant.errors import PartyError, SettingError
-from descant.portfolio.augment import AUGMENTERS, Augmenter, Gbm, Nothing, Vom, augmenter, sound
-from descant.portfolio.gan import Gan
+from descant.portfolio.price_augmentation import AUGMENTERS, Augmenter, Gbm, Nothing, Vom, augmenter, sound
+from descant.portfolio.price_gan import Gan
 
 TINY = Gan(path=6, steps=2, batch=4, hidden=8)
 KINDS: dict[str, Augmenter] = {

@@ -12,18 +12,18 @@ import numpy as np
 import psutil
 import pytest
 
-from descant.bench import Bench, checked
-from descant.bench.contestants import Peer, peer
-from descant.bench.environments import CannotRun, python_for, python_or_reason
-from descant.bench.peers.plain import Loop
-from descant.bench.peers.with_descant import Ours
-from descant.bench.peers.work import Work, open_shared
-from descant.bench.process import Running
-from descant.bench.race import Measured, Pace, initial_loss, race
-from descant.bench.results import FILES, Result, write
-from descant.bench.workloads import WORKLOADS, sizes
-from descant.bench.workloads import write as write_work
 from descant.errors import SettingError
+from peer_comparison import Bench, checked
+from peer_comparison.contestants import Peer, peer
+from peer_comparison.environments import CannotRun, python_for, python_or_reason
+from peer_comparison.peers.plain import Loop
+from peer_comparison.peers.with_descant import Ours
+from peer_comparison.peers.work import Work, open_shared
+from peer_comparison.process import Running
+from peer_comparison.race import Measured, Pace, initial_loss, race
+from peer_comparison.results import FILES, Result, write
+from peer_comparison.workloads import WORKLOADS, sizes
+from peer_comparison.workloads import write as write_work
 
 HERE = Path(sys.executable)
 # Everybody takes part with all samples in every step: nothing is drawn, so two honest contestants agree exactly.

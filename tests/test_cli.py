@@ -17,11 +17,11 @@ from descant import Agreed, VaultAt, __version__
 from descant.cli import app, told, typer
 from descant.config import read
 from descant.errors import DescantWarning, StateError
-from descant.judged import judge, study_of
-from descant.record import Run
-from descant.record import read as recorded
-from descant.report import available
-from descant.results import result_of
+from descant.studies.recorded_run import judge, study_of
+from descant.studies.result import result_of
+from descant.studies.study_report import available
+from descant.tracking import Run
+from descant.tracking import read as recorded
 from recipes import TINY
 
 SIX = ["majority class", "Local", "FedAvg", "RFA", "FedAvgPlus", "FedGeoMedPlus"]
@@ -95,7 +95,7 @@ def forbid_work(monkeypatch):
     def work(*arguments, **settings):
         raise AssertionError("the work began")
 
-    monkeypatch.setattr("descant.demo.run_demo", work)
+    monkeypatch.setattr("descant.cli.demo.run_demo", work)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_an_interrupt_is_a_sentence_and_130(tmp_path, monkeypatch):
     def interrupted(*arguments, **settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("descant.demo.run_demo", interrupted)
+    monkeypatch.setattr("descant.cli.demo.run_demo", interrupted)
     shown = descant("demo", "--json", "--out", str(tmp_path / "out"))
     assert shown.exit_code == 130 and shown.stdout == ""
     assert shown.stderr.startswith("Interrupted:") and not (tmp_path / "out").exists()
@@ -242,7 +242,7 @@ def test_the_progress_of_a_run_tells_what_the_round_tells(tiny, monkeypatch):
             shown.append(told)
             super().update(*given, told=told, **named)
 
-    monkeypatch.setattr("descant.progress.Progress", Watched)
+    monkeypatch.setattr("descant.core.progress.Progress", Watched)
     assert descant("run", tiny, "--out", "seen").exit_code == 0
     losses = recorded("seen").numbers.metrics["loss"]
     assert shown[:3] == [f"loss {loss:.4f}" for loss in losses]  # then training alone
@@ -352,7 +352,7 @@ def test_a_run_that_was_not_judged_says_how_to(tiny):
     ],
 )
 def test_a_command_on_recipes_names_what_is_wrong(tiny, monkeypatch, arguments, message):
-    monkeypatch.setattr("descant.study.compare", None)
+    monkeypatch.setattr("descant.studies.study.compare", None)
     shown = descant(*arguments)
     assert shown.exit_code == 1, shown.output
     assert message in shown.stderr and "Traceback" not in shown.output and shown.stdout == ""
@@ -360,7 +360,7 @@ def test_a_command_on_recipes_names_what_is_wrong(tiny, monkeypatch, arguments, 
 
 @pytest.mark.parametrize("key", ["run.ronds=1", "parties.cuont=1", "work.leer=1.0"])
 def test_a_short_form_that_would_fail_is_told_when_it_is_not_asked_for(tiny, tmp_path, key, monkeypatch):
-    monkeypatch.setattr("descant.study.compare", None)
+    monkeypatch.setattr("descant.studies.study.compare", None)
     (tmp_path / "short.toml").write_text(read(tiny).set(f"quick.{key}").text)
     for arguments in (["short.toml", "--seeds", "1"], [tiny, "--set", f"quick.{key}"]):
         shown = descant("compare", *arguments)
@@ -394,7 +394,7 @@ def test_a_run_that_is_interrupted_says_how_to_go_on(tiny, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("descant.judged.judge", interrupted)
+        patched.setattr("descant.studies.recorded_run.judge", interrupted)
         shown = descant("run", tiny, "--out", "my run", "--set", "work.lr=0.2")
     command = "descant run 'my run/run.toml' --out 'my run' --resume"
     assert shown.exit_code == 130 and shown.stderr.strip().endswith(f"Go on with: {command}")
@@ -486,7 +486,7 @@ def test_an_experiment_is_run_kept_and_compared_with_what_was_kept(tmp_path, mon
     shelf.mkdir(parents=True)
     figure = '[[paper]]\nsays = "it"\nwhere = "table 7"\nvalue = 0.25\nmethods = ["FedAvg"]\n'
     (shelf / "tiny.toml").write_text(TINY + figure)
-    monkeypatch.setattr("descant.papers.shelf.PACKED", shelf.parent)
+    monkeypatch.setattr("descant.papers.recipe_index.PACKED", shelf.parent)
     first = descant("papers", "run", "mine/tiny", "--quick", "--expect")
     assert first.exit_code == 0, first.output
     assert (
@@ -497,7 +497,7 @@ def test_an_experiment_is_run_kept_and_compared_with_what_was_kept(tmp_path, mon
     assert again["compared"] == ["All 3 means are within what the kept runs span (2 seeds, ± 0.005)."]
     assert again["figures"][0]["paper"] == 0.25
     assert json.loads(descant("papers", "list", "--json").stdout)[0]["quick"] > 0
-    monkeypatch.setattr("descant.cli.papers.keep", mock.Mock(side_effect=StateError("it cannot be written")))
+    monkeypatch.setattr("descant.cli.papers_commands.keep", mock.Mock(side_effect=StateError("it cannot be written")))
     lost = descant("papers", "run", "mine/tiny", "--quick", "--expect")
     assert lost.exit_code == 1 and "it cannot be written" in lost.stderr and "table 7" in lost.stdout
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from descant import algorithms, compare, parties, problems
+from descant import algorithms, compare, models, parties
 from descant.errors import PartyError, SettingError
 from descant.parties.images import parted
 from files import write_source
@@ -94,7 +94,7 @@ def test_who_knows_one_class_alone_is_right_once_in_ten(tmp_path: Path) -> None:
     people = parties.clients(data=tmp_path)
     study = compare(
         [algorithms.FedAvg()],
-        lambda: problems.mlp(784, 10, [8]),
+        lambda: models.mlp(784, 10, [8]),
         people,
         rounds=2,
         points=1,

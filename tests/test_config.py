@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from descant import Algorithm, DescantWarning, Federation, Sgd, algorithms, compare, parties, problems
-from descant.algorithms.attendance import Among, Sample, Stragglers, everyone
-from descant.centers import GeometricMedian
-from descant.config import Recipe, read, toml
-from descant.core import Attending, Hyper
+from descant import Algorithm, DescantWarning, Federation, Sgd, algorithms, compare, models, parties
+from descant.aggregation.aggregators import GeometricMedian
+from descant.algorithms.participation import Among, Sample, Stragglers, everyone
+from descant.config import Recipe, read, toml_io
+from descant.core.algorithm import Attending, Hyper
+from descant.core.settings import Decay
 from descant.engines import Clocked
 from descant.errors import SettingError
-from descant.settings import Decay
 from recipes import TINY
 
 
@@ -38,12 +38,12 @@ tables = st.dictionaries(st.text(max_size=8), values, max_size=4)
 @settings(max_examples=40)
 @given(tables)
 def test_what_is_written_reads_back_the_same(found):
-    assert toml.read(toml.write(found), "it") == found
+    assert toml_io.read(toml_io.write(found), "it") == found
 
 
 @given(plain)
 def test_a_value_on_the_command_line_is_toml(one):
-    assert toml.value(toml.write({"x": one}).removeprefix("x = ").rstrip("\n")) == one
+    assert toml_io.value(toml_io.write({"x": one}).removeprefix("x = ").rstrip("\n")) == one
 
 
 def test_a_recipe_reads_back_the_same_with_its_changes():
@@ -136,7 +136,7 @@ def test_the_digest_is_of_nothing_else(change):
 def test_a_recipe_runs_what_a_user_would_have_written():
     algorithm = algorithms.FedGeoMedPlus(alpha=Decay(1.0, 0.9), rho=0.1)
     by_hand = Federation(
-        lambda: problems.logistic(64, 10), parties.digits(count=4), algorithm, lr=0.1, steps=4, attend=3, seed=5
+        lambda: models.logistic(64, 10), parties.digits(count=4), algorithm, lr=0.1, steps=4, attend=3, seed=5
     )
     assert tiny().federation(5).fit(3, progress=False).hash() == by_hand.fit(3, progress=False).hash()
 
@@ -148,7 +148,7 @@ def test_its_study_is_what_compare_makes():
     ]
     by_hand = compare(
         methods,
-        lambda: problems.logistic(64, 10),
+        lambda: models.logistic(64, 10),
         parties.digits(count=4),
         rounds=3,
         seeds=2,
@@ -440,7 +440,7 @@ def test_who_attends_is_as_the_recipe_says_and_a_method_may_depart_from_it():
     ],
 )
 def test_what_is_wrong_is_named_before_anything_is_made(change, message, monkeypatch):
-    monkeypatch.setattr("descant.parties.people.from_arrays", None)
+    monkeypatch.setattr("descant.parties.population.from_arrays", None)
     with pytest.raises(SettingError, match=message):
         tiny(change).check().check(None)
 
@@ -462,7 +462,7 @@ def test_a_recipe_that_lacks_something_says_what(tmp_path):
 
 
 def test_infinities_survive_the_way_through_toml():
-    assert toml.read(toml.write({"x": math.inf, "y": [-math.inf]}), "it") == {"x": math.inf, "y": [-math.inf]}
+    assert toml_io.read(toml_io.write({"x": math.inf, "y": [-math.inf]}), "it") == {"x": math.inf, "y": [-math.inf]}
 
 
 def test_types_that_only_a_type_checker_sees_do_not_stop_a_model_of_ones_own(tmp_path):

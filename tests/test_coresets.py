@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from descant import Federation, Sgd, algorithms, parties
+from descant.analysis import preview
+from descant.core.seeds import stream
+from descant.coresets import constructions, features
+from descant.coresets.features import Space
+from descant.coresets.selection import METHODS, Chosen, level
 from descant.errors import ModelError, PartyError, SettingError
-from descant.instruments import preview
-from descant.parties import Coreset, Party, Selection, covering, spaces
-from descant.parties.coresets import METHODS, Chosen, level
-from descant.parties.spaces import Space
-from descant.seeds import stream
-from descant.solvers.batches import draw
+from descant.parties import Coreset, Party, Selection
+from descant.training.batches import draw
 
 BY_DISTANCE = ["k-means++", "k-center", "herding", "sensitivity"]
 KEEP_CLASSES = ["balanced", "k-means++", "k-center", "herding"]
@@ -137,8 +138,8 @@ def test_k_center_is_within_twice_the_best(seed: int, n: int, count: int, classe
 
 
 def test_k_center_a_block_at_a_time_is_k_center_a_row_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(covering, "_BLOCK", 16)
-    monkeypatch.setattr(covering, "_CHUNK", 50)
+    monkeypatch.setattr(constructions, "_BLOCK", 16)
+    monkeypatch.setattr(constructions, "_CHUNK", 50)
     for seed in range(5):
         party = clouds(300, classes=3, d=5, seed=seed)
         party = replace(
@@ -203,7 +204,7 @@ def test_sensitivity_weights_are_unbiased(count: int) -> None:
     space = Space.of(party.y, lambda: party.x)
     found = []
     for seed in range(1500):
-        places, weights = covering.sensitivity(space, count, stream(seed, 0, "a", "coreset"))
+        places, weights = constructions.sensitivity(space, count, stream(seed, 0, "a", "coreset"))
         assert len(set(places.tolist())) == count
         found.append((functions[:, space.order[places]] * torch.from_numpy(weights)).sum(1))
     sums = torch.stack(found)
@@ -223,11 +224,11 @@ def test_sensitivity_sees_a_row_that_is_far_from_all_others() -> None:
 @given(sizes=st.lists(st.floats(1e-6, 1e6), min_size=2, max_size=30), data=st.data())
 def test_chances_add_up_and_none_is_above_one(sizes: list[float], data: st.DataObject) -> None:
     count = data.draw(st.integers(1, len(sizes) - 1))
-    chances = covering.inclusion(np.array(sizes), count)
+    chances = constructions.inclusion(np.array(sizes), count)
     assert math.isclose(chances.sum(), count, rel_tol=1e-9) and (chances > 0).all() and (chances <= 1).all()
     order = np.argsort(sizes)
     assert (np.diff(chances[order]) >= -1e-12).all()
-    drawn = covering.systematic(chances, np.random.default_rng(0))
+    drawn = constructions.systematic(chances, np.random.default_rng(0))
     assert len(set(drawn.tolist())) == count and set(np.flatnonzero(chances == 1)) <= set(drawn.tolist())
     taken = np.cumsum(np.isin(np.arange(len(sizes)), drawn))
     assert (np.abs(taken - chances.cumsum()) < 1 + 1e-9).all(), "every class gets its part"
@@ -278,43 +279,43 @@ def test_an_embedding_is_what_goes_into_the_last_linear_layer_or_comes_out_of_a_
     inner = module.eval()[:3](party.x)
     module.train()
     module[1].eval()
-    assert torch.allclose(spaces.embedding(module)(party.x, party.y), inner)
-    assert torch.allclose(spaces.embedding(module, "2")(party.x, party.y), inner)
-    assert torch.allclose(spaces.embedding(module, "0")(party.x, party.y), module[0](party.x))
+    assert torch.allclose(features.embedding(module)(party.x, party.y), inner)
+    assert torch.allclose(features.embedding(module, "2")(party.x, party.y), inner)
+    assert torch.allclose(features.embedding(module, "0")(party.x, party.y), module[0](party.x))
     assert module.training and not module[1].training, "the module is as it was"
     assert not module[3]._forward_hooks
     with pytest.raises(SettingError, match=r"There is no layer '7'. .*Allowed: 0, 1, 2, 3"):
-        spaces.embedding(module, "7")
+        features.embedding(module, "7")
     with pytest.raises(ModelError, match="no linear layer"):
-        spaces.embedding(nn.Tanh())
+        features.embedding(nn.Tanh())
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_gradient_space_is_the_gradient_of_the_last_layer(bias: bool) -> None:
     module, party = net().eval(), clouds(7)
     module[3] = nn.Linear(5, 3, bias=bias)
-    found = spaces.gradient(module)(party.x, party.y)
+    found = features.gradient(module)(party.x, party.y)
     for row in range(7):
         loss = nn.functional.cross_entropy(module(party.x[row : row + 1]), party.y[row : row + 1])
         grads = torch.autograd.grad(loss, list(module[3].parameters()))
         expected = torch.cat([grads[0], grads[1][:, None]], 1) if bias else grads[0]
         assert torch.allclose(found[row], expected.flatten(), atol=1e-6)
     with pytest.raises(PartyError, match=r"The model knows the labels 0 to 2\. Got 3"):
-        spaces.gradient(module)(party.x, torch.full_like(party.y, 3))
+        features.gradient(module)(party.x, torch.full_like(party.y, 3))
     with pytest.raises(ModelError, match="one number a class, and labels"):
-        spaces.gradient(module)(party.x, party.y.float())
+        features.gradient(module)(party.x, party.y.float())
 
 
 @pytest.mark.parametrize("by", BY_DISTANCE)
 def test_distances_are_measured_in_the_space_that_is_named(by: str) -> None:
     party = clouds(80)
     rows = {
-        space: Selection(share=0.2, by=by, space=space).choose(party, 0, spaces.SPACES[space](net())).rows.tolist()
-        for space in spaces.SPACES
+        space: Selection(share=0.2, by=by, space=space).choose(party, 0, features.SPACES[space](net())).rows.tolist()
+        for space in features.SPACES
     }
     rows["input"] = Selection(share=0.2, by=by).choose(party, 0).rows.tolist()
     assert len({tuple(found) for found in rows.values()}) == 3
-    embedded = replace(party, x=spaces.embedding(net())(party.x, party.y))
+    embedded = replace(party, x=features.embedding(net())(party.x, party.y))
     assert Selection(share=0.2, by=by).choose(embedded, 0).rows.tolist() == rows["embedding"]
 
 

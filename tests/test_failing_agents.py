@@ -15,12 +15,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from descant import DescantWarning, Dqn, Federation, PolicyGradient, algorithms, parties, problems
+from descant import DescantWarning, Dqn, Federation, PolicyGradient, algorithms, models, parties
 from descant.engines import InProcess
 from descant.errors import PartyError
 from fakes import Bytes
 
-NET = partial(problems.mlp, 4, 2, (8,))
+NET = partial(models.mlp, 4, 2, (8,))
 DQN = Dqn(steps=6, begin=3, batch=4)
 PG = PolicyGradient(episodes=2, updates=2, batch=8)
 SOLVERS = {"dqn": DQN, "policy gradient": PG}
@@ -169,7 +169,7 @@ def test_environments_are_made_once_and_closed() -> None:
             closed.append(self)
 
     gymnasium.register("Counted-v0", entry_point=Counted, disable_env_checker=True, order_enforce=False)
-    wide = partial(problems.mlp, 4, 2, (600, 600))  # one at a time fills the cache: every agent is a stack
+    wide = partial(models.mlp, 4, 2, (600, 600))  # one at a time fills the cache: every agent is a stack
     people = parties.agents("Counted-v0", count=3, test=2)
     fed = Federation(wide, people, algorithms.FedRL(), solver=DQN).fit(1, progress=False)
     fed.scores()

@@ -24,31 +24,31 @@ import torch
 
 import descant
 from descant import DescantWarning, Federation
-from descant.address import address_of
 from descant.algorithms import Timetable
 from descant.config import read
-from descant.core import Report, Task
-from descant.engines.line import QUIET, Away, Held, TurnedAway, require
-from descant.engines.silos import Lost
+from descant.core.messages import Report, Task
+from descant.core.timeouts import Patience
+from descant.deployment.flower.flower_connection import QUIET, Away, Held, TurnedAway, require
+from descant.deployment.pki.roster import Roster
+from descant.deployment.server import Meeting
+from descant.deployment.server.row_erasure import forget_rows, vault_of
+from descant.deployment.server.serve import revoked
+from descant.deployment.server.training_session import Training, in_words
+from descant.deployment.server.vault_settings import sealed
+from descant.deployment.silo import Desk, SiloFile, console_messages, join
+from descant.deployment.silo.join import take_part
+from descant.deployment.silo.silo_worker import Worker
+from descant.engines.remote import Lost
 from descant.errors import EngineError, StateError
-from descant.flat import Net
+from descant.models.flat import Net
 from descant.parties import from_arrays
-from descant.patience import Patience
-from descant.record import Run, is_run
-from descant.record import read as recorded
-from descant.server import Meeting
-from descant.server.forgetting import forget_rows, vault_of
-from descant.server.sealed import sealed
-from descant.server.serving import revoked
-from descant.server.training import Training, in_words
-from descant.silo import Desk, SiloFile, join, telling
-from descant.silo.join import take_part
-from descant.silo.worker import Worker
-from descant.store import disk
-from descant.store.keys import PrivateKey
-from descant.store.vault import Vault
-from descant.trust.roster import Roster
-from descant.wire import Letter, pack, unpack
+from descant.serialization.references import address_of
+from descant.serialization.wire import Letter, pack, unpack
+from descant.storage import atomic
+from descant.storage.vault.private_keys import PrivateKey
+from descant.storage.vault.vault_folder import Vault
+from descant.tracking import Run, is_run
+from descant.tracking import read as recorded
 from dying import Death, faults, full
 from problems import classes, network
 from teams import LEARNING, TALKATIVE, TEAM, canaries
@@ -290,7 +290,7 @@ def test_a_server_that_is_away_for_long_is_said_at_ever_longer_intervals_and_whe
     monkeypatch: pytest.MonkeyPatch, reasons: dict[float, str], times: list[float]
 ) -> None:
     clock, said, over = [0.0], list[tuple[float, str]](), threading.Event()
-    monkeypatch.setattr(telling.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(console_messages.time, "monotonic", lambda: clock[0])
 
     def wait(timeout: float | None = None) -> bool:
         clock[0] += timeout or 0.0
@@ -416,14 +416,14 @@ def test_a_disk_that_is_full_at_a_silo_costs_it_the_round_and_nothing_else(
 def test_a_disk_that_is_full_at_the_server_is_said_and_the_same_command_goes_on(tmp_path: Path, n: int) -> None:
     (tmp_path / "silos").mkdir()
     post = Post(desks(tmp_path / "silos", TWO))
-    sound, answering = disk._do, post.fetch
+    sound, answering = atomic._do, post.fetch
 
     def fetch(numbers: Collection[str], most: int) -> dict[str, Letter | Lost]:  # silos have disks of their own
-        before, disk._do = disk._do, sound
+        before, atomic._do = atomic._do, sound
         try:
             return answering(numbers, most)
         finally:
-            disk._do = before
+            atomic._do = before
 
     post.fetch = fetch  # type: ignore[method-assign]
     with faults(n, torn=True, error=full) as found, pytest.raises(StateError, match=r"No space left.*free some space"):

@@ -15,14 +15,15 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from descant import DescantError, Federation, Metric, Sgd, algorithms, compare, parties, progress
-from descant.centers import TrimmedMean
+from descant import DescantError, Federation, Metric, Sgd, algorithms, compare, parties
+from descant.aggregation.aggregators import TrimmedMean
+from descant.aggregation.penalties import DiagonalQ
+from descant.core.algorithm import progress
+from descant.core.settings import PerParty
 from descant.engines import InProcess
 from descant.errors import DescantWarning, ModelError, PartyError, SettingError
 from descant.parties import People
-from descant.penalties import DiagonalQ
-from descant.run import begin, run
-from descant.settings import PerParty
+from descant.rounds.loop import begin, run
 from problems import classes, half_squares, network
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -17,10 +17,10 @@ from descant import DescantWarning, Study, algorithms, compare, parties
 from descant.algorithms import AdaptiveHyper
 from descant.cli import app
 from descant.config import read
+from descant.core.metrics import Metric, accuracy
 from descant.errors import StateError
-from descant.finished import Finished
-from descant.metrics import Metric, accuracy
 from descant.papers import carry_out
+from descant.studies.result_cache import Finished
 from dying import faults, full
 from recipes import TINY
 
@@ -44,9 +44,9 @@ def study(kept: Path | None, **changes: Any) -> Study:
 
 def breaking(monkeypatch: pytest.MonkeyPatch, after: int, error: type[BaseException] = Broken) -> Callable[[], int]:
     """Trainings end by an error from the n-th on; how many began is told."""
-    import descant.study
+    import descant.studies.study
 
-    carry_out, began = descant.study.carry_out, []
+    carry_out, began = descant.studies.study.carry_out, []
 
     def counted(*arguments: Any) -> Any:
         began.append(1)
@@ -54,7 +54,7 @@ def breaking(monkeypatch: pytest.MonkeyPatch, after: int, error: type[BaseExcept
             raise error
         return carry_out(*arguments)
 
-    monkeypatch.setattr("descant.study.carry_out", counted)
+    monkeypatch.setattr("descant.studies.study.carry_out", counted)
     return lambda: len(began)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from descant import Algorithm, Federation, algorithms, parties
 from descant.errors import ModelError
-from descant.flat import Layout, Net
+from descant.models.flat import Layout, Net
 from descant.parties import People
 from problems import classes
 

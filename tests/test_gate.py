@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from descant import Algorithm, Federation, Sgd, algorithms, parties
-from descant.algorithms.pieces import Step, uniformly
-from descant.core import Report, Task
+from descant.algorithms.components import Step, uniformly
+from descant.core.messages import Report, Task
 from descant.engines import InProcess
 from descant.errors import DescantWarning
-from descant.flat import Layout
-from descant.gate import Gate, Refusal
-from descant.wire import pack, unpack
+from descant.models.flat import Layout
+from descant.rounds.validation import Gate, Refusal
+from descant.serialization.wire import pack, unpack
 from fakes import Bytes
 from problems import METHODS, classes, network
 

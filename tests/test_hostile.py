@@ -8,7 +8,7 @@ import torch
 from descant import Federation, algorithms, parties
 from descant.algorithms import FedAvg, FedRL, Hostile
 from descant.errors import SettingError
-from descant.problems import mlp
+from descant.models import mlp
 
 
 def fitted(method, rounds=4):

@@ -14,18 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from descant import DescantError, Federation, Sgd, algorithms, instruments, parties
-from descant.core import Attending, Hyper, Job, Loss, Memory, Report, Term, Trained, Tuned, Tuning
+from descant import DescantError, Federation, Sgd, algorithms, analysis, parties
+from descant.analysis import biggest_jump, coverage, interpolation, lasting_fall, pull_a_round
+from descant.analysis.collapse import fell_behind
+from descant.analysis.findings import collapse
+from descant.analysis.scores import Column, Numbers, Scores
+from descant.core.algorithm import Attending, Hyper, Loss, Memory, Term, Tuned, Tuning
+from descant.core.interfaces import Job, Trained
+from descant.core.messages import Report
 from descant.errors import SettingError
-from descant.evaluate import Column, Numbers, Scores
-from descant.flat import Net
-from descant.instruments import biggest_jump, coverage, lasting_fall, pull_a_round, walk
-from descant.instruments.collapse import fell_behind
-from descant.instruments.findings import collapse
+from descant.models.flat import Net
 from descant.parties import People
-from descant.results import Result
-from descant.solvers.exam import on_test_sets
-from descant.study import Study
+from descant.studies.result import Result
+from descant.studies.study import Study
+from descant.training.evaluation import on_test_sets
 from fakes import Bytes
 from problems import METHODS, half_squares, network
 
@@ -82,7 +84,7 @@ def test_every_cut_and_bytes_judge_alike(name: str) -> None:
     def judged(**settings: object) -> tuple[np.ndarray, np.ndarray, list[float]]:
         fed = ran(made(name, **settings), 3)
         scores = fed.scores()
-        return scores.before.values, scores.after.values, walk(fed, points=3).mean.tolist()
+        return scores.before.values, scores.after.values, interpolation(fed, points=3).mean.tolist()
 
     whole = judged()
     for pieces in (2, 5):
@@ -199,7 +201,7 @@ def test_spikes_by_hand() -> None:
 def test_who_keeps_its_own_model_is_never_thrown(name: str) -> None:
     fed = ran(made(name), 3)
     assert [entry["jump"] for entry in fed.history_] == [0.0, 0.0, 0.0]
-    assert (instruments.spikes(fed).y == 0).all()
+    assert (analysis.spikes(fed).y == 0).all()
 
 
 def test_a_common_model_throws_the_parties() -> None:
@@ -421,7 +423,7 @@ def test_the_walk_shows_the_next_round_and_leaves_no_trace(name: str) -> None:
     """λ=0 is the own model after the local work, λ=1 the new centre, dotted the centre of the round before."""
     fed = ran(made(name, attend=3), 2)
     before, history, scores = fed.hash(), list(fed.history_), fed.scores()
-    walked = walk(fed, points=3)
+    walked = interpolation(fed, points=3)
     assert fed.hash() == before and fed.history_ == history and fed.state.round == 2
     next(iter(fed.rounds(1)))
     undisturbed = ran(made(name, attend=3), 3)
@@ -440,7 +442,7 @@ def test_a_walk_by_hand() -> None:
     fed = placed(algorithms.FedAvg(), a=[3.0, 0.0], b=[-3.0, 0.0])
     test = {name: ([[1.0, 0.0]], [1.0], [[1.0, 0.0]], [1.0]) for name in ("a", "b")}
     fed.data = parties.from_arrays(test)
-    walked = walk(fed, points=4)
+    walked = interpolation(fed, points=4)
     np.testing.assert_allclose(walked.scores, [[2.0, 0.5, 0.0, 0.5], [8.0, 4.5, 2.0, 0.5]], atol=1e-5)
     np.testing.assert_allclose(walked.mean, [5.0, 2.5, 1.0, 0.5], atol=1e-5)
     assert walked.mean_previous == 0.5 and not walked.higher_is_better
@@ -448,13 +450,13 @@ def test_a_walk_by_hand() -> None:
 
 def test_a_walk_with_some_and_bad_walks() -> None:
     fed = ran(made("FedAvg"), 1)
-    assert walk(fed, points=2, most=3).names == ("0", "2", "4")
+    assert interpolation(fed, points=2, most=3).names == ("0", "2", "4")
     with pytest.raises(SettingError, match="at least 2 points"):
-        walk(fed, points=1)
+        interpolation(fed, points=1)
     deaf = made("FedAvg", engine=partial(Bytes, fault=lambda report: []))
     deaf_hash = deaf.hash()
     with pytest.raises(DescantError, match="no report was accepted"):
-        walk(deaf)
+        interpolation(deaf)
     assert deaf.hash() == deaf_hash
 
 

@@ -17,21 +17,22 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from descant import Federation, seeds
-from descant.address import address_of
+from descant import Federation
 from descant.config import Recipe, read
-from descant.engines import silos
-from descant.engines.line import Away
-from descant.engines.silos import Lost
-from descant.flat import Net
-from descant.patience import Patience
-from descant.record import read as recorded
-from descant.server import Meeting
-from descant.server.training import Training
-from descant.silo import Desk, SiloFile
-from descant.silo.keeping import Keeping
-from descant.store import disk
-from descant.wire import Letter
+from descant.core.algorithm import seeds
+from descant.core.timeouts import Patience
+from descant.deployment.flower.flower_connection import Away
+from descant.deployment.server import Meeting
+from descant.deployment.server.training_session import Training
+from descant.deployment.silo import Desk, SiloFile
+from descant.deployment.silo.silo_state import Keeping
+from descant.engines import remote
+from descant.engines.remote import Lost
+from descant.models.flat import Net
+from descant.serialization.references import address_of
+from descant.serialization.wire import Letter
+from descant.storage import atomic
+from descant.tracking import read as recorded
 from dying import Death, by_half
 from teams import together
 from test_letters import Killed, Post, desks
@@ -143,9 +144,9 @@ def disturbed(folder: Path, name: str, seed: int) -> Fate:
     """A training in which the same command is given again after each death of the driver."""
     fate = Fate(seed)
     post = Mortal(desks(folder / "silos", NAMES, team=WAYS[name].team), fate)
-    disk.make(folder / "run")
+    atomic.make(folder / "run")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(disk, "_do", fate.write)
+        patched.setattr(atomic, "_do", fate.write)
         while True:
             try:
                 trained(folder / "run", recipe(name), post)
@@ -193,8 +194,8 @@ def same(folder: Path, name: str) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is waited for: a process that is killed, unlike a machine, loses nothing that was written."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(silos, "_SHORTEST", 0.0005)
-    monkeypatch.setattr(silos, "_LONGEST", 0.001)
+    monkeypatch.setattr(remote, "_SHORTEST", 0.0005)
+    monkeypatch.setattr(remote, "_LONGEST", 0.001)
 
 
 @pytest.mark.parametrize("seed", range(64))

@@ -13,16 +13,16 @@ import pytest
 
 from descant import DescantWarning
 from descant.config import read
-from descant.core import Report, Task
-from descant.engines.line import Away, TurnedAway
-from descant.engines.silos import Lost
-from descant.silo import SiloFile
-from descant.silo.checking import checked
-from descant.silo.forgetting import FORGOTTEN, be_forgotten, clear
-from descant.silo.leaving import FORGET
-from descant.store.keys import PrivateKey, fingerprint
-from descant.store.vault import Vault
-from descant.wire import pack, unpack
+from descant.core.messages import Report, Task
+from descant.deployment.flower.flower_connection import Away, TurnedAway
+from descant.deployment.silo import SiloFile
+from descant.deployment.silo.dry_run import checked
+from descant.deployment.silo.forget import FORGOTTEN, be_forgotten, clear
+from descant.deployment.silo.outgoing_fields import FORGET
+from descant.engines.remote import Lost
+from descant.serialization.wire import pack, unpack
+from descant.storage.vault.private_keys import PrivateKey, fingerprint
+from descant.storage.vault.vault_folder import Vault
 from problems import classes
 from teams import LEARNING
 from test_faults import leaving, organised

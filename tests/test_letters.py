@@ -21,41 +21,42 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from descant import DescantWarning, Federation, algorithms, seeds, standing
-from descant.address import address_of
+from descant import DescantWarning, Federation, algorithms
 from descant.algorithms import Timetable
-from descant.checkpoint import models_digest
 from descant.config import Recipe, read
-from descant.core import Report, Task
-from descant.engines.silos import Lost, Silos
+from descant.core.algorithm import seeds
+from descant.core.messages import Report, Task
+from descant.core.metrics import by_chance
+from descant.core.timeouts import Patience
+from descant.coresets import proxy_training
+from descant.deployment.server import Meeting, training_session
+from descant.deployment.server.server_report import write_report
+from descant.deployment.server.training_session import Training, first_rounds, in_words, met_in
+from descant.deployment.server.training_status import outcome
+from descant.deployment.silo import Desk, SiloFile
+from descant.deployment.silo.console_messages import done
+from descant.deployment.silo.handshake_reply import reduced
+from descant.deployment.silo.result_files import Result
+from descant.deployment.silo.silo_evaluation import judged
+from descant.deployment.silo.silo_worker import Worker
+from descant.engines.remote import Lost, Silos
 from descant.errors import PartyError, StateError
-from descant.exchange import tasks_for
-from descant.flat import Net
-from descant.gate import Refusal
-from descant.metrics import by_chance
+from descant.models.flat import Net
 from descant.parties import People, from_arrays
-from descant.parties.elsewhere import elsewhere
 from descant.parties.party import Form
-from descant.patience import Patience
-from descant.piece import Plan
-from descant.privacy import epsilon
-from descant.record import read as recorded
-from descant.server import Meeting
-from descant.server import training as training_of
-from descant.server.outcome import outcome
-from descant.server.report import write_report
-from descant.server.training import Training, first_rounds, in_words, met_in
-from descant.silo import Desk, SiloFile
-from descant.silo.introduction import reduced
-from descant.silo.judging import judged
-from descant.silo.result import Result
-from descant.silo.telling import done
-from descant.silo.worker import Worker
-from descant.store import disk
-from descant.store.keys import PrivateKey
-from descant.store.rows import Expected, Rows
-from descant.store.vault import Vault
-from descant.wire import Letter, pack, unpack
+from descant.parties.remote_parties import elsewhere
+from descant.privacy.gaussian_mechanism import epsilon
+from descant.rounds.checkpoint import models_digest
+from descant.rounds.dispatch import tasks_for
+from descant.rounds.plan import Plan
+from descant.rounds.validation import Refusal
+from descant.serialization.references import address_of
+from descant.serialization.wire import Letter, pack, unpack
+from descant.storage import atomic
+from descant.storage.vault.coreset_rows import Expected, Rows
+from descant.storage.vault.private_keys import PrivateKey
+from descant.storage.vault.vault_folder import Vault
+from descant.tracking import read as recorded
 from dying import Death, faults
 from problems import classes, network
 from teams import LEARNING, TEAM, WORK
@@ -227,7 +228,7 @@ def deaths_in(folder: Path, run: Callable[[Path], None], every: int = 1) -> int:
             return change(*arguments)
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(disk, "_do", dying)
+            patched.setattr(atomic, "_do", dying)
             run(folder / str(died))
         if left[0] >= 0:
             return died
@@ -779,7 +780,7 @@ def test_a_score_that_is_no_number_is_not_counted_and_ends_nothing(tmp_path: Pat
         return pack(replace(report := unpack(answer, Report), metrics={**report.metrics, "own": lie}))
 
     post.spoil = spoil
-    disk.make(tmp_path / "run")
+    atomic.make(tmp_path / "run")
     trained(tmp_path / "run", post, "fedavg", NAMES, lambda text: None, patience=QUORUM[None])
     own = recorded(tmp_path / "run" / "training").numbers.scores["own"][-1]
     assert np.isnan(own).tolist() == [False, True, False, False]
@@ -1073,8 +1074,8 @@ def test_a_server_cannot_have_more_rows_than_the_teams_policy_lets_go(
         seen.update(k for row in rows.x for k in range(len(own)) if torch.equal(own[k], row))
         return packed(rows)
 
-    packed = standing.pack
-    monkeypatch.setattr(standing, "pack", noted)
+    packed = proxy_training.pack
+    monkeypatch.setattr(proxy_training, "pack", noted)
     sealed = 0
     for seed in range(20):
         report = unpack(desk.answer(training(seed=seed, vault=vault, center=center)), Report)
@@ -1105,7 +1106,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sets the day of all parties' clocks."""
 
     def show(day: int, year: int = 2026) -> None:
-        monkeypatch.setattr("descant.silo.keeping.today_in_utc", lambda: date(year, 2, day))
+        monkeypatch.setattr("descant.deployment.silo.silo_state.today_in_utc", lambda: date(year, 2, day))
 
     show(27)
     return show
@@ -1210,7 +1211,7 @@ def test_the_line_of_a_round_says_who_counted_and_what_did_not_count(tmp_path: P
 @pytest.mark.parametrize("method", ["fedavg", "fedgeomed+"])
 def test_a_server_tells_the_hash_that_the_simulation_tells(tmp_path: Path, method: str) -> None:
     """As `descant run` prints it for the same rounds: the memories that a server does not have are no part of it."""
-    disk.make(tmp_path / "run")
+    atomic.make(tmp_path / "run")
     done = trained(tmp_path / "run", Post(desks(tmp_path)), method, NAMES, lambda text: None, patience=QUORUM[None])
     data = {name: (p.x, p.y, p.x[:3], p.y[:3]) for name, p in classes(5).subset(NAMES).items()}
     chosen = recipe(method)
@@ -1228,7 +1229,7 @@ def test_a_training_that_is_resumed_has_begun(tmp_path: Path) -> None:
             post.away = {"1"}
             raise Killed
 
-    disk.make(tmp_path / "run")
+    atomic.make(tmp_path / "run")
     with suppress(Killed):
         trained(tmp_path / "run", post, "fedavg", NAMES, dies, patience=QUORUM[3])
     trained(tmp_path / "run", post, "fedavg", NAMES, listen, patience=QUORUM[3])
@@ -1249,7 +1250,7 @@ def test_who_is_invited_later_counts_while_a_round_cannot_begin(tmp_path: Path) 
         if "Waiting for 2" in text:
             post.away = {"2"}
 
-    disk.make(tmp_path / "run")
+    atomic.make(tmp_path / "run")
     trained(tmp_path / "run", post, "fedgeomed+", NAMES[:3], hears)
     assert "2 of 3 parties are there. Waiting for 2." in said
     assert first_rounds(tmp_path / "run") == {"0": 1, "1": 1, "2": 1, "3": 3}
@@ -1269,7 +1270,7 @@ def test_who_is_invited_while_all_gather_is_part_of_it_from_the_beginning(tmp_pa
             invited.append("3")
             post.away = {"2"}
 
-    disk.make(tmp_path / "run")
+    atomic.make(tmp_path / "run")
     trained(tmp_path / "run", post, "fedavg", invited, hears)
     assert recorded(tmp_path / "run" / "training").numbers.accepted[0].tolist() == [True, True, False, True]
     assert first_rounds(tmp_path / "run") == dict.fromkeys(NAMES, 1)
@@ -1287,7 +1288,7 @@ def test_who_is_away_at_the_end_comes_for_its_models_and_hears_that_it_is_over(t
             post.away -= set(NAMES) if again else {"1"}
 
     patience = replace(QUORUM[3], farewell=0 if again else 20)
-    disk.make(folder)
+    atomic.make(folder)
     trained(folder, post, "fedgeomed+", NAMES, hears, patience=patience)
     if again:
         assert post.away == set(NAMES) and not (tmp_path / "at-1" / "own.safetensors").exists()
@@ -1314,7 +1315,7 @@ def test_a_server_that_is_started_again_waits_only_for_those_who_were_not_told(t
         trained(folder, post, "fedavg", NAMES, hears, patience=patience)
         return [text for text in said if text.startswith("The training is over.")]
 
-    disk.make(folder)
+    atomic.make(folder)
     again(0)
     waits = "The training is over. Waiting 0.5 s for 1 to come for their models."
     assert post.away == set(NAMES) and again(0.5) == [waits]  # though nobody else is there any more
@@ -1348,7 +1349,7 @@ def test_who_goes_while_the_last_models_are_judged_comes_for_them(tmp_path: Path
         return Lost("it has gone")
 
     post, folder = Silent(desks(tmp_path), goes), tmp_path / "run"
-    disk.make(folder)
+    atomic.make(folder)
     comes = lambda text: post.away.discard("1") if text.startswith("The training is over.") else None  # noqa: E731
     with pytest.warns(DescantWarning, match="'1' could not be evaluated"):
         trained(folder, post, "fedgeomed+", NAMES, comes, patience=replace(QUORUM[3], farewell=20))
@@ -1357,7 +1358,7 @@ def test_who_goes_while_the_last_models_are_judged_comes_for_them(tmp_path: Path
 
 def test_who_hangs_at_the_end_keeps_nobody_from_its_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While one is waited for to be shown its models another comes: it is in time."""
-    monkeypatch.setattr(training_of, "_SHOWING", 0.1)
+    monkeypatch.setattr(training_session, "_SHOWING", 0.1)
     over: list[str] = []
 
     def hangs(task: Task) -> Lost | None:
@@ -1374,7 +1375,7 @@ def test_who_hangs_at_the_end_keeps_nobody_from_its_models(tmp_path: Path, monke
             over.append(text)
 
     post, folder = Silent(desks(tmp_path), hangs), tmp_path / "run"
-    disk.make(folder)
+    atomic.make(folder)
     patience = Patience(gather=2, quorum=2, deadline=60, farewell=1)
     with pytest.warns(DescantWarning, match="'0' could not be evaluated"):
         trained(folder, post, "fedgeomed+", NAMES, hears, patience=patience)
@@ -1393,7 +1394,7 @@ def test_who_cannot_be_told_that_it_is_over_is_told_when_it_is_back(tmp_path: Pa
         return true(party, letter, seconds)
 
     post.send = send  # type: ignore[method-assign]
-    disk.make(folder)
+    atomic.make(folder)
     trained(folder, post, "fedavg", NAMES, lambda text: None, patience=replace(QUORUM[None], farewell=20))
     assert post.away == set(NAMES)
 
@@ -1408,7 +1409,7 @@ def test_who_is_revoked_while_all_gather_is_not_waited_for(tmp_path: Path) -> No
         if "Waiting" in text:
             revoked["1"] = "it was revoked"
 
-    disk.make(tmp_path / "run")
+    atomic.make(tmp_path / "run")
     trained(tmp_path / "run", post, "fedavg", NAMES, revoking, "", QUORUM[None], lambda: revoked)
     assert revoked and recorded(tmp_path / "run" / "training").round == 4
 
@@ -1430,7 +1431,7 @@ def test_who_comes_late_counts_as_in_a_simulation_by_timetable(tmp_path: Path, c
     method, more = LATE[case]
     post, folder = Post(desks(tmp_path)), tmp_path / "run"
     post.away = {late}
-    disk.make(folder)
+    atomic.make(folder)
     trained(folder, post, method, NAMES, lambda said: post.away.clear() if said.startswith("Round 2:") else None, more)
     chosen = read(RECIPE.format(method=method) + more)
     settings = {"attend": Timetable.of([{"party": late, "from": 3}]), "solver": chosen.solver(), "seed": 5}
@@ -1461,7 +1462,7 @@ def test_who_is_invited_later_trains_as_one_that_was_invited_first_and_came_late
     for case, invited in {"first": NAMES, "later": NAMES[:3]}.items():
         post, folder = Post(desks(tmp_path / case)), tmp_path / case / "run"
         post.away = {"3"}
-        disk.make(folder)
+        atomic.make(folder)
 
         def comes(said: str, post: Post = post) -> None:
             if said.startswith("Round 2:"):

@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from descant import Algorithm, Federation, Sgd, algorithms, parties, seeds
-from descant.algorithms.matching import Entropy
-from descant.core import Sight, Term
+from descant import Algorithm, Federation, Sgd, algorithms, parties
+from descant.algorithms.representation_matching.matching_wrappers import Entropy
+from descant.core.algorithm import Sight, Term, seeds
+from descant.core.settings import PerParty
 from descant.errors import ModelError, SettingError
-from descant.flat import Net, bind
-from descant.links import Matching, Unpooling
+from descant.models.flat import Net, bind
+from descant.models.matching_layers import Matching, Unpooling
 from descant.parties import People
-from descant.settings import PerParty
-from descant.solvers.descent import Descent
-from descant.solvers.objective import Objective
-from descant.solvers.pools import Switches, larger
-from descant.solvers.stacked import Stack
+from descant.training.kernels.max_pooling import Switches, larger
+from descant.training.kernels.traced_kernel import Stack
+from descant.training.objective import Objective
+from descant.training.stacked_gradient import Descent
 from fakes import Bytes
 from files import write_wave
 from problems import classes, network
@@ -257,7 +257,7 @@ SOLVERS = [Sgd(lr=0.1, epochs=2, batch=4), Sgd(lr=0.01, steps=3, batch=2, optimi
 @pytest.mark.parametrize("solver", SOLVERS, ids=["epochs", "Adam", "at once"])
 @pytest.mark.parametrize("name", ["dense", "convolutions", "strides and groups", "written"])
 def test_all_ways_agree(name: str, solver: Sgd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("descant.solvers.descent.LARGE", 0)
+    monkeypatch.setattr("descant.training.stacked_gradient.LARGE", 0)
     algorithm = algorithms.EntropyRegularization(RM(algorithms.FedAvgPlus(alpha=0.5), reduction="sum", coefficient=0.1))
     agree(made(name), shaped(NETS[name][0]), algorithm, solver)
 

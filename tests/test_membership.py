@@ -13,9 +13,9 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from torch import Tensor, nn
 
 from descant import parties
+from descant.analysis import Roc, membership_inference
+from descant.analysis.membership_inference import BOTH, MODEL
 from descant.errors import PartyError
-from descant.instruments import Roc, membership
-from descant.instruments.membership import BOTH, MODEL
 from descant.parties import Party, Selection
 
 numbers = st.lists(st.integers(-3, 3), min_size=2, max_size=20)
@@ -50,7 +50,7 @@ def guessing(rows: int = 200, tested: int = 200) -> Party:
 def test_a_model_that_never_saw_the_rows_gives_nothing_away_and_the_coreset_gives_itself() -> None:
     party = guessing()
     chosen = Selection(share=0.1).choose(party, seed=0)
-    found = membership(nn.Linear(3, 2), party, chosen.coreset)
+    found = membership_inference(nn.Linear(3, 2), party, chosen.coreset)
     model, both = found.attacks[MODEL], found.attacks[BOTH]
     assert abs(model.auc - 0.5) < 3 * model.error
     assert both.caught(0.0) >= 20 / 200 and both.auc > model.auc
@@ -65,7 +65,7 @@ def test_a_model_that_knows_its_rows_by_heart_gives_all_away() -> None:
         known = (output[:, None] == party.x[None]).all(-1).any(-1)
         return 1.0 - known.double()
 
-    found = membership(nn.Identity(), party, loss=remembered)
+    found = membership_inference(nn.Identity(), party, loss=remembered)
     assert list(found.attacks) == [MODEL]
     roc = found.attacks[MODEL]
     assert (roc.auc, roc.caught(), roc.advantage) == (1.0, 1.0, 1.0)
@@ -75,7 +75,7 @@ def test_a_test_row_that_equals_one_of_the_coreset_is_a_false_alarm() -> None:
     x, y = torch.arange(8.0)[:, None], torch.zeros(8).long()
     party = parties.from_arrays({"a": (x[:4], y[:4], x[3:], y[3:])})["a"]
     everything = Selection(share=1)(party, seed=0)
-    found = membership(nn.Linear(1, 2), party, everything).attacks[BOTH]
+    found = membership_inference(nn.Linear(1, 2), party, everything).attacks[BOTH]
     assert found.true[1] == 1.0 and found.false[1] == pytest.approx(1 / 5)
 
 
@@ -83,7 +83,8 @@ def test_columns_that_did_not_leave_are_not_compared() -> None:
     party, selection = guessing(20, 20), Selection(count=5, drop=(1,))
     coreset = selection(party, seed=0)
     with_drop, without = (
-        membership(nn.Linear(3, 2), party, coreset, drop, loss=zero).attacks[BOTH] for drop in (selection.drop, ())
+        membership_inference(nn.Linear(3, 2), party, coreset, drop, loss=zero).attacks[BOTH]
+        for drop in (selection.drop, ())
     )
     assert with_drop.caught(0.0) == 5 / 20 and without.caught(0.0) == 0
 
@@ -96,25 +97,27 @@ def test_the_module_stays_as_it_was_and_a_loss_that_is_no_number_looks_like_nobo
     party, module = guessing(6, 6), nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5), nn.BatchNorm1d(2))
     module[2].eval()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    membership(module, party)
+    membership_inference(module, party)
     assert module.training and not module[2].training
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
 
     def broken(output: Tensor, target: Tensor) -> Tensor:
         return output.sum() * torch.nan
 
-    assert membership(module, party, loss=broken).attacks[MODEL].auc == 0.5
+    assert membership_inference(module, party, loss=broken).attacks[MODEL].auc == 0.5
 
 
 def test_a_party_without_a_test_set_is_an_error() -> None:
     party = parties.from_arrays({"a": ([[0.0], [1.0]], [0, 1])}, test=0)["a"]
     with pytest.raises(PartyError, match="has no test set"):
-        membership(nn.Linear(1, 2), party)
+        membership_inference(nn.Linear(1, 2), party)
 
 
 def test_the_picture_and_the_table(tmp_path: Path) -> None:
     party = guessing(30, 20)
-    found = membership(nn.Linear(3, 2), party, Selection(share=0.1)(party, seed=0))
+    found = membership_inference(nn.Linear(3, 2), party, Selection(share=0.1)(party, seed=0))
     assert found.plot(tmp_path / "made" / "roc.png").read_bytes()[:4] == b"\x89PNG"
     assert [row["attacker holds"] for row in found.table().rows] == [MODEL, BOTH]
-    assert "only 20 rows" in str(found.table()) and "only" not in str(membership(nn.Linear(3, 2), guessing()).table())
+    assert "only 20 rows" in str(found.table()) and "only" not in str(
+        membership_inference(nn.Linear(3, 2), guessing()).table()
+    )

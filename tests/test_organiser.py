@@ -13,19 +13,19 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from descant.address import address_of
 from descant.cli import app
 from descant.config import read
-from descant.core import Report, Task
-from descant.flat import Net
-from descant.patience import Patience
-from descant.record import read as recorded
-from descant.server import Meeting, attendance
-from descant.server.attendance import Noting
-from descant.server.training import Training
-from descant.store.lock import Lock
-from descant.trust.roster import Roster
-from descant.wire import pack, unpack
+from descant.core.messages import Report, Task
+from descant.core.timeouts import Patience
+from descant.deployment.pki.roster import Roster
+from descant.deployment.server import Meeting, presence
+from descant.deployment.server.presence import Noting
+from descant.deployment.server.training_session import Training
+from descant.models.flat import Net
+from descant.serialization.references import address_of
+from descant.serialization.wire import pack, unpack
+from descant.storage.lock import Lock
+from descant.tracking import read as recorded
 from dying import faults, full
 from problems import network
 from teams import LEARNING
@@ -76,7 +76,7 @@ def test_who_must_go_on_is_told_the_options_that_the_server_had(
 ) -> None:
     """Without them rounds would begin with whoever is first, and it would be another training."""
     lab = made()
-    monkeypatch.setattr("descant.server.serving.Serving._served", lambda *_: {"center": ""})
+    monkeypatch.setattr("descant.deployment.server.serve.Serving._served", lambda *_: {"center": ""})
     options = ["--deadline", "20.5", "--quorum", "2", "--gather", "3"]
     lab.call("server", "start", "lab", *options)
 
@@ -274,7 +274,7 @@ def test_when_a_party_was_last_heard_of_is_noted_while_nothing_else_changes(
     lab = made()
     lab.roster.joined("0", "a machine")
     now = [100.0]
-    monkeypatch.setattr(attendance.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(presence.time, "monotonic", lambda: now[0])
     post, file = Noting(lab.post, lab.roster.run), lab.roster.run / "attendance.json"
     post.here()
     file.write_text("{}")

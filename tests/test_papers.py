@@ -11,7 +11,7 @@ import pytest
 from descant import papers
 from descant.config import read
 from descant.errors import SettingError, StateError
-from descant.papers import expected, shelf
+from descant.papers import expected_results, recipe_index
 from recipes import TINY
 
 ROOT = Path(__file__).parents[1]
@@ -99,7 +99,7 @@ def test_recipes_are_found_in_a_checkout_and_in_an_installed_package(tmp_path, m
     packed = tmp_path / "_papers"
     (packed / "mine").mkdir(parents=True)
     (packed / "mine" / "tiny.toml").write_text(TINY)
-    monkeypatch.setattr(shelf, "PACKED", packed)
+    monkeypatch.setattr(recipe_index, "PACKED", packed)
     assert papers.home() == packed and papers.keys() == ["mine/tiny"]
     with pytest.raises(SettingError, match=r"no experiment 'mine/tinny'. Did you mean 'mine/tiny'"):
         papers.recipe_of("mine/tinny")
@@ -108,7 +108,7 @@ def test_recipes_are_found_in_a_checkout_and_in_an_installed_package(tmp_path, m
 def test_the_wheel_has_the_recipes_where_the_package_looks_for_them():
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     package = ROOT / "src" / "descant"
-    assert shelf.PACKED.relative_to(package.parent).as_posix() == wheel["force-include"]["papers"]
+    assert recipe_index.PACKED.relative_to(package.parent).as_posix() == wheel["force-include"]["papers"]
 
 
 # ── ours beside the paper's ───────────────────────────────────────────────────────────────────────────────────────────
@@ -183,7 +183,7 @@ def test_a_damaged_sweep_is_refused_and_its_page_stays(done, tmp_path, text):
 
 
 def test_a_sweep_through_words_is_drawn_as_cells_with_the_papers_stars(tmp_path, monkeypatch):
-    from descant import pictures
+    from descant.reporting import plots
 
     drawn = {}
 
@@ -191,8 +191,8 @@ def test_a_sweep_through_words_is_drawn_as_cells_with_the_papers_stars(tmp_path,
         drawn.update(lines=lines, cells=cells, printed=printed)
         return draw(file, lines, cells, metric, printed, title)
 
-    draw = pictures.draw_cells
-    monkeypatch.setattr(pictures, "draw_cells", spy)
+    draw = plots.draw_cells
+    monkeypatch.setattr(plots, "draw_cells", spy)
     figure = FIGURES.replace('"FedAvg", "RFA+"', '"FedAvg"').replace('against = ["Local"]\n', "")
     figure = figure.replace('"parties.count" = 3', '"parties.split" = "turns"')
     recipe = read(TINY + figure).set('sweep.parties.split=["iid", "turns"]', "run.rounds=1")
@@ -230,7 +230,7 @@ def test_kept_numbers_come_back_and_agree_with_themselves(done, tmp_path):
 
 
 def test_parties_above_each_of_the_papers_baselines_are_kept_and_shown(done, tmp_path):
-    from descant.address import find
+    from descant.serialization.references import find
 
     recipe = done.recipe.set("sweep={}", "run.rounds=1", "run.seeds=2")
     found = papers.carry_out(recipe, ["fedavg", "fedprox", "rfa", "comed", "fedavg+"], progress=False)
@@ -247,7 +247,7 @@ def test_parties_above_each_of_the_papers_baselines_are_kept_and_shown(done, tmp
 
 
 def test_where_silos_leave_the_course_of_each_is_kept_and_shown(done, tmp_path):
-    from descant.address import find
+    from descant.serialization.references import find
 
     recipe = done.recipe.set("sweep={}", "run.rounds=3", "run.points=3", 'work.drops={"1"=2}')
     found = papers.carry_out(recipe, ["fedavg"], progress=False)
@@ -304,7 +304,7 @@ def test_the_numbers_in_the_repository_are_of_the_recipes_as_they_stand(key, qui
         return
     recipe = papers.recipe_of(key).quick() if quick else papers.recipe_of(key)
     assert before.digest == recipe.digest, f"run again: descant papers run {key} --expect"
-    assert expected.CLOSE < 0.01 and (len(before.seeds) >= 2 or "one seed" in recipe.about)
+    assert expected_results.CLOSE < 0.01 and (len(before.seeds) >= 2 or "one seed" in recipe.about)
     names = {one.name for one in recipe.algorithms()}
     assert [dict(point["at"]) for point in before.points] == [at for at, _ in recipe.sweep()]
     assert all(names <= set(point["own"]) for point in before.points)
@@ -314,7 +314,7 @@ def test_the_numbers_in_the_repository_are_of_the_recipes_as_they_stand(key, qui
 
 
 def test_the_pages_of_results_show_what_is_kept():
-    from descant.address import find
+    from descant.serialization.references import find
 
     block, pages = (find(f"{ROOT / 'docs' / 'results.py'}:{name}") for name in ("block", "pages"))
     assert {"fed-plus.md", "portfolio.md"} <= {page.name for _, page in pages()}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from descant import parties
 from descant.errors import DescantWarning, PartyError, SettingError
-from descant.parties import splits
+from descant.parties import partition
 
 
 def rows(n: int, start: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
@@ -201,7 +201,7 @@ def test_dirichlet_is_a_partition_with_no_party_too_small(
     y: list[int], count: int, alpha: float, least: int, seed: int
 ) -> None:
     def draw() -> list[np.ndarray]:
-        return splits.by_dirichlet(y, count, alpha, np.random.default_rng(seed), least=least)
+        return partition.by_dirichlet(y, count, alpha, np.random.default_rng(seed), least=least)
 
     if len(y) < count * least:
         with pytest.raises(PartyError, match=f"need {count * least} rows. Got {len(y)}. Ask for at most"):
@@ -217,7 +217,7 @@ def test_alpha_says_how_alike_the_parties_are() -> None:
     y = np.repeat(np.arange(5), 400)
 
     def majority(alpha: float) -> float:
-        parts = splits.by_dirichlet(y, 10, alpha, np.random.default_rng(0))
+        parts = partition.by_dirichlet(y, 10, alpha, np.random.default_rng(0))
         return float(np.mean([np.bincount(y[part]).max() / len(part) for part in parts]))
 
     assert majority(1000.0) < 0.25 < 0.6 < majority(0.05)
@@ -231,7 +231,7 @@ def test_by_label_gives_exactly_the_classes_asked_for(
     y = np.repeat(np.arange(available), each)
 
     def draw() -> list[np.ndarray]:
-        return splits.by_label(y, count, classes, np.random.default_rng(seed))
+        return partition.by_label(y, count, classes, np.random.default_rng(seed))
 
     if classes > available or count * classes < available:
         with pytest.raises(PartyError, match=r"at most|cannot hold all"):
@@ -248,9 +248,9 @@ def test_by_label_gives_exactly_the_classes_asked_for(
 def test_evenly_differs_by_one_at_most(n: int, count: int, seed: int) -> None:
     if n < count:
         with pytest.raises(PartyError, match=f"Ask for at most {n} parties"):
-            splits.evenly(n, count, np.random.default_rng(seed))
+            partition.evenly(n, count, np.random.default_rng(seed))
         return
-    parts = splits.evenly(n, count, np.random.default_rng(seed))
+    parts = partition.evenly(n, count, np.random.default_rng(seed))
     assert_partition(parts, n, count)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -258,13 +258,13 @@ def test_evenly_differs_by_one_at_most(n: int, count: int, seed: int) -> None:
 def test_splits_refuse_in_a_sentence() -> None:
     rng = np.random.default_rng(0)
     with pytest.raises(SettingError, match=r"The 'alpha' of by_dirichlet must be > 0\. Got -1.0"):
-        splits.by_dirichlet([0, 1], 2, -1.0, rng)
+        partition.by_dirichlet([0, 1], 2, -1.0, rng)
     with pytest.raises(SettingError, match=r"The 'count' of evenly must be >= 1\. Got 0"):
-        splits.evenly(3, 0, rng)
+        partition.evenly(3, 0, rng)
     with pytest.raises(PartyError, match="Class 1 has 1 rows for the 2 parties"):
-        splits.by_label([0, 0, 0, 1], 2, 2, rng)
+        partition.by_label([0, 0, 0, 1], 2, 2, rng)
     with pytest.raises(PartyError, match="one whole number a row"):
-        splits.by_label([0.5, 1.5], 2, 1, rng)
+        partition.by_label([0.5, 1.5], 2, 1, rng)
 
 
 # -- digits -----------------------------------------------------------------------------------------------------------

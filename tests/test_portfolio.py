@@ -18,7 +18,20 @@ from hypothesis.extra.numpy import arrays
 
 from descant import portfolio
 from descant.errors import PartyError, SettingError
-from descant.portfolio import Market, drift, fees, follow, generated, hold, measures, uniform
+from descant.portfolio import (
+    Market,
+    drift,
+    follow,
+    generated,
+    hold,
+    uniform,
+)
+from descant.portfolio import (
+    performance_measures as measures,
+)
+from descant.portfolio import (
+    transaction_costs as fees,
+)
 from files import write_table
 
 NAN = math.nan

@@ -19,20 +19,27 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from descant import Algorithm, DescantError, Federation, PrivateSgd, algorithms, compare
+from descant.aggregation.penalties import Norm1
 from descant.algorithms import CentralPrivacy, Chance, FedAvg, FedAvgPlus, LocalPrivacy
-from descant.algorithms.private import rate_of
-from descant.core import Report, Task
+from descant.analysis import interpolation
+from descant.core.messages import Report, Task
 from descant.engines import InProcess
 from descant.errors import BudgetError, DescantWarning, ModelError, SettingError
-from descant.instruments import walk
-from descant.parties import digits
-from descant.penalties import Norm1
-from descant.piece import work
-from descant.privacy import Privacy, by_secret, by_seed, by_system, epsilon, new_secret
-from descant.record import Run
-from descant.record import read as recorded
-from descant.settle import released
-from descant.solvers.private_sgd import clipped_sum
+from descant.parties.datasets import digits
+from descant.privacy.dp_wrappers import rate_of
+from descant.privacy.gaussian_mechanism import (
+    Privacy,
+    by_secret,
+    by_seed,
+    by_system,
+    epsilon,
+    new_secret,
+)
+from descant.rounds.aggregate import released
+from descant.rounds.party_side import work
+from descant.tracking import Run
+from descant.tracking import read as recorded
+from descant.training.dp_sgd import clipped_sum
 from fakes import Bytes
 from problems import classes, network
 
@@ -533,7 +540,7 @@ def test_medians_fit_local_privacy_and_a_tuner_sees_nothing_of_parties() -> None
 
 def test_a_walk_would_give_a_round_away() -> None:
     with pytest.raises(DescantError, match="A walk takes a round on trial"):
-        walk(federation(central()).fit(1, progress=False))
+        interpolation(federation(central()).fit(1, progress=False))
 
 
 def test_a_comparison_goes_on_where_a_budget_ends(tmp_path: Path) -> None:

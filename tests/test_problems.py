@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from descant import Federation, algorithms, parties, problems
+from descant import Federation, algorithms, parties
+from descant import models as problems
 from descant.errors import PartyError, SettingError
-from descant.flat import Net
+from descant.models.flat import Net
 from files import write_critics
 
 

@@ -27,22 +27,23 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from descant import DescantError, DescantWarning, Federation, Sgd, algorithms, compare, parties
-from descant.address import address_of, find, read, spell
-from descant.core import Engine, Task
+from descant.core.interfaces import Engine
+from descant.core.messages import Task
 from descant.engines import InProcess, Processes, Ray
-from descant.engines.hand import packed, unpacked
-from descant.engines.loads import Load
-from descant.engines.owed import Owed
-from descant.engines.pool import Member
-from descant.engines.processes import ProcessEngine, cores
-from descant.engines.shelf import Shelf
-from descant.engines.worker import INSIDE, SLOTS
+from descant.engines.processes.engine_worker import INSIDE, SLOTS
+from descant.engines.processes.process_engine import ProcessEngine, cores
+from descant.engines.processes.shared_memory import Shelf
+from descant.engines.processes.worker_pool import Member
+from descant.engines.ray.ray_worker import packed, unpacked
+from descant.engines.ray.task_payloads import Load
+from descant.engines.work_queue import Owed
 from descant.errors import EngineError, SettingError
-from descant.exchange import gather, tasks_for
-from descant.flat import bind
+from descant.models.flat import bind
 from descant.parties import People
-from descant.piece import Plan
-from descant.wire import parcel_of
+from descant.rounds.dispatch import gather, tasks_for
+from descant.rounds.plan import Plan
+from descant.serialization.references import address_of, find, read, spell
+from descant.serialization.wire import parcel_of
 from failing import deadly, fragile, looped, mostly_fine, nowhere, otherwise, slow
 from problems import EVERY, classes, network
 
@@ -97,7 +98,7 @@ def test_work_begins_here_and_workers_start_only_when_it_takes_long(monkeypatch:
     pool = Processes(workers=2, threads=1)
     fed = made("FedAvgPlus", pool).fit(2, progress=False)
     assert pool._pool is not None and not pool._pool.members
-    monkeypatch.setattr("descant.engines.pool._PATIENCE", 0.0)
+    monkeypatch.setattr("descant.engines.processes.worker_pool._PATIENCE", 0.0)
     fed.fit(1, progress=False)  # begun here, while they start
     assert len(pool._pool.members) == 2
     fed.engine_.wait()  # type: ignore[attr-defined]
@@ -553,7 +554,7 @@ def test_a_worker_starts_no_cluster_of_its_own(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_token_that_was_made_here_opens_no_other_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr("descant.engines.joining._OWN", ["1" * 64])
+    monkeypatch.setattr("descant.engines.ray.ray_cluster._OWN", ["1" * 64])
     monkeypatch.setenv("RAY_AUTH_TOKEN", "1" * 64)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "none"))
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.5:6379")

@@ -20,12 +20,12 @@ from pathlib import Path
 
 import pytest
 
+from descant.deployment.child_process import Child
+from descant.deployment.nginx_proxy import Proxy, check_free, find_nginx
+from descant.deployment.pki.certificates import Authority, Pair
+from descant.deployment.pki.invite import Unpacked
+from descant.deployment.pki.roster import Roster
 from descant.errors import EngineError, SettingError
-from descant.trust.child import Child
-from descant.trust.invite import Unpacked
-from descant.trust.keys import Authority, Pair
-from descant.trust.proxy import Proxy, check_free, find_nginx
-from descant.trust.roster import Roster
 
 try:
     find_nginx()
@@ -442,7 +442,7 @@ def test_a_worker_whose_master_was_killed_is_ended_too(scene: Scene) -> None:
 
 STARTED = """
 import sys, time
-from descant.trust.proxy import Proxy
+from descant.deployment.nginx_proxy import Proxy
 running = Proxy(int(sys.argv[1]), "127.0.0.1", int(sys.argv[2])).start(sys.argv[3])
 print("started", flush=True)
 time.sleep(60)
@@ -482,7 +482,7 @@ def test_what_nginx_does_not_take_is_told(scene: Scene) -> None:
 @needs_nginx
 def test_one_who_answers_in_its_place_is_not_taken_for_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look at the port and nginx's own, somebody else may have taken it."""
-    monkeypatch.setattr("descant.trust.proxy.check_free", lambda host, port: None)
+    monkeypatch.setattr("descant.deployment.nginx_proxy.check_free", lambda host, port: None)
     with socket.socket() as other:
         other.bind(("127.0.0.1", scene.proxy.port))
         other.listen()

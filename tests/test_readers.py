@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from descant import parties
 from descant.errors import PartyError, SettingError
-from descant.parties import folder, images, readers, text
+from descant.parties import catalog, images, readers, text
 from files import digits_like, packed, write_idx, write_letters, write_mnist, write_sheet, write_table, write_vectors
 
 TABLE = [("account", "label", "text"), ("ann", 1, "good,\nvery"), ("bob", 0, "ä")]
@@ -30,9 +30,9 @@ def test_the_folder_is_given_or_in_the_environment(tmp_path: Path, monkeypatch: 
     assert parties.data_folder(tmp_path) == parties.data_folder(str(tmp_path)) == tmp_path
     with pytest.raises(PartyError, match="No data folder is given") as none:
         parties.data_folder()
-    for name in folder.DATA_SETS:
+    for name in catalog.DATA_SETS:
         assert f"  {name}: " in str(none.value), "every data set says what it is"
-        assert folder.DATA_SETS[name].home in str(none.value), "and where to get it"
+        assert catalog.DATA_SETS[name].home in str(none.value), "and where to get it"
     assert "digits, synthetic and shared run without" in str(none.value)
     monkeypatch.setenv("DESCANT_DATA", str(tmp_path))
     assert parties.data_folder() == tmp_path
@@ -40,13 +40,13 @@ def test_the_folder_is_given_or_in_the_environment(tmp_path: Path, monkeypatch: 
         parties.data_folder(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("name", list(folder.DATA_SETS))
+@pytest.mark.parametrize("name", list(catalog.DATA_SETS))
 def test_a_missing_data_set_says_what_it_is_and_where_to_get_it(name: str, tmp_path: Path) -> None:
     with pytest.raises(PartyError, match=f"does not hold {name}") as error:
-        folder.locate(name, tmp_path)
-    assert folder.DATA_SETS[name].home in str(error.value) and "run without any file" in str(error.value)
+        catalog.locate(name, tmp_path)
+    assert catalog.DATA_SETS[name].home in str(error.value) and "run without any file" in str(error.value)
     with pytest.raises(SettingError, match="Did you mean 'mnist'"):
-        folder.locate("minst", tmp_path)
+        catalog.locate("minst", tmp_path)
 
 
 # -- what is written is read ------------------------------------------------------------------------------------------
@@ -155,25 +155,28 @@ def test_word_vectors_are_read_once_and_agree(tmp_path: Path) -> None:
 # -- damage -----------------------------------------------------------------------------------------------------------
 
 
-def npz_file(folder: Path) -> Path:
-    np.savez_compressed(folder / "a.npz", x=np.arange(60.0).reshape(20, 3), y=np.arange(20))
-    return folder / "a.npz"
+def npz_file(catalog: Path) -> Path:
+    np.savez_compressed(catalog / "a.npz", x=np.arange(60.0).reshape(20, 3), y=np.arange(20))
+    return catalog / "a.npz"
 
 
-def sheet_file(folder: Path) -> Path:
-    return write_sheet(folder / "train_00.webp", np.random.default_rng(0).integers(0, 255, (50, 32, 32, 3), np.uint8))
+def sheet_file(catalog: Path) -> Path:
+    return write_sheet(catalog / "train_00.webp", np.random.default_rng(0).integers(0, 255, (50, 32, 32, 3), np.uint8))
 
 
 FORMS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
     "npz": (npz_file, lambda file: readers.read_npz(file, ("x", "y"))),
-    "idx": (lambda folder: write_idx(folder / "a", np.arange(60, dtype="u1").reshape(20, 3)), readers.read_idx),
-    "idx.gz": (lambda folder: write_idx(folder / "a.gz", np.arange(60, dtype="u1").reshape(20, 3)), readers.read_idx),
-    "cifar": (lambda folder: packed(cifar_bytes(2), folder / "a.bin"), readers.read_cifar),
+    "idx": (lambda catalog: write_idx(catalog / "a", np.arange(60, dtype="u1").reshape(20, 3)), readers.read_idx),
+    "idx.gz": (lambda catalog: write_idx(catalog / "a.gz", np.arange(60, dtype="u1").reshape(20, 3)), readers.read_idx),
+    "cifar": (lambda catalog: packed(cifar_bytes(2), catalog / "a.bin"), readers.read_cifar),
     "csv": (
-        lambda folder: write_table(folder / "a.csv", TABLE * 9),
+        lambda catalog: write_table(catalog / "a.csv", TABLE * 9),
         lambda f: readers.read_table(f, ("label", "text")),
     ),
-    "csv.xz": (lambda folder: write_table(folder / "a.csv.xz", TABLE * 9), lambda f: readers.read_table(f, ("text",))),
+    "csv.xz": (
+        lambda catalog: write_table(catalog / "a.csv.xz", TABLE * 9),
+        lambda f: readers.read_table(f, ("text",)),
+    ),
     "webp": (sheet_file, lambda file: images.read_sheets(file.parent, "train", 50)),
 }
 

@@ -29,20 +29,22 @@ from torch import nn
 
 from descant import DescantWarning, Federation, algorithms, parties
 from descant.algorithms import Timetable
-from descant.checkpoint import models_digest
-from descant.core import Hyper, Job, Loss, Report, Task, Term, Trained
+from descant.core.algorithm import Hyper, Loss, Term
+from descant.core.interfaces import Job, Trained
+from descant.core.messages import Report, Task
+from descant.core.metrics import Metric
+from descant.core.seeds import stream
 from descant.engines import InProcess
 from descant.errors import EngineError, SettingError, StateError
 from descant.federation import MakeEngine
-from descant.flat import Net
-from descant.metrics import Metric
-from descant.parties.fingerprint import fingerprints
-from descant.record import Recorded, Run, is_run, read, runs
-from descant.record.writer import Sync
-from descant.seeds import stream
-from descant.solvers.exam import on_test_sets
-from descant.store import check_replaceable, tables
-from descant.table import Table
+from descant.models.flat import Net
+from descant.parties.fingerprints import fingerprints
+from descant.reporting.table import Table
+from descant.rounds.checkpoint import models_digest
+from descant.storage import check_replaceable
+from descant.tracking import Recorded, Run, is_run, metrics_db, read, runs
+from descant.tracking.run_writer import Sync
+from descant.training.evaluation import on_test_sets
 from dying import Death, faults, full, interrupt
 from fakes import Bytes
 from problems import classes, network
@@ -133,14 +135,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Recorded]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Writes that are not waited for: a process that is killed, unlike a machine, loses nothing that was written."""
-    connect = tables._connect
+    connect = metrics_db._connect
 
     def unsynced(*arguments: Any) -> sqlite3.Connection:
         connection = connect(*arguments)
         connection.execute("PRAGMA synchronous = OFF")
         return connection
 
-    monkeypatch.setattr(tables, "_connect", unsynced)
+    monkeypatch.setattr(metrics_db, "_connect", unsynced)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
@@ -242,7 +244,7 @@ def test_a_process_that_is_killed_lets_go_of_its_folder_and_another_goes_on(tmp_
 
 def test_a_child_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path) -> None:
     code = (
-        "import os, sys, time; from pathlib import Path; from descant.store.lock import Lock\n"
+        "import os, sys, time; from pathlib import Path; from descant.storage.lock import Lock\n"
         "lock = Lock(Path(sys.argv[1])); child = os.fork()\n"
         "if child == 0: os.close(1); time.sleep(20); os._exit(0)\n"
         "print(child, flush=True); os._exit(0)"
@@ -252,7 +254,7 @@ def test_a_child_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path)
         [sys.executable, "-c", code, str(tmp_path / ".lock")], env=environment, stdout=subprocess.PIPE, check=True
     )
     try:
-        from descant.store.lock import Lock, holder
+        from descant.storage.lock import Lock, holder
 
         Lock(tmp_path / ".lock").release()
         assert holder(tmp_path / ".lock") == ""
@@ -573,7 +575,7 @@ def test_a_run_goes_on_with_a_party_that_came_behind_a_round_as_if_it_had_been_l
 
 
 def test_the_cost_of_a_snapshot_is_without_the_fingerprints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from descant.parties import fingerprint
+    from descant.parties import fingerprints as fingerprint
 
     clock = [0.0]
     reckon = fingerprint._fingerprint
@@ -589,7 +591,7 @@ def test_the_cost_of_a_snapshot_is_without_the_fingerprints(tmp_path: Path, monk
 
 
 def test_fingerprints_read_a_share_of_large_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    from descant.parties import fingerprint
+    from descant.parties import fingerprints as fingerprint
 
     def made(changed: int) -> dict[str, str]:
         x = np.zeros((100, 4), dtype=np.float32)
@@ -741,13 +743,13 @@ def test_export(whole: tuple[str, Recorded], tmp_path: Path) -> None:
 
 def test_a_score_that_is_new_becomes_a_column(whole: tuple[str, Recorded], tmp_path: Path) -> None:
     file = tmp_path / "metrics.db"
-    made = tables.Tables.create(file, {"a": 1, "b": 2})
+    made = metrics_db.Tables.create(file, {"a": 1, "b": 2})
     for round in (1, 2):
         made.add_round(round, {"loss": float("nan")}, {"b": True})
         made.add_scores(round, ["b"], {"own": np.array([0.5]), "before": np.array([np.inf])})
     made.commit()
     made.close()
-    held = tables.read(file)
+    held = metrics_db.read(file)
     assert np.isnan(held.metrics["loss"]).all() and held.present.tolist() == [[False, True]] * 2
     np.testing.assert_array_equal(held.scores["before"], [[np.nan, np.inf]] * 2)
     assert np.isnan(held.scores["center"]).all()
@@ -765,7 +767,7 @@ def test_a_sync_that_does_not_exist_is_refused(sync: Any, tmp_path: Path) -> Non
 
 
 def test_reading_does_not_import_torch(whole: tuple[str, Recorded]) -> None:
-    reading = f"import sys; from descant.record import read; read({str(whole[1].folder)!r}).numbers"
+    reading = f"import sys; from descant.tracking import read; read({str(whole[1].folder)!r}).numbers"
     code = f"{reading}; assert 'torch' not in sys.modules"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)

@@ -10,12 +10,12 @@ import pytest
 from torch import nn
 
 from descant import DescantError, Federation, Study, algorithms, compare, parties
-from descant.evaluate import Column, Scores
-from descant.instruments import Finding, Walk
-from descant.report import FILES, available, draw, page, write
-from descant.settings import describe
-from descant.store import check_replaceable
-from descant.study import Result
+from descant.analysis import Finding, Walk
+from descant.analysis.scores import Column, Scores
+from descant.core.settings import describe
+from descant.storage import check_replaceable
+from descant.studies.study import Result
+from descant.studies.study_report import FILES, available, draw, page, write
 
 NASTY = "<script>alert('x')</script> & \"$x^$\""
 
@@ -224,7 +224,9 @@ def test_who_did_not_train_is_not_in_the_picture_of_gains(monkeypatch, tmp_path)
     for result in study.results:
         result.attended[0] = 0
     study.of("FedAvg")[0].attended[1] = 0
-    monkeypatch.setattr("descant.report.draw_parties", lambda file, names, scores, *rest: drawn.append(scores) or file)
+    monkeypatch.setattr(
+        "descant.studies.study_report.draw_parties", lambda file, names, scores, *rest: drawn.append(scores) or file
+    )
     study.plot("parties", tmp_path / "it.png")
     own = study.of("FedAvg")[1].scores.own.values
     assert np.isnan(drawn[0]["FedAvg"][0]) and np.isnan(drawn[0]["Local"][0])
@@ -357,7 +359,9 @@ def test_what_is_not_a_study_is_never_touched(tmp_path, occupy):
 def test_a_failure_while_writing_leaves_the_older_study_whole(tmp_path, monkeypatch):
     folder = write(study_of(), tmp_path / "s")
     before = (folder / "report.html").read_bytes()
-    monkeypatch.setattr("descant.report.page", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        "descant.studies.study_report.page", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
     with pytest.raises(DescantError, match="No space left on device"):
         write(study_of(gain=0.2), folder)
     assert (folder / "report.html").read_bytes() == before

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from descant import Algorithm, DescantWarning, Federation, algorithms
-from descant.core import Memory, Task, Tuned, Tuning
+from descant.core.algorithm import Memory, Tuned, Tuning
+from descant.core.messages import Task
 from descant.engines import Clocked
-from descant.exchange import tasks_for
-from descant.piece import Plan, work
+from descant.rounds.dispatch import tasks_for
+from descant.rounds.party_side import work
+from descant.rounds.plan import Plan
 from fakes import Bytes
 from problems import classes, network
 from test_adaptive import served

@@ -18,12 +18,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from descant import DescantWarning, Dqn, Federation, Metric, PolicyGradient, algorithms, compare, parties, problems, rl
-from descant.core import LOG
+from descant import (
+    DescantWarning,
+    Dqn,
+    Federation,
+    Metric,
+    PolicyGradient,
+    algorithms,
+    compare,
+    parties,
+    rl,
+)
+from descant import (
+    models as problems,
+)
+from descant.core.algorithm import LOG
 from descant.errors import ModelError, PartyError, SettingError
-from descant.solvers.policy_gradient import told_of
-from descant.solvers.replay import Replay
-from descant.solvers.sloped import Clipped, TemporalDifference
+from descant.training.policy_gradient import told_of
+from descant.training.replay_buffer import Replay
+from descant.training.rl_losses import Clipped, TemporalDifference
 
 DQN = Dqn(steps=40, begin=20, batch=8, explore_steps=60)
 PG = PolicyGradient(iterations=2, episodes=3, updates=3, batch=16)

@@ -12,11 +12,12 @@ import torch
 from PIL import Image
 from torch import nn
 
-from descant import Dqn, Federation, algorithms, parties, pictures, problems, rl
+from descant import Dqn, Federation, algorithms, models, parties, rl
 from descant.config import read
 from descant.errors import SettingError
-from descant.judged import judge, study_of, write_page
-from descant.record import Run
+from descant.reporting import plots
+from descant.studies.recorded_run import judge, study_of, write_page
+from descant.tracking import Run
 
 
 class Right(nn.Module):
@@ -38,7 +39,7 @@ def learned(count: int = 3, algorithm: Any = None, rounds: int = 2) -> Federatio
     people = parties.agents("CartPole-v1", count=count, test=1)
     method = algorithms.FedRL() if algorithm is None else algorithm
     solver = Dqn(steps=120, begin=10)
-    net = partial(problems.mlp, 4, 2, (8,))
+    net = partial(models.mlp, 4, 2, (8,))
     return Federation(net, people, method, solver=solver).fit(rounds, progress=False)
 
 
@@ -46,13 +47,13 @@ def test_what_each_agent_earned_is_in_the_history_and_drawn_with_the_merges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: dict[str, Any] = {}
-    real = pictures.draw_rewards
+    real = plots.draw_rewards
 
     def spy(file: Path, rewards: Any, steps: Any, method: str, merged: bool, who: Any) -> Path:
         drawn.update(rewards=rewards, steps=steps, merged=merged)
         return real(file, rewards, steps, method, merged, who)
 
-    monkeypatch.setattr("descant.instruments.pictures.draw_rewards", spy)
+    monkeypatch.setattr("descant.analysis.federation_plots.draw_rewards", spy)
     fed = learned()
     assert [set(entry["rewards"]) for entry in fed.history_] == [{"0", "1", "2"}] * 2
     mean = np.mean(list(fed.history_[0]["rewards"].values()))
@@ -98,13 +99,13 @@ def test_the_reports_of_runs_and_of_comparisons_show_what_the_agents_earned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: dict[str, Any] = {}
-    real = pictures.draw_earned
+    real = plots.draw_earned
 
     def spy(file: Path, lines: Any, merges: Any, who: Any) -> Path:
         drawn.update(lines=lines, merges=merges.tolist())
         return real(file, lines, merges, who)
 
-    monkeypatch.setattr("descant.report.draw_earned", spy)
+    monkeypatch.setattr("descant.studies.study_report.draw_earned", spy)
     recipe = read(RECIPE)
     with Run.start(tmp_path / "run", recipe.federation(), recipe=recipe.text) as run:
         list(run.rounds(3, score_every=1))

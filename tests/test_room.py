@@ -16,12 +16,11 @@ import pytest
 import torch
 
 from descant import Federation, Sgd, algorithms
-from descant.core import Report
+from descant.core.messages import Report
 from descant.errors import EngineError, StateError
-from descant.store import PartyStore
-from descant.store import room as rooms
-from descant.store.room import Filed, room
-from descant.wire import pack, pack_beyond, unpack
+from descant.serialization.wire import pack, pack_beyond, unpack
+from descant.storage import PartyStore, spill
+from descant.storage.spill import Filed, room
 from problems import METHODS, classes, network
 from test_letters import NAMES, Post, desks, in_file, met, recipe, same, simulated
 
@@ -37,9 +36,9 @@ def mapped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
         sizes.append(size)
         reserve(descriptor, size)
 
-    reserve = rooms.reserve
+    reserve = spill.reserve
     (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(rooms, "reserve", counting)
+    monkeypatch.setattr(spill, "reserve", counting)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     return sizes
 
@@ -72,7 +71,7 @@ def test_no_method_sees_where_its_stack_lies(mapped: list[int], name: str) -> No
 
 
 def test_a_kill_leaves_nothing(tmp_path: Path) -> None:
-    code = "import os, torch; from descant.store.room import room; room((2**20,), torch.float32, 0).fill_(1)"
+    code = "import os, torch; from descant.storage.spill import room; room((2**20,), torch.float32, 0).fill_(1)"
     command, where = [sys.executable, "-c", f"{code}; os.kill(os.getpid(), 9)"], {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, env=where, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -154,13 +153,13 @@ def test_a_letter_that_is_made_in_a_file_is_the_same_letter() -> None:
 DRIVER = """
 import sys, torch
 from descant import Federation, Sgd, algorithms, problems
-from descant.core import Report, Task
-from descant.engines.silos import Silos
-from descant.parties.elsewhere import elsewhere
-from descant.record import Run
-from descant.server.training import BUDGET
-from descant.store.party_state import give_back_at_once
-from descant.wire import pack_beyond, unpack
+from descant.core.algorithm import Report, Task
+from descant.engines.remote import Silos
+from descant.parties.remote_parties import elsewhere
+from descant.tracking import Run
+from descant.deployment.server.training_session import BUDGET
+from descant.storage.party_state import give_back_at_once
+from descant.serialization.wire import pack_beyond, unpack
 
 class Echo:  # a post whose parties have learned nothing; no letter and no answer is in memory
     def __init__(self):

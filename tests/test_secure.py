@@ -19,19 +19,28 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from descant import Algorithm, DescantError, DescantWarning, Federation, PrivateSgd, algorithms, parties
-from descant.adding import gathered
 from descant.algorithms import FedAvg, LocalPrivacy, SecureAggregation
+from descant.analysis import interpolation
 from descant.config import Recipe
-from descant.core import Report, Secure, Task
+from descant.core.algorithm import Secure
+from descant.core.messages import Report, Task
 from descant.engines import Clocked
-from descant.engines.silos import Lost, Patience
+from descant.engines.remote import Lost, Patience
 from descant.errors import EngineError, PartyError, SettingError
-from descant.instruments import walk
-from descant.masks import REACH, STEPS, Cohort, fixed, key_of, masked, summed
-from descant.piece import work
-from descant.run import run
-from descant.solvers import Dqn
-from descant.wire import pack, unpack
+from descant.privacy.secure_aggregation.pairwise_masks import (
+    REACH,
+    STEPS,
+    Cohort,
+    fixed,
+    key_of,
+    masked,
+    summed,
+)
+from descant.privacy.secure_aggregation.secure_sum import gathered
+from descant.rounds.loop import run
+from descant.rounds.party_side import work
+from descant.serialization.wire import pack, unpack
+from descant.training import Dqn
 from fakes import Bytes
 from problems import classes, network
 from test_letters import NAMES, Post, deaths, desks, met, recipe, same, simulated
@@ -184,7 +193,7 @@ def test_the_driver_gets_whole_numbers_and_knows_no_model() -> None:
     assert {*trained[0].metrics} == {"loss", "samples"}  # which are told
     assert math.isnan(fed.history_[-1]["jump"])
     with pytest.raises(DescantError, match="nobody sees single models"):
-        walk(fed)
+        interpolation(fed)
 
 
 def test_whoever_waits_for_the_clock_adds_up_the_same() -> None:

@@ -20,21 +20,21 @@ from typer.testing import CliRunner
 
 from descant.cli import app
 from descant.config import Recipe, read
-from descant.engines.line import Away
+from descant.core.timeouts import Patience
+from descant.deployment.flower.flower_connection import Away
+from descant.deployment.nginx_proxy import Proxy, find_nginx
+from descant.deployment.pki.federation_setup import Terms
+from descant.deployment.pki.roster import Roster
+from descant.deployment.server import serve as serving
+from descant.deployment.server.serve import Door, Serving
+from descant.deployment.silo.handshake_reply import reduced
 from descant.errors import DescantError, EngineError, SettingError, StateError, VaultError
-from descant.patience import Patience
-from descant.privacy import epsilon
-from descant.server import serving
-from descant.server.serving import Door, Serving
-from descant.silo.introduction import reduced
-from descant.store import disk
-from descant.store.keys import PrivateKey
-from descant.store.log import Log
-from descant.store.vault import Vault
-from descant.store.vault_at import VaultAt
-from descant.trust.founding import Terms
-from descant.trust.proxy import Proxy, find_nginx
-from descant.trust.roster import Roster
+from descant.privacy.gaussian_mechanism import epsilon
+from descant.storage import atomic
+from descant.storage.event_log import Log
+from descant.storage.vault.private_keys import PrivateKey
+from descant.storage.vault.vault_folder import Vault
+from descant.storage.vault.vault_location import VaultAt
 from ways import EVERY_WAY
 
 RECIPE = """
@@ -327,7 +327,7 @@ def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence
 
     def serve(lives: Sequence[bool]) -> dict[str, object]:
         left, place = iter(lives), federation(tmp_path).run / "training"
-        disk.make(place)
+        atomic.make(place)
         log = Log(place / "events.jsonl")
 
         def drive(*given: Any) -> dict[str, object]:

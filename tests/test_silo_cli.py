@@ -17,9 +17,9 @@ import pytest
 from typer.testing import CliRunner
 
 from descant.cli import app
-from descant.silo.telling import Absence
-from descant.store.lock import Lock
-from descant.trust import invite
+from descant.deployment.pki import invite
+from descant.deployment.silo.console_messages import Absence
+from descant.storage.lock import Lock
 
 RECIPE = """
 [run]
@@ -167,9 +167,11 @@ def test_a_team_that_ends_in_order_is_told_what_is_next(
             return how
         raise how
 
-    monkeypatch.setattr("descant.silo.join.take_part", ends)
-    monkeypatch.setattr("descant.engines.spoke.Spoke.of", lambda keys: SimpleNamespace(close=lambda: None))
-    monkeypatch.setattr("descant.silo.worker.Worker.check", lambda worker: None)
+    monkeypatch.setattr("descant.deployment.silo.join.take_part", ends)
+    monkeypatch.setattr(
+        "descant.deployment.flower.silo_transport.Spoke.of", lambda keys: SimpleNamespace(close=lambda: None)
+    )
+    monkeypatch.setattr("descant.deployment.silo.silo_worker.Worker.check", lambda worker: None)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     call("server", "init", "lab", "recipe.toml", "--port", "9")
     call("server", "invite", "lab", "north")
@@ -181,7 +183,7 @@ def test_a_server_that_is_interrupted_says_how_to_go_on(here: Path, monkeypatch:
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("descant.server.serving.Serving.until_done", interrupted)
+    monkeypatch.setattr("descant.deployment.server.serve.Serving.until_done", interrupted)
     call("server", "init", "lab", "recipe.toml")
     assert "The same command goes on." in call("server", "start", "lab", code=130)
 

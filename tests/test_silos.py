@@ -9,9 +9,10 @@ import pytest
 import torch
 from scipy.io import savemat
 
-from descant import parties, problems
+from descant import models, parties
 from descant.errors import PartyError, SettingError
-from descant.parties import images, readers, silos
+from descant.parties import images, readers
+from descant.parties.datasets import async_silos_paper
 from files import digits_like, write_mnist, write_table
 
 
@@ -49,7 +50,7 @@ def test_both_silos_have_grey_pictures_and_their_own_test_sets(tmp_path: Path) -
     small = images.image_sets("mnist", tmp_path)
     x, x_test = (part.astype(np.float64) for part in (small[0], small[2]))
     assert np.allclose(people["mnist"].x_test.numpy(), (x_test - x.mean()) / x.std(), atol=1e-4), "by training pixels"
-    grey = silos.grey(colour[:40].transpose(0, 3, 1, 2)).astype(np.float64)
+    grey = async_silos_paper.grey(colour[:40].transpose(0, 3, 1, 2)).astype(np.float64)
     assert np.allclose(people["svhn"].x.numpy(), (grey - grey.mean()) / grey.std(), atol=1e-4)
 
 
@@ -57,11 +58,11 @@ def test_grey_weighs_colours_and_keeps_what_is_flat() -> None:
     x = np.zeros((1500, 3, 32, 32), dtype=np.uint8)
     x[:, 0], x[:, 1], x[:, 2] = 200, 100, 50
     x[1200:, :, :16] = 0  # the upper half is black
-    grey = silos.grey(x)
+    grey = async_silos_paper.grey(x)
     level = round(0.299 * 200 + 0.587 * 100 + 0.114 * 50)
     assert grey.shape == (1500, 1, 28, 28) and grey.dtype == np.uint8 and (grey[:1200] == level).all()
     assert not grey[1200:, :, :13].any() and (grey[1200:, :, 15:] == level).all()
-    assert silos.grey(x[:0]).shape == (0, 1, 28, 28)
+    assert async_silos_paper.grey(x[:0]).shape == (0, 1, 28, 28)
 
 
 def test_fewer_rows_are_drawn_by_the_seed(tmp_path: Path) -> None:
@@ -76,12 +77,12 @@ def test_fewer_rows_are_drawn_by_the_seed(tmp_path: Path) -> None:
 
 
 def test_the_paper_s_networks_are_there() -> None:
-    net = problems.cnn(channels=[32, 32], dense=256)
+    net = models.cnn(channels=[32, 32], dense=256)
     shapes = [tuple(p.shape) for p in net.parameters() if p.dim() > 1]
     assert shapes == [(32, 1, 5, 5), (32, 32, 5, 5), (256, 1568), (10, 256)]
     assert net(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
-    assert sum(p.numel() for p in problems.mlp(hidden=[200]).parameters()) == 159_010
-    assert sum(p.numel() for p in problems.mlp(5000, 20, [1500]).parameters()) == 7_531_520
+    assert sum(p.numel() for p in models.mlp(hidden=[200]).parameters()) == 159_010
+    assert sum(p.numel() for p in models.mlp(5000, 20, [1500]).parameters()) == 7_531_520
 
 
 def test_files_of_matlab_that_are_damaged_are_named(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from descant import Algorithm, Federation, Sgd, algorithms, parties, seeds
-from descant.core import Sight, Term
+from descant import Algorithm, Federation, Sgd, algorithms, parties
+from descant.core.algorithm import Sight, Term, seeds
 from descant.engines.in_process import InProcess
 from descant.errors import ModelError, SettingError
 from descant.parties import People
-from descant.solvers import descent, slope
-from descant.solvers.batches import draw
+from descant.training import gradient_descent, stacked_gradient
+from descant.training.batches import draw
 from problems import classes, network
 
 
@@ -169,7 +169,7 @@ def test_the_way_is_a_function_of_the_model() -> None:
     assert way(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))) == "vectorised"
     assert way(Recurrent()) == "looped"
     assert way(nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Linear(8, 3))) == "looped"
-    wide = slope.CACHE // 4 // 6
+    wide = gradient_descent.CACHE // 4 // 6
     large = nn.Sequential(nn.Linear(6, wide), nn.Linear(wide, 3))
     assert way(large) == "stacked"
     assert way(large, algorithm=algorithms.FedProx()) == "stacked"  # terms step at once, too
@@ -271,7 +271,7 @@ def test_stacks_that_step_at_once_give_what_the_module_gives(
     name: str, method: str, solver: Sgd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As large models do: equal ones together, of unlike lengths apart, and not at all if a part must stand still."""
-    monkeypatch.setattr(descent, "LARGE", 0)
+    monkeypatch.setattr(stacked_gradient, "LARGE", 0)
     torch.manual_seed(0)
     shape, make = LAYERS[name]
     algorithm = {

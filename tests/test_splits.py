@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from descant.errors import PartyError, SettingError
-from descant.parties import images, splits
+from descant.parties import images, partition
 
 seeds = st.integers(0, 2**32)
 
@@ -28,9 +28,9 @@ def assert_no_row_twice(parts: list[np.ndarray], n: int) -> None:
 def test_by_size_gives_each_party_its_size(n: int, sizes: list[int], seed: int) -> None:
     if sum(sizes) > n:
         with pytest.raises(PartyError, match=f"need {sum(sizes)} rows. Got {n}"):
-            splits.by_size(n, sizes, rng(seed))
+            partition.by_size(n, sizes, rng(seed))
         return
-    parts = splits.by_size(n, sizes, rng(seed))
+    parts = partition.by_size(n, sizes, rng(seed))
     assert [len(part) for part in parts] == sizes
     assert_no_row_twice(parts, n)
 
@@ -41,9 +41,9 @@ def test_by_account_keeps_whole_accounts(accounts: list[str], least: int) -> Non
     kept = {name for name in accounts if accounts.count(name) >= least}
     if not kept:
         with pytest.raises(PartyError, match="None of the"):
-            splits.by_account(accounts, least)
+            partition.by_account(accounts, least)
         return
-    found = splits.by_account(accounts, least)
+    found = partition.by_account(accounts, least)
     assert found.keys() == kept
     for name, rows in found.items():
         assert rows.tolist() == [row for row, account in enumerate(accounts) if account == name]
@@ -60,7 +60,7 @@ def test_by_turns_deals_classes_in_turn(
     wanted = rng(seed).integers(0, 20, (count, classes))
 
     def draw() -> list[np.ndarray]:
-        return splits.by_turns(y, wanted, rng(seed), least, fill)
+        return partition.by_turns(y, wanted, rng(seed), least, fill)
 
     holders = np.bincount(((np.arange(count)[:, None] + np.arange(classes)) % available).ravel(), minlength=available)
     if classes > available or (holders * least > each).any():
@@ -80,25 +80,25 @@ def test_by_turns_deals_classes_in_turn(
         assert (taken[holders > 0] == each).all(), "nothing is left over"
     else:
         asked = np.bincount(
-            splits.turns(count, classes, available).ravel(), np.maximum(wanted, least).ravel(), available
+            partition.turns(count, classes, available).ravel(), np.maximum(wanted, least).ravel(), available
         )
         assert (taken == np.minimum(asked, each)).all(), "all that is wanted, as long as there is enough"
     assert all(np.array_equal(a, b) for a, b in zip(parts, draw(), strict=True))
 
 
 def test_a_class_that_is_short_is_shared_in_proportion() -> None:
-    parts = splits.by_turns(np.zeros(70, dtype=int), [[101], [201], [401]], rng(0))
+    parts = partition.by_turns(np.zeros(70, dtype=int), [[101], [201], [401]], rng(0))
     assert [len(part) for part in parts] == [11, 20, 39]
 
 
-@pytest.mark.parametrize("split", splits.SPLITS)
+@pytest.mark.parametrize("split", partition.SPLITS)
 @settings(deadline=None, max_examples=30)
 @given(st.integers(4, 12), st.floats(0, 3), st.floats(1.1, 4), seeds)
 def test_every_named_split_is_a_partition(split: str, count: int, sigma: float, exponent: float, seed: int) -> None:
     y = np.arange(400) % 4
 
     def draw() -> list[np.ndarray]:
-        return splits.cut(y, split, count, rng(seed), classes=2, sigma=sigma, exponent=exponent)
+        return partition.cut(y, split, count, rng(seed), classes=2, sigma=sigma, exponent=exponent)
 
     parts = draw()
     assert len(parts) == count and min(map(len, parts)) >= 1
@@ -108,10 +108,10 @@ def test_every_named_split_is_a_partition(split: str, count: int, sigma: float, 
 
 
 def test_sizes_have_the_law_that_they_are_named_after() -> None:
-    normal = splits.log_normal(20_000, rng(0), mean=4.0, sigma=1.0, least=50)
+    normal = partition.log_normal(20_000, rng(0), mean=4.0, sigma=1.0, least=50)
     assert normal.min() >= 50 and abs(np.log(normal - 49.5).std() - 1) < 0.05
     assert abs(np.median(normal - 50) - np.exp(4)) < 2
-    power = splits.power_law(20_000, rng(0), exponent=3.0, least=10)
+    power = partition.power_law(20_000, rng(0), exponent=3.0, least=10)
     assert power.min() == 10
     for s in (20, 40, 80):
         assert abs((power >= s).mean() / (s / 10) ** -2 - 1) < 0.15, "the share above s falls as s^(1-3)"
@@ -119,27 +119,27 @@ def test_sizes_have_the_law_that_they_are_named_after() -> None:
 
 def test_named_splits_differ_as_they_should() -> None:
     y = np.arange(1000) % 10
-    sizes = {name: [len(part) for part in splits.cut(y, name, 20, rng(0))] for name in splits.SPLITS}
+    sizes = {name: [len(part) for part in partition.cut(y, name, 20, rng(0))] for name in partition.SPLITS}
     assert max(sizes["iid"]) - min(sizes["iid"]) <= 1
     assert max(sizes["lognormal"]) > 5 * np.median(sizes["lognormal"])
     assert max(sizes["powerlaw"]) > 2 * np.median(sizes["powerlaw"])
-    turns = splits.cut(y, "turns", 20, rng(0), classes=3)
+    turns = partition.cut(y, "turns", 20, rng(0), classes=3)
     assert [sorted(set(y[part])) for part in turns[:2]] == [[0, 1, 2], [1, 2, 3]]
 
 
 def test_splits_that_cannot_be_made_say_why() -> None:
     with pytest.raises(SettingError, match=r"There is no split 'turn'\. Did you mean 'turns'"):
-        splits.cut([0, 1], "turn", 2, rng(0))
+        partition.cut([0, 1], "turn", 2, rng(0))
     with pytest.raises(SettingError, match=r"The 'sigma' of the split must be >= 0"):
-        splits.cut([0, 1], "turns", 2, rng(0), sigma=-1.0)
+        partition.cut([0, 1], "turns", 2, rng(0), sigma=-1.0)
     with pytest.raises(SettingError, match=r"The 'exponent' of power_law must be > 1"):
-        splits.power_law(3, rng(0), exponent=1.0)
+        partition.power_law(3, rng(0), exponent=1.0)
     with pytest.raises(PartyError, match="Class 1 has 1 rows for the 2 parties that should hold at least 2"):
-        splits.by_turns([0, 0, 0, 0, 1], [[2, 2], [2, 2]], rng(0), least=2)
+        partition.by_turns([0, 0, 0, 0, 1], [[2, 2], [2, 2]], rng(0), least=2)
     with pytest.raises(PartyError, match="Sizes must be whole numbers"):
-        splits.by_size(10, [1.5], rng(0))
+        partition.by_size(10, [1.5], rng(0))
     with pytest.raises(PartyError, match="The data set has 2 rows for the 3 parties"):
-        splits.cut([0, 1], "lognormal", 3, rng(0))
+        partition.cut([0, 1], "lognormal", 3, rng(0))
 
 
 # -- rotation ---------------------------------------------------------------------------------------------------------
@@ -177,4 +177,4 @@ def test_other_angles_lie_between_and_can_be_undone(shape: tuple[int, int]) -> N
 @pytest.mark.parametrize("split", ["lognormal", "turns"])
 def test_a_spread_of_sizes_that_no_number_can_hold_is_refused(split: str) -> None:
     with pytest.raises(SettingError, match=r"The 'sigma' of the split must be >= 0 and <= 50\. Got 1000"):
-        splits.cut(np.zeros(50, dtype=np.int64), split, 5, np.random.default_rng(0), sigma=1000.0)
+        partition.cut(np.zeros(50, dtype=np.int64), split, 5, np.random.default_rng(0), sigma=1000.0)

@@ -17,21 +17,21 @@ import torch
 from click.testing import CliRunner, Result
 from torch import Tensor, nn
 
-from descant import Algorithm, Federation, PolicyGradient, Sgd, algorithms, compare, parties, problems
+from descant import Algorithm, Federation, PolicyGradient, Sgd, algorithms, compare, models, parties
 from descant.algorithms import Drops, Every, StandIns, Timetable
 from descant.cli import app, typer
 from descant.config import read as read_recipe
+from descant.coresets.selection import Chosen
 from descant.engines import Processes
 from descant.errors import DescantError, DescantWarning, SettingError, StateError
-from descant.judged import judge, study_of
 from descant.parties import Selection
-from descant.parties.coresets import Chosen
-from descant.record import Run, read
-from descant.store.keys import PrivateKey, fingerprint, read_key
-from descant.store.lock import Lock
-from descant.store.rows import Agreed
-from descant.store.vault import Vault
-from descant.store.vault_at import VaultAt
+from descant.storage.lock import Lock
+from descant.storage.vault.coreset_rows import Agreed
+from descant.storage.vault.private_keys import PrivateKey, fingerprint, read_key
+from descant.storage.vault.vault_folder import Vault
+from descant.storage.vault.vault_location import VaultAt
+from descant.studies.recorded_run import judge, study_of
+from descant.tracking import Run, read
 from fakes import Bytes
 from problems import METHODS, classes, network
 from recipes import TINY
@@ -373,7 +373,7 @@ def faulty(fault: str, folder: Path, party: str) -> Callable[[], None]:
 def test_a_fault_of_the_vault_costs_a_returning_party_its_coreset_and_not_the_run(
     fault: str, vault: VaultAt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("descant.store.drawers.PATIENCE", 0.0)
+    monkeypatch.setattr("descant.storage.vault.party_entries.PATIENCE", 0.0)
     here = Timetable.of([{"party": "1", "from": 1, "to": 1}, {"party": "1", "from": 3}])
     fed = ran(made(StandIns(algorithms.FedAvg(), share=0.4), here, vault=vault), 2)
     undo = faulty(fault, tmp_path / "vault", "1")
@@ -572,7 +572,7 @@ def test_mistakes_are_found_before_the_work(name: str) -> None:
 
 
 def test_agents_have_no_rows_to_leave() -> None:
-    net, algorithm = partial(problems.mlp, 4, 2, (8,)), StandIns(algorithms.FedAvg())
+    net, algorithm = partial(models.mlp, 4, 2, (8,)), StandIns(algorithms.FedAvg())
     agents = Federation(net, parties.agents(count=2), algorithm, solver=PolicyGradient())
     with pytest.raises(SettingError, match="leaves rows of the parties' data behind, and agents and desks have none"):
         agents.state  # noqa: B018
@@ -631,7 +631,7 @@ def module() -> nn.Module:
 
 
 def test_worker_processes_stand_in_as_well(vault: VaultAt, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("descant.engines.pool._PATIENCE", 0.0)
+    monkeypatch.setattr("descant.engines.processes.worker_pool._PATIENCE", 0.0)
     algorithm = replace(StandIns(algorithms.FedAvg(), share=0.4), attend=AWAY)
     settings: dict[str, object] = {"lr": 0.1, "steps": 3, "batch": 4, "seed": 7}
     processes = Processes(workers=1)

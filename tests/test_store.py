@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from descant import Federation, algorithms, parties
-from descant.checkpoint import refusals_of
 from descant.engines import InProcess
-from descant.engines.afar import LARGE, Afar, Far
+from descant.engines.ray.remote_state import LARGE, Afar, Far
 from descant.errors import StateError
-from descant.gate import Refusal
-from descant.store import PartyStore
-from descant.store.kept import Kept, _Block, pieces
-from descant.store.log import plain
+from descant.rounds.checkpoint import refusals_of
+from descant.rounds.validation import Refusal
+from descant.storage import PartyStore
+from descant.storage.compressed_list import Kept, _Block, pieces
+from descant.storage.event_log import plain
 
 Steps = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 99), st.sampled_from(["commit", "rollback"])))
 

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from descant.store.tensors import _KINDS, tensors_in
+from descant.storage.mapped_tensors import _KINDS, tensors_in
 
 
 @pytest.mark.parametrize("kind", _KINDS.values(), ids=str)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from descant.errors import SettingError
-from descant.track import MLflow, TensorBoard, WeightsAndBiases
+from descant.tracking.trackers import MLflow, TensorBoard, WeightsAndBiases
 
 ENTRY = {"round": 3, "loss": 0.5, "present": 2, "own": float("nan"), "note": "text"}
 NUMBERS = {"loss": 0.5, "present": 2.0}

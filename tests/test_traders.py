@@ -12,24 +12,24 @@ import pytest
 import torch
 from torch import nn
 
-from descant import Federation, Sgd, Study, Trader, algorithms, compare, parties, problems
+from descant import Federation, Sgd, Study, Trader, algorithms, compare, models, parties
+from descant.analysis import asset_universes, desk_results
+from descant.analysis.desk_results import Traded, paths
 from descant.config import read
+from descant.core.metrics import SHARPE
 from descant.errors import DescantWarning, ModelError, PartyError, SettingError
-from descant.holdings import draw_values, draw_weights
-from descant.instruments import traded, universes
-from descant.instruments.traded import Traded, paths
-from descant.judged import judge, study_of, write_page
-from descant.ledger import ledger
-from descant.metrics import SHARPE
-from descant.portfolio import Market, generated, hold, measures, uniform
-from descant.record import Run
-from descant.report import available, page
-from descant.results import Result
+from descant.portfolio import Market, generated, hold, performance_measures, uniform
+from descant.reporting.portfolio_plots import draw_values, draw_weights
+from descant.studies.portfolio_tables import ledger
+from descant.studies.recorded_run import judge, study_of, write_page
+from descant.studies.result import Result
+from descant.studies.study_report import available, page
+from descant.tracking import Run
 
 MARKET = generated(assets=6, years=3, seed=2)
 GIVEN: dict[str, Any] = {"train": ("2006", "2007"), "test": ("2008", "2008-02"), "assets": 3, "window": 5}
 TRADER = Trader(lr=1e-3, iterations=3, batch=6, year=15)
-NET = partial(problems.eiie, "cnn", window=5)
+NET = partial(models.eiie, "cnn", window=5)
 
 
 def desks(count: int = 3, **rest: Any) -> parties.People:
@@ -140,13 +140,13 @@ def test_the_measures_of_made_up_paths() -> None:
 
 def test_shares_and_turnover_are_those_of_the_walk() -> None:
     fed = Federation(NET, desks(), algorithms.Local(), solver=TRADER).fit(1, progress=False)
-    found, path = traded(fed), paths(fed, fed.people.names)
+    found, path = desk_results(fed), paths(fed, fed.people.names)
     assert found is not None
     np.testing.assert_allclose(found.cash, path.weights[..., 0].mean(1))
     np.testing.assert_allclose(found.largest, path.weights[..., 1:].max(2).mean(1))
     np.testing.assert_allclose(found.turnover, path.turnover.mean(1))
     fee = [uniform(desk.relatives, 0.002).growth for desk in fed.people.values()]  # type: ignore[attr-defined]
-    np.testing.assert_allclose(fed.scores().majority.values, measures.annual(np.array(fee)))
+    np.testing.assert_allclose(fed.scores().majority.values, performance_measures.annual(np.array(fee)))
 
 
 def test_a_study_of_desks_shows_what_needs_no_skill_and_every_measure(tmp_path: Path) -> None:
@@ -161,8 +161,8 @@ def test_a_study_of_desks_shows_what_needs_no_skill_and_every_measure(tmp_path: 
     }
     for kind, each in walks.items():
         growth = np.stack([walk.growth for walk in each])
-        assert rows[kind]["annual return"] == pytest.approx(measures.annual(growth).mean(), abs=1e-5)
-        assert rows[kind]["Sharpe ratio"] == pytest.approx(measures.sharpe(growth).mean(), abs=1e-3)
+        assert rows[kind]["annual return"] == pytest.approx(performance_measures.annual(growth).mean(), abs=1e-5)
+        assert rows[kind]["Sharpe ratio"] == pytest.approx(performance_measures.sharpe(growth).mean(), abs=1e-3)
         assert rows[kind]["turnover"] == pytest.approx(np.mean([walk.turnover for walk in each]), abs=1e-5)
         largest = np.mean([walk.weights[:, 1:].max(1) for walk in each])
         assert rows[kind]["largest"] == pytest.approx(largest, abs=1e-5) and rows[kind]["cash"] == 0
@@ -195,8 +195,8 @@ def test_a_desk_that_stands_still_is_left_out_of_the_sharpe_ratio() -> None:
     growth[1] = 1
     still = replace(study, results=(study.results[0], replace(made, traded=replace(made.traded, growth=growth))))
     row = ledger(still).rows[-1]
-    assert row["Sharpe ratio"] == pytest.approx(measures.sharpe(growth[[0, 2]]).mean())
-    assert row["annual return"] == pytest.approx(measures.annual(growth).mean())
+    assert row["Sharpe ratio"] == pytest.approx(performance_measures.sharpe(growth[[0, 2]]).mean())
+    assert row["annual return"] == pytest.approx(performance_measures.annual(growth).mean())
     (note,) = ledger(still).notes
     assert note == "FedAvg: 1 of 3 back-tests stood still and has no Sharpe ratio; the mean is over the others."
     assert note in page(still, {})
@@ -206,13 +206,13 @@ def test_a_federation_of_desks_draws_values_and_weights(tmp_path: Path) -> None:
     fed = Federation(NET, desks(), algorithms.FedAvgPlus(), solver=TRADER).fit(2, progress=False)
     for kind in ("portfolio", "weights", "rewards", "universes"):
         assert fed.plot(kind, tmp_path / f"{kind}.png").stat().st_size > 10_000
-    found = traded(fed)
+    found = desk_results(fed)
     assert found is not None and not found.uniform.size  # it merges: what needs no skill stands beside Local
     scores = fed.scores()
-    np.testing.assert_allclose(measures.annual(found.growth), scores.own.values, rtol=1e-9)
+    np.testing.assert_allclose(performance_measures.annual(found.growth), scores.own.values, rtol=1e-9)
     assert "uniform" in str(fed.table())
     sharpe = Federation(NET, desks(), algorithms.FedAvgPlus(), solver=TRADER, metric=SHARPE).fit(2, progress=False)
-    np.testing.assert_allclose(measures.sharpe(found.growth), sharpe.scores().own.values, rtol=1e-9)
+    np.testing.assert_allclose(performance_measures.sharpe(found.growth), sharpe.scores().own.values, rtol=1e-9)
 
 
 def test_what_was_sold_has_a_name_and_twenty_assets_have_colours_of_their_own(
@@ -263,10 +263,10 @@ def test_a_recorded_run_of_desks_has_their_ledger(tmp_path: Path) -> None:
 
 
 def test_others_have_no_portfolio_to_draw(tmp_path: Path) -> None:
-    fed = Federation(partial(problems.mlp, 64, 10, (8,)), parties.digits(count=2), algorithms.FedAvg()).fit(
+    fed = Federation(partial(models.mlp, 64, 10, (8,)), parties.digits(count=2), algorithms.FedAvg()).fit(
         1, progress=False
     )
-    assert traded(fed) is None
+    assert desk_results(fed) is None
     with pytest.raises(SettingError, match="no desks"):
         fed.plot("portfolio", tmp_path / "p.png")
 
@@ -303,7 +303,7 @@ def test_what_cannot_trade_is_told_before_the_work() -> None:
     with pytest.raises(ModelError, match=r"needs outputs \[8, 4\]"):
         made(nn.Sequential(nn.Flatten(), nn.Linear(18, 3)))
     with pytest.raises(ModelError, match="fails on days of 3 assets"):
-        made(partial(problems.eiie, "cnn", window=9))
+        made(partial(models.eiie, "cnn", window=9))
     with pytest.raises(PartyError, match="Trader trains desks"):
         made(NET, parties.digits(count=2))
     with pytest.raises(PartyError, match="portfolio desk and has prices"):
@@ -329,7 +329,7 @@ def test_an_asset_that_begins_in_the_test_leaves_no_day_to_learn_by() -> None:
 @pytest.fixture
 def wild(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gbm makes up prices that are none."""
-    from descant.portfolio.augment import Gbm
+    from descant.portfolio.price_augmentation import Gbm
 
     def draw(self: Any, fitted: Any, prices: Any, days: int, rng: Any) -> Any:
         return np.full((days, prices.shape[1]), np.inf)
@@ -370,7 +370,7 @@ def test_a_generator_that_fails_is_told_of_in_the_results(wild: None, tmp_path: 
 
 
 def test_a_generator_that_cannot_be_fitted_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    from descant.portfolio.augment import Vom
+    from descant.portfolio.price_augmentation import Vom
 
     def fit(self: Any, prices: Any, rng: Any) -> Any:
         raise np.linalg.LinAlgError("Singular matrix")
@@ -422,7 +422,7 @@ def test_days_and_moves_that_are_odd_are_told_of_in_few_words() -> None:
 
 def test_universes_are_the_further_apart_the_fewer_assets_they_share() -> None:
     fed = Federation(NET, desks(6), algorithms.FedAvg(), solver=TRADER)
-    found = universes(fed, every=2)
+    found = asset_universes(fed, every=2)
     shared = np.array([[len({*a.assets} & {*b.assets}) for b in fed.people.values()] for a in fed.people.values()])  # type: ignore[attr-defined]
     far, near = (found.distances[shared == n] for n in (shared.min(), shared[shared < 3].max()))
     assert far.mean() > near.mean() > 0 and np.array_equal(found.distances, found.distances.T)

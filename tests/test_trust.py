@@ -20,12 +20,21 @@ from cryptography.hazmat.primitives import serialization
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from descant.deployment.pki.certificates import (
+    AUTHORITY,
+    REVOKED,
+    SERVER,
+    Authority,
+    fingerprint,
+    new_node_key,
+    node_public,
+    serial,
+)
+from descant.deployment.pki.invite import Invite
+from descant.deployment.pki.name_checks import address, check_address, check_hosts, check_name
+from descant.deployment.pki.roster import Roster, Terms
 from descant.errors import DescantError, PartyError, SettingError, StateError, TrustError, VaultError
-from descant.store.audit import HEAD, LOG
-from descant.trust.invite import Invite
-from descant.trust.keys import AUTHORITY, REVOKED, SERVER, Authority, fingerprint, new_node_key, node_public, serial
-from descant.trust.names import address, check_address, check_hosts, check_name
-from descant.trust.roster import Roster, Terms
+from descant.storage.audit_log import HEAD, LOG
 from dying import Death, faults, full
 
 OPENSSL, SSH_KEYGEN = shutil.which("openssl"), shutil.which("ssh-keygen")
@@ -148,7 +157,7 @@ def test_a_clock_that_was_ahead_when_somebody_was_revoked_locks_nobody_else_out(
     kept, gone = (roster.authority.party(name, 9).certificate for name in ("kept", "gone"))
     file = tmp_path / "list.pem"
     with monkeypatch.context() as ahead:
-        ahead.setattr("descant.trust.keys.datetime", YearAhead)
+        ahead.setattr("descant.deployment.pki.certificates.datetime", YearAhead)
         file.write_bytes(
             roster.authority.revocations({serial(x509.load_pem_x509_certificate(gone)): YearAhead.now(UTC)})
         )

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from descant import DescantWarning, Federation, algorithms, compare, parties
-from descant.algorithms.pieces import Replay
-from descant.core import Memory, Tuned, Tuning
+from descant.algorithms.components import Replay
+from descant.core.algorithm import Memory, Tuned, Tuning
 from descant.errors import PartyError, SettingError, StateError
-from descant.judged import judge, study_of
 from descant.parties import People
-from descant.record import Run, read
-from descant.study import Study
+from descant.studies.recorded_run import judge, study_of
+from descant.studies.study import Study
+from descant.tracking import Run, read
 from fakes import Bytes
 from problems import classes, network
 from test_adaptive import blown_up, federation, served

@@ -28,10 +28,10 @@ from safetensors.torch import save
 from descant.cli import app, typer
 from descant.errors import DescantError, SettingError, StateError, VaultError
 from descant.parties.party import Form
-from descant.store.keys import VARIABLE, PrivateKey, fingerprint, read_key
-from descant.store.rows import Agreed, Expected, Rows, check_agreed, pack, unpack
-from descant.store.sealing import Invitation, header_of, seal, unseal
-from descant.store.vault import Vault
+from descant.storage.vault.coreset_rows import Agreed, Expected, Rows, check_agreed, pack, unpack
+from descant.storage.vault.encryption import Invitation, header_of, seal, unseal
+from descant.storage.vault.private_keys import VARIABLE, PrivateKey, fingerprint, read_key
+from descant.storage.vault.vault_folder import Vault
 from dying import Death, faults, full
 
 KEY = PrivateKey(bytes(range(32)))
@@ -91,7 +91,7 @@ def test_what_is_sealed_is_opened_by_both_keys_together(plain: bytes, run: str, 
 
 
 def test_a_sealed_coreset_is_what_the_text_says_it_is() -> None:
-    """Opened here by hand, with HKDF written out, from the formulas in the docstring of descant.store.sealing."""
+    """Opened here by hand, with HKDF written out, from the formulas in the docstring of `encryption`."""
     own = PrivateKey.new()
     sealed = sealed_for(KEY.public + own.public, b"some rows", "run", "north", 3)
     mark, rest = sealed[:17], sealed[17:]
@@ -188,7 +188,7 @@ def test_a_header_is_read_up_to_its_largest_size() -> None:
 def test_a_party_that_lies_about_its_digest_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     own = PrivateKey.new()
     with monkeypatch.context() as lie:
-        lie.setattr("descant.store.sealing._digest", lambda check, plain: "00" * 32)
+        lie.setattr("descant.storage.vault.encryption._digest", lambda check, plain: "00" * 32)
         sealed = sealed_for(KEY.public + own.public, b"secret rows", "run", "north", 3)
     with pytest.raises(VaultError, match="not the one that its header speaks of"):
         unseal(sealed, KEY, own, "run", "north")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from descant.errors import PartyError, SettingError
-from descant.portfolio.warping import alignment, distance, pairwise, spread
+from descant.portfolio.time_warping import alignment, distance, pairwise, spread
 
 
 def series(days: int, m: int = 3, seed: int = 0) -> Any:

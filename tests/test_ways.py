@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from descant import algorithms
-from descant.solvers import SOLVERS
+from descant.training import SOLVERS
 from problems import EVERY
 from ways import EVERY_WAY, NOT_BY_RECIPE, NOT_OVER_SILOS, SIMULATED, SOLVED, WAYS, Way
 

@@ -16,10 +16,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from descant.core import Report, Task
+from descant.core.messages import Report, Task
 from descant.errors import EngineError
-from descant.store.room import Filed
-from descant.wire import Letter, Most, pack, unpack
+from descant.serialization.wire import Letter, Most, pack, unpack
+from descant.storage.spill import Filed
 
 NAMES = ("weight", "bias")
 MOST = Most.of(NAMES)

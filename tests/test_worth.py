@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from descant import DescantError, Federation, Sgd, Worth, algorithms, parties, worth
+from descant.analysis import shapley
+from descant.analysis.shapley import Coalition, coalitions, orders_of
 from descant.cli import app
 from descant.engines import Clocked
 from descant.errors import SettingError, StateError
-from descant.instruments import shapley
-from descant.instruments.games import Coalition, coalitions, orders_of
 from descant.parties import People
 from problems import METHODS
 

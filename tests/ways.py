@@ -13,7 +13,7 @@ from torch import nn
 
 from descant import Algorithm, Dqn, PolicyGradient, PrivateSgd, Sgd, Trader
 from descant.config import Recipe, read
-from descant.core import Solver
+from descant.core.interfaces import Solver
 from descant.parties import People
 from problems import actor, agents, classes, dealer, desks, network
 from teams import ACTING, LEARNING, TEAM, TRADING, WORK

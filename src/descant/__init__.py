@@ -1,23 +1,23 @@
 """Descant: federated learning for parties that differ.
 
 Each party keeps a model of its own, learns from the others through a robust centre, and is told, in numbers, whether
-joining helped. Start with `examples/first.py`; the loop itself is in `descant.run`.
+joining helped. Start with `examples/first.py`; the loop itself is in `descant.rounds.loop`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import algorithms, parties, portfolio, problems, rl
-    from .contribution import Worth, worth
-    from .core import Algorithm
+    from . import algorithms, models, parties, portfolio, rl
+    from .core.algorithm import Algorithm
+    from .core.metrics import Metric
     from .errors import DescantError, DescantWarning
     from .federation import Federation
-    from .metrics import Metric
-    from .solvers import Dqn, PolicyGradient, PrivateSgd, Sgd, Trader
-    from .store.rows import Agreed
-    from .store.vault_at import VaultAt
-    from .study import Study, compare
+    from .storage.vault.coreset_rows import Agreed
+    from .storage.vault.vault_location import VaultAt
+    from .studies.contribution import Worth, worth
+    from .studies.study import Study, compare
+    from .training import Dqn, PolicyGradient, PrivateSgd, Sgd, Trader
 
 __version__ = "0.1.0"
 
@@ -40,34 +40,34 @@ __all__ = [
     "compare",
     "parties",
     "portfolio",
-    "problems",
+    "models",
     "rl",
     "worth",
 ]
 
 _HOME = {
-    "Agreed": ".store.rows",
-    "Algorithm": ".core",
+    "Agreed": ".storage.vault.coreset_rows",
+    "Algorithm": ".core.algorithm",
     "DescantError": ".errors",
     "DescantWarning": ".errors",
-    "Dqn": ".solvers",
+    "Dqn": ".training",
     "Federation": ".federation",
-    "Metric": ".metrics",
-    "PolicyGradient": ".solvers",
-    "PrivateSgd": ".solvers",
-    "Sgd": ".solvers",
-    "Study": ".study",
-    "Trader": ".solvers",
-    "VaultAt": ".store.vault_at",
-    "Worth": ".contribution",
-    "compare": ".study",
-    "worth": ".contribution",
+    "Metric": ".core.metrics",
+    "PolicyGradient": ".training",
+    "PrivateSgd": ".training",
+    "Sgd": ".training",
+    "Study": ".studies.study",
+    "Trader": ".training",
+    "VaultAt": ".storage.vault.vault_location",
+    "Worth": ".studies.contribution",
+    "compare": ".studies.study",
+    "worth": ".studies.contribution",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use: torch takes seconds, and `descant --help` must not wait for it."""
-    if name in ("algorithms", "parties", "portfolio", "problems", "rl"):
+    if name in ("algorithms", "parties", "portfolio", "models", "rl"):
         return import_module(f".{name}", __name__)
     if name in _HOME:
         value = getattr(import_module(_HOME[name], __name__), name)

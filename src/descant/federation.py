@@ -14,25 +14,26 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional
 
-from . import checkpoint
 from .algorithms import Sample
-from .algorithms.baselines import alone
-from .core import Algorithm, Attend, Engine, Loss, Solver
+from .algorithms.fedavg import alone
+from .analysis import Finding, coverage, draw, findings_of, of_the_data
+from .analysis.scores import Models, Scores, party_table, score
+from .core.algorithm import Algorithm, Attend, Loss
+from .core.interfaces import Engine, Solver
+from .core.metrics import Metric, metric_for
+from .core.progress import bar
+from .coresets.proxy_training import ASKED
 from .engines import InProcess
 from .errors import DescantError, DescantWarning, SettingError, StateError
-from .evaluate import Models, Scores, party_table, score
-from .instruments import Finding, coverage, draw, findings_of, of_the_data
-from .metrics import Metric, metric_for
 from .parties import People
-from .piece import Data, Model, Plan, parties_of
-from .progress import bar
-from .run import Round, State, begin, possible_ways, run
-from .solvers import Sgd
-from .standing import ASKED
-from .store import DEFAULT_BUDGET
-from .store.rows import Agreed
-from .store.vault_at import VaultAt
-from .table import Table
+from .reporting.table import Table
+from .rounds import checkpoint
+from .rounds.loop import Round, State, begin, possible_ways, run
+from .rounds.plan import Data, Model, Plan, parties_of
+from .storage import DEFAULT_BUDGET
+from .storage.vault.coreset_rows import Agreed
+from .storage.vault.vault_location import VaultAt
+from .training import Sgd
 
 MakeEngine: TypeAlias = Callable[[Plan], Engine]
 

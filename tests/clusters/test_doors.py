@@ -25,18 +25,18 @@ import psutil
 import pytest
 from test_flower import MOST, NAMES, Lab, answered, hub_of, lab, linked, read, roster, same, spoke  # noqa: F401
 
-from descant.engines import flower
-from descant.engines.flower import run_of_nothing
-from descant.engines.line import Away, require
-from descant.engines.parts import hand_over, put_together, wrapped
-from descant.engines.silos import Lost
-from descant.patience import Patience
-from descant.server.serving import Serving, free_port
-from descant.server.superlink import superlink
-from descant.trust.founding import KEYS
-from descant.trust.keys import AUTHORITY
-from descant.trust.proxy import Proxy
-from descant.trust.roster import Roster
+from descant.core.timeouts import Patience
+from descant.deployment.flower import driver_transport
+from descant.deployment.flower.driver_transport import run_of_nothing
+from descant.deployment.flower.flower_connection import Away, require
+from descant.deployment.flower.message_chunks import hand_over, put_together, wrapped
+from descant.deployment.flower.superlink_process import superlink
+from descant.deployment.nginx_proxy import Proxy
+from descant.deployment.pki.certificates import AUTHORITY
+from descant.deployment.pki.federation_setup import KEYS
+from descant.deployment.pki.roster import Roster
+from descant.deployment.server.serve import Serving, free_port
+from descant.engines.remote import Lost
 from ways import WAYS
 
 OPEN = 200
@@ -313,7 +313,7 @@ def test_what_is_no_letter_or_has_no_room_does_not_end_a_silo(
     with linked(roster, tmp_path, "north") as (hub, north), north.joined():
         hub.here()
         with monkeypatch.context() as wrong:
-            wrong.setattr(flower, "wrapped", lambda letter: RecordDict({}))
+            wrong.setattr(driver_transport, "wrapped", lambda letter: RecordDict({}))
             hub.send("north", b"a letter", 60.0)
         with pytest.raises(Away, match=r"was given up: what came is no letter"):
             north.pull()
@@ -366,8 +366,8 @@ def test_a_driver_whose_run_is_stopped_or_whose_party_is_struck_off_says_that_it
         assert stranger.registers("made up", made_up_key())
         assert hub.here().keys() == {"north"}  # south has not come yet; nobody has struck it off
         assert stranger.strikes_off("south")
-        later = time.monotonic() + flower.HEARTBEAT
-        monkeypatch.setattr(flower, "time", SimpleNamespace(monotonic=lambda: later, time=time.time))
+        later = time.monotonic() + driver_transport.HEARTBEAT
+        monkeypatch.setattr(driver_transport, "time", SimpleNamespace(monotonic=lambda: later, time=time.time))
         with pytest.raises(Away, match="does not know south any more"):
             hub.here()
         hub.admit({"north": next(key for key, held in hub._keys.items() if held == hub._parties["north"])})

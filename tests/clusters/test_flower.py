@@ -30,26 +30,26 @@ from safetensors.torch import load_file
 
 import descant
 from descant import Federation
-from descant.checkpoint import models_digest
 from descant.config import read as recipe_of
-from descant.engines import flower, line
-from descant.engines.flower import Hub
-from descant.engines.line import HEARTBEAT, Away, Held, TurnedAway
-from descant.engines.silos import Lost, Patience
-from descant.engines.spoke import Spoke
+from descant.deployment.flower import driver_transport, flower_connection
+from descant.deployment.flower.driver_transport import Hub
+from descant.deployment.flower.flower_connection import HEARTBEAT, Away, Held, TurnedAway
+from descant.deployment.flower.silo_transport import Spoke
+from descant.deployment.flower.superlink_process import Papers, superlink
+from descant.deployment.nginx_proxy import Proxy, find_nginx
+from descant.deployment.pki.roster import Roster
+from descant.deployment.server.serve import Serving, free_port
+from descant.deployment.silo import SiloFile
+from descant.deployment.silo.silo_state import Keeping
+from descant.engines.remote import Lost, Patience
 from descant.errors import EngineError
-from descant.record import Run
-from descant.record import read as recorded
-from descant.server.serving import Serving, free_port
-from descant.server.superlink import Papers, superlink
-from descant.silo import SiloFile
-from descant.silo.keeping import Keeping
-from descant.store.keys import PrivateKey
-from descant.store.room import Filed
-from descant.store.vault import Vault
-from descant.trust.proxy import Proxy, find_nginx
-from descant.trust.roster import Roster
-from descant.wire import Letter
+from descant.rounds.checkpoint import models_digest
+from descant.serialization.wire import Letter
+from descant.storage.spill import Filed
+from descant.storage.vault.private_keys import PrivateKey
+from descant.storage.vault.vault_folder import Vault
+from descant.tracking import Run
+from descant.tracking import read as recorded
 from teams import TALKATIVE, canaries, together
 from ways import WAYS, Way
 
@@ -239,7 +239,7 @@ def test_whoever_is_killed_the_same_commands_go_on_to_the_same_model(lab: Callab
     one.reached(1)
     one.child("server", "flower-superlink").kill()
     one.until(lambda: "started anew" in one.said())
-    one.child("north", "descant.silo.worker").kill()
+    one.child("north", "descant.deployment.silo.silo_worker").kill()
     one.until(lambda: one.said("south").count("Joined.") == 2)
     assert any(one.waited_for_its_place("south") for _ in range(5))  # a machine may be too busy to be in time
     one.reached(2)
@@ -311,8 +311,12 @@ def test_an_invite_on_a_second_machine_ends_with_the_reason(lab: Callable[..., L
 
 def keys_in(*texts: str) -> list[bytes]:
     """The lines of private keys, without the first, which says of what kind they are."""
-    lines = [line for text in texts for line in text.splitlines()[2:]]
-    return [line.encode() for line in lines if len(line) > 40 and "-----" not in line]
+    lines = [flower_connection for text in texts for flower_connection in text.splitlines()[2:]]
+    return [
+        flower_connection.encode()
+        for flower_connection in lines
+        if len(flower_connection) > 40 and "-----" not in flower_connection
+    ]
 
 
 def test_no_row_no_key_and_nothing_that_a_team_s_code_says_is_found_elsewhere(lab: Callable[..., Lab]) -> None:
@@ -381,7 +385,7 @@ def test_an_answer_that_was_announced_and_never_comes_keeps_nobody_waiting(
 def test_who_leaves_in_order_has_left_and_who_falls_silent_or_is_back_has_not(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flower, "HEARTBEAT", 1.0)  # so often it looks
+    monkeypatch.setattr(driver_transport, "HEARTBEAT", 1.0)  # so often it looks
     with linked(roster, tmp_path, "north", "south") as (hub, north, south):
         with south.joined(), north.joined():
             assert hub.here().keys() == {"north", "south"} and not hub.left()
@@ -589,7 +593,7 @@ def test_a_certificate_that_has_expired_and_a_clock_that_is_off_are_said(
         for hours, off in ((1, "ahead"), (-1, "behind")):
             with monkeypatch.context() as wrong:
                 wrong.setattr(interceptor, "now", lambda by=hours: true() + timedelta(hours=by))
-                wrong.setattr(line, "time", SimpleNamespace(time=lambda by=hours: time.time() + 3600 * by))
+                wrong.setattr(flower_connection, "time", SimpleNamespace(time=lambda by=hours: time.time() + 3600 * by))
                 with pytest.raises(TurnedAway, match=rf"clock of this machine is 3\d+ s {off}. Set"), north.joined():
                     pass
 

@@ -13,9 +13,9 @@ import pytest
 from test_flower import NAMES, ROUNDS, Lab, lab, same  # noqa: F401
 
 from descant.algorithms import Timetable
-from descant.record import read as recorded
-from descant.store.keys import PrivateKey
-from descant.store.vault import Vault
+from descant.storage.vault.private_keys import PrivateKey
+from descant.storage.vault.vault_folder import Vault
+from descant.tracking import read
 from ways import STOOD_IN, UNORDERED, WAYS
 
 
@@ -37,7 +37,7 @@ def test_methods_that_do_not_wait_come_to_an_end_whoever_is_first_and_killed(
     one.reached(2)
     driver(one)
     assert one.done().isfinite().all()
-    found = recorded(one.training)
+    found = read(one.training)
     algorithm = UNORDERED[name].recipe.algorithm()
     assert found.state == "ended" and found.numbers.round.tolist() == list(range(1, 9))
     assert (found.numbers.metrics["change"] > 0).all()
@@ -60,7 +60,7 @@ def test_stand_ins_over_a_real_federation_are_those_of_the_simulation(
     assert one.processes["north"].wait(300) == 0
     one.serve(gather=2)
     one.done()
-    found = recorded(one.training).numbers
+    found = read(one.training).numbers
     assert found.stood_in[:, 0].any() and not found.stood_in[:, 1:].any()
     there = [
         {"party": name, "from": round, "to": round}

@@ -24,10 +24,10 @@ import pytest
 import torch
 
 from descant import DescantWarning, Federation, Sgd, algorithms, compare
+from descant.deployment.server.serve import free_port
 from descant.engines import Clocked, InProcess, Ray
 from descant.errors import EngineError, SettingError
-from descant.exchange import gather, tasks_for
-from descant.server.serving import free_port
+from descant.rounds.dispatch import gather, tasks_for
 from failing import deadly, fragile, looped, mostly_fine, nowhere, otherwise, slow
 from problems import EVERY, classes, network, wide
 from teams import LEARNING

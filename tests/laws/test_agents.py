@@ -16,9 +16,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from descant import DescantWarning, Dqn, Federation, PolicyGradient, algorithms, parties, problems
+from descant import DescantWarning, Dqn, Federation, PolicyGradient, algorithms, parties
+from descant import models as problems
 from descant.algorithms.fedrl import ByReward, by_best
-from descant.core import Hyper, Report, Tuning
+from descant.core.algorithm import Hyper, Tuning
+from descant.core.messages import Report
 from descant.engines import InProcess, Processes
 from descant.errors import SettingError
 from fakes import Bytes

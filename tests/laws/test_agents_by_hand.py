@@ -20,9 +20,10 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional
 
-from descant import Dqn, Federation, PolicyGradient, algorithms, parties, problems, seeds
-from descant.solvers.agents import LONGEST
-from descant.solvers.forward import Keyed
+from descant import Dqn, Federation, PolicyGradient, algorithms, models, parties
+from descant.core.algorithm import seeds
+from descant.training.agent_training import LONGEST
+from descant.training.stacked_forward import Keyed
 
 
 class Short(gymnasium.Env[Any, Any]):
@@ -69,7 +70,7 @@ PG = replace(PG, lr=0.02, clip=0.1)
 
 def made(solver: Any, algorithm: Any = None, outputs: int = 2, count: int = 1) -> Federation:
     people = parties.agents("Short-v0", count=count, test=0)
-    net = partial(problems.mlp, 4, outputs, (8,))
+    net = partial(models.mlp, 4, outputs, (8,))
     return Federation(net, people, algorithm or algorithms.Local(), solver=solver, seed=5)
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from descant import medians, weiszfeld
-from descant.centers import (
+from descant.aggregation import geometric_median, order_statistics
+from descant.aggregation.aggregators import (
     Aggregator,
     CoordinateMedian,
     GeometricMedian,
@@ -23,8 +23,8 @@ from descant.centers import (
     SmoothedCoordinateMedian,
     TrimmedMean,
 )
+from descant.aggregation.penalties import NormP
 from descant.errors import SettingError
-from descant.penalties import NormP
 
 CENTERS: dict[str, Aggregator] = {
     "mean": Mean(),
@@ -250,8 +250,8 @@ def test_geometric_median_is_optimal_and_says_so(name: str, rho: float) -> None:
 
 @pytest.mark.parametrize("shape", [(30, 3), (30, 700), (300, 400)])
 def test_gap_is_honest_when_stopped_early(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weiszfeld, "FEW_ROWS", 0)
-    monkeypatch.setattr(weiszfeld, "FEW_COLUMNS", 0)
+    monkeypatch.setattr(geometric_median, "FEW_ROWS", 0)
+    monkeypatch.setattr(geometric_median, "FEW_COLUMNS", 0)
     models = draw(5, *shape) * torch.logspace(-1, 1, shape[0])[:, None]
     shares = torch.full((shape[0],), 1 / shape[0], dtype=torch.float64)
     gaps = []
@@ -269,9 +269,9 @@ def test_gap_is_honest_when_stopped_early(shape: tuple[int, int], monkeypatch: p
 def test_gram_columns_and_passes_agree(rho: float, monkeypatch: pytest.MonkeyPatch) -> None:
     models, weights = draw(8, 40, 50) * torch.logspace(-1, 1, 40)[:, None], draw(9, 40).abs()
     by_columns = GeometricMedian(rho)(models, weights).point
-    monkeypatch.setattr(weiszfeld, "FEW_COLUMNS", 0)
+    monkeypatch.setattr(geometric_median, "FEW_COLUMNS", 0)
     by_gram = GeometricMedian(rho)(models, weights).point
-    monkeypatch.setattr(weiszfeld, "FEW_ROWS", 0)
+    monkeypatch.setattr(geometric_median, "FEW_ROWS", 0)
     by_passes = GeometricMedian(rho, tolerance=1e-13)(models, weights).point
     torch.testing.assert_close(by_gram, by_columns, rtol=0, atol=1e-10)
     torch.testing.assert_close(by_passes, by_columns, rtol=0, atol=1e-10)
@@ -302,14 +302,14 @@ def test_one_gram_matrix_of_float32_is_enough_for_a_gap_of_a_millionth(far: floa
 def test_the_width_of_blocks_does_not_matter(center: Aggregator, monkeypatch: pytest.MonkeyPatch) -> None:
     models, weights = draw(10, 7, 33), draw(11, 7).abs()
     whole = center(models, weights).point
-    monkeypatch.setattr(medians, "BLOCK", 20)
-    monkeypatch.setattr("descant.centers.BLOCK", 20)
+    monkeypatch.setattr(order_statistics, "BLOCK", 20)
+    monkeypatch.setattr("descant.aggregation.aggregators.BLOCK", 20)
     torch.testing.assert_close(center(models, weights).point, whole, rtol=0, atol=1e-7)
 
 
 MEMORY = """
 import resource, sys, torch
-from descant.centers import *
+from descant.aggregation.aggregators import *
 torch.set_num_threads(1)
 stack = torch.empty(100, 400_000).normal_(generator=torch.Generator().manual_seed(0))  # 160 MB
 for warm in (1, 0):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from descant import Federation, Sgd, algorithms
-from descant.core import Loss
-from descant.penalties import Norm1, Norm2, Penalty, envelope, personal
+from descant.aggregation.penalties import Norm1, Norm2, Penalty, envelope, personal
+from descant.core.algorithm import Loss
 from problems import PENALTIES, Regression, half_squares, waves
 
 ALPHA = 0.5

@@ -17,17 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from descant import Federation, Trader, algorithms, parties, problems
+from descant import Federation, Trader, algorithms, parties
+from descant import models as problems
+from descant.analysis import desk_results
 from descant.engines import InProcess, Processes
-from descant.flat import Net
-from descant.instruments import traded
+from descant.models.flat import Net
 from descant.parties import Desk
 from descant.portfolio import Market, follow, generated
-from descant.portfolio.gan import Gan
-from descant.solvers.layers import Into
-from descant.solvers.sloped import LogReturn, log_softmax
-from descant.solvers.stacked import Kernel, Stack, kernel_of
-from descant.solvers.trader import first_day
+from descant.portfolio.price_gan import Gan
+from descant.training.kernels.layers import Into
+from descant.training.kernels.traced_kernel import Kernel, Stack, kernel_of
+from descant.training.portfolio_policy import first_day
+from descant.training.rl_losses import LogReturn, log_softmax
 from fakes import Bytes
 from problems import METHODS
 
@@ -140,7 +141,7 @@ def test_batches_begin_late_rather_than_early_and_within_the_days_that_there_are
 
 def test_no_policy_sees_a_price_before_its_day() -> None:
     """Prices that change from a day on change what is held from that day on, and nothing before it."""
-    from descant.solvers.backtests import walked
+    from descant.training.backtest_evaluation import walked
 
     torch.manual_seed(0)
     net = Net(problems.eiie("cnn", window=10))
@@ -176,8 +177,8 @@ def test_training_never_touches_the_days_of_the_test() -> None:
 
 
 def test_a_batch_holds_the_prices_up_to_each_day_and_earns_the_next() -> None:
-    from descant.core import Job
-    from descant.solvers.trader import _Pages
+    from descant.core.interfaces import Job
+    from descant.training.portfolio_policy import _Pages
 
     desk: Any = desks(augment=("none",))["0"]
     job: Any = replace_job(Job, [desk])
@@ -212,7 +213,7 @@ def bold(seed: int = 0) -> tuple[Net, Tensor]:
 
 def test_a_back_test_is_a_plain_walk_through_the_days() -> None:
     """Fees by bisection, entry from cash, the next day's relative, and what was chosen the day before is seen."""
-    from descant.solvers.backtests import walked
+    from descant.training.backtest_evaluation import walked
 
     net, row = bold()
     module, desk = net.module_of(row), desks(cost=0.05)["1"]
@@ -244,8 +245,8 @@ def test_a_back_test_is_a_plain_walk_through_the_days() -> None:
 @pytest.mark.parametrize("moments", ["keep", "reset"])
 def test_a_round_of_a_desk_is_a_plain_loop(moments: Any) -> None:
     """Batches in a row, what was held the day before each, the fee, Adam; another year is made up on the way."""
-    from descant import seeds
-    from descant.portfolio.augment import augmenter
+    from descant.core.algorithm import seeds
+    from descant.portfolio.price_augmentation import augmenter
 
     trader = replace(TRADER, iterations=14, renew=6, moments=moments)
     fed = made("cnn", algorithms.Local(), solver=trader, people=desks(2, augment=("gbm",), cost=0.05))
@@ -312,7 +313,7 @@ def test_the_cut_never_changes_a_bit(kind: str, algorithm: Any) -> None:
 def test_whose_prices_failed_is_told_alike_however_it_is_cut_or_stopped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from descant.portfolio.augment import Gbm
+    from descant.portfolio.price_augmentation import Gbm
 
     def draw(self: Any, fitted: Any, prices: Any, days: int, rng: Any) -> Any:
         return prices[-days:] * (np.inf if rng.random() < 0.5 else 1)
@@ -354,7 +355,7 @@ def test_every_desk_pays_its_own_cost(tmp_path: Path) -> None:
     alike = [desks(4, cost=cost) for cost in (0.002, 0.0, 0.1)]
     mixed = parties.People([alike[k % 3]._source(str(k)) for k in range(4)])
     beside, *alone = (made("cnn", algorithms.Local(), people=one).fit(2, progress=False) for one in (mixed, *alike))
-    found, *expected = (traded(fed) for fed in (beside, *alone))
+    found, *expected = (desk_results(fed) for fed in (beside, *alone))
     for k in range(4):
         assert torch.equal(models(beside)[k + 1], models(alone[k % 3])[k + 1])
         for part in ("growth", "uniform", "hold"):

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from descant import Algorithm, Federation, algorithms
-from descant.centers import CoordinateMedian, GeometricMedian, Mean
-from descant.core import Aggregate
-from descant.penalties import HalfSquare, Indicator, Zero, personal
-from descant.settings import PerParty
+from descant.aggregation.aggregators import CoordinateMedian, GeometricMedian, Mean
+from descant.aggregation.penalties import HalfSquare, Indicator, Zero, personal
+from descant.core.algorithm import Aggregate
+from descant.core.settings import PerParty
 from problems import PENALTIES, Exact, Regression, half_squares
 
 ALPHA = 0.8

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from descant import Algorithm, Federation, Sgd, algorithms, parties
-from descant.algorithms.pieces import by_samples, uniformly
-from descant.centers import GeometricMedian, Mean
+from descant.aggregation.aggregators import GeometricMedian, Mean
+from descant.aggregation.penalties import HalfSquare, Indicator, Norm1, Norm2, Zero
+from descant.algorithms.components import by_samples, uniformly
+from descant.core.settings import Decay, PerParty
 from descant.errors import SettingError
-from descant.penalties import HalfSquare, Indicator, Norm1, Norm2, Zero
-from descant.settings import Decay, PerParty
 from problems import Regression, classes, half_squares, network
 
 F64 = torch.float64

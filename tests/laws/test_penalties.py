@@ -10,10 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from descant.centers import fixed_point_step
-from descant.errors import SettingError
-from descant.flat import Net
-from descant.penalties import (
+from descant.aggregation.aggregators import fixed_point_step
+from descant.aggregation.penalties import (
     ByLayer,
     DiagonalQ,
     HalfSquare,
@@ -27,6 +25,8 @@ from descant.penalties import (
     envelope,
     personal,
 )
+from descant.errors import SettingError
+from descant.models.flat import Net
 
 D = 6
 PENALTIES: dict[str, Penalty] = {

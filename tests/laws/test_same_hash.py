@@ -14,12 +14,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from descant import DescantError, Federation, Sgd, algorithms, checkpoint, parties
-from descant.checkpoint import digest, models_digest
-from descant.core import Memory
+from descant import DescantError, Federation, Sgd, algorithms, parties
+from descant.core.algorithm import Memory
 from descant.errors import StateError
-from descant.run import run as rounds
-from descant.store import disk, party_state
+from descant.rounds import checkpoint
+from descant.rounds.checkpoint import digest, models_digest
+from descant.rounds.loop import run as rounds
+from descant.storage import atomic, party_state
 from problems import EVERY, classes, network
 
 ROUNDS = 4
@@ -276,7 +277,7 @@ def test_a_save_that_is_killed_leaves_the_old_run_or_the_new_one(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save_file", Nth(checkpoint.save_file, n, KeyboardInterrupt()))
         patch.setattr(checkpoint, "_sweep", Nth(checkpoint._sweep, n - 3, KeyboardInterrupt()))
-        patch.setattr(disk, "replace", Nth(disk.replace, n - 4, KeyboardInterrupt()))
+        patch.setattr(atomic, "replace", Nth(atomic.replace, n - 4, KeyboardInterrupt()))
         with contextlib.suppress(KeyboardInterrupt):
             fed.save(saved)
     assert made("FedAvgPlus").load(saved).hash() in (old, fed.hash())

@@ -2,20 +2,20 @@
 
 from collections.abc import Callable, Mapping
 
-from ..core import Algorithm
-from .adaptive import AdaptiveHyper
+from ..core.algorithm import Algorithm
+from ..coresets.proxy_wrapper import StandIns
+from ..privacy.dp_wrappers import CentralPrivacy, Chance, LocalPrivacy
+from ..privacy.secure_aggregation.secure_wrapper import SecureAggregation
+from .adaptive_hyper.reinforce import AdaptiveHyper
 from .asynchronous import FedAsync, FedBuff, Hinge, Polynomial
-from .attendance import Among, Comes, Drops, Every, Sample, Span, Stragglers, Timetable
-from .baselines import RFA, CoordinateMedian, FedAvg, FedProx, Local
-from .decaying import Decaying
+from .byzantine import Hostile
+from .decay_schedule import Decaying
 from .fed_plus import L2GD, FedAvgPlus, FedCoMedPlus, FedGeoMedPlus, FedPlus, FedPlusFixed, FedPlusV1
+from .fedavg import RFA, CoordinateMedian, FedAvg, FedProx, Local
 from .fedrl import FedRL, Period
-from .hostile import Hostile
-from .matching import EntropyRegularization, RepresentationMatching, WeightDivergence
-from .personal import APFL, Ditto, FedPer, FedRep, pFedMe
-from .private import CentralPrivacy, Chance, LocalPrivacy
-from .secure import SecureAggregation
-from .standing_in import StandIns
+from .participation import Among, Comes, Drops, Every, Sample, Span, Stragglers, Timetable
+from .personalized import APFL, Ditto, FedPer, FedRep, pFedMe
+from .representation_matching.matching_wrappers import EntropyRegularization, RepresentationMatching, WeightDivergence
 
 ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
     "local": Local,

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..core import Algorithm, Discount
-from ..settings import Schedule, check, setting
-from .baselines import FedAvg, FedProx
-from .pieces import Step, uniformly
+from ..core.algorithm import Algorithm, Discount
+from ..core.settings import Schedule, check, setting
+from .components import Step, uniformly
+from .fedavg import FedAvg, FedProx
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..centers import CoordinateMedian, Mean
-from ..core import Aggregate, Aggregated, Algorithm, Hyper, Term, Tuned, Tuning
+from ..aggregation.aggregators import CoordinateMedian, Mean
+from ..aggregation.penalties import HalfSquare, Norm1, Norm2, Penalty
+from ..core.algorithm import Aggregate, Aggregated, Algorithm, Hyper, Term, Tuned, Tuning
+from ..core.settings import Schedule, setting
 from ..errors import SettingError
-from ..penalties import HalfSquare, Norm1, Norm2, Penalty
-from ..settings import Schedule, setting
-from .baselines import FedAvg
-from .pieces import Distance, FedPlusPull, Mix, PerLayer, TowardFixed, TowardProx, keep_own, uniformly
+from .components import Distance, FedPlusPull, Mix, PerLayer, TowardFixed, TowardProx, keep_own, uniformly
+from .fedavg import FedAvg
 
 Over = Literal["active", "all"]
 

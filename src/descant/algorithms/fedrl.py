@@ -14,11 +14,11 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from ..core import Algorithm, Metrics, Tuned, Tuning, Weigh
+from ..core.algorithm import Algorithm, Metrics, Tuned, Tuning, Weigh
+from ..core.settings import check, setting
 from ..errors import SettingError
-from ..settings import check, setting
-from .baselines import FedAvg
-from .pieces import fixed, uniformly
+from .components import fixed, uniformly
+from .fedavg import FedAvg
 
 Mode: TypeAlias = Literal["normalise", "shift", "softmax"]
 

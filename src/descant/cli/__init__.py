@@ -11,7 +11,14 @@ import typer
 
 from .. import __version__
 from ..errors import DescantWarning
-from . import papers, recipes, server, silo, tools, vault
+from . import papers_commands, server_commands, silo_commands, vault_commands
+from .compare_command import compare
+from .demo_command import demo
+from .doctor_command import doctor
+from .report_command import report
+from .run_command import run
+from .runs_command import runs
+from .worth_command import worth
 
 app = typer.Typer(
     add_completion=False,
@@ -37,13 +44,12 @@ def descant(
     """Federated learning for parties that differ: own models, robust centres, and numbers that say who gained."""
 
 
-for command in (tools.demo, recipes.run, recipes.compare, recipes.report, recipes.runs, tools.doctor, tools.bench):
+for command in (demo, run, compare, report, runs, doctor, worth):
     app.command()(command)
-app.command()(recipes.worth)
-app.add_typer(papers.app, name="papers")
-app.add_typer(vault.app, name="vault")
-app.add_typer(server.app, name="server")
-app.add_typer(silo.app, name="silo")
+app.add_typer(papers_commands.app, name="papers")
+app.add_typer(vault_commands.app, name="vault")
+app.add_typer(server_commands.app, name="server")
+app.add_typer(silo_commands.app, name="silo")
 
 
 _as_ever = warnings.formatwarning

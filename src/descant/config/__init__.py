@@ -22,8 +22,8 @@ schedule says, and where the others are.
 Light to import: torch waits until something is made.
 """
 
-from .parts import Attendance, Figure, Length
 from .recipe import Recipe, read
-from .resume import how_to_end, resumable, resuming, server_of
+from .resume_command import how_to_end, resumable, resuming, server_of
+from .sections import Attendance, Figure, Length
 
 __all__ = ["Attendance", "Figure", "Length", "Recipe", "how_to_end", "read", "resumable", "resuming", "server_of"]

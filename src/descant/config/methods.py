@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..core.settings import check, unknown
 from ..errors import DescantWarning, SettingError
-from ..settings import check, unknown
-from .keywords import fits, keywords_for, told
-from .parts import ATTENDANCE, Attendance, chosen, record_of, tables
+from .arguments import fits, keywords_for, told
+from .sections import ATTENDANCE, Attendance, chosen, record_of, tables
 
 if TYPE_CHECKING:
-    from ..core import Algorithm
+    from ..core.algorithm import Algorithm
 
 ALONE = "Local"  # the name of training alone, whatever wraps every method
 
@@ -56,7 +56,7 @@ def _keys(table: Mapping[str, Any]) -> str:
 def wrapped(made: Algorithm, wrap: Sequence[Mapping[str, Any]], where: str) -> Algorithm:
     """An algorithm with what wraps it, one table each, from the inside out."""
     from ..algorithms import WRAPPERS
-    from ..core import Algorithm
+    from ..core.algorithm import Algorithm
 
     for table in wrap:
         make, given = chosen(table, where, "by", WRAPPERS)

@@ -11,21 +11,22 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.settings import check, unknown
 from ..errors import SettingError
-from ..settings import check, unknown
-from . import toml
-from .keywords import keywords_for
+from . import toml_io
+from .arguments import keywords_for
+from .file_paths import last_part, located, self_contained
 from .methods import ALONE, ending, method, rounds_of, warn_beyond
-from .parts import ATTENDANCE, CARRIED, Figure, Length, at_address, chosen, engine_of, record_of, sealing
-from .paths import last_part, located, self_contained
-from .shape import check_shape
+from .schema import check_shape
+from .sections import ATTENDANCE, CARRIED, Figure, Length, at_address, chosen, engine_of, record_of, sealing
 
 if TYPE_CHECKING:
-    from ..core import Algorithm, Solver
+    from ..core.algorithm import Algorithm
+    from ..core.interfaces import Solver
     from ..federation import Federation, MakeEngine
-    from ..finished import Finished
-    from ..piece import Data, Model
-    from ..study import Study
+    from ..rounds.plan import Data, Model
+    from ..studies.result_cache import Finished
+    from ..studies.study import Study
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Recipe:
     @property
     def text(self) -> str:
         """The whole of it as TOML, overrides included: what a run's folder keeps. It needs no file beside it."""
-        return toml.write(self_contained(self.tables))
+        return toml_io.write(self_contained(self.tables))
 
     @property
     def title(self) -> str:
@@ -77,7 +78,7 @@ class Recipe:
             counted[table] = {key: value for key, value in counted[table].items() if key not in keys}
         wrapped = {"wrap": self._list("wrap")} if self._list("wrap") else {}
         methods = {"methods": whole._list("methods"), "method": whole._table("method")}
-        written = toml.write({**counted, **methods, **wrapped})
+        written = toml_io.write({**counted, **methods, **wrapped})
         return hashlib.blake2b(written.encode(), digest_size=8).hexdigest()
 
     @property
@@ -93,7 +94,7 @@ class Recipe:
         if not changes:
             raise SettingError(f"{self.name} has no [quick] form.")
         rest = {key: value for key, value in self.tables.items() if key != "quick"}
-        return _checked(replace(self, tables=toml.merged(rest, changes)))
+        return _checked(replace(self, tables=toml_io.merged(rest, changes)))
 
     def set(self, *assignments: str) -> Recipe:
         """With other values, each given as "table.key=value"; a value is TOML, and a bare word is a text."""
@@ -102,24 +103,24 @@ class Recipe:
             path, equals, value = assignment.partition("=")
             if not equals or not path.strip():
                 raise SettingError(f"--set takes table.key=value, such as run.rounds=20. Got {assignment!r}.")
-            tables = toml.assigned(tables, path.strip().split("."), toml.value(value.strip()), assignment)
+            tables = toml_io.assigned(tables, path.strip().split("."), toml_io.value(value.strip()), assignment)
         return _checked(replace(self, tables=tables))
 
     def where(self, data: str | Path | None) -> Recipe:
         """With the folder of its data, wherever what it names reads one."""
         made = {"parties": self._population()[0], "model": self._net()[0]}
         reads = [name for name, make in made.items() if data is not None and "data" in signature(make).parameters]
-        return replace(self, tables=toml.merged(self.tables, {name: {"data": str(data)} for name in reads}))
+        return replace(self, tables=toml_io.merged(self.tables, {name: {"data": str(data)} for name in reads}))
 
     def sweep(self) -> Iterator[tuple[dict[str, Any], Recipe]]:
         """Every combination of the values in [sweep], and the recipe at it; one with no values if there is no sweep."""
-        lists = dict(toml.flat(self._table("sweep")))
+        lists = dict(toml_io.flat(self._table("sweep")))
         rest = replace(self, tables={key: value for key, value in self.tables.items() if key != "sweep"})
         for values in itertools.product(*lists.values()):
             at = dict(zip(lists, values, strict=True))
             tables = rest.tables
             for path, one in at.items():
-                tables = toml.assigned(tables, path.split("."), one, path)
+                tables = toml_io.assigned(tables, path.split("."), one, path)
             yield at, _checked(replace(rest, tables=tables))
 
     # ── what it says, made ────────────────────────────────────────────────────────────────────────────────────────────
@@ -136,7 +137,7 @@ class Recipe:
 
     def solver(self) -> Solver:
         """How a party learns alone: by Sgd, or by what `solver` in [work] names."""
-        from ..solvers import SOLVERS
+        from ..training import SOLVERS
 
         work = dict(self._table("work"))
         named = work.pop("solver", "sgd")
@@ -197,7 +198,7 @@ class Recipe:
 
     def study(self, names: Sequence[str] = (), progress: bool = True, kept: Finished | None = None) -> Study:
         """Its methods (or those that are named) side by side, by `compare`; finished trainings are kept in a folder."""
-        from ..study import compare
+        from ..studies.study import compare
 
         chosen, length = self.unsealed().algorithms(names), self.length
         self._warn_beyond()
@@ -273,7 +274,7 @@ class Recipe:
         return chosen(self._table("parties"), "[parties]", "population", POPULATIONS)
 
     def _net(self) -> tuple[Callable[..., Any], dict[str, Any]]:
-        from ..problems import NETS
+        from ..models import NETS
 
         make, given = chosen(self._table("model"), "[model]", "net", NETS)
         return make, {key: value for key, value in given.items() if key not in ("loss", "metric")}
@@ -290,7 +291,7 @@ def read(source: str | Path, home: Path | None = None) -> Recipe:
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
             raise SettingError(f"The recipe {source} cannot be read: {reason}.") from error
-    tables = toml.read(text, f"The recipe {name}")
+    tables = toml_io.read(text, f"The recipe {name}")
     return _checked(Recipe(tables if path is None else located(tables, home or path.parent), name))
 
 

@@ -1,8 +1,8 @@
 """How tasks reach parties; one small file each."""
 
-from .clock import Clocked
 from .in_process import InProcess
-from .processes import Processes
-from .ray import Ray
+from .processes.process_engine import Processes
+from .ray.ray_engine import Ray
+from .virtual_clock import Clocked
 
 __all__ = ["Clocked", "InProcess", "Processes", "Ray"]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from ..core import Report, Store, Task
-from ..piece import Plan, work
-from ..store import PartyStore
+from ..core.interfaces import Store
+from ..core.messages import Report, Task
+from ..rounds.party_side import work
+from ..rounds.plan import Plan
+from ..storage import PartyStore
 
 _STACK_BYTES = 2**31  # the rows of one stack with their gradients, moments and anchors
 _COPIES = 8

@@ -3,10 +3,10 @@
 Light to import: torch waits for the work.
 """
 
-from .expected import Kept, check_keepable, differences, keep, kept
+from .expected_results import Kept, check_keepable, differences, keep, kept
 from .experiment import Experiment, Point, carry_out, check_folder, legend, means, summary, told
-from .shelf import home, keys, recipe_of
-from .sweep import MANIFEST, write_sweep
+from .recipe_index import home, keys, recipe_of
+from .sweep_report import MANIFEST, write_sweep
 
 __all__ = [
     "MANIFEST",

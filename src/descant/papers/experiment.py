@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..config import Figure, Recipe
-from ..table import Table
-from .sweep import MANIFEST, PAGE, PICTURE, name_of, write_sweep
+from ..reporting.table import Table
+from .sweep_report import MANIFEST, PAGE, PICTURE, name_of, write_sweep
 
 if TYPE_CHECKING:
-    from ..finished import Finished
-    from ..study import Study
+    from ..studies.result_cache import Finished
+    from ..studies.study import Study
 
 SWEPT = (MANIFEST, PICTURE, PAGE, "*=*")  # the folder of an experiment that goes through values: a study for each
 
@@ -97,7 +97,7 @@ class Experiment:
 
     def to_json(self) -> dict[str, Any]:
         """Everything in it but the parties, for programs."""
-        from ..verdict import helped
+        from ..studies.summary import helped
 
         points = [
             {"at": dict(one.at), "note": one.study.note, "helped": helped(one.study), **json.loads(one.study.to_json())}
@@ -109,9 +109,9 @@ class Experiment:
 
     def save(self, folder: Path) -> Path:
         """Write the report; where values were gone through, one for each, and one of them all."""
-        from ..canvas import noted
-        from ..report import write
-        from ..store import replacing
+        from ..reporting.figure import noted
+        from ..storage import replacing
+        from ..studies.study_report import write
 
         if not self.recipe.swept:
             write(self.points[0].study, folder)
@@ -127,8 +127,8 @@ class Experiment:
 
     def _draw(self, file: Path) -> Path:
         """Lines where numbers were gone through, else cells: there is no way from one word to another."""
-        from ..canvas import Line
-        from ..pictures import draw_cells, draw_sweep
+        from ..reporting.figure import Line
+        from ..reporting.plots import draw_cells, draw_sweep
 
         own = [means(point.study) for point in self.points]
         places = range(len(own))
@@ -159,7 +159,7 @@ class Experiment:
 
 def summary(study: Study) -> str:
     """The table, the verdict and the findings, broken for a terminal."""
-    from ..ledger import is_traded, ledger
+    from ..studies.portfolio_tables import is_traded, ledger
 
     tables = [replace(study.table(), verdict="", notes=()), *([ledger(study)] if is_traded(study) else [])]
     return "\n\n".join([*map(str, tables), told(study)])
@@ -173,7 +173,7 @@ def told(study: Study) -> str:
 
 def legend() -> str:
     """How to read the table."""
-    from ..report import LEGEND
+    from ..studies.study_report import LEGEND
 
     return textwrap.fill(LEGEND, 110)
 
@@ -198,8 +198,8 @@ def carry_out(
 
 def check_folder(recipe: Recipe, folder: Path) -> None:
     """Raise unless the report of a recipe can be written there: to be asked before the work."""
-    from ..report import FILES
-    from ..store import check_replaceable
+    from ..storage import check_replaceable
+    from ..studies.study_report import FILES
 
     check_replaceable(folder, SWEPT if recipe.swept else FILES)
 

@@ -8,22 +8,22 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from . import splits
+from ..coresets.selection import Coreset, Selection
+from ..portfolio.desk import Desk, desks
+from ..rl.agent import Agent, agents
+from . import partition
 from .adapters import arrays_of
-from .agents import Agent, agents
 from .audio import mel_spectrogram, words
-from .clients import clients
-from .coresets import Coreset, Selection
-from .desks import Desk, desks
-from .digits import digits
-from .folder import data_folder
-from .papers import femnist, mnist, sentiment
-from .people import Party, People, from_arrays, from_rows
-from .picture import draw
+from .catalog import data_folder
+from .datasets.async_silos_paper import mnist_svhn, newsgroups, rotated_mnist
+from .datasets.digits import digits
+from .datasets.fed_plus_paper import femnist, mnist, sentiment
+from .datasets.generic import cifar10, csv, npz, svhn
+from .datasets.representation_matching_paper import clients
+from .datasets.synthetic import shared, synthetic
+from .population import Party, People, from_arrays, from_rows
+from .population_plot import draw
 from .readers import read_wave
-from .sets import cifar10, csv, npz, svhn
-from .silos import mnist_svhn, newsgroups, rotated_mnist
-from .synthetic import shared, synthetic
 
 POPULATIONS: Mapping[str, Callable[..., People]] = MappingProxyType(
     {
@@ -65,7 +65,7 @@ __all__ = [
     "rotated_mnist",
     "sentiment",
     "shared",
-    "splits",
+    "partition",
     "svhn",
     "synthetic",
     "words",

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import TensorDataset
 
+from ..core.settings import unknown
 from ..errors import PartyError
-from ..settings import unknown
 from .party import Array, as_array
 
 

@@ -15,12 +15,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..core.seeds import EVERYBODY, stream
+from ..core.settings import check, setting
 from ..errors import PartyError, SettingError
-from ..seeds import EVERYBODY, stream
-from ..settings import check, setting
-from . import splits
+from . import partition
 from .party import Array
-from .people import People, from_rows
+from .population import People, from_rows
 from .readers import damaged, read_wave
 
 Scale = Literal["slaney", "htk"]
@@ -165,7 +165,7 @@ def words(
         raise damaged(folder, "it has no WAV files", "one folder a word with *.wav in it")
     pictures = np.stack([mel_spectrogram(_second(file)) for file, _ in files])[:, None]
     x, y = (pictures - pictures.mean()) / (pictures.std() or 1.0), np.array([label for _, label in files])
-    rows = splits.cut(y, split, count, stream(seed, 0, EVERYBODY, "words"), alpha, classes, sigma, exponent)
+    rows = partition.cut(y, split, count, stream(seed, 0, EVERYBODY, "words"), alpha, classes, sigma, exponent)
     return from_rows(x, y, rows, test, seed)
 
 

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..core.seeds import stream
+from ..core.settings import setting
 from ..errors import PartyError
-from ..seeds import stream
-from ..settings import setting
 
 Array: TypeAlias = NDArray[Any]
 

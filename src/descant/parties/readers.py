@@ -24,10 +24,10 @@ from typing import BinaryIO, TextIO, cast
 import numpy as np
 import torch
 
+from ..core.settings import unknown
 from ..errors import PartyError
-from ..settings import unknown
+from .partition import Rows
 from .party import Array, check_finite
-from .splits import Rows
 
 _DAMAGED: tuple[type[Exception], ...] = (OSError, EOFError, ValueError, KeyError, MemoryError)
 _DAMAGED += (zlib.error, lzma.LZMAError, zipfile.BadZipFile, struct.error, wave.Error)

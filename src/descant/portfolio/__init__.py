@@ -5,9 +5,20 @@
 ((259, 4), 1.0)
 """
 
-from . import fees, measures
+from . import performance_measures, transaction_costs
 from .backtest import Path, drift, follow, hold, uniform
-from .files import read
 from .market import Market, generated
+from .price_files import read
 
-__all__ = ["Market", "Path", "drift", "fees", "follow", "generated", "hold", "measures", "read", "uniform"]
+__all__ = [
+    "Market",
+    "Path",
+    "drift",
+    "transaction_costs",
+    "follow",
+    "generated",
+    "hold",
+    "performance_measures",
+    "read",
+    "uniform",
+]

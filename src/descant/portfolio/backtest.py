@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import PartyError, SettingError
-from . import fees
+from . import transaction_costs
 from .market import Array
 
 _CLOSE = 1e-5  # how far weights in single precision may sum from 1
@@ -51,12 +51,12 @@ def follow(choose: Callable[[int, Array], Array], relatives: Array, c: float | A
     weights = np.empty((*lead, days, 1 + assets))
     before = np.zeros((*lead, 1 + assets))
     before[..., 0] = 1
-    fee = fees.exact if exact else fees.approximate
+    fee = transaction_costs.exact if exact else transaction_costs.approximate
     for t in range(days):
         after = _on_simplex(choose(t, before), before.shape, t)
         earned = _worth(after, relatives[..., t, :]).sum(-1)
         growth[..., t] = fee(before, after, c) * earned
-        weights[..., t, :], turnover[..., t] = after, fees.turnover(before, after)
+        weights[..., t, :], turnover[..., t] = after, transaction_costs.turnover(before, after)
         before = drift(after, relatives[..., t, :])
     return Path(growth, weights, turnover)
 

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.seeds import EVERYBODY, stream
+from ..core.settings import unknown
 from ..errors import PartyError, SettingError
-from ..seeds import EVERYBODY, stream
-from ..settings import unknown
 
 Array: TypeAlias = NDArray[Any]
 

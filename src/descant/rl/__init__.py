@@ -6,8 +6,8 @@
 """
 
 from .cartpole import CartPole
-from .film import film
-from .gym import Gym
-from .worlds import World, Worlds, world
+from .environment import World, Worlds, world
+from .episode_animation import film
+from .gymnasium_environment import Gym
 
 __all__ = ["CartPole", "Gym", "World", "Worlds", "film", "world"]

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.settings import check, setting, unknown
 from ..errors import PartyError
-from ..settings import check, setting, unknown
-from .worlds import Array, Kept, Moved, Worlds
+from .environment import Array, Kept, Moved, Worlds
 
 CAPS = {"CartPole-v0": 200, "CartPole-v1": 500}
 _FAR, _TILTED = 2.4, 12 * 2 * math.pi / 360

@@ -1,0 +1,54 @@
+"""Compare Descant with its peers: ``bash scripts/bench --help``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from descant.cli.command_helpers import json_option, option, plain_endings
+from peer_comparison import PEERS, Bench, run_bench
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def bench(
+    workloads: str = typer.Option("W1,W1+,W2,W3", help="The workloads. Default: W1,W1+,W2,W3.", show_default=False),
+    peers: str = typer.Option("", help=f"The contestants, of {', '.join(PEERS)}; pfl@2 has 2 threads. Default: all."),
+    turns: int = option(Bench, "turns"),
+    rounds: int | None = option(Bench, "rounds"),
+    cold: int = option(Bench, "cold"),
+    install: bool = typer.Option(
+        True,
+        "--install/--no-install",
+        help="Make the environments that are missing. Default: install.",
+        show_default=False,
+    ),
+    environments: Path | None = typer.Option(None, help="Their folder. Default: ~/.cache/descant/bench."),  # noqa: B008
+    out: Path = typer.Option(  # noqa: B008
+        "descant-bench",
+        help="The folder for bench.json, bench.md and bench.png. Default: descant-bench.",
+        show_default=False,
+    ),
+    as_json: bool = json_option(),
+) -> None:
+    """Run the same work by Descant and its peers, side by side: a table and a picture. About half an hour.
+
+    W1: logistic regression, 1,000 parties, FedAvg (W1+: FedGeoMed+). W2: a network of 784-200-200-10, 100 parties.
+    W3: two convolutions, 100 parties. Peers that are missing are installed into environments of their own (4 GB).
+    """
+    works, names = (tuple(name.strip() for name in text.split(",") if name.strip()) for text in (workloads, peers))
+    chosen = Bench(works, names, turns, rounds, cold, install, environments=environments)
+    with plain_endings():
+        results = run_bench(chosen, out)
+        if as_json:
+            typer.echo((out / "bench.json").read_text(encoding="utf-8"))
+            return
+        for result in results:
+            typer.echo(f"{result.work.name}, {result.work.method}: {result.work.title}\n{result.table()}\n")
+        typer.echo(f"The tables and the picture: {out / 'bench.md'}, {out / 'bench.png'}")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,85 @@
+"""The peers' environments: one venv each in a cache folder, made the first time and used again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from descant.errors import DescantError
+from peer_comparison.contestants import Peer, own_python
+
+CACHE = Path.home() / ".cache" / "descant" / "bench"
+MARK = "descant-bench.json"  # in a venv that was made to its end: what was installed
+PATIENCE = 1800.0  # seconds for one call of pip
+
+
+class CannotRun(DescantError):
+    """A contestant that could not be installed, started or finished; the message is the reason in its row."""
+
+
+def python_for(peer: Peer, folder: Path, install: bool, say: Callable[[str], None]) -> Path:
+    """The Python of a contestant's environment, which is made if it is not there."""
+    if not peer.installs:
+        return own_python()
+    place = folder / peer.name.partition("@")[0]
+    wanted = [list(call) for call in peer.installs]
+    python = place / "bin" / "python"
+    if _mark(place) == wanted and python.exists():
+        return python
+    if not install:
+        raise CannotRun(f"not installed in {place}, and installing was not allowed")
+    say(f"{peer.title}: making the environment {place}. It installs {_listed(peer)}")
+    log = folder / f"{place.name}.log"
+    folder.mkdir(parents=True, exist_ok=True)
+    log.write_text("")
+    _call([sys.executable, "-m", "venv", "--clear", str(place)], log)
+    for call in peer.installs:
+        _call([str(python), "-m", "pip", "install", "--disable-pip-version-check", *call], log)
+    (place / MARK).write_text(json.dumps(wanted))
+    return python
+
+
+def python_or_reason(peer: Peer, folder: Path, install: bool, say: Callable[[str], None]) -> Path | CannotRun:
+    """The same, with a failure as a value: the others go on."""
+    try:
+        return python_for(peer, folder, install, say)
+    except CannotRun as error:
+        say(f"{peer.title} is left out: {error}")
+        return error
+
+
+def _listed(peer: Peer) -> str:
+    return ", then ".join(" ".join(call) for call in peer.installs) + "."
+
+
+def _mark(place: Path) -> object:
+    try:
+        return json.loads((place / MARK).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _call(command: list[str], log: Path) -> None:
+    """Run to the end, with all output in the log; a failure is one sentence."""
+    what = " ".join(command[1:])
+    with log.open("a") as out:
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, timeout=PATIENCE, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CannotRun(f"{what} took longer than {PATIENCE:.0f} s; see {log}") from error
+        except OSError as error:
+            raise CannotRun(f"{what}: {error}") from error
+    if done.returncode:
+        raise CannotRun(f"{last_words(log)} (from {what}; see {log})")
+
+
+def last_words(log: Path) -> str:
+    """The line of a log that most likely says what went wrong."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if line.lower().startswith("error")]
+    return (errors or lines or ["it said nothing"])[-1][:200]

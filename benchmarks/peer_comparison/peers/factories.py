@@ -1,0 +1,25 @@
+"""What Descant's workers import by name: the model and the parties of the workload in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from descant.parties import People, from_arrays
+from peer_comparison.peers.models import build, load
+from peer_comparison.peers.work import open_shared
+
+
+def model(folder: str) -> nn.Module:
+    """The model, with the weights that everybody begins with."""
+    shared = open_shared(Path(folder))
+    return load(build(shared.work.model), shared.initial())
+
+
+def people(folder: str) -> People:
+    """The parties; all their samples are for training."""
+    shared = open_shared(Path(folder))
+    x, y = torch.from_numpy(shared.x), torch.from_numpy(shared.y)
+    return from_arrays([(x[cut], y[cut]) for cut in shared.cuts()], test=0)

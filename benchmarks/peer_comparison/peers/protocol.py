@@ -1,0 +1,81 @@
+"""What a contestant says and hears: JSON lines out; "rounds N", "weights FILE", "settle" and "stop" in."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from peer_comparison.peers.work import Array, Shared, open_shared
+
+
+class Contestant(Protocol):
+    """Something that trains, round by round."""
+
+    def rounds(self, n: int) -> None:
+        """Run the next n rounds."""
+
+    def weights(self) -> Mapping[str, Array]:
+        """The centre, named and laid out as torch's modules are."""
+
+
+def told(arguments: list[str] | None = None) -> Shared:
+    """The work that the command line names."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args(arguments)
+    if given.threads == 1 and arguments is None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # JAX takes every core it sees, whatever it is told
+    return open_shared(given.folder, given.threads)
+
+
+def serve(
+    start: Callable[[], Contestant], began: float | None = None, settle: Callable[[], None] | None = None
+) -> None:
+    """Start, run the first round, say how long that took, and then do as told until "stop" or the end of input.
+
+    ``began`` is when the start-up began, if before this call. Imports are over by then: they count for nobody.
+    ``settle`` waits for what has been started on the side; the turns after it are not about starting.
+    """
+    answers = _private_output()
+    began = time.perf_counter() if began is None else began
+    contestant = start()
+    contestant.rounds(1)
+    _say(answers, {"ready": True, "warmup": time.perf_counter() - began})
+    for line in sys.stdin:
+        word, _, rest = line.strip().partition(" ")
+        if word == "stop":
+            break
+        if word == "rounds":
+            began = time.perf_counter()
+            contestant.rounds(int(rest))
+            _say(answers, {"seconds": time.perf_counter() - began})
+        elif word == "settle":
+            if settle is not None:
+                settle()
+            _say(answers, {"settled": True})
+        elif word == "weights":
+            np.savez(rest, **contestant.weights())  # type: ignore[arg-type]  # its stub allows names no arrays
+            _say(answers, {"written": rest})
+        else:
+            _say(answers, {"error": f"no such command: {word!r}"})
+
+
+def _private_output() -> int:
+    """The driver's pipe, kept apart: whatever a framework prints goes to the log instead."""
+    answers = os.dup(1)
+    sys.stdout.flush()
+    os.dup2(2, 1)
+    return answers
+
+
+def _say(answers: int, message: dict[str, Any]) -> None:
+    os.write(answers, (json.dumps(message) + "\n").encode())

@@ -1,0 +1,49 @@
+"""Descant in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from descant import Federation, algorithms
+from descant.core.algorithm import Algorithm
+from peer_comparison.peers.factories import model, people
+from peer_comparison.peers.models import weights_of
+from peer_comparison.peers.protocol import serve, told
+from peer_comparison.peers.work import Array, Shared
+
+
+class Ours:
+    """A federation whose rounds nobody looks into."""
+
+    def __init__(self, shared: Shared, **settings: Any) -> None:
+        torch.set_num_threads(shared.threads)
+        work = shared.work
+        methods: Mapping[str, Callable[[], Algorithm]]
+        methods = {"FedAvg": algorithms.FedAvg, "FedGeoMed+": partial(algorithms.FedGeoMedPlus, work.alpha, work.rho)}
+        self.federation = Federation(
+            partial(model, str(shared.folder)),
+            partial(people, str(shared.folder)),
+            methods[work.method](),
+            lr=work.lr,
+            steps=work.steps,
+            batch=work.batch,
+            attend=work.present,
+            seed=work.seed,
+            **settings,
+        )
+
+    def rounds(self, n: int) -> None:
+        for _ in self.federation.rounds(n):
+            pass
+
+    def weights(self) -> dict[str, Array]:
+        return weights_of(self.federation.center_)
+
+
+if __name__ == "__main__":
+    shared = told()
+    serve(lambda: Ours(shared))

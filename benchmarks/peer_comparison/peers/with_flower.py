@@ -1,0 +1,78 @@
+"""Flower's simulation over Ray: its FedAvg strategy, one core for a client, as many clients at once as workers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Any
+
+from flwr.app import ArrayRecord, Context  # type: ignore[import-not-found,unused-ignore]
+from flwr.serverapp import Grid, ServerApp  # type: ignore[import-not-found,unused-ignore]
+from flwr.serverapp.strategy import FedAvg  # type: ignore[import-not-found,unused-ignore]
+from flwr.simulation import run_simulation  # type: ignore[import-not-found,unused-ignore]
+
+from peer_comparison.peers import flower_client
+from peer_comparison.peers.models import build, load
+from peer_comparison.peers.protocol import serve, told
+from peer_comparison.peers.work import Array, Shared
+
+
+class Strict(FedAvg):  # type: ignore[misc]
+    """FedAvg that goes on only if all clients have answered: fewer would be less work."""
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        replies = list(replies)
+        wrong = [reply.error.reason for reply in replies if reply.has_error()]
+        if wrong or len(replies) < self.min_train_nodes:
+            raise RuntimeError(f"{len(replies)} clients answered, {len(wrong)} of them with an error: {wrong[:1]}")
+        return super().aggregate_train(server_round, replies)
+
+
+class Flower:
+    """The strategy's own loop, so many rounds at a time."""
+
+    def __init__(self, shared: Shared, grid: Grid) -> None:
+        work = shared.work
+        self.grid = grid
+        self.arrays = ArrayRecord(load(build(work.model), shared.initial()).state_dict())
+        self.strategy = Strict(
+            fraction_train=work.present / work.parties,
+            min_train_nodes=work.present,
+            min_available_nodes=work.parties,
+            fraction_evaluate=0.0,
+        )
+
+    def rounds(self, n: int) -> None:
+        result: Any = self.strategy.start(self.grid, self.arrays, num_rounds=n)
+        self.arrays = result.arrays
+
+    def weights(self) -> dict[str, Array]:
+        return {name: tensor.numpy() for name, tensor in self.arrays.to_torch_state_dict().items()}
+
+
+def simulate(shared: Shared) -> None:
+    """Take orders from within Flower's server: only there can its simulation be driven."""
+    os.environ[flower_client.FOLDER] = str(shared.folder)
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    server = ServerApp()
+    began = time.perf_counter()
+
+    @server.main()  # type: ignore[untyped-decorator,unused-ignore]
+    def main(grid: Grid, context: Context) -> None:
+        serve(lambda: Flower(shared, grid), began)
+
+    resources = {"num_cpus": 1, "num_gpus": 0.0}
+    run_simulation(
+        server,
+        flower_client.app,
+        num_supernodes=shared.work.parties,
+        backend_config={
+            "client_resources": resources,
+            "init_args": {"num_cpus": shared.threads, "include_dashboard": False},
+        },
+    )
+
+
+if __name__ == "__main__":
+    simulate(told())

@@ -1,0 +1,155 @@
+"""One contestant's process: asked one thing at a time, with its processor time and memory taken from outside."""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped,unused-ignore]
+
+from peer_comparison.contestants import Peer
+from peer_comparison.environments import CannotRun, last_words
+
+SAMPLED = 0.5  # seconds between two looks at the memory
+
+
+class Running:
+    """A contestant that is alive; use it in a `with`, so that nothing of it outlives the bench."""
+
+    def __init__(self, peer: Peer, python: Path, folder: Path, log: Path) -> None:
+        self.peer, self.log, self.peak = peer, log, 0
+        self._told: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(
+                peer.command(python, folder),
+                env=peer.environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                cwd=folder,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for the bench, which then ends it in good order
+            )
+        self._root = psutil.Process(self._process.pid)
+        self._seen: set[Any] = set()  # all its processes ever, as some may outlive their parents
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        for line in self._process.stdout or ():
+            with suppress(ValueError):  # a line of some library that was not meant for us
+                found = json.loads(line)
+                if isinstance(found, dict):
+                    self._told.put(found)
+        self._told.put(None)
+
+    def hear(self, patience: float) -> dict[str, Any]:
+        """Its next answer."""
+        try:
+            answer = self._told.get(timeout=patience)
+        except queue.Empty:
+            raise CannotRun(f"no answer within {patience:.0f} s; see {self.log}") from None
+        if answer is None:
+            code = self._process.wait()
+            raise CannotRun(f"ended with status {code}: {last_words(self.log)}")
+        if "error" in answer:
+            raise CannotRun(str(answer["error"]))
+        return answer
+
+    def ask(self, command: str, patience: float) -> dict[str, Any]:
+        """Give a command and wait for its answer."""
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(command + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            pass  # it has died: its last words tell more than a broken pipe
+        return self.hear(patience)
+
+    def processor_seconds(self) -> float:
+        """What it and all its children, also those that have ended, have used."""
+        total = 0.0
+        for process in self.processes():
+            with suppress(psutil.Error):
+                times = process.cpu_times()
+                total += times.user + times.system + times.children_user + times.children_system
+        return total
+
+    def look(self) -> None:
+        """Take its memory now: pages that processes share are counted once."""
+        total = 0
+        for process in self.processes():
+            with suppress(psutil.Error):
+                total += getattr(process.memory_full_info(), "pss", 0) or process.memory_info().rss
+        self.peak = max(self.peak, total)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Look at the memory again and again while the block runs."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(SAMPLED):
+                self.look()
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            self.look()
+
+    def rest(self) -> None:
+        """Stand still, with all its processes: a peer's idle ones poll, and would take from those who are measured."""
+        for process in self.processes():
+            with suppress(psutil.Error):
+                process.suspend()
+
+    def wake(self) -> None:
+        """Go on after a rest."""
+        for process in self.processes():
+            with suppress(psutil.Error):
+                process.resume()
+
+    def processes(self) -> list[Any]:
+        """It and all its children."""
+        try:
+            found = [self._root, *self._root.children(recursive=True)]
+        except psutil.Error:
+            return []
+        self._seen.update(found)
+        return found
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        self.end(0.0 if error else 5.0)
+
+    def end(self, patience: float) -> None:
+        """Ask it to stop, and end whatever of it is still there after so many seconds."""
+        self.wake()
+        with suppress(OSError, ValueError):
+            if self._process.stdin is not None:
+                self._process.stdin.write("stop\n")
+                self._process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience)
+        self.processes()
+        for process in self._seen:
+            with suppress(psutil.Error):
+                process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(5.0)
+        psutil.wait_procs(self._seen - {self._root}, timeout=5.0)
+        self._listener.join(5.0)
+        if self._process.stdout is not None and not self._listener.is_alive():
+            self._process.stdout.close()

@@ -1,0 +1,302 @@
+"""The centre of K models: A(W) = argmin_z of the mean of Phi_rho(w_k - z), eq. (4)-(5), and other aggregates.
+
+Fed+: A Unified Approach to Robust Personalized Federated Learning (v2), Yu, Kundu, Wynter, Lim, 2021.
+
+K models are the rows of `models [K, d]`, float32 or float64. `weights [K]` are non-negative and need not sum to 1;
+None is uniform, and a row of weight 0 is absent. Sums are float64. The stack is read in blocks of columns (of rows
+where a prox needs whole rows): it is never changed, and never copied as a whole. A stack of no rows is an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..core.settings import check, setting
+from ..errors import SettingError
+from .geometric_median import geometric_median
+from .order_statistics import BLOCK, column_blocks, huber_location, median, trimmed_mean, weighted_sum
+
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+"""Columns of a flat model, as (start, stop) pairs."""
+
+Locate: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # a block [K, c] and the shares of its rows -> [c]
+FARTHEST = 1e50  # of a number in a float64 row, before its squares and their sums overflow
+
+
+@dataclass(frozen=True)
+class Center:
+    """A centre, and how far from optimal it is: the norm of the smallest (sub)gradient of the mean objective there.
+
+    >>> Center(torch.zeros(2), gap=0.0)
+    Center(point=tensor([0., 0.]), gap=0.0, iterations=0)
+    """
+
+    point: Tensor  # [d], in the dtype of the models
+    gap: float  # weights sum to 1; 0.0 where a closed form is exact
+    iterations: int = 0
+
+
+class Aggregator(Protocol):
+    """What the reports add up to."""
+
+    def __call__(self, models: Tensor, weights: Tensor | None = None) -> Center: ...
+
+
+class Proximal(Protocol):
+    """The half of a penalty that eq. (34) needs."""
+
+    def prox(self, v: Tensor, rho: float) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The weighted mean: eq. (4) with phi = ½‖·‖².
+
+    >>> Mean()(torch.tensor([[0.0, 1.0], [4.0, 1.0]]), torch.tensor([3, 1])).point
+    tensor([1., 1.])
+    """
+
+    def __call__(self, models: Tensor, weights: Tensor | None = None) -> Center:
+        shares = shares_of(models, weights)
+        return Center(weighted_sum(models, shares, dtype=models.dtype), gap=0.0)
+
+
+@dataclass(frozen=True)
+class GeometricMedian:
+    """The rho-smoothed geometric median: eq. (4)-(5) with phi = ‖·‖₂; a tiny rho is RFA's.
+
+    >>> center = GeometricMedian()(torch.tensor([[0.0, 0.0], [0.0, 0.1], [0.1, 0.0], [900.0, 900.0]]))
+    >>> [round(x, 3) for x in center.point.tolist()], center.gap < 1e-6
+    ([0.05, 0.05], True)
+    """
+
+    rho: float = setting(1e-6, "within this distance of the centre a model pulls as in a mean", above=0)
+    tolerance: float = setting(1e-9, "stop at this gap, or where rounding allows no less", least=0)
+    most_iterations: int = setting(1000, "passes over the stack at most", least=1)
+
+    def __call__(self, models: Tensor, weights: Tensor | None = None) -> Center:
+        check(self)
+        shares = shares_of(models, weights)
+        near = _nearer(models) if models.dtype == torch.float64 else models
+        return Center(*geometric_median(near, shares, self.rho, self.tolerance, self.most_iterations))
+
+
+def _nearer(models: Tensor) -> Tensor:
+    """Rows so far out that their squares overflow, moved in along their own direction: it is all that they count by."""
+    reach = torch.linalg.vector_norm(models, torch.inf, dim=1)
+    far = reach > FARTHEST
+    if not far.any():
+        return models
+    moved = models.clone()
+    moved[far] *= (FARTHEST / reach[far]).unsqueeze(1)
+    return moved
+
+
+@dataclass(frozen=True)
+class CoordinateMedian:
+    """The median of every coordinate, the midpoint where there are two (ERRATA 25).
+
+    >>> CoordinateMedian()(torch.tensor([[1.0], [2.0], [3.0], [100.0]])).point
+    tensor([2.5000])
+    """
+
+    def __call__(self, models: Tensor, weights: Tensor | None = None) -> Center:
+        return Center(_by_column(models, weights, median, size=8), gap=0.0)
+
+
+@dataclass(frozen=True)
+class SmoothedCoordinateMedian:
+    """The Huber location of every coordinate: eq. (4)-(5) with phi = ‖·‖₁; the midpoint where it is an interval.
+
+    >>> SmoothedCoordinateMedian(rho=1.0)(torch.tensor([[0.0], [0.5], [9.0]])).point
+    tensor([0.7500])
+    """
+
+    rho: float = setting(help="within this distance a coordinate pulls as in a mean", above=0)
+
+    def __call__(self, models: Tensor, weights: Tensor | None = None) -> Center:
+        check(self)
+        squares = 0.0
+
+        def locate(block: Tensor, shares: Tensor) -> Tensor:
+            nonlocal squares
+            z, slope = huber_location(block, shares, self.rho)
+            squares += float(slope @ slope)
+            return z
+
+        point = _by_column(models, weights, locate, size=8)
+        return Center(point, gap=math.sqrt(squares))
+
+
+@dataclass(frozen=True)
+class TrimmedMean:
+    """The mean of every coordinate without its floor(share · K) least and greatest values.
+
+    >>> TrimmedMean(0.25)(torch.tensor([[1.0], [2.0], [4.0], [99.0]])).point
+    tensor([3.])
+    """
+
+    share: float = setting(0.1, "of the models, dropped at either end", least=0, below=0.5)
+
+    def __call__(self, models: Tensor, weights: Tensor | None = None) -> Center:
+        check(self)
+
+        def trim(block: Tensor, shares: Tensor) -> Tensor:
+            # 0.29 · 100 is 28.999999999999996 in floating point, and means 29.
+            return trimmed_mean(block, shares, math.floor(self.share * len(shares) + 1e-9))
+
+        return Center(_by_column(models, weights, trim), gap=0.0)
+
+
+@dataclass(frozen=True)
+class ProximalCenter:
+    """Eq. (4)-(5) for any phi with a prox: eq. (34) with Nesterov's momentum, restarted whenever it leads uphill.
+
+    The gradient of the objective is (z - step(z))/rho with step(z) the right side of (34), and 1/rho its constant.
+
+    >>> from descant.aggregation.penalties import NormP
+    >>> center = ProximalCenter(NormP(3.0), rho=1.0)(torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 6.0]]))
+    >>> round(center.point[0].item(), 4), center.gap < 1e-6
+    (1.0, True)
+    """
+
+    penalty: Proximal
+    rho: float = setting(help="smoothness of Phi_rho", above=0)
+    tolerance: float = setting(1e-9, "stop at this gap, or where rounding allows no less", least=0)
+    most_iterations: int = setting(10_000, "passes over the stack at most", least=1)
+
+    def __call__(self, models: Tensor, weights: Tensor | None = None) -> Center:
+        check(self)
+        # From the median, not the mean: a step is no longer than rho, and an outlier would carry the start away.
+        last = ahead = CoordinateMedian()(models, weights).point.double()
+        momentum, iterations = 1.0, 0
+        while iterations < self.most_iterations:
+            iterations += 1
+            step = fixed_point_step(models, ahead, self.penalty, self.rho, weights)
+            uphill = ahead - step  # rho times the gradient
+            size = float(uphill.norm())
+            if size <= max(self.rho * self.tolerance, 1e-16 * float(ahead.norm())):
+                break
+            momentum = 1.0 if uphill @ (step - last) > 0 else momentum
+            grown = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
+            ahead, last = step + (momentum - 1) / grown * (step - last), step
+            momentum = grown
+        point = ahead.to(models.dtype)
+        left = point.double() - fixed_point_step(models, point.double(), self.penalty, self.rho, weights)
+        distance = shares_of(models, weights) @ (models - point).double().norm(dim=1)
+        lost = 2**-52 * float(distance)  # to rounding, in prox
+        return Center(point, (float(left.norm()) + lost) / self.rho, iterations)
+
+
+def fixed_point_step(models: Tensor, z: Tensor, penalty: Proximal, rho: float, weights: Tensor | None = None) -> Tensor:
+    """One step of eq. (34): Mean{w_k} - Mean{prox(w_k - z)}, with the signed prox and the running z (ERRATA 9, 10).
+
+    >>> from descant.aggregation.penalties import HalfSquare
+    >>> fixed_point_step(torch.tensor([[0.0], [4.0]]), torch.tensor([0.0]), HalfSquare(), rho=1.0)
+    tensor([1.])
+    """
+    shares = shares_of(models, weights)
+    total = torch.zeros_like(z, dtype=torch.float64)
+    height = max(1, BLOCK // max(1, models.shape[1]))  # a prox needs whole rows
+    for start in range(0, models.shape[0], height):
+        rows = models[start : start + height].double()
+        total += shares[start : start + height] @ (rows - penalty.prox(rows - z, rho))
+    return total.to(z.dtype)
+
+
+@dataclass(frozen=True)
+class LayerCenter:
+    """A centre for each group of columns, eq. (14); the mean where no group is. The gap is the norm of the gaps.
+
+    >>> by_layer = LayerCenter(((((0, 1),), CoordinateMedian()),))
+    >>> by_layer(torch.tensor([[0.0, 0.0], [1.0, 0.0], [8.0, 9.0]])).point
+    tensor([1., 3.])
+    """
+
+    groups: tuple[tuple[Ranges, Aggregator], ...]
+
+    def __call__(self, models: Tensor, weights: Tensor | None = None) -> Center:
+        shares = shares_of(models, weights)
+        point = torch.empty_like(models[0])
+        rest = uncovered(tuple(pair for ranges, _ in self.groups for pair in ranges), models.shape[1])
+        found: list[Center] = []
+        for ranges, center in (*self.groups, *(((pair,), Mean()) for pair in rest)):
+            found.append(center(columns_of(models, ranges), shares))
+            put_columns(point, ranges, found[-1].point)
+        gap = math.hypot(*(center.gap for center in found))
+        return Center(point, gap, max((center.iterations for center in found), default=0))
+
+
+def columns_of(v: Tensor, ranges: Ranges) -> Tensor:
+    """The columns of a model or a stack: a view of one range, a copy of these columns where there are several."""
+    if len(ranges) == 1:
+        return v[..., ranges[0][0] : ranges[0][1]]
+    return torch.cat([v[..., start:stop] for start, stop in ranges], dim=-1)
+
+
+def put_columns(target: Tensor, ranges: Ranges, values: Tensor) -> None:
+    """Write what belongs to some columns back to them: the inverse of :func:`columns_of`."""
+    parts = torch.split_with_sizes(values, [stop - start for start, stop in ranges], dim=-1)
+    for (start, stop), part in zip(ranges, parts, strict=True):
+        target[..., start:stop] = part
+
+
+def uncovered(ranges: Ranges, d: int) -> Ranges:
+    """The columns of 0..d that are in no range.
+
+    >>> uncovered(((2, 4), (4, 5)), 7)
+    ((0, 2), (5, 7))
+    """
+    rest, reached = [], 0
+    for start, stop in sorted(ranges):
+        if start < reached or stop < start or stop > d:
+            raise SettingError(
+                f"The columns of the layers must be disjoint and within 0..{d}. Got {start}..{stop} after {reached}."
+            )
+        rest.append((reached, start))
+        reached = stop
+    return tuple(pair for pair in (*rest, (reached, d)) if pair[0] < pair[1])
+
+
+def shares_of(models: Tensor, weights: Tensor | None) -> Tensor:
+    """The weights as float64 shares that sum to 1, or an error that says what is wrong with stack or weights.
+
+    >>> shares_of(torch.zeros(2, 3), torch.tensor([1, 3]))
+    tensor([0.2500, 0.7500], dtype=torch.float64)
+    """
+    if models.ndim != 2 or not models.is_floating_point():
+        raise SettingError(
+            f"A stack of models must be a float tensor [K, d], one model a row. "
+            f"Got {models.dtype} of shape {tuple(models.shape)}."
+        )
+    count = models.shape[0]
+    if count == 0:
+        raise SettingError("A centre needs at least one model. Got none: let at least one party report.")
+    if weights is None:
+        return torch.full((count,), 1 / count, dtype=torch.float64, device=models.device)
+    if weights.shape != (count,):
+        raise SettingError(f"Weights must be one number a model: [{count}]. Got shape {tuple(weights.shape)}.")
+    wide = weights.to(models.device, torch.float64)
+    numbers = wide.tolist()
+    most = max(numbers)
+    if not (all(0 <= number < math.inf for number in numbers) and most > 0):
+        raise SettingError(f"Weights must be finite, not negative and not all 0. Got {weights.tolist()}.")
+    wide = wide.div(most)  # so that the sum of huge weights is still a number
+    return wide / wide.sum()
+
+
+def _by_column(models: Tensor, weights: Tensor | None, locate: Locate, size: int = 1) -> Tensor:
+    """A centre that treats every column alone, over the rows that are present."""
+    shares = shares_of(models, weights)
+    present = shares > 0
+    whole = bool(present.all())
+    point = torch.empty_like(models[0])
+    for cut, block in column_blocks(models, size):
+        point[cut] = locate(block if whole else block[present], shares if whole else shares[present])
+    return point

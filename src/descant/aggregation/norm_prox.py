@@ -1,0 +1,95 @@
+"""Proximal maps of the norms ‖·‖_p that have no closed form, for :mod:`descant.aggregation.penalties`.
+
+Each is of the norm itself, not of its p-th power: argmin over w of ‖w‖_p + ‖v - w‖²/(2 rho), for every row of v.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def norm(v: Tensor, p: float) -> Tensor:
+    """‖v‖_p of every row, by way of the largest entry so that a large p does not overflow.
+
+    >>> norm(torch.tensor([3000.0, 0.0]), 200.0)
+    tensor(3000.)
+    """
+    most = v.abs().amax(dim=-1, keepdim=True)
+    length: Tensor = torch.linalg.vector_norm(v / torch.where(most > 0, most, 1.0), ord=p, dim=-1)
+    return length * most.squeeze(-1)
+
+
+def prox_of_max(v: Tensor, rho: float) -> Tensor:
+    """The prox of rho‖·‖_∞: entries are cut at the level tau where what is cut off adds up to rho.
+
+    >>> prox_of_max(torch.tensor([[3.0, 1.0], [0.4, -0.5]]), rho=1.0)
+    tensor([[2., 1.], [0., -0.]])
+    """
+    size, _ = v.abs().double().sort(dim=-1, descending=True)
+    rank = torch.arange(1, v.shape[-1] + 1, dtype=torch.float64, device=v.device)
+    levels = (size.cumsum(dim=-1) - rho) / rank  # tau if exactly the `rank` largest entries were cut
+    cut = (size > levels).sum(dim=-1, keepdim=True).clamp(min=1)
+    tau = levels.gather(-1, cut - 1).clamp(min=0)
+    return v.sign() * v.abs().double().minimum(tau).to(v.dtype)
+
+
+def prox_of_norm(v: Tensor, rho: float, p: float) -> Tensor:
+    """The prox of rho‖·‖_p, 1 < p < ∞: a root search in s = ‖w‖_p, one number a row.
+
+    With w = s t the optimum has s t_i + rho t_i^(p-1) = |v_i| and Σ t_i^p = 1. The left sides grow with t, so each
+    s has its t, and Σ t^p falls as s grows; it starts above 1 unless ‖v‖_q <= rho (q the dual of p), where w = 0.
+
+    >>> w = prox_of_norm(torch.tensor([[3.0, 4.0]], dtype=torch.float64), 1.0, 3.0)
+    >>> bool(((w + (w / w.norm(p=3)) ** 2) - torch.tensor([3.0, 4.0])).abs().max() < 1e-12)
+    True
+    """
+    size = (v.double().abs() / rho).reshape(-1, v.shape[-1])  # of a norm, prox(v; rho) = rho · prox(v/rho; 1)
+    dual = torch.linalg.vector_norm(size, ord=p / (p - 1), dim=1)
+    rows = dual > 1
+    w = torch.zeros_like(size)
+    if rows.any():
+        w[rows] = _unit_prox(size[rows], p)
+    return (v.sign() * (rho * w).reshape(v.shape)).to(v.dtype)
+
+
+def _unit_prox(size: Tensor, p: float) -> Tensor:
+    """The prox at rho = 1 of rows known not to vanish, all entries >= 0."""
+    high = size.amax(dim=1) * size.shape[1] ** (1 / p)  # >= ‖v‖_p, without powers that overflow
+    low = torch.zeros_like(high)
+    s = high / 2
+    for turn in range(200):
+        t = _directions(size, s, p)
+        excess = t.pow(p).sum(dim=1)  # falls with s; 1 at the root
+        low, high = torch.where(excess > 1, s, low), torch.where(excess > 1, high, s)
+        shrink = t / (s[:, None] + (p - 1) * t.pow(p - 2))  # -dt/ds
+        fall = p * torch.where(t > 0, t.pow(p - 1) * shrink, 0.0).sum(dim=1)
+        # Newton on log Σ t^p, which is straighter than the sum for large p.
+        newton = s + excess * excess.log() / fall
+        arrived = ((newton - s).abs() <= 1e-14 * s) | (high - low <= 1e-15 * high)
+        if arrived.all():
+            break
+        usable = (newton > low) & (newton < high) & (turn % 4 != 3)  # every fourth step halves: no crawl
+        s = torch.where(arrived, s, torch.where(usable, newton, (low + high) / 2))
+    w: Tensor = s[:, None] * _directions(size, s, p)
+    return w
+
+
+def _directions(size: Tensor, s: Tensor, p: float) -> Tensor:
+    """t >= 0 with s t + t^(p-1) = size, for every entry: Newton from the right of the root of a convex function.
+
+    For p < 2 the convex function is that of y = t^(p-1): y + s y^(1/(p-1)). At the start the two terms are together
+    at most twice the right side, so that even a huge exponent is a few steps away.
+    """
+    power = p - 1 if p >= 2 else 1 / (p - 1)
+    bend = torch.ones_like(s) if p >= 2 else s
+    line = s if p >= 2 else torch.ones_like(s)
+    bend, line = bend[:, None], line[:, None]
+    y = torch.minimum(size / line, (size / bend).pow(1 / power))
+    for _ in range(100):
+        curve = bend * y.pow(power - 1)
+        step = (curve * y + line * y - size) / (power * curve + line)
+        if not (step > 1e-15 * y).any():
+            break
+        y = y - step.clamp(min=0)
+    return y if p >= 2 else y.pow(power)

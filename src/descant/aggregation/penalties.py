@@ -1,0 +1,301 @@
+"""Penalties phi on w_k - w̃, with their proximal maps: Fed+ v2, eq. (3)-(5), (11), (14), §5.2; v1, eq. (2)-(4).
+
+Fed+: A Unified Approach to Robust Personalized Federated Learning (v2), Yu, Kundu, Wynter, Lim, 2021.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..errors import SettingError
+from ..models.flat import Net, Unbound
+from . import aggregators
+from .aggregators import Aggregator, Ranges
+from .norm_prox import norm, prox_of_max, prox_of_norm
+
+
+class Penalty(ABC):
+    """A convex phi >= 0 with phi(0) = 0; a vector or a row of a stack [..., d] at a time."""
+
+    separable: ClassVar[bool] = False
+    """Whether phi is a sum over coordinates that treats all alike, so that any split of the columns will do."""
+
+    @abstractmethod
+    def value(self, v: Tensor) -> Tensor:
+        """phi(v): [..., d] -> [...]."""
+
+    @abstractmethod
+    def prox(self, v: Tensor, rho: float) -> Tensor:
+        """argmin over w' of phi(w') + ‖v - w'‖²/(2 rho), below eq. (5)."""
+
+    @abstractmethod
+    def center(self, rho: float) -> Aggregator:
+        """argmin over z of the mean of Phi_rho(w_k - z), eq. (4)."""
+
+
+def envelope(penalty: Penalty, v: Tensor, rho: float) -> Tensor:
+    """The Moreau envelope Phi_rho(v) = min over w' of phi(w') + ‖v - w'‖²/(2 rho), eq. (5).
+
+    >>> envelope(Norm1(), torch.tensor([3.0, 0.5]), rho=1.0)  # Huber: (3 - 1/2) + 0.5²/2
+    tensor(2.6250)
+    """
+    nearest = penalty.prox(v, rho)
+    return penalty.value(nearest) + (v - nearest).square().sum(dim=-1) / (2 * rho)
+
+
+def personal(penalty: Penalty, own: Tensor, center: Tensor, rho: float) -> Tensor:
+    """What a party is drawn to: z = w̃ + prox(w_k - w̃), eq. (11), for one model [d] or a stack [K, d].
+
+    >>> personal(Norm1(), torch.tensor([5.0, 0.3]), torch.tensor([1.0, 0.0]), rho=1.0)
+    tensor([4., 0.])
+    """
+    v = own - center
+    kept = penalty.prox(v, rho)
+    if not torch.linalg.vector_norm(kept, 1):  # a sixth of the time that kept.any() takes
+        return center.expand_as(v)
+    # w̃ + (w_k - w̃) is not w_k in floating point: where the prox changes nothing, the party keeps its own bits.
+    return torch.where(kept == v, own, torch.where(kept == 0, center, center + kept))
+
+
+@dataclass(frozen=True)
+class HalfSquare(Penalty):
+    """phi = ½‖·‖²: FedAvg+ (§5.2.1), z = (1 - λ_k) w_k + λ_k w̃ with λ_k = rho/(1 + rho).
+
+    >>> HalfSquare().prox(torch.tensor([3.0]), rho=2.0)
+    tensor([1.])
+    """
+
+    separable: ClassVar[bool] = True
+
+    def value(self, v: Tensor) -> Tensor:
+        return v.square().sum(dim=-1) / 2
+
+    def prox(self, v: Tensor, rho: float) -> Tensor:
+        return v / (1 + rho)
+
+    def center(self, rho: float) -> Aggregator:
+        return aggregators.Mean()
+
+
+@dataclass(frozen=True)
+class Norm2(Penalty):
+    """phi = ‖·‖₂: FedGeoMed+ (§5.2.2), λ_k = min(1, rho/‖w_k - w̃‖).
+
+    >>> Norm2().prox(torch.tensor([3.0, 4.0]), rho=1.0)
+    tensor([2.4000, 3.2000])
+    """
+
+    def value(self, v: Tensor) -> Tensor:
+        return norm(v, 2.0)
+
+    def prox(self, v: Tensor, rho: float) -> Tensor:
+        length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
+        return v * torch.where(length > rho, 1 - rho / length, 0.0)
+
+    def center(self, rho: float) -> Aggregator:
+        return aggregators.GeometricMedian(rho)
+
+
+@dataclass(frozen=True)
+class Norm1(Penalty):
+    """phi = ‖·‖₁: FedCoMed+ (§5.2.3), with the signed soft threshold; the printed one loses negatives (ERRATA 9).
+
+    >>> Norm1().prox(torch.tensor([3.0, -3.0, 0.5]), rho=1.0)
+    tensor([ 2., -2.,  0.])
+    """
+
+    separable: ClassVar[bool] = True
+
+    def value(self, v: Tensor) -> Tensor:
+        return v.abs().sum(dim=-1)
+
+    def prox(self, v: Tensor, rho: float) -> Tensor:
+        return v - v.clamp(-rho, rho)
+
+    def center(self, rho: float) -> Aggregator:
+        return aggregators.SmoothedCoordinateMedian(rho)
+
+
+@dataclass(frozen=True, eq=False)
+class DiagonalQ(Penalty):
+    """phi = ½‖·‖_Q² with Q = diag(q), q >= 0: eq. (3) of either version.
+
+    >>> DiagonalQ((0.0, 1.0)).prox(torch.tensor([2.0, 2.0]), rho=1.0)
+    tensor([2., 1.])
+    """
+
+    q: tuple[float, ...] | Tensor  # one weight >= 0 a column
+
+    def value(self, v: Tensor) -> Tensor:
+        return (self._diagonal(v) * v.square()).sum(dim=-1) / 2
+
+    def prox(self, v: Tensor, rho: float) -> Tensor:
+        return v / (1 + rho * self._diagonal(v))
+
+    def center(self, rho: float) -> Aggregator:
+        return (
+            aggregators.Mean()
+        )  # every coordinate is quadratic; where q is 0 any point is a minimiser, the mean among them
+
+    def _diagonal(self, v: Tensor) -> Tensor:
+        q = torch.as_tensor(self.q, dtype=v.dtype, device=v.device)
+        if q.shape != v.shape[-1:] or not (q >= 0).all():
+            raise SettingError(
+                f"The 'q' of DiagonalQ must be {v.shape[-1]} numbers >= 0, one a column. Got shape {tuple(q.shape)}"
+                + (f" with a least value of {q.min().item()}." if q.numel() else ".")
+            )
+        return q
+
+
+@dataclass(frozen=True)
+class NormP(Penalty):
+    """phi = ‖·‖_p, p in [1, inf]: the metrics §4.1 allows beside the Euclidean one.
+
+    >>> NormP(float("inf")).prox(torch.tensor([3.0, 1.0]), rho=1.0)
+    tensor([2., 1.])
+    """
+
+    p: float  # 1 to infinity, so no plain bounds
+
+    def value(self, v: Tensor) -> Tensor:
+        return norm(v, self._exponent())
+
+    def prox(self, v: Tensor, rho: float) -> Tensor:
+        p = self._exponent()
+        if p == 1:
+            return Norm1().prox(v, rho)
+        if p == 2:
+            return Norm2().prox(v, rho)
+        return prox_of_max(v, rho) if p == float("inf") else prox_of_norm(v, rho, p)
+
+    def center(self, rho: float) -> Aggregator:
+        p = self._exponent()
+        if p == 1:
+            return aggregators.SmoothedCoordinateMedian(rho)
+        return aggregators.GeometricMedian(rho) if p == 2 else aggregators.ProximalCenter(self, rho)
+
+    def _exponent(self) -> float:
+        if not self.p >= 1:
+            raise SettingError(f"The 'p' of NormP must be >= 1, or infinity. Got {self.p!r}.")
+        return self.p
+
+
+@dataclass(frozen=True)
+class Zero(Penalty):
+    """phi = 0: no federation, R(w̃, w_k) = w_k (Corollary 1a). Any point is a centre; the mean is returned.
+
+    >>> Zero().prox(torch.tensor([3.0]), rho=1.0)
+    tensor([3.])
+    """
+
+    separable: ClassVar[bool] = True
+
+    def value(self, v: Tensor) -> Tensor:
+        return v.new_zeros(v.shape[:-1])
+
+    def prox(self, v: Tensor, rho: float) -> Tensor:
+        return v.clone()
+
+    def center(self, rho: float) -> Aggregator:
+        return aggregators.Mean()
+
+
+@dataclass(frozen=True)
+class Indicator(Penalty):
+    """phi = 0 at 0 and infinite elsewhere: no personalisation, R(w̃, w_k) = w̃ (Corollary 1b).
+
+    >>> Indicator().value(torch.tensor([[0.0, 0.0], [0.0, 1.0]]))
+    tensor([0., inf])
+    """
+
+    separable: ClassVar[bool] = True
+
+    def value(self, v: Tensor) -> Tensor:
+        away = (v != 0).any(dim=-1)
+        return torch.where(away, torch.inf, torch.zeros_like(away, dtype=v.dtype))
+
+    def prox(self, v: Tensor, rho: float) -> Tensor:
+        return torch.zeros_like(v)
+
+    def center(self, rho: float) -> Aggregator:
+        return aggregators.Mean()
+
+
+@dataclass(frozen=True)
+class LayerSum(Penalty):
+    """phi(w) = Σ_l phi_l(w_[l]), eq. (14); columns in no part carry phi = 0.
+
+    >>> hybrid = LayerSum(((((0, 1),), Indicator()), (((2, 3),), HalfSquare())))
+    >>> hybrid.prox(torch.tensor([8.0, 8.0, 8.0]), rho=1.0)
+    tensor([0., 8., 4.])
+    """
+
+    parts: tuple[tuple[Ranges, Penalty], ...]
+
+    def value(self, v: Tensor) -> Tensor:
+        total = v.new_zeros(v.shape[:-1])
+        for ranges, penalty in self._pieces(v.shape[-1]):
+            total = total + penalty.value(aggregators.columns_of(v, ranges))
+        return total
+
+    def prox(self, v: Tensor, rho: float) -> Tensor:
+        moved = v.clone()
+        for ranges, penalty in self._pieces(v.shape[-1]):
+            aggregators.put_columns(moved, ranges, penalty.prox(aggregators.columns_of(v, ranges), rho))
+        return moved
+
+    def center(self, rho: float) -> Aggregator:
+        return aggregators.LayerCenter(tuple((ranges, penalty.center(rho)) for ranges, penalty in self._pieces()))
+
+    def _pieces(self, d: int | None = None) -> list[tuple[Ranges, Penalty]]:
+        """The parts; a separable one range by range, so that its columns stay views of the stack."""
+        if d is not None:
+            aggregators.uncovered(tuple(pair for ranges, _ in self.parts for pair in ranges), d)
+        pieces: list[tuple[Ranges, Penalty]] = []
+        for ranges, penalty in self.parts:
+            pieces += [((pair,), penalty) for pair in ranges] if penalty.separable else [(ranges, penalty)]
+        return pieces
+
+
+@dataclass(frozen=True)
+class ByLayer(Unbound):
+    """Penalties by the names of layers, as shell patterns; the first pattern that matches a name has it.
+
+    All names a pattern takes are one layer of eq. (14): phi sees their columns together.
+
+    >>> ByLayer({"head.*": Norm1(), "*": HalfSquare()}).parts["head.*"]
+    Norm1()
+    """
+
+    parts: Mapping[str, Penalty] | tuple[tuple[str, Penalty], ...]
+
+    def bind(self, net: Net) -> LayerSum:
+        """The sum over the layers of this model."""
+        layout = net.layout
+        free, bound = list(layout.layers), []
+        for pattern, penalty in self.parts.items() if isinstance(self.parts, Mapping) else self.parts:
+            taken = [name for name in free if fnmatchcase(name, pattern)]
+            if not taken:
+                known = any(fnmatchcase(name, pattern) for name in layout.layers)
+                reason = "comes after patterns that take all it matches" if known else "matches no layer"
+                raise SettingError(f"The pattern {pattern!r} {reason}. Layers: {', '.join(layout.layers)}.")
+            free = [name for name in free if name not in taken]
+            bound.append((_joined([layout.range_of(name) for name in taken]), penalty))
+        return LayerSum(tuple(bound))
+
+
+def _joined(ranges: list[tuple[int, int]]) -> Ranges:
+    """Ranges in order, neighbours made one, so that a layer is one view of the stack where it can be."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if joined and joined[-1][1] == start:
+            start = joined.pop()[0]
+        joined.append((start, stop))
+    return tuple(joined)

@@ -1,0 +1,100 @@
+"""FedAvg, the base of all methods, and the methods that v2 §5.4 derives: Local, FedProx, RFA, coordinate median.
+
+McMahan et al. (2017), Communication-efficient learning of deep networks from decentralized data; Li et al. (2020),
+Federated optimization in heterogeneous networks; Pillutla et al. (2019), Robust aggregation for federated learning;
+Yin et al. (2018), Byzantine-robust distributed learning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..aggregation.aggregators import CoordinateMedian as CoordinateMedianCenter
+from ..aggregation.aggregators import GeometricMedian, Mean
+from ..aggregation.penalties import HalfSquare
+from ..core.algorithm import Algorithm, Term
+from ..core.settings import Schedule
+from .components import (
+    Distance,
+    Mix,
+    Normalise,
+    Replay,
+    Weights,
+    fixed,
+    keep_own,
+    normalising,
+    stay,
+    uniformly,
+    weighing,
+)
+from .participation import everyone
+
+
+def FedAvg(weights: Weights = "samples", normalise: Normalise = "selected") -> Algorithm:
+    """Everybody begins at the centre, learns, and the mean is the new centre (v2 §5.4.2; Tuor et al. 2021, eq. (3)).
+
+    v2 prints the plain mean; its baselines' own papers, FedProx among them, weigh by samples (ERRATA 16). With
+    ``normalise="total"`` weights are shares of all samples, those of absent parties included (ERRATA 6).
+
+    >>> FedAvg().start
+    Mix(init_mix=1.0)
+    """
+    return Algorithm(
+        name="FedAvg",
+        start=Mix(1.0),
+        terms=(),
+        pull=None,
+        aggregate=Mean(),
+        statistics=Mean(),
+        weigh=weighing(weights, "FedAvg"),
+        advance=normalising(normalise, "FedAvg"),
+        keep=None,
+        tune=fixed,
+        attend=everyone,
+    )
+
+
+def Local() -> Algorithm:
+    """Nobody learns from anybody (v2 §5.4.1: λ=0, θ=1): what a party reaches alone. The centre stays as it began.
+
+    It is the Standalone of Tuor et al. (2021), §7.4.
+    """
+    return replace(FedAvg(), name="Local", start=Mix(0.0), advance=stay, keep=keep_own)
+
+
+def alone(
+    algorithm: Algorithm,
+    history: Sequence[Mapping[str, Any]],
+    local: Algorithm = Local(),  # noqa: B008  a frozen value
+) -> Algorithm:
+    """Training alone beside an algorithm: the same parties in the same rounds, with the work that they were given.
+
+    Where that was tuned it is taken from the history: there is no centre by which a tuner could judge it again.
+    """
+    tune = fixed if algorithm.tune is fixed else Replay.of(history)
+    late = algorithm.max_staleness
+    return replace(local, attend=algorithm.attend, tune=tune, quorum=algorithm.quorum, max_staleness=late)
+
+
+def FedProx(mu: Schedule = 0.01, weights: Weights = "samples") -> Algorithm:
+    """FedAvg with μ/2·‖w - w̃‖² in every party's loss (v2 §5.4.5, v1 Proposition 1). Not from the Fed+ papers: μ=0.01.
+
+    >>> FedProx(mu=0.1).terms[0].strength
+    0.1
+    """
+    terms = (Term("proximal", Distance(HalfSquare()), mu, symbol="mu"),)
+    return replace(FedAvg(), name="FedProx", terms=terms, weigh=weighing(weights, "FedProx"))
+
+
+def RFA(smoothing: float = 1e-6, weights: Weights = "samples") -> Algorithm:
+    """FedAvg with the geometric median for the mean (v2 §5.4.3, v1 Proposition 2)."""
+    aggregate, statistics = GeometricMedian(smoothing), CoordinateMedianCenter()
+    return replace(FedAvg(), name="RFA", aggregate=aggregate, statistics=statistics, weigh=weighing(weights, "RFA"))
+
+
+def CoordinateMedian() -> Algorithm:
+    """FedAvg with the coordinate-wise median for the mean (v2 §5.4.4, v1 Proposition 3)."""
+    median = CoordinateMedianCenter()
+    return replace(FedAvg(), name="CoordinateMedian", aggregate=median, statistics=median, weigh=uniformly)

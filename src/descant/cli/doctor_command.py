@@ -1,0 +1,44 @@
+"""`descant doctor`: report what is installed and how a model would be computed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import Any
+
+import typer
+
+from ..errors import SettingError
+from .command_helpers import json_option, plain_endings
+
+LOSS = "torch.nn.functional:cross_entropy"
+
+
+def doctor(
+    model: str = typer.Argument("", help="What makes your model: package.module:name, or file.py:name."),
+    people: str = typer.Option("", "--parties", help="What makes your parties, in the same form."),
+    loss: str = typer.Option(LOSS, help=f"The loss. Default: {LOSS}.", show_default=False),
+    attend: int = typer.Option(10, help="Parties a round. Default: 10.", show_default=False),
+    batch: int = typer.Option(10, help="Samples a step. Default: 10.", show_default=False),
+    as_json: bool = json_option(),
+) -> None:
+    """Say what is installed here, and how your model would be computed: stacked, single, vectorised or looped."""
+    with plain_endings():
+        if bool(model) != bool(people):
+            raise SettingError("Give a model and --parties together: a model is tried on a batch of their data.")
+        sys.path.insert(0, "")  # as python -c and python -m have it: modules in this folder are found
+        from .doctor import explain, look
+
+        findings = look()
+        if model:
+            from ..algorithms import FedAvg
+            from ..federation import Federation
+            from ..serialization.references import find
+
+            settings: dict[str, Any] = {"loss": find(loss), "attend": attend, "batch": batch}
+            findings += explain(Federation(model, people, FedAvg(), **settings))
+        if as_json:
+            typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings]))
+        else:
+            typer.echo("\n".join(map(str, findings)))

@@ -1,0 +1,38 @@
+"""Across the boundary between a round and its parties: arrays, scalars and bytes, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from torch import Tensor
+
+Kind: TypeAlias = Literal["train", "stand_in", "evaluate", "personal", "hello", "keys", "goodbye"]
+Status: TypeAlias = Literal["ok", "error", "lost", "refused"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the round asks of one party."""
+
+    party: str
+    round: int
+    kind: Kind
+    arrays: Mapping[str, Tensor]  # "center" [width], and "own" [width] where the algorithm keeps models of their own
+    settings: Mapping[str, Any]  # JSON values: seed, lr, work, way, layout
+    deadline: float = 600.0  # seconds
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one party answers: a model by the names of its tensors, numbers about it, or why there is none."""
+
+    party: str
+    round: int
+    kind: Kind
+    status: Status = "ok"
+    arrays: Mapping[str, Tensor] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    sealed: bytes = b""
+    reason: str = ""

@@ -1,0 +1,111 @@
+"""What says how good a model's outputs are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..errors import SettingError
+from ..portfolio import performance_measures
+from .algorithm import Loss
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that says how good outputs are for their targets."""
+
+    name: str
+    value: Callable[[Tensor, Tensor], Tensor]  # (output, target) -> one number, or one a sample
+    higher_is_better: bool = True
+
+
+def accuracy(output: Tensor, target: Tensor) -> Tensor:
+    """1 where the largest output is the target's class, else 0."""
+    return (output.argmax(-1) == target).double()
+
+
+def returned(returns: Tensor, lengths: Tensor) -> Tensor:
+    """The return of every episode: what agents are judged by, their outputs being returns and their targets lengths."""
+    return returns
+
+
+def annual_return(growth: Tensor, turnover: Tensor) -> Tensor:
+    """What portfolios are judged by, their outputs being the growth of each day, and their targets its turnover."""
+    return torch.as_tensor(performance_measures.annual(growth.numpy()))
+
+
+def sharpe_ratio(growth: Tensor, turnover: Tensor) -> Tensor:
+    """The same, by the unit of risk; of a year."""
+    return torch.as_tensor(performance_measures.sharpe(growth.numpy()))
+
+
+_DRAWS = 999
+
+
+def by_chance(differences: Tensor) -> float:
+    """How often chance takes the sum of paired differences as far from 0: their signs are drawn anew (Fisher 1935).
+
+    Of right and wrong answers of two models it is McNemar's exact test, up to the draws, which are always the same.
+
+    >>> by_chance(torch.tensor([1.0] + [0.0] * 499)), by_chance(torch.tensor([1.0] * 20 + [0.0] * 480)) < 0.05
+    (1.0, True)
+    """
+    known = differences[differences != 0].double()  # the others do not move the sum, whatever their signs
+    if not len(known):
+        return 1.0
+    generator, least, as_far = torch.Generator().manual_seed(0), float(known.sum().abs()) * (1 - 1e-9), 1
+    for _ in range(_DRAWS):
+        signs = torch.randint(0, 2, known.shape, generator=generator) * 2 - 1
+        as_far += int((signs * known).sum().abs() >= least)
+    return as_far / (_DRAWS + 1)
+
+
+RETURN = Metric("return", returned)
+ANNUAL = Metric("annual return", annual_return)
+SHARPE = Metric("Sharpe ratio", sharpe_ratio)
+_TRIVIAL = {RETURN.name: "random policy", ANNUAL.name: "uniform rebalancing", SHARPE.name: "uniform rebalancing"}
+_MAJORITY = "majority class"
+UNLEARNED = {
+    _MAJORITY: "always answering the most frequent label",
+    "random policy": "acting at random",
+    "uniform rebalancing": "the same share of every asset, restored every day",
+}
+"""All that `trivial` may give, and what each is."""
+
+
+def trivial(metric: str) -> str:
+    """What stands in every table as what is reached without learning.
+
+    >>> trivial("accuracy"), trivial("return")
+    ('majority class', 'random policy')
+    """
+    return _TRIVIAL.get(metric, _MAJORITY)
+
+
+def is_cross_entropy(loss: Loss) -> bool:
+    """Whether targets are classes, as far as the loss tells."""
+    return loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+
+
+def metric_for(metric: Metric | Callable[[Tensor, Tensor], Tensor] | None, loss: Loss, party: Any) -> Metric:
+    """The user's metric; else accuracy where the loss is the cross entropy of classes; else the loss itself."""
+    if isinstance(metric, Metric):
+        return metric
+    if metric is not None and not callable(metric):
+        raise SettingError(f"A metric is a function of (output, target), or a descant.Metric. Got {metric!r:.60}.")
+    if metric is not None:
+        return Metric(getattr(metric, "__name__", type(metric).__name__), metric)
+    if not is_cross_entropy(loss):
+        return Metric("loss", loss, higher_is_better=False)
+    target: Tensor = party.y
+    if target.is_floating_point() and target.ndim == 1:
+        raise SettingError(
+            f"The loss is the cross entropy, but the targets are {target.dtype} numbers. Give classes as whole "
+            "numbers, or a loss of your own: Federation(..., loss=...)."
+        )
+    return Metric("accuracy", accuracy) if target.ndim == 1 else Metric("loss", loss, higher_is_better=False)

@@ -1,0 +1,171 @@
+"""A setting is defined once, with its help text and its bounds; records are checked once, where work starts.
+
+Pieces of an algorithm are frozen dataclasses. A constructor only stores; :func:`check` walks the record and
+raises in one form: ``The 'rho' of FedGeoMedPlus must be > 0. Got -1.0.``
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from ..errors import SettingError
+
+Schedule: TypeAlias = float | Callable[[int, str], float]
+"""A number, or a named function of (round, party): v1's α of party n in round k."""
+
+
+@dataclass(frozen=True)
+class Decay:
+    """start · factor^(round - 1): v1's decaying α (its §8: start 0.001, factor 0.99).
+
+    >>> Decay(0.001, 0.99)(2, "any party")
+    0.00099
+    """
+
+    start: float
+    factor: float = 0.99
+
+    def __call__(self, round: int, party: str) -> float:
+        return self.start * self.factor ** (round - 1)
+
+
+@dataclass(frozen=True)
+class PerParty:
+    """Another value for each party that is named, `otherwise` for the rest."""
+
+    values: Mapping[str, Schedule]
+    otherwise: Schedule = 0.0
+
+    def __call__(self, round: int, party: str) -> float:
+        return value_at(self.values.get(party, self.otherwise), round, party)
+
+
+def value_at(schedule: Schedule, round: int, party: str) -> float:
+    """The value of a schedule for one party in one round."""
+    return schedule(round, party) if callable(schedule) else schedule
+
+
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+
+
+def setting(default: Any = dataclasses.MISSING, help: str = "", **rules: Any) -> Any:
+    """A dataclass field with its help and its bounds: ``above``, ``least``, ``below``, ``most``, ``one_of``, ``whole``.
+
+    ``called`` is the field that holds the name for messages; ``apart`` says that a record in it speaks for itself.
+    """
+    signs = {"above": ">", "least": ">=", "below": "<", "most": "<="}
+    limits = tuple((signs[name], bound) for name, bound in rules.items() if name in signs)
+    others = {name: rule for name, rule in rules.items() if name not in signs}
+    return dataclasses.field(default=default, metadata={"help": help, "limits": limits, **others})
+
+
+def check(record: Any, owner: str | None = None) -> None:
+    """Raise :class:`SettingError` if a value anywhere in a record of settings is out of its bounds.
+
+    >>> @dataclass(frozen=True)
+    ... class Ball:
+    ...     rho: float = setting(1.0, "radius", above=0)
+    >>> check(Ball(-1.0))
+    Traceback (most recent call last):
+    descant.errors.SettingError: The 'rho' of Ball must be > 0. Got -1.0.
+    """
+    if isinstance(record, tuple | list):
+        for part in record:
+            check(part, owner)
+        return
+    if not dataclasses.is_dataclass(record) or isinstance(record, type):
+        return
+    owner = owner or type(record).__name__
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        name = getattr(record, field.metadata.get("called", ""), field.name)
+        if value is not None or "None" not in str(field.type):
+            _check_value(f"The {name!r} of {owner}", value, field.metadata)
+        check(value, None if field.metadata.get("apart") else owner)
+
+
+def _check_value(what: str, value: Any, metadata: Mapping[str, Any]) -> None:
+    limits, allowed = metadata.get("limits", ()), metadata.get("one_of")
+    if allowed is not None and value not in allowed:
+        raise SettingError(f"{what} must be one of {', '.join(map(repr, allowed))}. Got {value!r}.")
+    if isinstance(value, Decay):
+        value = value.start
+    if isinstance(value, PerParty):
+        for one in (*value.values.values(), value.otherwise):
+            _check_value(what, one, metadata)
+        return
+    if not limits or callable(value) or dataclasses.is_dataclass(value):
+        return
+    whole = metadata.get("whole", False)
+    rule = ("a whole number " if whole else "") + " and ".join(f"{sign} {bound}" for sign, bound in limits)
+    for one in _each(value):
+        number = isinstance(one, int if whole else int | float) and not isinstance(one, bool) and math.isfinite(one)
+        if not number or not all(_COMPARE[sign](one, bound) for sign, bound in limits):
+            raise SettingError(f"{what} must be {rule}. Got {one!r}.")
+
+
+def _each(value: Any) -> Iterator[Any]:
+    """The numbers of lists and arrays, one by one, as what they are: true in a list is no 1."""
+    if isinstance(value, tuple | list):
+        for part in value:
+            yield from _each(part)
+        return
+    from numpy import ravel  # here, because `descant --help` must not wait for it
+
+    yield from ravel(value).tolist()
+
+
+def unknown(kind: str, name: str, allowed: Iterable[str]) -> SettingError:
+    """The error for a name that does not exist, with the nearest one that does.
+
+    >>> unknown("algorithm", "fedavgg", ["fedavg", "local"]).args[0]
+    "There is no algorithm 'fedavgg'. Did you mean 'fedavg'? Allowed: fedavg, local."
+    """
+    names: Collection[str] = sorted(allowed)
+    spelled = {_spelled(each): each for each in names}
+    near = difflib.get_close_matches(_spelled(name), spelled, n=1)
+    hint = f" Did you mean {spelled[near[0]]!r}?" if near else ""
+    return SettingError(f"There is no {kind} {name!r}.{hint} Allowed: {', '.join(names)}.")
+
+
+def _spelled(name: str) -> str:
+    """As it is written in Python, or nearly: FedAvgPlus is fedavg+."""
+    return name.casefold().replace("+", "plus")
+
+
+def describe(record: Any) -> Any:
+    """A record of settings as plain JSON values, for a run's manifest; functions go by their name."""
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        fields = {f.name: describe(getattr(record, f.name)) for f in dataclasses.fields(record) if f.repr}
+        return {"is": type(record).__name__, **fields}
+    if isinstance(record, Mapping):
+        return {str(key): describe(value) for key, value in record.items()}
+    if isinstance(record, tuple | list):
+        return [describe(part) for part in record]
+    if isinstance(record, float) and not math.isfinite(record):
+        return repr(record)  # JSON has no infinity
+    if record is None or isinstance(record, bool | int | float | str):
+        return record
+    if isinstance(record, SupportsNumpy):
+        numbers = record.numpy()
+        return {"is": "numbers", "shape": list(numbers.shape), "digest": blake2b(numbers.tobytes()).hexdigest()[:16]}
+    return getattr(record, "__qualname__", None) or type(record).__qualname__
+
+
+@runtime_checkable
+class SupportsNumpy(Protocol):
+    """A tensor, told without importing torch."""
+
+    def numpy(self) -> Any: ...

@@ -1,0 +1,288 @@
+"""The proxy before the server: nginx, with a configuration that lets parties reach what they need and nothing else.
+
+Whoever reaches Flower's own port can start runs, that is, run code everywhere. So that port is on loopback, and parties
+reach nginx: it asks for a certificate of the federation's authority that was not revoked, and passes on POST requests
+to `/v1/fleet/NAME`, as they are spelled in the request itself, not as they might be read. What it passes on never
+touches the disk. Sessions are not resumed, because a resumed one is not looked up in the list of revoked certificates.
+
+nginx needs no rights: all its files are in the server's folder. Where it is started by root, its worker is not root.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import IPv6Address
+from pathlib import Path
+
+from ..core.settings import check, setting
+from ..errors import EngineError, SettingError
+from ..storage import atomic
+from ..storage.atomic_folder import clear_errors
+from .child_process import Child
+from .pki.certificates import AUTHORITY, REVOKED, SERVER
+from .pki.federation_setup import KEYS, RUN
+from .pki.name_checks import address, as_ip, check_address
+
+FOLDER, CONFIGURATION, ACCESS, ERRORS = "proxy", "nginx.conf", "access.log", "error.log"
+_PLACES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/bin", "/usr/local/nginx/sbin")  # often not in the path
+_TICK = 0.02
+_LETTING_GO = 5.0  # seconds that a worker has to be gone
+_MISSING = (
+    "The proxy needs nginx (1.19.5 or later), and there is none. Install it (apt-get install nginx-light, dnf install "
+    "nginx, brew install nginx); the service that comes with it is not needed: systemctl disable --now nginx"
+)
+_TEMPLATE = """\
+# Written by Descant at every start: what is changed here is lost.
+daemon off;
+pid nginx.pid;
+error_log {errors} notice;
+worker_processes 1;
+worker_shutdown_timeout 30s;
+events {{ worker_connections 1024; }}
+http {{
+    log_format parties escape=json '{{"at": "$time_iso8601", "from": "$remote_addr", "serial": "$ssl_client_serial", '
+        '"verified": "$ssl_client_verify", "method": "$request_method", "path": "$uri", "status": $status, '
+        '"received": $request_length, "sent": $bytes_sent}}';
+    access_log {access} parties;
+    server_tokens off;
+    default_type text/plain;
+    client_body_temp_path unused; proxy_temp_path unused; fastcgi_temp_path unused; uwsgi_temp_path unused;
+    scgi_temp_path unused;
+    client_header_timeout 20s;
+    client_body_timeout 60s;
+    server {{
+        listen {listen} ssl;
+        ssl_certificate {keys}/{server}.crt;
+        ssl_certificate_key {keys}/{server}.key;
+        ssl_client_certificate {keys}/{authority}.crt;
+        ssl_crl {keys}/{revoked};
+        ssl_verify_client on;
+        ssl_verify_depth 1;
+        ssl_protocols TLSv1.2 TLSv1.3;
+        ssl_ciphers ECDHE+AESGCM:ECDHE+CHACHA20;
+        ssl_session_cache off;
+        ssl_session_tickets off;
+        if ($request_method != POST) {{ return 403; }}
+        if ($request_uri !~ "^/v1/fleet/[a-z0-9-]+$") {{ return 403; }}
+        location / {{ return 403; }}
+        location /v1/fleet/ {{
+            client_max_body_size {body}m;
+            proxy_pass https://127.0.0.1:{upstream};
+            proxy_http_version 1.1;
+            proxy_set_header Host localhost;
+            proxy_pass_header Date;  # of who takes signatures: by it a party sees that its clock is off
+            proxy_request_buffering off;
+            proxy_buffering off;
+            proxy_next_upstream off;
+            proxy_read_timeout {patience}s;
+            proxy_send_timeout {patience}s;
+            proxy_ssl_verify on;
+            proxy_ssl_verify_depth 1;
+            proxy_ssl_trusted_certificate {keys}/{authority}.crt;
+            proxy_ssl_name localhost;
+            proxy_ssl_server_name on;
+            proxy_ssl_protocols TLSv1.2 TLSv1.3;
+        }}
+    }}
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """How the proxy is set up: ``with Proxy(upstream=8000).start(folder) as running: ...``."""
+
+    upstream: int = setting(help="port of the server on 127.0.0.1, with TLS", least=1, most=65535, whole=True)
+    host: str = setting("0.0.0.0", "the address of this machine to listen at; 0.0.0.0: all")
+    port: int = setting(8443, "to listen at", least=1, most=65535, whole=True)
+    body: int = setting(16, "megabytes of a request; Flower cuts at 5", least=1, most=2**20, whole=True)
+    patience: int = setting(300, "seconds to wait for the server's answer", least=1, most=86400, whole=True)
+
+    @classmethod
+    def before(cls, upstream: int, at: str) -> Proxy:
+        """The proxy of a federation that parties reach at an address of this machine, or by a name for all of them.
+
+        >>> Proxy.before(8000, "[::1]:8443").host, Proxy.before(8000, "fl.example.org:8443").host
+        ('::1', '0.0.0.0')
+        """
+        host, port = check_address(at)
+        if as_ip(host) is None:
+            host = "127.0.0.1" if host.lower() == "localhost" else "0.0.0.0"
+        return cls(upstream, host, port)
+
+    def configuration(self) -> str:
+        """What nginx reads; its paths are relative, so that no folder's name can mean something in it."""
+        check(self)
+        if as_ip(self.host) is None or "%" in self.host:
+            raise SettingError(f"The 'host' of Proxy must be an address such as 0.0.0.0 or ::. Got {self.host!r:.80}.")
+        return _TEMPLATE.format(
+            listen=address(self.host, self.port),
+            upstream=self.upstream,
+            body=self.body,
+            patience=self.patience,
+            keys=f"../../{KEYS}",
+            server=SERVER,
+            authority=AUTHORITY,
+            revoked=REVOKED,
+            access=ACCESS,
+            errors=ERRORS,
+        )
+
+    def start(self, server: str | Path, patience: float = 20.0) -> RunningProxy:
+        """Write the configuration into the server's folder, check it, start nginx, and wait until it answers."""
+        check_free(self.host, self.port)  # before anything is written: another one may run by what is there
+        text, nginx = self.configuration(), find_nginx()
+        folder = Path(server).resolve() / RUN / FOLDER
+        with clear_errors(folder):
+            atomic.make(folder, 0o700)
+            atomic.replace(folder / CONFIGURATION, text.encode(), f"{CONFIGURATION}.new")
+        running = RunningProxy(self, nginx, folder)
+        try:
+            running.wait(patience)
+        except BaseException:
+            running.end()
+            raise
+        return running
+
+
+class RunningProxy:
+    """nginx that runs; it ends with this process (see :class:`.Child`). Use it in a `with`."""
+
+    def __init__(self, proxy: Proxy, nginx: str, folder: Path) -> None:
+        self.proxy, self.folder = proxy, folder
+        self._command = [nginx, "-p", f"{folder}/", "-c", CONFIGURATION, "-e", ERRORS]
+        self._keys = folder.parents[1] / KEYS
+        self._check()
+        self._known = self._revoked()
+        self._begun = self._size()
+        self._child = Child(self._command, folder / ERRORS, folder)
+
+    @property
+    def alive(self) -> bool:
+        return self._child.alive
+
+    def wait(self, patience: float) -> None:
+        """Wait until it answers as this federation's server."""
+        until, why = time.monotonic() + patience, ""
+        while time.monotonic() < until:
+            if not self.alive:
+                raise EngineError(f"nginx has ended: {_words(self._said(self._begun))}. See {self.folder / ERRORS}.")
+            try:
+                return self._greet()
+            except OSError as error:
+                why = str(error)
+            time.sleep(_TICK)
+        raise EngineError(f"nginx does not answer at port {self.proxy.port}: {why}. See {self.folder / ERRORS}.")
+
+    def keep_up(self) -> bool:
+        """Read the list of revoked certificates again if it has changed, by whatever process; whether it had."""
+        changed = self._revoked() != self._known
+        if changed:
+            self.reload()
+        return changed
+
+    def reload(self, patience: float = 20.0) -> None:
+        """Read keys and the list of revoked certificates again; when this returns, no new connection goes by the old.
+
+        What was begun before may be finished, for 30 seconds at most.
+        """
+        self._check()
+        known, begun = self._revoked(), self._size()
+        self._child.tell(signal.SIGHUP)
+        until = time.monotonic() + patience
+        while b"gracefully shutting down" not in self._said(begun):  # what a worker says when it takes no more
+            if not self.alive or time.monotonic() > until:
+                raise EngineError(
+                    f"nginx does not read its keys again: {_words(self._said(begun))}. Until it is started anew, those "
+                    f"who were revoked are let in. See {self.folder / ERRORS}."
+                )
+            time.sleep(_TICK)
+        self._known = known
+
+    def end(self) -> None:
+        """End it, its worker, too, which holds the port a moment longer if the master was killed."""
+        self._child.end()
+        until = time.monotonic() + _LETTING_GO
+        while time.monotonic() < until:
+            with suppress(EngineError):
+                check_free(self.proxy.host, self.proxy.port)
+                return
+            time.sleep(_TICK)
+
+    def __enter__(self) -> RunningProxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def _check(self) -> None:
+        """nginx's own check of the configuration and of the files that it names."""
+        done = subprocess.run(
+            [*self._command, "-t", "-q"], cwd=self.folder, capture_output=True, stdin=subprocess.DEVNULL, check=False
+        )
+        if done.returncode:
+            raise EngineError(f"nginx does not take {self.folder / CONFIGURATION}: {_words(done.stderr)}")
+
+    def _greet(self) -> None:
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.proxy.host, self.proxy.host)
+        context = ssl.create_default_context(cafile=self._keys / f"{AUTHORITY}.crt")
+        with (
+            socket.create_connection((host, self.proxy.port), 5.0) as plain,
+            context.wrap_socket(plain, server_hostname="localhost"),
+        ):
+            pass
+
+    def _revoked(self) -> bytes:
+        return (self._keys / REVOKED).read_bytes()
+
+    def _size(self) -> int:
+        with suppress(FileNotFoundError):
+            return (self.folder / ERRORS).stat().st_size
+        return 0
+
+    def _said(self, since: int) -> bytes:
+        with (self.folder / ERRORS).open("rb") as stream:
+            stream.seek(since)
+            return stream.read()
+
+
+def find_nginx() -> str:
+    """Where nginx is, or how to get it."""
+    found = shutil.which("nginx") or shutil.which("nginx", path=":".join(_PLACES))
+    if found is None:
+        raise EngineError(_MISSING)
+    return found
+
+
+def check_free(host: str, port: int) -> None:
+    """Raise EngineError unless this process could listen there."""
+    family = socket.AF_INET6 if isinstance(as_ip(host), IPv6Address) else socket.AF_INET
+    anew = "make a federation anew, because invites name the port: descant server init NEW recipe.toml --port"
+    told = {
+        errno.EADDRINUSE: f"another process listens there. Stop that one, or {anew}",
+        errno.EACCES: f"ports below 1024 need rights that the server should not have: {anew}",
+        errno.EADDRNOTAVAIL: "this machine does not have that address: give one that it has, 0.0.0.0 for all, or to "
+        "descant server init a name, which means all",
+    }
+    with socket.socket(family) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host, port))
+        except OSError as error:
+            why = told.get(error.errno or 0, error.strerror)
+            raise EngineError(f"The proxy cannot listen at {address(host, port)}: {why}.") from None
+
+
+def _words(log: bytes) -> str:
+    """The line of nginx's log that says what is wrong."""
+    lines = [line.strip() for line in log.decode(errors="replace").splitlines() if line.strip()]
+    wrong = [line for line in lines if "[emerg]" in line or "[alert]" in line]
+    return (wrong or lines[-1:] or ["it said nothing"])[0][:400]

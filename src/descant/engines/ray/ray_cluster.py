@@ -1,0 +1,129 @@
+"""A Ray cluster, joined or started: nothing is reported to anybody, and nobody gets in without a token."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ...errors import EngineError, SettingError
+
+_QUIET = {  # nothing is reported to anybody; without the second, Ray reports that it reports nothing
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/",
+    "RAY_AUTH_MODE": "token",
+}
+_TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+_TRYING = 5.0  # seconds in which a cluster must answer
+_OWN: list[str] = []  # tokens that were made here
+_KNOWN: dict[str, str] = {}  # by an address that was asked for: what Ray calls it
+
+
+def join(address: str | None, count: int) -> None:
+    """Be connected to the cluster, or start one with so many cores: it gets a token that nobody else has."""
+    before, place = os.environ.get("RAY_AUTH_MODE"), _place(address)
+    if not _is_here(place) and not _has_token():
+        raise SettingError(
+            f"The cluster at {address} is not on this machine, and there is no token for it: whoever reaches "
+            f"a cluster without one can run code on it. Start it with RAY_AUTH_MODE=token, and set {_TOKENS[1]}."
+        )
+    early = "ray" in sys.modules and before != "token"
+    os.environ.update(_QUIET)
+    try:
+        import ray
+    except ImportError as error:
+        raise EngineError("Ray is not installed. Install it with: pip install 'descant[ray]'") from error
+    if ray.is_initialized():
+        _check_joined(ray.get_runtime_context().gcs_address, address, before)
+        return
+    if early:
+        raise EngineError(
+            "Ray was imported before it was told to ask for a token, and does not look again. "
+            "Set RAY_AUTH_MODE=token in the environment, or import ray after the first federation has begun."
+        )
+    given: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+    if address is None:
+        given |= {"num_cpus": count, "include_dashboard": False}
+        if not _has_token():
+            if not _OWN:  # Ray looks at it once: what is started here later has the same
+                _OWN.append(secrets.token_hex(32))  # or Ray writes one into the home folder, for all to read
+            os.environ[_TOKENS[0]] = _OWN[-1]
+    _check_answers(place, address)
+    try:
+        ray.init(address=address or "local", **given)
+    except (ConnectionError, OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise EngineError(f"There is no Ray cluster at {address or 'this machine'}: {error}") from error
+    _KNOWN[address or "local"] = ray.get_runtime_context().gcs_address
+
+
+def _place(address: str | None) -> tuple[str, int] | None:
+    """Host and port of a cluster; None where Ray is to find or to start it."""
+    named = _named(address)
+    if named is None:
+        return None
+    try:
+        parts = urlsplit(named if "://" in named else f"ray://{named}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or not port:
+        raise SettingError(
+            f'The address of a Ray cluster must be host:port, such as "10.0.0.5:6379", or "auto". Got {named!r}.'
+        )
+    return host, port
+
+
+def _named(address: str | None) -> str | None:
+    """The address that is meant, if one is."""
+    named = os.environ.get("RAY_ADDRESS", "local") if address == "auto" else address
+    return None if named in ("auto", "local") else named
+
+
+def _check_answers(place: tuple[str, int] | None, address: str | None) -> None:
+    """Raise unless somebody listens there: Ray itself would try for minutes, and warn of each time."""
+    if place is None:
+        return
+    try:
+        socket.create_connection(place, _TRYING).close()
+    except OSError as error:
+        raise EngineError(
+            f"Nothing answers at {address}: {error.strerror or error}. Look at host and port, or start the cluster "
+            "there: ray start --head."
+        ) from error
+
+
+def _check_joined(joined: str, asked: str | None, mode: str | None) -> None:
+    """Raise unless the cluster that this process is part of already is the one that was asked for."""
+    if asked is not None and asked not in ("auto", joined) and _KNOWN.get(asked) != joined:
+        raise EngineError(
+            f"This process is part of the Ray cluster at {joined} already, and {asked} was asked for. "
+            "Call ray.shutdown() first."
+        )
+    if mode == "disabled":
+        raise EngineError(
+            "This process is part of a Ray cluster that asks for no token: whoever reaches it can run code on it. "
+            "Call ray.shutdown() and set RAY_AUTH_MODE=token."
+        )
+
+
+def _is_here(place: tuple[str, int] | None) -> bool:
+    """Whether a cluster is on this machine."""
+    if place is None:
+        return True
+    try:
+        return ip_address(place[0]).is_loopback
+    except ValueError:
+        return place[0] == "localhost"
+
+
+def _has_token() -> bool:
+    """Whether the user has one; one that was made here opens no other cluster."""
+    token, file = (os.environ.get(name) for name in _TOKENS)
+    if (token and token not in _OWN) or (file and Path(file).is_file()):
+        return True
+    return (Path.home() / ".ray" / "auth_token").is_file()

@@ -1,0 +1,134 @@
+"""The network of a portfolio: every asset is judged by the same small evaluator, and the votes become weights.
+
+Jiang, Xu, Liang (2017), A deep reinforcement learning framework for the financial portfolio management problem: the
+ensemble of identical independent evaluators (EIIE). Fed+ v1 §9.3 and v2 §8.2 train it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..core.settings import check, setting
+
+if TYPE_CHECKING:
+    from ..training.kernels.layers import Operation
+
+FILTERS, UNITS = 3, 10  # of Jiang's convolutions
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    kind: Literal["cnn", "rnn", "lstm"] = setting("cnn", "what an evaluator is", one_of=("cnn", "rnn", "lstm"))
+    window: int = setting(30, "l: how many closing prices an evaluator sees", least=2, whole=True)
+    hidden: int = setting(20, "units of a recurrent evaluator", least=1, whole=True)
+
+
+def eiie(kind: Literal["cnn", "rnn", "lstm"] = "cnn", window: int = 30, hidden: int = 20) -> nn.Module:
+    """EIIE: one evaluator for all assets, which votes on each by its prices and by what is held of it, and for cash.
+
+    It takes ``[n, assets, window + 1]``: the prices over the last one, and the weight that is held; and gives
+    ``[n, 1 + assets]``, cash first, of which the softmax is the portfolio. The number of assets is free. Jiang's decay
+    of weights (1e-8) is left out.
+
+    >>> [sum(p.numel() for p in eiie(kind).parameters()) for kind in ("cnn", "rnn", "lstm")]
+    [902, 463, 1783]
+    >>> eiie("rnn")(torch.ones(5, 9, 31)).shape
+    torch.Size([5, 10])
+    """
+    check(_Sizes(kind, window, hidden), "eiie")
+    return Eiie(Convolved(window) if kind == "cnn" else (Recurrent if kind == "rnn" else LongShort)(hidden))
+
+
+class Evaluator(nn.Module):
+    """What an asset's prices say, ``[n, window]`` -> ``[n, width]``."""
+
+    width: int
+
+
+class Convolved(Evaluator):
+    """A convolution over two days, and one over all that is left; ReLU behind both."""
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.width = UNITS
+        self.days = nn.Parameter(_scaled(FILTERS, 2, fan_in=2))  # [filters, 2]
+        self.days_bias = nn.Parameter(torch.zeros(FILTERS))
+        self.all = nn.Parameter(_scaled(UNITS, FILTERS * (window - 1), fan_in=FILTERS * (window - 1)))
+        self.all_bias = nn.Parameter(torch.zeros(UNITS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = torch.relu(functional.conv1d(x.unsqueeze(1), self.days.unsqueeze(1), self.days_bias))
+        return torch.relu(functional.linear(pairs.flatten(1), self.all, self.all_bias))
+
+
+class Recurrent(Evaluator):
+    """h ← tanh(U·[h, price, 1]), and the last h."""
+
+    gates = 1
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.width = hidden
+        self.step = nn.Parameter(_scaled(self.gates * hidden, hidden + 2, fan_in=hidden + 1))  # [gates·h, h + 2]
+        with torch.no_grad():
+            self.step[:, -1] = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(len(x), self.width)
+        for price in x.unsqueeze(-1).unbind(1):
+            h = torch.tanh(functional.linear(torch.cat([h, price], 1), self.step[:, :-1], self.step[:, -1]))
+        return h
+
+
+class LongShort(Recurrent):
+    """A long short-term memory: c ← σ(f)·c + σ(i)·tanh(g), h ← σ(o)·tanh(c); it forgets little to begin with."""
+
+    gates = 4
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__(hidden)
+        with torch.no_grad():
+            self.step[hidden : 2 * hidden, -1] = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = c = x.new_zeros(len(x), self.width)
+        for price in x.unsqueeze(-1).unbind(1):
+            told = functional.linear(torch.cat([h, price], 1), self.step[:, :-1], self.step[:, -1])
+            i, f, g, o = told.chunk(4, 1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+        return h
+
+
+class Eiie(nn.Module):
+    """An evaluator, the vote on what it says and on what is held, and the vote for cash."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        super().__init__()
+        self.evaluator = evaluator
+        self.vote = nn.Parameter(_scaled(evaluator.width + 2, fan_in=evaluator.width + 1))  # of units, held, and 1
+        with torch.no_grad():
+            self.vote[-1] = 0
+        self.cash = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, assets, _ = x.shape
+        told = self.evaluator(x[..., :-1].flatten(0, 1)).view(n, assets, -1)
+        votes = told @ self.vote[:-2] + x[..., -1] * self.vote[-2] + self.vote[-1]
+        return torch.cat([self.cash.expand(n, 1), votes], 1)
+
+    def operation(self, prefix: str, lead: int) -> Operation:
+        """What computes it for a stack of parties."""
+        from ..training.kernels.eiie_layers import Votes
+
+        return Votes(type(self.evaluator).__name__, prefix, lead)
+
+
+def _scaled(*shape: int, fan_in: int) -> Tensor:
+    return torch.empty(*shape).uniform_(-sqrt(3 / fan_in), sqrt(3 / fan_in))

@@ -1,0 +1,135 @@
+"""The data folder: which files belong in it, under which names, and where people get them. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..core.settings import unknown
+from ..errors import PartyError
+
+VARIABLE = "DESCANT_DATA"
+WITHOUT = "digits, synthetic and shared run without any file."
+_PACKED = ("", ".gz", ".xz")
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Where a data set comes from, and the files that hold it: one of these groups must be there, whole."""
+
+    title: str
+    home: str
+    files: tuple[tuple[str, ...], ...]
+
+    def __str__(self) -> str:
+        return f"{self.title}: {' or '.join(map(_group, self.files))}. From {self.home}."
+
+
+def _group(files: tuple[str, ...]) -> str:
+    return files[0] if len(files) == 1 else f"{files[0]} … {files[-1]} ({len(files)} files)"
+
+
+_MNIST = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+_EMNIST = tuple(f"emnist-byclass-{part}-ubyte" for part in ("train-images-idx3", "train-labels-idx1"))
+_EMNIST += tuple(f"emnist-byclass-{part}-ubyte" for part in ("test-images-idx3", "test-labels-idx1"))
+_CIFAR = (*(f"cifar-10-batches-bin/data_batch_{k}.bin" for k in range(1, 6)), "cifar-10-batches-bin/test_batch.bin")
+_MATLAB = ("train_32x32.mat", "test_32x32.mat")
+_SHEETS = ("labels.npz", "train_00.webp", "test_00.webp")
+
+DATA_SETS: Mapping[str, DataSet] = {
+    "mnist": DataSet(
+        "MNIST, as mnist.npz (x_train, y_train, x_test, y_test) or as the four IDX files, packed by gzip or not",
+        "yann.lecun.com/exdb/mnist",
+        (("mnist.npz",), _MNIST, tuple(f"MNIST/raw/{name}" for name in _MNIST)),
+    ),
+    "emnist": DataSet(
+        "EMNIST, as an npz of the letters a to j (x, y = 0..9) or as the four IDX files of its by-class split",
+        "www.nist.gov/itl/products-and-services/emnist-dataset",
+        (("emnist_lower_aj.npz",), _EMNIST),
+    ),
+    "cifar10": DataSet(
+        "CIFAR-10, as its six binary batches, as an npz (x_train, y_train, x_test, y_test) or as WebP sheets",
+        "www.cs.toronto.edu/~kriz/cifar.html",
+        (_CIFAR, ("cifar10.npz",), tuple(f"cifar10/{name}" for name in _SHEETS)),
+    ),
+    "svhn": DataSet(
+        "SVHN, its cropped digits, as the two files of MATLAB, as an npz (x_train, y_train, x_test, y_test) or as WebP "
+        "sheets",
+        "ufldl.stanford.edu/housenumbers",
+        (_MATLAB, tuple(f"svhn/{name}" for name in _MATLAB), ("svhn.npz",), tuple(f"svhn/{name}" for name in _SHEETS)),
+    ),
+    "newsgroups": DataSet(
+        "20 Newsgroups, as a CSV with the columns label (0 to 19, in the order of the groups' names) and text, packed "
+        "or not",
+        "qwone.com/~jason/20Newsgroups",
+        (("20newsgroups.csv",),),
+    ),
+    "speech": DataSet(
+        "Speech Commands v0.02, ten of its words as log-mel pictures: an npz with x (bytes of shape [n, 32, 32], rows "
+        "are time), y = 0..9 and split (0 train, 1 validation, 2 test); a folder of WAV files is parties.words",
+        "www.tensorflow.org/datasets/catalog/speech_commands",
+        (("speech_commands_32x32.npz",),),
+    ),
+    "sp500": DataSet(
+        "daily prices of assets, as an npz (dates, tickers, adj_close of shape [days, assets])",
+        "any source of adjusted closing prices; desks read a CSV of dates and assets, too, by its path",
+        (("sp500_tech50_2006_2019.npz",),),
+    ),
+    "critics": DataSet(
+        "film reviews, a CSV with the columns account, label (1 is fresh) and text, packed or not",
+        "any collection of critics' reviews with their authors, such as rt.reviews.tsv",
+        (("rt_critics.csv",),),
+    ),
+    "sent140": DataSet(
+        "Sentiment140, as its training CSV or as a CSV with the columns account, label and text, packed or not",
+        "help.sentiment140.com/for-students",
+        (("training.1600000.processed.noemoticon.csv",), ("sent140_sample.csv",)),
+    ),
+    "glove100": DataSet(
+        "GloVe 6B, 100 numbers a word, as its text file or as an npz (words joined by line breaks, vectors)",
+        "nlp.stanford.edu/projects/glove",
+        (("glove6b_100d_subset.npz",), ("glove.6B.100d.txt",)),
+    ),
+    "glove300": DataSet(
+        "GloVe 6B, 300 numbers a word, as its text file",
+        "nlp.stanford.edu/projects/glove",
+        (("glove.6B.300d.txt",),),
+    ),
+    "word2vec300": DataSet(
+        "word2vec of Google News, 300 numbers a word, as an npz (words joined by line breaks, vectors)",
+        "code.google.com/archive/p/word2vec",
+        (("word2vec_gnews_300d_subset.npz",),),
+    ),
+}
+
+
+def data_folder(given: str | Path | None = None) -> Path:
+    """The folder with the data sets: the one that is given, else the one that DESCANT_DATA names."""
+    said = str(given) if given is not None else os.environ.get(VARIABLE, "")
+    folder = Path(said).expanduser()
+    if said and folder.is_dir():
+        return folder
+    found = f"{folder} is not a folder" if said else "No data folder is given"
+    each = "\n".join(f"  {name}: {data_set}" for name, data_set in DATA_SETS.items())
+    raise PartyError(
+        f"{found}. Give data=..., or set {VARIABLE} to a folder with the files that you need:\n{each}\n{WITHOUT}"
+    )
+
+
+def locate(name: str, data: str | Path | None = None) -> tuple[Path, ...]:
+    """The files of a data set, the first of its groups that is there; an error says what it is and where to get it."""
+    if name not in DATA_SETS:
+        raise unknown("data set", name, DATA_SETS)
+    folder = data_folder(data)
+    for group in DATA_SETS[name].files:
+        found = [_existing(folder / file) for file in group]
+        if all(found):
+            return tuple(file for file in found if file is not None)
+    raise PartyError(f"{folder} does not hold {name}. {DATA_SETS[name]} Put it there; {WITHOUT}")
+
+
+def _existing(file: Path) -> Path | None:
+    """The file, or the same one packed."""
+    return next((packed for end in _PACKED if (packed := file.with_name(file.name + end)).is_file()), None)

@@ -1,0 +1,223 @@
+"""Synthetic prices that go on after the last real day: v1 §9.3 of Fed+ (Yu, Wynter, Lim, 2020). They stay at a party.
+
+A kind is a value. It is fitted once to the prices that a party trains on; what it found is one flat array of numbers,
+which the party can keep, and any number of years is drawn from it.
+
+>>> prices = np.cumprod(np.full((500, 3), 1.001), axis=0)
+>>> kind, rng = augmenter("gbm"), np.random.default_rng(0)
+>>> year = kind.draw(kind.fit(prices, rng), prices, 252, rng)
+>>> year.shape, sound(year), round(float(year[0, 0] / prices[-1, 0]), 4)
+((252, 3), '', 1.001)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..core.settings import check, setting, unknown
+from ..errors import PartyError
+from .market import Array
+
+AUGMENTERS = ("none", "gbm", "vom", "gan")
+YEAR = 252
+_MOST = 100.0
+REAL_ONLY = "real_only"
+"""The metric that says why a desk trained on real prices alone, though it should make up others."""
+UNFIT, UNSOUND = 1.0, 2.0
+_WHY = {UNFIT: "no generator could be fitted", UNSOUND: "what was made up was of no use"}
+_NAMED = 10  # desks that a sentence names
+
+
+class Augmenter(Protocol):
+    """A way to go on after the last real day."""
+
+    def fit(self, prices: Array, rng: np.random.Generator) -> Array:
+        """What is learnt of prices ``[T, m]``, as one flat float32 array."""
+
+    def draw(self, fitted: Array, prices: Array, days: int, rng: np.random.Generator) -> Array:
+        """Prices ``[days, m]`` after the last row of `prices`; whether they are of use is for :func:`sound` to say."""
+
+
+def augmenter(name: str, **settings: Any) -> Augmenter:
+    """A kind by its name: "gbm", "vom", "gan", or "none" to train on real prices alone."""
+    from .price_gan import Gan
+
+    kinds = dict(zip(AUGMENTERS, (Nothing, Gbm, Vom, Gan), strict=True))
+    if name not in kinds:
+        raise unknown("augmenter", name, AUGMENTERS)
+    known = [field.name for field in fields(kinds[name])]
+    for key in settings:
+        if key not in known:
+            raise unknown(f"setting of {name}", key, known)
+    found: Augmenter = kinds[name](**settings)
+    check(found)
+    return found
+
+
+def returns_of(prices: Array, least: int, owner: str) -> Array:
+    """p_t = v_{t+1} / v_t - 1 of v1 §9.3, ``[T - 1, m]``; prices that nothing can be learnt from are refused."""
+    if prices.ndim != 2 or len(prices) < least:
+        raise PartyError(f"{owner} needs prices [days, assets] of at least {least} days. Got {list(prices.shape)}.")
+    if not (np.isfinite(prices) & (prices > 0)).all():
+        raise PartyError(f"{owner} needs a price > 0 for every asset and day. Got others: complete the market first.")
+    returns: Array = prices[1:] / prices[:-1] - 1
+    return returns
+
+
+def sound(prices: Array, assets: Sequence[str] = ()) -> str:
+    """Why synthetic prices ``[days, m]`` are of no use, or "" if they may be trained on; assets may have names.
+
+    A price must be a number > 0 and move less than a hundredfold a year. Put the last real day first to have the step
+    into the synthetic year judged as well.
+    """
+    names = assets or [f"asset {asset}" for asset in range(prices.shape[1])]
+    wrong = ~(np.isfinite(prices) & (prices > 0))
+    if wrong.any():
+        day, asset = np.argwhere(wrong)[0]
+        return f"{names[asset]} has the price {prices[day, asset]:.6g} on synthetic day {day}"
+    if len(prices) == 0:
+        return ""
+    years = max(1.0, len(prices) / YEAR)  # a few days are not drawn out to a year
+    moved = np.abs(np.log(prices) - np.log(prices[0])).max(axis=0) / years  # [m]
+    asset = int(moved.argmax())
+    if moved[asset] <= math.log(_MOST):
+        return ""
+    return f"{names[asset]} moves by a factor of more than {_MOST:g} a year"
+
+
+def lacking(said: Mapping[str, float]) -> str:
+    """Whose prices could not be made up, and why, by what desks said of themselves; "" if all could.
+
+    >>> lacking({"0": UNSOUND, "1": UNFIT, "2": UNSOUND})
+    'Trained on real prices alone: 1 (no generator could be fitted); 0, 2 (what was made up was of no use)'
+    """
+    told = []
+    for code, why in _WHY.items():
+        names = sorted((name for name, one in said.items() if one == code), key=lambda name: (len(name), name))
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        told += [f"{', '.join(names[:_NAMED])}{more} ({why})"] if names else []
+    return f"Trained on real prices alone: {'; '.join(told)}" if told else ""
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """No synthetic days: a party trains on real prices alone."""
+
+    def fit(self, prices: Array, rng: np.random.Generator) -> Array:
+        return np.empty(0, dtype=np.float32)
+
+    def draw(self, fitted: Array, prices: Array, days: int, rng: np.random.Generator) -> Array:
+        return np.empty((0, prices.shape[1]))
+
+
+@dataclass(frozen=True)
+class Gbm:
+    """Geometric Brownian motion, v1 §9.3: v_t = v_0 exp((μ - σ²/2) t + σ W_t), μ and σ those of the daily returns.
+
+    The paper has one W_t and does not say whether assets share it. Here each has its own, correlated as the returns
+    are; not from the paper.
+    """
+
+    common: bool = setting(False, "one Brownian motion moves all assets, as printed")
+
+    def fit(self, prices: Array, rng: np.random.Generator) -> Array:
+        returns = returns_of(prices, 3, "Gbm")
+        return _packed(returns.mean(axis=0), _covariance(returns))
+
+    def draw(self, fitted: Array, prices: Array, days: int, rng: np.random.Generator) -> Array:
+        mu, covariance = _unpacked(fitted, prices.shape[1])
+        variance = np.diagonal(covariance)
+        if self.common:
+            moves = rng.standard_normal((days, 1)) * np.sqrt(variance)
+        else:
+            moves = rng.standard_normal((days, len(mu))) @ _factor(covariance).T
+        return _onwards(prices, mu - variance / 2 + moves)
+
+
+@dataclass(frozen=True)
+class Vom:
+    """A variable-order Markov model, v1 §9.3: a day's ln(1 + p) is normal, given what came before (ERRATA 31).
+
+    The context is whether the assets' mean rose on each of the last k days, with the largest k up to `order` for which
+    it was seen `least` times. Its mean and covariance are those of the days that followed it, shrunk towards those of
+    all days as if `least` of these had followed it, too; the contexts and the shrinkage are not from the paper.
+    """
+
+    order: int = setting(3, "days that a context has at most", least=0, most=10, whole=True)
+    least: int = setting(60, "times that a context must have been seen", least=1, whole=True)
+
+    def fit(self, prices: Array, rng: np.random.Generator) -> Array:
+        logs = np.log1p(returns_of(prices, self.order + 3, "Vom"))
+        codes, after = _codes(logs, self.order)[:-1], logs[self.order :]
+        mean, covariance = after.mean(axis=0), _covariance(after)
+        rows = []
+        for code in range(2**self.order):
+            own = after[self._seen(codes, code)]
+            share = len(own) / (len(own) + self.least)
+            mixed = share * _covariance(own) + (1 - share) * covariance
+            rows.append(_packed(share * own.mean(axis=0) + (1 - share) * mean, mixed))
+        return np.concatenate(rows)
+
+    def _seen(self, codes: Array, code: int) -> Array:
+        """The days after the longest end of a context that was seen often enough; all days if none was."""
+        for k in range(self.order, 0, -1):
+            seen: Array = codes % 2**k == code % 2**k
+            if np.count_nonzero(seen) >= self.least:
+                return seen
+        return np.ones(len(codes), dtype=bool)
+
+    def draw(self, fitted: Array, prices: Array, days: int, rng: np.random.Generator) -> Array:
+        means, covariances = _unpacked(fitted.reshape(2**self.order, -1), prices.shape[1])
+        factors, noise = _factor(covariances), rng.standard_normal((days, prices.shape[1]))
+        code = int(_codes(np.diff(np.log(prices[-self.order - 1 :]), axis=0), self.order)[-1])
+        logs = np.empty_like(noise)
+        for day in range(days):
+            logs[day] = means[code] + factors[code] @ noise[day]
+            code = (2 * code + int(logs[day].mean() > 0)) % 2**self.order
+        return _onwards(prices, logs)
+
+
+def _codes(logs: Array, order: int) -> Array:
+    """The context after each day that has one, ``[T - order + 1]``, in bits: the last k days are it modulo 2^k."""
+    rose = (logs.mean(axis=1) > 0).astype(np.int64)
+    count = len(rose) - order + 1
+    codes = np.zeros(count, dtype=np.int64)
+    for back in range(order):
+        first = order - 1 - back
+        codes += rose[first : first + count] << back
+    return codes
+
+
+def _covariance(returns: Array) -> Array:
+    """That of the rows, also of a single one."""
+    apart = returns - returns.mean(axis=0)
+    covariance: Array = apart.T @ apart / len(returns)
+    return covariance
+
+
+def _packed(mean: Array, covariance: Array) -> Array:
+    return np.concatenate([mean, covariance.ravel()]).astype(np.float32)
+
+
+def _unpacked(fitted: Array, m: int) -> tuple[Array, Array]:
+    numbers = fitted.astype(np.float64)
+    return numbers[..., :m], numbers[..., m:].reshape(*fitted.shape[:-1], m, m)
+
+
+def _factor(covariance: Array) -> Array:
+    """A with A Aᵀ = covariance, also where an asset stands still or two are one; ``[..., m, m]``."""
+    values, vectors = np.linalg.eigh(covariance)
+    factor: Array = vectors * np.sqrt(np.maximum(values, 0))[..., None, :]
+    return factor
+
+
+def _onwards(prices: Array, logs: Array) -> Array:
+    """Prices after the last of those given, by log returns ``[days, m]``."""
+    with np.errstate(over="ignore"):  # what grows out of bounds is found by `sound`
+        after: Array = prices[-1] * np.exp(np.cumsum(logs, axis=0))
+    return after

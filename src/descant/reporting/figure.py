@@ -1,0 +1,124 @@
+"""What every picture has in common: lines by label, their colours, a legend, what must be known of the data, a file."""
+
+from __future__ import annotations
+
+import textwrap
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.metrics import UNLEARNED
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Numbers = NDArray[np.float64]
+Styles: TypeAlias = dict[str, dict[str, Any]]
+ALONE = "Local"
+
+# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that white swallows; then two of
+# Tol's, for those who compare eight methods.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_DASHES = ("-", (0, (6, 1.5)), (0, (4, 1, 1, 1)), (0, (2, 1)), (0, (8, 2, 2, 2)))
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line, and the band around it if it has one."""
+
+    x: Numbers
+    y: Numbers
+    low: Numbers | None = None
+    high: Numbers | None = None
+
+    @classmethod
+    def over(cls, x: Any, each: Any) -> Line:
+        """The mean of some lines ``[n, points]``, and the band that they span."""
+        values = np.asarray(each, dtype=float)
+        band = (values.min(0), values.max(0)) if len(values) > 1 else (None, None)
+        return cls(np.asarray(x, dtype=float), values.mean(0), *band)
+
+
+_NOTE: ContextVar[str] = ContextVar("note", default="")
+
+
+@contextmanager
+def noted(note: str) -> Iterator[None]:
+    """Every picture that is drawn inside says so at its foot: whoever sees it must know it of its data."""
+    before = _NOTE.set(note)
+    try:
+        yield
+    finally:
+        _NOTE.reset(before)
+
+
+def lines_on(axes: Axes, lines: Mapping[str, Line], styles: Styles, markersize: float) -> None:
+    """Draw lines, each with its band."""
+    for at, (method, line) in enumerate(lines.items()):
+        every = max(1, len(line.x) // 12)
+        style = {**styles[method], "markevery": (at * every // len(lines), every)}  # beside those of a like line
+        if line.low is not None and line.high is not None:
+            axes.fill_between(line.x, line.low, line.high, color=style["color"], alpha=0.15, linewidth=0)
+        axes.plot(line.x, line.y, label=label(method), markersize=markersize, **{"linewidth": 1.8, **style})
+
+
+@contextmanager
+def picture(
+    file: Path, labels: Mapping[str, Any], rows: int = 1, whole: bool = True
+) -> Iterator[tuple[list[Axes], Styles]]:
+    """Axes to draw on, and a style by label; afterwards they have a legend and are in the file. ``whole``: x counts."""
+    from matplotlib.figure import Figure  # here, because it takes a second
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.ticker import MaxNLocator
+
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
+    figure = Figure(figsize=(9.6, (5.0, 6.4, 8.4)[rows - 1]), dpi=150, layout=layout)
+    panels = [figure.add_subplot(rows, 1, row + 1) for row in range(rows)]
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+        if whole:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.set_xlabel("round")
+    yield panels, styles_of(labels)
+    for axes in panels:  # the legend is beside them, and a long title would run into it
+        axes.set_title(textwrap.fill(axes.get_title(loc="left"), 66), loc="left")
+    if _NOTE.get():
+        told = textwrap.fill(label(_NOTE.get(), 400), 120)
+        figure.supxlabel(told, x=0.01, ha="left", fontsize=8, color="#555555")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a party may be named in letters that the font lacks
+        figure.savefig(file, format="png", backend="agg")
+
+
+def styles_of(labels: Collection[str]) -> Styles:
+    """A colour, a marker and a line of its own for each method."""
+    parts = {"color": _COLORS, "linestyle": _DASHES, "marker": _MARKERS}
+    styles: Styles = {ALONE: {"color": "black", "linestyle": "--", "marker": "|"}}
+    styles |= {method: {**styles[ALONE], "color": "#777777"} for method in labels if method.startswith(f"{ALONE}, ")}
+    styles |= {name: {"color": "#999999", "linestyle": ":", "marker": "_"} for name in labels if name in UNLEARNED}
+    for at, method in enumerate(method for method in labels if method not in styles):
+        styles[method] = {name: choices[at % len(choices)] for name, choices in parts.items()}
+    return styles
+
+
+def label(text: str, most: int = 28) -> str:
+    r"""Text as matplotlib takes it literally: no formulas, no line breaks, not too long.
+
+    >>> print(label("costs $5\nand $6"), label("_hidden"), label("party number 17", most=8))
+    costs \$5 and \$6  _hidden part… 17
+    """
+    line = " ".join(text.split())
+    line = line if len(line) <= most else line[: most // 2] + "…" + line[1 - most // 2 :]  # ends tell names apart
+    return (" " if line.startswith("_") else "") + line.replace("$", r"\$")

@@ -1,0 +1,199 @@
+"""The gate: every report passes it before any centre sees it.
+
+A bad report never changes a model, and the others go on. Rewards and losses are metrics: they are turned into weights
+afterwards and may have any sign. A finite but hostile model passes: standing up to it is the centre's work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..core.messages import Kind, Report, Task
+from ..models.flat import Layout
+
+MOST_SAMPLES = 10**12
+_SHOWN = 300  # letters of what others have written
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a report did not count."""
+
+    party: str
+    round: int
+    reason: str
+    tensor: str = ""
+    expected: str = ""
+    found: str = ""
+
+    def __str__(self) -> str:
+        where = f", tensor {self.tensor!r}" if self.tensor else ""
+        numbers = f": expected {self.expected}, found {self.found}" if self.expected else ""
+        reason = self.reason.rstrip(".")  # it stands within sentences
+        return f"round {self.round}, party {self.party!r}{where}: {reason}{numbers}"
+
+
+@dataclass
+class Gate:
+    """What was asked and what was answered, as far back as the algorithm allows reports to be."""
+
+    layout: Layout
+    known: Collection[str]  # the parties of the federation
+    private: Collection[str] = ()  # tensors that must not arrive: they never leave their party
+    max_staleness: int = 0
+    most_sealed: int = 0  # bytes of a sealed coreset; 0: nobody was asked for one
+    masked: bool = False  # whether reports are whole numbers that mean something only in the sum of all
+    changes_from: Tensor | None = None  # [width] where reports carry a model's change: what it is the change of
+    asked: dict[tuple[str, int], Kind] = field(default_factory=dict)
+    answered: set[tuple[str, int]] = field(default_factory=set)
+
+    def expect(self, tasks: Iterable[Task], round: int) -> None:
+        """A round begins: these answers are owed, and those that are too old to be admitted are forgotten."""
+        oldest = round - self.max_staleness
+        self.asked = {(party, at): kind for (party, at), kind in self.asked.items() if at >= oldest}
+        self.answered = {(party, at) for party, at in self.answered if at >= oldest}
+        self.asked |= {(task.party, task.round): task.kind for task in tasks}
+
+    def admit(self, report: Report, round: int) -> Refusal | None:
+        """None for a report that may count."""
+        refusal = self._typed(report) or self._addressed(report, round) or self._counted(report)
+        refusal = refusal or self._bounded(report) or self.shaped(report)
+        if refusal is None:
+            self.answered.add((report.party, report.round))
+        return refusal
+
+    def _typed(self, r: Report) -> Refusal | None:
+        """Whatever came over a wire may be anything."""
+        plain = (
+            isinstance(r.party, str) and type(r.round) is int and isinstance(r.kind, str) and isinstance(r.status, str)
+        )
+        if not plain or not isinstance(r.arrays, Mapping) or not isinstance(r.metrics, Mapping):
+            expected = "a party's name, a whole round, a kind, a status, arrays and metrics"
+            found = f"{r.party!r:.40}, {r.round!r:.40}, {r.kind!r:.40}, {r.status!r:.40}"
+            return Refusal(f"{r.party!s:.40}", -1, "malformed report", "", expected, found)
+        for name, value in r.metrics.items():
+            if name != "samples" and not is_number(value):  # samples are looked at below
+                return Refusal(
+                    r.party, r.round, f"the metric {name!r:.40} is not a number", "", "numbers", f"{value!r:.40}"
+                )
+        return None
+
+    def _addressed(self, r: Report, round: int) -> Refusal | None:
+        if r.party not in self.known:
+            return Refusal(r.party, r.round, "unknown party")
+        if r.status != "ok":
+            return Refusal(r.party, r.round, f"{r.status}: {r.reason}" if r.reason else r.status)
+        kind = self.asked.get((r.party, r.round), "train")
+        if r.kind != kind:
+            return Refusal(r.party, r.round, "an answer to another kind of task", "", kind, r.kind)
+        if (r.party, r.round) in self.answered:
+            return Refusal(r.party, r.round, "replayed: this party has already answered for this round")
+        age = round - r.round
+        if not 0 <= age <= self.max_staleness:
+            allowed = f"round {round}" if not self.max_staleness else f"rounds {round - self.max_staleness} to {round}"
+            return Refusal(r.party, r.round, "stale" if age > 0 else "from the future", "", allowed, f"round {r.round}")
+        if (r.party, r.round) not in self.asked:
+            return Refusal(r.party, r.round, "not asked in this round")
+        return None
+
+    def _counted(self, r: Report) -> Refusal | None:
+        samples = r.metrics.get("samples")
+        if not counts(samples):
+            expected = f"a whole number from 1 to {MOST_SAMPLES:.0e}"
+            return Refusal(r.party, r.round, "absurd sample count", "", expected, f"{samples!r:.40}")
+        return None
+
+    def _bounded(self, r: Report) -> Refusal | None:
+        size = len(r.sealed) if isinstance(r.sealed, bytes) else math.inf
+        if size > (self.most_sealed if r.kind == "train" else 0):
+            reason = "its sealed coreset is too large" if self.most_sealed else "sealed bytes that nobody asked for"
+            return Refusal(r.party, r.round, reason, "", f"at most {self.most_sealed} bytes", f"{size}")
+        return None
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """What a whole report holds."""
+        shapes = zip(self.layout.names, self.layout.shapes, strict=True)
+        return {name: shape for name, shape in shapes if name not in self.private}
+
+    def shaped(self, r: Report) -> Refusal | None:
+        """None for a report that carries a whole and healthy model."""
+        shapes = self._shapes
+        for name in r.arrays:
+            if name not in shapes:
+                reason = "private tensor" if name in self.private else "unexpected tensor"
+                return Refusal(r.party, r.round, reason, plain(name), ", ".join(shapes), plain(name))
+        for name, shape in shapes.items():
+            if name not in r.arrays:
+                found = plain(", ".join(r.arrays)) or "none"
+                return Refusal(r.party, r.round, "missing tensor", name, ", ".join(shapes), found)
+            refusal = self._tensor(r, name, shape, r.arrays[name])
+            if refusal is not None:
+                return refusal
+        return None
+
+    def _tensor(self, r: Report, name: str, shape: tuple[int, ...], tensor: Tensor) -> Refusal | None:
+        dense = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_nested
+        if not dense or tensor.device.type != "cpu":
+            found = f"{type(tensor).__name__} {getattr(tensor, 'layout', '')} {getattr(tensor, 'device', '')}"
+            return Refusal(r.party, r.round, "not a dense tensor", name, "a dense tensor in memory", found)
+        if tuple(tensor.shape) != shape:
+            return Refusal(r.party, r.round, "wrong shape", name, str(list(shape)), str(list(tensor.shape)))
+        dtype = torch.int64 if self.masked else self.layout.dtype
+        if tensor.dtype != dtype:
+            return Refusal(r.party, r.round, "wrong dtype", name, str(dtype), str(tensor.dtype))
+        if self.masked:
+            return None
+        if not finite(tensor):
+            bad = tensor[~torch.isfinite(tensor)]
+            found = f"{len(bad)} of {tensor.numel()}, the first {bad[0]}"
+            return Refusal(r.party, r.round, "not finite", name, "finite numbers", found)
+        least = self._least_variance(name, tensor) if name.endswith("running_var") else 0.0
+        if least < 0:
+            return Refusal(r.party, r.round, "negative variance", name, ">= 0", str(least))
+        return None
+
+    def _least_variance(self, name: str, tensor: Tensor) -> float:
+        if self.changes_from is None:
+            return float(tensor.min())
+        begin, end = self.layout.range_of(name)
+        return float((self.changes_from[begin:end] + tensor.detach().reshape(-1)).min())
+
+
+def finite(tensor: Tensor) -> bool:
+    """Whether every number is finite; a finite sum says so at a tenth of the cost.
+
+    >>> finite(torch.tensor([3e38, 3e38])), finite(torch.tensor([1.0, torch.nan]))
+    (True, False)
+    """
+    return math.isfinite(tensor.detach().sum()) or bool(torch.isfinite(tensor).all())
+
+
+def is_number(value: object) -> bool:
+    """Whether others have sent a number, and no larger one than there is room for."""
+    try:
+        return (isinstance(value, int | float) and float(value) == float(value)) or isinstance(value, float)
+    except OverflowError:
+        return False
+
+
+def counts(samples: object) -> bool:
+    """Whether somebody can have so many samples."""
+    if isinstance(samples, bool) or not isinstance(samples, int | float):
+        return False
+    return 0 < samples <= MOST_SAMPLES and samples == int(samples)  # nan compares false
+
+
+def plain(text: str) -> str:
+    r"""What others have written, as it may be shown: short, and nothing that a terminal would obey.
+
+    >>> plain("gone\x1b[2J")
+    'gone?[2J'
+    """
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:_SHOWN])

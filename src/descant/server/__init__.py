@@ -1,5 +1,0 @@
-"""The organiser of a federation whose parties are on machines of their own."""
-
-from .meeting import Meeting
-
-__all__ = ["Meeting"]

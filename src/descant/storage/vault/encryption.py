@@ -1,0 +1,175 @@
+"""Sealing: what a party makes of its coreset before it leaves, and the only way back.
+
+A sealed coreset is a mark with the version, the length of a header, the header as plain JSON, and a ciphertext. Whoever
+carries or keeps it reads the header: for which run it is, from whom, of which generation. Nothing else.
+
+Two private keys are needed to open it, and each alone opens nothing: the *vault's*, which the worker that stands in
+holds in memory, and the *party's* own in that vault, which lies in the vault's folder and is destroyed when the party
+is forgotten. The party agrees with both (X25519) by a key that it makes for this one message and drops, so that it
+could not open it again itself:
+
+    secret = X25519(once, vault) ‖ X25519(once, party)
+    k1 ‖ k2 = HKDF-SHA256(secret, info = version ‖ once ‖ vault ‖ party)
+    header.digest = HMAC-SHA256(k2, plain)
+    ciphertext = AES-256-GCM(k1, nonce, plain, associated data = mark ‖ length ‖ header)
+
+So a stolen disk has the party's key but not the vault's; and once the party's key is gone, no copy of the ciphertext,
+wherever it lies (a backup, a database's journal), can be opened even with the vault's key. Nothing secret is sent to
+the party: what it needs, the invitation, is two public keys. The digest is keyed, because a plain one would let anybody
+who guesses the rows see that the guess is right.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from ...errors import VaultError
+from .private_keys import PrivateKey, agreed, fingerprint, stretched
+
+MOST_BYTES = 2**30  # of a plain coreset
+MOST_GENERATION = 2**53  # what every reader of JSON takes for a whole number
+_MARK = b"descant sealed 1\n"
+_MOST_HEADER = 4096
+_TAG = 16
+_WRONG = (ValueError, TypeError, RecursionError)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What everybody may read of a sealed coreset. It is believed only once the coreset has been opened."""
+
+    run: str
+    party: str
+    generation: int  # grows with every coreset of the party, so that an older one is known by it
+    vault: str  # the two public keys that it is sealed for, and the one that was made for it
+    key: str
+    once: str
+    nonce: str
+    digest: str
+    size: int  # bytes of the plain coreset
+
+
+class Invitation(NamedTuple):
+    """What a vault gives a party to seal with; nothing in it is secret."""
+
+    public: bytes  # the vault's public key, which all its parties are told, and the party's own
+    generation: int  # of the coreset that the vault will take next
+
+
+def seal(invitation: Invitation, plain: bytes, run: str, party: str, pinned: str = "") -> bytes:
+    """Bytes that only this run's vault can open, and only until the party is forgotten there.
+
+    `pinned` is the vault's fingerprint, as the party was told it by another way than the one the invitation came:
+    without it, whoever carries the invitation could put a key of his own in it.
+    """
+    public, generation = invitation
+    if pinned and fingerprint(public) != pinned:
+        raise VaultError(
+            f"Party {party!r} is asked to seal for vault {fingerprint(public)}, and knows the vault {pinned!r:.80}. "
+            "Nothing has left: ask the organiser, by another way, which one it is."
+        )
+    if len(public) != 64:
+        raise VaultError(f"An invitation has two keys of 32 bytes. Got {len(public)} bytes. Ask for one: Vault.invite.")
+    if len(plain) > MOST_BYTES:
+        raise VaultError(f"A coreset has at most {MOST_BYTES} bytes. This one has {len(plain)}: send fewer rows.")
+    if not 0 <= generation <= MOST_GENERATION:
+        raise VaultError(f"The generation of a coreset is a number from 0 to 2**53. Got {generation}.")
+    key = X25519PrivateKey.generate()
+    vault, own, once = public[:32], public[32:], key.public_key().public_bytes_raw()
+    secret, check = _keys(agreed(key, vault) + agreed(key, own), vault, own, once)
+    nonce = os.urandom(12)
+    where = (vault.hex(), own.hex(), once.hex(), nonce.hex())
+    header = Header(run, party, generation, *where, _digest(check, plain), len(plain))
+    text = json.dumps(asdict(header), separators=(",", ":")).encode()
+    if len(text) > _MOST_HEADER:
+        raise VaultError(f"The names of run and party are too long for a header: {run!r:.40}, {party!r:.40}.")
+    front = _MARK + len(text).to_bytes(4, "big") + text
+    return front + AESGCM(secret).encrypt(nonce, plain, front)
+
+
+def header_of(sealed: bytes) -> Header:
+    """The header, read without any key and not yet to be believed; what is too long is not even looked at."""
+    return _parts(sealed)[0]
+
+
+def unseal(sealed: bytes, vault: PrivateKey, own: PrivateKey, run: str, party: str) -> bytes:
+    """The plain bytes; a VaultError says what is wrong with anything else. After it the header can be believed."""
+    header, front, body = _parts(sealed)
+    check_address(header, run, party, vault.public, own.public)
+    once, nonce = bytes.fromhex(header.once), bytes.fromhex(header.nonce)
+    secret, check = _keys(vault.agree(once) + own.agree(once), vault.public, own.public, once)
+    try:
+        plain = AESGCM(secret).decrypt(nonce, body, front)
+    except InvalidTag:
+        raise VaultError(
+            f"The coreset of party {party!r} was changed after it was sealed. Let the party seal it again."
+        ) from None
+    if not hmac.compare_digest(_digest(check, plain), header.digest):
+        raise VaultError(f"The coreset of party {party!r} is not the one that its header speaks of. It is refused.")
+    return plain
+
+
+def check_address(header: Header, run: str, party: str, vault: bytes, own: bytes) -> None:
+    """Refuse a coreset that is for others, by its header."""
+    for what, found, expected, hint in (
+        ("of party", header.party, party, "Coresets are not exchanged between parties."),
+        ("for run", header.run, run, "Coresets are not carried from run to run."),
+        ("for the vault", header.vault, vault.hex(), "The party must seal it with this vault's invitation."),
+        ("for the key", header.key, own.hex(), "That key is not the party's in this vault: it was forgotten since."),
+    ):
+        if found != expected:
+            raise VaultError(f"This coreset is {what} {found!r:.80}, and {expected!r:.80} was expected. {hint}")
+
+
+def _parts(sealed: bytes) -> tuple[Header, bytes, bytes]:
+    """Header, everything before the ciphertext, and the ciphertext."""
+    begin = len(_MARK) + 4
+    if sealed[: len(_MARK)] != _MARK:
+        raise VaultError("These bytes are no sealed coreset of this version.")
+    length = int.from_bytes(sealed[len(_MARK) : begin], "big")
+    if not 0 < length <= min(_MOST_HEADER, len(sealed) - begin):
+        raise VaultError(
+            f"A sealed coreset says that its header has {length} bytes. At most {_MOST_HEADER} are allowed, "
+            f"and {max(0, len(sealed) - begin)} are there."
+        )
+    front, body = sealed[: begin + length], sealed[begin + length :]
+    try:
+        header = _checked(json.loads(front[begin:]))
+    except _WRONG:
+        raise VaultError("The header of a sealed coreset is not one of this version.") from None
+    if len(body) != header.size + _TAG:
+        raise VaultError(
+            f"The sealed coreset of party {header.party!r:.80} has {len(body)} bytes behind its header where "
+            f"{header.size + _TAG} were sealed: it was cut, or something was added."
+        )
+    return header, front, body
+
+
+def _checked(fields: Any) -> Header:
+    header = Header(**fields)
+    for name, size in (("vault", 32), ("key", 32), ("once", 32), ("nonce", 12), ("digest", 32)):
+        if len(bytes.fromhex(getattr(header, name))) != size:
+            raise ValueError
+    for number, most in ((header.generation, MOST_GENERATION), (header.size, MOST_BYTES)):
+        if type(number) is not int or not 0 <= number <= most:
+            raise ValueError
+    if not isinstance(header.run, str) or not isinstance(header.party, str):
+        raise ValueError
+    return header
+
+
+def _keys(secret: bytes, vault: bytes, own: bytes, once: bytes) -> tuple[bytes, bytes]:
+    both = stretched(secret, _MARK + once + vault + own, 64)
+    return both[:32], both[32:]
+
+
+def _digest(check: bytes, plain: bytes) -> str:
+    return hmac.digest(check, plain, "sha256").hex()

@@ -1,0 +1,127 @@
+"""Private keys: read from a file, an environment variable or a prompt, held in memory, and shown nowhere."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from ...errors import DescantError, VaultError
+from .. import atomic
+
+VARIABLE = "DESCANT_VAULT_KEY"
+_MARK = "descant-key-1:"  # before 64 hexadecimal digits: whoever finds such a line knows that it is secret
+_MOST = 4096  # bytes that are read of a file that should hold a key
+LOST = (
+    "Without the vault's private key nobody can open its coresets: absent parties are not stood in for until they have "
+    "sealed new ones for the vault of a new run. The run, its models and the audit log are not lost, and `descant "
+    "vault forget` and `descant vault verify` work without the key."
+)
+
+
+class PrivateKey:
+    """An X25519 private key. It shows only its public half, and cannot be pickled or copied."""
+
+    __slots__ = ("_key", "public")
+
+    def __init__(self, raw: bytes) -> None:
+        self._key = X25519PrivateKey.from_private_bytes(raw)
+        self.public = self._key.public_key().public_bytes_raw()
+
+    @classmethod
+    def new(cls) -> PrivateKey:
+        return cls(os.urandom(32))
+
+    @classmethod
+    def from_text(cls, text: str, where: str, lost: str = LOST) -> PrivateKey:
+        """The key of a line of text; the message of what is wrong shows nothing of it."""
+        digits = text.strip().removeprefix(_MARK)
+        if len(digits) != 64 or not set(digits) <= set("0123456789abcdef"):
+            raise VaultError(f"{where} holds no private key: it must be {_MARK!r} and 64 hexadecimal digits. {lost}")
+        return cls(bytes.fromhex(digits))
+
+    def agree(self, public: bytes) -> bytes:
+        """The secret that this key has in common with another one, given by its public half."""
+        return agreed(self._key, public)
+
+    def derive(self, purpose: bytes) -> bytes:
+        """A secret of this key's own for one purpose; neither the key nor those of other purposes follow from it."""
+        return stretched(self._key.private_bytes_raw(), purpose, 32)
+
+    def write(self, file: Path) -> None:
+        """Into a new file that only its owner may read."""
+        atomic.write_once(file, f"{_MARK}{self._key.private_bytes_raw().hex()}\n".encode(), atomic.PRIVATE)
+
+    def __repr__(self) -> str:
+        return f"PrivateKey(of {fingerprint(self.public)})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("A private key stays in its process: it cannot be pickled or copied.")
+
+
+def fingerprint(public: bytes) -> str:
+    """What people compare, by another way than the network, to know a vault by: of its key, or of an invitation."""
+    return hashlib.sha256(public[:32]).hexdigest()[:32]
+
+
+def agreed(key: X25519PrivateKey, public: bytes) -> bytes:
+    try:
+        return key.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:  # not 32 bytes, or one of the few points with which every key agrees on zero
+        raise VaultError("This is no public key: nothing can be agreed on with it.") from None
+
+
+def stretched(secret: bytes, purpose: bytes, length: int) -> bytes:
+    """HKDF-SHA256."""
+    return HKDF(hashes.SHA256(), length, None, purpose).derive(secret)
+
+
+def read_key(file: str | Path | None = None) -> PrivateKey:
+    """The vault's private key: of a file, else of the environment variable DESCANT_VAULT_KEY, else asked for."""
+    if file is not None:
+        return key_in(Path(file))
+    if os.environ.get(VARIABLE):
+        return PrivateKey.from_text(os.environ[VARIABLE], f"The environment variable {VARIABLE}")
+    if sys.stdin is not None and sys.stdin.isatty():
+        return PrivateKey.from_text(getpass.getpass("The vault's private key: "), "What was typed")
+    raise VaultError(f"There is no private key: give its file, or set {VARIABLE}. {LOST}")
+
+
+def key_in(file: Path, lost: str = LOST) -> PrivateKey:
+    """The key in a file, which must be its owner's alone."""
+    return PrivateKey.from_text(secret_in(file, lost).decode("ascii", "replace"), str(file), lost)
+
+
+def secret_in(
+    file: Path,
+    lost: str,
+    most: int = _MOST,
+    refused: type[DescantError] = VaultError,
+    check: Callable[[bytes], object] | None = None,
+) -> bytes:
+    """The first bytes of a file that holds a private key, and must be its owner's alone.
+
+    `check` raises if they are something else altogether, of which nobody need be told to guard it.
+    """
+    try:
+        with file.open("rb") as stream:
+            mode = os.fstat(stream.fileno()).st_mode
+            data = stream.read(most)
+    except OSError as error:
+        raise refused(f"The private key in {file} cannot be read: {error.strerror}. {lost}") from None
+    if check is not None:
+        check(data)
+    if os.name != "nt" and mode & 0o077:
+        raise refused(
+            f"The private key in {file} may be read or written by others than its owner (mode {mode & 0o777:04o}). "
+            f"Ask yourself who has read it, then: chmod 600 {file}"
+        )
+    return data

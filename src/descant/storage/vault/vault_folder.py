@@ -1,0 +1,268 @@
+"""The vault: sealed coresets of parties, to stand in for them while they are away. One folder a run.
+
+    vault/vault.json             the run and the vault's public key
+    vault/audit.jsonl            every access, in lines that cannot be changed unseen (audit.head belongs to it)
+    vault/parties/*/key          the party's own key in this vault, destroyed by `forget`: keep it out of backups
+    vault/parties/*/coreset      the newest coreset that the party has sealed
+    vault/parties/*/coreset.old  the one before it: a run that is resumed from before the newest one needs it
+
+The vault's private key is none of them. It is needed to open a coreset, and for nothing else: whoever has the folder
+but not the key can invite, store, list, verify and forget, and reads no row.
+
+    vault = Vault.create("vault", PrivateKey.new())                    # once, by whoever holds the key
+    invitation = vault.invite("north")                                 # at the server: public keys, and a number
+    sealed = seal(invitation, pack(rows), vault.run, "north")          # at the party, after check_agreed
+    vault.store("north", sealed)                                       # at the server, unopened
+    rows = Vault("vault", read_key()).open("north", round, expected)   # at the worker that stands in
+    vault.forget("north")
+
+Who can do what:
+
+- A *stolen disk or backup* of the folder, of the server or of an engine's database: names, sizes, times, generations.
+  No row; not even with the vault's key, for a party that was forgotten before `parties/*/key` was copied.
+- An *operator without the key*, who may write to the folder: the same, and to destroy. Coresets that he swaps, edits or
+  puts back are named when they are opened, and `verify` finds a changed log (see :mod:`.audit`). He could hand out a
+  key of his own in place of the vault's, with a log that goes with it: so parties are told its fingerprint by another
+  way, and `seal` takes it; in a federation, `VaultAt(..., fingerprint=...)`.
+- The *network, or whoever replays it*: nothing can be read, changed, or passed off for another run, party or time; it
+  can withhold. Who can speak as a party can replace its coreset: to prove who speaks is the transport's work.
+- A *malicious party*: bytes that are too many, of another shape, not finite or with unknown labels are refused before
+  anything is trained on them. False rows of the right form are not seen here: robust centres are for that.
+- The *worker that stands in* sees the rows; that is what it is trusted for. Its memory, swap and core dumps are not
+  protected, nor is its environment if the key comes from there; a trusted centre that lies is not defended against.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ... import __version__
+from ...errors import StateError, VaultError
+from .. import atomic
+from ..atomic_folder import check_replaceable, clear_errors
+from ..audit_log import HEAD, LOG, Audit, somebody
+from ..lock import Lock
+from . import vault_manifest
+from .encryption import Invitation, check_address, header_of, unseal
+from .party_entries import LOCK, PARTIES, PATIENCE, Drawers, digest
+from .private_keys import PrivateKey, fingerprint
+from .vault_manifest import ABOUT
+
+if TYPE_CHECKING:
+    from .coreset_rows import Expected, Rows
+
+_OURS = (ABOUT, f"{ABOUT}.new", LOG, f"{LOG}.new", HEAD, f"{HEAD}.new", PARTIES, LOCK)
+
+
+@dataclass(frozen=True)
+class Custody:
+    """What the vault holds of a party, or that it has forgotten it."""
+
+    party: str
+    state: str  # the last event: "invited", "sealed", "refreshed" or "forgotten"
+    since: str
+    generation: int | None
+    digest: str  # of the sealed bytes
+    opened: int  # how often
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was found to be in order. The last line's number and seal, noted elsewhere, are for `verify` later."""
+
+    lines: int
+    seal: str
+    parties: int
+    coresets: int
+    with_key: bool
+
+
+class Vault:
+    """A vault's folder, with its private key or, for all but opening, without it."""
+
+    def __init__(self, folder: str | Path, key: PrivateKey | None = None, who: str = "") -> None:
+        self.folder, self._key = Path(folder), key
+        self.run, self.public = vault_manifest.read(self.folder)
+        if key is not None and key.public != self.public:
+            raise VaultError(
+                f"This is the key of the vault {fingerprint(key.public)}, and {self.folder} was made with the key of "
+                f"{fingerprint(self.public)}. Give that one."
+            )
+        self._audit = Audit(self.folder, None if key is None else _first_secret(key, self.run))
+        self._drawers = Drawers(self.folder, self._audit, who or somebody())
+
+    @classmethod
+    def create(cls, folder: str | Path, key: PrivateKey, run: str = "", who: str = "") -> Vault:
+        """A new vault in a new or empty folder; a run that has no name gets one that nobody else has."""
+        place, run = Path(folder), run or secrets.token_hex(16)
+        check_new(place)
+        with clear_errors(place):
+            atomic.make(place, 0o700)
+            lock = Lock(place / LOCK, PATIENCE)
+            try:
+                atomic.make(place / PARTIES, 0o700)
+                audit = Audit(place, _first_secret(key, run))
+                audit.begin("created", run=run, vault=fingerprint(key.public), who=who or somebody())
+                made = {"descant": __version__, "vault": 1, "run": run, "public": key.public.hex()}
+                atomic.replace(place / ABOUT, json.dumps(made).encode(), f"{ABOUT}.new")
+            finally:
+                lock.release()
+        return cls(place, key, who)
+
+    def __repr__(self) -> str:
+        return f"Vault({str(self.folder)!r}, run {self.run!r}, {'with' if self._key else 'without'} its key)"
+
+    def invite(self, party: str) -> Invitation:
+        """What this party seals its next coreset with: always the same keys, until it is forgotten."""
+        with self._drawers.alone():
+            if self._drawers.held(party) is None:
+                key = PrivateKey.new()
+                self._drawers.add(party, key, fingerprint(key.public))
+            generation = self._audit.latest[party].get("generation", 0) + 1
+            return Invitation(self.public + self._drawers.key(party).public, generation)
+
+    def store(self, party: str, sealed: bytes, expected: Expected | None = None) -> None:
+        """Keep what this party has sealed, in place of what it sealed before; the same bytes may come again.
+
+        The party is the sender, as the one who carried the bytes knows it. Without the vault's key only the header can
+        be checked; with it the coreset is opened, too, and its rows are looked at if it is said what is expected.
+        """
+        with self._drawers.alone():
+            with self._refusing(party, digest(sealed)):
+                generation = self._admit(party, sealed, expected)
+            if self._audit.latest[party].get("digest") != digest(sealed):
+                self._drawers.put(party, sealed, generation)
+
+    def open(self, party: str, round: int, expected: Expected, generation: int = 0, digest: str = "") -> Rows:
+        """A party's rows, in memory only, to train on for a round; the log has it before they are handed out.
+
+        A run says which coreset it knows of, by its generation and the digest of the sealed bytes: the newest one, or
+        the one before it, if the run was resumed from a time when that was the newest. Any other is refused.
+        """
+        with self._drawers.alone():
+            held = self._drawers.held(party)
+            if held is None or "digest" not in held:
+                raise VaultError(
+                    f"The vault holds no coreset of party {party!r:.80}: it has sealed none, or was forgotten. "
+                    "It cannot be stood in for."
+                )
+            wanted = digest or held["digest"]
+            with self._refusing(party, wanted):
+                if wanted not in (held["digest"], held.get("before")):
+                    raise VaultError(_other(party, held["generation"], generation))
+                rows = self._rows(party, self._drawers.get(party, wanted), expected)
+            self._drawers.note("opened", party, round=round, digest=wanted)
+            return rows
+
+    def forget(self, party: str) -> None:
+        """Destroy a party's key and coreset, so that no copy of what it has sealed can be opened, and log it.
+
+        Out of reach are a backup that holds the party's key, as long as somebody has the vault's key; what a flash
+        drive or a file system that copies on writing keeps of overwritten blocks; rows in the memory of a worker that
+        trains on them now; and what models have learnt from them.
+
+        It is no ban: a run that the party takes part in asks it for a new coreset when it returns after an absence. A
+        party that wants to leave none agrees to none, `Agreed(share=0)`.
+
+        Where the log is damaged the files are destroyed all the same, and the error says so.
+        """
+        with self._drawers.alone(forgetting=party) as finished:
+            if party not in finished:
+                self._drawers.forget(party)
+
+    def parties(self) -> list[Custody]:
+        """Everybody whom the vault knows or has forgotten, by name."""
+        with self._drawers.alone():
+            opened = self._audit.opened
+            return [
+                Custody(p, e["event"], e["at"], e["generation"] if "digest" in e else None, e.get("digest", ""), n)
+                for p, e, n in ((p, e, opened.get(p, 0)) for p, e in sorted(self._audit.latest.items()))
+            ]
+
+    def verify(self, line: int = 0, seal: str = "") -> Verified:
+        """Check the log from its first line on, and that the vault holds exactly what it says; then log that.
+
+        With the vault's key each coreset is opened, too. A line and its seal that were noted elsewhere show whether the
+        folder was put back to an older copy.
+        """
+        with self._drawers.alone():
+            self._audit.read_again(line, seal)
+            names = self._drawers.names()
+            sealed = [name for name in names if "digest" in self._audit.latest[name]]
+            for name in names:
+                own = self._drawers.key(name).public
+                for one in self._drawers.digests(name):
+                    found = self._drawers.get(name, one)
+                    check_address(header_of(found), self.run, name, self.public, own)
+                    if self._key is not None:
+                        self._plain(name, found)
+            self._drawers.note("verified", "", with_key=self._key is not None)
+            return Verified(
+                self._audit.last.number, self._audit.last.seal, len(names), len(sealed), self._key is not None
+            )
+
+    def _admit(self, party: str, sealed: bytes, expected: Expected | None) -> int:
+        """The generation of a coreset that may be kept."""
+        held = self._drawers.held(party)
+        if held is None:
+            raise VaultError(f"Party {party!r:.80} was not invited, or was forgotten since. Invite it: Vault.invite.")
+        header = header_of(sealed)
+        check_address(header, self.run, party, self.public, self._drawers.key(party).public)
+        newest = held.get("generation", 0)
+        if header.generation <= newest and digest(sealed) != held.get("digest"):
+            raise VaultError(
+                f"The coreset of party {party!r} is of generation {header.generation}, and one of generation {newest} "
+                "was held: an older one is not taken back. Let the party seal by a new invitation."
+            )
+        if expected is not None:
+            expected.check_size(header.size, party)
+        if self._key is not None and expected is not None:
+            self._rows(party, sealed, expected)
+        elif self._key is not None:
+            self._plain(party, sealed)
+        return header.generation
+
+    def _rows(self, party: str, sealed: bytes, expected: Expected) -> Rows:
+        from .coreset_rows import unpack  # here, because who lists or forgets must not wait for torch
+
+        return unpack(self._plain(party, sealed), expected, party)
+
+    def _plain(self, party: str, sealed: bytes) -> bytes:
+        if self._key is None:
+            raise VaultError(f"{self.folder} is used without its private key here, and to open a coreset needs it.")
+        return unseal(sealed, self._key, self._drawers.key(party), self.run, party)
+
+    @contextmanager
+    def _refusing(self, party: str, what: str) -> Iterator[None]:
+        """What is refused is in the log."""
+        try:
+            yield
+        except VaultError as error:
+            self._drawers.note("refused", f"{party:.80}", digest=what, reason=f"{error!s:.300}")
+            raise
+
+
+def _other(party: str, newest: int, known: int) -> str:
+    """Why the vault does not hold what a run knows of."""
+    why = "the vault was put back to an older copy"
+    if newest >= known:
+        why = "the party has sealed others since, in rounds that this run has not come to yet, or for another run"
+    told = f"The newest coreset of party {party!r} in the vault is number {newest}, and not number {known} of this run"
+    return f"{told}: {why}. It is refused until the party has come back and sealed a new one."
+
+
+def check_new(folder: Path) -> None:
+    """Raise StateError unless a vault can be made there."""
+    if (folder / ABOUT).exists():
+        raise StateError(f"{folder} holds a vault already. Use it, or give another folder.")
+    check_replaceable(folder, _OURS, in_place=True)
+
+
+def _first_secret(key: PrivateKey, run: str) -> bytes:
+    return key.derive(b"descant audit 1\n" + run.encode("utf-8", "surrogatepass"))

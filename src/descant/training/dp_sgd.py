@@ -1,0 +1,164 @@
+"""Stochastic gradient descent that hides every single sample of a party: clipped one by one, noised, and counted.
+
+Abadi et al. (2016), Deep learning with differential privacy, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core import seeds
+from ..core.algorithm import Hyper, Loss, Memory, Term
+from ..core.interfaces import Exam, Job, Judgement, Trained
+from ..core.settings import check, setting
+from ..errors import ModelError, SettingError
+from ..models.flat import Net
+from ..parties.population import Party
+from ..privacy import gaussian_mechanism
+from ..privacy.gaussian_mechanism import Privacy, Source
+from ..rounds.validation import finite
+from .evaluation import on_test_sets
+from .gradient_descent import Pulling, rows_of
+
+PER_SAMPLE = "per sample"
+_SECRET = "noise.secret"  # in a party's memory
+_AT_ONCE = 2**24  # numbers of per-sample gradients that are in memory
+
+
+@dataclass(frozen=True)
+class PrivateSgd:
+    """Sgd in which all that a party shares of its training hides each of its samples: (ε, δ) by `dp-accounting`.
+
+    Nobody need be trusted, the driver included: each step takes every sample with probability ``batch``/n, clips its
+    gradient to ``clip``, and adds noise of deviation ``noise``·clip to the sum. So any method may do with the model
+    what it likes, own models and medians included. A sample is there or is not (n is public). No loss is reported.
+
+    Not from the paper: the defaults.
+
+    >>> PrivateSgd(lr=0.1, steps=5).hyper
+    Hyper(lr=0.1, work=5)
+    """
+
+    lr: float = setting(0.01, "the learning rate η", above=0)
+    steps: int = setting(20, "local steps a round", least=0, whole=True)
+    batch: int = setting(10, "samples a step, on average", least=1, whole=True)
+    clip: float = setting(1.0, "C: the length of a sample's gradient, at most; not from the paper", above=0)
+    noise: float = setting(1.0, "z: the deviation of the noise, in clips; not from the paper", least=0)
+    delta: float = setting(1e-5, "δ, at which ε is told: below 1/samples", above=0, below=1)
+    budget: float | None = setting(None, "the ε that no round may exceed; None: it is told, and nothing ends", above=0)
+    source: Source = setting(
+        "system", "where batches and noise come from: the system, or the run's seed", one_of=("system", "seed")
+    )
+
+    unit = "steps"
+
+    @property
+    def hyper(self) -> Hyper:
+        return Hyper(self.lr, self.steps)
+
+    @property
+    def privacy(self) -> Privacy:
+        """What it hides, and how."""
+        return Privacy("sample", self.clip, self.noise, self.delta, self.budget, self.source)
+
+    @property
+    def metric(self) -> None:
+        """What the loss tells."""
+
+    def rate(self, samples: int) -> float:
+        """With what probability a step takes a sample."""
+        return min(1.0, self.batch / samples)
+
+    def examine(self, exam: Exam) -> Sequence[Judgement]:
+        """On the test sets of the parties."""
+        return on_test_sets(exam)
+
+    def ways(self, net: Net, loss: Loss, terms: tuple[Term, ...], party: Party, count: int) -> dict[str, str]:
+        """One party after another; a model whose samples cannot be told apart is an error here."""
+        check(self)
+        if self.budget is not None and not self.noise:
+            raise SettingError("PrivateSgd cannot keep a budget without noise. Give some, or leave 'budget' out.")
+        if terms:
+            raise SettingError(
+                f"PrivateSgd clips the gradients of samples, and the loss has the term {terms[0].name!r}, which is of "
+                "a whole batch. Use a method without terms: FedAvg, Fed+, or FedPlusFixed(1.0) for FedProx."
+            )
+        net.module.train()
+        try:
+            _gradients(net, loss)(net.row()[: net.layout.size], party.x[:2].clone(), party.y[:2].clone())
+        except Exception as error:
+            raise ModelError(
+                f"PrivateSgd needs the gradient of every single sample, and {type(net.module).__name__} does not give "
+                f"it (a module that draws by itself, or mixes samples, cannot): {error}"
+            ) from error
+        return {PER_SAMPLE: ""}
+
+    @torch.no_grad()
+    def train(self, job: Job) -> Trained:
+        """The local work of every party in the job."""
+        job.net.module.train()
+        learned = [self._descend(rows_of(job, [k])) for k in range(len(job.parties))]
+        metrics = [{"samples": party.samples} for party in job.parties]  # a loss would not be hidden
+        return Trained(torch.stack([row for row, _ in learned]), [memory for _, memory in learned], metrics)
+
+    def _descend(self, job: Job) -> tuple[Tensor, Memory]:
+        (party,), (hyper,), (memory,) = job.parties, job.hypers, job.memories
+        memory = {_SECRET: memory.get(_SECRET, gaussian_mechanism.new_secret())} if self.source == "system" else {}
+        draws, rate = self._draws(job, memory.get(_SECRET)), self.rate(party.samples)
+        w = job.start[:, : job.net.layout.size].clone()  # [1, d]
+        gradients, pull = _gradients(job.net, job.loss), Pulling(job, w)
+        for step in range(hyper.work):
+            uniform, normal = draws(step, party.samples, w[0])
+            chosen = uniform < rate
+            total = self.privacy.deviation * normal
+            if chosen.any():
+                total += clipped_sum(self.privacy, gradients(w[0], party.x[chosen], party.y[chosen]))
+            move = (hyper.lr / (rate * party.samples) * total).to(w.dtype)
+            w -= move if job.hold is None else move * job.hold.moving(step, [hyper.work], len(move))
+            pull([True])
+        return w[0], memory
+
+    def _draws(self, job: Job, secret: Tensor | None) -> Callable[[int, int, Tensor], tuple[Tensor, Tensor]]:
+        """(step, samples, w) -> uniform numbers for the samples, and normal ones for the columns."""
+        name, round = job.parties[0].name, job.round
+        if secret is None:
+            rng = seeds.stream(job.seed, round, name, "noise")
+
+            def by_seed(step: int, n: int, w: Tensor) -> tuple[Tensor, Tensor]:
+                return torch.from_numpy(rng.random(n)), torch.from_numpy(rng.standard_normal(len(w)))
+
+            return by_seed
+        key = secret.numpy().tobytes()
+
+        def by_secret(step: int, n: int, w: Tensor) -> tuple[Tensor, Tensor]:
+            uniform = gaussian_mechanism.uniform_by_secret(key, round, f"{name}/{step}/batch", w, n)
+            return uniform, gaussian_mechanism.by_secret(key, round, f"{name}/{step}", w)
+
+        return by_secret
+
+
+def _gradients(net: Net, loss: Loss) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """(w [d], x [n, ...], y [n, ...]) -> the gradient of every sample by itself, [n, d]."""
+    nothing = net.row()[net.layout.size :]
+
+    def of_one(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        output, _ = net.apply(w, nothing, x.unsqueeze(0))
+        return loss(output, y.unsqueeze(0)).mean()
+
+    most = max(1, _AT_ONCE // net.layout.size)
+    found: Callable[[Tensor, Tensor, Tensor], Tensor] = torch.vmap(
+        torch.func.grad(of_one), in_dims=(None, 0, 0), chunk_size=most
+    )
+    return found
+
+
+def clipped_sum(privacy: Privacy, gradients: Tensor) -> Tensor:
+    """Σ g_i·min(1, C/‖g_i‖) in float64; a gradient that is not finite is none, so that nobody is told of it."""
+    if not finite(gradients):
+        gradients = torch.where(gradients.isfinite().all(1, keepdim=True), gradients, 0.0)
+    wide = gradients.double()
+    return privacy.factors(torch.linalg.vector_norm(wide, dim=1)) @ wide

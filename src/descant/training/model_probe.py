@@ -1,0 +1,136 @@
+"""Try a model on one batch before the work starts: what is wrong with it, and how its stacks can be computed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..core import seeds
+from ..core.algorithm import Loss, Term
+from ..errors import ModelError
+from ..models.flat import Net
+from .kernels.traced_kernel import Stack, kernel_of
+from .objective import Objective, private_columns
+from .stacked_gradient import LOOPED, SINGLE, STACKED, TOGETHER, VECTORISED, Descent
+
+WAYS = (STACKED, SINGLE, VECTORISED)
+_AT_ONCE = 2**18  # columns
+Parts: TypeAlias = tuple[Tensor, ...]
+"""What a party minimises with: columns, statistics, the received model, strengths of terms, and a batch."""
+
+
+def probe(
+    net: Net, loss: Loss, terms: tuple[Term, ...], x: Tensor, y: Tensor, ways: Sequence[str] = WAYS
+) -> dict[str, str]:
+    """Why each of some ways of computing parties cannot be taken ("" if it can); an error if the model cannot learn."""
+    buffers = {name: buffer.clone() for name, buffer in net.module.named_buffers()}
+    net.module.train()
+    row, size = net.row(), net.layout.size
+    private = private_columns(terms, row[:size], {}, partial(seeds.stream, 0, 0, "probe"))
+    objective = Objective(net, loss, terms, tuple(len(part) for part in private))
+    columns = torch.cat([row[:size], *private]) if private else row[:size]
+    parts = (columns, row[size:], row[:size], row.new_ones(len(terms)), x, y)
+    draws = _try(objective, parts)
+    _check_buffers(net, buffers)
+    if draws:
+        return dict.fromkeys(ways, "it draws random numbers (dropout, say), which are keyed by party")
+    return {way: _why_not(objective, way, parts) for way in ways}
+
+
+def _try(objective: Objective, parts: Parts) -> bool:
+    """Whether the module draws random numbers; an error if it fails or is not finite at the start."""
+    x, y = parts[-2:]
+    name = type(objective.net.module).__name__
+    with torch.random.fork_rng(devices=[]):
+        state = torch.random.get_rng_state()
+        try:
+            value, *_ = objective.one(*parts)
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"{name}, its loss or a term fails on a batch {tuple(x.shape)} {x.dtype} with targets {tuple(y.shape)} "
+                f"{y.dtype}: {type(error).__name__}: {error}{_hint(objective.net, x)}"
+            ) from error
+        if not isinstance(value, Tensor) or value.ndim:
+            raise ModelError(f"The loss and every term must give one number a batch; they gave {value!r:.80}.")
+        if not torch.isfinite(value):
+            raise ModelError(
+                f"The loss is {value.item()} at the start, before any training. Check the data's scale and the loss."
+            )
+        return not torch.equal(state, torch.random.get_rng_state())
+
+
+def _hint(net: Net, x: Tensor) -> str:
+    if x.dtype == net.layout.dtype:
+        return ""
+    return (
+        f". The model is {net.layout.dtype}: parties.from_arrays(..., dtype={net.layout.dtype}) makes the data so, too."
+    )
+
+
+def _check_buffers(net: Net, before: dict[str, Tensor]) -> None:
+    statistics = net.layout.names[net.layout.parameters :]
+    for name, buffer in net.module.named_buffers():
+        if name not in statistics and not torch.equal(buffer, before[name]):
+            raise ModelError(
+                f"The buffer {name!r} changes while the model trains, and only running_mean and running_var travel: "
+                "its change would be lost. Make it a parameter, or name it after the statistic that it is."
+            )
+
+
+def _why_not(objective: Objective, way: str, parts: Parts) -> str:
+    if way != VECTORISED:
+        kernel = kernel_of(objective.net, int(way == STACKED))
+        if isinstance(kernel, str):
+            return kernel
+    largest = max(float(torch.linalg.vector_norm(_alone(objective, LOOPED, parts, k), torch.inf)) for k in range(2))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # torch warns where it would fall back to a loop of its own
+            both = _together(objective, way, parts) if way in TOGETHER else None
+            for k in range(2):
+                found = _alone(objective, way, parts, k) if both is None else both[k]
+                if not _close(found, _alone(objective, LOOPED, parts, k), 1e-4 * largest):
+                    return "it computes another gradient"
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        return f"torch does not take it ({lines[0] if lines else type(error).__name__})"
+    return ""
+
+
+def _close(found: Tensor, alone: Tensor, atol: float) -> bool:
+    """Whether two gradients are alike, a few columns at a time: a comparison takes several times what it compares."""
+    pieces = zip(torch.split(found, _AT_ONCE), torch.split(alone, _AT_ONCE), strict=True)
+    return all(torch.allclose(*pair, rtol=1e-3, atol=atol) for pair in pieces)
+
+
+def _columns(parts: Parts, k: int) -> Tensor:
+    """Two unlike parties: a way that mixes them is found out."""
+    return 1.1 * parts[0] if k else parts[0]
+
+
+def _together(objective: Objective, way: str, parts: Parts) -> Tensor:
+    columns = torch.stack([_columns(parts, k) for k in range(2)])
+    return _gradient(objective, way, [columns, *(part.expand(2, *part.shape) for part in parts[1:])])
+
+
+def _alone(objective: Objective, way: str, parts: Parts, k: int) -> Tensor:
+    """The gradient of one of the two; computed when it is asked for, so that a large model is there few times."""
+    found = _gradient(objective, way, [_columns(parts, k)[None], *(part[None] for part in parts[1:])])
+    objective.net.rest()
+    return found[0]
+
+
+@torch.no_grad()
+def _gradient(objective: Objective, way: str, parts: Sequence[Tensor]) -> Tensor:
+    columns, statistics, received, strengths, x, y = parts
+    stack = Stack(objective.net.layout, [columns], int(way != SINGLE), objective.net.room)
+    descent = Descent(objective, way, stack, statistics.clone(), received, strengths)
+    descent(x, y)
+    return descent.stack.gradient

@@ -1,0 +1,97 @@
+"""What a party minimises, f_k + Σ terms, written for one party; `descent` computes it for a stack of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.algorithm import Loss, Memory, Sight, Term
+from ..core.settings import value_at
+from ..models.flat import Net
+
+Outcome: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
+"""What is minimised, the loss alone, the statistics afterwards, and the outputs."""
+
+
+def private_columns(
+    terms: Sequence[Term], received: Tensor, memory: Memory, draws: Callable[[str], np.random.Generator]
+) -> list[Tensor]:
+    """The private columns of each term: remembered, or begun from what was received."""
+    columns = []
+    for term in terms:
+        own = memory.get(f"private.{term.name}")
+        if own is None:
+            own = received.new_empty(0) if term.begin is None else term.begin(received, draws(term.name))
+        columns.append(own)
+    return columns
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The local objective of a party: its loss and the terms that the algorithm adds."""
+
+    net: Net
+    loss: Loss
+    terms: tuple[Term, ...]
+    widths: tuple[int, ...]  # how many private columns each term owns
+
+    def strengths(self, round: int, names: Sequence[str], like: Tensor) -> Tensor:
+        """The factor before each term for each party, ``[K, terms]``."""
+        if not self.terms:
+            return like.new_empty(len(names), 0)
+        values = [[value_at(term.strength, round, name) for term in self.terms] for name in names]
+        return like.new_tensor(values).reshape(len(names), len(self.terms))
+
+    @cached_property
+    def points(self) -> tuple[str, ...]:
+        """The values of both models that some term reads."""
+        return tuple(dict.fromkeys(point for term in self.terms for point in term.points))
+
+    def one(
+        self, columns: Tensor, statistics: Tensor, received: Tensor, strengths: Tensor, x: Tensor, y: Tensor
+    ) -> Outcome:
+        """What one party minimises on one batch."""
+        parts = torch.split_with_sizes(columns, [received.shape[-1], *self.widths])
+        seen: dict[str, Tensor] = {}
+        frozen: dict[str, Tensor] = {}
+        if self.points:
+            output, after, seen = self.net.watched(parts[0], statistics, x, self.points)
+            with torch.no_grad():
+                frozen = self.net.watched(received, statistics, x, self.points)[2]
+        else:
+            output, after = self.net.apply(parts[0], statistics, x)
+        loss = self.loss(output, y).mean()
+        if not self.terms:
+            return loss, loss, after, output
+        more = self.added(parts, received, strengths, x, y, output, seen, frozen, statistics)
+        return loss + more, loss, after, output
+
+    def added(
+        self,
+        parts: Sequence[Tensor],  # w, and the private columns of each term
+        received: Tensor,
+        strengths: Tensor,
+        x: Tensor,
+        y: Tensor,
+        output: Tensor,
+        seen: Mapping[str, Tensor],
+        frozen: Mapping[str, Tensor],
+        statistics: Tensor | None = None,  # none where there are none, as in models that have a kernel
+    ) -> Tensor:
+        """What the terms add for one party: Σ strength · value."""
+
+        def elsewhere(parameters: Tensor, inputs: Tensor) -> Tensor:
+            running = parameters.new_empty(0) if statistics is None else statistics
+            return self.net.apply(parameters, running, inputs)[0]
+
+        total = output.new_zeros(())
+        for term, strength, own in zip(self.terms, strengths.unbind(), parts[1:], strict=True):
+            sight = Sight(parts[0], received, own, x, y, output, seen, frozen, elsewhere, self.loss)
+            total = total + strength * term.value(sight)
+        return total
