@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from descant import parties
 from descant.errors import PartyError, SettingError
-from descant.parties import catalog, images, readers, text
+from descant.parties import data_files, images, readers, text
 from files import digits_like, packed, write_idx, write_letters, write_mnist, write_sheet, write_table, write_vectors
 
 TABLE = [("account", "label", "text"), ("ann", 1, "good,\nvery"), ("bob", 0, "ä")]
@@ -30,9 +30,9 @@ def test_the_folder_is_given_or_in_the_environment(tmp_path: Path, monkeypatch: 
     assert parties.data_folder(tmp_path) == parties.data_folder(str(tmp_path)) == tmp_path
     with pytest.raises(PartyError, match="No data folder is given") as none:
         parties.data_folder()
-    for name in catalog.DATA_SETS:
+    for name in data_files.DATA_SETS:
         assert f"  {name}: " in str(none.value), "every data set says what it is"
-        assert catalog.DATA_SETS[name].home in str(none.value), "and where to get it"
+        assert data_files.DATA_SETS[name].home in str(none.value), "and where to get it"
     assert "digits, synthetic and shared run without" in str(none.value)
     monkeypatch.setenv("DESCANT_DATA", str(tmp_path))
     assert parties.data_folder() == tmp_path
@@ -40,13 +40,13 @@ def test_the_folder_is_given_or_in_the_environment(tmp_path: Path, monkeypatch: 
         parties.data_folder(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("name", list(catalog.DATA_SETS))
+@pytest.mark.parametrize("name", list(data_files.DATA_SETS))
 def test_a_missing_data_set_says_what_it_is_and_where_to_get_it(name: str, tmp_path: Path) -> None:
     with pytest.raises(PartyError, match=f"does not hold {name}") as error:
-        catalog.locate(name, tmp_path)
-    assert catalog.DATA_SETS[name].home in str(error.value) and "run without any file" in str(error.value)
+        data_files.locate(name, tmp_path)
+    assert data_files.DATA_SETS[name].home in str(error.value) and "run without any file" in str(error.value)
     with pytest.raises(SettingError, match="Did you mean 'mnist'"):
-        catalog.locate("minst", tmp_path)
+        data_files.locate("minst", tmp_path)
 
 
 # -- what is written is read ------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from torch import nn
 
 from descant import DescantError, Federation, Sgd, Worth, algorithms, parties, worth
 from descant.analysis import shapley
-from descant.analysis.shapley import Coalition, coalitions, orders_of
+from descant.analysis.shapley_values import Coalition, coalitions, orders_of
 from descant.cli import app
 from descant.engines import Clocked
 from descant.errors import SettingError, StateError

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from torch import Tensor, nn
@@ -16,24 +16,26 @@ from torch.nn import functional
 
 from .algorithms import Sample
 from .algorithms.fedavg import alone
-from .analysis import Finding, coverage, draw, findings_of, of_the_data
-from .analysis.scores import Models, Scores, party_table, score
 from .core.algorithm import Algorithm, Attend, Loss
 from .core.interfaces import Engine, Solver
+from .core.messages import ASKED
 from .core.metrics import Metric, metric_for
 from .core.progress import bar
-from .coresets.proxy_training import ASKED
 from .engines import InProcess
 from .errors import DescantError, DescantWarning, SettingError, StateError
 from .parties import People
-from .reporting.table import Table
 from .rounds import checkpoint
 from .rounds.loop import Round, State, begin, possible_ways, run
 from .rounds.plan import Data, Model, Plan, parties_of
 from .storage import DEFAULT_BUDGET
-from .storage.vault.coreset_rows import Agreed
-from .storage.vault.vault_location import VaultAt
 from .training import Sgd
+
+if TYPE_CHECKING:
+    from .analysis import Finding
+    from .analysis.scores import Scores
+    from .reporting.table import Table
+    from .storage.vault.coreset_rows import Agreed
+    from .storage.vault.vault_location import VaultAt
 
 MakeEngine: TypeAlias = Callable[[Plan], Engine]
 
@@ -211,6 +213,8 @@ class Federation:
             )
         scores = self.scores()
         if self.history_ and self.history_[-1]["round"] == index:
+            from .analysis import coverage
+
             trained = np.array(list(map(coverage(self).rounds.get, scores.names))) > 0
             means = {"own": scores.own, "learned": scores.own.only(trained), "center": scores.center}
             self.history_[-1].update({name: column.mean for name, column in means.items()})
@@ -220,6 +224,8 @@ class Federation:
 
     def scores(self) -> Scores:
         """Every party's own test set, judged now."""
+        from .analysis.scores import score
+
         scores = score(self.plan_, self.engine_, self.state)
         self._scored = (self.state.round, scores)
         return scores
@@ -235,16 +241,22 @@ class Federation:
         return tuple(finding.text for finding in self._findings())
 
     def _findings(self) -> tuple[Finding, ...]:
+        from .analysis import Finding, findings_of, of_the_data
+
         said = (Finding("data", note),) if (note := of_the_data(self.people.note)) else ()
         return said + findings_of(self, self.scores_now)
 
     def plot(self, kind: str, file: str | Path) -> Path:
         """Draw "spikes" (at aggregation), "collapse", "walk" (own to centre), "hyper" (as tuned), "presence" (who was
         there, who was stood in for), "rewards" (of agents), "portfolio", "weights" or "universes" (of desks)."""
+        from .analysis import draw
+
         return draw(self, kind, file)
 
     def _alone(self, names: Sequence[str]) -> Scores:
         """The same parties, rounds, work and draws, without federation."""
+        from .analysis.scores import score
+
         twin, local = self.__dict__.get("_twin"), alone(self.plan_.algorithm, self.history_)
         if twin is None or twin.state.round > self.state.round:  # a run that was loaded may be younger than its twin
             settings = {name: getattr(self, name) for name in ("loss", "metric", "seed", "engine", "budget")}
@@ -259,6 +271,9 @@ class Federation:
 
         The first call trains every party alone for as many rounds, which takes about as long as the run did.
         """
+        from .analysis import coverage
+        from .analysis.scores import party_table
+
         scores = self.scores()
         rounds = coverage(self).rounds
         return party_table(self.people, scores, self._alone(scores.names), rounds, self.findings())
@@ -266,6 +281,8 @@ class Federation:
     @property
     def models_(self) -> Mapping[str, nn.Module]:
         """Party name -> its personal module, made when it is asked for."""
+        from .analysis.scores import Models
+
         return Models(self.plan_, self.engine_, lambda: self.state)
 
     @property

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..aggregation.penalties import HalfSquare, Norm1, Norm2
 from ..algorithms.components import FedPlusPull, Mix, TowardFixed, fixed, stay
+from ..core.messages import ASKED, REAL_ONLY
 from ..core.metrics import trivial
-from ..coresets.proxy_training import ASKED
-from ..portfolio.price_augmentation import REAL_ONLY, lacking
+from ..portfolio.price_augmentation import lacking
 from ..privacy import budget
 from ..rounds.diagnostics import bound_of
 from ..training import Sgd
 from .collapse import Numbers, biggest_jump, fell_behind, lasting_fall
-from .coverage import coverage
+from .participation_coverage import coverage
 
 if TYPE_CHECKING:
     from ..core.algorithm import Algorithm

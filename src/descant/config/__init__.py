@@ -22,8 +22,32 @@ schedule says, and where the others are.
 Light to import: torch waits until something is made.
 """
 
-from .recipe import Recipe, read
-from .resume_command import how_to_end, resumable, resuming, server_of
-from .sections import Attendance, Figure, Length
+from typing import TYPE_CHECKING
 
-__all__ = ["Attendance", "Figure", "Length", "Recipe", "how_to_end", "read", "resumable", "resuming", "server_of"]
+from ..core.lazy_imports import lazy_exports
+
+if TYPE_CHECKING:
+    from .recipe import Recipe, read
+    from .resume_command import how_to_end, resumable, resuming, server_of
+    from .sections import Attendance, Figure, Length
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            ".recipe": ("Recipe", "read"),
+            ".resume_command": ("how_to_end", "resumable", "resuming", "server_of"),
+            ".sections": ("Attendance", "Figure", "Length"),
+        },
+    )
+
+__all__ = [
+    "Attendance",
+    "Figure",
+    "Length",
+    "Recipe",
+    "how_to_end",
+    "read",
+    "resumable",
+    "resuming",
+    "server_of",
+]

@@ -29,9 +29,23 @@ Memory: TypeAlias = Mapping[str, Tensor]
 LOG = "log."
 """What a memory's name begins with where its rows never change once they are there: a store keeps it without a copy."""
 
+CORESET_STATE, SECRET_STATE = "coreset.", "secret."
+"""Name prefixes of party state that a solver never sees: deposited coresets, and secrets of the party."""
+
 Metrics: TypeAlias = Mapping[str, float]
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(output, target) -> a number, or one number a sample, of which the mean is taken."""
+
+
+
+def solver_state(memory: Memory) -> Memory:
+    """Return the part of a party's state that its solver sees."""
+    return {name: tensor for name, tensor in memory.items() if not name.startswith((CORESET_STATE, SECRET_STATE))}
+
+
+def hidden_state(memory: Memory) -> Memory:
+    """Return the part of a party's state that its solver never sees: deposited coresets and secrets."""
+    return {name: tensor for name, tensor in memory.items() if name.startswith((CORESET_STATE, SECRET_STATE))}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,13 @@ Kind: TypeAlias = Literal["train", "stand_in", "evaluate", "personal", "hello", 
 Status: TypeAlias = Literal["ok", "error", "lost", "refused"]
 
 
+ASKED = "coreset"
+"""The setting of a task that asks for a coreset, and the metric that says how many rows it has."""
+
+REAL_ONLY = "real_only"
+"""The metric of a desk that could not make up prices: the code of the reason."""
+
+
 @dataclass(frozen=True)
 class Task:
     """What the round asks of one party."""

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import SettingError
-from ..portfolio import performance_measures
 from .algorithm import Loss
 
 
@@ -36,11 +35,15 @@ def returned(returns: Tensor, lengths: Tensor) -> Tensor:
 
 def annual_return(growth: Tensor, turnover: Tensor) -> Tensor:
     """What portfolios are judged by, their outputs being the growth of each day, and their targets its turnover."""
+    from ..portfolio import performance_measures
+
     return torch.as_tensor(performance_measures.annual(growth.numpy()))
 
 
 def sharpe_ratio(growth: Tensor, turnover: Tensor) -> Tensor:
     """The same, by the unit of risk; of a year."""
+    from ..portfolio import performance_measures
+
     return torch.as_tensor(performance_measures.sharpe(growth.numpy()))
 
 
@@ -85,6 +88,11 @@ def trivial(metric: str) -> str:
     ('majority class', 'random policy')
     """
     return _TRIVIAL.get(metric, _MAJORITY)
+
+
+def is_labels(y: Tensor) -> bool:
+    """Return whether targets are one whole number a row."""
+    return y.dim() == 1 and not y.is_floating_point()
 
 
 def is_cross_entropy(loss: Loss) -> bool:

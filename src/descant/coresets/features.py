@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..core.metrics import is_labels
 from ..core.settings import unknown
 from ..errors import ModelError, PartyError
 from ..parties.partition import Rows
@@ -78,11 +79,6 @@ class Space:
     def member(self) -> Tensor:
         """The number of its class for every place, ``[n]``."""
         return torch.repeat_interleave(torch.arange(len(self.classes)), torch.from_numpy(self.sizes))
-
-
-def is_labels(y: Tensor) -> bool:
-    """Whether targets are one whole number a row."""
-    return y.dim() == 1 and not y.is_floating_point()
 
 
 def embedding(module: nn.Module, layer: str | None = None) -> Features:

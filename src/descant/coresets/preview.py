@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.metrics import is_labels
 from ..parties.party import Party
 from ..reporting.table import Table
-from .features import is_labels
 from .selection import Chosen
 
 

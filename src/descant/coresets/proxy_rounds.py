@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import Hyper, Memory
-from ..core.messages import Report, Task
+from ..core.messages import ASKED, Report, Task
 from ..core.settings import check
 from ..errors import SettingError, StateError, VaultError
 from ..parties.party import Party
@@ -65,7 +65,7 @@ class Left:
             if self.samples[place] and not self.missed[place]:
                 continue
             try:
-                asked[party] = {proxy_training.ASKED: {} if vault is None else _invitation(vault, party)}
+                asked[party] = {ASKED: {} if vault is None else _invitation(vault, party)}
             except (VaultError, StateError) as error:
                 faults[party] = str(error)
         return asked, faults
@@ -96,7 +96,7 @@ class Left:
         for report in trained:
             place, reason, fault = plan.places[report.party], report.reason, ""
             new.samples[place] = int(report.metrics["samples"])
-            if not reason and proxy_training.ASKED in report.metrics:
+            if not reason and ASKED in report.metrics:
                 try:
                     new.generation[place] = _taken(plan, report) or int(self.generation[place]) + 1
                     new.digest[place] = _digest(report.sealed)
@@ -106,7 +106,7 @@ class Left:
                 fault = f"it was not asked for a coreset: {faults[report.party]}"
             new.missed[place] = bool(fault)
             if reason or fault:
-                refusals.append(Refusal(report.party, report.round, reason or fault, proxy_training.ASKED))
+                refusals.append(Refusal(report.party, report.round, reason or fault, ASKED))
         return new, refusals
 
 

@@ -15,25 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Memory, StandIn
-from ..core.messages import Report, Task
+from ..core.algorithm import CORESET_STATE, Memory, StandIn, hidden_state
+from ..core.messages import ASKED, Report, Task
 from ..errors import SettingError, VaultError
 from ..parties.party import Form, Party
-from ..storage.vault.coreset_rows import Agreed, Expected, Rows, check_agreed, pack
-from ..storage.vault.encryption import Invitation, seal
 from .features import SPACES
 from .selection import Coreset
 
 if TYPE_CHECKING:
     from ..rounds.party_side import Answer
     from ..rounds.plan import Plan
+    from ..storage.vault.coreset_rows import Expected
 
-ASKED = "coreset"
-"""The setting of a task that asks for a coreset, and the metric that says how many rows it has."""
-_LEFT = "coreset."
-SECRET = "secret."
-"""What the names of those tensors in a party's memory begin with that are no business of its solver, beside these."""
-_ROWS, _WEIGHTS, _EVER = f"{_LEFT}rows", f"{_LEFT}weights", f"{_LEFT}ever"
+_ROWS, _WEIGHTS, _EVER = f"{CORESET_STATE}rows", f"{CORESET_STATE}weights", f"{CORESET_STATE}ever"
 
 _MORE = 8192  # bytes that sealing adds, at most
 _NONE = torch.zeros(0, dtype=torch.int64)
@@ -44,16 +38,6 @@ def of(plan: Plan) -> StandIn:
     if plan.algorithm.stand_in is None:
         raise SettingError(f"{plan.algorithm.name} has no stand-ins. Wrap it: algorithms.StandIns(...).")
     return plan.algorithm.stand_in
-
-
-def without(memory: Memory) -> Memory:
-    """A memory as a solver sees it."""
-    return {name: tensor for name, tensor in memory.items() if not name.startswith((_LEFT, SECRET))}
-
-
-def left(memory: Memory) -> Memory:
-    """The rest of it: what the party has left behind, and what it never tells."""
-    return {name: tensor for name, tensor in memory.items() if name.startswith((_LEFT, SECRET))}
 
 
 def gone(memory: Memory) -> Tensor:
@@ -68,6 +52,8 @@ def having_left(memory: Memory, rows: Tensor | None) -> Memory:
 
 def expected(plan: Plan, samples: int) -> Expected:
     """What the run knows of the coreset of a party with so many rows, before it is opened."""
+    from ..storage.vault.coreset_rows import Agreed, Expected
+
     selection, first = of(plan).selection, plan.people[plan.people.names[0]]
     form = Form(tuple(first.x.shape[1:]), first.x.dtype, tuple(first.y.shape[1:]), first.y.dtype)
     most = Agreed(None if selection.count else selection.share, selection.count).most(samples)
@@ -105,7 +91,7 @@ def answered(plan: Plan, task: Task, before: Memory, center: Tensor, answer: Ans
     report, memory = answer
     if task.kind == "stand_in":
         return replace(report, metrics={**report.metrics, "samples": task.settings["samples"]}), None
-    kept = dict(left(before))
+    kept = dict(hidden_state(before))
     if ASKED in task.settings:
         try:
             report, kept = _leave(plan, task, center, report, before.get(_EVER, _NONE))
@@ -118,6 +104,9 @@ def answered(plan: Plan, task: Task, before: Memory, center: Tensor, answer: Ans
 
 def _leave(plan: Plan, task: Task, center: Tensor, report: Report, before: Tensor) -> tuple[Report, dict[str, Tensor]]:
     """The party chooses its rows, seals them if there is a vault, and remembers the numbers of all that ever left."""
+    from ..storage.vault.coreset_rows import Rows, check_agreed, pack
+    from ..storage.vault.encryption import Invitation, seal
+
     party, selection = plan.people[task.party], of(plan).selection
     asked: Mapping[str, Any] = task.settings[ASKED]
     if plan.agreed is not None:  # before the work, because no choice of so many rows would do

@@ -1,8 +1,28 @@
 """How tasks reach parties; one small file each."""
 
-from .in_process import InProcess
-from .processes.process_engine import Processes
-from .ray.ray_engine import Ray
-from .virtual_clock import Clocked
+from typing import TYPE_CHECKING
 
-__all__ = ["Clocked", "InProcess", "Processes", "Ray"]
+from ..core.lazy_imports import lazy_exports
+
+if TYPE_CHECKING:
+    from .in_process import InProcess
+    from .processes.process_engine import Processes
+    from .ray.ray_engine import Ray
+    from .virtual_clock import Clocked
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            ".in_process": ("InProcess",),
+            ".processes.process_engine": ("Processes",),
+            ".ray.ray_engine": ("Ray",),
+            ".virtual_clock": ("Clocked",),
+        },
+    )
+
+__all__ = [
+    "Clocked",
+    "InProcess",
+    "Processes",
+    "Ray",
+]

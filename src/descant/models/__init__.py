@@ -4,17 +4,32 @@
 ['cnn', 'eiie', 'keyword_cnn', 'logistic', 'lstm', 'mlp']
 """
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from torch import nn
+from ..core.lazy_imports import lazy_exports
 
-from .eiie import eiie
-from .lstm import lstm
-from .networks import cnn, keyword_cnn, logistic, mlp
+if TYPE_CHECKING:
+    from .eiie_network import eiie
+    from .lstm_network import lstm
+    from .network_names import NETS
+    from .networks import cnn, keyword_cnn, logistic, mlp
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            ".network_names": ("NETS",),
+            ".eiie_network": ("eiie",),
+            ".lstm_network": ("lstm",),
+            ".networks": ("cnn", "keyword_cnn", "logistic", "mlp"),
+        },
+    )
 
-NETS: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
-    {made.__name__: made for made in (logistic, mlp, cnn, keyword_cnn, lstm, eiie)}
-)
-
-__all__ = ["NETS", "cnn", "eiie", "keyword_cnn", "logistic", "lstm", "mlp"]
+__all__ = [
+    "NETS",
+    "cnn",
+    "eiie",
+    "keyword_cnn",
+    "logistic",
+    "lstm",
+    "mlp",
+]

@@ -5,42 +5,57 @@
 (10, '3')
 """
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from ..coresets.selection import Coreset, Selection
-from ..portfolio.desk import Desk, desks
-from ..rl.agent import Agent, agents
-from . import partition
-from .adapters import arrays_of
-from .audio import mel_spectrogram, words
-from .catalog import data_folder
-from .datasets.async_silos_paper import mnist_svhn, newsgroups, rotated_mnist
-from .datasets.digits import digits
-from .datasets.fed_plus_paper import femnist, mnist, sentiment
-from .datasets.generic import cifar10, csv, npz, svhn
-from .datasets.representation_matching_paper import clients
-from .datasets.synthetic import shared, synthetic
-from .population import Party, People, from_arrays, from_rows
-from .population_plot import draw
-from .readers import read_wave
+from ..core.lazy_imports import lazy_exports
 
-POPULATIONS: Mapping[str, Callable[..., People]] = MappingProxyType(
-    {
-        made.__name__: made
-        for made in (
-            *(digits, synthetic, shared, mnist, femnist, sentiment, clients, mnist_svhn, rotated_mnist, newsgroups),
-            *(cifar10, svhn, npz, csv, words, agents, desks),
-        )
-    }
-)
-"""What makes parties, by name. Keywords are JSON values; the first line of a docstring says what it is."""
+if TYPE_CHECKING:
+    from ..coresets.selection import Coreset, Selection
+    from ..portfolio.desk import Desk, desks
+    from ..rl.agent import Agent, agents
+    from . import partition
+    from .adapters import arrays_of
+    from .audio import mel_spectrogram, words
+    from .data_files import data_folder
+    from .datasets.async_silos_paper import mnist_svhn, newsgroups, rotated_mnist
+    from .datasets.digits import digits
+    from .datasets.fed_plus_paper import femnist, mnist, sentiment
+    from .datasets.generic import cifar10, csv, npz, svhn
+    from .datasets.representation_matching_paper import clients
+    from .datasets.synthetic import shared, synthetic
+    from .population import Party, People, from_arrays, from_rows
+    from .population_names import POPULATIONS
+    from .population_plot import draw
+    from .readers import read_wave
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            ".population_names": ("POPULATIONS",),
+            "..coresets.selection": ("Coreset", "Selection"),
+            "..portfolio.desk": ("Desk", "desks"),
+            "..rl.agent": ("Agent", "agents"),
+            ".": ("partition",),
+            ".adapters": ("arrays_of",),
+            ".audio": ("mel_spectrogram", "words"),
+            ".data_files": ("data_folder",),
+            ".datasets.async_silos_paper": ("mnist_svhn", "newsgroups", "rotated_mnist"),
+            ".datasets.digits": ("digits",),
+            ".datasets.fed_plus_paper": ("femnist", "mnist", "sentiment"),
+            ".datasets.generic": ("cifar10", "csv", "npz", "svhn"),
+            ".datasets.representation_matching_paper": ("clients",),
+            ".datasets.synthetic": ("shared", "synthetic"),
+            ".population": ("Party", "People", "from_arrays", "from_rows"),
+            ".population_plot": ("draw",),
+            ".readers": ("read_wave",),
+        },
+    )
 
 __all__ = [
-    "POPULATIONS",
     "Agent",
     "Coreset",
     "Desk",
+    "POPULATIONS",
     "Party",
     "People",
     "Selection",
@@ -61,11 +76,11 @@ __all__ = [
     "mnist_svhn",
     "newsgroups",
     "npz",
+    "partition",
     "read_wave",
     "rotated_mnist",
     "sentiment",
     "shared",
-    "partition",
     "svhn",
     "synthetic",
     "words",

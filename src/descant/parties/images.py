@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from ..errors import PartyError
-from .catalog import locate
+from .data_files import locate
 from .party import Array
 from .readers import checked_labels, damaged, read_cifar, read_idx, read_npz, read_svhn, reading
 

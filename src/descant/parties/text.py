@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .catalog import locate
+from .data_files import locate
 from .party import Array
 from .readers import damaged, read_npz, read_text
 

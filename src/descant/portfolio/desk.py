@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.seeds import stream
 from ..core.settings import check, setting, unknown
 from ..errors import PartyError, SettingError
-from ..parties.catalog import locate
+from ..parties.data_files import locate
 from ..parties.population import People, check_names
 from ..rl.agent import Bare
 from . import Market, generated, read

@@ -26,8 +26,6 @@ from .market import Array
 AUGMENTERS = ("none", "gbm", "vom", "gan")
 YEAR = 252
 _MOST = 100.0
-REAL_ONLY = "real_only"
-"""The metric that says why a desk trained on real prices alone, though it should make up others."""
 UNFIT, UNSOUND = 1.0, 2.0
 _WHY = {UNFIT: "no generator could be fitted", UNSOUND: "what was made up was of no use"}
 _NAMED = 10  # desks that a sentence names

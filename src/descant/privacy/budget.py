@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import torch
 
 from ..algorithms.components import by_samples
-from ..core.algorithm import Hyper, Memory, Metrics
+from ..core.algorithm import Hyper, Metrics
 from ..errors import BudgetError, ModelError, SettingError
+from ..rounds.extensions import PRIVACY, Spent
 from ..rounds.plan import VALIDATION, Plan
 from ..rounds.state import State
 from ..training import PrivateSgd
@@ -18,17 +18,8 @@ from .dp_wrappers import check_samples_hidden, check_sound, rate_of
 from .gaussian_mechanism import Privacy
 from .secure_aggregation.secure_wrapper import check_adds_up
 
-KEY = "privacy"
 EPSILON = "epsilon"
 _COUNTED = "releases"
-
-
-@dataclass(frozen=True)
-class Spent:
-    """What is given away by the end of a round."""
-
-    memory: Memory = field(default_factory=dict)
-    numbers: Metrics = field(default_factory=dict)
 
 
 def promised(plan: Plan) -> Privacy | None:
@@ -91,7 +82,7 @@ def after(plan: Plan, state: State, hypers: Iterable[Hyper]) -> Spent:
     privacy = promised(plan)
     if privacy is None:
         return Spent()
-    before = int(state.memories.get(KEY, {}).get(_COUNTED, 0))
+    before = int(state.memories.get(PRIVACY, {}).get(_COUNTED, 0))
     counted = before + (max((hyper.work for hyper in hypers), default=0) if privacy.at == "sample" else 1)
     spent = privacy.epsilon(counted, _rate(plan, privacy))
     if privacy.budget is not None and spent > privacy.budget:

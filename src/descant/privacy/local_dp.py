@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Memory
+from ..core.algorithm import SECRET_STATE, Memory
 from ..core.messages import Report, Task
-from ..coresets.proxy_training import SECRET
 from ..errors import BudgetError
 from ..rounds.validation import finite
 from . import gaussian_mechanism
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from ..rounds.party_side import Answer
     from ..rounds.plan import Plan
 
-_OWN = f"{SECRET}noise"
+_OWN = f"{SECRET_STATE}noise"
 
 
 def disguised(plan: Plan, task: Task, before: Memory, center: Tensor, answer: Answer) -> Answer:

@@ -5,9 +5,31 @@
 ((4,), 2)
 """
 
-from .cartpole import CartPole
-from .environment import World, Worlds, world
-from .episode_animation import film
-from .gymnasium_environment import Gym
+from typing import TYPE_CHECKING
 
-__all__ = ["CartPole", "Gym", "World", "Worlds", "film", "world"]
+from ..core.lazy_imports import lazy_exports
+
+if TYPE_CHECKING:
+    from .cartpole import CartPole
+    from .environment import World, Worlds, world
+    from .episode_animation import film
+    from .gymnasium_environment import Gym
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            ".cartpole": ("CartPole",),
+            ".environment": ("World", "Worlds", "world"),
+            ".episode_animation": ("film",),
+            ".gymnasium_environment": ("Gym",),
+        },
+    )
+
+__all__ = [
+    "CartPole",
+    "Gym",
+    "World",
+    "Worlds",
+    "film",
+    "world",
+]

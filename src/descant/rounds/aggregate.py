@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,15 +15,14 @@ from ..core import seeds
 from ..core.algorithm import Aggregated, Hyper, Memory
 from ..core.messages import Report
 from ..errors import DescantError
-from ..privacy import gaussian_mechanism
-from ..privacy.dp_wrappers import rate_of
-from ..privacy.gaussian_mechanism import Privacy
-from ..privacy.secure_aggregation import secure_sum
 from ..storage.spill import room
 from .dispatch import own_row
 from .plan import Plan
 from .state import STALENESS, State
 from .validation import finite
+
+if TYPE_CHECKING:
+    from ..privacy.gaussian_mechanism import Privacy
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,8 @@ def _settle(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report], 
 def _added(plan: Plan, state: State, accepted: Sequence[Report], asked: Collection[str]) -> Outcome:
     """aggregate -> advance where the sum is all that is known."""
     size, memory = plan.net.layout.size, state.memories.get("advance", {})
+    from ..privacy.secure_aggregation import secure_sum
+
     why = secure_sum.unopened(plan, accepted, asked)
     if why:
         return Outcome(state.center, memory, note=f"{why}: the model is unchanged")
@@ -115,6 +117,8 @@ def _counting(plan: Plan, asked: int) -> float:
     privacy = plan.algorithm.privacy
     if privacy is None or privacy.at == "party":
         return 0.0
+    from ..privacy.dp_wrappers import rate_of
+
     rate = rate_of(privacy, plan.algorithm.attend)
     return float(asked) if rate == 1 else rate * len(plan.people)
 
@@ -146,6 +150,8 @@ def _lengths(rows: Tensor, center: Tensor) -> Tensor:
 
 def _noise(plan: Plan, privacy: Privacy, round: int) -> Tensor:
     """One standard normal number a column, 0 for layers that are private to their parties."""
+    from ..privacy import gaussian_mechanism
+
     layout = plan.net.layout
     by_seed = privacy.source == "seed"
     drawn = (

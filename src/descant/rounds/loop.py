@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,15 +22,11 @@ from ..core.algorithm import Attending, Hyper, Memory, Tuned, Tuning
 from ..core.interfaces import Engine
 from ..core.messages import Report, Task
 from ..core.settings import check
-from ..coresets.proxy_rounds import Left, check_stand_ins, rehearse_leaving
-from ..coresets.proxy_training import most_sealed
 from ..errors import BudgetError, DescantError, DescantWarning, ModelError, SettingError
 from ..models.flat import ONE_AT_A_TIME
-from ..privacy import budget
-from ..privacy.secure_aggregation.secure_sum import gathered
 from ..storage import PartyStore
 from ..storage.spill import room
-from . import rollback
+from . import extensions, rollback
 from .aggregate import Outcome, settled
 from .diagnostics import Gauges, distances, gauged, reach
 from .dispatch import CLOCK, hear, tasks_for
@@ -39,6 +35,9 @@ from .pending import AT, Flight
 from .plan import VALIDATION, Plan, check_labels
 from .state import STALENESS, Round, State, feedback_of, judgements_of, presence_of, used_of
 from .validation import Gate, Refusal
+
+if TYPE_CHECKING:
+    from ..coresets.proxy_rounds import Left
 
 __all__ = ["Round", "State", "begin", "check_unseen", "possible_ways", "run"]
 
@@ -57,7 +56,7 @@ def check_unseen(plan: Plan) -> None:
 @torch.enable_grad()
 def _begun(plan: Plan, seen: bool) -> State:
     check(plan.algorithm, plan.algorithm.name)
-    budget.check(plan)
+    extensions.check(plan)
     if plan.budget < 0:
         raise SettingError(f"The budget for party state must be >= 0 bytes. Got {plan.budget}.")
     way = ""
@@ -68,11 +67,10 @@ def _begun(plan: Plan, seen: bool) -> State:
     row = plan.net.first
     first = State(0, row, row, way, PartyStore(plan.budget))
     first = replace(first, feedback=_validated(plan, first, row))
-    check_stand_ins(plan)
     with torch.no_grad():
         _rehearse(plan, row, plan.solver.hyper, leaving=seen)
         _tuned(plan, first, 1)
-    budget.after(plan, first, [plan.solver.hyper])  # a budget that does not do for one round is found before the work
+    extensions.privacy_spent(plan, first, [plan.solver.hyper])  # fail before the first round, not after it
     return first
 
 
@@ -104,6 +102,8 @@ def _rehearse(plan: Plan, row: Tensor, hyper: Hyper, leaving: bool) -> None:
     rows = room((2, len(row)), row.dtype, plan.budget).copy_(row)
     try:
         if algorithm.stand_in is not None and leaving:
+            from ..coresets.proxy_rounds import rehearse_leaving
+
             rehearse_leaving(plan, row, algorithm.stand_in.selection)
         algorithm.start(rows, rows)
         if algorithm.pull is not None:
@@ -125,7 +125,14 @@ def run(plan: Plan, engine: Engine, state: State, rounds: int, judge: Collection
     Before a round for which a privacy budget does not do they end, with a warning.
     """
     algorithm, masked = plan.algorithm, plan.algorithm.secure is not None
-    gate = Gate(plan.net.layout, plan.people, plan.private, algorithm.max_staleness, most_sealed(plan), masked)
+    gate = Gate(
+        layout=plan.net.layout,
+        known=plan.people,
+        private=plan.private,
+        max_staleness=algorithm.max_staleness,
+        most_sealed=extensions.most_sealed(plan),
+        masked=masked,
+    )
     for index in range(state.round + 1, state.round + rounds + 1):
         began = time.perf_counter()
         engine.memory.rollback(state.round)  # of a round that was broken off
@@ -145,20 +152,21 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
     """tune -> attend -> tasks -> reports -> outcome; what parties keep of it is staged."""
     algorithm, d = plan.algorithm, plan.net.layout.size
     tuned, state = _tuned(plan, state, index)
-    flight, left = Flight.of(plan, state), Left.of(plan, state)
+    flight, proxies = Flight.of(plan, state), extensions.proxies(plan, state)
     busy, idle = flight.parties, engine.members(begin=True)
     if busy:  # else nothing goes through all parties
         idle = [name for name in idle if name not in busy]
     present = _present(plan, idle, tuned.hyper, index)
-    spent = budget.after(plan, state, present.values())
-    met = gathered(plan, engine, present, index)
-    present = dict(met.present)
+    spent = extensions.privacy_spent(plan, state, present.values())
+    met = extensions.key_exchange(plan, engine, present, index)
+    present = present if met is None else dict(met.present)
     there = {*present, *busy}
-    asked, faults = left.asking(plan, [*present, *sorted(busy)])
-    tasks = [
-        *met.told(_training(plan, state, present, index, judge, flight, asked)),
-        *left.stand_ins(plan, state, tuned.hyper, there, index),
-    ]
+    asked, faults = proxies.asking(plan, [*present, *sorted(busy)]) if proxies else ({}, {})
+    tasks = list(_training(plan, state, present, index, judge, flight, asked))
+    if met is not None:
+        tasks = met.told(tasks)
+    if proxies is not None:
+        tasks += proxies.stand_ins(plan, state, tuned.hyper, there, index)
     tasks.sort(key=lambda task: plan.places[task.party])  # sums do not depend on who is stood in for
     gate.changes_from = state.center if algorithm.report == "change" else None
     heard = hear(engine, gate, tasks, index, algorithm.quorum)
@@ -167,8 +175,10 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
     outcome = settled(plan, state, tuned.hyper, accepted, present)
     counted = [] if outcome.note else trained
     stood_in = () if outcome.note else tuple(report.party for report in accepted if report.kind == "stand_in")
-    left, not_left = left.after(plan, counted, there, faults) if algorithm.stand_in else (left, [])
-    refusals = (*met.refusals, *heard.refusals, *not_left)
+    refusals = (*(met.refusals if met else ()), *heard.refusals)
+    if proxies is not None:
+        proxies, not_left = proxies.after(plan, counted, there, faults)
+        refusals += tuple(not_left)
     came = reach(algorithm, [task.arrays["own"] for task in tasks if "own" in task.arrays], state.center, d)
     flight = flight.after(state, heard)
     names = tuple(report.party for report in counted)
@@ -177,7 +187,7 @@ def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, jud
         state,
         round=index,
         center=outcome.center,
-        memories=_remembered(plan, state, tuned, outcome, counted, flight, left, spent),
+        memories=_remembered(plan, state, tuned, outcome, counted, flight, proxies, spent),
         feedback=_feedback(plan, state, accepted, heard.refusals, flight, outcome),
         judged={**state.judged, **judged} if judged else state.judged,
     )
@@ -237,21 +247,21 @@ def _remembered(
     outcome: Outcome,
     counted: Sequence[Report],
     flight: Flight,
-    left: Left,
-    spent: budget.Spent,
+    proxies: Left | None,
+    spent: extensions.Spent,
 ) -> dict[str, Memory]:
     """What the server remembers after a round, by the answer that it belongs to."""
     attended = state.attended(plan).clone()
     attended.numpy()[[plan.places[report.party] for report in counted]] += 1
     memories: dict[str, Memory] = {"tune": tuned.memory, "advance": outcome.memory, "attend": {"rounds": attended}}
-    if plan.algorithm.stand_in is not None:
-        memories["stand_in"] = left.memory()
+    if proxies is not None:
+        memories["stand_in"] = proxies.memory()
     if plan.algorithm.quorum is not None or flight.clock > 0:
         memories["flight"] = flight.memory(plan)
     if owed := rollback.after(plan, state, counted):
         memories[rollback.KEY] = owed
     if spent.memory:
-        memories[budget.KEY] = spent.memory
+        memories[extensions.PRIVACY] = spent.memory
     return memories
 
 
@@ -277,7 +287,7 @@ def _tuned(plan: Plan, state: State, index: int) -> tuple[Tuned, State]:
     What the server remembers of its moves is then forgotten: they led away from there. So did what parties keep.
     """
     rng = seeds.stream(plan.seed, index, seeds.EVERYBODY, "tune")
-    memory, seen = state.memories.get("tune", {}), budget.public(plan, state.feedback)
+    memory, seen = state.memories.get("tune", {}), extensions.public_feedback(plan, state.feedback)
     tuned = plan.algorithm.tune(Tuning(index, plan.solver.hyper, memory, seen, state.center, rng))
     if tuned.center is None:
         return tuned, state

@@ -11,15 +11,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..core.algorithm import LOG, Hyper, Memory
+from ..core.algorithm import LOG, Hyper, Memory, hidden_state, solver_state
 from ..core.interfaces import Job, Trained
 from ..core.messages import Report, Task
-from ..coresets import proxy_training
 from ..errors import DescantError, ModelError
 from ..models.flat import ONE_AT_A_TIME, Unbound
 from ..parties.population import Party
-from ..privacy import local_dp
-from ..privacy.secure_aggregation import party_masking
 from .party_evaluation import completed, evaluated, owned, personal, received_loss, scored
 from .plan import ANEW, RECEIVED, Plan
 from .validation import finite
@@ -47,7 +44,7 @@ def _by_kind(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> l
     for task in tasks:
         if task.settings["layout"] != plan.net.layout.digest:
             raise ModelError(f"Party {task.party!r} has another model than the federation: {plan.net.layout.names}.")
-    memories = [proxy_training.left(m) if t.settings.get(ANEW) else m for t, m in zip(tasks, memories, strict=True)]
+    memories = [hidden_state(m) if t.settings.get(ANEW) else m for t, m in zip(tasks, memories, strict=True)]
     learning, answers = _learning(plan, tasks, memories)
     for round in {tasks[i].round for i in learning}:  # draws and schedules go by the round: a stack has only one
         some = [i for i in learning if tasks[i].round == round]
@@ -58,6 +55,8 @@ def _by_kind(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> l
     answers.update(zip(judging, judged, strict=True))
     for i, task in enumerate(tasks):
         if task.kind == "keys":
+            from ..privacy.secure_aggregation import party_masking
+
             answers[i] = party_masking.keyed(plan, task)
         if task.kind == "personal":
             row = personal(plan, task, memories[i])
@@ -75,6 +74,8 @@ def _learning(
         if task.kind == "train":
             learning[i] = plan.people[task.party]
         elif task.kind == "stand_in":
+            from ..coresets import proxy_training
+
             try:
                 learning[i] = proxy_training.stand_in(plan, task, memories[i])
             except DescantError as error:
@@ -90,7 +91,7 @@ def _stacked(rows: Sequence[Tensor]) -> Tensor:
 
 def _train(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory], parties: Sequence[Party]) -> list[Answer]:
     before = memories  # a stand-in has none, and what a party has left is no business of its solver
-    memories = [{} if t.kind == "stand_in" else proxy_training.without(m) for t, m in zip(tasks, before, strict=True)]
+    memories = [{} if t.kind == "stand_in" else solver_state(m) for t, m in zip(tasks, before, strict=True)]
     center = _stacked([completed(plan, t.arrays["center"], m) for t, m in zip(tasks, memories, strict=True)])
     own = _stacked(
         [completed(plan, t.arrays.get("own", t.arrays["center"]), m) for t, m in zip(tasks, memories, strict=True)]
@@ -117,9 +118,26 @@ def _train(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory], partie
         hold=None if isinstance(algorithm.hold, Unbound) else algorithm.hold,  # a plan's algorithm is bound
     )
     answers = _answers(plan, tasks, job, plan.solver.train(job))
-    answers = (local_dp.disguised(plan, *one) for one in zip(tasks, before, center, answers, strict=True))
-    answers = (party_masking.masked(plan, *one) for one in zip(tasks, answers, strict=True))
-    return [proxy_training.answered(plan, *one) for one in zip(tasks, before, center, answers, strict=True)]
+    return list(_protected(plan, tasks, before, center, answers))
+
+
+def _protected(
+    plan: Plan, tasks: Sequence[Task], before: Sequence[Memory], center: Tensor, answers: Iterator[Answer]
+) -> Iterator[Answer]:
+    """Apply local privacy, then masks, then coreset encryption: the order is a security property."""
+    if plan.algorithm.privacy is not None:
+        from ..privacy import local_dp
+
+        answers = (local_dp.disguised(plan, *one) for one in zip(tasks, before, center, answers, strict=True))
+    if plan.algorithm.secure is not None:
+        from ..privacy.secure_aggregation import party_masking
+
+        answers = (party_masking.masked(plan, *one) for one in zip(tasks, answers, strict=True))
+    if plan.algorithm.stand_in is not None or any(map(hidden_state, before)):
+        from ..coresets import proxy_training
+
+        answers = (proxy_training.answered(plan, *one) for one in zip(tasks, before, center, answers, strict=True))
+    return answers
 
 
 def _answers(plan: Plan, tasks: Sequence[Task], job: Job, trained: Trained) -> Iterator[Answer]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -13,16 +13,17 @@ from torch import nn
 from ..core import seeds
 from ..core.algorithm import Algorithm, Loss, Term
 from ..core.interfaces import Solver
-from ..core.metrics import Metric, is_cross_entropy
-from ..coresets.features import is_labels
+from ..core.metrics import Metric, is_cross_entropy, is_labels
 from ..errors import PartyError, SettingError
 from ..models.flat import ONE_AT_A_TIME, Net, bind
 from ..parties.population import People
 from ..serialization.references import find
 from ..storage import DEFAULT_BUDGET
 from ..storage.spill import room
-from ..storage.vault.coreset_rows import Agreed
-from ..storage.vault.vault_location import VaultAt
+
+if TYPE_CHECKING:
+    from ..storage.vault.coreset_rows import Agreed
+    from ..storage.vault.vault_location import VaultAt
 
 RECEIVED = "received_loss"  # the metric that an algorithm's `measure` asks for
 

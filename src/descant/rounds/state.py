@@ -14,9 +14,7 @@ from torch import Tensor
 
 from ..core.algorithm import Hyper, Memory, Metrics
 from ..core.interfaces import Store
-from ..core.messages import Report
-from ..coresets.proxy_training import ASKED
-from ..portfolio.price_augmentation import REAL_ONLY, lacking
+from ..core.messages import ASKED, REAL_ONLY, Report
 from .diagnostics import Gauges
 from .party_evaluation import JUDGED
 from .plan import RECEIVED, VALIDATION, Plan
@@ -125,16 +123,11 @@ class Round:
         measured = {name: value for name, value in self.state.feedback.items() if name in _RECORDED}
         record |= {**vars(self.gauges), **means, **measured, **self.tuning}
         record |= {"stood_in": len(self.stood_in)} if "stand_in" in self.state.memories else {}
-        said = {"tuned": self.tuned, "presence": self.presence, REAL_ONLY: self._real_only}
+        said = {"tuned": self.tuned, "presence": self.presence, REAL_ONLY: self.real_only}
         return {"round": self.index, **record, **{name: found for name, found in said.items() if found}}
 
     @property
-    def lacking(self) -> str:
-        """Which desks could not make up prices, and why; "" if all could."""
-        return lacking(self._real_only)
-
-    @property
-    def _real_only(self) -> dict[str, float]:
+    def real_only(self) -> dict[str, float]:
         return {party: said[REAL_ONLY] for party, said in self.metrics.items() if REAL_ONLY in said}
 
     def _rewards(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..analysis.scores import Numbers, score
-from ..analysis.shapley import Coalition
+from ..analysis.shapley_values import Coalition
 from ..core.algorithm import Attend, Attending, Hyper
 from ..core.settings import setting
 from ..engines import Clocked

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..analysis.scores import Numbers
-from ..analysis.shapley import Coalition, coalitions, orders_of, shapley, standard_error
+from ..analysis.shapley_values import Coalition, coalitions, orders_of, shapley, standard_error
 from ..core.algorithm import Algorithm, Attend
 from ..core.progress import bar
 from ..errors import SettingError

@@ -31,7 +31,26 @@ after a power cut; a run that was resumed ends with the same model hash as one t
 Events: begun, resumed, round, scored, refused, warning, snapshot, ended (closed in order), stopped (by an error).
 """
 
-from .run_reader import Recorded, is_run, read, runs
-from .run_writer import Run
+from typing import TYPE_CHECKING
 
-__all__ = ["Recorded", "Run", "is_run", "read", "runs"]
+from ..core.lazy_imports import lazy_exports
+
+if TYPE_CHECKING:
+    from .run_reader import Recorded, is_run, read, runs
+    from .run_writer import Run
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            ".run_reader": ("Recorded", "is_run", "read", "runs"),
+            ".run_writer": ("Run",),
+        },
+    )
+
+__all__ = [
+    "Recorded",
+    "Run",
+    "is_run",
+    "read",
+    "runs",
+]

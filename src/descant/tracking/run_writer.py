@@ -20,6 +20,7 @@ from .snapshot import check_reached, load_newest, manifest, settings_of
 if TYPE_CHECKING:
     from ..analysis.scores import Scores
     from ..federation import Federation, ScoredRound
+    from ..rounds.state import Round
 
 Sync: TypeAlias = int | Literal["spaced", "always"]
 """When a snapshot is taken: every so many rounds, spaced by what they cost, or before each round is handed out."""
@@ -193,7 +194,7 @@ class Run:
         self._noted = happened.index
         for refusal in happened.refusals:
             self._log.add("refused", round=happened.index, text=str(refusal))
-        for note in filter(None, (happened.note, happened.tuned, happened.lacking)):
+        for note in filter(None, (happened.note, happened.tuned, _missing_prices(happened))):
             self._log.add("warning", round=happened.index, text=note)
 
     def _note_scores(self, round: int, scores: Scores | None) -> None:
@@ -247,6 +248,15 @@ class Run:
     def _check_open(self) -> None:
         if not self._open:
             raise StateError(f"The run in {self.folder} was closed. Go on with Run.resume.")
+
+
+def _missing_prices(round: Round) -> str:
+    """Say which desks could not make up prices, and why; "" if all could."""
+    if not round.real_only:
+        return ""
+    from ..portfolio.price_augmentation import lacking
+
+    return lacking(round.real_only)
 
 
 def _sync_for(federation: Federation, sync: Sync) -> Sync:

@@ -4,19 +4,35 @@
 ['dqn', 'policy_gradient', 'private_sgd', 'sgd', 'trader']
 """
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from ..core.interfaces import Solver
-from .dp_sgd import PrivateSgd
-from .dqn import Dqn
-from .policy_gradient import PolicyGradient
-from .portfolio_policy import Trader
-from .sgd import Sgd
+from ..core.lazy_imports import lazy_exports
 
-SOLVERS: Mapping[str, Callable[..., Solver]] = MappingProxyType(
-    {"sgd": Sgd, "dqn": Dqn, "policy_gradient": PolicyGradient, "trader": Trader, "private_sgd": PrivateSgd}
-)
-"""The solvers by the names that recipes use."""
+if TYPE_CHECKING:
+    from .dp_sgd import PrivateSgd
+    from .dqn import Dqn
+    from .policy_gradient import PolicyGradient
+    from .portfolio_policy import Trader
+    from .sgd import Sgd
+    from .solver_names import SOLVERS
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            ".solver_names": ("SOLVERS",),
+            ".dp_sgd": ("PrivateSgd",),
+            ".dqn": ("Dqn",),
+            ".policy_gradient": ("PolicyGradient",),
+            ".portfolio_policy": ("Trader",),
+            ".sgd": ("Sgd",),
+        },
+    )
 
-__all__ = ["SOLVERS", "Dqn", "PolicyGradient", "PrivateSgd", "Sgd", "Trader"]
+__all__ = [
+    "Dqn",
+    "PolicyGradient",
+    "PrivateSgd",
+    "SOLVERS",
+    "Sgd",
+    "Trader",
+]

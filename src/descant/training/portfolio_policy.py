@@ -19,12 +19,13 @@ from torch.optim import Optimizer
 from ..core import seeds
 from ..core.algorithm import Hyper, Loss, Memory, Term
 from ..core.interfaces import Exam, Job, Judgement, Trained
+from ..core.messages import REAL_ONLY
 from ..core.metrics import ANNUAL, Metric
 from ..core.settings import check, setting
 from ..errors import DescantWarning, PartyError
 from ..models.flat import Net
 from ..portfolio.desk import Desk
-from ..portfolio.price_augmentation import REAL_ONLY, UNFIT, UNSOUND, augmenter, sound
+from ..portfolio.price_augmentation import UNFIT, UNSOUND, augmenter, sound
 from .agent_training import LAST, Life, check_outputs, in_parts, probing, reasons_for
 from .backtest_evaluation import in_test_years
 from .gradient_descent import Pulling, Slope, held, losses_of, memories_of, ways_of

@@ -1,5 +1,19 @@
 """The organiser of a federation whose parties are on machines of their own."""
 
-from .handshakes import Meeting
+from typing import TYPE_CHECKING
 
-__all__ = ["Meeting"]
+from ...core.lazy_imports import lazy_exports
+
+if TYPE_CHECKING:
+    from .handshakes import Meeting
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            ".handshakes": ("Meeting",),
+        },
+    )
+
+__all__ = [
+    "Meeting",
+]

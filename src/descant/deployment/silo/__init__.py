@@ -4,7 +4,23 @@ Nothing that comes from outside is executed here: letters hold numbers and names
 Descant's own. Model and data come from the team's own file.
 """
 
-from .silo_file import SiloFile
-from .task_handler import Desk
+from typing import TYPE_CHECKING
 
-__all__ = ["Desk", "SiloFile"]
+from ...core.lazy_imports import lazy_exports
+
+if TYPE_CHECKING:
+    from .silo_file import SiloFile
+    from .task_handler import Desk
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            ".silo_file": ("SiloFile",),
+            ".task_handler": ("Desk",),
+        },
+    )
+
+__all__ = [
+    "Desk",
+    "SiloFile",
+]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ...core.messages import Report
-from ...coresets.proxy_training import ASKED
+from ...core.messages import ASKED, Report
 from ...privacy.secure_aggregation.party_masking import SAMPLES
 
 _AGAIN = (30.0, 120.0, 600.0)  # seconds after which it is said again that the server is away; from then on, the last

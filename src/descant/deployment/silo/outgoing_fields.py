@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ... import __version__
-from ...coresets.proxy_training import ASKED
 from ...models.flat import Layout
 from ...parties import Agent, Desk
 from ...parties.remote_parties import description
-from ...portfolio.price_augmentation import REAL_ONLY
 from ...privacy.secure_aggregation.party_masking import KEY, SAMPLES
 from ...rounds.party_evaluation import JUDGED
 from ...rounds.plan import RECEIVED

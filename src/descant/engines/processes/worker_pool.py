@@ -36,7 +36,7 @@ class Member:
         count = str(threads)
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"from {__package__}.worker import main; main()", json.dumps(settings)],
+            [sys.executable, "-c", f"from {__package__}.engine_worker import main; main()", json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **dict.fromkeys(names, count)},

@@ -17,7 +17,7 @@ from torch.nn import functional
 from ...core.seeds import EVERYBODY, stream
 from ...core.settings import check, setting
 from ...errors import SettingError
-from ..catalog import locate
+from ..data_files import locate
 from ..images import Scaling, image_sets, rotate
 from ..partition import Rows
 from ..party import Array

@@ -18,7 +18,7 @@ from ...core.seeds import EVERYBODY, stream
 from ...core.settings import check, setting
 from ...errors import PartyError
 from .. import partition
-from ..catalog import locate
+from ..data_files import locate
 from ..images import Scaling, image_set, moments
 from ..partition import Rows
 from ..population import People, from_rows

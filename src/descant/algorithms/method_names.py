@@ -1,0 +1,57 @@
+"""Names of methods and wrappers in recipes and on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ..core.algorithm import Algorithm
+from ..coresets.proxy_wrapper import StandIns
+from ..privacy.dp_wrappers import CentralPrivacy, LocalPrivacy
+from ..privacy.secure_aggregation.secure_wrapper import SecureAggregation
+from .adaptive_hyper.reinforce import AdaptiveHyper
+from .asynchronous import FedAsync, FedBuff
+from .byzantine import Hostile
+from .decay_schedule import Decaying
+from .fed_plus import L2GD, FedAvgPlus, FedCoMedPlus, FedGeoMedPlus, FedPlus, FedPlusFixed, FedPlusV1
+from .fedavg import RFA, CoordinateMedian, FedAvg, FedProx, Local
+from .fedrl import FedRL
+from .personalized import APFL, Ditto, FedPer, FedRep, pFedMe
+from .representation_matching.matching_wrappers import EntropyRegularization, RepresentationMatching, WeightDivergence
+
+ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
+    "local": Local,
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "rfa": RFA,
+    "comed": CoordinateMedian,
+    "fed+": FedPlus,
+    "fedavg+": FedAvgPlus,
+    "fedgeomed+": FedGeoMedPlus,
+    "fedcomed+": FedCoMedPlus,
+    "fed+fixed": FedPlusFixed,
+    "fed+v1": FedPlusV1,
+    "l2gd": L2GD,
+    "ditto": Ditto,
+    "apfl": APFL,
+    "pfedme": pFedMe,
+    "fedper": FedPer,
+    "fedrep": FedRep,
+    "fedasync": FedAsync,
+    "fedbuff": FedBuff,
+    "fedrl": FedRL,
+}
+"""The methods by the names that recipes and the command line use."""
+
+WRAPPERS: Mapping[str, Callable[..., Algorithm]] = {
+    "entropy": EntropyRegularization,
+    "divergence": WeightDivergence,
+    "matching": RepresentationMatching,
+    "adaptive": AdaptiveHyper,
+    "decay": Decaying,
+    "stand-ins": StandIns,
+    "hostile": Hostile,
+    "central_privacy": CentralPrivacy,
+    "local_privacy": LocalPrivacy,
+    "secure": SecureAggregation,
+}
+"""What wraps any of them, by the names that recipes use: each takes the method as ``base``."""

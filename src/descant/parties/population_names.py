@@ -1,0 +1,28 @@
+"""Names of populations in recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from ..portfolio.desk import desks
+from ..rl.agent import agents
+from .audio import words
+from .datasets.async_silos_paper import mnist_svhn, newsgroups, rotated_mnist
+from .datasets.digits import digits
+from .datasets.fed_plus_paper import femnist, mnist, sentiment
+from .datasets.generic import cifar10, csv, npz, svhn
+from .datasets.representation_matching_paper import clients
+from .datasets.synthetic import shared, synthetic
+from .population import People
+
+POPULATIONS: Mapping[str, Callable[..., People]] = MappingProxyType(
+    {
+        made.__name__: made
+        for made in (
+            *(digits, synthetic, shared, mnist, femnist, sentiment, clients, mnist_svhn, rotated_mnist, newsgroups),
+            *(cifar10, svhn, npz, csv, words, agents, desks),
+        )
+    }
+)
+"""What makes parties, by name. Keywords are JSON values; the first line of a docstring says what it is."""

@@ -1,0 +1,93 @@
+"""Optional features of a round: coreset proxies, differential privacy and secure aggregation.
+
+Plain FedAvg imports none of their modules. Each function here looks at the plan first, and imports a feature only when
+the plan uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..core.algorithm import Hyper, Memory, Metrics
+from ..core.interfaces import Engine
+from .plan import Plan
+from .state import State
+
+if TYPE_CHECKING:
+    from ..coresets.proxy_rounds import Left
+    from ..privacy.secure_aggregation.secure_sum import Gathered
+
+PRIVACY = "privacy"
+"""The server state of the privacy accountant."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """The privacy spent by the end of a round."""
+
+    memory: Memory = field(default_factory=dict)
+    numbers: Metrics = field(default_factory=dict)
+
+
+def is_private(plan: Plan) -> bool:
+    """Return whether the algorithm or the solver promises differential privacy."""
+    return plan.algorithm.privacy is not None or getattr(plan.solver, "privacy", None) is not None
+
+
+def check(plan: Plan) -> None:
+    """Raise if the run promises privacy or coreset proxies that it cannot have."""
+    if is_private(plan) or plan.algorithm.secure is not None:
+        from ..privacy import budget
+
+        budget.check(plan)
+    if plan.algorithm.stand_in is not None or plan.vault is not None or plan.agreed is not None:
+        from ..coresets.proxy_rounds import check_stand_ins
+
+        check_stand_ins(plan)
+
+
+def privacy_spent(plan: Plan, state: State, hypers: Iterable[Hyper]) -> Spent:
+    """Return the privacy spent by the end of the next round; raise if that exceeds the budget."""
+    if not is_private(plan):
+        return Spent()
+    from ..privacy import budget
+
+    return budget.after(plan, state, hypers)
+
+
+def public_feedback(plan: Plan, feedback: Metrics) -> Metrics:
+    """Return what a tuner may know of the last round."""
+    if not is_private(plan):
+        return feedback
+    from ..privacy import budget
+
+    return budget.public(plan, feedback)
+
+
+def key_exchange(plan: Plan, engine: Engine, present: Mapping[str, Hyper], index: int) -> Gathered | None:
+    """Exchange the keys of a round of secure aggregation; None where sums are not hidden."""
+    if plan.algorithm.secure is None:
+        return None
+    from ..privacy.secure_aggregation.secure_sum import gathered
+
+    return gathered(plan, engine, present, index)
+
+
+def proxies(plan: Plan, state: State) -> Left | None:
+    """Return the coresets that parties have deposited; None where nothing stands in for absent parties."""
+    if plan.algorithm.stand_in is None:
+        return None
+    from ..coresets.proxy_rounds import Left
+
+    return Left.of(plan, state)
+
+
+def most_sealed(plan: Plan) -> int:
+    """Return the most bytes that an encrypted coreset may have; 0 where none is asked for."""
+    if plan.algorithm.stand_in is None or plan.vault is None:
+        return 0
+    from ..coresets import proxy_training
+
+    return proxy_training.most_sealed(plan)

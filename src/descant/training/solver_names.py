@@ -1,0 +1,22 @@
+"""Names of solvers in recipes.
+
+>>> sorted(SOLVERS)
+['dqn', 'policy_gradient', 'private_sgd', 'sgd', 'trader']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from ..core.interfaces import Solver
+from .dp_sgd import PrivateSgd
+from .dqn import Dqn
+from .policy_gradient import PolicyGradient
+from .portfolio_policy import Trader
+from .sgd import Sgd
+
+SOLVERS: Mapping[str, Callable[..., Solver]] = MappingProxyType(
+    {"sgd": Sgd, "dqn": Dqn, "policy_gradient": PolicyGradient, "trader": Trader, "private_sgd": PrivateSgd}
+)
+"""The solvers by the names that recipes use."""
