@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ... import __version__
+from ...core.messages import ASKED, REAL_ONLY
 from ...models.flat import Layout
 from ...parties import Agent, Desk
 from ...parties.remote_parties import description
