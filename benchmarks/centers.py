@@ -30,18 +30,18 @@ from descant.reporting.table import Table
 SIZES = ((100, 1_000_000), (10, 7_850))  # the second is a logistic regression on 28 x 28 images
 
 
-def stacks(count: int, d: int) -> tuple[Tensor, Tensor, Tensor]:
+def model_stacks(count: int, d: int) -> tuple[Tensor, Tensor, Tensor]:
     """Random models, the same with 30 % of the rows a million away, and weights."""
     generator = torch.Generator().manual_seed(0)
     models = torch.randn(count, d, generator=generator)
-    hostile = models.clone()
-    hostile[: 3 * count // 10] += 1e6
-    return models, hostile, 0.1 + torch.rand(count, generator=generator)
+    with_outliers = models.clone()
+    with_outliers[: 3 * count // 10] += 1e6
+    return models, with_outliers, 0.1 + torch.rand(count, generator=generator)
 
 
-def works(count: int, d: int) -> dict[str, Callable[[], Any]]:
+def benchmark_cases(count: int, d: int) -> dict[str, Callable[[], Any]]:
     """What is timed, the yardstick first."""
-    models, hostile, weights = stacks(count, d)
+    models, with_outliers, weights = model_stacks(count, d)
     return {
         "models.sum(0)": lambda: models.sum(0),
         "Mean": lambda: Mean()(models),
@@ -49,8 +49,8 @@ def works(count: int, d: int) -> dict[str, Callable[[], Any]]:
         "GeometricMedian": lambda: GeometricMedian()(models),
         "GeometricMedian, weighted": lambda: GeometricMedian()(models, weights),
         "GeometricMedian, rho 0.1": lambda: GeometricMedian(0.1)(models),
-        "GeometricMedian, 30 % outliers": lambda: GeometricMedian()(hostile),
-        "GeometricMedian to 1e-6, 30 % outliers": lambda: GeometricMedian(tolerance=1e-6)(hostile),
+        "GeometricMedian, 30 % outliers": lambda: GeometricMedian()(with_outliers),
+        "GeometricMedian to 1e-6, 30 % outliers": lambda: GeometricMedian(tolerance=1e-6)(with_outliers),
         "CoordinateMedian": lambda: CoordinateMedian()(models),
         "CoordinateMedian, weighted": lambda: CoordinateMedian()(models, weights),
         "SmoothedCoordinateMedian, rho 0.1": lambda: SmoothedCoordinateMedian(0.1)(models),
@@ -62,22 +62,22 @@ def works(count: int, d: int) -> dict[str, Callable[[], Any]]:
     }
 
 
-def best_seconds(works: dict[str, Callable[[], Any]], turns: int, calls: int) -> dict[str, float]:
+def best_seconds(cases: dict[str, Callable[[], Any]], turns: int, calls: int) -> dict[str, float]:
     """The least time of a call of each, by turns, so that a noisy minute falls on all."""
-    best = dict.fromkeys(works, float("inf"))
+    best = dict.fromkeys(cases, float("inf"))
     for _ in range(turns):
-        for name, work in works.items():
-            began = time.perf_counter()
+        for name, run_case in cases.items():
+            started = time.perf_counter()
             for _ in range(calls):
-                work()
-            best[name] = min(best[name], (time.perf_counter() - began) / calls)
+                run_case()
+            best[name] = min(best[name], (time.perf_counter() - started) / calls)
     return best
 
 
 def table(count: int, d: int, turns: int) -> Table:
     """The times for a stack of this shape."""
     small = count * d < 10**6
-    best = best_seconds(works(count, d), turns * (10 if small else 1), 10 if small else 1)
+    best = best_seconds(benchmark_cases(count, d), turns * (10 if small else 1), 10 if small else 1)
     unit, scale = ("µs", 1e6) if small else ("ms", 1e3)
     yardstick = best["models.sum(0)"]
     rows = [{"centre": name, unit: scale * took, "sums": took / yardstick} for name, took in best.items()]

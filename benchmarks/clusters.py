@@ -25,30 +25,30 @@ from torch import nn
 
 from descant import Federation, Sgd, algorithms, parties
 from descant.engines import InProcess, Ray
-from descant.parties import People
+from descant.parties import Population
 
 
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10))
 
 
-def people(count: int, samples: int, inputs: int) -> People:
+def make_population(count: int, samples: int, inputs: int) -> Population:
     generator = torch.Generator().manual_seed(0)
     shape = (count, samples)
     x, y = torch.randn(*shape, inputs, generator=generator), torch.randint(10, shape, generator=generator)
     return parties.from_arrays(list(zip(x, y, strict=True)), test=0)
 
 
-def beside(rounds: int) -> None:
+def compare_engines(rounds: int) -> None:
     """Seconds a round, by turns."""
     torch.set_num_threads(1)
     ray = Ray(workers=1)
-    feds = {
+    federations = {
         name: Federation(
             mlp,
-            partial(people, 100, 600, 784),
+            partial(make_population, 100, 600, 784),
             algorithms.FedAvg(),
-            attend=10,
+            participation=10,
             lr=0.05,
             steps=20,
             batch=32,
@@ -56,9 +56,9 @@ def beside(rounds: int) -> None:
         )
         for name, made in (("in this process", InProcess), ("on Ray", ray))
     }
-    times: dict[str, list[float]] = {name: [] for name in feds}
+    times: dict[str, list[float]] = {name: [] for name in federations}
     for turn in range(rounds + 2):
-        for name, fed in feds.items():
+        for name, fed in federations.items():
             began = time.perf_counter()
             fed.fit(1, progress=False)
             if turn > 1:
@@ -66,33 +66,33 @@ def beside(rounds: int) -> None:
     ratio = median(a / b for a, b in zip(times["on Ray"], times["in this process"], strict=True))
     for name, each in times.items():
         print(f"{name:<16}{1000 * median(each):8.1f} ms a round")
-    alike = len({fed.hash() for fed in feds.values()}) == 1
-    print(f"Ray costs {100 * (ratio - 1):.0f} % more (the median of {rounds} turns). The models are equal: {alike}")
+    equal = len({fed.hash() for fed in federations.values()}) == 1
+    print(f"Ray costs {100 * (ratio - 1):.0f} % more (the median of {rounds} turns). The models are equal: {equal}")
     ray.close()
 
 
-def many(count: int) -> None:
+def measure_many_parties(count: int) -> None:
     """Rounds of 1,000 of them, and the memory that processes have to themselves, as it was at its most."""
     fed = Federation(
-        partial(nn.Linear, 10, 10), partial(people, count, 10, 10), algorithms.FedAvgPlus(),
-        attend=1000, solver=Sgd(lr=0.05, steps=5, batch=5, optimizer="Adam"), engine=Ray(workers=2),
+        partial(nn.Linear, 10, 10), partial(make_population, count, 10, 10), algorithms.FedAvgPlus(),
+        participation=1000, solver=Sgd(lr=0.05, steps=5, batch=5, optimizer="Adam"), engine=Ray(workers=2),
     )  # fmt: skip
     fed.fit(1, progress=False)
-    most, seconds = Counter[str](), 0.0
+    peak_memory, seconds = Counter[str](), 0.0
     for _ in range(4):
         began = time.perf_counter()
         fed.fit(5, progress=False)
         seconds += (time.perf_counter() - began) / 20
-        most |= _memory()
-    held = ", ".join(f"{whose} {size / 2**20:,.0f} MB" for whose, size in most.items())
-    print(f"{count:,} parties, 1,000 a round: {1000 * seconds:.0f} ms a round; {held}")
+        peak_memory |= unique_memory()
+    memory_text = ", ".join(f"{whose} {size / 2**20:,.0f} MB" for whose, size in peak_memory.items())
+    print(f"{count:,} parties, 1,000 a round: {1000 * seconds:.0f} ms a round; {memory_text}")
 
 
-def remembering(rounds: int) -> None:
+def measure_party_state(rounds: int) -> None:
     """Rounds of parties that remember more than they do."""
     torch.set_num_threads(1)
     fed = Federation(
-        mlp, partial(people, 100, 32, 784), algorithms.FedAvg(),
+        mlp, partial(make_population, 100, 32, 784), algorithms.FedAvg(),
         solver=Sgd(lr=0.05, steps=1, batch=32, optimizer="Adam"), engine=Ray(workers=2),
     )  # fmt: skip
     fed.fit(2, progress=False)
@@ -101,20 +101,20 @@ def remembering(rounds: int) -> None:
         began = time.perf_counter()
         fed.fit(1, progress=False)
         times.append(time.perf_counter() - began)
-    held = fed.engine_.memory.held_bytes  # type: ignore[attr-defined]
+    held_bytes = fed.engine_.party_states.held_bytes  # type: ignore[attr-defined]
     print(
         f"100 parties that remember 1.6 MB each: {1000 * median(times):.0f} ms a round; "
-        f"{held / 2**20:.0f} MB of it with the driver, {_memory()['driver'] / 2**20:,.0f} MB in all"
+        f"{held_bytes / 2**20:.0f} MB of it with the driver, {unique_memory()['driver'] / 2**20:,.0f} MB in all"
     )
 
 
-def _memory() -> Counter[str]:
+def unique_memory() -> Counter[str]:
     """What nobody else has a part in, by whose it is."""
     me, found = psutil.Process(os.getpid()), Counter[str]()
     for process in (me, *me.children(recursive=True)):
         name = " ".join(process.cmdline())
-        whose = "driver" if process == me else "two workers" if "ray::Hand" in name else "Ray itself"
-        found[whose] += process.memory_full_info().uss
+        owner = "driver" if process == me else "two workers" if "ray::Hand" in name else "Ray itself"
+        found[owner] += process.memory_full_info().uss
     return found
 
 
@@ -124,10 +124,10 @@ def main() -> None:
     parser.add_argument("--parties", type=int, nargs="+", default=[10_000, 100_000])
     given = parser.parse_args()
     if given.rounds:
-        beside(given.rounds)
-        remembering(given.rounds)
+        compare_engines(given.rounds)
+        measure_party_state(given.rounds)
     if len(given.parties) == 1:
-        many(given.parties[0])
+        measure_many_parties(given.parties[0])
         return
     for count in given.parties:  # what one has held is not counted to the next
         subprocess.run([sys.executable, __file__, "--rounds", "0", "--parties", str(count)], check=True)

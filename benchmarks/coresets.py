@@ -20,16 +20,16 @@ import torch
 from torch import Tensor, nn
 
 from descant.core.seeds import stream
-from descant.coresets.features import embedding, gradient
-from descant.coresets.selection import METHODS
+from descant.coresets.features import embedding_features, gradient_features
+from descant.coresets.selection import CONSTRUCTIONS
 from descant.parties import Coreset, Party, Selection
-from descant.parties.images import image_sets
+from descant.parties.images import train_and_test_images
 from descant.reporting.table import Table
-from descant.training.batches import draw
+from descant.training.batches import draw_batches
 
 
 def mnist(data: str) -> Party:
-    x, y, x_test, y_test = (torch.from_numpy(part) for part in image_sets("mnist", data))
+    x, y, x_test, y_test = (torch.from_numpy(part) for part in train_and_test_images("mnist", data))
     return Party("mnist", x.flatten(1).float() / 255, y, x_test.flatten(1).float() / 255, y_test)
 
 
@@ -37,9 +37,9 @@ def clouds(n: int = 60_000, tests: int = 10_000, d: int = 784) -> Party:
     """Ten classes of twenty clouds each."""
     rng = np.random.default_rng(0)
     centers = rng.normal(size=(200, d)).astype(np.float32)
-    which = rng.integers(200, size=n + tests)
-    x = torch.from_numpy(centers[which] + 3 * rng.normal(size=(n + tests, d)).astype(np.float32))
-    y = torch.from_numpy(which % 10)
+    cluster_index = rng.integers(200, size=n + tests)
+    x = torch.from_numpy(centers[cluster_index] + 3 * rng.normal(size=(n + tests, d)).astype(np.float32))
+    y = torch.from_numpy(cluster_index % 10)
     return Party("clouds", x[:n], y[:n], x[n:], y[n:])
 
 
@@ -47,8 +47,8 @@ def distance(party: Party, coreset: Coreset) -> float:
     """The mean distance of a row to the nearest chosen row of its class."""
     total = 0.0
     for label in party.y.unique():
-        own, chosen = party.x[party.y == label], coreset.x[coreset.y == label]
-        total += sum(float(torch.cdist(part, chosen).min(1).values.sum()) for part in torch.split(own, 2000))
+        class_rows, chosen = party.x[party.y == label], coreset.x[coreset.y == label]
+        total += sum(float(torch.cdist(part, chosen).min(1).values.sum()) for part in torch.split(class_rows, 2000))
     return total / party.samples
 
 
@@ -57,8 +57,8 @@ def accuracy(party: Party, coreset: Coreset, weights: Tensor | None, seed: int) 
     torch.manual_seed(seed)
     net = nn.Linear(party.x.shape[1], 10)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    draws = draw(len(coreset.x), 200, 2000, "steps", stream(seed, 0, "a", "batch"), weights)
-    for rows in draws.index:
+    draws = draw_batches(len(coreset.x), 200, 2000, "steps", stream(seed, 0, "a", "batch"), weights)
+    for rows in draws.indices:
         optimizer.zero_grad()
         nn.functional.cross_entropy(net(coreset.x[rows]), coreset.y[rows]).backward()
         optimizer.step()
@@ -71,25 +71,25 @@ def trained_net(party: Party) -> nn.Module:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(party.x.shape[1], 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for rows in draw(party.samples, 200, 1, "epochs", stream(0, 0, "net", "batch")).index:
+    for rows in draw_batches(party.samples, 200, 1, "epochs", stream(0, 0, "net", "batch")).indices:
         optimizer.zero_grad()
         nn.functional.cross_entropy(net(party.x[rows]), party.y[rows]).backward()
         optimizer.step()
     return net
 
 
-def line(party: Party, selection: Selection, net: nn.Module, seeds: int) -> dict[str, object]:
-    features = {"embedding": embedding, "gradient": gradient}.get(selection.space)
-    seconds, found, plain, far = [], [], [], []
+def benchmark_row(party: Party, selection: Selection, net: nn.Module, seeds: int) -> dict[str, object]:
+    features = {"embedding": embedding_features, "gradient": gradient_features}.get(selection.space)
+    seconds, accuracies, unweighted_accuracies, distances = [], [], [], []
     for seed in range(seeds):
         began = time.perf_counter()
         coreset = selection(party, seed, features(net) if features else None)
         seconds.append(time.perf_counter() - began)
-        found.append(accuracy(party, coreset, coreset.weights, seed))
-        plain.append(accuracy(party, coreset, None, seed))
-        far.append(distance(party, coreset))
-    told = {"method": selection.by, "space": selection.space, "seconds": mean(seconds), "distance": mean(far)}
-    return told | {"accuracy": mean(found), "±": pstdev(found), "unweighted": mean(plain)}
+        accuracies.append(accuracy(party, coreset, coreset.weights, seed))
+        unweighted_accuracies.append(accuracy(party, coreset, None, seed))
+        distances.append(distance(party, coreset))
+    row = {"method": selection.method, "space": selection.space, "seconds": mean(seconds), "distance": mean(distances)}
+    return row | {"accuracy": mean(accuracies), "±": pstdev(accuracies), "unweighted": mean(unweighted_accuracies)}
 
 
 def main() -> None:
@@ -101,17 +101,17 @@ def main() -> None:
     party = mnist(given.data) if given.data else clouds()
     net = trained_net(party)
     rows = []
-    for by in METHODS:
+    for by in CONSTRUCTIONS:
         measured = ("input", "embedding", "gradient") if by not in ("uniform", "balanced") else ("input",)
         for space in measured:
-            rows.append(line(party, Selection(count=given.count, by=by, space=space), net, given.seeds))
+            rows.append(benchmark_row(party, Selection(count=given.count, method=by, space=space), net, given.seeds))
     whole = Coreset(party.x, party.y, torch.ones(party.samples))
     rows.append({"method": "all rows", "accuracy": mean(accuracy(party, whole, None, s) for s in range(given.seeds))})
     columns = ("method", "space", "seconds", "distance", "accuracy", "±", "unweighted")
-    told = (
+    caption = (
         f"{given.count:,} of {party.samples:,} rows of {party.x.shape[1]} numbers ({party.name}), {given.seeds} seeds."
     )
-    print(Table(columns, rows, told, {"seconds": 1, "accuracy": 4, "±": 4, "unweighted": 4}))
+    print(Table(columns, rows, caption, {"seconds": 1, "accuracy": 4, "±": 4, "unweighted": 4}))
 
 
 if __name__ == "__main__":

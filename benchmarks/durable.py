@@ -18,10 +18,10 @@ from torch import nn
 from descant import Federation, algorithms, parties
 from descant.tracking import Run
 
-TURN = 100  # rounds
+ROUNDS_PER_TURN = 100  # rounds
 
 
-def people() -> parties.People:
+def make_population() -> parties.Population:
     """1,000 parties of unlike size."""
     rng = np.random.default_rng(0)
     sizes = np.maximum(10, rng.lognormal(3.6, 1.0, 1000).astype(int))
@@ -29,10 +29,10 @@ def people() -> parties.People:
     return parties.from_arrays(data, test=0)
 
 
-def federation(who: parties.People) -> Federation:
+def federation(population: parties.Population) -> Federation:
     """Own models are kept, and a snapshot holds those of all who ever trained."""
-    settings = {"lr": 0.05, "steps": 20, "batch": 10, "attend": 10}
-    return Federation(lambda: nn.Linear(784, 10), who, algorithms.FedGeoMedPlus(), **settings)
+    settings = {"lr": 0.05, "steps": 20, "batch": 10, "participation": 10}
+    return Federation(lambda: nn.Linear(784, 10), population, algorithms.FedGeoMedPlus(), **settings)
 
 
 def main() -> None:
@@ -40,20 +40,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=600)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
-    who = people()
-    plain, recorded = federation(who).fit(5, progress=False), federation(who)
+    population = make_population()
+    plain, recorded = federation(population).fit(5, progress=False), federation(population)
     times: dict[str, list[float]] = {"plain": [], "recorded": []}
-    with tempfile.TemporaryDirectory() as place, Run.start(Path(place) / "run", recorded) as run:
-        coming = run.rounds(rounds)
-        for _ in range(rounds // TURN):
+    with tempfile.TemporaryDirectory() as temporary_folder, Run.start(Path(temporary_folder) / "run", recorded) as run:
+        round_iterator = run.rounds(rounds)
+        for _ in range(rounds // ROUNDS_PER_TURN):
             began = time.perf_counter()
-            for _ in range(TURN):
-                next(coming)
+            for _ in range(ROUNDS_PER_TURN):
+                next(round_iterator)
             between = time.perf_counter()
-            plain.fit(TURN, progress=False)
+            plain.fit(ROUNDS_PER_TURN, progress=False)
             times["recorded"].append(between - began)
             times["plain"].append(time.perf_counter() - between)
-    with_run, without = (1e3 * mean(times[name]) / TURN for name in ("recorded", "plain"))
+    with_run, without = (1e3 * mean(times[name]) / ROUNDS_PER_TURN for name in ("recorded", "plain"))
     print(f"{without:.2f} ms a round; recorded {with_run:.2f} ms: {with_run - without:.2f} ms more")
 
 

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-from descant.deployment.child_process import Child
-from descant.deployment.flower.flower_connection import QUIET
+from descant.deployment.child_process import ChildProcess
+from descant.deployment.flower.flower_connection import FLOWER_ENVIRONMENT
 from descant.deployment.server.serve import free_port
-from silos import trained
+from silos import measure_rounds
 
 SILOS = 3
 PROJECT = """
@@ -81,7 +81,7 @@ def main(grid, context):
 """
 
 
-def program(name: str) -> str:
+def find_program(name: str) -> str:
     """A command of Flower's, beside this Python."""
     found = shutil.which(name, path=str(Path(sys.executable).parent))
     if found is None:
@@ -89,7 +89,7 @@ def program(name: str) -> str:
     return found
 
 
-def flowers_own(rounds: int) -> list[float]:
+def flower_round_seconds(rounds: int) -> list[float]:
     """Seconds of every round but the first."""
     with tempfile.TemporaryDirectory() as made, ExitStack() as processes:
         folder, port = Path(made), free_port()
@@ -97,22 +97,24 @@ def flowers_own(rounds: int) -> list[float]:
         (folder / "app" / "pyproject.toml").write_text(PROJECT)
         (folder / "app" / "floor" / "__init__.py").touch()
         (folder / "app" / "floor" / "app.py").write_text(APP)
-        there = f'[superlink]\ndefault = "lab"\n[superlink.lab]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
-        (folder / "config.toml").write_text(there)
-        given = {**os.environ, **QUIET, "FLWR_HOME": made, "OMP_NUM_THREADS": "1"}
-        given["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), given["PATH"]])  # it starts others by name
+        config_text = f'[superlink]\ndefault = "lab"\n[superlink.lab]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        (folder / "config.toml").write_text(config_text)
+        environment = {**os.environ, **FLOWER_ENVIRONMENT, "FLWR_HOME": made, "OMP_NUM_THREADS": "1"}
+        environment["PATH"] = os.pathsep.join(
+            [str(Path(sys.executable).parent), environment["PATH"]]
+        )  # it starts others by name
 
         def start(name: str, *arguments: str) -> None:
-            command = [program(name), "--insecure", "--host", "127.0.0.1", *arguments]
-            processes.enter_context(Child(command, folder / f"{name}{len(arguments)}.log", folder, given))
+            command = [find_program(name), "--insecure", "--host", "127.0.0.1", *arguments]
+            processes.enter_context(ChildProcess(command, folder / f"{name}{len(arguments)}.log", folder, environment))
 
         start("flower-superlink", "--port", str(port), "--disable-runtime-dependency-installation")
         time.sleep(10)
         for _ in range(SILOS):
             start("flower-supernode", "--superlink", f"127.0.0.1:{port}", "--port", str(free_port()))
-        told = f'rounds={rounds} out="{folder / "times"}"'
-        asked = [program("flwr"), "run", str(folder / "app"), "lab", "--run-config", told]
-        done = subprocess.run(asked, env=given, capture_output=True, text=True, cwd=folder)
+        run_config = f'rounds={rounds} out="{folder / "times"}"'
+        flwr_command = [find_program("flwr"), "run", str(folder / "app"), "lab", "--run-config", run_config]
+        done = subprocess.run(flwr_command, env=environment, capture_output=True, text=True, cwd=folder)
         if done.returncode:
             raise SystemExit(done.stdout + done.stderr)
         times, end = folder / "times", time.monotonic() + 120 * rounds
@@ -130,8 +132,8 @@ def main() -> None:
     given = parser.parse_args()
     floor, ours = list[float](), list[float]()
     for turn in range(given.turns):
-        floor += flowers_own(given.rounds)
-        ours += trained(SILOS, 0.001, given.rounds, "fedavg")[0][1:]
+        floor += flower_round_seconds(given.rounds)
+        ours += measure_rounds(SILOS, 0.001, given.rounds, "fedavg")[0][1:]
         print(
             f"turn {turn + 1}: Flower's own {np.median(floor):.2f} s a round, ours {np.median(ours):.2f} s", flush=True
         )

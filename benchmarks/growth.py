@@ -21,33 +21,33 @@ from typing import Any
 
 BUDGET = 2**25
 FEATURES, CLASSES = 20, 10
-AXES = {"present": "parties a round", "parameters": "parameters", "population": "parties in all"}
+AXES = {"participants": "parties a round", "parameters": "parameters", "population": "parties in all"}
 
 
 @dataclass(frozen=True)
-class Point:
+class GrowthPoint:
     """One measurement: what is varied, and all three numbers."""
 
     axis: str
-    present: int = 10
+    participants: int = 10
     parameters: int = 10_000
     population: int = 1000
 
 
-POINTS = [
-    *(Point("present", present=count) for count in (1, 3, 10, 30, 100, 300, 1000)),
-    *(Point("parameters", parameters=d, population=10) for d in (1000, 10_000, 100_000, 1_000_000, 10_000_000)),
-    *(Point("population", population=count) for count in (100, 1000, 10_000, 100_000)),
+GROWTH_POINTS = [
+    *(GrowthPoint("participants", participants=count) for count in (1, 3, 10, 30, 100, 300, 1000)),
+    *(GrowthPoint("parameters", parameters=d, population=10) for d in (1000, 10_000, 100_000, 1_000_000, 10_000_000)),
+    *(GrowthPoint("population", population=count) for count in (100, 1000, 10_000, 100_000)),
 ]
 
 
-def kilobytes(field: str) -> int:
+def proc_status_kilobytes(field: str) -> int:
     """A line of /proc/self/status."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
-def measure(point: Point) -> dict[str, Any]:
+def measure(point: GrowthPoint) -> dict[str, Any]:
     """The time of a round, and what it needs in memory beyond the data."""
     import torch
     from torch import nn
@@ -61,22 +61,30 @@ def measure(point: Point) -> dict[str, Any]:
     x = torch.randn(point.population * 10, FEATURES, generator=generator)
     y = torch.randint(CLASSES, (len(x),), generator=generator)
     cuts = range(0, len(x), 10)
-    people = parties.from_arrays([(x[at : at + 10], y[at : at + 10]) for at in cuts], test=0)
+    population = parties.from_arrays([(x[at : at + 10], y[at : at + 10]) for at in cuts], test=0)
     solver = Sgd(lr=0.001, steps=5, batch=10, optimizer="Adam")
-    attend = min(point.present, point.population)
-    fed = Federation(net, people, algorithms.FedAvgPlus(), solver=solver, attend=attend, budget=BUDGET)
-    way, seconds = fed.state.way, []
+    participation = min(point.participants, point.population)
+    fed = Federation(
+        net, population, algorithms.FedAvgPlus(), solver=solver, participation=participation, memory_budget=BUDGET
+    )
+    execution_mode, seconds = fed.state.execution_mode, []
     fed.engine_  # noqa: B018  made before memory is looked at
-    before = kilobytes("VmRSS")
+    before = proc_status_kilobytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
     end = time.perf_counter() + 4
     while len(seconds) < 3 or (len(seconds) < 40 and time.perf_counter() < end):
         began = time.perf_counter()
         fed.fit(1, progress=False)
         seconds.append(time.perf_counter() - began)
-    megabytes = (kilobytes("VmHWM") - before) / 1e3
-    rows = attend * fed.state.center.numel() * 4 / 1e6
-    return {"way": way, "rounds": len(seconds), "ms": 1e3 * median(seconds[1:]), "MB": megabytes, "rows MB": rows}
+    megabytes = (proc_status_kilobytes("VmHWM") - before) / 1e3
+    rows = participation * fed.state.global_model.numel() * 4 / 1e6
+    return {
+        "execution mode": execution_mode,
+        "rounds": len(seconds),
+        "ms": 1e3 * median(seconds[1:]),
+        "MB": megabytes,
+        "rows MB": rows,
+    }
 
 
 def draw(results: list[dict[str, Any]], file: Path) -> None:
@@ -88,13 +96,13 @@ def draw(results: list[dict[str, Any]], file: Path) -> None:
     figure, axes = pyplot.subplots(2, 3, figsize=(12, 6.5), sharex="col", layout="constrained")
     for column, (axis, label) in enumerate(AXES.items()):
         points = [result for result in results if result["axis"] == axis]
-        at = [point[axis] for point in points]
+        x_values = [point[axis] for point in points]
         for row, name in enumerate(("ms", "MB")):
             shown = axes[row][column]
-            shown.loglog(at, [point[name] for point in points], "o-", color="#1f6f8b", label="measured")
+            shown.loglog(x_values, [point[name] for point in points], "o-", color="#1f6f8b", label="measured")
             if name == "MB":
-                held = [point["rows MB"] for point in points]
-                shown.loglog(at, held, ":", color="#888888", label="the models that take part")
+                model_sizes = [point["rows MB"] for point in points]
+                shown.loglog(x_values, model_sizes, ":", color="#888888", label="the models that take part")
                 shown.axhline(BUDGET / 1e6, color="#c0603a", linewidth=0.8, label="the budget for party state")
             shown.grid(True, which="major", alpha=0.3)
             shown.set_ylim(bottom=0.5)
@@ -112,10 +120,10 @@ def main() -> None:
     parser.add_argument("--point", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.point:
-        print(json.dumps(measure(Point(**json.loads(given.point)))))
+        print(json.dumps(measure(GrowthPoint(**json.loads(given.point)))))
         return
     results: list[dict[str, Any]] = []
-    for point in POINTS:
+    for point in GROWTH_POINTS:
         command = [sys.executable, __file__, "--point", json.dumps(asdict(point))]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

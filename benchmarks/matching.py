@@ -62,7 +62,7 @@ PAPER = {  # table 4: seconds for 30 steps
 }
 
 
-def methods() -> dict[str, Algorithm]:
+def benchmark_methods() -> dict[str, Algorithm]:
     """The paper's five, with the server's loss as reward as in its experiments (§3.3), and its other way of rewards."""
     average, matched = algorithms.FedAvg(), algorithms.RepresentationMatching()
     grid = {"lr": (0.0099, 0.01), "work": None}  # of one kind of round, so that only the tuning itself is added
@@ -82,12 +82,12 @@ def federation(net: str, count: int, algorithm: Algorithm) -> Federation:
     generator = torch.Generator().manual_seed(0)
     sizes = [VALIDATION, *[STEPS * BATCH] * count]
     validation, *data = [(torch.randn(n, *shape, generator=generator), torch.randint(10, (n,))) for n in sizes]
-    judged = algorithm.tune is not algorithms.FedAvg().tune and not algorithm.measure
-    people = parties.from_arrays(data, test=0, validation=validation if judged else None)
-    return Federation(make, people, algorithm, solver=Sgd(lr=0.01, steps=STEPS, batch=BATCH))
+    needs_validation = algorithm.tune is not algorithms.FedAvg().tune and not algorithm.loss_samples
+    population = parties.from_arrays(data, test=0, validation=validation if needs_validation else None)
+    return Federation(make, population, algorithm, solver=Sgd(lr=0.01, steps=STEPS, batch=BATCH))
 
 
-def arithmetic(net: str, count: int, algorithm: Algorithm) -> float:
+def count_flops(net: str, count: int, algorithm: Algorithm) -> float:
     """The floating-point operations of a round, counted: 30 steps of every party, and what is done once."""
     fed = federation(net, count, algorithm)
     fed.state = replace(fed.state, way="looped")
@@ -96,10 +96,14 @@ def arithmetic(net: str, count: int, algorithm: Algorithm) -> float:
     return float(counter.get_total_flops())
 
 
-def measure(net: str, count: int, turns: int, only: list[str]) -> list[dict[str, object]]:
+def measure(net: str, count: int, turns: int, method_names: list[str]) -> list[dict[str, object]]:
     """One row a method; FA is always there."""
-    found = {name: algorithm for name, algorithm in methods().items() if name == "FA" or not only or name in only}
-    feds = {name: federation(net, count, algorithm) for name, algorithm in found.items()}
+    methods_by_name = {
+        name: algorithm
+        for name, algorithm in benchmark_methods().items()
+        if name == "FA" or not method_names or name in method_names
+    }
+    feds = {name: federation(net, count, algorithm) for name, algorithm in methods_by_name.items()}
     times: dict[str, list[float]] = {name: [] for name in feds}
     for turn in range(turns + 1):
         for name, fed in feds.items():
@@ -107,7 +111,7 @@ def measure(net: str, count: int, turns: int, only: list[str]) -> list[dict[str,
             fed.fit(1, progress=False)
             if turn:  # the first one warms up
                 times[name].append(time.process_time() - began)
-    flops = {name: arithmetic(net, count, algorithm) for name, algorithm in found.items()}
+    flops = {name: count_flops(net, count, algorithm) for name, algorithm in methods_by_name.items()}
     rows: list[dict[str, object]] = []
     for name, fed in feds.items():
         ratio = median(mine / base for mine, base in zip(times[name], times["FA"], strict=True))
@@ -116,8 +120,8 @@ def measure(net: str, count: int, turns: int, only: list[str]) -> list[dict[str,
             {
                 "net": net,
                 "method": name,
-                "way": fed.state.way,
-                "seconds": median(times[name]) / len(fed.people),
+                "execution mode": fed.state.execution_mode,
+                "seconds": median(times[name]) / len(fed.population),
                 "× FA": ratio,
                 "arithmetic ×": counted,
                 "of it": ratio / counted,
@@ -133,7 +137,9 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--only", choices=list(NETS))
     parser.add_argument("--parties", type=int, default=10, help="10 as in the paper; 2 is enough for matching's ratio")
-    parser.add_argument("--methods", nargs="+", default=[], choices=list(methods()), metavar="NAME", help="beside FA")
+    parser.add_argument(
+        "--methods", nargs="+", default=[], choices=list(benchmark_methods()), metavar="NAME", help="beside FA"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     for net in [given.only] if given.only else NETS:

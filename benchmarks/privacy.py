@@ -9,42 +9,42 @@ from statistics import mean, stdev
 
 from torch import nn
 
-from descant import Federation, PrivateSgd, Sgd, algorithms, parties
+from descant import DpSgd, Federation, Sgd, algorithms, parties
 from descant.core.algorithm import Algorithm
 from descant.core.interfaces import Solver
 
 ROUNDS, SEEDS = 30, 3
-PLAIN, LARGER = Sgd(lr=0.1, steps=10, batch=10), Sgd(lr=0.5, steps=10, batch=20)
+PLAIN_SGD, LARGER_BATCH_SGD = Sgd(lr=0.1, steps=10, batch=10), Sgd(lr=0.5, steps=10, batch=20)
 
 
 def model() -> nn.Module:
     return nn.Linear(64, 10)
 
 
-def made(method: Algorithm, solver: Solver, count: int, seed: int = 0) -> Federation:
+def make_federation(method: Algorithm, solver: Solver, count: int, seed: int = 0) -> Federation:
     people = parties.digits(count=count, split="dirichlet", alpha=1.0, seed=seed)
     return Federation(model, people, method, solver=solver, seed=seed)
 
 
-def line(method: Algorithm, solver: Solver, count: int, noise: str = "–") -> str:
+def table_row(method: Algorithm, solver: Solver, count: int, noise: str = "–") -> str:
     """One row of the table: the centre's mean accuracy over the parties' test sets, and the largest ε of the seeds."""
-    feds = [made(method, solver, count, seed).fit(ROUNDS, progress=False) for seed in range(SEEDS)]
-    accuracies = [fed.scores().center.mean for fed in feds]
+    feds = [make_federation(method, solver, count, seed).fit(ROUNDS, progress=False) for seed in range(SEEDS)]
+    accuracies = [fed.scores().global_model.mean for fed in feds]
     spent = [fed.history_[-1]["epsilon"] for fed in feds if "epsilon" in fed.history_[-1]]
-    told = f"{max(spent):.3g}" if spent else "–"
+    spent_text = f"{max(spent):.3g}" if spent else "–"
     name = f"{method.name}, {type(solver).__name__}"
-    return f"| {name} | {count} | {noise} | {told} | {mean(accuracies):.3f} ± {stdev(accuracies):.3f} |"
+    return f"| {name} | {count} | {noise} | {spent_text} | {mean(accuracies):.3f} ± {stdev(accuracies):.3f} |"
 
 
-def costs() -> None:
+def print_costs() -> None:
     """The best round of each, by turns: others share the machine."""
     feds = {
-        "FedAvg, 100 parties": made(algorithms.FedAvg(weights="uniform"), PLAIN, 100),
-        "CentralPrivacy": made(algorithms.CentralPrivacy(), PLAIN, 100),
-        "LocalPrivacy": made(algorithms.LocalPrivacy(), PLAIN, 100),
-        "FedAvg, 10 parties": made(algorithms.FedAvg(), LARGER, 10),
-        "SecureAggregation": made(algorithms.SecureAggregation(), LARGER, 10),
-        "PrivateSgd": made(algorithms.FedAvg(), PrivateSgd(lr=0.5, steps=10, batch=20), 10),
+        "FedAvg, 100 parties": make_federation(algorithms.FedAvg(weights="uniform"), PLAIN_SGD, 100),
+        "CentralPrivacy": make_federation(algorithms.CentralDP(), PLAIN_SGD, 100),
+        "LocalPrivacy": make_federation(algorithms.LocalDP(), PLAIN_SGD, 100),
+        "FedAvg, 10 parties": make_federation(algorithms.FedAvg(), LARGER_BATCH_SGD, 10),
+        "SecureAggregation": make_federation(algorithms.SecureAggregation(), LARGER_BATCH_SGD, 10),
+        "PrivateSgd": make_federation(algorithms.FedAvg(), DpSgd(lr=0.5, steps=10, batch=20), 10),
     }
     for _ in range(20):
         for fed in feds.values():
@@ -55,19 +55,19 @@ def costs() -> None:
 
 def main() -> None:
     print("| method | parties | noise z | ε | accuracy |\n| --- | ---: | ---: | ---: | ---: |")
-    print(line(algorithms.FedAvg(weights="uniform"), PLAIN, 100))
+    print(table_row(algorithms.FedAvg(weights="uniform"), PLAIN_SGD, 100))
     for z in (1.0, 2.0, 4.0, 8.0, 16.0):
-        method = algorithms.CentralPrivacy(clip=0.3, noise=z, delta=1e-3, source="seed")
-        print(line(method, PLAIN, 100, f"{z:g}"))
+        method = algorithms.CentralDP(clip=0.3, noise=z, delta=1e-3, source="seed")
+        print(table_row(method, PLAIN_SGD, 100, f"{z:g}"))
     for z in (1.0, 4.0):
-        method = algorithms.LocalPrivacy(clip=0.3, noise=z, delta=1e-3, source="seed")
-        print(line(method, PLAIN, 100, f"{z:g}"))
-    print(line(algorithms.FedAvg(), LARGER, 10))
+        method = algorithms.LocalDP(clip=0.3, noise=z, delta=1e-3, source="seed")
+        print(table_row(method, PLAIN_SGD, 100, f"{z:g}"))
+    print(table_row(algorithms.FedAvg(), LARGER_BATCH_SGD, 10))
     for z in (1.0, 2.0, 4.0):
-        solver = PrivateSgd(lr=0.5, steps=10, batch=20, clip=1.0, noise=z, delta=1e-4, source="seed")
-        print(line(algorithms.FedAvg(), solver, 10, f"{z:g}"))
+        solver = DpSgd(lr=0.5, steps=10, batch=20, clip=1.0, noise=z, delta=1e-4, source="seed")
+        print(table_row(algorithms.FedAvg(), solver, 10, f"{z:g}"))
     print()
-    costs()
+    print_costs()
 
 
 if __name__ == "__main__":

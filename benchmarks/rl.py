@@ -36,12 +36,12 @@ def stacked(count: int, steps: int) -> float:
     """Descant with so many agents; what all of them take together."""
     from descant import Dqn, Federation, algorithms, models, parties
 
-    solver = Dqn(steps=steps, batch=BATCH, every=EVERY, updates=1, begin=1, n_step=1, lr=1e-3)
-    people = parties.agents("CartPole-v1", count=count, test=0)
+    solver = Dqn(steps=steps, batch=BATCH, train_every=EVERY, gradient_steps=1, learning_starts=1, n_step=1, lr=1e-3)
+    people = parties.agents("CartPole-v1", count=count, test_episodes=0)
     fed = Federation(partial(models.mlp, 4, 2, HIDDEN), people, algorithms.Local(), solver=solver)
-    next(iter(fed.rounds(1, judge=())))  # what is made once is made now
+    next(iter(fed.rounds(1, evaluate_local_in=())))  # what is made once is made now
     began = time.process_time()
-    next(iter(fed.rounds(1, judge=())))
+    next(iter(fed.rounds(1, evaluate_local_in=())))
     return count * steps / (time.process_time() - began)
 
 

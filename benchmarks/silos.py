@@ -34,15 +34,15 @@ import psutil
 import torch
 
 from descant import Federation, Sgd, algorithms, models
-from descant.core.messages import Report, Task
+from descant.core.messages import Reply, Task
 from descant.deployment.server.serve import free_port
-from descant.deployment.server.training_session import BUDGET
-from descant.engines.remote import Lost, Silos
+from descant.deployment.server.training_session import MEMORY_BUDGET
+from descant.engines.remote import Silos, UndeliveredError
 from descant.models.flat import Layout
-from descant.parties.remote_parties import elsewhere
-from descant.serialization.wire import Letter, pack, unpack
-from descant.storage.party_state import give_back_at_once
-from descant.storage.spill import Filed
+from descant.parties.remote_parties import remote_population
+from descant.serialization.wire import MessageBytes, pack, unpack
+from descant.storage.party_state import release_memory_eagerly
+from descant.storage.spill import SpillFile
 from descant.tracking import Run
 
 METHODS = {
@@ -67,7 +67,7 @@ batch = 2
 [method]
 algorithm = "{method}"
 """
-TEAM = """
+SILO_FILE = """
 from functools import partial
 from itertools import pairwise
 import torch
@@ -79,9 +79,9 @@ def data():
     generator = torch.Generator().manual_seed({seed})
     return torch.randn(8, {width}, generator=generator), torch.randint(10, (8,), generator=generator)
 """
-FIELDS = ("RssAnon", "VmRSS")
-_LOOK = 0.02  # seconds between two looks at memory
-_CHUNK = 5 * 2**20  # bytes of an answer that come together, as Flower has it
+MEMORY_FIELDS = ("RssAnon", "VmRSS")
+SAMPLE_SECONDS = 0.02  # seconds between two looks at memory
+CHUNK_BYTES = 5 * 2**20  # bytes of an answer that come together, as Flower has it
 
 
 def width_of(megabytes: float) -> int:
@@ -89,152 +89,159 @@ def width_of(megabytes: float) -> int:
     return max(2, round(math.sqrt(megabytes * 1e6 / 16)))
 
 
-def memory(pids: Collection[int]) -> np.ndarray:
+def process_memory(pids: Collection[int]) -> np.ndarray:
     """Anonymous and all resident memory of some processes together, in MB; of those that are gone, nothing."""
-    found = np.zeros(len(FIELDS))
+    found = np.zeros(len(MEMORY_FIELDS))
     for pid in pids:
         with suppress(OSError):
             lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-            found += [int(lines.get(name, "0 kB").split()[0]) / 1000 for name in FIELDS]
+            found += [int(lines.get(name, "0 kB").split()[0]) / 1000 for name in MEMORY_FIELDS]
     return found
 
 
-class Peaks:
+class PeakMemory:
     """Looks at processes, by the names of their groups, and keeps the most that each has had."""
 
     def __init__(self, groups: Callable[[], Mapping[str, Collection[int]]]) -> None:
-        self._groups, self.most = groups, dict[str, np.ndarray]()
-        self._over = threading.Event()
+        self._groups, self.peaks = groups, dict[str, np.ndarray]()
+        self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
-    def now(self) -> dict[str, np.ndarray]:
-        return {name: memory(pids) for name, pids in self._groups().items()}
+    def current(self) -> dict[str, np.ndarray]:
+        return {name: process_memory(pids) for name, pids in self._groups().items()}
 
     def _watch(self) -> None:
-        while not self._over.wait(_LOOK):
-            most = self.most
-            for name, found in self.now().items():
+        while not self._stop_event.wait(SAMPLE_SECONDS):
+            most = self.peaks
+            for name, found in self.current().items():
                 most[name] = np.maximum(most.get(name, found), found)
 
-    def anew(self) -> dict[str, np.ndarray]:
+    def reset(self) -> dict[str, np.ndarray]:
         """What was the most so far; from now on it is counted anew."""
-        most, self.most = self.most, {}
-        return most
+        previous, self.peaks = self.peaks, {}
+        return previous
 
-    def end(self) -> dict[str, np.ndarray]:
-        self._over.set()
+    def stop(self) -> dict[str, np.ndarray]:
+        self._stop_event.set()
         self._thread.join()
-        return self.most
+        return self.peaks
 
 
-def told(name: str, found: np.ndarray) -> str:
+def format_memory(name: str, found: np.ndarray) -> str:
     return f"{name:<28}{found[0]:8.0f} MB anonymous{found[1]:8.0f} MB resident"
 
 
 # ── the driver alone ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Line:
+class PipeTransport:
     """A post whose parties are all in the process at the other end of a line."""
 
     def __init__(self, line: Connection, names: Collection[str]) -> None:
-        self._line, self._names, self._out = line, names, deque[str]()
+        self._connection, self._names, self._out = line, names, deque[str]()
 
-    def here(self) -> dict[str, str]:
+    def connected_parties(self) -> dict[str, str]:
         return dict.fromkeys(self._names, "first")
 
-    def left(self) -> Collection[str]:
+    def departed_parties(self) -> Collection[str]:
         return ()
 
-    def send(self, party: str, letter: Letter, seconds: float) -> str:
-        self._line.send_bytes(letter if isinstance(letter, bytes) else letter.mapped())
+    def send(self, party: str, payload: MessageBytes, ttl: float) -> str:
+        self._connection.send_bytes(payload if isinstance(payload, bytes) else payload.memory_map())
         self._out.append(f"{len(self._out)} {party} {time.monotonic()}")
         return self._out[-1]
 
-    def fetch(self, numbers: Collection[str], most: int) -> dict[str, Letter | Lost]:
+    def fetch_replies(self, message_ids: Collection[str], max_bytes: int) -> dict[str, MessageBytes | UndeliveredError]:
         if not self._out:
             return {}
-        self._line.send_bytes(b"next")
-        file = Filed()
-        while part := self._line.recv_bytes():
-            file.add(part)
+        self._connection.send_bytes(b"next")
+        file = SpillFile()
+        while part := self._connection.recv_bytes():
+            file.append(part)
         return {self._out.popleft(): file}
 
-    def drop(self, numbers: Collection[str]) -> None:
+    def discard(self, message_ids: Collection[str]) -> None:
         pass
 
 
-def driving(given: argparse.Namespace) -> None:
+def drive_rounds(given: argparse.Namespace) -> None:
     """The driver's process: as `descant server start` does it, with a line in place of Flower."""
-    give_back_at_once()
-    line, width = Connection(given.line), width_of(given.megabytes)
+    release_memory_eagerly()
+    connection, width = Connection(given.line), width_of(given.megabytes)
     names = [f"{i:04}" for i in range(given.parties)]
-    said = {"x": [width], "x_dtype": "float32", "y": [], "y_dtype": "int64", "samples": 8, "tested": 0}
+    description = {"x": [width], "x_dtype": "float32", "y": [], "y_dtype": "int64", "samples": 8, "test_count": 0}
     fed = Federation(
         partial(models.mlp, width, 10, (width,) * 4),
-        elsewhere(dict.fromkeys(names, said)),
+        remote_population(dict.fromkeys(names, description)),
         METHODS[given.method](),
         solver=Sgd(lr=0.01, steps=1, batch=2),
-        engine=Silos(Line(line, names), say=lambda text: None),
-        budget=BUDGET,
+        engine=Silos(PipeTransport(connection, names), log=lambda text: None),
+        memory_budget=MEMORY_BUDGET,
     )
-    line.send_bytes(b"empty")
+    connection.send_bytes(b"empty")
     with tempfile.TemporaryDirectory() as folder, Run.start(Path(folder) / "run", fed, "", "always") as run:
         for round in run.rounds(given.rounds):
-            line.send_bytes(f"done {round.round.seconds} {round.round.gap}".encode())
+            connection.send_bytes(f"done {round.round.seconds} {round.round.gap}".encode())
 
 
-def answered(letter: bytes, layout: Layout) -> bytes:
+def make_reply(letter: bytes, layout: Layout) -> bytes:
     """What a party might have learned: the centre, and a little of its own."""
     task = unpack(letter, Task)
     generator = torch.Generator().manual_seed(int(task.party) + 1000 * task.round)
-    row = task.arrays.get("own", task.arrays["center"])
+    row = task.arrays.get("personal", task.arrays["global_model"])
     arrays = layout.split(row + 0.01 * torch.randn(len(row), generator=generator))
-    return pack(Report(task.party, task.round, "train", arrays=arrays, metrics={"samples": 8, "loss": 1.0}))
+    return pack(Reply(task.party, task.round, "train", arrays=arrays, metrics={"samples": 8, "loss": 1.0}))
 
 
-def driver(given: argparse.Namespace) -> None:
+def measure_driver(given: argparse.Namespace) -> None:
     """How much memory the driver needs for the answers of many parties."""
     width = width_of(given.megabytes)
-    layout = Layout.of(models.mlp(width, 10, (width,) * 4))
+    layout = Layout.from_module(models.mlp(width, 10, (width,) * 4))
     for method in METHODS if given.method == "all" else [given.method]:
-        ours, theirs = socket.socketpair()
+        parent_socket, child_socket = socket.socketpair()
         options = [f"--{name}={getattr(given, name)}" for name in ("parties", "megabytes", "rounds")]
-        command = [sys.executable, __file__, "driving", f"--line={theirs.fileno()}", f"--method={method}", *options]
-        process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        theirs.close()
-        peaks = Peaks(lambda pid=process.pid: {"driver": [pid]})  # type: ignore[misc]
+        command = [
+            sys.executable,
+            __file__,
+            "driving",
+            f"--line={child_socket.fileno()}",
+            f"--method={method}",
+            *options,
+        ]
+        process = subprocess.Popen(command, pass_fds=[child_socket.fileno()])
+        child_socket.close()
+        peaks = PeakMemory(lambda pid=process.pid: {"driver": [pid]})  # type: ignore[misc]
         empty, first, seconds = np.zeros(2), np.zeros(2), list[float]()
-        letters, line = deque[bytes](), Connection(ours.detach())
+        pending_messages, connection = deque[bytes](), Connection(parent_socket.detach())
         with suppress(EOFError):
             while True:
-                got = line.recv_bytes()
-                if got == b"empty":
-                    empty = memory([process.pid])
-                elif got == b"next":
-                    answer = answered(letters.popleft(), layout)
-                    for begin in range(0, len(answer), _CHUNK):
-                        line.send_bytes(answer, begin, min(_CHUNK, len(answer) - begin))
-                    line.send_bytes(b"")
-                elif got.startswith(b"done "):
-                    seconds.append(float(got.split()[1]))
+                received = connection.recv_bytes()
+                if received == b"empty":
+                    empty = process_memory([process.pid])
+                elif received == b"next":
+                    answer = make_reply(pending_messages.popleft(), layout)
+                    for begin in range(0, len(answer), CHUNK_BYTES):
+                        connection.send_bytes(answer, begin, min(CHUNK_BYTES, len(answer) - begin))
+                    connection.send_bytes(b"")
+                elif received.startswith(b"done "):
+                    seconds.append(float(received.split()[1]))
                 else:
-                    first = first if first.any() else peaks.anew()["driver"]
-                    letters.append(got)
+                    first = first if first.any() else peaks.reset()["driver"]
+                    pending_messages.append(received)
         if process.wait():
             raise SystemExit(f"The driver has ended with {process.returncode}.")
-        most = peaks.end()["driver"]
+        most = peaks.stop()["driver"]
         print(f"{method}, {given.parties} parties x {given.megabytes:g} MB: {np.median(seconds):.1f} s a round")
         for name, found in {"without a model": empty, "until the first letter": first, "in rounds": most}.items():
-            print(told(f"  {name}", found))
+            print(format_memory(f"  {name}", found))
         print(f"  in rounds, beyond the first line: {(most - empty)[0] / given.megabytes:.1f} x the model")
 
 
 # ── real processes ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Deployment:
+class LocalDeployment:
     """A federation in a folder: a server and silos, each with the processes that it has started."""
 
     def __init__(self, folder: Path, silos: int, width: int, rounds: int, method: str) -> None:
@@ -244,7 +251,7 @@ class Deployment:
         self._call("server", "init", "lab", "recipe.toml", "--port", str(free_port()))
         for seed, name in enumerate(self.names):
             self._call("server", "invite", "lab", name)
-            (folder / f"{name}.py").write_text(TEAM.format(width=width, seed=seed))
+            (folder / f"{name}.py").write_text(SILO_FILE.format(width=width, seed=seed))
         self._start("driver", "server", "start", "lab", "--gather", str(silos))
         for name in self.names:
             self._start(name, "silo", "join", f"{name}.invite", f"{name}.py")
@@ -266,7 +273,7 @@ class Deployment:
     def alive(self) -> bool:
         return self._processes["driver"].poll() is None
 
-    def rounds(self) -> int:
+    def rounds_done(self) -> int:
         """How many are done."""
         return (self.folder / "driver.log").read_text().count("\nRound ")
 
@@ -285,7 +292,7 @@ class Deployment:
                     found["SuperLink" if link else "nginx"].append(one.pid)
         return found
 
-    def end(self) -> None:
+    def stop(self) -> None:
         for process in self._processes.values():
             process.send_signal(signal.SIGTERM)
         for process in self._processes.values():
@@ -297,93 +304,103 @@ class Deployment:
 
 
 @contextmanager
-def deployed(silos: int, megabytes: float, rounds: int, method: str) -> Iterator[Deployment]:
+def local_deployment(silos: int, megabytes: float, rounds: int, method: str) -> Iterator[LocalDeployment]:
     with tempfile.TemporaryDirectory() as folder:
-        one = Deployment(Path(folder), silos, width_of(megabytes), rounds, method)
+        deployment = LocalDeployment(Path(folder), silos, width_of(megabytes), rounds, method)
         try:
-            yield one
+            yield deployment
         finally:
-            one.end()
+            deployment.stop()
 
 
-Most = dict[str, np.ndarray]
+PeakByProcess = dict[str, np.ndarray]
 
 
-def trained(silos: int, megabytes: float, rounds: int, method: str) -> tuple[list[float], Most, Most]:
+def measure_rounds(
+    silos: int, megabytes: float, rounds: int, method: str
+) -> tuple[list[float], PeakByProcess, PeakByProcess]:
     """Seconds of every round, and the most memory by kind of process: until the first round is done, and after it."""
-    with deployed(silos, megabytes, rounds, method) as one:
-        peaks, ends, first = Peaks(one.groups), [time.monotonic()], dict[str, np.ndarray]()
-        while one.alive:
-            if one.rounds() >= len(ends):
+    with local_deployment(silos, megabytes, rounds, method) as deployment:
+        peaks, ends, first = PeakMemory(deployment.groups), [time.monotonic()], dict[str, np.ndarray]()
+        while deployment.alive:
+            if deployment.rounds_done() >= len(ends):
                 ends.append(time.monotonic())
-                first = peaks.anew() if len(ends) == 2 else first
-            time.sleep(_LOOK)
-        after, done = peaks.end(), one.rounds()
+                first = peaks.reset() if len(ends) == 2 else first
+            time.sleep(SAMPLE_SECONDS)
+        after, done = peaks.stop(), deployment.rounds_done()
         if done < rounds:
-            raise SystemExit((one.folder / "driver.log").read_text())
+            raise SystemExit((deployment.folder / "driver.log").read_text())
     return [end - begin for begin, end in pairwise(ends)], first, after
 
 
-def real(given: argparse.Namespace) -> None:
+def measure_deployment(given: argparse.Namespace) -> None:
     """Rounds of real silos: how long they take, and the most memory of every kind of process."""
-    _, *tiny = trained(2, 0.001, 2, given.method)
-    empty = max(found["driver"][0] for found in tiny)
-    spans, *most = trained(given.silos, given.megabytes, given.rounds, given.method)
+    _, *tiny_peaks = measure_rounds(2, 0.001, 2, given.method)
+    empty = max(found["driver"][0] for found in tiny_peaks)
+    spans, *peaks = measure_rounds(given.silos, given.megabytes, given.rounds, given.method)
     print(f"{given.method}, {given.silos} silos x {given.megabytes:g} MB, {given.rounds} rounds")
     print(f"  until the first round is done {spans[0]:.1f} s; a round after it {np.median(spans[1:]):.1f} s")
-    for when, found in zip(("until the first round is done", "after it"), most, strict=True):
+    for when, found in zip(("until the first round is done", "after it"), peaks, strict=True):
         silos = [found.pop(name) for name in [*found] if name.startswith("silo")]
         print(f"  {when}:")
         for name, one_of in {**found, "the largest silo": np.max(silos, axis=0)}.items():
-            print(told(f"    {name}", one_of))
-        beyond = found["driver"][0] - empty
-        print(f"    the driver beyond one whose model is tiny, {empty:.0f} MB: {beyond:.0f} MB anonymous,")
-        print(f"    {beyond / given.megabytes:.1f} x the model (3 x and 200 MB: {3 * given.megabytes + 200:g})")
+            print(format_memory(f"    {name}", one_of))
+        excess = found["driver"][0] - empty
+        print(f"    the driver beyond one whose model is tiny, {empty:.0f} MB: {excess:.0f} MB anonymous,")
+        print(f"    {excess / given.megabytes:.1f} x the model (3 x and 200 MB: {3 * given.megabytes + 200:g})")
 
 
-def soak(given: argparse.Namespace) -> None:
+def measure_growth(given: argparse.Namespace) -> None:
     """Tiny rounds for a time: memory at intervals, and how fast it grows in the second half."""
-    with deployed(given.silos, given.megabytes, 10**6, given.method) as one:
-        peaks, began = Peaks(one.groups), time.monotonic()
-        while one.alive and not one.rounds():
-            time.sleep(_LOOK)
-        seen: list[tuple[float, int, dict[str, np.ndarray]]] = []
-        while one.alive and time.monotonic() - began < given.seconds:
-            seen.append((time.monotonic() - began, one.rounds(), peaks.now()))
-            shown = {name: round(float(found[0]), 1) for name, found in seen[-1][2].items()}
-            print(json.dumps({"seconds": round(seen[-1][0]), "rounds": seen[-1][1], "anonymous MB": shown}), flush=True)
+    with local_deployment(given.silos, given.megabytes, 10**6, given.method) as deployment:
+        peaks, began = PeakMemory(deployment.groups), time.monotonic()
+        while deployment.alive and not deployment.rounds_done():
+            time.sleep(SAMPLE_SECONDS)
+        samples: list[tuple[float, int, dict[str, np.ndarray]]] = []
+        while deployment.alive and time.monotonic() - began < given.seconds:
+            samples.append((time.monotonic() - began, deployment.rounds_done(), peaks.current()))
+            shown = {name: round(float(found[0]), 1) for name, found in samples[-1][2].items()}
+            print(
+                json.dumps({"seconds": round(samples[-1][0]), "rounds": samples[-1][1], "anonymous MB": shown}),
+                flush=True,
+            )
             time.sleep(given.every)
-        if not one.alive:
-            raise SystemExit((one.folder / "driver.log").read_text()[-4000:])
-        peaks.end()
-    later = seen[len(seen) // 2 :]
-    for name in later[0][2]:
-        times, sizes = [at for at, _, _ in later], [found[name] for _, _, found in later]
+        if not deployment.alive:
+            raise SystemExit((deployment.folder / "driver.log").read_text()[-4000:])
+        peaks.stop()
+    second_half = samples[len(samples) // 2 :]
+    for name in second_half[0][2]:
+        times, sizes = [at for at, _, _ in second_half], [found[name] for _, _, found in second_half]
         slopes = np.polyfit(times, sizes, 1)[0]
         print(f"{name:<12} grows by {3600 * slopes[0]:+.1f} MB anonymous, {3600 * slopes[1]:+.1f} MB resident an hour")
-    spent, rounds = (later[-1][i] - later[0][i] for i in (0, 1))
+    spent, rounds = (second_half[-1][i] - second_half[0][i] for i in (0, 1))
     print(f"{rounds} rounds in the second half, {spent / max(1, rounds):.2f} s a round")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ways = parser.add_subparsers(required=True, metavar="real | driver | soak")
-    for name, function in (("real", real), ("driver", driver), ("soak", soak), ("driving", driving)):
-        way = ways.add_parser(name, help=function.__doc__)
-        way.set_defaults(function=function)
+    subcommands = parser.add_subparsers(required=True, metavar="real | driver | soak")
+    for name, function in (
+        ("real", measure_deployment),
+        ("driver", measure_driver),
+        ("soak", measure_growth),
+        ("driving", drive_rounds),
+    ):
+        subcommand = subcommands.add_parser(name, help=function.__doc__)
+        subcommand.set_defaults(function=function)
         if name in ("driver", "driving"):
-            way.add_argument("--parties", type=int, default=50)
-            way.add_argument("--method", choices=[*METHODS, "all"], default="all")
+            subcommand.add_argument("--parties", type=int, default=50)
+            subcommand.add_argument("--method", choices=[*METHODS, "all"], default="all")
         else:
-            way.add_argument("--silos", type=int, default=3 if name == "soak" else 8)
-            way.add_argument("--method", default="fedavg", help="as a recipe names it")
-        way.add_argument("--megabytes", type=float, default=0.01 if name == "soak" else 40, help="of the model")
+            subcommand.add_argument("--silos", type=int, default=3 if name == "soak" else 8)
+            subcommand.add_argument("--method", default="fedavg", help="as a recipe names it")
+        subcommand.add_argument("--megabytes", type=float, default=0.01 if name == "soak" else 40, help="of the model")
         if name == "soak":
-            way.add_argument("--seconds", type=float, default=3600)
-            way.add_argument("--every", type=float, default=60, help="seconds between two lines")
+            subcommand.add_argument("--seconds", type=float, default=3600)
+            subcommand.add_argument("--every", type=float, default=60, help="seconds between two lines")
         else:
-            way.add_argument("--rounds", type=int, default=3)
-    ways.choices["driving"].add_argument("--line", type=int)
+            subcommand.add_argument("--rounds", type=int, default=3)
+    subcommands.choices["driving"].add_argument("--line", type=int)
     given = parser.parse_args()
     given.function(given)
 

@@ -18,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-LOOK, EPISODES, GOOD = 5000, 100, 475
+STEPS_PER_EVALUATION, EPISODES, SOLVED_RETURN = 5000, 100, 475
 
 SB3 = f"""
 import gymnasium, json, sys, torch
@@ -31,34 +31,34 @@ model = DQN("MlpPolicy", "CartPole-v1", learning_rate=2.3e-3, batch_size=64, buf
 curve = []
 for look in range(10):
     model.exploration_schedule = lambda left, look=look: max(0.04, 1 - 0.96 * min(1, model.num_timesteps / 8000))
-    model.learn({LOOK}, reset_num_timesteps=look == 0)
+    model.learn({STEPS_PER_EVALUATION}, reset_num_timesteps=look == 0)
     curve.append(float(evaluate_policy(model, gymnasium.make("CartPole-v1"), {EPISODES}, warn=False)[0]))
 print(json.dumps(curve))
 """
 
 
-def ours(name: str, seeds: int) -> np.ndarray:
+def descant_curves(name: str, seeds: int) -> np.ndarray:
     """Mean returns ``[looks, seeds]`` of the latest models, and their steps so far, of a default solver."""
     from descant import Dqn, Federation, PolicyGradient, algorithms, models, parties
 
-    solver = Dqn(steps=LOOK) if name == "Dqn" else PolicyGradient(iterations=2)
-    people = parties.agents("CartPole-v1", count=seeds, test=EPISODES)
+    solver = Dqn(steps=STEPS_PER_EVALUATION) if name == "Dqn" else PolicyGradient(iterations=2)
+    people = parties.agents("CartPole-v1", count=seeds, test_episodes=EPISODES)
     net = partial(models.mlp, 4, 2, (64, 64))
     fed, *others = (Federation(net, people, algorithms.Local(), solver=solver, seed=seed) for seed in range(seeds))
     for agent, other in zip(people, (fed, *others), strict=True):
-        fed.state.own.stage(agent, {"model": other.state.center})
-    fed.state.own.commit(0, list(people))
-    steps, looks, scores = np.zeros(seeds), [], []
-    while len(looks) < (6 if name == "Dqn" else 24):
-        scored = next(iter(fed.rounds(1, judge=())))
+        fed.state.personal_models.stage(agent, {"model": other.state.global_model})
+    fed.state.personal_models.commit(0, list(people))
+    steps, evaluated_steps, scores = np.zeros(seeds), [], []
+    while len(evaluated_steps) < (6 if name == "Dqn" else 24):
+        scored = next(iter(fed.rounds(1, evaluate_local_in=())))
         steps += [scored.round.metrics[agent]["samples"] for agent in people]
-        if steps.mean() >= LOOK * (len(looks) + 1):
-            looks.append(steps.copy())
-            scores.append(scored.scores.own.values)
-    return np.array([looks, scores])
+        if steps.mean() >= STEPS_PER_EVALUATION * (len(evaluated_steps) + 1):
+            evaluated_steps.append(steps.copy())
+            scores.append(scored.scores.personal.values)
+    return np.array([evaluated_steps, scores])
 
 
-def theirs(python: str, seeds: int) -> np.ndarray:
+def sb3_curves(python: str, seeds: int) -> np.ndarray:
     curves = []
     for seed in range(seeds):
         found = subprocess.run([python, "-c", SB3, str(seed)], capture_output=True, text=True)
@@ -66,19 +66,24 @@ def theirs(python: str, seeds: int) -> np.ndarray:
             sys.exit(f"Stable-Baselines3 cannot be run by {python}:\n{found.stderr[-2000:]}")
         curves.append(json.loads(found.stdout.splitlines()[-1]))
     scores = np.array(curves).T
-    return np.array([np.broadcast_to(LOOK * np.arange(1, len(scores) + 1)[:, None], scores.shape), scores])
+    return np.array(
+        [np.broadcast_to(STEPS_PER_EVALUATION * np.arange(1, len(scores) + 1)[:, None], scores.shape), scores]
+    )
 
 
-def tell(name: str, found: np.ndarray, seconds: float) -> None:
+def print_curves(name: str, found: np.ndarray, seconds: float) -> None:
     looks, scores = found
     first = [
-        row[good.argmax()] if good.any() else np.inf for row, good in zip(looks.T, (scores >= GOOD).T, strict=True)
+        row[good.argmax()] if good.any() else np.inf
+        for row, good in zip(looks.T, (scores >= SOLVED_RETURN).T, strict=True)
     ]
     print(f"\n{name}: {int(np.isfinite(first).sum())} of {len(first)} seeds solved it, half of them by "
           f"{np.median(first):,.0f} steps; {seconds:.0f} s of processor time")  # fmt: skip
     for at, row in zip(looks, scores, strict=True):
-        good = int((row >= GOOD).sum())
-        print(f"  {at.mean():>8,.0f} steps: mean {row.mean():5.1f}, worst {row.min():5.1f}, {good} at {GOOD} or more")
+        good = int((row >= SOLVED_RETURN).sum())
+        print(
+            f"  {at.mean():>8,.0f} steps: mean {row.mean():5.1f}, worst {row.min():5.1f}, {good} at {SOLVED_RETURN} or more"
+        )
 
 
 def main() -> None:
@@ -88,12 +93,12 @@ def main() -> None:
     given = parser.parse_args()
     for name in ("Dqn", "PolicyGradient"):
         began = time.process_time()
-        found = ours(name, given.seeds)
-        tell(f"Descant's {name}, default settings", found, time.process_time() - began)
+        found = descant_curves(name, given.seeds)
+        print_curves(f"Descant's {name}, default settings", found, time.process_time() - began)
     if given.sb3:
         began = time.perf_counter()
-        found = theirs(given.sb3, given.seeds)
-        tell("Stable-Baselines3's DQN at the zoo's settings", found, time.perf_counter() - began)
+        found = sb3_curves(given.sb3, given.seeds)
+        print_curves("Stable-Baselines3's DQN at the zoo's settings", found, time.perf_counter() - began)
 
 
 if __name__ == "__main__":

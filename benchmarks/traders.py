@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from descant import Federation, Trader, algorithms, parties
 from descant import models as problems
-from descant.portfolio import generated
+from descant.portfolio import generate_market
 from descant.reporting.table import Table
 
 KINDS = ("cnn", "rnn", "lstm")
 BATCH, ASSETS, WINDOW, COST = 50, 9, 30, 0.002
 
 
-class Plain(nn.Module):
+class PlainEiie(nn.Module):
     """The same network of torch's own layers."""
 
     def __init__(self, kind: str) -> None:
@@ -39,26 +39,28 @@ class Plain(nn.Module):
             self.step = (nn.RNN if kind == "rnn" else nn.LSTM)(1, 20, batch_first=True)
         self.vote, self.cash = nn.Linear(11 if kind == "cnn" else 21, 1), nn.Parameter(torch.zeros(1))
 
-    def forward(self, prices: Tensor, held: Tensor) -> Tensor:
+    def forward(self, prices: Tensor, previous_weights: Tensor) -> Tensor:
         flat = prices.flatten(0, 1)
         if self.kind == "cnn":
-            told = torch.relu(self.all(torch.relu(self.days(flat.unsqueeze(1))).flatten(1)))
+            features = torch.relu(self.all(torch.relu(self.days(flat.unsqueeze(1))).flatten(1)))
         else:
-            told = self.step(flat.unsqueeze(2))[0][:, -1]
-        votes = self.vote(torch.cat([told.view(*held.shape, -1), held.unsqueeze(2)], 2)).squeeze(2)
+            features = self.step(flat.unsqueeze(2))[0][:, -1]
+        votes = self.vote(
+            torch.cat([features.view(*previous_weights.shape, -1), previous_weights.unsqueeze(2)], 2)
+        ).squeeze(2)
         return torch.cat([self.cash.expand(len(votes), 1), votes], 1).softmax(1)
 
 
-def looped(kind: str, people: parties.People, iterations: int) -> float:
+def looped_rate(kind: str, population: parties.Population, iterations: int) -> float:
     """One desk after the other, as a single-file implementation would do it."""
-    models = [Plain(kind) for _ in people]
+    models = [PlainEiie(kind) for _ in population]
     optimizers = [torch.optim.Adam(model.parameters(), 5e-5) for model in models]
-    books = [torch.from_numpy(desk.prices).float() for desk in people.values()]  # type: ignore[attr-defined]
-    memories = [torch.full((len(book), ASSETS), 1 / ASSETS) for book in books]
+    price_tables = [torch.from_numpy(desk.prices).float() for desk in population.values()]  # type: ignore[attr-defined]
+    portfolio_weights = [torch.full((len(book), ASSETS), 1 / ASSETS) for book in price_tables]
     rng = np.random.default_rng(0)
     began = time.process_time()
     for _ in range(iterations):
-        for model, optimizer, book, memory in zip(models, optimizers, books, memories, strict=True):
+        for model, optimizer, book, memory in zip(models, optimizers, price_tables, portfolio_weights, strict=True):
             first = int(rng.integers(WINDOW, len(book) - BATCH - 1))
             today = book[first : first + BATCH]
             prices = book[first - WINDOW + 1 : first + BATCH].unfold(0, WINDOW, 1) / today.unsqueeze(2)
@@ -76,14 +78,14 @@ def looped(kind: str, people: parties.People, iterations: int) -> float:
     return len(models) * iterations / (time.process_time() - began)
 
 
-def stacked(kind: str, people: parties.People, iterations: int) -> float:
+def stacked_rate(kind: str, population: parties.Population, iterations: int) -> float:
     """The same by Descant."""
     solver = Trader(iterations=iterations, batch=BATCH)
-    fed = Federation(partial(problems.eiie, kind, WINDOW), people, algorithms.Local(), solver=solver)
-    next(iter(fed.rounds(1, judge=())))  # what is made once is made now
+    fed = Federation(partial(problems.eiie, kind, WINDOW), population, algorithms.Local(), solver=solver)
+    next(iter(fed.rounds(1, evaluate_local_in=())))  # what is made once is made now
     began = time.process_time()
-    next(iter(fed.rounds(1, judge=())))
-    return len(people) * iterations / (time.process_time() - began)
+    next(iter(fed.rounds(1, evaluate_local_in=())))
+    return len(population) * iterations / (time.process_time() - began)
 
 
 def main() -> None:
@@ -93,19 +95,19 @@ def main() -> None:
     parser.add_argument("--desks", type=int, default=10)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    people = parties.desks(generated(), count=given.desks, assets=ASSETS, augment=("gbm",))
+    population = parties.desks(generate_market(), count=given.desks, assets=ASSETS, augment=("gbm",))
     found: dict[tuple[str, str], list[float]] = {}
     for _ in range(given.turns):
         for kind in KINDS:
-            for way, measure in (("stacked", stacked), ("looped", looped)):
-                found.setdefault((kind, way), []).append(measure(kind, people, given.iterations))
+            for mode, measure in (("stacked", stacked_rate), ("looped", looped_rate)):
+                found.setdefault((kind, mode), []).append(measure(kind, population, given.iterations))
     rows = []
     for kind in KINDS:
         ours, theirs = (median(found[kind, way]) for way in ("stacked", "looped"))
         row = {"evaluator": kind, "iterations/s": ours, "plain modules": theirs, "ratio": ours / theirs}
         rows.append({**row, "minutes of 50 desks": 50 * 800 * 50 / ours / 60})
-    places = {"iterations/s": 0, "plain modules": 0, "ratio": 2, "minutes of 50 desks": 0}
-    print(Table(tuple(rows[0]), rows, "Minutes are of one core, for a method with one seed.", places))
+    decimals = {"iterations/s": 0, "plain modules": 0, "ratio": 2, "minutes of 50 desks": 0}
+    print(Table(tuple(rows[0]), rows, "Minutes are of one core, for a method with one seed.", decimals))
 
 
 if __name__ == "__main__":

@@ -19,10 +19,10 @@ from descant.reporting.table import Table
 
 WIDTHS = (0, 16, 64, 128, 256, 512)  # hidden units of 784-h-10; 0 is the logistic regression
 COUNTS = (2, 10, 50)
-OTHERS = ("single", "vectorised", "looped")
+OTHER_MODES = ("single", "vectorized", "looped")
 
 
-def people(count: int) -> parties.People:
+def make_population(count: int) -> parties.Population:
     """Parties of 60 random images."""
     generator = torch.Generator().manual_seed(0)
     data = [
@@ -38,10 +38,10 @@ def net(width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(784, width), nn.ReLU(), nn.Linear(width, 10))
 
 
-def seconds(width: int, count: int, way: str, rounds: int = 3) -> float:
+def best_round_seconds(width: int, count: int, execution_mode: str, rounds: int = 3) -> float:
     """The best time of a round of 20 steps of batch 10."""
-    fed = Federation(net(width), people(count), algorithms.FedAvg(), lr=0.1, steps=20, batch=10)
-    fed.state = replace(fed.state, way=way)
+    fed = Federation(net(width), make_population(count), algorithms.FedAvg(), lr=0.1, steps=20, batch=10)
+    fed.state = replace(fed.state, way=execution_mode)
     fed.fit(1, progress=False)
     times = []
     for _ in range(rounds):
@@ -58,14 +58,14 @@ def main() -> None:
     rows = []
     for width in WIDTHS:
         for count in COUNTS:
-            stacked, *others = (seconds(width, count, way) for way in ("stacked", *OTHERS))
+            stacked, *others = (best_round_seconds(width, count, way) for way in ("stacked", *OTHER_MODES))
             rows.append(
                 {
                     "model": f"784-{width}-10" if width else "784-10",
                     "parameters": sum(p.numel() for p in net(width).parameters()),
                     "parties": count,
                     "stacked ms": 1e3 * stacked,
-                    **{f"{way} ×": time / stacked for way, time in zip(OTHERS, others, strict=True)},
+                    **{f"{way} ×": time / stacked for way, time in zip(OTHER_MODES, others, strict=True)},
                 }
             )
     print(Table(tuple(rows[0]), rows, "× is the time relative to stacked.", {"stacked ms": 1}))

@@ -36,13 +36,13 @@ STAGES = {  # a stage: where it is, and the stage that it is a part of
 }
 
 
-class Clock:
+class StageTimer:
     """Adds up the time of functions that are put behind it."""
 
     def __init__(self) -> None:
-        self.spent: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+        self.seconds_by_stage: dict[str, float] = dict.fromkeys(STAGES, 0.0)
 
-    def put_before(self, stage: str, address: str) -> None:
+    def wrap_stage(self, stage: str, address: str) -> None:
         module, _, path = address.partition(":")
         owner: Any = importlib.import_module(module)
         *outer, name = path.split(".")
@@ -56,7 +56,7 @@ class Clock:
             found = function(*arguments, **options)
             if isinstance(found, Iterator):
                 found = list(found)
-            self.spent[stage] += time.perf_counter() - began
+            self.seconds_by_stage[stage] += time.perf_counter() - began
             return found
 
         return timed
@@ -68,29 +68,29 @@ def federation(steps: int) -> Federation:
     sizes = torch.empty(1000).log_normal_(3.6, 1.0, generator=generator).long().clamp(min=10).tolist()
     data = [(torch.rand(n, 784, generator=generator), torch.randint(10, (n,), generator=generator)) for n in sizes]
     people = parties.from_arrays(data, test=0)
-    return Federation(nn.Linear(784, 10), people, algorithms.FedAvg(), lr=0.05, steps=steps, batch=10, attend=10)
+    return Federation(nn.Linear(784, 10), people, algorithms.FedAvg(), lr=0.05, steps=steps, batch=10, participation=10)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20)
     torch.set_num_threads(1)
-    steps, clock = parser.parse_args().steps, Clock()
+    steps, clock = parser.parse_args().steps, StageTimer()
     for stage, (address, _) in STAGES.items():
-        clock.put_before(stage, address)
+        clock.wrap_stage(stage, address)
     fed = federation(steps)
     fed.fit(20, progress=False)
     rounds: dict[str, list[float]] = {stage: [] for stage in STAGES}
     for _ in range(200):
-        clock.spent = dict.fromkeys(STAGES, 0.0)
+        clock.seconds_by_stage = dict.fromkeys(STAGES, 0.0)
         fed.fit(1, progress=False)
-        for stage, seconds in clock.spent.items():
+        for stage, seconds in clock.seconds_by_stage.items():
             rounds[stage].append(1e6 * seconds)
     found = {stage: median(times) for stage, times in rounds.items()}
     for whole in ("local work", "the round"):
         found[f"the rest of {whole}"] = found[whole] - sum(found[s] for s, (_, of) in STAGES.items() if of == whole)
     shown = [{"stage": s, "µs a round": us, "share %": 100 * us / found["the round"]} for s, us in found.items()]
-    print(Table(("stage", "µs a round", "share %"), shown, places={"µs a round": 0, "share %": 0}))
+    print(Table(("stage", "µs a round", "share %"), shown, decimals={"µs a round": 0, "share %": 0}))
 
 
 if __name__ == "__main__":

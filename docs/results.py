@@ -29,9 +29,9 @@ def table(point: Mapping[str, Any], trivial: str = MAJORITY) -> str:
     """One study: a row a method, what is reached without learning first."""
     better = [name for name in point if name.startswith("above ")]  # numbers kept earlier have fewer of them
     rows = [(trivial, f"{point['majority']:.3f}", *[""] * (1 + len(better)))]
-    for method, values in point["own"].items():
+    for method, values in point["personal"].items():
         counts = [str(point[name].get(method, "")) for name in better]
-        rows.append((method, spread(values), spread(point["learned"][method]), *counts))
+        rows.append((method, spread(values), spread(point["personal_trained"][method]), *counts))
     head = (*HEAD, *(f"parties {name}" for name in better))
     lines = [" | ".join(row) for row in (head, ("---", *["---:"] * (len(head) - 1)), *rows)]
     return "\n".join(f"| {line} |" for line in lines)
@@ -42,14 +42,14 @@ def sweep(points: Sequence[Mapping[str, Any]], trivial: str = MAJORITY) -> str:
     names = [", ".join(f"{key}={value}" for key, value in point["at"].items()) for point in points]
     lines = [["method", *names], ["---", *["---:"] * len(names)]]
     lines.append([trivial, *(f"{point['majority']:.3f}" for point in points)])
-    for method in points[0]["own"]:
-        lines.append([method, *(spread(p["own"][method]) if method in p["own"] else "" for p in points)])
+    for method in points[0]["personal"]:
+        lines.append([method, *(spread(p["personal"][method]) if method in p["personal"] else "" for p in points)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def silos(point: Mapping[str, Any]) -> str:
     """Where silos leave: what becomes of the centre's score on the test set of the one that left."""
-    names, courses = point["names"], point["courses"]
+    names, courses = point["names"], point["global_model_curves"]
     head = (
         "method",
         "who left",
@@ -57,7 +57,7 @@ def silos(point: Mapping[str, Any]) -> str:
         "at the end",
         "fall",
         "below Ideal",
-        "alone",
+        "local",
         "who stayed, at the end",
     )
     rows = [head, ("---", "---", *["---:"] * (len(head) - 2))]
@@ -73,14 +73,14 @@ def silos(point: Mapping[str, Any]) -> str:
             behind = "" if ideal is None else f"{ideal['mean'][k][-1] - mean[-1]:.3f}"
             end = f"{mean[-1]:.3f} ± {deviation[-1]:.3f}"
             left, fall = f"{mean[place]:.3f}", f"{mean[place] - mean[-1]:+.3f}"
-            alone = f"{point['alone'][k]:.3f}"
+            alone = f"{point['local'][k]:.3f}"
             rows.append((method, party, left, end, fall, behind, alone, f"{sum(others) / len(others):.3f}"))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def ledger(point: Mapping[str, Any]) -> str:
     """What portfolio desks made of their test: a row a method, what needs no skill first."""
-    rows = point["ledger"]
+    rows = point["portfolio"]
     columns = list(next(reversed(rows.values())))
     lines = [["method", *columns], ["---", *["---:"] * len(columns)]]
     for method, row in rows.items():
@@ -102,8 +102,8 @@ def section(key: str, forms: Mapping[str, Any]) -> str:
     size = f"{points[0]['parties']} parties, {seeds} seeds, {found['seconds']:.0f} s"
     trivial = "random policy" if key.startswith("fedrl/") else MAJORITY
     told = [table(points[0], trivial) if len(points) == 1 else sweep(points, trivial)]
-    told += [silos(points[0])] if len(points) == 1 and "courses" in points[0] else []
-    if "ledger" in points[0]:
+    told += [silos(points[0])] if len(points) == 1 and "global_model_curves" in points[0] else []
+    if "portfolio" in points[0]:
         told = [ledger(points[0]) if len(points) == 1 else sweep(points, "uniform rebalancing")]
     return "\n\n".join([f"#### {key}, {form} form: {size}", *told]) + "\n"
 

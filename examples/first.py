@@ -14,7 +14,7 @@ solver = Sgd(lr=0.1, steps=20, batch=10)
 
 fed = Federation(net, people, algorithms.FedAvgPlus(), solver=solver, seed=0)
 for round in fed.rounds(10):
-    print(round.index, f"{round.scores.own.mean:.3f}", f"{round.scores.center.mean:.3f}")
+    print(round.index, f"{round.scores.personal.mean:.3f}", f"{round.scores.global_model.mean:.3f}")
 print(fed.table())
 
 study = compare([algorithms.FedAvg(), algorithms.FedAvgPlus()], net, people, rounds=10, solver=solver)

@@ -11,86 +11,88 @@ from typing import Any, TypeVar
 
 from descant.storage import atomic
 
-Doing = TypeVar("Doing", bound=Callable[..., Any])
+WriteHook = TypeVar("WriteHook", bound=Callable[..., Any])
 
 
-class Death(BaseException):
+class SimulatedCrash(BaseException):
     """Nothing catches it, and nothing is written after it."""
 
 
-class Faults:
+class FaultInjector:
     """Lets ``n`` changes through; the next one happens not at all, or by half if it is torn. Then comes the error."""
 
-    def __init__(self, n: int, torn: bool, error: Callable[[], BaseException]) -> None:
-        self.left, self.torn, self.error, self.tears = n, torn, error, False
+    def __init__(self, n: int, tear_write: bool, error: Callable[[], BaseException]) -> None:
+        self.remaining, self.tear_write, self.error, self.tore_write = n, tear_write, error, False
         self.reached = False
 
-    def __call__(self, change: Callable[..., Any], *arguments: Any) -> Any:
-        self.left -= 1
-        if self.left >= 0:
-            return change(*arguments)
-        if not self.reached and self.torn:
-            self.tears = by_half(change, arguments)
+    def __call__(self, operation: Callable[..., Any], *arguments: Any) -> Any:
+        self.remaining -= 1
+        if self.remaining >= 0:
+            return operation(*arguments)
+        if not self.reached and self.tear_write:
+            self.tore_write = write_half(operation, arguments)
         self.reached = True
         raise self.error()
 
 
-def by_half(change: Callable[..., Any], arguments: tuple[Any, ...]) -> bool:
+def write_half(operation: Callable[..., Any], arguments: tuple[Any, ...]) -> bool:
     """Do half of a write; a rename, a sync or a commit has no half."""
-    if change is os.write:
+    if operation is os.write:
         os.write(arguments[0], arguments[1][: len(arguments[1]) // 2])
-    elif isinstance(change, partial):  # safetensors
-        change(*arguments)
+    elif isinstance(operation, partial):  # safetensors
+        operation(*arguments)
         os.truncate(arguments[0], arguments[0].stat().st_size // 2)
-    return change is os.write or isinstance(change, partial)
+    return operation is os.write or isinstance(operation, partial)
 
 
-class Interrupt:
+class InterruptInjector:
     """One KeyboardInterrupt before the n-th change, or behind it; all other changes happen, later ones, too."""
 
-    def __init__(self, n: int, behind: bool) -> None:
-        self.left, self.behind = n, behind
+    def __init__(self, n: int, after_write: bool) -> None:
+        self.remaining, self.after_write = n, after_write
 
     @property
     def reached(self) -> bool:
-        return self.left < 0
+        return self.remaining < 0
 
-    def __call__(self, change: Callable[..., Any], *arguments: Any) -> Any:
-        self.left -= 1
-        if self.left != -1:
-            return change(*arguments)
-        if self.behind:
-            change(*arguments)
+    def __call__(self, operation: Callable[..., Any], *arguments: Any) -> Any:
+        self.remaining -= 1
+        if self.remaining != -1:
+            return operation(*arguments)
+        if self.after_write:
+            operation(*arguments)
         raise KeyboardInterrupt
 
 
-def death() -> BaseException:
-    return Death()
+def crash_error() -> BaseException:
+    return SimulatedCrash()
 
 
-def full() -> BaseException:
+def disk_full_error() -> BaseException:
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @contextmanager
-def faults(n: int, torn: bool = False, error: Callable[[], BaseException] = death) -> Iterator[Faults]:
+def inject_faults(
+    n: int, tear_write: bool = False, error: Callable[[], BaseException] = crash_error
+) -> Iterator[FaultInjector]:
     """Faults from the n-th write on, within the block."""
-    with _instead(Faults(n, torn, error)) as found:
-        yield found
+    with _patched_writes(FaultInjector(n, tear_write, error)) as injector:
+        yield injector
 
 
 @contextmanager
-def interrupt(n: int, behind: bool) -> Iterator[Interrupt]:
+def inject_interrupt(n: int, after_write: bool) -> Iterator[InterruptInjector]:
     """One interrupt at the n-th write, within the block."""
-    with _instead(Interrupt(n, behind)) as found:
-        yield found
+    with _patched_writes(InterruptInjector(n, after_write)) as injector:
+        yield injector
 
 
 @contextmanager
-def _instead(found: Doing) -> Iterator[Doing]:
+def _patched_writes(hook: WriteHook) -> Iterator[WriteHook]:
     before = atomic._do
-    atomic._do = found
+    atomic._do = hook
     try:
-        yield found
+        yield hook
     finally:
         atomic._do = before

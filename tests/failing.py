@@ -11,52 +11,52 @@ import torch
 from torch import Tensor, nn
 
 from descant import parties
-from descant.engines.processes.engine_worker import INSIDE
-from descant.parties import People
-from problems import classes, network
+from descant.engines.processes.engine_worker import WORKER_ENV
+from descant.parties import Population
+from problems import classification_parties, network
 
 
-def fragile(output: Tensor, y: Tensor, order: str) -> Tensor:
+def loss_killing_worker_once(output: Tensor, y: Tensor, kill_file: str) -> Tensor:
     """A loss whose worker dies once, when a file says so."""
-    if INSIDE in os.environ and Path(order).exists():
-        Path(order).unlink()
+    if WORKER_ENV in os.environ and Path(kill_file).exists():
+        Path(kill_file).unlink()
         os.kill(os.getpid(), signal.SIGKILL)
     return nn.functional.cross_entropy(output, y)
 
 
-def deadly(output: Tensor, y: Tensor) -> Tensor:
+def loss_killing_workers(output: Tensor, y: Tensor) -> Tensor:
     """A loss that no worker survives for one party."""
-    if INSIDE in os.environ and (y == 2).all():
+    if WORKER_ENV in os.environ and (y == 2).all():
         os.kill(os.getpid(), signal.SIGKILL)
     return nn.functional.cross_entropy(output, y)
 
 
-def slow(output: Tensor, y: Tensor) -> Tensor:
+def loss_hanging_workers(output: Tensor, y: Tensor) -> Tensor:
     """A loss that no worker comes to the end of."""
-    if INSIDE in os.environ:
+    if WORKER_ENV in os.environ:
         time.sleep(60)
     return nn.functional.cross_entropy(output, y)
 
 
-def looped() -> nn.Module:
+def dropout_network() -> nn.Module:
     """Dropout is drawn party by party, so that the loss sees one party's targets."""
     return nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.1))
 
 
-def mostly_fine() -> People:
+def parties_with_worker_killer() -> Population:
     """The second of three parties is what `deadly` dies of."""
     generator = torch.Generator().manual_seed(0)
     targets = [torch.tensor([0, 1, 0, 1]), torch.tensor([2, 2, 2]), torch.tensor([0, 1, 1])]
     return parties.from_arrays([(torch.randn(len(y), 6, generator=generator), y) for y in targets], test=0)
 
 
-def nowhere() -> nn.Module:
+def network_failing_in_workers() -> nn.Module:
     """No model, where workers are."""
-    if INSIDE in os.environ:
+    if WORKER_ENV in os.environ:
         raise ZeroDivisionError("there is no such thing here")
     return network()
 
 
-def otherwise() -> People:
+def parties_differing_in_workers() -> Population:
     """Other parties, where workers are."""
-    return classes(5 if INSIDE in os.environ else 4)
+    return classification_parties(5 if WORKER_ENV in os.environ else 4)

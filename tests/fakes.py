@@ -5,42 +5,46 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from descant.core.interfaces import Store
-from descant.core.messages import Report, Task
-from descant.rounds.party_side import work
+from descant.core.messages import Reply, Task
+from descant.rounds.party_side import perform_tasks
 from descant.rounds.plan import Plan
 from descant.serialization.wire import pack, unpack
 from descant.storage import PartyStore
 
 
-class Bytes:
+class BytesEngine:
     """Cuts every round into ``pieces``; ``absent`` parties cannot be reached; ``fault`` may falsify a report."""
 
     def __init__(
         self,
         plan: Plan,
-        pieces: int = 1,
+        batch_count: int = 1,
         absent: Collection[str] = (),
-        fault: Callable[[Report], Sequence[Report]] | None = None,
+        tamper: Callable[[Reply], Sequence[Reply]] | None = None,
     ) -> None:
-        self.plan, self.pieces, self.fault = plan, pieces, fault
-        self.names = tuple(name for name in plan.people if name not in absent)
-        self.memory: Store = PartyStore()
-        self.wires: list[list[bytes]] = []
+        self.plan, self.batch_count, self.tamper = plan, batch_count, tamper
+        self.names = tuple(name for name in plan.population if name not in absent)
+        self.party_states: Store = PartyStore()
+        self.packed_batches: list[list[bytes]] = []
 
-    def members(self, begin: bool = False) -> Sequence[str]:
+    def available_parties(self, starting_round: bool = False) -> Sequence[str]:
         return self.names
 
     def submit(self, tasks: Sequence[Task]) -> None:
-        wires = [pack(task) for task in tasks]
-        cuts = [wires[piece :: self.pieces] for piece in range(self.pieces)]
-        self.wires.extend(reversed([cut for cut in cuts if cut]))  # pieces answer in another order than they were asked
+        packed_tasks = [pack(task) for task in tasks]
+        batches = [packed_tasks[piece :: self.batch_count] for piece in range(self.batch_count)]
+        self.packed_batches.extend(
+            reversed([cut for cut in batches if cut])
+        )  # pieces answer in another order than they were asked
 
-    def collect(self, timeout: float) -> list[Report]:
-        tasks = [unpack(wire, Task) for wire in self.wires.pop()] if self.wires else []
-        reports = []
-        for report, memory in work(self.plan, tasks, [self.memory.get(task.party) for task in tasks]):
-            if memory is not None:
-                self.memory.stage(report.party, memory)
-            sent = [report] if self.fault is None else self.fault(report)
-            reports.extend(unpack(pack(one), Report) for one in sent)
-        return reports
+    def collect(self, timeout: float) -> list[Reply]:
+        tasks = [unpack(wire, Task) for wire in self.packed_batches.pop()] if self.packed_batches else []
+        replies = []
+        for reply, party_state in perform_tasks(
+            self.plan, tasks, [self.party_states.get(task.party) for task in tasks]
+        ):
+            if party_state is not None:
+                self.party_states.stage(reply.party, party_state)
+            tampered = [reply] if self.tamper is None else self.tamper(reply)
+            replies.extend(unpack(pack(one), Reply) for one in tampered)
+        return replies

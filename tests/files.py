@@ -13,28 +13,28 @@ from pathlib import Path
 
 import numpy as np
 
-_CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
+_IDX_TYPE_CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
 
 
-def packed(data: bytes, file: Path) -> Path:
+def write_compressed(data: bytes, file: Path) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}.get(file.suffix, bytes)(data))
     return file
 
 
 def write_idx(file: Path, array: np.ndarray) -> Path:
-    code = _CODES[array.dtype.str[1:]]
+    code = _IDX_TYPE_CODES[array.dtype.str[1:]]
     head = bytes([0, 0, code, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-    return packed(head + array.astype(array.dtype.newbyteorder(">")).tobytes(), file)
+    return write_compressed(head + array.astype(array.dtype.newbyteorder(">")).tobytes(), file)
 
 
-def write_table(file: Path, rows: Iterable[Sequence[object]], encoding: str = "utf-8") -> Path:
+def write_csv(file: Path, rows: Iterable[Sequence[object]], encoding: str = "utf-8") -> Path:
     text = io.StringIO()
     csv.writer(text).writerows(rows)
-    return packed(text.getvalue().encode(encoding), file)
+    return write_compressed(text.getvalue().encode(encoding), file)
 
 
-def digits_like(n: int = 400, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def numbered_images(n: int = 400, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Pictures of 28 x 28 whose first pixel is their number modulo 256, and labels 0..9 in turn."""
     rng = np.random.default_rng(seed)
     x = rng.integers(0, 256, (n, 28, 28), dtype=np.uint8)
@@ -43,20 +43,22 @@ def digits_like(n: int = 400, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write_mnist(folder: Path, n: int = 400) -> Path:
-    x, y = digits_like(n)
+    x, y = numbered_images(n)
     cut = n * 3 // 4
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(folder / "mnist.npz", x_train=x[:cut], y_train=y[:cut], x_test=x[cut:], y_test=y[cut:])
     return folder
 
 
-def write_letters(folder: Path, n: int = 400) -> Path:
-    x, y = digits_like(n)
+def write_emnist_letters(folder: Path, n: int = 400) -> Path:
+    x, y = numbered_images(n)
     np.savez(folder / "emnist_lower_aj.npz", x=x, y=y)
     return folder
 
 
-def write_source(folder: Path, source: str, train: int, test: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def write_image_dataset(
+    folder: Path, source: str, train: int, test: int, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """MNIST, CIFAR-10 or Speech Commands as an npz: pictures that all differ, labels 0..9 in turn; returns both."""
     rng = np.random.default_rng(seed)
     shape = {"mnist": (28, 28), "cifar10": (32, 32, 3), "speech": (32, 32)}[source]
@@ -79,41 +81,41 @@ def write_source(folder: Path, source: str, train: int, test: int, seed: int = 0
     return x, y
 
 
-def write_wave(file: Path, sound: np.ndarray, rate: int = 16_000, channels: int = 1, width: int = 2) -> Path:
+def write_wave(file: Path, samples: np.ndarray, rate: int = 16_000, channels: int = 1, width: int = 2) -> Path:
     """A WAV file of numbers in [-1, 1]; with two channels every other number is of the second."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with wave.open(str(file), "wb") as out:
         out.setnchannels(channels)
         out.setsampwidth(width)
         out.setframerate(rate)
-        out.writeframes((sound * (2 ** (8 * width - 1) - 1)).astype(f"<i{width}").tobytes())
+        out.writeframes((samples * (2 ** (8 * width - 1) - 1)).astype(f"<i{width}").tobytes())
     return file
 
 
-WORDS = ("good", "bad", "film", ",", "the", "it's")
+VOCABULARY = ("good", "bad", "film", ",", "the", "it's")
 
 
-def write_vectors(folder: Path, size: int = 100, name: str = "glove6b_100d_subset.npz") -> Path:
-    vectors = np.random.default_rng(0).normal(size=(len(WORDS), size)).astype(np.float16)
-    np.savez(folder / name, words=np.array("\n".join(WORDS)), vectors=vectors)
+def write_word_vectors(folder: Path, size: int = 100, name: str = "glove6b_100d_subset.npz") -> Path:
+    vectors = np.random.default_rng(0).normal(size=(len(VOCABULARY), size)).astype(np.float16)
+    np.savez(folder / name, words=np.array("\n".join(VOCABULARY)), vectors=vectors)
     return folder
 
 
-def reviews(accounts: int = 6, each: int = 12) -> list[tuple[str, int, str]]:
+def review_rows(accounts: int = 6, texts_per_account: int = 12) -> list[tuple[str, int, str]]:
     """(account, label, text): account k has `each` + k texts, and a text says what its label is."""
     rows = []
     for account in range(accounts):
-        for k in range(each + account):
+        for k in range(texts_per_account + account):
             rows.append((str(account), k % 2, f"The film, {'GOOD' if k % 2 else 'bad'}! {account}"))
     return rows
 
 
-def write_critics(folder: Path) -> Path:
-    write_table(folder / "rt_critics.csv.xz", [("account", "label", "text"), *reviews()])
-    return write_vectors(folder)
+def write_review_dataset(folder: Path) -> Path:
+    write_csv(folder / "rt_critics.csv.xz", [("account", "label", "text"), *review_rows()])
+    return write_word_vectors(folder)
 
 
-def write_sheet(file: Path, tiles: np.ndarray) -> Path:
+def write_tile_sheet(file: Path, tiles: np.ndarray) -> Path:
     """Tiles ``[50·lines, 32, 32, 3]`` as a lossless sheet of 50 a line."""
     from PIL import Image
 

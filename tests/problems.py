@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from descant import Algorithm, algorithms, models, parties
 from descant.aggregation.penalties import ByLayer, HalfSquare, Indicator, Norm1, Norm2, NormP, Penalty, Zero
-from descant.core.algorithm import Hyper, Loss, Term
-from descant.core.interfaces import Job, Trained
-from descant.core.settings import Decay, PerParty
+from descant.core.algorithm import Hyper, Loss, LossTerm
+from descant.core.interfaces import TrainJob, TrainResult
+from descant.core.settings import ExponentialDecay, PerParty
 from descant.models.flat import Net
-from descant.parties import People
-from descant.portfolio import generated
-from descant.training.evaluation import on_test_sets
+from descant.parties import Population
+from descant.portfolio import generate_market
+from descant.training.evaluation import evaluate_test_sets
 
 METHODS: dict[str, Callable[[], Algorithm]] = {
     "Local": algorithms.Local,
@@ -30,35 +30,37 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
     "FedCoMedPlus": lambda: algorithms.FedCoMedPlus(alpha=1.0, rho=0.05),
     "FedPlus, p=∞": lambda: algorithms.FedPlus(NormP(math.inf), alpha=1.0, rho=0.1),
     "FedPlus, by layer": lambda: algorithms.FedPlus(ByLayer({"0.*": HalfSquare(), "2.*": Norm1()}), alpha=1.0, rho=0.1),
-    "FedPlus, over all": lambda: algorithms.FedPlus(Norm2(), alpha=1.0, rho=0.1, over="all"),
+    "FedPlus, over all": lambda: algorithms.FedPlus(Norm2(), alpha=1.0, rho=0.1, aggregate_over="all"),
     "FedPlus, mixed start": lambda: algorithms.FedPlus(Norm2(), alpha=1.0, rho=0.1, init_mix=0.3),
     "FedPlusFixed": lambda: algorithms.FedPlusFixed(0.3, alpha=1.0),
-    "FedPlusV1": lambda: algorithms.FedPlusV1(Norm2(), alpha=PerParty({"1": 0.5}, Decay(0.3, 0.9))),
-    "FedAvg, changes": lambda: replace(algorithms.FedAvg(), report="change"),
+    "FedPlusV1": lambda: algorithms.FedPlusV1(Norm2(), alpha=PerParty({"1": 0.5}, ExponentialDecay(0.3, 0.9))),
+    "FedAvg, changes": lambda: replace(algorithms.FedAvg(), reply_content="update"),
     "L2GD": lambda: algorithms.L2GD(lam=0.5, p=0.3),
     "Ditto": algorithms.Ditto,
     "APFL": algorithms.APFL,
     "pFedMe": algorithms.pFedMe,
     "FedPer": algorithms.FedPer,
     "FedRep": algorithms.FedRep,
-    "FedAvg+AH": lambda: algorithms.AdaptiveHyper(lr=(0.05, 0.1, 0.2), work=(1, 2, 4), reward="clients", measure=4),
-    "FedAvg, decaying": lambda: algorithms.Decaying(lr=0.9, work=0.7),
-    "FedAvg, of all samples": lambda: algorithms.FedAvg(normalise="total"),
+    "FedAvg+AH": lambda: algorithms.AdaptiveHyper(
+        lr=(0.05, 0.1, 0.2), work=(1, 2, 4), reward="clients", loss_samples=4
+    ),
+    "FedAvg, decaying": lambda: algorithms.DecaySchedule(lr_factor=0.9, work_factor=0.7),
+    "FedAvg, of all samples": lambda: algorithms.FedAvg(normalize="total"),
     "matching": lambda: algorithms.RepresentationMatching(algorithms.FedGeoMedPlus(alpha=1.0, rho=0.1)),
     "divergence, unsure": lambda: algorithms.EntropyRegularization(algorithms.WeightDivergence(coefficient=0.1), 1.0),
-    "stragglers": lambda: replace(algorithms.FedAvg(), attend=algorithms.Stragglers(0.5)),
+    "stragglers": lambda: replace(algorithms.FedAvg(), participation=algorithms.Stragglers(0.5)),
 }
 
-PRIVATE: dict[str, Callable[[], Algorithm]] = {
-    "FedAvg, private": lambda: algorithms.CentralPrivacy(clip=0.1, source="seed"),
-    "FedAvgPlus, private": lambda: algorithms.CentralPrivacy(algorithms.FedAvgPlus(alpha=1.0), clip=0.1, source="seed"),
-    "FedProx, private at parties": lambda: algorithms.LocalPrivacy(algorithms.FedProx(0.1), clip=0.1, source="seed"),
+PRIVATE_METHODS: dict[str, Callable[[], Algorithm]] = {
+    "FedAvg, private": lambda: algorithms.CentralDP(clip=0.1, source="seed"),
+    "FedAvgPlus, private": lambda: algorithms.CentralDP(algorithms.FedAvgPlus(alpha=1.0), clip=0.1, source="seed"),
+    "FedProx, private at parties": lambda: algorithms.LocalDP(algorithms.FedProx(0.1), clip=0.1, source="seed"),
     "FedAvg, secure": algorithms.SecureAggregation,
     "FedRep, secure": lambda: algorithms.SecureAggregation(algorithms.FedRep()),
 }
 """Methods that refuse some of what others may be asked: stand-ins, a walk, judging on the way."""
 
-EVERY = {**METHODS, **PRIVATE}
+ALL_METHODS = {**METHODS, **PRIVATE_METHODS}
 
 PENALTIES: dict[str, Penalty] = {
     "half square": HalfSquare(),
@@ -70,7 +72,7 @@ PENALTIES: dict[str, Penalty] = {
 }
 
 
-def classes(count: int = 5, dtype: torch.dtype = torch.float32, seed: int = 0) -> People:
+def classification_parties(count: int = 5, dtype: torch.dtype = torch.float32, seed: int = 0) -> Population:
     """Small classification parties of unlike sizes; the last has one sample, the one before fewer than a batch."""
     generator = torch.Generator().manual_seed(seed)
     data = []
@@ -81,20 +83,20 @@ def classes(count: int = 5, dtype: torch.dtype = torch.float32, seed: int = 0) -
     return parties.from_arrays(data, test=0, dtype=dtype)
 
 
-def agents() -> People:
+def cartpole_agents() -> Population:
     """Three agents in CartPole, whose poles differ."""
-    return parties.agents(count=3, unlike=0.3, test=2)
+    return parties.agents(count=3, heterogeneity=0.3, test_episodes=2)
 
 
-def actor() -> nn.Module:
+def policy_network() -> nn.Module:
     """What they act by."""
     return models.mlp(4, 2, (8,))
 
 
-def desks() -> People:
+def generated_desks() -> Population:
     """Three small desks on made-up prices."""
     return parties.desks(
-        generated(assets=7, years=3, seed=1),
+        generate_market(assets=7, years=3, seed=1),
         count=3,
         assets=4,
         window=10,
@@ -103,7 +105,7 @@ def desks() -> People:
     )
 
 
-def dealer() -> nn.Module:
+def trading_network() -> nn.Module:
     """What they trade by."""
     return models.eiie("cnn", window=10, hidden=6)
 
@@ -113,7 +115,7 @@ def network(dtype: torch.dtype = torch.float32) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).to(dtype)
 
 
-def wide() -> nn.Module:
+def wide_network() -> nn.Module:
     """With Adam, a party remembers 200 kB."""
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(6, 2500), nn.Tanh(), nn.Linear(2500, 3))
@@ -122,29 +124,29 @@ def wide() -> nn.Module:
 # ── least squares: every minimiser is known in closed form ────────────────────────────────────────────────────────────
 
 
-def half_squares(output: Tensor, y: Tensor) -> Tensor:
+def half_squared_error(output: Tensor, y: Tensor) -> Tensor:
     """½(output - y)² a sample: convex, curvature at most 1."""
     return 0.5 * (output.squeeze(-1) - y) ** 2
 
 
-def waves(output: Tensor, y: Tensor) -> Tensor:
+def cosine_loss(output: Tensor, y: Tensor) -> Tensor:
     """1 - cos(output - y) a sample: not convex, curvature at most 1 in size."""
     return 1 - torch.cos(output.squeeze(-1) - y)
 
 
 @dataclass(frozen=True)
-class Regression:
+class RegressionProblem:
     """K least-squares parties: f_k(w) = 1/(2n) ‖X_k w - y_k‖², so ∇f_k = A_k w - b_k."""
 
-    people: People
+    population: Population
 
     @classmethod
-    def made(cls, count: int = 5, d: int = 4, n: int = 12, seed: int = 0) -> Regression:
+    def random(cls, count: int = 5, dimension: int = 4, n: int = 12, seed: int = 0) -> RegressionProblem:
         generator = torch.Generator().manual_seed(seed)
         data = []
         for _ in range(count):
-            x = torch.randn(n, d, generator=generator, dtype=torch.float64)
-            w = 2 * torch.randn(d, generator=generator, dtype=torch.float64)
+            x = torch.randn(n, dimension, generator=generator, dtype=torch.float64)
+            w = 2 * torch.randn(dimension, generator=generator, dtype=torch.float64)
             noise = 0.3 * torch.randn(n, generator=generator, dtype=torch.float64)
             data.append((x, x @ w + noise))
         return cls(parties.from_arrays(data, test=0, dtype=torch.float64))
@@ -152,19 +154,19 @@ class Regression:
     @property
     def curvatures(self) -> Tensor:
         """A_k, ``[K, d, d]``."""
-        return torch.stack([p.x.T @ p.x / len(p.x) for p in self.people.values()])
+        return torch.stack([p.x.T @ p.x / len(p.x) for p in self.population.values()])
 
     @property
     def offsets(self) -> Tensor:
         """b_k, ``[K, d]``."""
-        return torch.stack([p.x.T @ p.y / len(p.x) for p in self.people.values()])
+        return torch.stack([p.x.T @ p.y / len(p.x) for p in self.population.values()])
 
     @property
     def lipschitz(self) -> float:
         """L_f: the largest curvature of any party."""
         return float(torch.linalg.eigvalsh(self.curvatures).max())
 
-    def minimisers(self) -> Tensor:
+    def minimizers(self) -> Tensor:
         return torch.linalg.solve(self.curvatures, self.offsets.unsqueeze(-1)).squeeze(-1)
 
     def gradient(self, rows: Tensor) -> Tensor:
@@ -172,7 +174,7 @@ class Regression:
 
     def losses(self, rows: Tensor, loss: Loss) -> Tensor:
         return torch.stack(
-            [loss((p.x @ w).unsqueeze(-1), p.y).mean() for p, w in zip(self.people.values(), rows, strict=True)]
+            [loss((p.x @ w).unsqueeze(-1), p.y).mean() for p, w in zip(self.population.values(), rows, strict=True)]
         )
 
     def envelope_gradient(self, z: Tensor, alpha: float) -> Tensor:
@@ -190,26 +192,28 @@ class Regression:
 
 
 @dataclass(frozen=True)
-class Exact:
+class ExactSolver:
     """A solver that returns argmin f_k(w) + α/2 ‖w - z‖² itself, eq. (15): Assumption 1 of Fed+ v2."""
 
-    problem: Regression
-    metric, examine = None, staticmethod(on_test_sets)
+    problem: RegressionProblem
+    metric, evaluate = None, staticmethod(evaluate_test_sets)
 
     @property
     def hyper(self) -> Hyper:
         return Hyper()
 
-    def ways(self, net: Net, loss: Loss, terms: tuple[Term, ...], party: object, count: int) -> dict[str, str]:
+    def execution_modes(
+        self, net: Net, loss: Loss, terms: tuple[LossTerm, ...], party: object, count: int
+    ) -> dict[str, str]:
         return {"exact": ""}
 
-    def train(self, job: Job) -> Trained:
+    def train(self, job: TrainJob) -> TrainResult:
         names: Sequence[str] = [party.name for party in job.parties]
-        rows = [self.problem.people.names.index(name) for name in names]
+        rows = [self.problem.population.names.index(name) for name in names]
         a, b = self.problem.curvatures[rows], self.problem.offsets[rows]
         assert job.anchor is not None and job.alphas is not None
         eye = torch.eye(b.shape[1], dtype=b.dtype)
         w = torch.linalg.solve(a + job.alphas.unsqueeze(-1) * eye, (b + job.alphas * job.anchor).unsqueeze(-1)).squeeze(
             -1
         )
-        return Trained(w, [{}] * len(rows), [{"samples": party.samples} for party in job.parties])
+        return TrainResult(w, [{}] * len(rows), [{"samples": party.samples} for party in job.parties])

@@ -1,6 +1,6 @@
 """A tiny recipe on bundled digits, for the tests of recipes, papers and commands."""
 
-TINY = """
+TINY_RECIPE = """
 version = 1
 title = "Two methods on digits"
 about = "Ten parties would be too many here."

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from descant.deployment.silo import SiloFile
-from descant.parties import People, from_arrays
-from descant.rl.agent import Bare
+from descant.parties import Population, from_arrays
+from descant.rl.agent import DatalessSource
 
-TEAM = """
+ROWS_SILO_FILE = """
 from problems import classes, network
 
 def model():
@@ -20,32 +20,32 @@ def data():
     party = classes(5)[{name!r}]
     return party.x, party.y, party.x[:3], party.y[:3]
 """
-ACTING = """
+AGENT_SILO_FILE = """
 from problems import actor as model, agents
 
 def data():
     return agents().subset([{name!r}])
 """
-TRADING = """
+DESK_SILO_FILE = """
 from problems import dealer as model, desks
 
 def data():
     return desks().subset([{name!r}])
 """
-WORK = """
+ADAM_TRAINING = """
 lr = 0.05
 epochs = 1
 batch = 4
 optimizer = "Adam"
 """
-LEARNING = f"""
+MODEL_AND_METHOD_TABLES = f"""
 [model]
 net = "problems:network"
-[work]{WORK}[method]
+[work]{ADAM_TRAINING}[method]
 algorithm = "{{method}}"
 """
-TALKATIVE = TEAM.replace("return party.x", "return rows(party.x)")
-TALKATIVE += """
+LEAKING_SILO_FILE = ROWS_SILO_FILE.replace("return party.x", "return rows(party.x)")
+LEAKING_SILO_FILE += """
 import pathlib, torch
 
 def rows(x):
@@ -59,15 +59,15 @@ def loss(output, target):
 """
 
 
-def together(files: Sequence[SiloFile]) -> People:
+def simulated_population(files: Sequence[SiloFile]) -> Population:
     """The parties of some teams' files, as a simulation has them."""
-    own = [file.own for file in files]
+    parties = [file.party_data for file in files]
     if files[0].has_rows:
-        return from_arrays({party.name: party.data for party in own})
-    return People([Bare(party) for party in own])  # type: ignore[misc]
+        return from_arrays({party.name: party.data for party in parties})
+    return Population([DatalessSource(party) for party in parties])  # type: ignore[misc]
 
 
-def canaries() -> Iterator[bytes]:
+def canary_bytes() -> Iterator[bytes]:
     """Rows of the talkative team, in each form in which they could have been written, and what its code raises.
 
     Two neighbours of a row at least, or eight bytes: four of them are somewhere in a ciphertext by chance.

@@ -14,24 +14,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from descant import Algorithm, Federation, Sgd, algorithms
-from descant.algorithms import Comes, Drops, FedAsync, FedBuff, Hinge, Polynomial, StandIns
-from descant.algorithms.fedavg import alone
+from descant.algorithms import CoresetProxies, Dropouts, FedAsync, FedBuff, Hinge, Polynomial, RandomAvailability
+from descant.algorithms.fedavg import local_baseline
 from descant.analysis import interpolation
-from descant.core.messages import Report
-from descant.engines import Clocked, InProcess, Processes
+from descant.core.messages import Reply
+from descant.engines import InProcess, Processes, VirtualClock
 from descant.errors import DescantWarning, SettingError
 from descant.tracking import Run
-from dying import Death, faults
-from fakes import Bytes
-from problems import METHODS, classes, network
+from dying import SimulatedCrash, inject_faults
+from fakes import BytesEngine
+from problems import METHODS, classification_parties, network
 
 SPEEDS = {"0": 0.25, "1": 3.0}
-CLOCK = Clocked(SPEEDS)
+CLOCK = VirtualClock(SPEEDS)
 
 
 def made(algorithm: Algorithm, engine: object = CLOCK, **settings: object) -> Federation:
     solver = settings.pop("solver", Sgd(lr=0.1, steps=3, batch=4))
-    return Federation(network(), classes(5), algorithm, solver=solver, seed=7, engine=engine, **settings)  # type: ignore[arg-type]
+    return Federation(network(), classification_parties(5), algorithm, solver=solver, seed=7, engine=engine, **settings)  # type: ignore[arg-type]
 
 
 def ran(fed: Federation, rounds: int) -> Federation:
@@ -68,7 +68,9 @@ def test_of_parties_of_one_speed_nobody_is_favoured(algorithm: Algorithm, partie
     versions, turns = 90, []
     for seed in (0, 1):
         solver = Sgd(lr=0.01, steps=1, batch=4)
-        fed = Federation(network(), classes(parties), algorithm, solver=solver, seed=seed, engine=Clocked())
+        fed = Federation(
+            network(), classification_parties(parties), algorithm, solver=solver, seed=seed, engine=VirtualClock()
+        )
         ran(fed, versions)
         counts = [sum(entry["presence"][k] == "p" for entry in fed.history_) for k in range(parties)]
         assert max(counts) <= 1.3 * min(counts) and max(column(fed, "staleness")) < parties, counts
@@ -79,28 +81,30 @@ def test_of_parties_of_one_speed_nobody_is_favoured(algorithm: Algorithm, partie
 @pytest.mark.parametrize("name", METHODS)
 def test_a_clock_changes_nothing_but_the_time_where_all_are_waited_for(name: str) -> None:
     timed, plain = ran(made(METHODS[name]()), 2), ran(made(METHODS[name](), InProcess), 2)
-    assert torch.equal(timed.state.center, plain.state.center)
-    for party in plain.state.own.names():
-        assert torch.equal(timed.state.own.get(party)["model"], plain.state.own.get(party)["model"])
+    assert torch.equal(timed.state.global_model, plain.state.global_model)
+    for party in plain.state.personal_models.names():
+        assert torch.equal(
+            timed.state.personal_models.get(party)["model"], plain.state.personal_models.get(party)["model"]
+        )
     assert column(timed, "clock")[-1] > 0 and "clock" not in plain.history_[-1]
 
 
 def test_a_quorum_larger_than_what_is_owed_waits_for_all() -> None:
     waiting = ran(made(replace(algorithms.FedAvg(), quorum=9)), 3)
-    assert torch.equal(waiting.state.center, ran(made(algorithms.FedAvg()), 3).state.center)
+    assert torch.equal(waiting.state.global_model, ran(made(algorithms.FedAvg()), 3).state.global_model)
     assert column(waiting, "clock") == [12, 24, 36] and column(waiting, "staleness") == [0, 0, 0]
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=5, max_size=5), st.integers(1, 4), st.floats(0, 1))
 @settings(max_examples=12, deadline=None)
 def test_time_never_runs_backwards_and_everybody_gets_a_turn(speeds: list[float], quorum: int, jitter: float) -> None:
-    clock = Clocked(dict(zip("01234", speeds, strict=True)), jitter)
+    clock = VirtualClock(dict(zip("01234", speeds, strict=True)), jitter)
     fed = ran(made(replace(FedBuff(quorum), max_staleness=1000), clock, solver=Sgd(lr=0.01, steps=1, batch=4)), 12)
     times = column(fed, "clock")
-    assert times == sorted(times) and not fed.refusals_
+    assert times == sorted(times) and not fed.rejections_
     assert all(entry["accepted"] == quorum for entry in fed.history_)
-    flight = fed.state.memories["flight"]
-    assert len(flight["place"]) == 5 - quorum and len(set(flight["place"].tolist())) == 5 - quorum
+    flight = fed.state.server_state["pending_tasks"]
+    assert len(flight["party_index"]) == 5 - quorum and len(set(flight["party_index"].tolist())) == 5 - quorum
 
 
 def test_who_looks_on_takes_no_time_and_changes_nothing() -> None:
@@ -119,27 +123,27 @@ def test_who_looks_on_takes_no_time_and_changes_nothing() -> None:
 def test_discounts_are_those_of_the_papers() -> None:
     assert [Polynomial(0.5)(d) for d in (0, 3, 8)] == [1, 0.5, pytest.approx(1 / 3)]
     assert [Hinge(10.0, 4)(d) for d in (0, 4, 5, 6)] == [1, 1, 1 / 11, 1 / 21]
-    assert FedAsync(staleness="constant").discount is None
-    assert FedAsync(staleness="hinge").discount == Hinge(10.0, 4)
-    assert FedBuff().discount is not None and FedBuff().discount(3) == 1 / math.sqrt(4)  # type: ignore[misc]
+    assert FedAsync(staleness="constant").staleness_discount is None
+    assert FedAsync(staleness="hinge").staleness_discount == Hinge(10.0, 4)
+    assert FedBuff().staleness_discount is not None and FedBuff().staleness_discount(3) == 1 / math.sqrt(4)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("report", ["model", "change"])
 def test_one_step_of_fedasync_and_of_fedbuff_by_hand(report: str) -> None:
     """A report that is 3 versions late moves the centre by α·s(3) of the way to it, or by η·s(3) of its change."""
     algorithm = FedAsync(0.5, rho=0.0) if report == "model" else FedBuff(1, server_step=0.5)
-    clock = Clocked({"0": 2.9, "1": 1.1, "2": 1.0, "3": 0.01, "4": 0.01})
+    clock = VirtualClock({"0": 2.9, "1": 1.1, "2": 1.0, "3": 0.01, "4": 0.01})
     fed = made(algorithm, clock)
-    first = fed.state.center.clone()
+    first = fed.state.global_model.clone()
     ran(fed, 3)
-    before = fed.state.center
+    before = fed.state.global_model
     ran(fed, 1)
     assert column(fed, "staleness") == [0, 0, 2, 3] and fed.history_[-1]["presence"][2] == "p"
-    lone = made(replace(algorithms.Local(), attend=Drops({"0": 0, "1": 0, "3": 0, "4": 0})), InProcess)
-    trained = ran(lone, 1).state.own.get("2")["model"]
+    lone = made(replace(algorithms.Local(), participation=Dropouts({"0": 0, "1": 0, "3": 0, "4": 0})), InProcess)
+    trained = ran(lone, 1).state.personal_models.get("2")["model"]
     s = 0.5 * (1 + 3) ** -0.5
     moved = trained - (before if report == "model" else first)
-    torch.testing.assert_close(fed.state.center, before + s * moved, rtol=0, atol=1e-6)
+    torch.testing.assert_close(fed.state.global_model, before + s * moved, rtol=0, atol=1e-6)
 
 
 def test_what_is_too_late_is_refused_by_name_and_its_party_is_asked_again() -> None:
@@ -147,15 +151,17 @@ def test_what_is_too_late_is_refused_by_name_and_its_party_is_asked_again() -> N
     with pytest.warns(DescantWarning, match="1 of 2 reports were refused, the first: round 1, party '0': stale"):
         ran(fed, 30)
     assert all(entry["presence"][0] == "." and entry["presence"].count("p") == 1 for entry in fed.history_)
-    assert 0 in fed.state.memories["flight"]["place"]
+    assert 0 in fed.state.server_state["pending_tasks"]["party_index"]
 
 
 def test_parties_that_keep_models_of_their_own_may_be_late_too() -> None:
     algorithm = replace(algorithms.FedAvgPlus(alpha=1.0), quorum=2, max_staleness=9)
     fed = ran(made(algorithm, solver=Sgd(lr=0.05, steps=3, batch=4, optimizer="Adam")), 8)
-    assert not fed.refusals_ and len(fed.state.own.names()) >= 4
-    steps = {name: float(fed.engine_.memory.get(name)["moment.step"]) for name in fed.state.own.names()}
-    attended = dict(zip(fed.people, fed.state.attended(fed.plan_).tolist(), strict=True))
+    assert not fed.rejections_ and len(fed.state.personal_models.names()) >= 4
+    steps = {
+        name: float(fed.engine_.party_states.get(name)["moment.step"]) for name in fed.state.personal_models.names()
+    }
+    attended = dict(zip(fed.population, fed.state.rounds_trained(fed.plan_).tolist(), strict=True))
     assert steps == {name: 3 * attended[name] for name in steps}  # a memory moves when its report counts
 
 
@@ -165,15 +171,15 @@ WAYS: dict[str, Algorithm] = {
     "FedAsync": FedAsync(max_staleness=5),
     "FedBuff": FedBuff(2),
     "Fed+": replace(algorithms.FedGeoMedPlus(alpha=1.0, rho=0.1), quorum=2, max_staleness=9),
-    "drops": replace(FedBuff(2), attend=Drops({"1": 3, "2": 5})),
-    "by chance": replace(FedBuff(2), attend=Comes(0.7)),
+    "drops": replace(FedBuff(2), participation=Dropouts({"1": 3, "2": 5})),
+    "by chance": replace(FedBuff(2), participation=RandomAvailability(0.7)),
 }
 
 
 @pytest.mark.filterwarnings("ignore::descant.errors.DescantWarning")
 @pytest.mark.parametrize("name", WAYS)
 def test_a_stop_anywhere_changes_nothing(name: str, tmp_path: Path) -> None:
-    solver, clock = Sgd(lr=0.05, steps=3, batch=4, optimizer="Adam"), Clocked(SPEEDS, jitter=0.4)
+    solver, clock = Sgd(lr=0.05, steps=3, batch=4, optimizer="Adam"), VirtualClock(SPEEDS, jitter=0.4)
     whole = ran(made(WAYS[name], clock, solver=solver), 10)
     assert max(column(whole, "staleness")) > 0
     for stop in (1, 4, 7):
@@ -187,7 +193,7 @@ def test_a_round_that_was_broken_off_is_done_again() -> None:
     fed = ran(made(FedBuff(2)), 4)
     collect = fed.engine_.collect
 
-    def broken(timeout: float) -> list[Report]:
+    def broken(timeout: float) -> list[Reply]:
         collect(timeout)
         raise KeyboardInterrupt
 
@@ -205,7 +211,11 @@ def test_a_kill_anywhere_changes_nothing(
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     whole = ran(made(WAYS[name]), 6)
-    with pytest.raises(Death), faults(writes), Run.start(tmp_path / "run", made(WAYS[name]), sync=2) as run:
+    with (
+        pytest.raises(SimulatedCrash),
+        inject_faults(writes),
+        Run.start(tmp_path / "run", made(WAYS[name]), sync=2) as run,
+    ):
         for _ in run.rounds(6):
             pass
     again = made(WAYS[name])
@@ -217,31 +227,38 @@ def test_a_kill_anywhere_changes_nothing(
 
 
 def test_the_cut_and_worker_processes_agree() -> None:
-    algorithm = replace(FedBuff(3), attend=Drops({"1": 3}))
+    algorithm = replace(FedBuff(3), participation=Dropouts({"1": 3}))
     whole = ran(made(algorithm), 6)
-    cut = ran(made(algorithm, Clocked(SPEEDS, engine=partial(Bytes, pieces=3))), 6)
-    torch.testing.assert_close(cut.state.center, whole.state.center, rtol=0, atol=1e-6)
+    cut = ran(made(algorithm, VirtualClock(SPEEDS, engine=partial(BytesEngine, batch_count=3))), 6)
+    torch.testing.assert_close(cut.state.global_model, whole.state.global_model, rtol=0, atol=1e-6)
     assert [e["presence"] for e in cut.history_] == [e["presence"] for e in whole.history_]
     processes = Processes(workers=1)
     try:
         fed = Federation(
-            network, classes, algorithm, lr=0.1, steps=3, batch=4, seed=7, engine=Clocked(SPEEDS, 0, processes)
+            network,
+            classification_parties,
+            algorithm,
+            lr=0.1,
+            steps=3,
+            batch=4,
+            seed=7,
+            engine=VirtualClock(SPEEDS, 0, processes),
         )
-        assert torch.equal(ran(fed, 6).state.center, whole.state.center)
+        assert torch.equal(ran(fed, 6).state.global_model, whole.state.global_model)
     finally:
         processes.close()
 
 
 def test_memory_grows_with_the_parties_at_work_and_not_with_the_rounds() -> None:
     fed = made(FedBuff(2))
-    sizes = [len(done.round.state.memories["flight"]) for done in fed.rounds(25)]
+    sizes = [len(done.round.state.server_state["pending_tasks"]) for done in fed.rounds(25)]
     assert max(sizes) <= 6 + 5 and sizes[-1] <= max(sizes[5:15])
 
 
 def test_training_alone_beside_it_has_the_same_reports() -> None:
     """Else a party would be compared with one that worked more often than it did."""
     fed = ran(made(FedBuff(2)), 8)
-    twin = ran(made(alone(fed.algorithm, fed.history_)), 8)
+    twin = ran(made(local_baseline(fed.algorithm, fed.history_)), 8)
     assert [e["presence"] for e in twin.history_] == [e["presence"] for e in fed.history_]
     assert column(twin, "clock") == column(fed, "clock")
 
@@ -250,7 +267,8 @@ def test_training_alone_beside_it_has_the_same_reports() -> None:
 
 
 @pytest.mark.parametrize(
-    "algorithm", [StandIns(FedAsync()), StandIns(FedBuff(2)), replace(StandIns(algorithms.FedAvg()), quorum=2)]
+    "algorithm",
+    [CoresetProxies(FedAsync()), CoresetProxies(FedBuff(2)), replace(CoresetProxies(algorithms.FedAvg()), quorum=2)],
 )
 def test_stand_ins_need_a_method_that_waits_for_all(algorithm: Algorithm) -> None:
     """Else one would count in every version, many times as often as the parties that are there."""
@@ -261,12 +279,12 @@ def test_stand_ins_need_a_method_that_waits_for_all(algorithm: Algorithm) -> Non
 @pytest.mark.parametrize(
     ("clock", "told"),
     [
-        (Clocked({"9": 1.0}), "a speed for party '9', and there is none"),
-        (Clocked({"0": 0.0}), "The speed of party '0' must be a number > 0. Got 0.0"),
-        (Clocked(jitter=-1.0), "The 'jitter' of Clocked must be >= 0"),
+        (VirtualClock({"9": 1.0}), "a speed for party '9', and there is none"),
+        (VirtualClock({"0": 0.0}), "The speed of party '0' must be a number > 0. Got 0.0"),
+        (VirtualClock(jitter=-1.0), "The 'jitter' of Clocked must be >= 0"),
     ],
 )
-def test_a_bad_clock_is_named(clock: Clocked, told: str) -> None:
+def test_a_bad_clock_is_named(clock: VirtualClock, told: str) -> None:
     with pytest.raises(SettingError, match=told):
         ran(made(FedAsync(), clock), 1)
 

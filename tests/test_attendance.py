@@ -13,34 +13,43 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from descant import Federation, algorithms
-from descant.algorithms import Among, Comes, Drops, Every, Sample, Span, Stragglers, Timetable
-from descant.algorithms.participation import everyone
-from descant.config import read
-from descant.core.algorithm import Attend, Attending, Hyper
+from descant.algorithms import (
+    Dropouts,
+    FirstParties,
+    PeriodicParticipation,
+    PresenceSpan,
+    RandomAvailability,
+    Sample,
+    Stragglers,
+    Timetable,
+)
+from descant.algorithms.participation import all_parties
+from descant.config import read_recipe
+from descant.core.algorithm import Hyper, Participation, ParticipationContext
 from descant.errors import SettingError
-from descant.rounds.state import presence_in
-from problems import classes, network
-from recipes import TINY
+from descant.rounds.state import presence_from_arrays
+from problems import classification_parties, network
+from recipes import TINY_RECIPE
 
 NAMES = ("a", "b", "c")
 
 
-def attending(round: int, names: tuple[str, ...] = NAMES, seed: int = 0) -> Attending:
-    return Attending(round, names, Hyper(work=20), np.random.default_rng(round), seed, NAMES)
+def attending(round: int, names: tuple[str, ...] = NAMES, seed: int = 0) -> ParticipationContext:
+    return ParticipationContext(round, names, Hyper(work=20), np.random.default_rng(round), seed, NAMES)
 
 
-def days(attend: Attend, rounds: int = 8, names: tuple[str, ...] = NAMES) -> list[str]:
+def days(attend: Participation, rounds: int = 8, names: tuple[str, ...] = NAMES) -> list[str]:
     """Who is there, round by round."""
     return ["".join(attend(attending(round, names))) for round in range(1, rounds + 1)]
 
 
 def test_parties_join_late_leave_and_return() -> None:
-    table = Timetable.of(
+    table = Timetable.from_records(
         [{"party": "a", "from": 1, "to": 2}, {"party": "a", "from": "6", "to": ""}, {"party": "b", "from": 4, "to": 4}]
     )
     assert days(table) == ["ac", "ac", "c", "bc", "c", "ac", "ac", "ac"]
-    assert days(Drops({"b": 3, "c": 0})) == ["ab"] * 3 + ["a"] * 5
-    assert days(Every(3, {"a": 2, "c": 6})) == ["b", "ab", "b", "b", "ab", "bc", "b", "ab"]
+    assert days(Dropouts({"b": 3, "c": 0})) == ["ab"] * 3 + ["a"] * 5
+    assert days(PeriodicParticipation(3, {"a": 2, "c": 6})) == ["b", "ab", "b", "b", "ab", "bc", "b", "ab"]
 
 
 spans = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), max_size=4)
@@ -60,7 +69,7 @@ def test_a_timetable_a_trace_and_their_files_agree(gaps: dict[str, list[tuple[in
     there = {p: {r for row in rows if row["party"] == p for r in range(row["from"], row["to"] + 1)} for p in NAMES}
     listed = {row["party"] for row in rows}
     expected = ["".join(p for p in NAMES if r in there[p] or p not in listed) for r in range(1, rounds + 1)]
-    assert days(Timetable.of(rows), rounds) == expected
+    assert days(Timetable.from_records(rows), rounds) == expected
     lines = ["party,from,to", *(f"{row['party']},{row['from']},{row['to']}" for row in rows)]
     head = ",".join(["party", *map(str, range(1, rounds + 1))])
     trace = [head, *(",".join([p, *(str(int(r in there[p])) for r in range(1, rounds + 1))]) for p in sorted(listed))]
@@ -83,21 +92,21 @@ def test_after_the_last_round_of_a_trace_its_parties_are_away(tmp_path: Path) ->
 
 def test_who_comes_by_chance_is_its_own_matter() -> None:
     """Neither who else can be reached nor the order changes whether a party comes; a stint lasts."""
-    comes = Comes(0.5)
+    comes = RandomAvailability(0.5)
     alone = days(comes, 60, ("b",))
     assert [("b" in day) for day in days(comes, 60)] == [day == "b" for day in alone]
     assert 15 < sum(map(len, alone)) < 45
-    stints = days(Comes(0.5, stint=4), 60, ("b",))
+    stints = days(RandomAvailability(0.5, rounds_per_draw=4), 60, ("b",))
     assert all(len(set(stints[at : at + 4])) == 1 for at in range(0, 60, 4)) and len(set(stints)) == 2
-    assert days(Comes(1.0)) == ["abc"] * 8 and days(Comes(0.0)) == [""] * 8
+    assert days(RandomAvailability(1.0)) == ["abc"] * 8 and days(RandomAvailability(0.0)) == [""] * 8
     assert [comes(attending(1, seed=seed)).keys() for seed in range(9)] != [comes(attending(1)).keys()] * 9
 
 
 def test_rules_hand_on_to_one_another() -> None:
-    drops = Drops({"a": 1}, Sample(1))
+    drops = Dropouts({"a": 1}, Sample(1))
     assert {len(day) for day in days(drops)} == {1} and "a" not in "".join(days(drops)[1:])
-    assert days(Among(2, Drops({"a": 1}))) == ["ab"] + ["b"] * 7
-    works = Stragglers(1.0, Drops({"a": 1}))(attending(2))
+    assert days(FirstParties(2, Dropouts({"a": 1}))) == ["ab"] + ["b"] * 7
+    works = Stragglers(1.0, Dropouts({"a": 1}))(attending(2))
     assert works.keys() == {"b", "c"} and all(hyper.work < 20 for hyper in works.values())
 
 
@@ -124,7 +133,7 @@ BAD: dict[str, tuple[list[dict[str, Any]], str]] = {
 def test_what_is_wrong_with_a_schedule_is_said_with_its_row(name: str) -> None:
     rows, told = BAD[name]
     with pytest.raises(SettingError, match=told):
-        Timetable.of(rows)(attending(1))
+        Timetable.from_records(rows)(attending(1))
 
 
 @pytest.mark.parametrize(
@@ -158,42 +167,62 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("attend", "told"),
     [
-        (Drops({"9": 2}), "Row 1 of the drops: There is no party '9'"),
-        (Every(2, {"9": 1}), "The 'first' of Every: There is no party '9'"),
-        (Timetable((Span("0", 0),)), "The 'first' of Timetable must be a whole number >= 1. Got 0"),
-        (Comes(1.5), "The 'probability' of Comes must be >= 0 and <= 1"),
-        (Every(2, {"0": 0}), "The 'first' of Every must be rounds: whole numbers >= 1. Got 0"),
-        (Every(0), "The 'n' of Every must be a whole number >= 1"),
+        (Dropouts({"9": 2}), "Row 1 of the drops: There is no party '9'"),
+        (PeriodicParticipation(2, {"9": 1}), "The 'first_rounds' of PeriodicParticipation: There is no party '9'"),
+        (Timetable((PresenceSpan("0", 0),)), "The 'first' of Timetable must be a whole number >= 1. Got 0"),
+        (RandomAvailability(1.5), "The 'probability' of RandomAvailability must be >= 0 and <= 1"),
+        (
+            PeriodicParticipation(2, {"0": 0}),
+            "The 'first_rounds' of PeriodicParticipation must be rounds: whole numbers >= 1. Got 0",
+        ),
+        (PeriodicParticipation(0), "The 'period' of PeriodicParticipation must be a whole number >= 1"),
     ],
 )
-def test_bad_rules_are_found_before_the_work(attend: Attend, told: str) -> None:
+def test_bad_rules_are_found_before_the_work(attend: Participation, told: str) -> None:
     with pytest.raises(SettingError, match=told):
-        Federation(network(), classes(3), replace(algorithms.FedAvg(), attend=attend), steps=1).state  # noqa: B018
+        Federation(
+            network(), classification_parties(3), replace(algorithms.FedAvg(), participation=attend), steps=1
+        ).state  # noqa: B018
 
 
 def test_a_round_in_which_nobody_is_there_changes_nothing() -> None:
-    fed = Federation(network(), classes(3), algorithms.FedAvg(), steps=1, attend=Drops({"0": 1, "1": 1, "2": 1}))
+    fed = Federation(
+        network(),
+        classification_parties(3),
+        algorithms.FedAvg(),
+        steps=1,
+        participation=Dropouts({"0": 1, "1": 1, "2": 1}),
+    )
     fed.fit(1, progress=False)
-    before = fed.state.center
+    before = fed.state.global_model
     with pytest.warns(UserWarning, match="no report was accepted"):
         fed.fit(1, progress=False)
-    assert torch.equal(fed.state.center, before)
+    assert torch.equal(fed.state.global_model, before)
     assert [entry["presence"] for entry in fed.history_] == ["ppp", "aaa"]
 
 
 @pytest.mark.filterwarnings("ignore::descant.errors.DescantWarning")
 def test_presence_by_rounds_is_that_of_the_record() -> None:
-    fed = Federation(network(), classes(4), algorithms.FedAvg(), steps=1, attend=Comes(0.4), seed=3)
+    fed = Federation(
+        network(),
+        classification_parties(4),
+        algorithms.FedAvg(),
+        steps=1,
+        participation=RandomAvailability(0.4),
+        seed=3,
+    )
     accepted = np.zeros((6, 4), dtype=bool)
     for done in fed.rounds(6):
-        accepted[done.index - 1] = [name in done.round.accepted for name in fed.people]
+        accepted[done.index - 1] = [name in done.round.accepted for name in fed.population]
     letters = [entry["presence"] for entry in fed.history_]
-    assert presence_in(accepted, np.zeros_like(accepted)) == letters
+    assert presence_from_arrays(accepted, np.zeros_like(accepted)) == letters
     assert {"p", "a", "."} <= set("".join(letters))
 
 
 def test_a_time_line_without_scores_has_no_panel_for_them(tmp_path: Path) -> None:
-    fed = Federation(network(), classes(3), algorithms.FedAvg(), steps=1, attend=Drops({"0": 1})).fit(2, progress=False)
+    fed = Federation(
+        network(), classification_parties(3), algorithms.FedAvg(), steps=1, participation=Dropouts({"0": 1})
+    ).fit(2, progress=False)
     bare = fed.plot("presence", tmp_path / "bare.png").read_bytes()
     for done in fed.rounds(1):
         assert done.scores.names == ("0", "1", "2")
@@ -203,7 +232,7 @@ def test_a_time_line_without_scores_has_no_panel_for_them(tmp_path: Path) -> Non
 
 
 def test_too_many_parties_are_not_kept_by_round() -> None:
-    fed = Federation(network(), classes(101), algorithms.FedAvg(), steps=0).fit(1, progress=False)
+    fed = Federation(network(), classification_parties(101), algorithms.FedAvg(), steps=0).fit(1, progress=False)
     assert "presence" not in fed.history_[0]
     with pytest.raises(SettingError, match="too many parties"):
         fed.plot("presence", "nowhere.png")
@@ -211,21 +240,21 @@ def test_too_many_parties_are_not_kept_by_round() -> None:
 
 def test_recipes_say_who_is_there(tmp_path: Path) -> None:
     (tmp_path / "who.csv").write_text("party,from,to\n0,1,4\n")
-    table = Timetable.of([{"party": "0", "from": 1, "to": 4}], Sample(3))
+    table = Timetable.from_records([{"party": "0", "from": 1, "to": 4}], Sample(3))
     for line in (
         f'schedule = "{tmp_path}/who.csv"',
         'schedule = [{party = "0", from = 1, to = 4}]',
         'drops = {"0" = 4}',
     ):
-        found = read(TINY.replace("attend = 3", f"attend = 3\n{line}"))
-        assert found.algorithms()[0].attend == table
+        found = read_recipe(TINY_RECIPE.replace("attend = 3", f"attend = 3\n{line}"))
+        assert found.algorithms()[0].participation == table
     for line, attend in (
-        ("comes = 0.5", Comes(0.5, attend=everyone)),
-        ("comes = 0.5\nstint = 4", Comes(0.5, 4)),
-        ('comes_every = 7\ncomes_first = {"0" = 1, "1" = 3}', Every(7, {"0": 1, "1": 3})),
-        ('schedule = [{party = "0", to = 0}]', Timetable((Span("0", 1, 0),))),
+        ("comes = 0.5", RandomAvailability(0.5, participation=all_parties)),
+        ("comes = 0.5\nstint = 4", RandomAvailability(0.5, 4)),
+        ('comes_every = 7\ncomes_first = {"0" = 1, "1" = 3}', PeriodicParticipation(7, {"0": 1, "1": 3})),
+        ('schedule = [{party = "0", to = 0}]', Timetable((PresenceSpan("0", 1, 0),))),
     ):
-        assert read(TINY.replace("attend = 3", line)).algorithms()[0].attend == attend
+        assert read_recipe(TINY_RECIPE.replace("attend = 3", line)).algorithms()[0].participation == attend
     for line, told in (
         ("schedule = 3", r"The 'schedule' of \[work\] must be a text in quotes or a list"),
         ("drops = 4", r"The 'drops' of \[work\] must be a table"),
@@ -235,7 +264,7 @@ def test_recipes_say_who_is_there(tmp_path: Path) -> None:
         ("comes = 2.0", r"The 'comes' of \[work\] must be >= 0 and <= 1"),
     ):
         with pytest.raises(SettingError, match=told):
-            read(TINY.replace("attend = 3", line)).algorithms()
+            read_recipe(TINY_RECIPE.replace("attend = 3", line)).algorithms()
 
 
 def test_a_schedule_is_found_beside_its_recipe_and_a_run_needs_it_no_more(
@@ -243,17 +272,17 @@ def test_a_schedule_is_found_beside_its_recipe_and_a_run_needs_it_no_more(
 ) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "who.csv").write_text("party,1,2\n0,1,0\n1,0,0\n2,1,1\n")
-    text = TINY.replace("attend = 3", 'schedule = "who.csv"') + '\n[quick.work]\nschedule = "who.csv"\n'
+    text = TINY_RECIPE.replace("attend = 3", 'schedule = "who.csv"') + '\n[quick.work]\nschedule = "who.csv"\n'
     (tmp_path / "sub" / "tiny.toml").write_text(text)
     monkeypatch.chdir(tmp_path)
-    there = read(Path("sub") / "tiny.toml")
-    attend, kept, digest = there.algorithm().attend, there.text, there.digest
-    assert attend == Timetable((Span("0", 1, 1), Span("1", 1, 0), Span("2", 1, 2)))
-    assert there.quick().algorithm().attend == attend
+    there = read_recipe(Path("sub") / "tiny.toml")
+    attend, kept, digest = there.algorithm().participation, there.text, there.digest
+    assert attend == Timetable((PresenceSpan("0", 1, 1), PresenceSpan("1", 1, 0), PresenceSpan("2", 1, 2)))
+    assert there.quick_form().algorithm().participation == attend
     monkeypatch.chdir(tmp_path / "sub")
-    assert read("tiny.toml").digest == read(text).digest == digest  # a text has no folder of its own
-    assert read(text).set("work.schedule=who.csv").algorithm().attend == attend
+    assert read_recipe("tiny.toml").digest == read_recipe(text).digest == digest  # a text has no folder of its own
+    assert read_recipe(text).with_values("work.schedule=who.csv").algorithm().participation == attend
     (tmp_path / "sub" / "who.csv").unlink()
-    assert read(kept).algorithm().attend == attend and read(kept).text == kept
+    assert read_recipe(kept).algorithm().participation == attend and read_recipe(kept).text == kept
     with pytest.raises(SettingError, match=r"The schedule who\.csv cannot be read"):
-        read("tiny.toml").algorithm()
+        read_recipe("tiny.toml").algorithm()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from descant import parties
 from descant.errors import PartyError, SettingError
-from descant.parties.audio import area_means, mel_bands
+from descant.parties.audio import area_mean_matrix, mel_filter_bank
 from files import write_wave
 
 RATE = 16_000
@@ -77,7 +77,7 @@ def test_librosa_itself_agrees_where_it_is_installed(scale: str) -> None:
 @settings(deadline=None, max_examples=25)
 @given(st.floats(150, 3700), st.sampled_from(["slaney", "htk"]))
 def test_a_pure_tone_lights_its_band(hz: float, scale: str) -> None:
-    bands = mel_bands(RATE, 480, 40, 20.0, 4000.0, scale)  # type: ignore[arg-type]
+    bands = mel_filter_bank(RATE, 480, 40, 20.0, 4000.0, scale)  # type: ignore[arg-type]
     found = parties.mel_spectrogram(tone(hz), scale=scale, size=None)  # type: ignore[arg-type]
     lit = int(found.mean(0).argmax())
     heard = np.fft.rfftfreq(480, 1 / RATE)[bands[lit] > 0]
@@ -105,7 +105,7 @@ def test_loudness_is_added(gain: float) -> None:
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 50), st.integers(1, 50))
 def test_means_over_areas_count_every_number_alike(n: int, size: int) -> None:
-    means = area_means(n, size)
+    means = area_mean_matrix(n, size)
     assert means.shape == (size, n) and (means >= 0).all()
     assert np.allclose(means.sum(1), 1) and np.allclose(means.sum(0), size / n)
     if n % size == 0:
@@ -189,7 +189,7 @@ def test_a_folder_of_words_becomes_parties(tmp_path: Path) -> None:
         for k in range(6):
             write_wave(tmp_path / word / f"{k}.wav", 0.5 * tone(hz, (0.5, 1.0, 1.25)[k % 3]) + 0.01 * k)
     write_wave(tmp_path / "_background_noise_" / "hum.wav", tone(50, 3))
-    people = parties.words(tmp_path, count=3, split="iid", test=0.25)
+    people = parties.spoken_words(tmp_path, count=3, split="iid", test=0.25)
     x, y = (torch.cat([getattr(people[name], part + end) for name in people for end in ("", "_test")]) for part in "xy")
     assert x.shape == (12, 1, 32, 32) and x.dtype == torch.float32 and sorted(y.tolist()) == [0] * 6 + [1] * 6
     assert x.mean().abs() < 1e-5 and abs(float(x.std(correction=0)) - 1) < 1e-5
@@ -200,8 +200,8 @@ def test_a_folder_of_words_becomes_parties(tmp_path: Path) -> None:
 
 def test_a_folder_without_words_and_one_with_a_bad_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PartyError, match=r"it has no WAV files. Expected one folder a word with \*.wav in it"):
-        parties.words(tmp_path)
+        parties.spoken_words(tmp_path)
     write_wave(tmp_path / "yes" / "1.wav", tone(400))
     write_wave(tmp_path / "yes" / "2.wav", tone(400), rate=22_050)
     with pytest.raises(PartyError, match=r"yes.2.wav cannot be used: it has 1 channels of 16 bits, 22050 samples"):
-        parties.words(tmp_path)
+        parties.spoken_words(tmp_path)

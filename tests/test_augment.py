@@ -11,15 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from descant.errors import PartyError, SettingError
-from descant.portfolio.price_augmentation import AUGMENTERS, Augmenter, Gbm, Nothing, Vom, augmenter, sound
+from descant.portfolio.price_augmentation import (
+    AUGMENTERS,
+    Augmenter,
+    GeometricBrownianMotion,
+    NoAugmentation,
+    VariableOrderMarkov,
+    make_augmenter,
+    unusable_reason,
+)
 from descant.portfolio.price_gan import Gan
 
-TINY = Gan(path=6, steps=2, batch=4, hidden=8)
+TINY = Gan(path_days=6, steps=2, batch=4, hidden=8)
 KINDS: dict[str, Augmenter] = {
-    "gbm": Gbm(),
-    "gbm, common": Gbm(common=True),
-    "vom": Vom(),
-    "vom, order 0": Vom(order=0),
+    "gbm": GeometricBrownianMotion(),
+    "gbm, common": GeometricBrownianMotion(shared_motion=True),
+    "vom": VariableOrderMarkov(),
+    "vom, order 0": VariableOrderMarkov(order=0),
     "gan": TINY,
 }
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -87,7 +95,7 @@ def test_an_asset_that_stands_still_goes_on_standing(kind: Augmenter) -> None:
     np.testing.assert_allclose(drawn(kind, prices, 30)[:, 2], 7.0, rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [Gbm(), Vom()], ids=repr)
+@pytest.mark.parametrize("kind", [GeometricBrownianMotion(), VariableOrderMarkov()], ids=repr)
 def test_long_draws_move_as_the_prices_did(kind: Augmenter) -> None:
     """Over 40,000 days: means within 5 standard errors, deviations within 3 %, correlations within 0.03."""
     prices = invented(3000, 5)
@@ -99,10 +107,10 @@ def test_long_draws_move_as_the_prices_did(kind: Augmenter) -> None:
 
 @pytest.mark.parametrize("name", AUGMENTERS)
 def test_a_kind_goes_by_its_name(name: str) -> None:
-    kind, prices = augmenter(name, **({"steps": 1} if name == "gan" else {})), invented(60, 3)
+    kind, prices = make_augmenter(name, **({"steps": 1} if name == "gan" else {})), invented(60, 3)
     assert type(kind).__name__.lower() == {"none": "nothing"}.get(name, name)
     year = drawn(kind, prices, 252)
-    assert year.shape == (0 if name == "none" else 252, 3) and sound(year) == ""
+    assert year.shape == (0 if name == "none" else 252, 3) and unusable_reason(year) == ""
 
 
 # ── geometric Brownian motion ─────────────────────────────────────────────────────────────────────────────────────────
@@ -111,7 +119,7 @@ def test_a_kind_goes_by_its_name(name: str) -> None:
 def test_gbm_is_the_formula_of_the_paper() -> None:
     """v1 §9.3, with one Brownian motion: v_t = v_0 exp((μ - σ²/2) t + σ W_t)."""
     prices = invented(300, 3)
-    found = drawn(Gbm(common=True), prices, 40, seed=9)
+    found = drawn(GeometricBrownianMotion(shared_motion=True), prices, 40, seed=9)
     mu, sigma = returns(prices).mean(axis=0), returns(prices).std(axis=0)
     motion = np.cumsum(np.random.default_rng(9).standard_normal(40))
     for day in range(1, 41):
@@ -143,9 +151,11 @@ def turns(prices: Any) -> float:
 def test_vom_turns_as_often_as_the_market_did() -> None:
     prices = turning(3000)
     assert turns(prices) > 0.7
-    assert abs(turns(drawn(Vom(order=1), prices, 10_000)) - turns(prices)) < 0.04
-    assert abs(turns(drawn(Vom(order=3, least=10), prices, 10_000)) - turns(prices)) < 0.04
-    assert abs(turns(drawn(Vom(order=0), prices, 10_000)) - 0.5) < 0.04  # without a context nothing is remembered
+    assert abs(turns(drawn(VariableOrderMarkov(order=1), prices, 10_000)) - turns(prices)) < 0.04
+    assert abs(turns(drawn(VariableOrderMarkov(order=3, min_count=10), prices, 10_000)) - turns(prices)) < 0.04
+    assert (
+        abs(turns(drawn(VariableOrderMarkov(order=0), prices, 10_000)) - 0.5) < 0.04
+    )  # without a context nothing is remembered
 
 
 @pytest.mark.parametrize("least", [1, 20, 45, 75, 150, 1000])
@@ -154,7 +164,7 @@ def test_vom_has_the_longest_context_that_was_seen_often_enough(least: int) -> N
     prices = invented(400, 2, seed=6)
     logs = np.diff(np.log(prices), axis=0)
     signs = "".join("+" if one > 0 else "-" for one in logs.mean(axis=1))
-    rows = fitted(Vom(order=3, least=least), prices).reshape(8, -1)
+    rows = fitted(VariableOrderMarkov(order=3, min_count=least), prices).reshape(8, -1)
     usual, lengths = logs[3:].mean(axis=0), set()
     for code, row in enumerate(rows):
         context = "".join("+" if code >> back & 1 else "-" for back in (2, 1, 0))  # the last day is the lowest bit
@@ -188,7 +198,7 @@ def test_a_gan_leaves_torch_as_it_was_and_asks_it_for_nothing() -> None:
 def test_a_gan_drifts_and_varies_as_the_prices_did() -> None:
     """Whatever it has learnt: means within 0.06 deviations, deviations within 6 %, on each day of a path alike."""
     prices = invented(300, 3)
-    real, kind = returns(prices), Gan(path=6, steps=20, batch=8, hidden=16)
+    real, kind = returns(prices), Gan(path_days=6, steps=20, batch=8, hidden=16)
     found = fitted(kind, prices)
     np.testing.assert_allclose(found[:3], real.mean(axis=0), rtol=1e-4)
     np.testing.assert_allclose(found[3:6], real.std(axis=0), rtol=1e-4)
@@ -203,7 +213,7 @@ def test_a_gan_learns_which_assets_move_together() -> None:
     wanted = correlations(returns(prices))
 
     def error(steps: int) -> float:
-        kind = Gan(path=5, steps=steps, batch=32, hidden=32)
+        kind = Gan(path_days=5, steps=steps, batch=32, hidden=32)
         return float(np.abs(correlations(returns(drawn(kind, prices, 5000))) - wanted).mean())
 
     assert error(400) < 0.15 < 0.25 < error(0)
@@ -215,9 +225,9 @@ def test_a_gan_learns_which_assets_move_together() -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 0.0, -2.5])
 def test_a_price_that_is_none_is_found(bad: float) -> None:
     prices = invented(30, 4).copy()
-    assert sound(prices) == ""
+    assert unusable_reason(prices) == ""
     prices[17, 2] = bad
-    assert sound(prices) == f"asset 2 has the price {bad:.6g} on synthetic day 17"
+    assert unusable_reason(prices) == f"asset 2 has the price {bad:.6g} on synthetic day 17"
 
 
 @pytest.mark.parametrize(
@@ -226,14 +236,14 @@ def test_a_price_that_is_none_is_found(bad: float) -> None:
 )
 def test_more_than_a_hundredfold_a_year_is_not_sound(days: int, growth: float, usable: bool) -> None:
     prices = np.column_stack([np.ones(days), growth ** np.linspace(0, 1, days)])
-    assert sound(prices) == ("" if usable else "asset 1 moves by a factor of more than 100 a year")
+    assert unusable_reason(prices) == ("" if usable else "asset 1 moves by a factor of more than 100 a year")
 
 
 @each_kind
 def test_a_generator_that_blows_up_is_found(kind: Augmenter) -> None:
     prices = invented(80, 2)
     wild = fitted(kind, prices) * np.float32(3e4)
-    assert sound(kind.draw(wild, prices, 252, np.random.default_rng(0))).startswith("asset ")
+    assert unusable_reason(kind.draw(wild, prices, 252, np.random.default_rng(0))).startswith("asset ")
 
 
 def test_what_cannot_be_learnt_from_is_told() -> None:
@@ -241,17 +251,17 @@ def test_what_cannot_be_learnt_from_is_told() -> None:
     with pytest.raises(
         SettingError, match=r"There is no augmenter 'gmb'. Did you mean 'gbm'\? Allowed: gan, gbm, none"
     ):
-        augmenter("gmb")
+        make_augmenter("gmb")
     with pytest.raises(SettingError, match=r"There is no setting of vom 'ordr'. Did you mean 'order'"):
-        augmenter("vom", ordr=2)
+        make_augmenter("vom", ordr=2)
     with pytest.raises(SettingError, match=r"The 'path' of Gan must be a whole number >= 5. Got 4."):
-        augmenter("gan", path=4)
+        make_augmenter("gan", path=4)
     with pytest.raises(PartyError, match=r"Gan needs prices \[days, assets\] of at least 23 days. Got \[22, 2\]."):
         Gan().fit(invented(22, 2), rng)
     with pytest.raises(PartyError, match=r"Vom needs prices .* at least 6 days. Got \[5, 2\]."):
-        Vom().fit(invented(5, 2), rng)
+        VariableOrderMarkov().fit(invented(5, 2), rng)
     holed = invented(50, 2).copy()
     holed[3, 1] = np.nan
     with pytest.raises(PartyError, match=r"Gbm needs a price > 0 for every asset and day"):
-        Gbm().fit(holed, rng)
-    assert Nothing().fit(holed, rng).size == 0
+        GeometricBrownianMotion().fit(holed, rng)
+    assert NoAugmentation().fit(holed, rng).size == 0

@@ -13,16 +13,16 @@ import pytest
 from click.testing import CliRunner
 from rich.progress import Progress
 
-from descant import Agreed, VaultAt, __version__
-from descant.cli import app, told, typer
-from descant.config import read
+from descant import CoresetLimit, VaultLocation, __version__
+from descant.cli import app, format_warning, typer
+from descant.config import read_recipe
 from descant.errors import DescantWarning, StateError
-from descant.studies.recorded_run import judge, study_of
-from descant.studies.result import result_of
-from descant.studies.study_report import available
+from descant.studies.recorded_run import evaluate_run, study_from_run
+from descant.studies.result import make_result
+from descant.studies.study_report import available_plots
 from descant.tracking import Run
-from descant.tracking import read as recorded
-from recipes import TINY
+from descant.tracking import read_run as recorded
+from recipes import TINY_RECIPE
 
 SIX = ["majority class", "Local", "FedAvg", "RFA", "FedAvgPlus", "FedGeoMedPlus"]
 
@@ -57,8 +57,8 @@ def test_the_package_is_a_command_too(tmp_path):
 
 
 def test_a_warning_of_ours_is_a_sentence_without_a_place_in_the_code():
-    assert told("x is y.", DescantWarning, "a.py", 3, None) == "Warning: x is y.\n"
-    assert "a.py:3" in told("x is y.", UserWarning, "a.py", 3, None)
+    assert format_warning("x is y.", DescantWarning, "a.py", 3, None) == "Warning: x is y.\n"
+    assert "a.py:3" in format_warning("x is y.", UserWarning, "a.py", 3, None)
 
 
 def test_help_names_every_option_with_its_default():
@@ -74,7 +74,7 @@ def test_demo_as_json_is_one_document_with_six_rows(tmp_path):
     assert [row["method"] for row in found["table"]] == SIX
     assert all(0 <= row["mean"] <= 1 and 0 <= row["gained"] <= 10 for row in found["table"])
     assert found["settings"]["rounds"] == 2 and len(found["results"]) == 5
-    assert len(found["results"][0]["own"]) == 10
+    assert len(found["results"][0]["personal"]) == 10
     assert (tmp_path / found["report"]).read_text("utf-8").startswith("<!doctype html>")
     assert ran.stderr == ""
 
@@ -170,7 +170,7 @@ def test_the_doctor_says_how_a_model_would_run(tmp_path, model, said):
     assert shown.exit_code == 0, shown.output
     assert said in shown.stdout and "torch uses" in shown.stdout
     found = json.loads(descant("doctor", f"{file}:{model}", "--parties", f"{file}:people", "--json").stdout)
-    assert {"model", "parties", "way"} <= {finding["what"] for finding in found}
+    assert {"model", "parties", "execution mode"} <= {finding["what"] for finding in found}
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_the_doctor_names_what_it_cannot_find(arguments, message):
 @pytest.fixture
 def tiny(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
     return "tiny.toml"
 
 
@@ -226,11 +226,13 @@ def test_a_run_that_is_resumed_ends_like_one_that_was_not_disturbed(tiny, tmp_pa
     assert descant("run", tiny, "--out", "part", "--set", "run.rounds=1").exit_code == 0
     part = json.loads(descant("run", tiny, "--out", "part", "--resume", "--json").stdout)
     assert part["hash"] == whole["hash"] and part["rounds"] == 3
-    told = [[{name: row[name] for name in ("party", "own", "alone")} for row in ran["table"]] for ran in (whole, part)]
+    told = [
+        [{name: row[name] for name in ("party", "personal", "local")} for row in ran["table"]] for ran in (whole, part)
+    ]
     assert told[0] == told[1]
     assert 'population = "digits"' in (tmp_path / "part" / "run.toml").read_text()
     rows = json.loads(descant("runs", "--json").stdout)
-    assert {row["run"]: row["state"] for row in rows} == {"whole": "ended", "part": "ended"}
+    assert {row["run"]: row["state"] for row in rows} == {"whole": "finished", "part": "finished"}
     assert "FedGeoMedPlus" in descant("runs").stdout
 
 
@@ -248,7 +250,7 @@ def test_the_progress_of_a_run_tells_what_the_round_tells(tiny, monkeypatch):
     assert shown[:3] == [f"loss {loss:.4f}" for loss in losses]  # then training alone
 
 
-SEALED = TINY.replace("attend = 3", 'drops = {"1" = 2}').replace(
+SEALED = TINY_RECIPE.replace("attend = 3", 'drops = {"1" = 2}').replace(
     'algorithm = "fedgeomed+"\nalpha = {start = 1.0, factor = 0.9}\nrho = 0.1',
     'algorithm = "fedavg"\nwrap = [{by = "stand-ins"}]\n[vault]\nfolder = "v"\nkey = "v.key"\nshare = 0.05',
 )
@@ -264,7 +266,7 @@ def test_a_run_seals_into_the_vault_beside_its_recipe_and_is_resumed_from_anywhe
     assert shown.exit_code == 0, shown.output
     held = json.loads(descant("vault", "list", "sub/v", "--json").stdout)
     assert [(row["party"], row["state"], row["opened"]) for row in held] == [(p, "sealed", 0) for p in "0123"]
-    kept = read("out/run.toml").set("run.rounds=4").text
+    kept = read_recipe("out/run.toml").with_values("run.rounds=4").text
     monkeypatch.chdir(tmp_path / "out")
     (tmp_path / "out" / "run.toml").write_text(kept)
     assert descant("run", "run.toml", "--out", ".", "--resume").exit_code == 0
@@ -273,18 +275,18 @@ def test_a_run_seals_into_the_vault_beside_its_recipe_and_is_resumed_from_anywhe
 
 
 def test_a_limit_alone_needs_no_vault():
-    assert read(SEALED).federation().agreed == Agreed(share=0.05)
-    assert read(SEALED).federation().vault == VaultAt("v", "v.key")
-    only = read(SEALED).set("vault={count=3}").federation()
-    assert only.vault is None and only.agreed == Agreed(share=None, count=3)
+    assert read_recipe(SEALED).federation().coreset_limit == CoresetLimit(share=0.05)
+    assert read_recipe(SEALED).federation().vault == VaultLocation("v", "v.key")
+    only = read_recipe(SEALED).with_values("vault={count=3}").federation()
+    assert only.vault is None and only.coreset_limit == CoresetLimit(share=None, count=3)
 
 
 def test_the_report_of_a_run_says_what_the_run_said(tiny, tmp_path):
     ran = json.loads(descant("run", tiny, "--out", "r", "--json").stdout)
     (tmp_path / "r" / "report.html").unlink()
     shown = descant("report", "r")
-    means = {name: sum(row[name] for row in ran["table"]) / len(ran["table"]) for name in ("own", "alone")}
-    assert f"{means['own']:.3f} accuracy against {means['alone']:.3f} alone" in shown.stdout
+    means = {name: sum(row[name] for row in ran["table"]) / len(ran["table"]) for name in ("personal", "local")}
+    assert f"{means['personal']:.3f} accuracy against {means['local']:.3f} alone" in shown.stdout
     assert "FedGeoMedPlus" in (tmp_path / "r" / "report.html").read_text("utf-8")
 
 
@@ -309,7 +311,7 @@ def test_what_must_be_known_of_the_data_is_in_every_output(tiny, tmp_path):
 
 
 def test_a_run_that_was_not_judged_says_how_to(tiny):
-    with Run.start("r", read(tiny).federation()) as run:
+    with Run.start("r", read_recipe(tiny).federation()) as run:
         shown = descant("report", "r")
         assert shown.exit_code == 1 and "The run in r has no scores yet" in shown.stderr
         assert "still running (process" in shown.stderr and "resume" not in shown.stderr
@@ -361,7 +363,7 @@ def test_a_command_on_recipes_names_what_is_wrong(tiny, monkeypatch, arguments, 
 @pytest.mark.parametrize("key", ["run.ronds=1", "parties.cuont=1", "work.leer=1.0"])
 def test_a_short_form_that_would_fail_is_told_when_it_is_not_asked_for(tiny, tmp_path, key, monkeypatch):
     monkeypatch.setattr("descant.studies.study.compare", None)
-    (tmp_path / "short.toml").write_text(read(tiny).set(f"quick.{key}").text)
+    (tmp_path / "short.toml").write_text(read_recipe(tiny).with_values(f"quick.{key}").text)
     for arguments in (["short.toml", "--seeds", "1"], [tiny, "--set", f"quick.{key}"]):
         shown = descant("compare", *arguments)
         assert shown.exit_code == 1 and "There is no key of" in shown.stderr
@@ -400,7 +402,7 @@ def test_a_run_that_is_interrupted_says_how_to_go_on(tiny, monkeypatch):
     assert shown.exit_code == 130 and shown.stderr.strip().endswith(f"Go on with: {command}")
     assert command in descant("runs").stdout and command in descant("report", "my run").stderr
     (row,) = json.loads(descant("runs", "--json").stdout)
-    assert row["state"] == "broken" and row["how to go on"].endswith(command)
+    assert row["state"] == "interrupted" and row["how to go on"].endswith(command)
     assert descant(*shlex.split(command)[1:]).exit_code == 0, "the recipe in the folder has the change in it"
     assert "resume" not in descant("runs").stdout
 
@@ -423,38 +425,40 @@ def test_no_help_shows_marks_of_another_language():
 
 def test_the_page_of_a_run_has_all_that_a_study_has(tiny, tmp_path):
     assert descant("run", tiny, "--out", "r").exit_code == 0
-    local, method = study_of(tmp_path / "r").results
-    assert study_of(tmp_path / "r").settings["parties"] == 4
-    assert available(study_of(tmp_path / "r")) == ("curves", "parties", "spikes", "collapse", "presence")
-    live = read(tiny).federation()
+    local, method = study_from_run(tmp_path / "r").results
+    assert study_from_run(tmp_path / "r").settings["parties"] == 4
+    assert available_plots(study_from_run(tmp_path / "r")) == ("curves", "parties", "spikes", "collapse", "presence")
+    live = read_recipe(tiny).federation()
     for _ in live.rounds(3):
         live.scores()
-    whole = result_of(live, (), 0.0, None)
+    whole = make_result(live, (), 0.0, None)
     for name, values in whole.series.items():
         np.testing.assert_array_equal(method.series[name], values)
     live.table()
     np.testing.assert_array_equal(local.series["loss"], [entry["loss"] for entry in live._twin.history_])
     assert (local.series["jump"] == 0).all(), "nobody is thrown who trains alone"
     assert [at for at, _, _ in local.curve] == [at for at, _, _ in method.curve] == [1, 2, 3]
-    assert {own for _, own, _ in local.curve} == {local.scores.own.mean}
+    assert {own for _, own, _ in local.curve} == {local.scores.personal.mean}
     assert "scored at the end of the run only" in (tmp_path / "r" / "report.html").read_text("utf-8")
 
 
 def test_a_collapse_on_record_is_in_the_verdict_and_warnings_are_findings(tiny, tmp_path):
     """A loss that falls and then stays high, put into the folder's own tables."""
     losses = [*np.linspace(2, 0.2, 12), *[5.0] * 6]
-    with Run.start("r", read(tiny).federation()) as run:
+    with Run.start("r", read_recipe(tiny).federation()) as run:
         for round in run.rounds(len(losses), score_every=6):
-            run._tables.add_round(round.index, {"loss": losses[round.index - 1], "change": 1.0}, {})
+            run._metrics.add_round(round.index, {"loss": losses[round.index - 1], "change": 1.0}, {})
             if round.index in (3, 5):
                 run.log("warning", round=round.index, text="It rained.")
-        run.log("alone", round=6, own={})
+        run.log("local", round=6, own={})
         run.log("warning", text="This was so at round 6.")
         run.log("snapshot", round=run.round)
         run.log("warning", text="My own.")
-        judge(run)
-    study = study_of(tmp_path / "r")
-    assert study.collapses() == {"FedGeoMedPlus": 13} and "FedGeoMedPlus collapsed at round 13." in study.verdict()
+        evaluate_run(run)
+    study = study_from_run(tmp_path / "r")
+    assert (
+        study.collapse_rounds() == {"FedGeoMedPlus": 13} and "FedGeoMedPlus collapsed at round 13." in study.verdict()
+    )
     told = study.findings()
     assert "It rained. (2 rounds, the first 3)" in told and "My own." in told
     assert "This was so at round 6." not in told, "an earlier judgement is outgrown"
@@ -462,12 +466,12 @@ def test_a_collapse_on_record_is_in_the_verdict_and_warnings_are_findings(tiny, 
 
 
 def test_what_was_refused_in_rounds_that_were_done_again_counts_once(tiny, tmp_path):
-    with Run.start("r", read(tiny).federation()) as run:
+    with Run.start("r", read_recipe(tiny).federation()) as run:
         list(run.rounds(1, score_every=1))
         for _ in range(2):
-            run.log("refused", round=1, text="p: too long")
-        judge(run)
-    assert study_of(tmp_path / "r").results[1].refused == 1
+            run.log("rejected", round=1, text="p: too long")
+        evaluate_run(run)
+    assert study_from_run(tmp_path / "r").results[1].rejected == 1
 
 
 # ── the papers ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -485,7 +489,7 @@ def test_an_experiment_is_run_kept_and_compared_with_what_was_kept(tmp_path, mon
     shelf = tmp_path / "shelf" / "mine"
     shelf.mkdir(parents=True)
     figure = '[[paper]]\nsays = "it"\nwhere = "table 7"\nvalue = 0.25\nmethods = ["FedAvg"]\n'
-    (shelf / "tiny.toml").write_text(TINY + figure)
+    (shelf / "tiny.toml").write_text(TINY_RECIPE + figure)
     monkeypatch.setattr("descant.papers.recipe_index.PACKED", shelf.parent)
     first = descant("papers", "run", "mine/tiny", "--quick", "--expect")
     assert first.exit_code == 0, first.output

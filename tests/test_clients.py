@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from descant import algorithms, compare, models, parties
 from descant.errors import PartyError, SettingError
-from descant.parties.images import parted
-from files import write_source
+from descant.parties.images import images_with_test_start
+from files import write_image_dataset
 
 
 def standardised(x: np.ndarray, train: int) -> torch.Tensor:
@@ -56,11 +56,11 @@ def test_training_rows_go_to_one_client_each_and_the_test_set_to_all_in_equal_pa
     seed: int,
 ) -> None:
     folder = tmp_path_factory.mktemp("clients")
-    x, y = write_source(folder, source, train, test)
+    x, y = write_image_dataset(folder, source, train, test)
     samples = None if not fewer else max(count * 4, train - fewer)
     kept = 8 if fewer > 20 else 0
     samples = samples if not kept else (samples or train) - kept
-    people = parties.clients(source, split, count, samples, kept, seed, folder)
+    people = parties.representation_matching_clients(source, split, count, samples, kept, seed, folder)
     every = standardised(x, train)
     trained = {name: rows_of(people[name].x, every) for name in people}
     tested = {name: rows_of(people[name].x_test, every) for name in people}
@@ -76,7 +76,9 @@ def test_training_rows_go_to_one_client_each_and_the_test_set_to_all_in_equal_pa
     assert sorted(row for rows in tested.values() for row in rows) == list(range(train, train + test))
     sizes = [len(rows) for rows in tested.values()]
     assert max(sizes) - min(sizes) <= 1
-    fewer_tests = parties.clients(source, split, count, samples, kept, seed, folder, tested=count)
+    fewer_tests = parties.representation_matching_clients(
+        source, split, count, samples, kept, seed, folder, test_samples=count
+    )
     for name, rows in tested.items():
         assert rows_of(fewer_tests[name].x_test, every) == rows[:1]
         assert torch.equal(fewer_tests[name].x, people[name].x)
@@ -90,8 +92,8 @@ def test_training_rows_go_to_one_client_each_and_the_test_set_to_all_in_equal_pa
 
 def test_who_knows_one_class_alone_is_right_once_in_ten(tmp_path: Path) -> None:
     """Where a client's own test set were of its class, training alone would be perfect, and the table a lie."""
-    write_source(tmp_path, "mnist", 200, 200)
-    people = parties.clients(data=tmp_path)
+    write_image_dataset(tmp_path, "mnist", 200, 200)
+    people = parties.representation_matching_clients(data=tmp_path)
     study = compare(
         [algorithms.FedAvg()],
         lambda: models.mlp(784, 10, [8]),
@@ -108,39 +110,44 @@ def test_who_knows_one_class_alone_is_right_once_in_ten(tmp_path: Path) -> None:
 
 
 def test_a_part_of_a_data_set_says_so(tmp_path: Path) -> None:
-    write_source(tmp_path, "cifar10", 40, 20)
-    assert parties.clients("cifar10", data=tmp_path).note.startswith("60 of the 60,000 samples of CIFAR-10; each party")
+    write_image_dataset(tmp_path, "cifar10", 40, 20)
+    assert parties.representation_matching_clients("cifar10", data=tmp_path).note.startswith(
+        "60 of the 60,000 samples of CIFAR-10; each party"
+    )
 
 
 def test_the_seed_decides_who_has_what(tmp_path: Path) -> None:
-    write_source(tmp_path, "speech", 60, 20)
-    one, same, other = (parties.clients("speech", "iid", samples=50, seed=seed, data=tmp_path) for seed in (1, 1, 2))
+    write_image_dataset(tmp_path, "speech", 60, 20)
+    one, same, other = (
+        parties.representation_matching_clients("speech", "iid", samples=50, seed=seed, data=tmp_path)
+        for seed in (1, 1, 2)
+    )
     assert torch.equal(one["3"].x, same["3"].x) and torch.equal(one["3"].x_test, same["3"].x_test)
     assert not torch.equal(one["3"].x, other["3"].x) and one["3"].x.shape[1:] == (1, 32, 32)
 
 
 def test_what_cannot_be_dealt_out_is_refused(tmp_path: Path) -> None:
-    write_source(tmp_path, "mnist", 40, 5)
+    write_image_dataset(tmp_path, "mnist", 40, 5)
     with pytest.raises(PartyError, match=r"mnist has 40 samples, of which the server keeps 0\. Got samples=41: ask"):
-        parties.clients(samples=41, data=tmp_path)
+        parties.representation_matching_clients(samples=41, data=tmp_path)
     with pytest.raises(PartyError, match=r"of which the server keeps 40\. Got samples=None"):
-        parties.clients(validation=40, data=tmp_path)
+        parties.representation_matching_clients(validation=40, data=tmp_path)
     with pytest.raises(PartyError, match=r"10 parties of at least 1 rows need 10 rows. Got 5"):
-        parties.clients(data=tmp_path)
+        parties.representation_matching_clients(data=tmp_path)
     with pytest.raises(SettingError, match="The 'source' of clients must be one of 'mnist', 'cifar10', 'speech'"):
-        parties.clients("svhn", data=tmp_path)
+        parties.representation_matching_clients("svhn", data=tmp_path)
     with pytest.raises(SettingError, match="The 'split' of clients must be one of 'label', 'iid'"):
-        parties.clients(split="dirichlet", data=tmp_path)
+        parties.representation_matching_clients(split="dirichlet", data=tmp_path)
     with pytest.raises(PartyError, match=r"Every party needs its test rows. There are 1 parties and 2 of these"):
-        parties.from_rows([[0.0]], [0], [np.array([0])], tests=[np.array([0])] * 2)
+        parties.from_rows([[0.0]], [0], [np.array([0])], test_rows=[np.array([0])] * 2)
 
 
 # -- Speech Commands --------------------------------------------------------------------------------------------------
 
 
 def test_speech_commands_has_the_parts_of_its_authors(tmp_path: Path) -> None:
-    x, y = write_source(tmp_path, "speech", 30, 12)
-    found, labels, begin = parted("speech", tmp_path)
+    x, y = write_image_dataset(tmp_path, "speech", 30, 12)
+    found, labels, begin = images_with_test_start("speech", tmp_path)
     assert np.array_equal(found[:, 0], x) and np.array_equal(labels, y) and begin == 30
 
 
@@ -162,5 +169,5 @@ def test_what_is_wrong_with_speech_commands_is_named(change: dict[str, object], 
     sound = {"x": np.zeros((4, 32, 32), np.uint8), "y": np.zeros(4, np.uint8), "split": np.array([0, 0, 1, 2])} | change
     np.savez(tmp_path / "speech_commands_32x32.npz", **{name: v for name, v in sound.items() if v is not None})
     with pytest.raises(PartyError, match=message) as error:
-        parties.clients("speech", data=tmp_path)
+        parties.representation_matching_clients("speech", data=tmp_path)
     assert "speech_commands_32x32.npz cannot be used" in str(error.value)

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from descant import Algorithm, DescantWarning, Federation, Sgd, algorithms, compare, models, parties
 from descant.aggregation.aggregators import GeometricMedian
-from descant.algorithms.participation import Among, Sample, Stragglers, everyone
-from descant.config import Recipe, read, toml_io
-from descant.core.algorithm import Attending, Hyper
-from descant.core.settings import Decay
-from descant.engines import Clocked
+from descant.algorithms.participation import FirstParties, Sample, Stragglers, all_parties
+from descant.config import Recipe, read_recipe, toml_io
+from descant.core.algorithm import Hyper, ParticipationContext
+from descant.core.settings import ExponentialDecay
+from descant.engines import VirtualClock
 from descant.errors import SettingError
-from recipes import TINY
+from recipes import TINY_RECIPE
 
 
 def tiny(*changes: str) -> Recipe:
-    return read(TINY).set(*changes)
+    return read_recipe(TINY_RECIPE).with_values(*changes)
 
 
 # ── a text, and back ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -43,12 +43,12 @@ def test_what_is_written_reads_back_the_same(found):
 
 @given(plain)
 def test_a_value_on_the_command_line_is_toml(one):
-    assert toml_io.value(toml_io.write({"x": one}).removeprefix("x = ").rstrip("\n")) == one
+    assert toml_io.parse_value(toml_io.write({"x": one}).removeprefix("x = ").rstrip("\n")) == one
 
 
 def test_a_recipe_reads_back_the_same_with_its_changes():
-    changed = tiny("work.lr=0.3", "method.rho=0.5", "methods.0.name=mine").quick()
-    again = read(changed.text)
+    changed = tiny("work.lr=0.3", "method.rho=0.5", "methods.0.name=mine").quick_form()
+    again = read_recipe(changed.text)
     assert again.tables == changed.tables and again.digest == changed.digest
     assert again.solver() == Sgd(lr=0.3, steps=4) and again.length.rounds == 1
     assert [one.name for one in again.algorithms()] == ["mine", "RFA+"]
@@ -60,14 +60,14 @@ def test_the_digest_is_of_what_decides_the_numbers(change):
 
 
 def test_a_total_of_work_makes_as_many_rounds_as_it_takes():
-    text = TINY.replace("rounds = ", "total = 50 # ")
-    recipe = read(text).set("work.steps=20")
-    assert "total" in text and recipe.length.rounds == 3 and recipe.set("work.steps=25").length.rounds == 2
+    text = TINY_RECIPE.replace("rounds = ", "total = 50 # ")
+    recipe = read_recipe(text).with_values("work.steps=20")
+    assert "total" in text and recipe.length.rounds == 3 and recipe.with_values("work.steps=25").length.rounds == 2
     with pytest.raises(SettingError, match="or a 'total' of work from which they follow, not both"):
-        recipe.set("run.rounds=3").length  # noqa: B018
-    assert recipe.set("run.total=20").length.rounds == 1
+        recipe.with_values("run.rounds=3").length  # noqa: B018
+    assert recipe.with_values("run.total=20").length.rounds == 1
     with pytest.raises(SettingError, match=r"'total' of \[run\], 19, is less than the work of one round, 20"):
-        recipe.set("run.total=19").check()
+        recipe.with_values("run.total=19").check()
     with pytest.warns(DescantWarning, match=r"3 rounds of 20 are 60, more than the 'total' of 50 in \[run\]"):
         recipe.study(progress=False)
 
@@ -92,27 +92,27 @@ algorithm = "fedrl"
 
 
 def test_a_total_of_work_goes_by_the_period_of_the_method():
-    recipe = read(AGENTS)
+    recipe = read_recipe(AGENTS)
     assert recipe.length.rounds == 10
-    assert recipe.set("method.period=500").length.rounds == 2
-    assert recipe.set("method.period=100", "method.factor=2.0").length.rounds == 4  # 100, 200, 400, 300
+    assert recipe.with_values("method.period=500").length.rounds == 2
+    assert recipe.with_values("method.period=100", "method.factor=2.0").length.rounds == 4  # 100, 200, 400, 300
     with pytest.raises(SettingError, match="A period of 2000 is longer than the run of 1000"):
-        recipe.set("method.period=2000").check(None)
+        recipe.with_values("method.period=2000").check(None)
     with pytest.raises(SettingError, match=r"'total' of FedRL, 500, and that of \[run\], 1000, must be the same"):
-        recipe.set("method.period=100", "method.total=500").check(None)
-    two = read(
+        recipe.with_values("method.period=100", "method.total=500").check(None)
+    two = read_recipe(
         AGENTS.replace("[method]", "[[methods]]") + '[[methods]]\nalgorithm = "fedrl"\nname = "b"\nperiod = 50\n'
     )
     with pytest.raises(SettingError, match=r"'total' of \[run\], 1000, are 10, 20 rounds.*Give 'rounds' instead"):
         two.check()
-    short = recipe.set("run.total=30", "work.steps=10", "method.period=20")
+    short = recipe.with_values("run.total=30", "work.steps=10", "method.period=20")
     done = short.federation().fit(short.length.rounds, progress=False)
     assert [entry["work"] for entry in done.history_] == [20, 10]
 
 
 def test_speeds_put_a_recipe_on_a_virtual_clock():
-    engine = tiny().set('run.speeds={"0"=0.5}').engine()
-    assert isinstance(engine, Clocked) and engine.speeds == {"0": 0.5} and engine.engine is tiny().engine()
+    engine = tiny().with_values('run.speeds={"0"=0.5}').engine()
+    assert isinstance(engine, VirtualClock) and engine.speeds == {"0": 0.5} and engine.engine is tiny().engine()
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_the_digest_is_of_nothing_else(change):
 
 
 def test_a_recipe_runs_what_a_user_would_have_written():
-    algorithm = algorithms.FedGeoMedPlus(alpha=Decay(1.0, 0.9), rho=0.1)
+    algorithm = algorithms.FedGeoMedPlus(alpha=ExponentialDecay(1.0, 0.9), rho=0.1)
     by_hand = Federation(
-        lambda: models.logistic(64, 10), parties.digits(count=4), algorithm, lr=0.1, steps=4, attend=3, seed=5
+        lambda: models.logistic(64, 10), parties.digits(count=4), algorithm, lr=0.1, steps=4, participation=3, seed=5
     )
     assert tiny().federation(5).fit(3, progress=False).hash() == by_hand.fit(3, progress=False).hash()
 
@@ -155,12 +155,15 @@ def test_its_study_is_what_compare_makes():
         progress=False,
         lr=0.1,
         steps=4,
-        attend=3,
+        participation=3,
     )
     study = tiny().study(progress=False)
     assert study.methods == by_hand.methods == ("Local", "FedAvg", "RFA+")
-    assert study.table().plain() == by_hand.table().plain()
-    assert study.settings["title"] == "Two methods on digits" and read(study.settings["recipe"]).digest == tiny().digest
+    assert study.table().to_json_rows() == by_hand.table().to_json_rows()
+    assert (
+        study.settings["title"] == "Two methods on digits"
+        and read_recipe(study.settings["recipe"]).digest == tiny().digest
+    )
 
 
 def test_methods_that_are_named_keep_the_settings_of_the_recipe():
@@ -171,16 +174,16 @@ def test_methods_that_are_named_keep_the_settings_of_the_recipe():
 def test_every_method_is_in_the_registry_and_can_be_named():
     makers = {name for name in algorithms.__all__ if callable(getattr(algorithms, name))} - {
         *(
-            "Among",
-            "Comes",
-            "Drops",
-            "Every",
-            "Chance",
+            "FirstParties",
+            "RandomAvailability",
+            "Dropouts",
+            "PeriodicParticipation",
+            "PoissonSampling",
             "Hinge",
             "Period",
             "Polynomial",
             "Sample",
-            "Span",
+            "PresenceSpan",
             "Stragglers",
             "Timetable",
         )
@@ -188,7 +191,7 @@ def test_every_method_is_in_the_registry_and_can_be_named():
     named = [*algorithms.ALGORITHMS.values(), *algorithms.WRAPPERS.values()]
     assert {make.__name__ for make in named} == makers
     for one in tiny().algorithms(list(algorithms.ALGORITHMS)):
-        assert isinstance(one, Algorithm) and one.attend == Sample(3)
+        assert isinstance(one, Algorithm) and one.participation == Sample(3)
 
 
 MINE = """
@@ -209,20 +212,20 @@ def test_models_and_parties_of_ones_own_go_by_their_address(tmp_path):
         "parties": {"population": f"{tmp_path}/mine.py:people", "count": 3},
         "model": {"net": f"{tmp_path}/mine.py:net"},
     }
-    recipe = read(Recipe({**tiny().tables, **parts}).text)
-    assert len(recipe.federation().people) == 3
-    assert recipe.where(tmp_path).tables["parties"]["data"] == str(tmp_path)
+    recipe = read_recipe(Recipe({**tiny().tables, **parts}).text)
+    assert len(recipe.federation().population) == 3
+    assert recipe.with_data_folder(tmp_path).tables["parties"]["data"] == str(tmp_path)
     with pytest.raises(SettingError, match=r"no key of \[model\] 'widht'. Did you mean 'width'"):
-        recipe.set("model.widht=3").check()
-    assert "data" not in tiny().where(tmp_path).tables["parties"]
+        recipe.with_values("model.widht=3").check()
+    assert "data" not in tiny().with_data_folder(tmp_path).tables["parties"]
 
 
 def test_a_sweep_visits_every_combination():
     swept = tiny("sweep.parties.count=[3, 4]", "sweep.work.lr=[0.1, 0.2]")
-    found = [(at, one.tables["parties"]["count"], one.solver().lr) for at, one in swept.sweep()]
+    found = [(at, one.tables["parties"]["count"], one.solver().lr_factor) for at, one in swept.sweep_points()]
     assert [(count, lr) for _, count, lr in found] == [(3, 0.1), (3, 0.2), (4, 0.1), (4, 0.2)]
     assert found[1][0] == {"parties.count": 3, "work.lr": 0.2}
-    assert [at for at, _ in tiny().sweep()] == [{}] and swept.swept and not tiny().swept
+    assert [at for at, _ in tiny().sweep_points()] == [{}] and swept.has_sweep and not tiny().has_sweep
 
 
 # ── what wraps a method ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -254,35 +257,37 @@ factor = 3
 
 @pytest.mark.usefixtures("wrappers")
 def test_wraps_of_all_come_before_a_methods_own():
-    recipe = read(TINY + WRAPPED).set('methods.0.wrap=[{by="louder"}, {by="louder", factor=4.0, words=["a"]}]')
+    recipe = read_recipe(TINY_RECIPE + WRAPPED).with_values(
+        'methods.0.wrap=[{by="louder"}, {by="louder", factor=4.0, words=["a"]}]'
+    )
     fedavg, named = recipe.check().algorithms()
     assert strengths(fedavg) == [3, 2.0, 4.0] and fedavg.name == "FedAvg+L3+L2+L4"
     assert strengths(named) == [0.5, 3] and named.name == "RFA+", "a name that is given stays"
-    assert recipe.algorithm().name == "FedGeoMedPlus+L3" and fedavg.attend == Sample(3)
-    assert read(recipe.text).tables == recipe.tables
+    assert recipe.algorithm().name == "FedGeoMedPlus+L3" and fedavg.participation == Sample(3)
+    assert read_recipe(recipe.text).tables == recipe.tables
 
 
 @pytest.mark.usefixtures("wrappers")
 def test_training_alone_is_wrapped_as_the_others_are_and_is_still_called_local():
-    recipe = read(TINY + WRAPPED).set("run.rounds=1", "run.seeds=1")
+    recipe = read_recipe(TINY_RECIPE + WRAPPED).with_values("run.rounds=1", "run.seeds=1")
     for names in ([], ["fedavg"], ["local", "fedavg"]):
         study = recipe.study(names, progress=False)
         alone = next(one for one in study.settings["algorithms"] if one["name"] == "Local")
         assert [term["strength"] for term in alone["terms"]] == [3] and study.methods.count("Local") == 1
-    plain = read(TINY).set("run.rounds=1", "run.seeds=1").study(progress=False)
-    assert study.of("Local")[0].scores.own.mean != plain.of("Local")[0].scores.own.mean
+    plain = read_recipe(TINY_RECIPE).with_values("run.rounds=1", "run.seeds=1").study(progress=False)
+    assert study.of("Local")[0].scores.personal.mean != plain.of("Local")[0].scores.personal.mean
 
 
 @pytest.mark.usefixtures("wrappers")
 def test_wraps_are_counted_changed_swept_and_quickened():
-    recipe = read(TINY + WRAPPED)
-    assert recipe.digest not in (read(TINY).digest, recipe.set("wrap.0.factor=1.0").digest)
-    own = recipe.set('methods.0.wrap=[{by="louder"}]')
+    recipe = read_recipe(TINY_RECIPE + WRAPPED)
+    assert recipe.digest not in (read_recipe(TINY_RECIPE).digest, recipe.with_values("wrap.0.factor=1.0").digest)
+    own = recipe.with_values('methods.0.wrap=[{by="louder"}]')
     assert own.digest != recipe.digest
-    assert strengths(recipe.set("wrap.0.factor=1.0").algorithms()[0]) == [1.0]
-    swept = own.set("sweep.wrap.0.factor=[1.0, 2.0]", "sweep.methods.0.wrap.0.factor=[5.0]")
-    assert [strengths(one.algorithms()[0]) for _, one in swept.sweep()] == [[1.0, 5.0], [2.0, 5.0]]
-    assert strengths(own.set("quick.wrap=[]").quick().algorithms()[0]) == [2.0]
+    assert strengths(recipe.with_values("wrap.0.factor=1.0").algorithms()[0]) == [1.0]
+    swept = own.with_values("sweep.wrap.0.factor=[1.0, 2.0]", "sweep.methods.0.wrap.0.factor=[5.0]")
+    assert [strengths(one.algorithms()[0]) for _, one in swept.sweep_points()] == [[1.0, 5.0], [2.0, 5.0]]
+    assert strengths(own.with_values("quick.wrap=[]").quick_form().algorithms()[0]) == [2.0]
 
 
 @pytest.mark.usefixtures("wrappers")
@@ -311,7 +316,7 @@ def test_methods_may_be_named_as_the_recipe_calls_them():
 )
 def test_what_is_wrong_with_a_wrap_is_named(change, message):
     with pytest.raises(SettingError, match=message):
-        read(TINY + '[[wrap]]\nby = "louder"\n').set(change).check()
+        read_recipe(TINY_RECIPE + '[[wrap]]\nby = "louder"\n').with_values(change).check()
 
 
 def test_what_cannot_wrap_training_alone_is_said_before_the_work():
@@ -321,7 +326,7 @@ def test_what_cannot_wrap_training_alone_is_said_before_the_work():
 
 def test_none_is_a_word_where_nothing_may_be_said():
     (found,) = tiny('methods=[{algorithm="fedavg", wrap=[{by="adaptive", guard="none", lr="none"}]}]').algorithms()
-    assert found.tune.guard is None and found.tune.lr is None and found.name == "FedAvg+AH"
+    assert found.tune.collapse_factor is None and found.tune.lr_factor is None and found.name == "FedAvg+AH"
     with pytest.raises(SettingError, match=r"The 'rho' of \[method\] fedgeomed\+ must be a number. Got 'none'"):
         tiny("method.rho=none").check(None)
 
@@ -345,7 +350,9 @@ NAMES = [str(k) for k in range(20)]
 @given(st.integers(0, 2**32), st.sampled_from([0.5, 0.9]), st.integers(2, 30))
 def test_the_same_parties_straggle_whatever_the_policy(seed, share, work):
     kept, dropped = (
-        Stragglers(share, Sample(10), policy)(Attending(1, NAMES, Hyper(work=work), np.random.default_rng(seed)))
+        Stragglers(share, Sample(10), policy)(
+            ParticipationContext(1, NAMES, Hyper(work=work), np.random.default_rng(seed))
+        )
         for policy in ("keep", "drop")
     )
     slow = {name for name, hyper in kept.items() if hyper.work < work}
@@ -356,7 +363,7 @@ def test_the_same_parties_straggle_whatever_the_policy(seed, share, work):
 
 @given(st.integers(0, 1))
 def test_a_straggler_never_does_more_than_was_asked(work):
-    attending = Attending(1, NAMES, Hyper(work=work), np.random.default_rng(0))
+    attending = ParticipationContext(1, NAMES, Hyper(work=work), np.random.default_rng(0))
     assert all(one.work == work for one in Stragglers(0.5)(attending).values())
 
 
@@ -367,17 +374,17 @@ def test_a_round_that_drops_everybody_is_an_error_before_the_work():
 
 def test_only_the_first_ever_train_and_all_are_judged():
     fed = tiny("work.among=2").federation().fit(3, progress=False)
-    assert {name for round in range(3) for name in ("0", "1")} == set(fed.state.own.names())
+    assert {name for round in range(3) for name in ("0", "1")} == set(fed.state.personal_models.names())
     assert len(fed.scores().names) == 4
 
 
 def test_who_attends_is_as_the_recipe_says_and_a_method_may_depart_from_it():
     found = tiny("work.stragglers=0.5", "work.among=2", "methods.0.straggler_policy=drop").algorithms()
-    assert [one.attend for one in found] == [
-        Stragglers(0.5, Among(2, Sample(3)), "drop"),
-        Stragglers(0.5, Among(2, Sample(3)), "keep"),
+    assert [one.participation for one in found] == [
+        Stragglers(0.5, FirstParties(2, Sample(3)), "drop"),
+        Stragglers(0.5, FirstParties(2, Sample(3)), "keep"),
     ]
-    assert read(TINY.replace("attend = 3", "")).algorithms()[0].attend is everyone
+    assert read_recipe(TINY_RECIPE.replace("attend = 3", "")).algorithms()[0].participation is all_parties
 
 
 # ── what is wrong ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -451,14 +458,14 @@ def test_a_recipe_that_lacks_something_says_what(tmp_path):
     with pytest.raises(SettingError, match="names no method"):
         tiny("method={}", "methods=[]").check()
     with pytest.raises(SettingError, match=r"has no \[quick\] form"):
-        tiny("quick={}").quick()
+        tiny("quick={}").quick_form()
     with pytest.raises(SettingError, match=r"is not TOML: .*line 2"):
-        read("a = 1\nb\nc = 2")
+        read_recipe("a = 1\nb\nc = 2")
     with pytest.raises(SettingError, match=r"nowhere.toml cannot be read: No such file"):
-        read(tmp_path / "nowhere.toml")
+        read_recipe(tmp_path / "nowhere.toml")
     (tmp_path / "bad.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(SettingError, match="not text in UTF-8"):
-        read(tmp_path / "bad.toml")
+        read_recipe(tmp_path / "bad.toml")
 
 
 def test_infinities_survive_the_way_through_toml():
@@ -475,8 +482,8 @@ def test_types_that_only_a_type_checker_sees_do_not_stop_a_model_of_ones_own(tmp
 
 
 def test_a_recipe_may_begin_with_the_mark_of_its_encoding(tmp_path):
-    (tmp_path / "marked.toml").write_text(TINY, encoding="utf-8-sig")
-    assert read(tmp_path / "marked.toml").tables == tiny().tables
+    (tmp_path / "marked.toml").write_text(TINY_RECIPE, encoding="utf-8-sig")
+    assert read_recipe(tmp_path / "marked.toml").tables == tiny().tables
 
 
 def test_a_method_that_is_named_twice_is_compared_once():
@@ -494,7 +501,7 @@ test = ["2019-01-07", "2019-01-09"]
 
 @pytest.mark.parametrize(
     ("population", "key", "more"),
-    [("desks", "market", DESKS), ("csv", "file", "label = 'A'"), ("npz", "file", ""), ("words", "folder", "")],
+    [("desks", "market", DESKS), ("csv", "file", "label = 'A'"), ("npz", "file", ""), ("spoken_words", "folder", "")],
 )
 def test_files_of_parties_are_found_beside_their_recipe_and_when_it_goes_on(
     tmp_path, monkeypatch, population, key, more
@@ -505,19 +512,19 @@ def test_files_of_parties_are_found_beside_their_recipe_and_when_it_goes_on(
     text = f"[parties]\npopulation = '{population}'\n{key} = 'prices.csv'\n{more}"
     (file.parent / "mine.toml").write_text(f"{text}\n[sweep.parties]\n{key} = ['prices.csv']\n")
     monkeypatch.chdir(tmp_path)
-    there = read("sub/mine.toml")
+    there = read_recipe("sub/mine.toml")
     assert there.tables["parties"][key] == there.tables["sweep"]["parties"][key][0] == "sub/prices.csv"
     kept, digest = there.text, there.digest
     monkeypatch.chdir(file.parent)
-    assert read("mine.toml").digest == read(kept).digest == digest  # it lies elsewhere, and is the same
+    assert read_recipe("mine.toml").digest == read_recipe(kept).digest == digest  # it lies elsewhere, and is the same
     monkeypatch.chdir("/")
-    assert read(kept).tables["parties"][key] == str(file) and read(kept).text == kept
+    assert read_recipe(kept).tables["parties"][key] == str(file) and read_recipe(kept).text == kept
     if population == "desks":
-        assert len(read(kept).people()()) == 2
+        assert len(read_recipe(kept).population()()) == 2
 
 
 @pytest.mark.parametrize("market", ["sp500", "generated", "sp50"])
 def test_names_of_markets_are_no_files(tmp_path, market):
     (tmp_path / "mine.toml").write_text(f"[parties]\npopulation = 'desks'\nmarket = '{market}'\n")
-    found = read(tmp_path / "mine.toml")
+    found = read_recipe(tmp_path / "mine.toml")
     assert found.tables["parties"]["market"] == market and f'"{market}"' in found.text

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from descant import Federation, Sgd, algorithms, parties
-from descant.analysis import preview
+from descant.analysis import coreset_preview
 from descant.core.seeds import stream
 from descant.coresets import constructions, features
-from descant.coresets.features import Space
-from descant.coresets.selection import METHODS, Chosen, level
+from descant.coresets.features import FeatureSpace
+from descant.coresets.selection import CONSTRUCTIONS, SelectedCoreset, balanced_counts
 from descant.errors import ModelError, PartyError, SettingError
 from descant.parties import Coreset, Party, Selection
-from descant.training.batches import draw
+from descant.training.batches import draw_batches
 
 BY_DISTANCE = ["k-means++", "k-center", "herding", "sensitivity"]
 KEEP_CLASSES = ["balanced", "k-means++", "k-center", "herding"]
@@ -55,39 +55,39 @@ def data(draw: st.DrawFn) -> Party:
 # -- what holds for every method --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("by", METHODS)
+@pytest.mark.parametrize("by", CONSTRUCTIONS)
 @settings(max_examples=40, deadline=None)
 @given(party=data(), share=st.floats(0.01, 1.0), seed=st.integers(0, 5))
 def test_rows_are_distinct_and_weights_add_up(by: str, party: Party, share: float, seed: int) -> None:
-    chosen = Selection(share=share, by=by).choose(party, seed)
+    chosen = Selection(share=share, method=by).choose(party, seed)
     rows, coreset = chosen.rows, chosen.coreset
     assert len(rows) == max(1, round(share * party.samples)) and (np.diff(rows) > 0).all()
     assert torch.equal(coreset.x, party.x[rows]) and torch.equal(coreset.y, party.y[rows])
     assert coreset.weights.dtype == torch.float64 and (coreset.weights > 0).all()
     assert math.isclose(float(coreset.weights.sum()), party.samples, rel_tol=1e-9)
-    again = Selection(share=share, by=by).choose(party, seed)
+    again = Selection(share=share, method=by).choose(party, seed)
     assert np.array_equal(again.rows, rows) and torch.equal(again.coreset.weights, coreset.weights)
     if by in KEEP_CLASSES:
         there = len(party.y.unique())
         assert len(coreset.y.unique()) == min(there, len(rows)), "every class, as far as the count allows"
 
 
-@pytest.mark.parametrize("by", METHODS)
+@pytest.mark.parametrize("by", CONSTRUCTIONS)
 @pytest.mark.parametrize("space", ["input", "embedding"])
 def test_all_rows_are_the_party_s_own_data(by: str, space: str) -> None:
     party = clouds()
-    for selection in (Selection(share=1, by=by, space=space), Selection(count=60, by=by, space=space)):
+    for selection in (Selection(share=1, method=by, space=space), Selection(count=60, method=by, space=space)):
         chosen = selection.choose(party, seed=0)
         assert torch.equal(chosen.coreset.x, party.x) and torch.equal(chosen.coreset.y, party.y)
         assert torch.equal(chosen.coreset.weights, torch.ones(60, dtype=torch.float64))
         assert chosen.rows.tolist() == list(range(60))
 
 
-@pytest.mark.parametrize("by", METHODS)
+@pytest.mark.parametrize("by", CONSTRUCTIONS)
 def test_the_seed_and_the_name_of_the_party_are_what_draws_are_named_by(by: str) -> None:
     party = clouds(200)
-    drawn = [tuple(Selection(by=by).choose(party, seed).rows) for seed in range(4)]
-    renamed = tuple(Selection(by=by).choose(replace(party, name="b"), 0).rows)
+    drawn = [tuple(Selection(method=by).choose(party, seed).rows) for seed in range(4)]
+    renamed = tuple(Selection(method=by).choose(replace(party, name="b"), 0).rows)
     if by in ("k-center", "herding"):  # these draw nothing
         assert len({*drawn, renamed}) == 1
     else:
@@ -101,7 +101,7 @@ def test_the_order_of_rows_does_not_matter(by: str, seed: int, share: float) -> 
     party = clouds(60, classes=2, seed=seed)
     order = torch.from_numpy(np.random.default_rng(seed).permutation(60))
     turned = replace(party, x=party.x[order], y=party.y[order])
-    selection = Selection(share=share, by=by)
+    selection = Selection(share=share, method=by)
     rows, moved = selection.choose(party, 0), selection.choose(turned, 0)
     assert set(order[moved.rows].tolist()) == set(rows.rows.tolist())
     weights = dict(zip(rows.rows.tolist(), rows.coreset.weights.tolist(), strict=True))
@@ -113,7 +113,7 @@ def test_the_order_of_rows_does_not_matter(by: str, seed: int, share: float) -> 
 def test_neither_units_nor_the_origin_matter(by: str) -> None:
     party = clouds()
     moved = replace(party, x=party.x.double() * 1e-9 + 1e-6, name="a")
-    assert np.array_equal(Selection(by=by).choose(party, 0).rows, Selection(by=by).choose(moved, 0).rows)
+    assert np.array_equal(Selection(method=by).choose(party, 0).rows, Selection(method=by).choose(moved, 0).rows)
 
 
 # -- what each promises -----------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def test_k_center_is_within_twice_the_best(seed: int, n: int, count: int, classe
     rng = np.random.default_rng(seed)
     x = torch.tensor(rng.normal(size=(n, 2)), dtype=torch.float32)
     y = torch.tensor(np.arange(n) % classes)
-    found = radius(x, y, Selection(count=count, by="k-center").choose(party_of(x, y), 0).rows)
+    found = radius(x, y, Selection(count=count, method="k-center").choose(party_of(x, y), 0).rows)
     best = min(radius(x, y, list(rows)) for rows in itertools.combinations(range(n), count))
     assert found <= 2 * best + 1e-5
 
@@ -154,7 +154,7 @@ def test_k_center_a_block_at_a_time_is_k_center_a_row_at_a_time(monkeypatch: pyt
             far = torch.cdist(x, x[rows])
             far[y[:, None] != y[rows]] = torch.inf
             rows.append(int(far.min(1).values.argmax()))
-        chosen = Selection(count=60, by="k-center").choose(party, 0)
+        chosen = Selection(count=60, method="k-center").choose(party, 0)
         assert chosen.rows.tolist() == sorted(rows)
         nearest = torch.cdist(x, x[chosen.rows]).masked_fill(y[:, None] != y[chosen.rows], torch.inf).argmin(1)
         assert torch.equal(torch.bincount(nearest, minlength=60).double(), chosen.coreset.weights)
@@ -175,7 +175,7 @@ def test_k_means_draws_by_the_square_of_the_distance() -> None:
     assert math.isclose(sum(expected.values()), 1)
     found = dict.fromkeys(expected, 0)
     for seed in range(2000):
-        found[tuple(Selection(count=3, by="k-means++").choose(party, seed).rows.tolist())] += 1
+        found[tuple(Selection(count=3, method="k-means++").choose(party, seed).rows.tolist())] += 1
     for triple, chance in expected.items():  # five standard errors
         assert abs(found[triple] / 2000 - chance) < 5 * math.sqrt(chance * (1 - chance) / 2000) + 1e-9, triple
 
@@ -184,7 +184,7 @@ def test_weights_of_k_means_count_the_rows_around() -> None:
     x = torch.tensor([[0.0], [0.1], [0.2], [10.0], [10.1], [0.1]])
     party = party_of(x, torch.tensor([0, 0, 0, 0, 0, 1]))
     for seed in range(5):
-        coreset = Selection(count=3, by="k-means++")(party, seed)
+        coreset = Selection(count=3, method="k-means++")(party, seed)
         by_place = {
             (round(float(row) / 10), int(y)): float(w) for row, y, w in zip(*vars(coreset).values(), strict=True)
         }
@@ -201,10 +201,10 @@ def test_sensitivity_weights_are_unbiased(count: int) -> None:
     """The weighted sum of any function is right on average: within 4 standard errors over 1,500 draws."""
     party = clouds(80, seed=3)
     functions = torch.stack([party.x[:, 0].exp(), party.x[:, 1] ** 2, (party.y == 1).float(), torch.ones(80)]).double()
-    space = Space.of(party.y, lambda: party.x)
+    space = FeatureSpace.from_targets(party.y, lambda: party.x)
     found = []
     for seed in range(1500):
-        places, weights = constructions.sensitivity(space, count, stream(seed, 0, "a", "coreset"))
+        places, weights = constructions.sensitivity_sampling(space, count, stream(seed, 0, "a", "coreset"))
         assert len(set(places.tolist())) == count
         found.append((functions[:, space.order[places]] * torch.from_numpy(weights)).sum(1))
     sums = torch.stack(found)
@@ -216,7 +216,7 @@ def test_sensitivity_weights_are_unbiased(count: int) -> None:
 def test_sensitivity_sees_a_row_that_is_far_from_all_others() -> None:
     x = torch.cat([torch.randn(999, 3, generator=torch.Generator().manual_seed(0)), torch.full((1, 3), 50.0)])
     party = party_of(x, torch.zeros(1000, dtype=torch.int64))
-    hits = sum(999 in Selection(count=20, by="sensitivity").choose(party, seed).rows for seed in range(50))
+    hits = sum(999 in Selection(count=20, method="sensitivity").choose(party, seed).rows for seed in range(50))
     even = sum(999 in Selection(count=20).choose(party, seed).rows for seed in range(50))
     assert hits > 15 and even < 5
 
@@ -224,11 +224,11 @@ def test_sensitivity_sees_a_row_that_is_far_from_all_others() -> None:
 @given(sizes=st.lists(st.floats(1e-6, 1e6), min_size=2, max_size=30), data=st.data())
 def test_chances_add_up_and_none_is_above_one(sizes: list[float], data: st.DataObject) -> None:
     count = data.draw(st.integers(1, len(sizes) - 1))
-    chances = constructions.inclusion(np.array(sizes), count)
+    chances = constructions.inclusion_probabilities(np.array(sizes), count)
     assert math.isclose(chances.sum(), count, rel_tol=1e-9) and (chances > 0).all() and (chances <= 1).all()
     order = np.argsort(sizes)
     assert (np.diff(chances[order]) >= -1e-12).all()
-    drawn = constructions.systematic(chances, np.random.default_rng(0))
+    drawn = constructions.systematic_sample(chances, np.random.default_rng(0))
     assert len(set(drawn.tolist())) == count and set(np.flatnonzero(chances == 1)) <= set(drawn.tolist())
     taken = np.cumsum(np.isin(np.arange(len(sizes)), drawn))
     assert (np.abs(taken - chances.cumsum()) < 1 + 1e-9).all(), "every class gets its part"
@@ -241,7 +241,7 @@ def test_the_mean_of_a_herd_comes_to_the_mean_of_the_class_sooner() -> None:
     party = party_of(torch.tensor(rng.normal(size=(4000, 5)), dtype=torch.float32) + 3 * y[:, None], y)
 
     def away(count: int, by: str, seed: int = 0) -> float:
-        coreset = Selection(count=2 * count, by=by)(party, seed)
+        coreset = Selection(count=2 * count, method=by)(party, seed)
         return max(float((coreset.x[coreset.y == k].mean(0) - party.x[y == k].mean(0)).norm()) for k in (0, 1))
 
     for count in (16, 64):
@@ -252,13 +252,13 @@ def test_the_mean_of_a_herd_comes_to_the_mean_of_the_class_sooner() -> None:
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.data())
 def test_balanced_counts_differ_by_one_at_most_where_classes_allow(sizes: list[int], data: st.DataObject) -> None:
     count = data.draw(st.integers(1, sum(sizes)))
-    counts = level(np.array(sizes), count)
+    counts = balanced_counts(np.array(sizes), count)
     assert counts.sum() == count and (counts <= sizes).all()
     not_all = counts[counts < sizes]
     if len(not_all):
         assert counts.max() - not_all.min() <= 1, "who gives less than another gives all that it has"
     party = party_of(torch.zeros(sum(sizes), 1), torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)))
-    coreset = Selection(count=count, by="balanced")(party, 0)
+    coreset = Selection(count=count, method="balanced")(party, 0)
     assert torch.bincount(coreset.y, minlength=len(sizes)).tolist() == counts.tolist()
     if (counts > 0).all():
         carried = torch.zeros(len(sizes), dtype=torch.float64).index_add(0, coreset.y, coreset.weights)
@@ -279,65 +279,67 @@ def test_an_embedding_is_what_goes_into_the_last_linear_layer_or_comes_out_of_a_
     inner = module.eval()[:3](party.x)
     module.train()
     module[1].eval()
-    assert torch.allclose(features.embedding(module)(party.x, party.y), inner)
-    assert torch.allclose(features.embedding(module, "2")(party.x, party.y), inner)
-    assert torch.allclose(features.embedding(module, "0")(party.x, party.y), module[0](party.x))
+    assert torch.allclose(features.embedding_features(module)(party.x, party.y), inner)
+    assert torch.allclose(features.embedding_features(module, "2")(party.x, party.y), inner)
+    assert torch.allclose(features.embedding_features(module, "0")(party.x, party.y), module[0](party.x))
     assert module.training and not module[1].training, "the module is as it was"
     assert not module[3]._forward_hooks
     with pytest.raises(SettingError, match=r"There is no layer '7'. .*Allowed: 0, 1, 2, 3"):
-        features.embedding(module, "7")
+        features.embedding_features(module, "7")
     with pytest.raises(ModelError, match="no linear layer"):
-        features.embedding(nn.Tanh())
+        features.embedding_features(nn.Tanh())
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_gradient_space_is_the_gradient_of_the_last_layer(bias: bool) -> None:
     module, party = net().eval(), clouds(7)
     module[3] = nn.Linear(5, 3, bias=bias)
-    found = features.gradient(module)(party.x, party.y)
+    found = features.gradient_features(module)(party.x, party.y)
     for row in range(7):
         loss = nn.functional.cross_entropy(module(party.x[row : row + 1]), party.y[row : row + 1])
         grads = torch.autograd.grad(loss, list(module[3].parameters()))
         expected = torch.cat([grads[0], grads[1][:, None]], 1) if bias else grads[0]
         assert torch.allclose(found[row], expected.flatten(), atol=1e-6)
     with pytest.raises(PartyError, match=r"The model knows the labels 0 to 2\. Got 3"):
-        features.gradient(module)(party.x, torch.full_like(party.y, 3))
+        features.gradient_features(module)(party.x, torch.full_like(party.y, 3))
     with pytest.raises(ModelError, match="one number a class, and labels"):
-        features.gradient(module)(party.x, party.y.float())
+        features.gradient_features(module)(party.x, party.y.float())
 
 
 @pytest.mark.parametrize("by", BY_DISTANCE)
 def test_distances_are_measured_in_the_space_that_is_named(by: str) -> None:
     party = clouds(80)
     rows = {
-        space: Selection(share=0.2, by=by, space=space).choose(party, 0, features.SPACES[space](net())).rows.tolist()
-        for space in features.SPACES
+        space: Selection(share=0.2, method=by, space=space)
+        .choose(party, 0, features.FEATURE_SPACES[space](net()))
+        .rows.tolist()
+        for space in features.FEATURE_SPACES
     }
-    rows["input"] = Selection(share=0.2, by=by).choose(party, 0).rows.tolist()
+    rows["input"] = Selection(share=0.2, method=by).choose(party, 0).rows.tolist()
     assert len({tuple(found) for found in rows.values()}) == 3
-    embedded = replace(party, x=features.embedding(net())(party.x, party.y))
-    assert Selection(share=0.2, by=by).choose(embedded, 0).rows.tolist() == rows["embedding"]
+    embedded = replace(party, x=features.embedding_features(net())(party.x, party.y))
+    assert Selection(share=0.2, method=by).choose(embedded, 0).rows.tolist() == rows["embedding"]
 
 
 def test_targets_that_are_no_labels_are_one_class() -> None:
     party = clouds()
     real = replace(party, y=party.y.double())
     one = replace(party, y=torch.zeros_like(party.y))
-    for by in METHODS:
-        assert np.array_equal(Selection(by=by).choose(real, 0).rows, Selection(by=by).choose(one, 0).rows)
+    for by in CONSTRUCTIONS:
+        assert np.array_equal(Selection(method=by).choose(real, 0).rows, Selection(method=by).choose(one, 0).rows)
 
 
 # -- columns that must not leave, bad input, the preview --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("share", [0.2, 1])
-@pytest.mark.parametrize("by", METHODS)
+@pytest.mark.parametrize("by", CONSTRUCTIONS)
 def test_dropped_columns_neither_leave_nor_count(by: str, share: float) -> None:
     party = clouds()
     secret = party.x.clone()
     secret[:, 2] = torch.arange(60).float() * 1000
-    chosen = Selection(share=share, by=by, drop=(2,)).choose(replace(party, x=secret), 0)
-    other = Selection(share=share, by=by, drop=(2,)).choose(party, 0)
+    chosen = Selection(share=share, method=by, drop_columns=(2,)).choose(replace(party, x=secret), 0)
+    other = Selection(share=share, method=by, drop_columns=(2,)).choose(party, 0)
     assert np.array_equal(chosen.rows, other.rows) and torch.equal(chosen.coreset.x, other.coreset.x)
     assert not chosen.coreset.x[:, 2].any() and chosen.coreset.x[:, [0, 1, 3]].any()
     assert secret[5, 2] == 5000, "the party's own data stay"
@@ -351,11 +353,11 @@ def test_dropped_columns_neither_leave_nor_count(by: str, share: float) -> None:
         (Selection(share=float("nan")), "The 'share' of Selection"),
         (Selection(count=0), r"The 'count' of Selection must be a whole number >= 1\. Got 0"),
         (Selection(count=61), r"The 'count' of Selection is 61, and party 'a' has 60 rows\. Ask for at most so many"),
-        (Selection(by="k-centre"), "The 'by' of Selection must be one of 'uniform'"),
+        (Selection(method="k-centre"), "The 'method' of Selection must be one of 'uniform'"),
         (Selection(space="inputs"), "The 'space' of Selection must be one of 'input', 'embedding', 'gradient'"),
-        (Selection(drop=(4,)), r"must name columns from 0 to 3, which party 'a' has\. Got 4"),
-        (Selection(drop=(-1,)), r"The 'drop' of Selection must be a whole number >= 0\. Got -1"),
-        (Selection(by="herding", space="gradient"), r"needs a model\. Give features=spaces\.gradient\(module\)"),
+        (Selection(drop_columns=(4,)), r"must name columns from 0 to 3, which party 'a' has\. Got 4"),
+        (Selection(drop_columns=(-1,)), r"The 'drop_columns' of Selection must be a whole number >= 0\. Got -1"),
+        (Selection(method="herding", space="gradient"), r"needs a model\. Give features=spaces\.gradient\(module\)"),
     ],
 )
 def test_bad_settings_are_named(selection: Selection, message: str) -> None:
@@ -367,22 +369,22 @@ def test_data_that_cannot_be_chosen_by_distance_are_named() -> None:
     party = clouds()
     pictures = replace(party, x=party.x.reshape(60, 1, 2, 2))
     with pytest.raises(SettingError, match=r"has features of shape \(1, 2, 2\), which have none: leave 'drop' out"):
-        Selection(drop=(0,))(pictures, 0)
-    assert Selection(by="k-center")(pictures, 0).x.shape == (3, 1, 2, 2)
+        Selection(drop_columns=(0,))(pictures, 0)
+    assert Selection(method="k-center")(pictures, 0).x.shape == (3, 1, 2, 2)
     words = replace(party, x=party.x.long())
     with pytest.raises(SettingError, match=r"whole numbers .* no distance.* not by='k-center' in the input"):
-        Selection(by="k-center")(words, 0)
-    assert Selection(by="balanced")(words, 0).x.dtype == torch.int64
+        Selection(method="k-center")(words, 0)
+    assert Selection(method="balanced")(words, 0).x.dtype == torch.int64
     with pytest.raises(PartyError, match="not finite"):
-        Selection(by="k-center", space="embedding")(party, 0, lambda x, y: x / 0)
+        Selection(method="k-center", space="embedding")(party, 0, lambda x, y: x / 0)
     with pytest.raises(PartyError, match="Got 59 points for 60 rows"):
-        Selection(by="k-center", space="embedding")(party, 0, lambda x, y: x[1:])
+        Selection(method="k-center", space="embedding")(party, 0, lambda x, y: x[1:])
 
 
 def test_the_preview_shows_every_row_that_would_leave() -> None:
     party = clouds(200, classes=4)
-    chosen = Selection(count=5, by="k-center", drop=(0,)).choose(party, 0)
-    table = preview(party, chosen, drop=(0,), values=2)
+    chosen = Selection(count=5, method="k-center", drop_columns=(0,)).choose(party, 0)
+    table = coreset_preview(party, chosen, dropped_columns=(0,), max_values=2)
     assert table.columns == ("row", "label", "weight", "0", "1") and len(table.rows) == 5
     for told in table.rows:
         assert told["label"] == int(party.y[told["row"]])
@@ -390,10 +392,10 @@ def test_the_preview_shows_every_row_that_would_leave() -> None:
     assert sum(told["weight"] for told in table.rows) == 200
     assert table.verdict == "5 of the 200 rows of party 'a' would leave (2.5 %)."
     assert table.notes == ("Columns 0 would not leave: 0 stands in their place.",)
-    one = preview(party, Selection(count=1, by="k-center").choose(party, 0))
+    one = coreset_preview(party, Selection(count=1, method="k-center").choose(party, 0))
     assert one.notes == ("Nothing would stand for the labels 1, 2, 3, which the party has.",)
     real = replace(party, y=torch.rand(200))
-    assert preview(real, Selection(count=2).choose(real, 0)).columns[1] == "target"
+    assert coreset_preview(real, Selection(count=2).choose(real, 0)).columns[1] == "target"
 
 
 @pytest.mark.parametrize(
@@ -409,9 +411,9 @@ def test_the_preview_shows_every_row_that_would_leave() -> None:
 )
 def test_a_coreset_that_is_none_trains_nobody(change: dict[str, Tensor], message: str) -> None:
     fine = Coreset(torch.zeros(2, 1), torch.zeros(2), torch.tensor([1.0, 2.0]))
-    assert fine.party("b").samples == 2 and len(fine.party("b").x_test) == 0
+    assert fine.as_party("b").samples == 2 and len(fine.as_party("b").x_test) == 0
     with pytest.raises(PartyError, match=f"The coreset of party 'b' .*{message}"):
-        replace(fine, **change).party("b")
+        replace(fine, **change).as_party("b")
 
 
 # -- training by weights ----------------------------------------------------------------------------------------------
@@ -426,19 +428,19 @@ def test_a_coreset_that_is_none_trains_nobody(change: dict[str, Tensor], message
     weight=st.sampled_from([1.0, 0.1, 20.0]),
 )
 def test_equal_weights_are_no_weights(n: int, batch: int | None, work: int, unit: str, weight: float) -> None:
-    plain = draw(n, batch, work, unit, np.random.default_rng(1))
-    equal = draw(n, batch, work, unit, np.random.default_rng(1), torch.full((n,), weight, dtype=torch.float64))
-    assert torch.equal(plain.index, equal.index) and plain.lengths == equal.lengths
-    unlike = draw(n + 1, batch, work, unit, np.random.default_rng(1), torch.arange(1.0, n + 2))
-    shape = draw(n + 1, batch, work, unit, np.random.default_rng(1))
-    assert unlike.lengths == shape.lengths and unlike.index.shape == shape.index.shape, "as much work as ever"
-    assert unlike.index.numel() == 0 or 0 <= int(unlike.index.min()) <= int(unlike.index.max()) <= n
+    plain = draw_batches(n, batch, work, unit, np.random.default_rng(1))
+    equal = draw_batches(n, batch, work, unit, np.random.default_rng(1), torch.full((n,), weight, dtype=torch.float64))
+    assert torch.equal(plain.indices, equal.indices) and plain.lengths == equal.lengths
+    unlike = draw_batches(n + 1, batch, work, unit, np.random.default_rng(1), torch.arange(1.0, n + 2))
+    shape = draw_batches(n + 1, batch, work, unit, np.random.default_rng(1))
+    assert unlike.lengths == shape.lengths and unlike.indices.shape == shape.indices.shape, "as much work as ever"
+    assert unlike.indices.numel() == 0 or 0 <= int(unlike.indices.min()) <= int(unlike.indices.max()) <= n
 
 
 @pytest.mark.parametrize("batch", [None, 4])
 def test_draws_follow_the_weights(batch: int | None) -> None:
     weights = torch.tensor([0.0, 1.0, 2.0, 3.0, 0.0, 4.0, 0.0], dtype=torch.float64)
-    drawn = draw(7, batch, 5000, "steps", np.random.default_rng(0), weights).index
+    drawn = draw_batches(7, batch, 5000, "steps", np.random.default_rng(0), weights).indices
     found = torch.bincount(drawn.flatten(), minlength=7).double() / drawn.numel()
     expected = weights / 10
     error = (expected * (1 - expected) / drawn.numel()).sqrt()
@@ -449,17 +451,17 @@ def trained(*people: Party) -> Tensor:
     """What local training makes of parties; weights enter where a solver draws, whoever put them there."""
     made = parties.from_arrays({p.name: (p.x, p.y) for p in people}, test=0)
     for p in people:
-        made._ready[p.name] = p
+        made._cache[p.name] = p
     torch.manual_seed(0)
     fed = Federation(nn.Linear(4, 3), made, algorithms.FedAvg(), solver=Sgd(lr=0.1, steps=30, batch=8), seed=0)
     fed.fit(2, progress=False)
-    return fed.state.center
+    return fed.state.global_model
 
 
 def test_a_whole_coreset_trains_exactly_as_its_party_does() -> None:
     party = clouds()
     other = replace(clouds(seed=1), name="b")
-    whole = Selection(share=1, by="k-center")(party, 0).party("a")
+    whole = Selection(share=1, method="k-center")(party, 0).as_party("a")
     assert torch.equal(trained(party, other), trained(whole, other))
     heavy = replace(whole, weights=1 + 50 * (party.y == 1).double())
     assert not torch.equal(trained(party, other), trained(heavy, other))
@@ -467,7 +469,7 @@ def test_a_whole_coreset_trains_exactly_as_its_party_does() -> None:
 
 def test_chosen_is_what_a_call_returns() -> None:
     party = clouds()
-    selection = Selection(by="sensitivity", share=0.2)
-    chosen: Chosen = selection.choose(party, 3)
+    selection = Selection(method="sensitivity", share=0.2)
+    chosen: SelectedCoreset = selection.choose(party, 3)
     coreset = selection(party, 3)
     assert torch.equal(coreset.x, chosen.coreset.x) and torch.equal(coreset.weights, chosen.coreset.weights)

@@ -18,11 +18,11 @@ from gymnasium import spaces
 from descant import DescantWarning, Dqn, Federation, PolicyGradient, algorithms, models, parties
 from descant.engines import InProcess
 from descant.errors import PartyError
-from fakes import Bytes
+from fakes import BytesEngine
 
 NET = partial(models.mlp, 4, 2, (8,))
-DQN = Dqn(steps=6, begin=3, batch=4)
-PG = PolicyGradient(episodes=2, updates=2, batch=8)
+DQN = Dqn(steps=6, learning_starts=3, batch=4)
+PG = PolicyGradient(episodes=2, gradient_steps=2, batch=8)
 SOLVERS = {"dqn": DQN, "policy gradient": PG}
 
 
@@ -52,7 +52,7 @@ gymnasium.register("Frail-v0", entry_point=Frail, disable_env_checker=True, orde
 
 
 def made(solver: Any, share: float, count: int = 1, **rest: Any) -> Federation:
-    people = partial(parties.agents, "Frail-v0", count=count, options={"share": share}, test=0)
+    people = partial(parties.agents, "Frail-v0", count=count, options={"share": share}, test_episodes=0)
     return Federation(NET, people, algorithms.FedRL(), solver=solver, **rest)
 
 
@@ -63,7 +63,7 @@ def fitted(fed: Federation, rounds: int) -> Federation:
 
 
 def attended(fed: Federation) -> list[int]:
-    found: list[int] = fed.state.attended(fed.plan_).tolist()
+    found: list[int] = fed.state.rounds_trained(fed.plan_).tolist()
     return found
 
 
@@ -78,8 +78,11 @@ def test_going_on_after_a_failure_is_what_resuming_is(solver: Any, share: float,
 
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
 def test_a_failure_in_a_stack_changes_no_other_agent_and_no_cut_changes_it(solver: Any) -> None:
-    hashes = {fitted(made(solver, 0.3, 4, engine=engine), 4).hash() for engine in (InProcess, partial(Bytes, pieces=2))}
-    assert hashes == {fitted(made(solver, 0.3, 4, engine=partial(InProcess, most=1)), 4).hash()}
+    hashes = {
+        fitted(made(solver, 0.3, 4, engine=engine), 4).hash()
+        for engine in (InProcess, partial(BytesEngine, batch_count=2))
+    }
+    assert hashes == {fitted(made(solver, 0.3, 4, engine=partial(InProcess, max_parties=1)), 4).hash()}
 
 
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
@@ -95,17 +98,17 @@ def test_who_fails_now_and_then_is_named_and_comes_back(solver: Any) -> None:
 
 
 def test_who_always_fails_is_refused_and_named() -> None:
-    fed = fitted(made(Dqn(steps=30, begin=3, batch=4), 1.0, 2), 3)
-    assert attended(fed) == [0, 0] and len(fed.refusals_) == 6
-    assert "The environment Frail-v0 of agent '0' failed in step: ValueError: the motor" in fed.refusals_[0].reason
+    fed = fitted(made(Dqn(steps=30, learning_starts=3, batch=4), 1.0, 2), 3)
+    assert attended(fed) == [0, 0] and len(fed.rejections_) == 6
+    assert "The environment Frail-v0 of agent '0' failed in step: ValueError: the motor" in fed.rejections_[0].reason
 
 
 def test_an_episode_that_is_left_is_broken_off_in_the_replay() -> None:
     """No reward of the next episode is counted for a step of the one that failed."""
     fed = fitted(made(DQN, 1.0), 2)
-    log = fed.engine_.memory.get("0")["log.replay"]
+    log = fed.engine_.party_states.get("0")["log.replay"]
     assert log[:, -1].tolist() == [0] * 5 + [1] + [0] * 6 and not log[:, -2].any()
-    assert torch.equal(fed.engine_.memory.get("0")["agent.world"][:6], log[6:, -4].long())
+    assert torch.equal(fed.engine_.party_states.get("0")["agent.environment"][:6], log[6:, -4].long())
 
 
 # ── what they give ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -141,9 +144,9 @@ gymnasium.register("Wrong-v0", entry_point=Wrong, disable_env_checker=True, orde
     ],
 )
 def test_what_no_environment_may_give_is_told_with_the_agent_and_the_step(fault: str, told: str) -> None:
-    people = parties.agents("Wrong-v0", count=2, options={"fault": fault}, test=0)
+    people = parties.agents("Wrong-v0", count=2, options={"fault": fault}, test_episodes=0)
     fed = fitted(Federation(NET, people, algorithms.FedRL(), solver=DQN), 1)
-    assert re.search(f"The environment Wrong-v0 of agent '0' {told}", fed.refusals_[0].reason)
+    assert re.search(f"The environment Wrong-v0 of agent '0' {told}", fed.rejections_[0].reason)
 
 
 def test_an_environment_that_does_not_do_the_same_again_is_noticed() -> None:
@@ -170,7 +173,7 @@ def test_environments_are_made_once_and_closed() -> None:
 
     gymnasium.register("Counted-v0", entry_point=Counted, disable_env_checker=True, order_enforce=False)
     wide = partial(models.mlp, 4, 2, (600, 600))  # one at a time fills the cache: every agent is a stack
-    people = parties.agents("Counted-v0", count=3, test=2)
+    people = parties.agents("Counted-v0", count=3, test_episodes=2)
     fed = Federation(wide, people, algorithms.FedRL(), solver=DQN).fit(1, progress=False)
     fed.scores()
     once = len(made)

@@ -22,15 +22,15 @@ from descant.core.algorithm import progress
 from descant.core.settings import PerParty
 from descant.engines import InProcess
 from descant.errors import DescantWarning, ModelError, PartyError, SettingError
-from descant.parties import People
-from descant.rounds.loop import begin, run
-from problems import classes, half_squares, network
+from descant.parties import Population
+from descant.rounds.loop import initial_state, run
+from problems import classification_parties, half_squared_error, network
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 @pytest.fixture(scope="module")
-def people() -> People:
+def people() -> Population:
     return parties.digits(count=5, split="dirichlet", alpha=0.5, seed=1)
 
 
@@ -38,57 +38,57 @@ def net() -> nn.Module:
     return nn.Linear(64, 10)
 
 
-def test_the_generator_is_the_whole_system(people: People) -> None:
+def test_the_generator_is_the_whole_system(people: Population) -> None:
     fed = Federation(net, people, algorithms.FedAvg(), lr=0.1, steps=5)
     engine = InProcess(fed.plan_)
-    rounds = list(run(fed.plan_, engine, begin(fed.plan_), 3))
+    rounds = list(run(fed.plan_, engine, initial_state(fed.plan_), 3))
     assert [r.index for r in rounds] == [1, 2, 3]
     assert rounds[0].accepted == people.names
     assert rounds[2].loss < rounds[0].loss
-    assert torch.equal(rounds[-1].state.center, fed.fit(3, progress=False).state.center)
+    assert torch.equal(rounds[-1].state.global_model, fed.fit(3, progress=False).state.global_model)
 
 
-def test_a_federation_tells_each_party_whether_joining_helped(people: People) -> None:
+def test_a_federation_tells_each_party_whether_joining_helped(people: Population) -> None:
     fed = Federation(net, people, algorithms.FedAvgPlus(alpha=1.0), lr=0.5, steps=10, seed=0)
     assert fed.fit(5, progress=False) is fed
     table = fed.table()
     assert [row["party"] for row in table.rows] == list(people)
     alone = Federation(net, people, algorithms.Local(), lr=0.5, steps=10, seed=0).fit(5, progress=False).scores()
-    for row, value in zip(table.rows, alone.own.values, strict=True):
-        assert row["alone"] == value
-        assert row["gain"] == row["own"] - row["alone"]
+    for row, value in zip(table.rows, alone.personal.values, strict=True):
+        assert row["local"] == value
+        assert row["gain"] == row["personal"] - row["local"]
     gained = sum(row["gain"] > 0 for row in table.rows)
     assert f"{gained} of 5 parties gained by joining" in table.verdict
 
 
-def test_scores_are_the_accuracy_of_the_personal_modules(people: People) -> None:
+def test_scores_are_the_accuracy_of_the_personal_modules(people: Population) -> None:
     for algorithm in (algorithms.FedAvgPlus(alpha=1.0), algorithms.Ditto(), algorithms.FedPer(), algorithms.APFL()):
         model = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
         fed = Federation(model, people, algorithm, lr=0.3, steps=5, seed=0).fit(2, progress=False)
         scores = fed.scores()
         for i, (name, party) in enumerate(people.items()):
             hits = (fed.models_[name](party.x_test).argmax(1) == party.y_test).double().mean().item()
-            assert scores.own.values[i] == pytest.approx(hits, abs=1e-12)
+            assert scores.personal.values[i] == pytest.approx(hits, abs=1e-12)
             majority = (party.y_test == party.y.mode().values).double().mean().item()
             assert scores.majority.values[i] == majority
         assert set(fed.models_) == set(people)
 
 
-def test_a_party_that_never_trained_is_judged_by_the_centre(people: People) -> None:
+def test_a_party_that_never_trained_is_judged_by_the_centre(people: Population) -> None:
     """ERRATA 15."""
     attend = algorithms.Sample(2)
-    fed = Federation(net, people, algorithms.FedAvgPlus(), lr=0.5, steps=5, attend=attend).fit(1, progress=False)
-    trained = fed.state.own.names()
+    fed = Federation(net, people, algorithms.FedAvgPlus(), lr=0.5, steps=5, participation=attend).fit(1, progress=False)
+    trained = fed.state.personal_models.names()
     assert len(trained) == 2
     for name in people:
-        assert torch.equal(fed.models_[name].weight, fed.center_.weight) == (name not in trained)  # type: ignore[arg-type]
+        assert torch.equal(fed.models_[name].weight, fed.global_model_.weight) == (name not in trained)  # type: ignore[arg-type]
 
 
-def test_scores_of_a_round_must_be_read_in_time(people: People) -> None:
+def test_scores_of_a_round_must_be_read_in_time(people: Population) -> None:
     fed = Federation(net, people, algorithms.FedAvg(), lr=0.1, steps=2)
     first, second = fed.rounds(2)
-    assert 0 <= second.scores.own.mean <= 1
-    assert fed.history_[-1]["own"] == second.scores.own.mean
+    assert 0 <= second.scores.personal.mean <= 1
+    assert fed.history_[-1]["personal"] == second.scores.personal.mean
     with pytest.raises(DescantError, match="scores of round 1 must be read while the run stands there; it is at 2"):
         _ = first.scores
 
@@ -97,34 +97,34 @@ def test_a_loss_and_a_metric_of_the_users_own() -> None:
     generator = torch.Generator().manual_seed(0)
     data = [(x, x.sum(1)) for x in (torch.randn(30, 3, generator=generator) for _ in range(3))]
     people = parties.from_arrays(data)
-    fed = Federation(lambda: nn.Linear(3, 1), people, algorithms.FedAvg(), lr=0.1, steps=20, loss=half_squares)
+    fed = Federation(lambda: nn.Linear(3, 1), people, algorithms.FedAvg(), lr=0.1, steps=20, loss=half_squared_error)
     fed.fit(10, progress=False)
     scores = fed.scores()
-    assert scores.metric == "loss" and scores.own.mean < 0.05
+    assert scores.metric == "loss" and scores.personal.mean < 0.05
     assert math.isnan(scores.majority.mean)
     assert "gained" in fed.table().verdict
     worst = Metric("worst miss", lambda output, y: (output.squeeze(-1) - y).abs(), higher_is_better=False)
     fed.metric = worst
     assert (
-        Federation(lambda: nn.Linear(3, 1), people, algorithms.FedAvg(), lr=0.1, loss=half_squares, metric=worst)
+        Federation(lambda: nn.Linear(3, 1), people, algorithms.FedAvg(), lr=0.1, loss=half_squared_error, metric=worst)
         .scores()
-        .own.worst
-        > scores.own.worst
+        .personal.worst
+        > scores.personal.worst
     )
 
 
-def test_compare_puts_local_and_the_majority_beside_every_method(people: People) -> None:
+def test_compare_puts_local_and_the_majority_beside_every_method(people: Population) -> None:
     study = compare(
         [algorithms.FedAvg(), algorithms.FedAvgPlus()], net, people, rounds=3, seeds=2, progress=False, lr=0.3, steps=5
     )
     table = study.table()
     assert [row["method"] for row in table.rows] == ["majority class", "Local", "FedAvg", "FedAvgPlus"]
     alone, fedavg = study.of("Local"), study.of("FedAvg")
-    gains = [r.scores.own.values - a.scores.own.values for r, a in zip(fedavg, alone, strict=True)]
+    gains = [r.scores.personal.values - a.scores.personal.values for r, a in zip(fedavg, alone, strict=True)]
     assert table.rows[2]["gained"] == (np.mean(gains, axis=0) > 1e-9).sum()
     assert all(result.curve[-1][0] == 3 for result in study.results)
     single = Federation(net, people, algorithms.FedAvg(), lr=0.3, steps=5, seed=1).fit(3, progress=False)
-    np.testing.assert_array_equal(study.of("FedAvg")[1].scores.own.values, single.scores().own.values)
+    np.testing.assert_array_equal(study.of("FedAvg")[1].scores.personal.values, single.scores().personal.values)
 
 
 @pytest.mark.parametrize(
@@ -140,41 +140,47 @@ def test_compare_puts_local_and_the_majority_beside_every_method(people: People)
         (algorithms.FedPlusFixed((0.5, 0.5)), r"FedPlusFixed does not fit a model of 53 parameters"),
         (algorithms.FedPlus(DiagonalQ((1.0,))), r"The 'q' of DiagonalQ must be 53 numbers >= 0, one a column"),
         (algorithms.L2GD(lam=1000.0), r"L2GD's step to the mean, lr·λ\(1-p\)/p, must be <= 1. Got 90"),
-        (replace(algorithms.FedAvg(), over="all"), r"aggregates over all, but its parties keep no models"),
-        (replace(algorithms.FedAvg(), attend=algorithms.Sample(2.5)), r"'count' of Sample must be a whole number >= 1"),  # type: ignore[arg-type]
+        (replace(algorithms.FedAvg(), aggregate_over="all"), r"aggregates over all, but its parties keep no models"),
+        (
+            replace(algorithms.FedAvg(), participation=algorithms.Sample(2.5)),
+            r"'count' of Sample must be a whole number >= 1",
+        ),  # type: ignore[arg-type]
         (algorithms.FedPer("2.*"), r"The 'private' of FedPer must be a tuple of name patterns. Got '2.\*'."),  # type: ignore[arg-type]
         (algorithms.FedPer(("*",)), r"All layers of the model are private in FedPer: nothing is left to share."),
         (algorithms.FedAvg, r"Give an algorithm, such as algorithms.FedAvg\(\) with its parentheses"),
         ("fedavg", r"Give an algorithm, such as algorithms.FedAvg\(\)"),
-        (algorithms.FedPlus(over="some"), r"The 'over' of FedPlus must be one of 'active', 'all'. Got 'some'."),  # type: ignore[arg-type]
+        (
+            algorithms.FedPlus(aggregate_over="some"),
+            r"The 'over' of FedPlus must be one of 'active', 'all'. Got 'some'.",
+        ),  # type: ignore[arg-type]
     ],
 )
 def test_a_value_out_of_bounds_is_named(algorithm: object, message: str) -> None:
     with pytest.raises(SettingError, match=message):
-        Federation(network(), classes(3), algorithm).fit(1, progress=False)  # type: ignore[arg-type]
+        Federation(network(), classification_parties(3), algorithm).fit(1, progress=False)  # type: ignore[arg-type]
 
 
 def test_a_plan_begins_anew_each_time_with_the_same_model() -> None:
     """The looped way runs the module itself; what it learns must not become the next run's beginning."""
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Linear(8, 3))
-    fed = Federation(model, classes(3), algorithms.FedAvg(), lr=0.5, steps=5, batch=4)
-    first = begin(fed.plan_)
-    assert first.way == "looped"
+    fed = Federation(model, classification_parties(3), algorithms.FedAvg(), lr=0.5, steps=5, batch=4)
+    first = initial_state(fed.plan_)
+    assert first.execution_mode == "looped"
     (after,) = run(fed.plan_, InProcess(fed.plan_), first, 1)
-    assert not torch.equal(after.state.center, first.center)
-    assert torch.equal(begin(fed.plan_).center, first.center)
+    assert not torch.equal(after.state.global_model, first.global_model)
+    assert torch.equal(initial_state(fed.plan_).global_model, first.global_model)
 
 
 @pytest.mark.parametrize("given", [{"solver": "sgd"}, {"solver": Sgd}, {"engine": "ray"}, {"engine": None}])
 def test_what_is_no_solver_and_no_engine_is_named(given: dict[str, object]) -> None:
     with pytest.raises(SettingError, match=r"Give a solver such as Sgd\(lr=0.1\), and an engine such as InProcess"):
-        Federation(network(), classes(3), algorithms.FedAvg(), **given).fit(1, progress=False)  # type: ignore[arg-type]
+        Federation(network(), classification_parties(3), algorithms.FedAvg(), **given).fit(1, progress=False)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rounds", [-1, 2.5, "3", True])
 def test_rounds_are_counted_in_whole_numbers(rounds: object) -> None:
     with pytest.raises(SettingError, match=r"The number of rounds must be a whole number >= 0. Got"):
-        Federation(network(), classes(3), algorithms.FedAvg()).fit(rounds, progress=False)  # type: ignore[arg-type]
+        Federation(network(), classification_parties(3), algorithms.FedAvg()).fit(rounds, progress=False)  # type: ignore[arg-type]
 
 
 def test_parties_must_be_parties() -> None:
@@ -182,13 +188,13 @@ def test_parties_must_be_parties() -> None:
         Federation(network(), [1, 2], algorithms.FedAvg()).fit(1, progress=False)  # type: ignore[arg-type]
 
 
-def test_an_unknown_party_is_named(people: People) -> None:
+def test_an_unknown_party_is_named(people: Population) -> None:
     fed = Federation(net, people, algorithms.FedAvg())
     with pytest.raises(KeyError, match="99"):
         fed.models_["99"]
 
 
-def test_bad_input_leaves_the_run_where_it_was(people: People) -> None:
+def test_bad_input_leaves_the_run_where_it_was(people: Population) -> None:
     fed = Federation(net, people, algorithms.FedAvg(), lr=0.1, steps=2).fit(1, progress=False)
     before = fed.hash()
     with pytest.raises(SettingError):
@@ -200,34 +206,34 @@ def test_bad_input_leaves_the_run_where_it_was(people: People) -> None:
     assert fed.hash() == before
 
 
-def test_any_centre_can_be_put_in(people: People) -> None:
+def test_any_centre_can_be_put_in(people: Population) -> None:
     algorithm = replace(algorithms.FedAvg(), name="trimmed", aggregate=TrimmedMean(0.2))
     fed = Federation(net, people, algorithm, solver=Sgd(lr=0.3, steps=5)).fit(2, progress=False)
-    assert fed.scores().center.mean > 0.2
+    assert fed.scores().global_model.mean > 0.2
 
 
-def test_who_never_trained_alone_has_the_initial_model_and_nothing_of_the_others(people: People) -> None:
-    fed = Federation(net, people, algorithms.Local(), lr=0.5, steps=5, attend=2).fit(1, progress=False)
-    trained = fed.state.own.names()
+def test_who_never_trained_alone_has_the_initial_model_and_nothing_of_the_others(people: Population) -> None:
+    fed = Federation(net, people, algorithms.Local(), lr=0.5, steps=5, participation=2).fit(1, progress=False)
+    trained = fed.state.personal_models.names()
     assert len(trained) == 2
     for name in people:
         weight = fed.models_[name].get_parameter("weight").flatten()
-        assert torch.equal(weight, fed.state.initial[:640]) == (name not in trained)
+        assert torch.equal(weight, fed.state.initial_model[:640]) == (name not in trained)
 
 
-def test_local_only_has_the_same_attendance_and_work_as_what_it_is_compared_with(people: People) -> None:
+def test_local_only_has_the_same_attendance_and_work_as_what_it_is_compared_with(people: Population) -> None:
     l2gd = algorithms.L2GD(p=0.5)
     study = compare([algorithms.FedAvg(), l2gd], net, people, rounds=4, progress=False, lr=0.3, steps=20)
     assert study.methods == ("Local", "Local, as L2GD", "FedAvg", "L2GD")
     fed = Federation(net, people, l2gd, lr=0.3, steps=20).fit(4, progress=False)
-    alone = [row["alone"] for row in fed.table().rows]
-    np.testing.assert_array_equal(study.alone("L2GD")[0].scores.own.values, alone)
-    assert study.alone("FedAvg")[0].method == "Local"
+    alone = [row["local"] for row in fed.table().rows]
+    np.testing.assert_array_equal(study.local_results("L2GD")[0].scores.personal.values, alone)
+    assert study.local_results("FedAvg")[0].method == "Local"
     with pytest.raises(SettingError, match="'Local' is the name of training alone"):
         compare([replace(algorithms.FedAvg(), name="Local")], net, people, rounds=1)
 
 
-def test_a_table_after_loading_an_earlier_round_compares_the_same_round(people: People, tmp_path: Path) -> None:
+def test_a_table_after_loading_an_earlier_round_compares_the_same_round(people: Population, tmp_path: Path) -> None:
     def made() -> Federation:
         return Federation(net, people, algorithms.FedAvgPlus(alpha=1.0), lr=0.5, steps=5)
 
@@ -239,28 +245,28 @@ def test_a_table_after_loading_an_earlier_round_compares_the_same_round(people: 
 
 
 @pytest.mark.parametrize("rounds", [0, 2])
-def test_the_progress_bar_shows_on_a_terminal(rounds: int, people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_bar_shows_on_a_terminal(rounds: int, people: Population, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
     monkeypatch.setattr(progress, "Console", lambda **_: Console(file=shown, force_terminal=True))
     Federation(net, people, algorithms.FedAvg(), lr=0.1, steps=2).fit(rounds)
     assert "FedAvg" in shown.getvalue() and f"{rounds}/{rounds}" in shown.getvalue()
 
 
-def test_attendance_may_be_a_number_and_a_metric_a_function(people: People) -> None:
+def test_attendance_may_be_a_number_and_a_metric_a_function(people: Population) -> None:
     def hits(output: torch.Tensor, target: torch.Tensor) -> float:
         return float((output.argmax(1) == target).float().mean())
 
-    fed = Federation(net, people, algorithms.FedAvg(), lr=0.1, steps=2, attend=3, metric=hits)  # type: ignore[arg-type]
+    fed = Federation(net, people, algorithms.FedAvg(), lr=0.1, steps=2, participation=3, metric=hits)  # type: ignore[arg-type]
     fed.fit(1, progress=False)
-    assert fed.history_[-1]["present"] == 3
+    assert fed.history_[-1]["participants"] == 3
     scores = fed.scores()
-    assert scores.metric == "hits" and 0 <= scores.own.mean <= 1
+    assert scores.metric == "hits" and 0 <= scores.personal.mean <= 1
     assert repr(fed) == "<Federation of 5 parties by FedAvg, after 1 rounds>"
     with pytest.raises(SettingError, match="'attend' must be a number of parties a round"):
-        Federation(net, people, algorithms.FedAvg(), attend=algorithms.Sample).fit(1, progress=False)
+        Federation(net, people, algorithms.FedAvg(), participation=algorithms.Sample).fit(1, progress=False)
 
 
-def test_a_name_is_no_metric(people: People) -> None:
+def test_a_name_is_no_metric(people: Population) -> None:
     with pytest.raises(SettingError, match=r"A metric is a function of \(output, target\), or a descant.Metric"):
         Federation(net, people, algorithms.FedAvg(), metric="acc").fit(1, progress=False)  # type: ignore[arg-type]
 
@@ -286,9 +292,9 @@ def test_the_first_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_training_alone_has_the_very_same_parties() -> None:
     """What makes them may draw anew each time: the yardstick must not have others."""
-    made: list[parties.People] = []
+    made: list[parties.Population] = []
 
-    def people() -> parties.People:
+    def people() -> parties.Population:
         made.append(parties.digits(count=3, seed=len(made)))
         return made[-1]
 
@@ -301,7 +307,7 @@ def test_a_mistake_in_the_code_is_not_taken_for_numbers_that_fail() -> None:
     def mistaken(models: Tensor, center: Tensor, hyper: object) -> Tensor:
         return models + None if len(models) > 2 else models  # type: ignore[operator]
 
-    algorithm = replace(algorithms.FedAvgPlus(), keep=mistaken)
+    algorithm = replace(algorithms.FedAvgPlus(), personalize=mistaken)
     fed = Federation(lambda: nn.Linear(64, 10), parties.digits(count=3), algorithm, lr=0.1, steps=1)
     with pytest.raises(TypeError):
         fed.fit(1, progress=False)
@@ -347,14 +353,14 @@ class Clamping(nn.Linear):
         return super().forward(x)
 
 
-def test_whoever_tries_or_judges_a_model_changes_nothing_though_it_writes_into_itself(people: People) -> None:
+def test_whoever_tries_or_judges_a_model_changes_nothing_though_it_writes_into_itself(people: Population) -> None:
     model = Clamping(64, 10)
     first = torch.cat([parameter.detach().clone().flatten() for parameter in model.parameters()])
     fed = Federation(model, people, algorithms.FedAvgPlus(), lr=0.1, steps=2, batch=4)
-    assert first.abs().max() > 0.1 and torch.equal(fed.state.center, first)
+    assert first.abs().max() > 0.1 and torch.equal(fed.state.global_model, first)
     fed.scores()
-    assert torch.equal(fed.state.center, first)
+    assert torch.equal(fed.state.global_model, first)
     fed.fit(2, progress=False)
     before = fed.hash()
     fed.scores()
-    assert fed.hash() == before and torch.equal(fed.state.initial, first)
+    assert fed.hash() == before and torch.equal(fed.state.initial_model, first)

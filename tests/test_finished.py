@@ -16,13 +16,13 @@ from typer.main import get_command
 from descant import DescantWarning, Study, algorithms, compare, parties
 from descant.algorithms import AdaptiveHyper
 from descant.cli import app
-from descant.config import read
+from descant.config import read_recipe
 from descant.core.metrics import Metric, accuracy
 from descant.errors import StateError
-from descant.papers import carry_out
-from descant.studies.result_cache import Finished
-from dying import faults, full
-from recipes import TINY
+from descant.papers import run_experiment
+from descant.studies.result_cache import ResultCache
+from dying import disk_full_error, inject_faults
+from recipes import TINY_RECIPE
 
 METHODS = [
     algorithms.FedAvg(),
@@ -39,14 +39,14 @@ class Broken(Exception):
 def study(kept: Path | None, **changes: Any) -> Study:
     settings = {"rounds": 4, "seeds": 2, "points": 2, "lr": 0.1, "steps": 2, "batch": 8}
     model = changes.pop("model", NET)
-    return compare(METHODS, model, parties.digits(count=4), progress=False, kept=kept, **{**settings, **changes})
+    return compare(METHODS, model, parties.digits(count=4), progress=False, cache=kept, **{**settings, **changes})
 
 
 def breaking(monkeypatch: pytest.MonkeyPatch, after: int, error: type[BaseException] = Broken) -> Callable[[], int]:
     """Trainings end by an error from the n-th on; how many began is told."""
     import descant.studies.study
 
-    carry_out, began = descant.studies.study.carry_out, []
+    carry_out, began = descant.studies.study.run_and_score, []
 
     def counted(*arguments: Any) -> Any:
         began.append(1)
@@ -156,7 +156,7 @@ def test_a_damaged_file_is_named(tmp_path, damaged):
 
 
 def test_the_same_command_goes_on(tmp_path, monkeypatch):
-    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
     command = ["compare", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "out")]
     with monkeypatch.context() as patched:
         breaking(patched, 3, KeyboardInterrupt)
@@ -173,12 +173,14 @@ def test_the_same_command_goes_on(tmp_path, monkeypatch):
 
 
 def test_nothing_of_others_is_removed(tmp_path):
-    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
     part = tmp_path / "out.part"
     part.mkdir()
     (part / "notes.json").write_text('{"seconds": 1000}')
-    recipe = read(tmp_path / "tiny.toml")
-    carry_out(recipe.set("work.lr=0.3"), progress=False, kept=Finished(part))  # another one, which was broken off
+    recipe = read_recipe(tmp_path / "tiny.toml")
+    run_experiment(
+        recipe.with_values("work.lr=0.3"), progress=False, cache=ResultCache(part)
+    )  # another one, which was broken off
     others = sorted(part.glob("*.json"))
     shown = CliRunner().invoke(
         get_command(app), ["compare", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "out")]
@@ -196,14 +198,20 @@ def test_a_file_in_the_place_of_the_folder_is_named_before_the_work(tmp_path, mo
 
 @pytest.mark.parametrize("n", range(1, 4))
 def test_a_full_disk_costs_what_was_kept_and_not_the_work(tmp_path, whole, n):
-    with faults(n, True, full), pytest.warns(DescantWarning, match="A finished training cannot be kept"):
+    with (
+        inject_faults(n, True, disk_full_error),
+        pytest.warns(DescantWarning, match="A finished training cannot be kept"),
+    ):
         assert told(study(tmp_path / "kept")) == whole
 
 
 def test_what_was_kept_counts_in_the_time(tmp_path):
-    (tmp_path / "tiny.toml").write_text(TINY)
-    recipe, kept = read(tmp_path / "tiny.toml"), tmp_path / "kept"
-    first = carry_out(recipe, progress=False, kept=Finished(kept))
-    again = Finished(kept)
-    assert again.spared == 0 and carry_out(recipe, progress=False, kept=again).seconds > again.spared > 0
-    assert again.spared < first.seconds
+    (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
+    recipe, kept = read_recipe(tmp_path / "tiny.toml"), tmp_path / "kept"
+    first = run_experiment(recipe, progress=False, cache=ResultCache(kept))
+    again = ResultCache(kept)
+    assert (
+        again.saved_seconds == 0
+        and run_experiment(recipe, progress=False, cache=again).seconds > again.saved_seconds > 0
+    )
+    assert again.saved_seconds < first.seconds

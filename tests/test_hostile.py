@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from descant import Federation, algorithms, parties
-from descant.algorithms import FedAvg, FedRL, Hostile
+from descant.algorithms import ByzantineParties, FedAvg, FedRL
 from descant.errors import SettingError
 from descant.models import mlp
 
@@ -19,26 +19,30 @@ def fitted(method, rounds=4):
 
 
 def test_who_says_the_truth_changes_nothing():
-    assert torch.equal(fitted(Hostile(FedAvg(), 2)).state.center, fitted(FedAvg()).state.center)
+    assert torch.equal(fitted(ByzantineParties(FedAvg(), 2)).state.global_model, fitted(FedAvg()).state.global_model)
 
 
 @pytest.mark.parametrize("weights", [[1, 1, 1], [2, 1, 1]])
 def test_the_models_of_liars_arrive_multiplied(weights):
-    method = Hostile(FedAvg(), 1, scale=-10.0)
+    method = ByzantineParties(FedAvg(), 1, scale=-10.0)
     found = method.aggregate(torch.tensor([[1.0], [4.0], [12.0]]), torch.tensor(weights, dtype=torch.float64))
     assert found.point.item() == pytest.approx((-10 * weights[0] + 4 + 12) / sum(weights))
 
 
 def test_the_stack_that_was_reported_is_not_written():
     models = torch.ones(3, 2)
-    Hostile(FedAvg(), 1, scale=5.0).aggregate(models, None)
+    ByzantineParties(FedAvg(), 1, scale=5.0).aggregate(models, None)
     assert torch.equal(models, torch.ones(3, 2))
 
 
 def test_a_claimed_reward_takes_over_the_reward_weighted_mean_and_no_other():
     metrics = [{"reward": 10.0, "samples": 5}, {"reward": 20.0, "samples": 5}, {"reward": 30.0, "samples": 5}]
-    assert Hostile(FedRL(), 1, reward=1e6).weigh(metrics).tolist() == [1e6, 20.0, 30.0]
-    assert Hostile(FedRL("uniform"), 1, reward=1e6).weigh(metrics).tolist() == [1.0, 1.0, 1.0]
+    assert ByzantineParties(FedRL(), 1, claimed_reward=1e6).compute_weights(metrics).tolist() == [1e6, 20.0, 30.0]
+    assert ByzantineParties(FedRL("uniform"), 1, claimed_reward=1e6).compute_weights(metrics).tolist() == [
+        1.0,
+        1.0,
+        1.0,
+    ]
     assert metrics[0]["reward"] == 10.0
 
 
@@ -46,7 +50,9 @@ def test_a_claimed_reward_takes_over_the_reward_weighted_mean_and_no_other():
 def test_a_median_stays_among_those_who_say_the_truth_and_a_mean_does_not(robust):
     models = torch.randn(5, 30, generator=torch.Generator().manual_seed(0))
     honest = models[2:]
-    mean, median = (Hostile(base(), 2, scale=-1e6).aggregate(models, torch.ones(5)).point for base in (FedAvg, robust))
+    mean, median = (
+        ByzantineParties(base(), 2, scale=-1e6).aggregate(models, torch.ones(5)).point for base in (FedAvg, robust)
+    )
     reach = (honest - honest.mean(0)).norm(dim=1).max()
     assert (median - honest.mean(0)).norm() < 2 * reach and (mean - honest.mean(0)).norm() > 1000 * reach
 
@@ -63,4 +69,4 @@ def test_a_median_stays_among_those_who_say_the_truth_and_a_mean_does_not(robust
 )
 def test_what_cannot_be_is_refused(settings, told):
     with pytest.raises(SettingError, match=told):
-        Hostile(FedAvg(), **settings)
+        ByzantineParties(FedAvg(), **settings)

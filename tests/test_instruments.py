@@ -15,26 +15,26 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from descant import DescantError, Federation, Sgd, algorithms, analysis, parties
-from descant.analysis import biggest_jump, coverage, interpolation, lasting_fall, pull_a_round
-from descant.analysis.collapse import fell_behind
-from descant.analysis.findings import collapse
-from descant.analysis.scores import Column, Numbers, Scores
-from descant.core.algorithm import Attending, Hyper, Loss, Memory, Term, Tuned, Tuning
-from descant.core.interfaces import Job, Trained
-from descant.core.messages import Report
+from descant.analysis import biggest_jump, coverage, interpolation, lasting_drop, proximal_share_per_round
+from descant.analysis.collapse import shortfall_start
+from descant.analysis.findings import detect_collapse
+from descant.analysis.scores import Numbers, ScoreColumn, Scores
+from descant.core.algorithm import Hyper, Loss, LossTerm, NamedTensors, ParticipationContext, TuneContext, TuneResult
+from descant.core.interfaces import TrainJob, TrainResult
+from descant.core.messages import Reply
 from descant.errors import SettingError
 from descant.models.flat import Net
-from descant.parties import People
-from descant.studies.result import Result
+from descant.parties import Population
+from descant.studies.result import StudyResult
 from descant.studies.study import Study
-from descant.training.evaluation import on_test_sets
-from fakes import Bytes
-from problems import METHODS, half_squares, network
+from descant.training.evaluation import evaluate_test_sets
+from fakes import BytesEngine
+from problems import METHODS, half_squared_error, network
 
 SOLVER = Sgd(lr=0.1, steps=3, batch=4)
 
 
-def with_tests(count: int = 5, seed: int = 0) -> People:
+def with_tests(count: int = 5, seed: int = 0) -> Population:
     """Small parties with test sets, but the last, which has none."""
     generator = torch.Generator().manual_seed(seed)
     data = []
@@ -60,23 +60,23 @@ def ran(fed: Federation, rounds: int) -> Federation:
 def test_judging_changes_no_hash_and_agrees_with_scores(name: str) -> None:
     """Own before is what the party had when the round began, as far as the method lets it start there."""
     plain, fed = made(name), made(name)
-    for _ in plain.rounds(3, judge=()):
+    for _ in plain.rounds(3, evaluate_local_in=()):
         pass
-    earlier = [fed.scores()] + [scored.scores for scored in fed.rounds(3, judge=(1, 2, 3))]
+    earlier = [fed.scores()] + [scored.scores for scored in fed.rounds(3, evaluate_local_in=(1, 2, 3))]
     assert plain.hash() == fed.hash()
     assert plain.history_[-1]["loss"] == fed.history_[-1]["loss"] and "after" not in plain.history_[-1]
     assert np.isnan(plain.scores().before.values).all()
     scores = fed.scores()
-    judged = ~np.isnan(scores.own.values)
+    judged = ~np.isnan(scores.personal.values)
     assert not judged[-1] and judged[:-1].all()
     assert (np.isnan(scores.before.values) == ~judged).all() and (np.isnan(scores.after.values) == ~judged).all()
     if name in ("Local", "FedAvgPlus", "FedGeoMedPlus", "FedPlusV1"):  # these start at, and keep, their own
-        np.testing.assert_array_equal(scores.after.values, scores.own.values)
-        np.testing.assert_array_equal(scores.before.values[judged], earlier[2].own.values[judged])
+        np.testing.assert_array_equal(scores.after.values, scores.personal.values)
+        np.testing.assert_array_equal(scores.before.values[judged], earlier[2].personal.values[judged])
     if name in ("FedAvg", "FedProx", "RFA", "FedPer", "FedRep"):  # these start at the centre
-        np.testing.assert_array_equal(scores.before.values[judged], earlier[2].center.values[judged])
+        np.testing.assert_array_equal(scores.before.values[judged], earlier[2].global_model.values[judged])
     if name == "Ditto":  # its own model is private, and learns in the same work
-        np.testing.assert_array_equal(scores.after.values, scores.own.values)
+        np.testing.assert_array_equal(scores.after.values, scores.personal.values)
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedGeoMedPlus", "Ditto", "FedPer"])
@@ -88,7 +88,7 @@ def test_every_cut_and_bytes_judge_alike(name: str) -> None:
 
     whole = judged()
     for pieces in (2, 5):
-        for here, there in zip(whole, judged(engine=partial(Bytes, pieces=pieces)), strict=True):
+        for here, there in zip(whole, judged(engine=partial(BytesEngine, batch_count=pieces)), strict=True):
             np.testing.assert_array_equal(here, there)
 
 
@@ -96,11 +96,11 @@ def test_only_the_last_round_is_judged_unless_one_says_otherwise() -> None:
     fed = made("FedAvg", attend=2)
     ran(fed, 4)
     assert ["after" in entry for entry in fed.history_] == [False, False, False, True]
-    assert {found.round for found in fed.state.judged.values()} == {4} and len(fed.state.judged) <= 2
-    before = dict(fed.state.judged)
-    for _ in fed.rounds(2, judge=()):
+    assert {found.round for found in fed.state.local_scores.values()} == {4} and len(fed.state.local_scores) <= 2
+    before = dict(fed.state.local_scores)
+    for _ in fed.rounds(2, evaluate_local_in=()):
         pass
-    assert fed.state.judged == before
+    assert fed.state.local_scores == before
     mean = np.mean([found.after for found in before.values()])
     assert fed.history_[3]["after"] == pytest.approx(mean)
 
@@ -112,7 +112,7 @@ def failing(output: Tensor, target: Tensor) -> Tensor:
 def test_a_metric_that_fails_costs_no_party_its_round() -> None:
     fed, plain = made("FedAvg", metric=failing), made("FedAvg")
     assert ran(fed, 2).hash() == ran(plain, 2).hash()
-    assert not fed.refusals_ and not fed.state.judged
+    assert not fed.rejections_ and not fed.state.local_scores
 
 
 def test_what_parties_say_of_themselves_is_not_fed_back_to_tune() -> None:
@@ -125,7 +125,7 @@ def test_what_parties_say_of_themselves_is_not_fed_back_to_tune() -> None:
 @pytest.mark.parametrize("name", ["FedAvg", "FedAvgPlus", "Local"])
 def test_coverage_counts_the_accepted_and_survives_a_stop(name: str, tmp_path: Path) -> None:
     fed = made(name, attend=2)
-    counted = dict.fromkeys(fed.people, 0)
+    counted = dict.fromkeys(fed.population, 0)
     for scored in fed.rounds(2):
         for party in scored.round.accepted:
             counted[party] += 1
@@ -133,20 +133,20 @@ def test_coverage_counts_the_accepted_and_survives_a_stop(name: str, tmp_path: P
     fed.save(tmp_path / "run")
     again = made(name, attend=2).load(tmp_path / "run")
     assert coverage(again).rounds == counted
-    assert again.state.judged == fed.state.judged
+    assert again.state.local_scores == fed.state.local_scores
     assert coverage(ran(again, 3)).rounds == coverage(ran(made(name, attend=2), 5)).rounds
 
 
 def test_a_refused_party_has_not_trained() -> None:
-    def spoil(report: Report) -> list[Report]:
+    def spoil(report: Reply) -> list[Reply]:
         if report.party == "1" and report.kind == "train":
             report = replace(report, arrays={n: a * math.nan for n, a in report.arrays.items()})
         return [report]
 
-    fed = made("FedAvg", engine=partial(Bytes, fault=spoil))
+    fed = made("FedAvg", engine=partial(BytesEngine, tamper=spoil))
     with pytest.warns(match="refused"):
         ran(fed, 2)
-    assert coverage(fed).never == ("1",)
+    assert coverage(fed).untrained == ("1",)
     assert "1 of 5 parties never trained and are judged by the centre." in fed.findings()
 
 
@@ -164,25 +164,27 @@ def test_who_never_trained_alone_is_judged_by_the_first_model() -> None:
 class Fixed:
     """A solver that puts every party where it is told, so that all is known by hand."""
 
-    hyper, metric, examine = Hyper(), None, staticmethod(on_test_sets)
+    hyper, metric, examine = Hyper(), None, staticmethod(evaluate_test_sets)
 
     def __init__(self, places: dict[str, list[float]]) -> None:
         self.places = places
 
-    def ways(self, net: Net, loss: Loss, terms: tuple[Term, ...], party: object, count: int) -> dict[str, str]:
+    def execution_modes(
+        self, net: Net, loss: Loss, terms: tuple[LossTerm, ...], party: object, count: int
+    ) -> dict[str, str]:
         return {"fixed": ""}
 
-    def train(self, job: Job) -> Trained:
+    def train(self, job: TrainJob) -> TrainResult:
         rows = torch.stack([torch.tensor(self.places[party.name]) for party in job.parties])
-        memories: list[Memory] = [{}] * len(rows)
-        return Trained(rows, memories, [{"samples": 1.0, "loss": 0.0}] * len(rows))
+        memories: list[NamedTensors] = [{}] * len(rows)
+        return TrainResult(rows, memories, [{"samples": 1.0, "loss": 0.0}] * len(rows))
 
 
 def placed(algorithm: algorithms.Algorithm, **places: list[float]) -> Federation:  # type: ignore[name-defined]
     people = parties.from_arrays({name: ([[1.0, 0.0]], [1.0]) for name in places}, test=0)
     module = nn.Linear(2, 1, bias=False)
     nn.init.zeros_(module.weight)
-    return Federation(module, people, algorithm, solver=Fixed(places), loss=half_squares)  # type: ignore[arg-type]
+    return Federation(module, people, algorithm, solver=Fixed(places), loss=half_squared_error)  # type: ignore[arg-type]
 
 
 def test_spikes_by_hand() -> None:
@@ -218,7 +220,7 @@ def test_rho_never_binds_iff_nobody_is_farther(make: object, far: float) -> None
     """a and b stand at ±(3, 4): the centre is 0, and they are 5 from it, or 4 in their largest number."""
     for rho, told in ((far + 0.01, True), (far - 0.01, False)):
         fed = ran(placed(make(alpha=100.0, rho=rho), a=[3.0, 4.0], b=[-3.0, -4.0]), 2)  # type: ignore[operator]
-        assert fed.history_[-1]["reach"] == pytest.approx(far)
+        assert fed.history_[-1]["max_distance"] == pytest.approx(far)
         assert any("never binds" in sentence for sentence in fed.findings()) is told
 
 
@@ -227,9 +229,9 @@ def test_rho_binds_a_newcomer_that_begins_far_from_the_centre() -> None:
     algorithm = algorithms.FedGeoMedPlus(alpha=100.0, rho=1.0)
     fed = ran(placed(algorithm, a=[9.0, 0.0], b=[9.0, 0.0]), 1)
     assert any("never binds" in sentence for sentence in fed.findings())
-    late = placed(replace(algorithm, attend=Later()), a=[9.0, 0.0], b=[9.0, 0.0])
+    late = placed(replace(algorithm, participation=Later()), a=[9.0, 0.0], b=[9.0, 0.0])
     ran(late, 2)
-    assert late.history_[-1]["reach"] == pytest.approx(9.0)
+    assert late.history_[-1]["max_distance"] == pytest.approx(9.0)
     assert not any("never binds" in sentence for sentence in late.findings())
 
 
@@ -239,7 +241,7 @@ class Later:
     def __init__(self) -> None:
         self.calls = 0
 
-    def __call__(self, attending: Attending) -> dict[str, Hyper]:
+    def __call__(self, attending: ParticipationContext) -> dict[str, Hyper]:
         self.calls += 1
         return {("a" if self.calls <= 2 else "b"): attending.hyper}  # the first call only counts who would come
 
@@ -257,7 +259,7 @@ class Later:
 )
 def test_the_pull_of_a_round(algorithm: algorithms.Algorithm, share: float | None) -> None:  # type: ignore[name-defined]
     fed = Federation(network(), with_tests(), algorithm, lr=0.01, steps=20, batch=4)
-    assert pull_a_round(fed.plan_, 1) == (None if share is None else pytest.approx(share))
+    assert proximal_share_per_round(fed.plan_, 1) == (None if share is None else pytest.approx(share))
 
 
 def test_a_weak_pull_is_told_and_epochs_count_as_steps() -> None:
@@ -304,17 +306,17 @@ def test_a_jump_is_found_where_it_is_and_nowhere_else(changes: list[float], time
 @given(st.lists(st.floats(-0.02, 0.02), min_size=20, max_size=40), st.integers(8, 16), st.sampled_from([1.0, -1.0]))
 def test_a_lasting_fall_is_found_and_noise_is_not(noise: list[float], place: int, sign: float) -> None:
     learned = [min(0.9, 0.1 + 0.15 * i) + e for i, e in enumerate(noise)]
-    assert lasting_fall([sign * value for value in learned], sign > 0) is None
+    assert lasting_drop([sign * value for value in learned], sign > 0) is None
     fallen = [*learned[:place], *(0.1 + e for e in noise[place:])]
-    assert lasting_fall([sign * value for value in fallen], sign > 0) == place
+    assert lasting_drop([sign * value for value in fallen], sign > 0) == place
     recovered = [*fallen[:-1], 0.9]
-    assert lasting_fall([sign * value for value in recovered], sign > 0) is None
+    assert lasting_drop([sign * value for value in recovered], sign > 0) is None
 
 
 def test_a_fall_with_gaps_and_models_that_failed() -> None:
-    assert lasting_fall([0.1, math.nan, 0.8, 0.9, -math.inf, -math.inf, -math.inf], True) == 4
-    assert lasting_fall([0.1, 0.9, 0.2], True) is None  # too short to say that it stays
-    assert lasting_fall([], True) is None and lasting_fall([math.nan] * 9, True) is None
+    assert lasting_drop([0.1, math.nan, 0.8, 0.9, -math.inf, -math.inf, -math.inf], True) == 4
+    assert lasting_drop([0.1, 0.9, 0.2], True) is None  # too short to say that it stays
+    assert lasting_drop([], True) is None and lasting_drop([math.nan] * 9, True) is None
 
 
 @pytest.mark.parametrize(
@@ -327,28 +329,30 @@ def test_a_fall_with_gaps_and_models_that_failed() -> None:
 )
 def test_a_drift_of_a_few_points_is_no_collapse(drift: list[float]) -> None:
     """No step went down before, so that there is no usual step back to hold the fall against."""
-    assert lasting_fall(drift, True) is None
-    assert lasting_fall([5 * (1 - value) for value in drift], False) is None
-    assert lasting_fall([1000 * value for value in [*drift, *[0.0] * 9]], True) is not None  # of another scale
+    assert lasting_drop(drift, True) is None
+    assert lasting_drop([5 * (1 - value) for value in drift], False) is None
+    assert lasting_drop([1000 * value for value in [*drift, *[0.0] * 9]], True) is not None  # of another scale
 
 
 def test_a_collapse_is_judged_by_those_who_trained() -> None:
     """Who never trained is judged by the centre: its fall is not that of what the parties have learned."""
     steady = {"loss": math.nan, "change": 1.0}
     falling = [0.2, 0.5, 0.8, 0.9, 0.1, 0.1, 0.1, 0.1]
-    told = [{"round": at, "own": own, "learned": 0.9, **steady} for at, own in enumerate(falling, 1)]
-    assert collapse("FedAvgPlus", told) is None
-    found = collapse("FedAvg", [{**entry, "learned": own} for entry, own in zip(told, falling, strict=True)])
+    told = [{"round": at, "personal": own, "personal_trained": 0.9, **steady} for at, own in enumerate(falling, 1)]
+    assert detect_collapse("FedAvgPlus", told) is None
+    found = detect_collapse(
+        "FedAvg", [{**entry, "personal_trained": own} for entry, own in zip(told, falling, strict=True)]
+    )
     assert found is not None and found.round == 5
     people = parties.digits(count=6)
-    fed = ran(Federation(lambda: nn.Linear(64, 10), people, algorithms.FedAvgPlus(), attend=2, lr=0.1), 1)
+    fed = ran(Federation(lambda: nn.Linear(64, 10), people, algorithms.FedAvgPlus(), participation=2, lr=0.1), 1)
     for scored in fed.rounds(1):
         scored.scores  # noqa: B018
     trained = [name for name, count in coverage(fed).rounds.items() if count]
     assert 0 < len(trained) < 6
-    own = dict(zip(fed.scores().names, fed.scores().own.values, strict=True))
-    assert fed.history_[-1]["learned"] == pytest.approx(np.mean([own[name] for name in trained]))
-    assert fed.history_[-1]["own"] == pytest.approx(np.mean(list(own.values())))
+    own = dict(zip(fed.scores().names, fed.scores().personal.values, strict=True))
+    assert fed.history_[-1]["personal_trained"] == pytest.approx(np.mean([own[name] for name in trained]))
+    assert fed.history_[-1]["personal"] == pytest.approx(np.mean(list(own.values())))
 
 
 def history(losses: list[float], changes: list[float]) -> list[dict[str, float]]:
@@ -357,14 +361,14 @@ def history(losses: list[float], changes: list[float]) -> list[dict[str, float]]
 
 def test_collapse_in_a_sentence() -> None:
     losses = [2.0, 1.5, 1.0, 0.5, 0.4, 0.3, 5.0, 5.0, 5.0]
-    found = collapse("FedAvg", history(losses, [1.0] * 6 + [40.0, 1.0, 1.0]))
+    found = detect_collapse("FedAvg", history(losses, [1.0] * 6 + [40.0, 1.0, 1.0]))
     assert found is not None and found.kind == "collapse" and found.round == 7
     assert found.text.startswith(
         "The model of FedAvg jumped 40× at round 7; what FedAvg had learned was lost at round 7"
     )
-    jumped = collapse("RFA", history([1.0] * 9, [1.0] * 6 + [12.0, 1.0, 1.0]))
+    jumped = detect_collapse("RFA", history([1.0] * 9, [1.0] * 6 + [12.0, 1.0, 1.0]))
     assert jumped is not None and jumped.kind == "jump" and "collapse" not in jumped.text
-    assert collapse("RFA", history([2.0, 1.0, 0.5, 0.4, 0.3, 0.3], [1.0] * 6)) is None
+    assert detect_collapse("RFA", history([2.0, 1.0, 0.5, 0.4, 0.3, 0.3], [1.0] * 6)) is None
 
 
 @given(st.lists(st.floats(-0.003, 0.004), min_size=60, max_size=90), st.integers(6, 50), st.sampled_from([1.0, 1e5]))
@@ -372,32 +376,34 @@ def test_a_desk_that_falls_behind_is_found_and_a_bad_season_is_not(days: list[fl
     """Rewards of a round are mostly its days; only beside training alone on the same days can a collapse be seen."""
     alone = size * np.array(days)
     rising = np.abs(alone) + size * 0.0001
-    assert fell_behind(alone, alone) is None and fell_behind(0.8 * rising, rising) is None
+    assert shortfall_start(alone, alone) is None and shortfall_start(0.8 * rising, rising) is None
     cash = np.where(np.arange(len(days)) < place, rising, 0.0)
-    assert fell_behind(cash, rising) == place
-    assert fell_behind([*cash[:-1], size], rising) is None  # it came back
+    assert shortfall_start(cash, rising) == place
+    assert shortfall_start([*cash[:-1], size], rising) is None  # it came back
 
 
 def test_a_reward_far_below_one_is_no_share() -> None:
     """0.001 a day that is lost is all there was, though it is little for an accuracy."""
     earned = [0.0, 0.0002, 0.0006, 0.001, 0.001, 0.00001, 0.00001, 0.00001, 0.00001]
-    found = collapse("FedAvg", [{"round": at, "reward": value, "steps": 1} for at, value in enumerate(earned, 1)])
+    found = detect_collapse(
+        "FedAvg", [{"round": at, "reward": value, "steps": 1} for at, value in enumerate(earned, 1)]
+    )
     assert found is not None and found.kind == "collapse" and found.round == 6
 
 
 def test_a_study_marks_a_collapse_that_only_training_alone_can_tell() -> None:
     days = np.random.default_rng(0).normal(0.0005, 0.0008, 40)
     names = ("a", "b")
-    scores = Scores(names, "annual return", *(Column(np.ones(2)) for _ in range(5)))
+    scores = Scores(names, "annual return", *(ScoreColumn(np.ones(2)) for _ in range(5)))
 
-    def result(method: str, earned: Numbers) -> Result:
+    def result(method: str, earned: Numbers) -> StudyResult:
         still = {name: np.zeros(40) for name in ("loss", "change", "norm", "jump", "jump_sd")}
         series = {"round": np.arange(1.0, 41), "reward": earned, "steps": np.full(40, 50.0), **still}
-        return Result(method, 0, scores, (), 0.0, 0, "Local", np.full(2, 40.0), series)
+        return StudyResult(method, 0, scores, (), 0.0, 0, "Local", np.full(2, 40.0), series)
 
     held = np.where(np.arange(40) < 25, days, 0.0)
     study = Study((result("Local", days), result("FedAvg", held), result("FedAvg+", days)), {})
-    assert list(study.collapses()) == ["FedAvg"] and 20 <= study.collapses()["FedAvg"] <= 26
+    assert list(study.collapse_rounds()) == ["FedAvg"] and 20 <= study.collapse_rounds()["FedAvg"] <= 26
     assert "FedAvg collapsed at round" in study.verdict()
     assert "less than half of what training alone did" in " ".join(study.findings())
 
@@ -405,8 +411,8 @@ def test_a_study_marks_a_collapse_that_only_training_alone_can_tell() -> None:
 def test_a_run_that_breaks_down_is_found_out() -> None:
     """The learning rate is a hundred times too large from round 9 on."""
 
-    def tune(tuning: Tuning) -> Tuned:
-        return Tuned(replace(tuning.hyper, lr=100.0) if tuning.round >= 9 else tuning.hyper, tuning.memory)
+    def tune(tuning: TuneContext) -> TuneResult:
+        return TuneResult(replace(tuning.hyper, lr=100.0) if tuning.round >= 9 else tuning.hyper, tuning.tuner_state)
 
     people = parties.digits(count=3, seed=0)
     algorithm = replace(algorithms.FedAvg(), tune=tune)
@@ -428,13 +434,13 @@ def test_the_walk_shows_the_next_round_and_leaves_no_trace(name: str) -> None:
     next(iter(fed.rounds(1)))
     undisturbed = ran(made(name, attend=3), 3)
     assert fed.hash() == undisturbed.hash()
-    at = [fed.people.names.index(party) for party in walked.names]
+    at = [fed.population.names.index(party) for party in walked.names]
     now = undisturbed.scores()
-    np.testing.assert_array_equal(walked.scores[:, -1], now.center.values[at])
-    if METHODS[name]().personal is None:  # else the own model is off the line
+    np.testing.assert_array_equal(walked.scores[:, -1], now.global_model.values[at])
+    if METHODS[name]().personal_model is None:  # else the own model is off the line
         np.testing.assert_array_equal(walked.scores[:, 0], now.after.values[at])
-    if not METHODS[name]().private:  # there the parties' own layers have moved on
-        np.testing.assert_array_equal(walked.previous, scores.center.values[at])
+    if not METHODS[name]().private_layers:  # there the parties' own layers have moved on
+        np.testing.assert_array_equal(walked.previous, scores.global_model.values[at])
 
 
 def test_a_walk_by_hand() -> None:
@@ -453,7 +459,7 @@ def test_a_walk_with_some_and_bad_walks() -> None:
     assert interpolation(fed, points=2, most=3).names == ("0", "2", "4")
     with pytest.raises(SettingError, match="at least 2 points"):
         interpolation(fed, points=1)
-    deaf = made("FedAvg", engine=partial(Bytes, fault=lambda report: []))
+    deaf = made("FedAvg", engine=partial(BytesEngine, tamper=lambda report: []))
     deaf_hash = deaf.hash()
     with pytest.raises(DescantError, match="no report was accepted"):
         interpolation(deaf)
@@ -463,7 +469,7 @@ def test_a_walk_with_some_and_bad_walks() -> None:
 # ── pictures ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("kind", ["spikes", "collapse", "walk"])
+@pytest.mark.parametrize("kind", ["spikes", "collapse", "interpolation"])
 def test_a_federation_draws_its_instruments(kind: str, tmp_path: Path) -> None:
     from matplotlib.image import imread
 

@@ -18,25 +18,25 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from descant import Federation
-from descant.config import Recipe, read
+from descant.config import Recipe, read_recipe
 from descant.core.algorithm import seeds
-from descant.core.timeouts import Patience
-from descant.deployment.flower.flower_connection import Away
-from descant.deployment.server import Meeting
-from descant.deployment.server.training_session import Training
-from descant.deployment.silo import Desk, SiloFile
-from descant.deployment.silo.silo_state import Keeping
+from descant.core.timeouts import WaitLimits
+from descant.deployment.flower.flower_connection import PeerUnavailable
+from descant.deployment.server import HandshakeTransport
+from descant.deployment.server.training_session import TrainingSession
+from descant.deployment.silo import SiloFile, TaskHandler
+from descant.deployment.silo.silo_state import SiloState
 from descant.engines import remote
-from descant.engines.remote import Lost
+from descant.engines.remote import UndeliveredError
 from descant.models.flat import Net
 from descant.serialization.references import address_of
-from descant.serialization.wire import Letter
+from descant.serialization.wire import MessageBytes
 from descant.storage import atomic
-from descant.tracking import read as recorded
-from dying import Death, by_half
-from teams import together
-from test_letters import Killed, Post, desks
-from ways import WAYS
+from descant.tracking import read_run as recorded
+from dying import SimulatedCrash, write_half
+from teams import simulated_population
+from test_letters import InMemoryTransport, SimulatedKill, silo_handlers
+from ways import SILO_CASES
 
 NAMES = ("0", "1", "2")
 ROUNDS = 3
@@ -71,51 +71,53 @@ class Fate:
         self.told.append(f"{self.working or 'the driver'} died {when} {what}")
         if what != "a write" and not self.working and self.draw.random() < 0.4:
             self.told[-1] = f"the SuperLink died before {what}"
-            raise Away(self.told[-1])
+            raise PeerUnavailable(self.told[-1])
         if when == "after":
             change(*arguments)
         elif when == "in":
-            by_half(change, arguments)
+            write_half(change, arguments)
         self.dead = True
         raise self._death()
 
     def _death(self) -> BaseException:
-        return Killed() if self.working else Death()
+        return SimulatedKill() if self.working else SimulatedCrash()
 
 
-class Mortal(Post):
+class Mortal(InMemoryTransport):
     """Desks that live on from letter to letter until they are killed; then they come again, and have another mark."""
 
-    def __init__(self, makers: dict[str, Callable[[], Desk]], fate: Fate) -> None:
+    def __init__(self, makers: dict[str, Callable[[], TaskHandler]], fate: Fate) -> None:
         super().__init__({name: lambda name=name: self._desk(name) for name in makers})  # type: ignore[misc]
-        self.makers, self.fate, self.alive, self.came = makers, fate, dict[str, Desk](), 0
+        self.makers, self.fate, self.alive, self.came = makers, fate, dict[str, TaskHandler](), 0
 
-    def _desk(self, name: str) -> Desk:
+    def _desk(self, name: str) -> TaskHandler:
         if name not in self.alive:
             self.alive[name] = self.makers[name]()
         return self.alive[name]
 
-    def send(self, party: str, letter: bytes, seconds: float) -> str:
-        return str(self.fate("a letter is sent", super().send, party, letter, seconds))
+    def send(self, party: str, payload: bytes, ttl: float) -> str:
+        return str(self.fate("a letter is sent", super().send, party, payload, ttl))
 
-    def fetch(self, numbers: Collection[str], most: int) -> dict[str, Letter | Lost]:
-        found: dict[str, Letter | Lost] = self.fate("answers are fetched", self._fetched, numbers, most)
+    def fetch_replies(self, message_ids: Collection[str], max_bytes: int) -> dict[str, MessageBytes | UndeliveredError]:
+        found: dict[str, MessageBytes | UndeliveredError] = self.fate(
+            "answers are fetched", self._fetched, message_ids, max_bytes
+        )
         return found
 
-    def _fetched(self, numbers: Collection[str], most: int) -> dict[str, Letter | Lost]:
+    def _fetched(self, numbers: Collection[str], most: int) -> dict[str, MessageBytes | UndeliveredError]:
         return {number: answer for one in numbers for number, answer in self._answered(one, most).items()}
 
-    def _answered(self, number: str, most: int) -> dict[str, Letter | Lost]:
-        party = self.letters.get(number, ("",))[0]
+    def _answered(self, number: str, most: int) -> dict[str, MessageBytes | UndeliveredError]:
+        party = self.messages.get(number, ("",))[0]
         self.fate.working = party
         try:
-            return dict(self.fate("a letter is answered", super().fetch, [number], most)) if party else {}
-        except Killed:
+            return dict(self.fate("a letter is answered", super().fetch_replies, [number], most)) if party else {}
+        except SimulatedKill:
             self.fate.dead = False
             self.alive.pop(party, None)
-            self.letters.pop(number, None)
+            self.messages.pop(number, None)
             self.came += 1
-            self.marks[party] = f"{self.came} times"
+            self.session_ids[party] = f"{self.came} times"
             return {}
         finally:
             self.fate.working = ""
@@ -123,48 +125,48 @@ class Mortal(Post):
     def left_over(self) -> None:
         """Letters of a driver that is gone are answered, and nobody hears of it; or they are gone with it."""
         if self.fate.draw.random() < 0.5:
-            self._fetched(tuple(self.letters), 2**30)
-        self.letters.clear()
+            self._fetched(tuple(self.messages), 2**30)
+        self.messages.clear()
 
 
 def recipe(name: str) -> Recipe:
-    return read(f"[run]\nseed = 5\nrounds = {ROUNDS}\npoints = {ROUNDS}\n" + WAYS[name].text)
+    return read_recipe(f"[run]\nseed = 5\nrounds = {ROUNDS}\npoints = {ROUNDS}\n" + SILO_CASES[name].recipe_text)
 
 
-def trained(folder: Path, chosen: Recipe, post: Post) -> dict[str, Any]:
+def trained(folder: Path, chosen: Recipe, post: InMemoryTransport) -> dict[str, Any]:
     """As `descant server start` does it."""
-    net = Net.made(chosen.model(), seeds.torch_seed(5, 0, seeds.EVERYBODY, "model"))
+    net = Net.from_model(chosen.model(), seeds.torch_seed(5, 0, seeds.EVERYBODY, "model"))
     loss = address_of(torch.nn.functional.cross_entropy)
-    meeting = Meeting(post, chosen, "lab", net, loss, say=len)
-    patience = Patience(gather=len(NAMES), farewell=0)
-    return Training(folder, chosen, meeting, patience, len).until_done(lambda: NAMES)
+    meeting = HandshakeTransport(post, chosen, "lab", net, loss, log=len)
+    patience = WaitLimits(min_parties=len(NAMES), grace=0)
+    return TrainingSession(folder, chosen, meeting, patience, len).run_to_completion(lambda: NAMES)
 
 
 def disturbed(folder: Path, name: str, seed: int) -> Fate:
     """A training in which the same command is given again after each death of the driver."""
     fate = Fate(seed)
-    post = Mortal(desks(folder / "silos", NAMES, team=WAYS[name].team), fate)
-    atomic.make(folder / "run")
+    post = Mortal(silo_handlers(folder / "silos", NAMES, silo_file_template=SILO_CASES[name].silo_file_template), fate)
+    atomic.make_folder(folder / "run")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(atomic, "_do", fate.write)
         while True:
             try:
                 trained(folder / "run", recipe(name), post)
                 return fate
-            except (Death, Away):
+            except (SimulatedCrash, PeerUnavailable):
                 fate.dead = False
                 post.left_over()
 
 
 def simulated(name: str, folder: Path) -> tuple[Federation, dict[str, np.ndarray]]:
     """The same without any machines, and its scores of every round."""
-    people = together([SiloFile(folder / "silos" / f"team{party}.py", party) for party in NAMES])
+    people = simulated_population([SiloFile(folder / "silos" / f"team{party}.py", party) for party in NAMES])
     chosen = recipe(name)
     fed = Federation(chosen.model(), people, chosen.algorithm(), solver=chosen.solver(), seed=5)
     scores = [round.scores for round in fed.rounds(ROUNDS)]
     return fed, {
-        "own": np.stack([one.own.values for one in scores]),
-        "center": np.stack([one.center.values for one in scores]),
+        "personal": np.stack([one.personal.values for one in scores]),
+        "global_model": np.stack([one.global_model.values for one in scores]),
     }
 
 
@@ -178,24 +180,24 @@ def same(folder: Path, name: str) -> None:
     """What driver and silos have on their disks is what the simulation came to."""
     twin, scores = simulated(name, folder)
     found = recorded(folder / "run" / "training")
-    assert found.state == "ended" and found.numbers.round.tolist() == list(range(1, ROUNDS + 1))
-    assert found.numbers.accepted.all() and not [event for event in found.events if event["event"] == "refused"]
+    assert found.state == "finished" and found.numbers.rounds.tolist() == list(range(1, ROUNDS + 1))
+    assert found.numbers.accepted.all() and not [event for event in found.events if event["event"] == "rejected"]
     for column, values in scores.items():
         np.testing.assert_array_equal(found.numbers.scores[column], values, column)
     [center] = (folder / "run" / "training" / "models" / f"{ROUNDS:08}").glob("center*")
-    assert torch.equal(load_file(center)["center"], twin.state.center)
+    assert torch.equal(load_file(center)["global_model"], twin.state.global_model)
     for party in NAMES:
         state = folder / "silos" / f"at-{party}"
-        alike(load_file(state / "own.safetensors"), twin.models_[party].state_dict())
-        alike(Keeping(state).memory(ROUNDS), twin.engine_.memory.get(party))
+        alike(load_file(state / "personal_model.safetensors"), twin.models_[party].state_dict())
+        alike(SiloState(state).load_party_state(ROUNDS), twin.engine_.party_states.get(party))
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is waited for: a process that is killed, unlike a machine, loses nothing that was written."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(remote, "_SHORTEST", 0.0005)
-    monkeypatch.setattr(remote, "_LONGEST", 0.001)
+    monkeypatch.setattr(remote, "_MIN_POLL", 0.0005)
+    monkeypatch.setattr(remote, "_MAX_POLL", 0.001)
 
 
 @pytest.mark.parametrize("seed", range(64))

@@ -19,22 +19,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from descant import Algorithm, Federation, Sgd, algorithms, parties
-from descant.algorithms.representation_matching.matching_wrappers import Entropy
-from descant.core.algorithm import Sight, Term, seeds
+from descant.algorithms.representation_matching.matching_wrappers import EntropyTerm
+from descant.core.algorithm import LossContext, LossTerm, seeds
 from descant.core.settings import PerParty
 from descant.errors import ModelError, SettingError
 from descant.models.flat import Net, bind
-from descant.models.matching_layers import Matching, Unpooling
-from descant.parties import People
-from descant.training.kernels.max_pooling import Switches, larger
+from descant.models.matching_layers import InverseMaxPool, MatchingLoss
+from descant.parties import Population
+from descant.training.kernels.max_pooling import Switches, row_maxima
 from descant.training.kernels.traced_kernel import Stack
 from descant.training.objective import Objective
-from descant.training.stacked_gradient import Descent
-from fakes import Bytes
+from descant.training.stacked_gradient import StackGradient
+from fakes import BytesEngine
 from files import write_wave
-from problems import classes, network
+from problems import classification_parties, network
 
-WAYS = ("stacked", "single", "vectorised", "looped")
+WAYS = ("stacked", "single", "vectorized", "looped")
 RM = algorithms.RepresentationMatching
 
 
@@ -86,7 +86,7 @@ def made(name: str) -> nn.Module:
     return NETS[name][1]().double()
 
 
-def shaped(shape: tuple[int, ...], count: int = 3) -> People:
+def shaped(shape: tuple[int, ...], count: int = 3) -> Population:
     generator = torch.Generator().manual_seed(1)
     data = [
         (torch.randn(n, *shape, generator=generator), torch.randint(3, (n,), generator=generator))
@@ -95,20 +95,20 @@ def shaped(shape: tuple[int, ...], count: int = 3) -> People:
     return parties.from_arrays(data, test=0, dtype=torch.float64)
 
 
-def term_of(algorithm: Algorithm, module: nn.Module) -> Term:
+def term_of(algorithm: Algorithm, module: nn.Module) -> LossTerm:
     term = bind(algorithm, Net(module)).terms[-1]
-    assert isinstance(term, Term)
+    assert isinstance(term, LossTerm)
     return term
 
 
-def sight_of(module: nn.Module, term: Term, own: Tensor, w: Tensor, x: Tensor) -> Sight:
+def sight_of(module: nn.Module, term: LossTerm, own: Tensor, w: Tensor, x: Tensor) -> LossContext:
     """What the term sees of a trained model w beside the module's own numbers."""
     net = Net(module)
-    received, none = net.row(), torch.empty(0, dtype=x.dtype)
-    output, _, seen = net.watched(w, none, x, term.points)
-    frozen = net.watched(received, none, x, term.points)[2]
+    received, none = net.copy_initial_row(), torch.empty(0, dtype=x.dtype)
+    output, _, seen = net.apply_with_points(w, none, x, term.feature_names)
+    frozen = net.apply_with_points(received, none, x, term.feature_names)[2]
     y = torch.zeros(len(x), dtype=torch.int64)
-    return Sight(w, received, own, x, y, output, seen, frozen, lambda p, i: i, functional.cross_entropy)
+    return LossContext(w, received, own, x, y, output, seen, frozen, lambda p, i: i, functional.cross_entropy)
 
 
 # ── the points ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -117,8 +117,8 @@ def sight_of(module: nn.Module, term: Term, own: Tensor, w: Tensor, x: Tensor) -
 def test_points_are_the_input_every_non_linearity_and_the_top() -> None:
     def found(name: str) -> list[tuple[str, str]]:
         value = term_of(RM(), made(name)).value
-        assert isinstance(value, Matching)
-        return [(link.below, link.above) for link in value.links]
+        assert isinstance(value, MatchingLoss)
+        return [(link.to_point, link.from_point) for link in value.layers]
 
     assert found("linear") == [("input", "output")]
     assert found("dense") == [("input", "1"), ("1", "3"), ("3", "output")]
@@ -131,7 +131,7 @@ def test_words_are_matched_as_what_they_are_embedded_as() -> None:
     assert term_of(RM(), model).value.links[0].below == "0"  # type: ignore[attr-defined]
     data = [(torch.randint(7, (9, 3)), torch.arange(9) % 3) for _ in range(3)]
     fed = Federation(model, parties.from_arrays(data, test=0), RM(), lr=0.1, steps=2, batch=4)
-    assert fed.fit(2, progress=False).state.way == "stacked" and not fed.refusals_
+    assert fed.fit(2, progress=False).state.execution_mode == "stacked" and not fed.rejections_
 
 
 # ── the loss ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -150,13 +150,13 @@ def test_the_loss_is_0_for_matching_layers_that_invert_a_linear_model(widths: li
     for layer in model:
         back = torch.linalg.pinv(layer.weight.detach())  # type: ignore[arg-type]
         own += [back, -back @ layer.bias.detach()]  # type: ignore[operator]
-    theta = term.begin(Net(model).row(), np.random.default_rng(0))  # type: ignore[misc]
-    assert isinstance(term.value, Matching)
+    theta = term.initial_values(Net(model).copy_initial_row(), np.random.default_rng(0))  # type: ignore[misc]
+    assert isinstance(term.value, MatchingLoss)
     for part, values in zip(term.value.split(theta), own, strict=True):
         part.copy_(values)
     x = torch.randn(5, 3, dtype=torch.float64)
-    assert float(term.value(sight_of(model, term, theta, Net(model).row(), x))) < 1e-18
-    assert float(term.value(sight_of(model, term, theta, Net(model).row() + 0.1, x))) > 1e-6
+    assert float(term.value(sight_of(model, term, theta, Net(model).copy_initial_row(), x))) < 1e-18
+    assert float(term.value(sight_of(model, term, theta, Net(model).copy_initial_row() + 0.1, x))) > 1e-6
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -166,14 +166,14 @@ def test_the_loss_is_that_of_torch_s_own_layers(reduction: str) -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)).double()
     term = term_of(RM(reduction=reduction), model)  # type: ignore[arg-type]
     net, x = Net(model), torch.randn(5, 1, 6, 6, dtype=torch.float64)
-    theta = term.begin(net.row(), np.random.default_rng(3))  # type: ignore[misc]
-    w = net.row() + 0.05 * torch.randn_like(net.row())
+    theta = term.initial_values(net.copy_initial_row(), np.random.default_rng(3))  # type: ignore[misc]
+    w = net.copy_initial_row() + 0.05 * torch.randn_like(net.copy_initial_row())
     first, second = nn.ConvTranspose2d(2, 1, 3).double(), nn.Linear(3, 8).double()
-    assert isinstance(term.value, Matching)
+    assert isinstance(term.value, MatchingLoss)
     own = list(term.value.split(theta))
     for part, values in zip([*first.parameters(), *second.parameters()], own, strict=True):
         part.data = values
-    trained = net.module_of(w)
+    trained = net.module_from_row(w)
     activation, before = (module[:2](x) for module in (trained, model))  # type: ignore[index]
     _, switches = functional.max_pool2d(activation, 2, return_indices=True)
     rebuilt = functional.max_unpool2d(second(trained(x)).view(5, 2, 2, 2), switches, 2)
@@ -186,8 +186,8 @@ def test_matching_layers_begin_as_torch_s_do() -> None:
     """Uniform within ±1/√(fan in), from the party's own stream."""
     term = term_of(RM(), nn.Sequential(nn.Linear(30, 100), nn.ReLU(), nn.Conv1d(1, 1, 1), nn.Linear(100, 40)))
     row = torch.zeros(3)
-    assert isinstance(term.value, Matching) and term.begin is not None
-    drawn = [list(term.value.split(term.begin(row, seeds.stream(0, 1, name, "matching")))) for name in "aab"]
+    assert isinstance(term.value, MatchingLoss) and term.initial_values is not None
+    drawn = [list(term.value.split(term.initial_values(row, seeds.stream(0, 1, name, "matching")))) for name in "aab"]
     assert all(torch.equal(one, two) for one, two in zip(drawn[0], drawn[1], strict=True))
     assert not torch.equal(drawn[0][0], drawn[2][0])
     for part, fan_in in zip(drawn[0], (100, 100, 40, 40, 1, 1), strict=True):
@@ -205,26 +205,26 @@ def test_gradients_agree_with_finite_differences(name: str, way: str) -> None:
     """Of eq. (2) with both other terms, along w and θ, for two unlike parties with unlike strengths."""
     module, shape = made(name), NETS[name][0]
     net = Net(module)
-    wrapped = algorithms.WeightDivergence(algorithms.EntropyRegularization(RM(), least=1.05), 0.3)
+    wrapped = algorithms.WeightDivergence(algorithms.EntropyRegularization(RM(), min_entropy=1.05), 0.3)
     terms = bind(wrapped, net).terms
     torch.manual_seed(4)
-    theta = torch.stack([terms[0].begin(net.row(), np.random.default_rng(k)) for k in range(2)])
-    columns = torch.cat([net.row() + 0.1 * torch.randn(2, net.layout.size).double(), theta], 1)
+    theta = torch.stack([terms[0].begin(net.copy_initial_row(), np.random.default_rng(k)) for k in range(2)])
+    columns = torch.cat([net.copy_initial_row() + 0.1 * torch.randn(2, net.layout.trainable_width).double(), theta], 1)
     x, y = torch.randn(2, 5, *shape, dtype=torch.float64), torch.randint(3, (2, 5))
     strengths = torch.tensor([[0.7, 0.4, 0.2], [1.5, 0.1, 0.0]], dtype=torch.float64)
     objective = Objective(net, functional.cross_entropy, terms, (theta.shape[1], 0, 0))
-    none, received = columns.new_empty(2, 0), net.row().repeat(2, 1)
+    none, received = columns.new_empty(2, 0), net.copy_initial_row().repeat(2, 1)
     found = []
     for rows in ([0], [1]) if way in ("single", "looped") else ([0, 1],):
         stack = Stack(net.layout, [columns[rows]], lead=int(way != "single"))
         with torch.no_grad():
-            descent = Descent(objective, way, stack, none[rows], received[rows], strengths[rows])
+            descent = StackGradient(objective, way, stack, none[rows], received[rows], strengths[rows])
             descent(x[rows], y[rows])
         found.append(descent.stack.gradient)
     gradient, step = torch.cat(found), 1e-6
 
     def value(k: int, at: Tensor) -> Tensor:
-        return objective.one(at, none[k], received[k], strengths[k], x[k], y[k])[0].detach()
+        return objective.party_objective(at, none[k], received[k], strengths[k], x[k], y[k])[0].detach()
 
     for k in range(2):
         for column in np.random.default_rng(k).choice(columns.shape[1], 40, replace=False).tolist():
@@ -234,18 +234,20 @@ def test_gradients_agree_with_finite_differences(name: str, way: str) -> None:
             assert abs(float(gradient[k, column] - slope)) < 1e-7
 
 
-def everything(fed: Federation, people: People) -> Tensor:
-    return torch.cat([fed.state.center, *(fed.engine_.memory.get(name)["private.matching"] for name in people)])
+def everything(fed: Federation, people: Population) -> Tensor:
+    return torch.cat(
+        [fed.state.global_model, *(fed.engine_.party_states.get(name)["private.matching"] for name in people)]
+    )
 
 
-def agree(model: nn.Module, people: People, algorithm: Algorithm, solver: Sgd) -> None:
+def agree(model: nn.Module, people: Population, algorithm: Algorithm, solver: Sgd) -> None:
     """All ways give the same centre and the same matching layers."""
     rows = []
     for way in WAYS:
         fed = Federation(model, people, algorithm, solver=solver, seed=1)
-        fed.state = replace(fed.state, way=way)
+        fed.state = replace(fed.state, execution_mode=way)
         rows.append(everything(fed.fit(2, progress=False), people))
-        assert not fed.refusals_
+        assert not fed.rejections_
     for row in rows[:-1]:
         torch.testing.assert_close(row, rows[-1], rtol=0, atol=1e-12)
 
@@ -269,7 +271,9 @@ def test_points_may_be_named_and_are_seen_before_they_are_overwritten(points: tu
     agree(model, shaped((6,)), RM(points=points), Sgd(lr=0.1, steps=3, batch=4))
     term = term_of(RM(points=points), model)
     x = torch.randn(4, 6, dtype=torch.float64)
-    seen = sight_of(model, term, torch.zeros(term.value.width, dtype=x.dtype), Net(model).row(), x).seen  # type: ignore[attr-defined]
+    seen = sight_of(
+        model, term, torch.zeros(term.value.width, dtype=x.dtype), Net(model).copy_initial_row(), x
+    ).features  # type: ignore[attr-defined]
     if "0" in points:
         torch.testing.assert_close(seen["0"], model[0](x))
 
@@ -277,13 +281,13 @@ def test_points_may_be_named_and_are_seen_before_they_are_overwritten(points: tu
 def test_models_without_a_kernel_are_matched_too() -> None:
     def way(*layers: nn.Module) -> str:
         torch.manual_seed(0)
-        people = classes(6).subset(["0", "1", "2"])
+        people = classification_parties(6).subset(["0", "1", "2"])
         fed = Federation(nn.Sequential(*layers), people, RM(), lr=0.1, steps=2, batch=4).fit(2, progress=False)
-        assert not fed.refusals_ and fed.state.center.isfinite().all()
-        return fed.state.way
+        assert not fed.rejections_ and fed.state.global_model.isfinite().all()
+        return fed.state.execution_mode
 
-    assert way(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)) == "vectorised"
-    assert way(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 3), nn.LogSoftmax(1)) == "vectorised"
+    assert way(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)) == "vectorized"
+    assert way(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 3), nn.LogSoftmax(1)) == "vectorized"
     assert way(nn.Linear(6, 8), nn.Dropout(), nn.ReLU(), nn.Linear(8, 3)) == "looped"
     assert way(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)) == "stacked"
 
@@ -292,9 +296,9 @@ def test_models_without_a_kernel_are_matched_too() -> None:
 def test_the_cut_changes_no_bit_of_convolutions(way: str) -> None:
     def hashed(pieces: int) -> str:
         people = shaped(NETS["convolutions"][0], 4)
-        solver, engine = Sgd(lr=0.05, steps=2, batch=3), partial(Bytes, pieces=pieces)
+        solver, engine = Sgd(lr=0.05, steps=2, batch=3), partial(BytesEngine, batch_count=pieces)
         fed = Federation(made("convolutions"), people, RM(), solver=solver, engine=engine)
-        fed.state = replace(fed.state, way=way)
+        fed.state = replace(fed.state, execution_mode=way)
         return fed.fit(2, progress=False).hash()
 
     assert len({hashed(pieces) for pieces in (1, 2, 3, 4)}) == 1
@@ -312,15 +316,15 @@ def test_switches_are_where_torch_s_pool_took_its_values_from(rows: int, columns
     pooled, indices = functional.max_pool2d(x, 2, return_indices=True)
     slope = torch.randn(pooled.shape, generator=generator, dtype=torch.float64)
     with torch.no_grad():
-        switches = Switches.of(x, larger(x))
-        pairs = larger(x)
+        switches = Switches.of(x, row_maxima(x))
+        pairs = row_maxima(x)
         assert torch.equal(torch.maximum(pairs[..., 0, :], pairs[..., 1, :]), pooled)
         (expected,) = torch.autograd.grad(pooled, x, slope)
-        assert torch.equal(switches.spread(slope), expected)
-        assert torch.equal(switches.taken(expected), slope)
-        back = Unpooling("", 2, (("kernel_size", 2), ("stride", 2)))
+        assert torch.equal(switches.unpool(slope), expected)
+        assert torch.equal(switches.pool(expected), slope)
+        back = InverseMaxPool("", 2, (("kernel_size", 2), ("stride", 2)))
         assert torch.equal(back(slope, x), expected)
-        assert torch.equal(switches.taken(x), x.flatten(2).gather(2, indices.flatten(2)).view(pooled.shape))
+        assert torch.equal(switches.pool(x), x.flatten(2).gather(2, indices.flatten(2)).view(pooled.shape))
 
 
 # ── wrapping ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -332,8 +336,8 @@ BASES = [algorithms.FedAvg(), algorithms.FedProx(0.1), algorithms.FedAvgPlus(alp
 @pytest.mark.parametrize("base", BASES, ids=lambda base: base.name)
 def test_coefficient_0_is_the_wrapped_algorithm_bit_for_bit(base: Algorithm, way: str) -> None:
     def hashed(algorithm: Algorithm) -> str:
-        fed = Federation(network(), classes(5), algorithm, lr=0.1, steps=3, batch=4, seed=2)
-        fed.state = replace(fed.state, way=way)
+        fed = Federation(network(), classification_parties(5), algorithm, lr=0.1, steps=3, batch=4, seed=2)
+        fed.state = replace(fed.state, execution_mode=way)
         return fed.fit(2, progress=False).hash()
 
     plain = hashed(base)
@@ -345,12 +349,12 @@ def test_coefficient_0_is_the_wrapped_algorithm_bit_for_bit(base: Algorithm, way
 @pytest.mark.parametrize("way", WAYS)
 def test_a_party_whose_coefficient_is_0_learns_as_without(way: str) -> None:
     """And the others do not: a coefficient may differ by party and round."""
-    people, rows = classes(4, torch.float64), []
-    for algorithm in (algorithms.Local(), RM(algorithms.Local(), coefficient=PerParty({"1": 3.0}, otherwise=0.0))):
+    people, rows = classification_parties(4, torch.float64), []
+    for algorithm in (algorithms.Local(), RM(algorithms.Local(), coefficient=PerParty({"1": 3.0}, default=0.0))):
         fed = Federation(network(torch.float64), people, algorithm, lr=0.1, steps=3, batch=4)
-        fed.state = replace(fed.state, way=way)
+        fed.state = replace(fed.state, execution_mode=way)
         fed.fit(2, progress=False)
-        rows.append(torch.stack([fed.state.own.get(name)["model"] for name in people]))
+        rows.append(torch.stack([fed.state.personal_models.get(name)["model"] for name in people]))
     apart = (rows[0] - rows[1]).abs().amax(1)
     assert float(apart[1]) > 1e-3 and float(apart[[0, 2, 3]].max()) < 1e-12
 
@@ -367,19 +371,19 @@ def test_two_rounds_are_those_of_plain_torch(way: str) -> None:
     """Algorithm 1 without its tuner, written out: modules and one optimiser a party, and θ stays with it."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double()
-    people, lr = classes(3, torch.float64), 0.1
+    people, lr = classification_parties(3, torch.float64), 0.1
     fed = Federation(model, people, RM(coefficient=0.5), lr=lr, steps=2, batch=100, seed=1)
-    fed.state = replace(fed.state, way=way)
+    fed.state = replace(fed.state, execution_mode=way)
     fed.fit(2, progress=False)
     term = term_of(RM(), model)
-    assert isinstance(term.value, Matching) and term.begin is not None
+    assert isinstance(term.value, MatchingLoss) and term.initial_values is not None
     center = nn.utils.parameters_to_vector(model.parameters()).detach()
-    theta = {name: term.begin(center, seeds.stream(1, 1, name, "matching")) for name in people}
+    theta = {name: term.initial_values(center, seeds.stream(1, 1, name, "matching")) for name in people}
     for _ in range(2):
-        frozen, trained = Net(model).module_of(center), {}
+        frozen, trained = Net(model).module_from_row(center), {}
         for party in people.values():
             own = [part.clone().requires_grad_() for part in term.value.split(theta[party.name])]
-            module = Net(model).module_of(center)
+            module = Net(model).module_from_row(center)
             optimizer = torch.optim.SGD([*module.parameters(), *own], lr)
             for _ in range(2):
                 optimizer.zero_grad()
@@ -405,20 +409,26 @@ def test_entropy_by_hand() -> None:
     output = torch.tensor([[0.0, 0.0], [math.log(3.0), 0.0], [200.0, 0.0]], dtype=torch.float64)
     entropies = [math.log(2), 0.75 * math.log(4 / 3) + 0.25 * math.log(4), 0.0]
     short = [max(0.0, 0.6 - entropy) for entropy in entropies]
-    assert float(Entropy(0.6).of(output)) == pytest.approx(sum(short) / 3, abs=1e-12)
-    assert float(Entropy(0.6, "batch").of(output)) == pytest.approx(0.6 - sum(entropies) / 3, abs=1e-12)
-    assert float(Entropy(0.4, "batch").of(output)) == 0.0
+    assert float(EntropyTerm(0.6).entropy_deficit(output)) == pytest.approx(sum(short) / 3, abs=1e-12)
+    assert float(EntropyTerm(0.6, "batch").entropy_deficit(output)) == pytest.approx(
+        0.6 - sum(entropies) / 3, abs=1e-12
+    )
+    assert float(EntropyTerm(0.4, "batch").entropy_deficit(output)) == 0.0
 
 
 @pytest.mark.parametrize("classes", [2, 3, 7, 10, 100])
 def test_unless_it_is_given_the_least_entropy_can_be_reached_whatever_the_classes(classes: int) -> None:
     """Of ten classes it is the 2 nats that it is for, to the last bit; of others the same share of all there can be."""
     output = torch.randn(4, classes, generator=torch.Generator().manual_seed(0))
-    assert float(Entropy().of(torch.zeros(4, classes))) == 0.0 < float(Entropy().of(3 * output))
-    same = torch.equal(Entropy().of(output), Entropy(2.0).of(output))
+    assert (
+        float(EntropyTerm().entropy_deficit(torch.zeros(4, classes)))
+        == 0.0
+        < float(EntropyTerm().entropy_deficit(3 * output))
+    )
+    same = torch.equal(EntropyTerm().entropy_deficit(output), EntropyTerm(2.0).entropy_deficit(output))
     assert same == (classes == 10)
     sure = torch.eye(classes)[:1] * 200
-    assert float(Entropy().of(sure)) == pytest.approx(2 * math.log(classes) / math.log(10))
+    assert float(EntropyTerm().entropy_deficit(sure)) == pytest.approx(2 * math.log(classes) / math.log(10))
 
 
 @settings(deadline=None, derandomize=True, max_examples=25)
@@ -426,24 +436,24 @@ def test_unless_it_is_given_the_least_entropy_can_be_reached_whatever_the_classe
 def test_the_gradient_of_the_entropy_agrees_with_finite_differences(n: int, c: int, least: float, over: str) -> None:
     generator = torch.Generator().manual_seed(n * 10 + c)
     output = 2 * torch.randn(n, c, generator=generator, dtype=torch.float64)
-    entropy = Entropy(least, over)  # type: ignore[arg-type]
-    assert torch.autograd.gradcheck(entropy.of, output.requires_grad_(), atol=1e-5)
+    entropy = EntropyTerm(least, over)  # type: ignore[arg-type]
+    assert torch.autograd.gradcheck(entropy.entropy_deficit, output.requires_grad_(), atol=1e-5)
     unsure = torch.zeros(n, c, dtype=torch.float64, requires_grad=True)
     if least <= math.log(c):
-        value = entropy.of(unsure)
+        value = entropy.entropy_deficit(unsure)
         assert value.item() == pytest.approx(0, abs=1e-12)
         assert torch.autograd.grad(value, unsure)[0].abs().max() < 1e-12
 
 
 def test_weight_divergence_is_fedprox_with_twice_the_coefficient() -> None:
     """The paper's penalty has no half: ‖w - w̃‖², all of it."""
-    sight = Sight(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 2.0]), *[torch.empty(0)] * 4, {}, {}, None, None)  # type: ignore[arg-type]
+    sight = LossContext(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 2.0]), *[torch.empty(0)] * 4, {}, {}, None, None)  # type: ignore[arg-type]
     (term,) = algorithms.WeightDivergence().terms
-    assert isinstance(term, Term) and float(term.value(sight)) == 5.0
+    assert isinstance(term, LossTerm) and float(term.value(sight)) == 5.0
     centers = [
-        Federation(network(torch.float64), classes(4, torch.float64), algorithm, lr=0.1, steps=4)
+        Federation(network(torch.float64), classification_parties(4, torch.float64), algorithm, lr=0.1, steps=4)
         .fit(2, False)
-        .state.center
+        .state.global_model
         for algorithm in (algorithms.WeightDivergence(coefficient=0.7), algorithms.FedProx(1.4), algorithms.FedAvg())
     ]
     torch.testing.assert_close(centers[0], centers[1], rtol=0, atol=1e-12)
@@ -496,7 +506,7 @@ def test_models_that_cannot_be_matched_say_what_lies_between(
     model: nn.Module, points: tuple[str, ...] | None, message: str
 ) -> None:
     with pytest.raises(ModelError, match=message):
-        Federation(model, classes(3), RM(points=points)).fit(1, progress=False)
+        Federation(model, classification_parties(3), RM(points=points)).fit(1, progress=False)
 
 
 @pytest.mark.parametrize(
@@ -504,8 +514,11 @@ def test_models_that_cannot_be_matched_say_what_lies_between(
     [
         (RM(coefficient=-1.0), r"The 'coefficient' of FedAvg\+RM must be >= 0. Got -1.0."),
         (RM(reduction="max"), r"The 'reduction' of FedAvg\+RM must be one of 'mean', 'sum'. Got 'max'."),  # type: ignore[arg-type]
-        (algorithms.EntropyRegularization(least=-1.0), r"The 'least' of FedAvg\+ER must be >= 0. Got -1.0."),
-        (algorithms.EntropyRegularization(over="all"), r"The 'over' of FedAvg\+ER must be one of 'samples', 'batch'."),  # type: ignore[arg-type]
+        (algorithms.EntropyRegularization(min_entropy=-1.0), r"The 'least' of FedAvg\+ER must be >= 0. Got -1.0."),
+        (
+            algorithms.EntropyRegularization(granularity="all"),
+            r"The 'over' of FedAvg\+ER must be one of 'samples', 'batch'.",
+        ),  # type: ignore[arg-type]
         (algorithms.WeightDivergence(coefficient=-0.1), r"The 'coefficient' of FedAvg\+WD must be >= 0. Got -0.1."),
         (RM(coefficient=None), r"The 'coefficient' of FedAvg\+RM must be >= 0. Got None."),  # type: ignore[arg-type]
         (
@@ -518,12 +531,14 @@ def test_models_that_cannot_be_matched_say_what_lies_between(
 )
 def test_bad_settings_are_named(algorithm: Algorithm, message: str) -> None:
     with pytest.raises(SettingError, match=message):
-        Federation(network(), classes(3), algorithm).fit(1, progress=False)
+        Federation(network(), classification_parties(3), algorithm).fit(1, progress=False)
 
 
 def test_part_of_a_branched_model_can_be_matched() -> None:
-    fed = Federation(Branched(), classes(4), RM(points=("relu_1", "output")), lr=0.1, steps=2).fit(1, progress=False)
-    assert fed.state.way == "stacked" and not fed.refusals_
+    fed = Federation(Branched(), classification_parties(4), RM(points=("relu_1", "output")), lr=0.1, steps=2).fit(
+        1, progress=False
+    )
+    assert fed.state.execution_mode == "stacked" and not fed.rejections_
 
 
 def test_the_page_is_what_a_new_user_can_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from torch import Tensor, nn
 
 from descant import parties
-from descant.analysis import Roc, membership_inference
-from descant.analysis.membership_inference import BOTH, MODEL
+from descant.analysis import RocCurve, membership_inference
+from descant.analysis.membership_inference import MODEL_AND_CORESET, MODEL_ONLY
 from descant.errors import PartyError
 from descant.parties import Party, Selection
 
@@ -24,21 +24,21 @@ numbers = st.lists(st.integers(-3, 3), min_size=2, max_size=20)
 @given(numbers, numbers)
 @settings(max_examples=25, deadline=None)
 def test_the_curve_and_its_area_are_the_known_ones(members: list[int], others: list[int]) -> None:
-    found = Roc.of(np.array(members, dtype=float), np.array(others, dtype=float))
+    found = RocCurve.from_scores(np.array(members, dtype=float), np.array(others, dtype=float))
     labels = [1] * len(members) + [0] * len(others)
     assert found.auc == pytest.approx(roc_auc_score(labels, members + others))
     false, true, _ = roc_curve(labels, members + others, drop_intermediate=False)
-    np.testing.assert_allclose(found.false, false)
-    np.testing.assert_allclose(found.true, true)
-    assert np.trapezoid(found.true, found.false) == pytest.approx(found.auc)
-    mirrored = Roc.of(-np.array(members, dtype=float), -np.array(others, dtype=float))
-    assert mirrored.auc == pytest.approx(1 - found.auc) and mirrored.error == pytest.approx(found.error)
+    np.testing.assert_allclose(found.false_positive_rates, false)
+    np.testing.assert_allclose(found.true_positive_rates, true)
+    assert np.trapezoid(found.true_positive_rates, found.false_positive_rates) == pytest.approx(found.auc)
+    mirrored = RocCurve.from_scores(-np.array(members, dtype=float), -np.array(others, dtype=float))
+    assert mirrored.auc == pytest.approx(1 - found.auc) and mirrored.auc_error == pytest.approx(found.auc_error)
 
 
 def test_the_error_of_the_area_is_its_spread_over_samples() -> None:
     rng = np.random.default_rng(0)
-    found = [Roc.of(rng.normal(0.5, 1, 60), rng.normal(0, 1, 40)) for _ in range(400)]
-    assert np.std([one.auc for one in found]) == pytest.approx(np.mean([one.error for one in found]), rel=0.1)
+    found = [RocCurve.from_scores(rng.normal(0.5, 1, 60), rng.normal(0, 1, 40)) for _ in range(400)]
+    assert np.std([one.auc for one in found]) == pytest.approx(np.mean([one.auc_error for one in found]), rel=0.1)
 
 
 def guessing(rows: int = 200, tested: int = 200) -> Party:
@@ -51,7 +51,7 @@ def test_a_model_that_never_saw_the_rows_gives_nothing_away_and_the_coreset_give
     party = guessing()
     chosen = Selection(share=0.1).choose(party, seed=0)
     found = membership_inference(nn.Linear(3, 2), party, chosen.coreset)
-    model, both = found.attacks[MODEL], found.attacks[BOTH]
+    model, both = found.attacks[MODEL_ONLY], found.attacks[MODEL_AND_CORESET]
     assert abs(model.auc - 0.5) < 3 * model.error
     assert both.caught(0.0) >= 20 / 200 and both.auc > model.auc
     assert both.caught(0.0) <= 20 / 200 + model.caught(0.0) + 0.01  # what is known, and no more than that
@@ -66,8 +66,8 @@ def test_a_model_that_knows_its_rows_by_heart_gives_all_away() -> None:
         return 1.0 - known.double()
 
     found = membership_inference(nn.Identity(), party, loss=remembered)
-    assert list(found.attacks) == [MODEL]
-    roc = found.attacks[MODEL]
+    assert list(found.attacks) == [MODEL_ONLY]
+    roc = found.attacks[MODEL_ONLY]
     assert (roc.auc, roc.caught(), roc.advantage) == (1.0, 1.0, 1.0)
 
 
@@ -75,16 +75,16 @@ def test_a_test_row_that_equals_one_of_the_coreset_is_a_false_alarm() -> None:
     x, y = torch.arange(8.0)[:, None], torch.zeros(8).long()
     party = parties.from_arrays({"a": (x[:4], y[:4], x[3:], y[3:])})["a"]
     everything = Selection(share=1)(party, seed=0)
-    found = membership_inference(nn.Linear(1, 2), party, everything).attacks[BOTH]
+    found = membership_inference(nn.Linear(1, 2), party, everything).attacks[MODEL_AND_CORESET]
     assert found.true[1] == 1.0 and found.false[1] == pytest.approx(1 / 5)
 
 
 def test_columns_that_did_not_leave_are_not_compared() -> None:
-    party, selection = guessing(20, 20), Selection(count=5, drop=(1,))
+    party, selection = guessing(20, 20), Selection(count=5, drop_columns=(1,))
     coreset = selection(party, seed=0)
     with_drop, without = (
-        membership_inference(nn.Linear(3, 2), party, coreset, drop, loss=zero).attacks[BOTH]
-        for drop in (selection.drop, ())
+        membership_inference(nn.Linear(3, 2), party, coreset, drop, loss=zero).attacks[MODEL_AND_CORESET]
+        for drop in (selection.drop_columns, ())
     )
     assert with_drop.caught(0.0) == 5 / 20 and without.caught(0.0) == 0
 
@@ -104,7 +104,7 @@ def test_the_module_stays_as_it_was_and_a_loss_that_is_no_number_looks_like_nobo
     def broken(output: Tensor, target: Tensor) -> Tensor:
         return output.sum() * torch.nan
 
-    assert membership_inference(module, party, loss=broken).attacks[MODEL].auc == 0.5
+    assert membership_inference(module, party, loss=broken).attacks[MODEL_ONLY].auc == 0.5
 
 
 def test_a_party_without_a_test_set_is_an_error() -> None:
@@ -117,7 +117,7 @@ def test_the_picture_and_the_table(tmp_path: Path) -> None:
     party = guessing(30, 20)
     found = membership_inference(nn.Linear(3, 2), party, Selection(share=0.1)(party, seed=0))
     assert found.plot(tmp_path / "made" / "roc.png").read_bytes()[:4] == b"\x89PNG"
-    assert [row["attacker holds"] for row in found.table().rows] == [MODEL, BOTH]
+    assert [row["attacker holds"] for row in found.table().rows] == [MODEL_ONLY, MODEL_AND_CORESET]
     assert "only 20 rows" in str(found.table()) and "only" not in str(
         membership_inference(nn.Linear(3, 2), guessing()).table()
     )

@@ -89,7 +89,7 @@ def test_memory_is_shared_and_parties_are_made_on_demand() -> None:
     many = parties.from_arrays([(x, y)] * 5000)
     assert len({id(many["7"]) for _ in range(3)}) == 1
     assert sum(party.samples for party in many.values()) == sum(many.samples.values()) == 5000 * 800
-    assert len(many._ready) < 5000, "parties that are not in use are let go"
+    assert len(many._cache) < 5000, "parties that are not in use are let go"
 
 
 # -- the collection ---------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_dirichlet_is_a_partition_with_no_party_too_small(
     y: list[int], count: int, alpha: float, least: int, seed: int
 ) -> None:
     def draw() -> list[np.ndarray]:
-        return partition.by_dirichlet(y, count, alpha, np.random.default_rng(seed), least=least)
+        return partition.by_dirichlet(y, count, alpha, np.random.default_rng(seed), min_rows=least)
 
     if len(y) < count * least:
         with pytest.raises(PartyError, match=f"need {count * least} rows. Got {len(y)}. Ask for at most"):
@@ -248,9 +248,9 @@ def test_by_label_gives_exactly_the_classes_asked_for(
 def test_evenly_differs_by_one_at_most(n: int, count: int, seed: int) -> None:
     if n < count:
         with pytest.raises(PartyError, match=f"Ask for at most {n} parties"):
-            partition.evenly(n, count, np.random.default_rng(seed))
+            partition.iid(n, count, np.random.default_rng(seed))
         return
-    parts = partition.evenly(n, count, np.random.default_rng(seed))
+    parts = partition.iid(n, count, np.random.default_rng(seed))
     assert_partition(parts, n, count)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -260,7 +260,7 @@ def test_splits_refuse_in_a_sentence() -> None:
     with pytest.raises(SettingError, match=r"The 'alpha' of by_dirichlet must be > 0\. Got -1.0"):
         partition.by_dirichlet([0, 1], 2, -1.0, rng)
     with pytest.raises(SettingError, match=r"The 'count' of evenly must be >= 1\. Got 0"):
-        partition.evenly(3, 0, rng)
+        partition.iid(3, 0, rng)
     with pytest.raises(PartyError, match="Class 1 has 1 rows for the 2 parties"):
         partition.by_label([0, 0, 0, 1], 2, 2, rng)
     with pytest.raises(PartyError, match="one whole number a row"):

@@ -14,25 +14,25 @@ from torch.utils.data import Subset, TensorDataset
 
 from descant import Sgd, algorithms, compare, parties
 from descant.errors import DescantWarning, PartyError, SettingError
-from descant.parties import POPULATIONS, People
+from descant.parties import POPULATIONS, Population
 from files import (
-    digits_like,
-    reviews,
-    write_critics,
-    write_letters,
+    numbered_images,
+    review_rows,
+    write_csv,
+    write_emnist_letters,
     write_mnist,
-    write_sheet,
-    write_table,
-    write_vectors,
+    write_review_dataset,
+    write_tile_sheet,
+    write_word_vectors,
 )
 
 
-def whole(people: People, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+def whole(people: Population, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     party = people[name]
     return torch.cat([party.x, party.x_test]), torch.cat([party.y, party.y_test])
 
 
-def numbers_of(people: People, scale: float = 255.0) -> dict[str, list[int]]:
+def numbers_of(people: Population, scale: float = 255.0) -> dict[str, list[int]]:
     """Which pictures of `digits_like` each party has, read off their first two pixels."""
     found = {}
     for name in people:
@@ -65,7 +65,7 @@ def test_the_printed_synthetic_data_are_nearly_one_class_a_party() -> None:
     assert 0.92 < np.mean(shares) < 0.98, "0.95 over 100 seeds, each within 0.02 of it"
 
 
-@pytest.mark.parametrize("make", [parties.synthetic, parties.shared])
+@pytest.mark.parametrize("make", [parties.synthetic, parties.shared_structure])
 def test_the_first_parties_do_not_depend_on_how_many_there_are(make: object) -> None:
     few, many = make(count=2, seed=5), make(count=4, seed=5)  # type: ignore[operator]
     for name in few:
@@ -74,7 +74,7 @@ def test_the_first_parties_do_not_depend_on_how_many_there_are(make: object) -> 
 
 
 def test_federation_helps_where_there_is_something_to_share() -> None:
-    people = parties.shared(count=12, seed=3)
+    people = parties.shared_structure(count=12, seed=3)
     assert max(people.samples.values()) < 610, "a party alone has fewer rows than the model has numbers"
     methods = [algorithms.FedAvg(), algorithms.FedAvgPlus(alpha=0.3)]
     solver = Sgd(lr=0.05, steps=20, batch=10)
@@ -88,7 +88,7 @@ def test_settings_of_formulas_have_bounds() -> None:
     with pytest.raises(SettingError, match=r"The 'count' of synthetic must be a whole number >= 1"):
         parties.synthetic(count=0)
     with pytest.raises(SettingError, match=r"The 'offset' of shared must be >= 0"):
-        parties.shared(offset=-1.0)
+        parties.shared_structure(offset=-1.0)
 
 
 # -- pictures ---------------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def test_parties_share_the_memory_of_one_data_set(tmp_path: Path) -> None:
 
 
 def test_the_rotation_of_a_party_is_its_own(tmp_path: Path) -> None:
-    upright = parties.femnist(count=6, data=write_letters(tmp_path))
+    upright = parties.femnist(count=6, data=write_emnist_letters(tmp_path))
     turned = parties.femnist(count=6, angles=[0, 90, 45], data=tmp_path)
     for name in upright:
         same = torch.rot90(upright[name].x, [0, 1, 0][int(name) % 3], (2, 3))
@@ -125,7 +125,7 @@ def test_the_rotation_of_a_party_is_its_own(tmp_path: Path) -> None:
 
 
 def test_no_letter_is_used_by_two_parties_unless_leaky(tmp_path: Path) -> None:
-    data = write_letters(tmp_path, 2000)
+    data = write_emnist_letters(tmp_path, 2000)
     people = parties.femnist(count=30, data=data)
     used = [number for own in numbers_of(people).values() for number in own]
     assert len(used) == len(set(used))
@@ -142,7 +142,7 @@ def test_no_letter_is_used_by_two_parties_unless_leaky(tmp_path: Path) -> None:
 
 def test_letters_that_do_not_suffice_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(PartyError, match=r"Class 0 has 4 rows for the .* parties that should hold at least 2"):
-        parties.femnist(count=30, data=write_letters(tmp_path, 40))
+        parties.femnist(count=30, data=write_emnist_letters(tmp_path, 40))
     with pytest.raises(PartyError, match="Class 0 has 40 rows for the 100 parties that should hold at least 10"):
         parties.mnist(data=write_mnist(tmp_path))
     with pytest.raises(SettingError, match=r"The 'classes' of mnist must be a whole number >= 1 and <= 10"):
@@ -154,7 +154,7 @@ def test_pictures_in_colour(name: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     tiles = rng.integers(0, 200, (100, 32, 32, 3), dtype=np.uint8)
     for number, split in enumerate(("train", "test")):
-        write_sheet(tmp_path / name / f"{split}_00.webp", tiles[50 * number : 50 * number + 50])
+        write_tile_sheet(tmp_path / name / f"{split}_00.webp", tiles[50 * number : 50 * number + 50])
     np.savez(tmp_path / name / "labels.npz", y_train=np.arange(50) % 10, y_test=np.arange(50) % 10)
     people = POPULATIONS[name](count=5, split="iid", data=tmp_path)
     pixels = torch.cat([whole(people, party)[0] for party in people])
@@ -167,19 +167,19 @@ def test_pictures_in_colour(name: str, tmp_path: Path) -> None:
 
 
 def test_texts_become_word_numbers_by_account(tmp_path: Path) -> None:
-    people = parties.sentiment(data=write_critics(tmp_path), words=4)
+    people = parties.sentiment(data=write_review_dataset(tmp_path), max_words=4)
     assert sorted(people.names) == list("012345") and people.samples["5"] == 14
     x, y = whole(people, "0")
     assert x.dtype == torch.int64 and {tuple(row) for row in x.tolist()} == {(5, 3, 4, 1), (5, 3, 4, 2)}
     assert (x[:, 3] == torch.where(y == 1, 1, 2)).all(), "good is for, bad against; small letters and capitals are one"
     assert "critics stand in for Sent140" in people.note
     assert people.subset(["1"]).note == people.note and people.describe().endswith(people.note)
-    long = whole(parties.sentiment(data=tmp_path, count=1, least=17), "5")[0]
+    long = whole(parties.sentiment(data=tmp_path, count=1, min_texts=17), "5")[0]
     assert long.shape == (17, 25) and long[0, :6].tolist()[4:] == [0, 0] and not long[:, 6:].any()
 
 
 def test_accounts_are_drawn_by_the_seed(tmp_path: Path) -> None:
-    write_critics(tmp_path)
+    write_review_dataset(tmp_path)
     drawn = [parties.sentiment(data=tmp_path, count=3, seed=seed).names for seed in range(60)]
     for place in range(3):  # the accounts are numbered by their size, and none of them has a place of its own
         assert {names[place] for names in drawn} == set("012345")
@@ -190,27 +190,28 @@ def test_accounts_are_drawn_by_the_seed(tmp_path: Path) -> None:
     with pytest.raises(PartyError, match=r"6 accounts of critics have 10 texts or more\. Got count=7"):
         parties.sentiment(data=tmp_path, count=7)
     with pytest.raises(PartyError, match="None of the 6 accounts has 18 rows; the largest has 17"):
-        parties.sentiment(data=tmp_path, least=18)
+        parties.sentiment(data=tmp_path, min_texts=18)
     with pytest.raises(SettingError, match="The 'source' of sentiment must be one of 'critics', 'sent140'"):
         parties.sentiment(source="tweets", data=tmp_path)
 
 
 def test_the_original_sentiment140_needs_no_note(tmp_path: Path) -> None:
-    write_vectors(tmp_path)
+    write_word_vectors(tmp_path)
     rows = [
-        (4 * label, k, "Mon", "NO_QUERY", account, text + " é") for k, (account, label, text) in enumerate(reviews())
+        (4 * label, k, "Mon", "NO_QUERY", account, text + " é")
+        for k, (account, label, text) in enumerate(review_rows())
     ]
-    write_table(tmp_path / "training.1600000.processed.noemoticon.csv", rows, "latin-1")
+    write_csv(tmp_path / "training.1600000.processed.noemoticon.csv", rows, "latin-1")
     people = parties.sentiment(source="sent140", data=tmp_path)
     x, y = whole(people, "0")
     assert people.note == "" and (x[:, 3] == torch.where(y == 1, 1, 2)).all()
 
 
 def test_a_part_of_sentiment140_says_so_and_odd_labels_are_refused(tmp_path: Path) -> None:
-    write_vectors(tmp_path)
-    write_table(tmp_path / "sent140_sample.csv.gz", [("account", "label", "text"), *reviews()])
+    write_word_vectors(tmp_path)
+    write_csv(tmp_path / "sent140_sample.csv.gz", [("account", "label", "text"), *review_rows()])
     assert "87 of its 1,600,000 tweets" in parties.sentiment(source="sent140", data=tmp_path).note
-    write_table(tmp_path / "sent140_sample.csv.gz", [("account", "label", "text"), *reviews(), ("9", 2, "odd")])
+    write_csv(tmp_path / "sent140_sample.csv.gz", [("account", "label", "text"), *review_rows(), ("9", 2, "odd")])
     with pytest.raises(PartyError, match=r"the label of row 89 is '2'\. Expected one of 0, 1"):
         parties.sentiment(source="sent140", data=tmp_path)
 
@@ -219,7 +220,7 @@ def test_a_part_of_sentiment140_says_so_and_odd_labels_are_refused(tmp_path: Pat
 
 
 def test_an_npz_of_ones_own(tmp_path: Path) -> None:
-    x, y = digits_like(100)
+    x, y = numbered_images(100)
     np.savez(tmp_path / "own.npz", pictures=x, labels=y)
     people = parties.npz(tmp_path / "own.npz", "pictures", "labels", count=5, split="label", classes=4)
     assert (people.label_counts()[1] > 0).sum(1).tolist() == [4] * 5
@@ -230,15 +231,15 @@ def test_an_npz_of_ones_own(tmp_path: Path) -> None:
 
 def test_a_csv_of_ones_own(tmp_path: Path) -> None:
     rows = [(k, k / 2, k % 3, "north" if k % 4 else "south") for k in range(40)]
-    file = write_table(tmp_path / "own.csv.gz", [("a", "b", "kind", "bank"), *rows])
-    people = parties.csv(file, label="kind", account="bank")
+    file = write_csv(tmp_path / "own.csv.gz", [("a", "b", "kind", "bank"), *rows])
+    people = parties.csv(file, label_column="kind", party_column="bank")
     assert people.names == ("north", "south") and sorted(whole(people, "south")[0][:, 0].tolist()) == list(
         range(0, 40, 4)
     )
     with pytest.raises(PartyError, match="row 2 of column 'bank' holds 'south'"):
-        parties.csv(file, label="kind", count=3)
+        parties.csv(file, label_column="kind", count=3)
     with pytest.raises(PartyError, match=r"row 3 of column 'b' holds 0\.5\. Expected labels that are whole numbers"):
-        parties.csv(file, label="b", account="bank")
+        parties.csv(file, label_column="b", party_column="bank")
 
 
 def test_torch_datasets() -> None:
@@ -274,9 +275,9 @@ class Parts(Columns):
 def test_data_sets_with_columns() -> None:
     from PIL import Image
 
-    pictures = [Image.fromarray(picture) for picture in digits_like(3)[0]]
+    pictures = [Image.fromarray(picture) for picture in numbered_images(3)[0]]
     x, y = parties.arrays_of(Columns(image=pictures, label=[0, 2, 1]), x="image")
-    assert np.array_equal(x, digits_like(3)[0]) and y.tolist() == [0, 2, 1]
+    assert np.array_equal(x, numbered_images(3)[0]) and y.tolist() == [0, 2, 1]
     with pytest.raises(SettingError, match=r"There is no column 'img'\. Did you mean 'image'"):
         parties.arrays_of(Columns(image=[], label=[]), x="img")
     with pytest.raises(PartyError, match=r"has parts: 'train', 'test'\. Give one"):
@@ -341,4 +342,4 @@ def test_the_map_is_drawn_for_few_and_for_many(count: int, tmp_path: Path) -> No
     )
     file = people.plot(tmp_path / "maps" / "map.png")
     assert file == tmp_path / "maps" / "map.png" and file.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert parties.draw(people, tmp_path / "again.png").read_bytes() == file.read_bytes()
+    assert parties.plot_population(people, tmp_path / "again.png").read_bytes() == file.read_bytes()

@@ -20,11 +20,11 @@ from descant import portfolio
 from descant.errors import PartyError, SettingError
 from descant.portfolio import (
     Market,
+    buy_and_hold,
     drift,
-    follow,
-    generated,
-    hold,
-    uniform,
+    generate_market,
+    run_backtest,
+    uniform_rebalancing,
 )
 from descant.portfolio import (
     performance_measures as measures,
@@ -32,7 +32,7 @@ from descant.portfolio import (
 from descant.portfolio import (
     transaction_costs as fees,
 )
-from files import write_table
+from files import write_csv
 
 NAN = math.nan
 DATES = ["2018-12-28", "2018-12-31", "2019-01-02", "2019-01-03"]
@@ -40,7 +40,7 @@ PRICES = [[1.0, NAN, 8.0], [2.0, NAN, 4.0], [4.0, 5.0, 2.0], [4.0, 10.0, 1.0]]  
 
 
 def small() -> Market:
-    return Market.made(DATES, ["A", "B", "C"], PRICES, "prices.csv")
+    return Market.create(DATES, ["A", "B", "C"], PRICES, "prices.csv")
 
 
 def weights(assets: int, *lead: int) -> st.SearchStrategy[np.ndarray]:
@@ -69,7 +69,7 @@ def test_a_market_is_cut_by_period_and_by_name() -> None:
     assert market.between("2019", "2019").dates.astype(str).tolist() == DATES[2:]
     assert market.between("2018-12-31", "2019-01-02").dates.astype(str).tolist() == DATES[1:3]
     assert market.between(2018, "2018-12").prices[:, 0].tolist() == [1.0, 2.0]
-    picked = market.only(["C", "A"])
+    picked = market.select(["C", "A"])
     assert picked.names == ("C", "A") and picked.prices[0].tolist() == [8.0, 1.0]
     assert market.relatives[:, 0].tolist() == [2.0, 2.0, 1.0]
 
@@ -82,7 +82,7 @@ def test_late_starters_are_left_out_or_waited_for_and_the_note_says_so() -> None
     assert later.names == market.names and later.dates.astype(str).tolist() == DATES[2:]
     assert later.note == "without 2 of 4 days, those before 2019-01-02, when B begins"
     assert not np.isnan(without.prices).any() and not np.isnan(later.prices).any()
-    assert without.between("2019", "2019").note == without.only(["A"]).note == without.note
+    assert without.between("2019", "2019").note == without.select(["A"]).note == without.note
     assert market.between("2019", "2019").complete("exclude").note == ""
 
 
@@ -109,7 +109,7 @@ def test_late_starters_are_left_out_or_waited_for_and_the_note_says_so() -> None
 )
 def test_prices_that_cannot_be_are_refused_by_asset_and_date(prices: Any, told: str) -> None:
     with pytest.raises(PartyError) as error:
-        Market.made(DATES, ["A", "B", "C"], prices, "prices.csv")
+        Market.create(DATES, ["A", "B", "C"], prices, "prices.csv")
     assert str(error.value).startswith(f"prices.csv cannot be used: {told}")
 
 
@@ -131,14 +131,14 @@ def test_prices_that_cannot_be_are_refused_by_asset_and_date(prices: Any, told: 
 )
 def test_dates_and_names_that_cannot_be_are_refused(dates: Any, names: Any, told: str) -> None:
     with pytest.raises(PartyError) as error:
-        Market.made(dates, names, PRICES)
+        Market.create(dates, names, PRICES)
     assert str(error.value).startswith(f"The market cannot be used: {told}. Expected ")
 
 
 def test_dates_may_come_as_dates_or_with_the_time_of_day() -> None:
     for dates in ([date.fromisoformat(day) for day in DATES], np.array(DATES, "datetime64[ns]"), np.array(DATES, "S")):
-        assert Market.made(dates, "ABC", PRICES).dates.astype(str).tolist() == DATES
-    assert Market.made([f"{day} 00:00:00-05:00" for day in DATES], "ABC", PRICES).dates.dtype == "datetime64[D]"
+        assert Market.create(dates, "ABC", PRICES).dates.astype(str).tolist() == DATES
+    assert Market.create([f"{day} 00:00:00-05:00" for day in DATES], "ABC", PRICES).dates.dtype == "datetime64[D]"
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_dates_may_come_as_dates_or_with_the_time_of_day() -> None:
             "no asset 'D' in prices.csv: it has 3, such as A, B, C.",
         ),
         (
-            lambda market: generated().only(["a7"]),
+            lambda market: generate_market().select(["a7"]),
             SettingError,
             "no asset 'a7' in the generated market: it has 30, near",
         ),
@@ -179,12 +179,12 @@ def test_dates_may_come_as_dates_or_with_the_time_of_day() -> None:
             "B has no price up to 2018-12-31, so",
         ),
         (
-            lambda market: generated(assets=0),
+            lambda market: generate_market(assets=0),
             SettingError,
             "The 'assets' of generated must be a whole number >= 1. Got 0",
         ),
         (
-            lambda market: generated(years=1.5),
+            lambda market: generate_market(years=1.5),
             SettingError,
             "The 'years' of generated must be a whole number >= 1. Got 1.5",
         ),
@@ -209,8 +209,8 @@ def equal(one: Market, other: Market) -> bool:
 def test_a_csv_file_comes_back_as_it_was(tmp_path: Path) -> None:
     rows = [[day, *("" if math.isnan(x) else repr(x) for x in row)] for day, row in zip(DATES, PRICES, strict=True)]
     for encoding in ("utf-8", "utf-8-sig"):
-        file = write_table(tmp_path / "prices.csv", [["Date", "A", "B", "C"], *rows, []], encoding)
-        found = portfolio.read(file)
+        file = write_csv(tmp_path / "prices.csv", [["Date", "A", "B", "C"], *rows, []], encoding)
+        found = portfolio.read_market(file)
         assert equal(found, small()) and found.source == str(file)
 
 
@@ -223,12 +223,12 @@ def test_an_npz_file_may_hold_several_prices_and_late_starters(tmp_path: Path) -
         adj_close=prices,
         low=prices / 2,
     )
-    assert equal(portfolio.read(file), small()) and portfolio.read(file).prices.dtype == np.float64
-    assert np.array_equal(portfolio.read(str(file), "low").prices, np.array(PRICES) / 2, equal_nan=True)
+    assert equal(portfolio.read_market(file), small()) and portfolio.read_market(file).prices.dtype == np.float64
+    assert np.array_equal(portfolio.read_market(str(file), "low").prices, np.array(PRICES) / 2, equal_nan=True)
     with pytest.raises(
         PartyError, match=r"it has no 'close', only dates, tickers, adj_close, low\. Expected daily prices"
     ):
-        portfolio.read(file, "close")
+        portfolio.read_market(file, "close")
 
 
 def test_a_parquet_file_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -238,16 +238,16 @@ def test_a_parquet_file_comes_back_as_it_was(tmp_path: Path) -> None:
     file = tmp_path / "prices.parquet"
     for days in (DATES, [date.fromisoformat(day) for day in DATES]):
         parquet.write_table(arrow.table({**columns, "Date": days}), file)  # as pandas writes its index, behind the rest
-        assert equal(portfolio.read(file), small())
+        assert equal(portfolio.read_market(file), small())
     parquet.write_table(arrow.table(columns), file)
     with pytest.raises(PartyError, match=r"prices\.parquet cannot be used: its columns without numbers are none"):
-        portfolio.read(file)
+        portfolio.read_market(file)
 
 
 def test_a_parquet_file_without_pyarrow_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(PartyError, match=r"prices\.parquet needs pyarrow to be read: pip install pyarrow\."):
-        portfolio.read(tmp_path / "prices.parquet")
+        portfolio.read_market(tmp_path / "prices.parquet")
 
 
 @pytest.mark.parametrize(
@@ -274,9 +274,9 @@ def test_a_parquet_file_without_pyarrow_names_what_to_install(tmp_path: Path, mo
     ],
 )
 def test_a_csv_file_that_cannot_be_used_is_named(tmp_path: Path, rows: list[list[str]], told: str) -> None:
-    file = write_table(tmp_path / "prices.csv", rows)
+    file = write_csv(tmp_path / "prices.csv", rows)
     with pytest.raises(PartyError) as error:
-        portfolio.read(file)
+        portfolio.read_market(file)
     assert str(error.value).startswith(f"{file} cannot be used: {told}")
 
 
@@ -284,46 +284,46 @@ def test_what_is_no_file_of_prices_is_told_what_is_expected(tmp_path: Path) -> N
     with pytest.raises(
         PartyError, match=r"There is no file .*none\.npz\. Expected daily prices: an \.npz file with dates"
     ):
-        portfolio.read(tmp_path / "none.npz")
+        portfolio.read_market(tmp_path / "none.npz")
     with pytest.raises(PartyError, match=r"prices\.xlsx cannot be used: it is called '\.xlsx'\. Expected daily prices"):
-        portfolio.read(tmp_path / "prices.xlsx")
+        portfolio.read_market(tmp_path / "prices.xlsx")
     objects = tmp_path / "objects.npz"
     np.savez(objects, dates=np.array([{}]), tickers=np.array(["A"]), adj_close=np.ones((1, 1)))
     with pytest.raises(
         PartyError, match=r"objects\.npz cannot be used: it holds objects, or no arrays at all \(ValueErr"
     ):
-        portfolio.read(objects)
+        portfolio.read_market(objects)
     damaged = tmp_path / "damaged.npz"
     for content in (b"", b"PK\x03\x04 and no more", b"date,A\n2019-01-02,1\n"):
         damaged.write_bytes(content)
         with pytest.raises(PartyError, match=r"damaged\.npz cannot be used: .* Expected daily prices"):
-            portfolio.read(damaged)
+            portfolio.read_market(damaged)
     with zipfile.ZipFile(damaged, "w") as archive:
         archive.writestr("notes.txt", "no arrays")
     with pytest.raises(PartyError, match=r"damaged\.npz cannot be used: it has no 'dates', only notes\.txt"):
-        portfolio.read(damaged)
+        portfolio.read_market(damaged)
     (tmp_path / "quotes.csv").write_bytes(b'Date,A\n2019-01-02,"1\n')
     with pytest.raises(PartyError, match=r"quotes\.csv cannot be used: unexpected end of data \(Error\)"):
-        portfolio.read(tmp_path / "quotes.csv")
+        portfolio.read_market(tmp_path / "quotes.csv")
     (tmp_path / "latin.csv").write_bytes("Date,Zürich\n".encode("latin-1"))
     with pytest.raises(PartyError, match=r"latin\.csv cannot be used: .*invalid.* \(UnicodeDecodeError\)"):
-        portfolio.read(tmp_path / "latin.csv")
+        portfolio.read_market(tmp_path / "latin.csv")
 
 
 # The generated market
 
 
 def test_the_generated_market_has_business_days_and_can_be_drawn_again() -> None:
-    market = generated(assets=4, years=2, first="2006-07-01")
+    market = generate_market(assets=4, years=2, first="2006-07-01")
     assert market.dates[[0, -1]].astype(str).tolist() == ["2006-07-03", "2007-12-31"]
     assert np.is_busday(market.dates).all() and np.diff(market.dates).max() == np.timedelta64(3, "D")
-    assert equal(market, generated(assets=4, years=2, first="2006-07-01"))
-    assert not np.array_equal(market.prices, generated(assets=4, years=2, first="2006-07-01", seed=1).prices)
-    assert equal(market.only(["A02"]), generated(assets=2, years=2, first="2006-07-01").only(["A02"]))
+    assert equal(market, generate_market(assets=4, years=2, first="2006-07-01"))
+    assert not np.array_equal(market.prices, generate_market(assets=4, years=2, first="2006-07-01", seed=1).prices)
+    assert equal(market.select(["A02"]), generate_market(assets=2, years=2, first="2006-07-01").select(["A02"]))
 
 
 def test_in_the_generated_market_assets_move_together_and_there_is_something_to_learn() -> None:
-    logs = np.log(generated().prices)
+    logs = np.log(generate_market().prices)
     moves = np.diff(logs, axis=0)
     together = np.corrcoef(moves.T)[np.triu_indices(30, 1)]
     assert 0.15 < together.mean() < 0.5
@@ -353,26 +353,28 @@ def paid(before: np.ndarray, after: np.ndarray, c: float) -> float:
 @given(st.integers(1, 5).flatmap(lambda m: st.tuples(weights(m, 3), weights(m, 3))), COSTS)
 def test_the_exact_fee_balances_the_account(pair: tuple[np.ndarray, np.ndarray], c: float) -> None:
     before, after = pair
-    found = fees.exact(before, after, c)
+    found = fees.exact_factor(before, after, c)
     assert found == pytest.approx([paid(*both, c) for both in zip(before, after, strict=True)], abs=2e-10)
     assert (found >= (1 - c) ** 2 - 1e-9).all() and (found <= 1 + 1e-9).all()
-    assert found == pytest.approx(fees.approximate(before, after, c), abs=4 * c**2 / (1 - c) + 2e-10)
-    assert found.tolist() == [float(fees.exact(*both, c)) for both in zip(before, after, strict=True)]
+    assert found == pytest.approx(fees.approximate_factor(before, after, c), abs=4 * c**2 / (1 - c) + 2e-10)
+    assert found.tolist() == [float(fees.exact_factor(*both, c)) for both in zip(before, after, strict=True)]
 
 
 @settings(deadline=None)
 @given(weights(3), weights(3), COSTS)
 def test_who_does_not_trade_or_pays_nothing_keeps_all(one: np.ndarray, other: np.ndarray, c: float) -> None:
-    for fee in (fees.exact, fees.approximate):
+    for fee in (fees.exact_factor, fees.approximate_factor):
         assert fee(one, one, c) == pytest.approx(1, abs=1e-15)
         assert fee(one, other, 0.0) == 1
 
 
 def test_fees_of_whole_trades() -> None:
     cash, first, second = np.eye(3)
-    assert fees.exact(cash, first, 0.1) == pytest.approx(0.9) and fees.exact(first, cash, 0.1) == pytest.approx(0.9)
-    assert fees.exact(first, second, 0.1) == pytest.approx(0.81)  # sold, and bought with what was left
-    assert fees.approximate(first, second, 0.1) == pytest.approx(0.8)
+    assert fees.exact_factor(cash, first, 0.1) == pytest.approx(0.9) and fees.exact_factor(
+        first, cash, 0.1
+    ) == pytest.approx(0.9)
+    assert fees.exact_factor(first, second, 0.1) == pytest.approx(0.81)  # sold, and bought with what was left
+    assert fees.approximate_factor(first, second, 0.1) == pytest.approx(0.8)
     assert fees.turnover(np.stack([cash, first]), second).tolist() == [1, 2]
 
 
@@ -400,10 +402,10 @@ def along(chosen: np.ndarray) -> Callable[[int, np.ndarray], np.ndarray]:
 @given(weights(3, 5), COSTS, st.booleans())
 def test_constant_prices_move_the_value_by_fees_alone(chosen: np.ndarray, c: float, exact: bool) -> None:
     still = np.ones((5, 3))
-    assert follow(along(chosen), still, 0.0, exact).growth == pytest.approx(1, abs=1e-15)
-    path = follow(along(chosen), still, c, exact)
+    assert run_backtest(along(chosen), still, 0.0, exact).growth == pytest.approx(1, abs=1e-15)
+    path = run_backtest(along(chosen), still, c, exact)
     before = np.concatenate([np.eye(4)[:1], chosen[:-1]])
-    fee = fees.exact if exact else fees.approximate
+    fee = fees.exact_factor if exact else fees.approximate_factor
     assert path.growth == pytest.approx(fee(before, chosen, c), abs=1e-12)
     assert path.turnover == pytest.approx(np.abs(before - chosen)[:, 1:].sum(1), abs=1e-12)
 
@@ -424,10 +426,10 @@ def test_a_walk_never_looks_ahead(chosen: np.ndarray, factors: np.ndarray, c: fl
     other[:, day:] = 1 / factors[:, day:]
     was: list[np.ndarray] = []
     now: list[np.ndarray] = []
-    one, two = follow(seen(was), factors, c), follow(seen(now), other, c)
+    one, two = run_backtest(seen(was), factors, c), run_backtest(seen(now), other, c)
     assert np.array_equal(one.growth[:, :day], two.growth[:, :day])
     assert np.array_equal(was[: day + 1], now[: day + 1])
-    fee = fees.exact(was[day], chosen[:, day], c)
+    fee = fees.exact_factor(was[day], chosen[:, day], c)
     earned = chosen[:, day, 0] + (chosen[:, day, 1:] * factors[:, day]).sum(-1)
     assert one.growth[:, day] == pytest.approx(fee * earned)
 
@@ -435,12 +437,12 @@ def test_a_walk_never_looks_ahead(chosen: np.ndarray, factors: np.ndarray, c: fl
 @settings(deadline=None)
 @given(relatives(3, 7, 2), COSTS)
 def test_walks_side_by_side_are_those_alone_and_their_logs_sum(factors: np.ndarray, c: float) -> None:
-    for walk in (uniform, hold):
+    for walk in (uniform_rebalancing, buy_and_hold):
         both = walk(factors, c)
         for at in range(2):
             alone = walk(factors[at], c)
             assert np.array_equal(both.growth[at], alone.growth) and np.array_equal(both.weights[at], alone.weights)
-        assert np.log(both.growth).sum(-1) == pytest.approx(np.log(measures.values(both.growth)[:, -1]))
+        assert np.log(both.growth).sum(-1) == pytest.approx(np.log(measures.portfolio_values(both.growth)[:, -1]))
         assert both.weights.sum(-1) == pytest.approx(1) and both.turnover.shape == (2, 7)
 
 
@@ -452,43 +454,43 @@ def test_uniform_is_what_a_plain_loop_finds() -> None:
         worth = [value * 0.5 * factor for factor in row]
         found.append(sum(worth))
         held = [share / sum(worth) for share in worth]
-    path = uniform(np.array(factors), c, exact=False)
+    path = uniform_rebalancing(np.array(factors), c, exact_fees=False)
     assert path.growth == pytest.approx(found, rel=1e-14)
     assert path.turnover == pytest.approx([1, 0.1, 1 / 11])
     assert path.weights.tolist() == [[0, 0.5, 0.5]] * 3
 
 
 def test_who_holds_pays_once_and_earns_what_prices_do() -> None:
-    market = generated(assets=5, years=1)
-    path = hold(market.relatives, 0.002)
+    market = generate_market(assets=5, years=1)
+    path = buy_and_hold(market.relatives, 0.002)
     kept = (market.prices[-1] / market.prices[0]).mean()
-    assert measures.values(path.growth)[-1] == pytest.approx(0.998 * kept)
+    assert measures.portfolio_values(path.growth)[-1] == pytest.approx(0.998 * kept)
     assert path.turnover[0] == 1 and path.turnover[1:] == pytest.approx(0, abs=1e-14)
-    assert uniform(market.relatives, 0.002).turnover[1:].min() > 1e-4
+    assert uniform_rebalancing(market.relatives, 0.002).turnover[1:].min() > 1e-4
 
 
 def test_what_cannot_be_walked_is_refused() -> None:
     still = np.ones((3, 2))
     for c in (-0.1, 1.0, NAN):
         with pytest.raises(SettingError, match=r"The 'c' of a walk must be >= 0 and < 1.* Got"):
-            uniform(still, c)
+            uniform_rebalancing(still, c)
     with pytest.raises(
         PartyError, match=r"That of asset 1 on day 0 is nan: a market in which assets begin late must be"
     ):
-        uniform(small().relatives, 0.0)
+        uniform_rebalancing(small().relatives, 0.0)
     with pytest.raises(PartyError, match=r"\[\.\.\., days, assets\], of one asset or more\. Got \(3,\)"):
-        follow(along(still), np.ones(3), 0.0)
+        run_backtest(along(still), np.ones(3), 0.0)
     with pytest.raises(PartyError, match=r"on day 0 must have shape \(3,\), cash first\. Got \(2,\)"):
-        follow(along(still), still, 0.0)
+        run_backtest(along(still), still, 0.0)
     for chosen in ([0.5, 0.6, 0.2], [1.5, -0.5, 0.0], [NAN, 0.0, 1.0]):
         with pytest.raises(PartyError, match=r"The weights chosen on day 0 must be >= 0 and sum to 1"):
-            follow(along(np.array([chosen] * 3)), still, 0.0)
+            run_backtest(along(np.array([chosen] * 3)), still, 0.0)
 
 
 def test_weights_in_single_precision_are_taken_as_they_are_meant() -> None:
     shares = np.full((3, 4), 1 / 3, dtype=np.float32)
     shares[:, 0] = 0
-    path = follow(along(shares), np.ones((3, 3)), 0.0)
+    path = run_backtest(along(shares), np.ones((3, 3)), 0.0)
     assert path.weights.sum(-1).tolist() == [1, 1, 1] and path.growth.tolist() == [1, 1, 1]
     assert shares.dtype == np.float32 and shares[0, 1] == np.float32(1 / 3)
 
@@ -508,7 +510,7 @@ FOUND = [
 
 def measured(growth: np.ndarray) -> list[np.ndarray]:
     given = [getattr(measures, name)(growth) for name in ("annual", "sharpe", "volatility", "drawdown")]
-    return [*given[:3], -given[3], measures.values(growth)[..., -1]]
+    return [*given[:3], -given[3], measures.portfolio_values(growth)[..., -1]]
 
 
 @pytest.mark.parametrize(("growth", "found"), list(zip(GROWTH, FOUND, strict=True)))
@@ -521,7 +523,7 @@ def test_measures_are_those_that_empyrical_found(growth: list[float], found: lis
 def test_measures_agree_with_empyrical() -> None:
     empyrical = pytest.importorskip("empyrical")
     for seed in range(5):
-        growth = uniform(generated(assets=4, years=2, seed=seed).relatives, 0.002).growth
+        growth = uniform_rebalancing(generate_market(assets=4, years=2, seed=seed).relatives, 0.002).growth
         names = ("annual_return", "sharpe_ratio", "annual_volatility", "max_drawdown")
         found = [getattr(empyrical, name)(growth - 1) for name in names]
         assert measured(growth) == pytest.approx([*found, empyrical.cum_returns_final(growth - 1, 1)], rel=1e-10)
@@ -530,19 +532,19 @@ def test_measures_agree_with_empyrical() -> None:
 @settings(deadline=None)
 @given(arrays(np.float64, (2, 8), elements=st.floats(0.5, 2.0)))
 def test_measures_keep_their_bounds(growth: np.ndarray) -> None:
-    lost, value = measures.drawdown(growth), measures.values(growth)
+    lost, value = measures.max_drawdown(growth), measures.portfolio_values(growth)
     assert (lost >= 0).all() and (lost < 1).all()
     slow = max(1 - value[0, j] / value[0, i] for i in range(9) for j in range(i, 9))
     assert lost[0] == pytest.approx(slow, abs=1e-15)
-    assert (1 + measures.annual(growth, days=8)) == pytest.approx(value[:, -1])
+    assert (1 + measures.annual_return(growth, days=8)) == pytest.approx(value[:, -1])
     assert measures.volatility(growth, days=4) == pytest.approx(2 * measures.volatility(growth, days=1))
 
 
 def test_what_never_varies_has_no_sharpe_ratio_and_no_days_no_measure() -> None:
-    assert np.isnan(measures.sharpe(np.full(100, 1.001))) and measures.volatility(np.full(100, 1.001)) < 1e-12
-    assert np.isnan(measures.sharpe(np.array([1.1]))) and np.isnan(measures.volatility(np.array([[1.1]]))).tolist() == [
-        True
-    ]
+    assert np.isnan(measures.sharpe_ratio(np.full(100, 1.001))) and measures.volatility(np.full(100, 1.001)) < 1e-12
+    assert np.isnan(measures.sharpe_ratio(np.array([1.1]))) and np.isnan(
+        measures.volatility(np.array([[1.1]]))
+    ).tolist() == [True]
     for name in ("annual", "sharpe", "volatility", "drawdown", "values"):
         with pytest.raises(PartyError, match=r"one day or more\. Got growth of shape \(3, 0\)"):
             getattr(measures, name)(np.ones((3, 0)))

@@ -18,43 +18,43 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from descant import Algorithm, DescantError, Federation, PrivateSgd, algorithms, compare
+from descant import Algorithm, DescantError, DpSgd, Federation, algorithms, compare
 from descant.aggregation.penalties import Norm1
-from descant.algorithms import CentralPrivacy, Chance, FedAvg, FedAvgPlus, LocalPrivacy
+from descant.algorithms import CentralDP, FedAvg, FedAvgPlus, LocalDP, PoissonSampling
 from descant.analysis import interpolation
-from descant.core.messages import Report, Task
+from descant.core.messages import Reply, Task
 from descant.engines import InProcess
 from descant.errors import BudgetError, DescantWarning, ModelError, SettingError
 from descant.parties.datasets import digits
-from descant.privacy.dp_wrappers import rate_of
+from descant.privacy.dp_wrappers import sampling_rate
 from descant.privacy.gaussian_mechanism import (
-    Privacy,
-    by_secret,
-    by_seed,
-    by_system,
+    PrivacySettings,
     epsilon,
     new_secret,
+    secret_noise,
+    seeded_noise,
+    system_noise,
 )
-from descant.rounds.aggregate import released
-from descant.rounds.party_side import work
+from descant.rounds.aggregate import noisy_mean
+from descant.rounds.party_side import perform_tasks
 from descant.tracking import Run
-from descant.tracking import read as recorded
+from descant.tracking import read_run as recorded
 from descant.training.dp_sgd import clipped_sum
-from fakes import Bytes
-from problems import classes, network
+from fakes import BytesEngine
+from problems import classification_parties, network
 
 PLAIN = FedAvg(weights="uniform")
-central = partial(CentralPrivacy, source="seed")
-local = partial(LocalPrivacy, source="seed")
+central = partial(CentralDP, source="seed")
+local = partial(LocalDP, source="seed")
 
 
 def federation(algorithm: Algorithm, **settings: Any) -> Federation:
     chosen = {"lr": 0.1, "steps": 3, "batch": 4, "seed": 5, **settings}
-    return Federation(network(), classes(6), algorithm, **chosen)
+    return Federation(network(), classification_parties(6), algorithm, **chosen)
 
 
 def row(fed: Federation) -> Tensor:
-    return fed.state.center
+    return fed.state.global_model
 
 
 def released_by(algorithm: Algorithm, models: Tensor, center: Tensor, count: float, round: int = 0) -> Tensor:
@@ -62,7 +62,7 @@ def released_by(algorithm: Algorithm, models: Tensor, center: Tensor, count: flo
     layout = SimpleNamespace(size=models.shape[1], range_of=None)
     plan: Any = SimpleNamespace(algorithm=algorithm, net=SimpleNamespace(layout=layout), private=(), seed=0)
     state: Any = SimpleNamespace(center=center, round=round)
-    return released(plan, state, models, count).point
+    return noisy_mean(plan, state, models, count).point
 
 
 # ── clipping ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -92,7 +92,7 @@ def test_nobody_moves_the_mean_by_more_than_its_share_of_the_clip(
 @given(st.lists(st.floats(0, 1e300), min_size=1, max_size=9), st.floats(1e-6, 1e6))
 def test_clipped_lengths_never_exceed_the_clip_and_shorter_ones_stay(lengths: list[float], clip: float) -> None:
     given_lengths = torch.tensor(lengths, dtype=torch.float64)
-    factors = Privacy("center", clip=clip).factors(given_lengths)
+    factors = PrivacySettings("server", clip=clip).clip_factors(given_lengths)
     assert (factors * given_lengths <= clip * (1 + 1e-15)).all()
     assert (factors[given_lengths <= clip] == 1).all() and (factors <= 1).all()
 
@@ -106,18 +106,18 @@ def test_what_leaves_a_party_is_never_longer_than_the_clip(clip: float) -> None:
         assert torch.linalg.vector_norm(torch.cat(changes).double()) <= clip * (1 + 1e-5)  # float32, once it is sent
 
 
-def reports(fed: Federation, round: int = 1, memories: list[dict[str, Tensor]] | None = None) -> list[Report]:
+def reports(fed: Federation, round: int = 1, memories: list[dict[str, Tensor]] | None = None) -> list[Reply]:
     plan = fed.plan_
-    return [report for report, _ in work(plan, tasks(fed, round), memories or [{}] * len(plan.people))]
+    return [report for report, _ in perform_tasks(plan, tasks(fed, round), memories or [{}] * len(plan.population))]
 
 
 def tasks(fed: Federation, round: int = 1) -> list[Task]:
-    told = {"seed": fed.seed, "way": fed.state.way, "layout": fed.plan_.net.layout.digest}
+    told = {"seed": fed.seed, "execution_mode": fed.state.execution_mode, "layout": fed.plan_.net.layout.digest}
     told |= vars(fed.plan_.solver.hyper)
-    return [Task(name, round, "train", {"center": row(fed)}, told) for name in fed.people]
+    return [Task(name, round, "train", {"server": row(fed)}, told) for name in fed.population]
 
 
-def sent(fed: Federation, report: Report) -> list[tuple[Tensor, Tensor]]:
+def sent(fed: Federation, report: Reply) -> list[tuple[Tensor, Tensor]]:
     centers = fed.plan_.net.layout.split(row(fed))
     return [(tensor, centers[name]) for name, tensor in report.arrays.items()]
 
@@ -128,14 +128,16 @@ def sent(fed: Federation, report: Report) -> list[tuple[Tensor, Tensor]]:
 def test_without_clip_and_noise_it_is_the_base_bit_for_bit(
     wrap: Callable[..., Algorithm], base: Algorithm, dtype: torch.dtype
 ) -> None:
-    if wrap is local and base.keep is not None:
+    if wrap is local and base.personalize is not None:
         return
     wrapped, plain = (
-        Federation(network(dtype), classes(6, dtype), method, lr=0.1, steps=3, batch=4).fit(3, progress=False)
+        Federation(network(dtype), classification_parties(6, dtype), method, lr=0.1, steps=3, batch=4).fit(
+            3, progress=False
+        )
         for method in (wrap(base, clip=None, noise=0.0), base)
     )
     assert torch.equal(row(wrapped), row(plain))
-    for name in wrapped.people:
+    for name in wrapped.population:
         ours, theirs = (nn.utils.parameters_to_vector(fed.models_[name].parameters()) for fed in (wrapped, plain))
         assert torch.equal(ours, theirs)
 
@@ -155,7 +157,7 @@ def deviates(values: Tensor, deviation: float) -> bool:
 def test_the_noise_of_the_centre_is_as_large_as_it_says(source: Any, clip: float, noise: float, count: int) -> None:
     """z·C/K in every column, whatever the parties report: here nothing. 5 standard errors: 6 in 10 million fail."""
     center = torch.zeros(200_000, dtype=torch.float64)
-    method = CentralPrivacy(PLAIN, clip=clip, noise=noise, source=source)
+    method = CentralDP(PLAIN, clip=clip, noise=noise, source=source)
     found = released_by(method, torch.zeros(count, len(center), dtype=torch.float64), center, count)
     assert not deviates(found, noise * clip / count)
     assert deviates(found, 1.02 * noise * clip / count)  # the test can fail
@@ -163,7 +165,11 @@ def test_the_noise_of_the_centre_is_as_large_as_it_says(source: Any, clip: float
 
 @pytest.mark.parametrize("count", [1, 2, 7, 100_001])
 def test_noise_is_normal_whatever_the_system_draws(count: int) -> None:
-    for drawn in (by_system(count), by_secret(b"s" * 32, 1, "a", torch.zeros(count)), by_seed(0, 1, "a", count)):
+    for drawn in (
+        system_noise(count),
+        secret_noise(b"s" * 32, 1, "a", torch.zeros(count)),
+        seeded_noise(0, 1, "a", count),
+    ):
         assert drawn.shape == (count,) and drawn.isfinite().all()
         if count > 1000:
             assert not deviates(drawn, 1.0)
@@ -178,9 +184,9 @@ def test_the_systems_noise_is_never_the_same_and_the_seeds_always_is() -> None:
         return [row(federation(method).fit(2, progress=False)) for _ in range(2)]
 
     assert torch.equal(*centers(central()))
-    assert not torch.equal(*centers(CentralPrivacy()))
-    assert CentralPrivacy().privacy == Privacy("center") and LocalPrivacy().privacy == Privacy("party")
-    assert Privacy("center").source == "system"  # what hides something is what one gets
+    assert not torch.equal(*centers(CentralDP()))
+    assert CentralDP().privacy == PrivacySettings("server") and LocalDP().privacy == PrivacySettings("party")
+    assert PrivacySettings("server").source == "system"  # what hides something is what one gets
 
 
 def test_noise_goes_on_when_nobody_answers() -> None:
@@ -195,8 +201,8 @@ def test_private_layers_are_neither_clipped_nor_noised() -> None:
     fed.fit(1, progress=False)
     layout = fed.plan_.net.layout
     for name in layout.names:
-        begin, end = layout.range_of(name)
-        assert torch.equal(row(fed)[begin:end], first[begin:end]) == (name in fed.plan_.private)
+        begin, end = layout.column_range(name)
+        assert torch.equal(row(fed)[begin:end], first[begin:end]) == (name in fed.plan_.private_layers)
 
 
 # ── noise at the party ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -204,7 +210,7 @@ def test_private_layers_are_neither_clipped_nor_noised() -> None:
 
 @pytest.mark.parametrize("source", ["seed", "system"])
 def test_local_noise_differs_by_party_and_round_and_never_repeats(source: Any) -> None:
-    fed = federation(LocalPrivacy(clip=1e-9, noise=1.0, source=source))  # nothing but noise is left
+    fed = federation(LocalDP(clip=1e-9, noise=1.0, source=source))  # nothing but noise is left
     seen = [
         torch.cat([(tensor - center).reshape(-1) for tensor, center in sent(fed, report)])
         for round in (1, 2, 3)
@@ -217,20 +223,22 @@ def test_local_noise_differs_by_party_and_round_and_never_repeats(source: Any) -
 
 def federation_at(fed: Federation) -> Federation:
     """With numbers so small that float32 does not round its noise away."""
-    fed.state = replace(fed.state, center=torch.zeros_like(fed.state.center))
+    fed.state = replace(fed.state, global_model=torch.zeros_like(fed.state.global_model))
     return fed
 
 
 def test_a_party_that_is_asked_again_answers_to_the_bit_what_it_answered() -> None:
     """With a secret of its own, so that what is asked twice (a worker died, say) is no second answer."""
-    fed = federation(LocalPrivacy())
-    first = work(fed.plan_, tasks(fed), [{}] * 6)
+    fed = federation(LocalDP())
+    first = perform_tasks(fed.plan_, tasks(fed), [{}] * 6)
     secrets = [memory["secret.noise"] for _, memory in first if memory is not None]
     assert len({bytes(secret.tolist()) for secret in secrets}) == 6
-    again = work(fed.plan_, tasks(fed), [memory or {} for _, memory in first])
+    again = perform_tasks(fed.plan_, tasks(fed), [memory or {} for _, memory in first])
     for (one, _), (other, _) in zip(first, again, strict=True):
         assert all(torch.equal(one.arrays[name], other.arrays[name]) for name in one.arrays)
-    elsewhere = work(fed.plan_, [replace(task, round=2) for task in tasks(fed)], [memory or {} for _, memory in first])
+    elsewhere = perform_tasks(
+        fed.plan_, [replace(task, round=2) for task in tasks(fed)], [memory or {} for _, memory in first]
+    )
     assert not any(
         torch.equal(a.arrays["0.bias"], b.arrays["0.bias"]) for (a, _), (b, _) in zip(first, elsewhere, strict=True)
     )
@@ -239,7 +247,7 @@ def test_a_party_that_is_asked_again_answers_to_the_bit_what_it_answered() -> No
 def test_other_work_in_the_same_round_has_other_noise() -> None:
     """Or the difference of two answers would tell that of the data."""
     work_of = torch.ones(50, dtype=torch.float64)
-    one, other = (by_secret(b"k", 1, "a", work_of * factor) for factor in (1.0, 1 + 1e-15))
+    one, other = (secret_noise(b"k", 1, "a", work_of * factor) for factor in (1.0, 1 + 1e-15))
     assert not (one == other).any()
 
 
@@ -253,15 +261,15 @@ def test_a_report_says_nothing_but_what_is_noised() -> None:
 def test_work_that_diverged_is_not_told() -> None:
     fed = federation(local(clip=1.0, noise=1.0), lr=1e30, steps=20)
     fed.fit(2, progress=False)
-    assert not fed.refusals_ and row(fed).isfinite().all()
+    assert not fed.rejections_ and row(fed).isfinite().all()
 
 
 def test_the_secret_survives_a_new_beginning_and_is_no_business_of_the_solver() -> None:
-    fed = federation(LocalPrivacy())
-    (_, memory), *_ = work(fed.plan_, tasks(fed)[:1], [{}])
+    fed = federation(LocalDP())
+    (_, memory), *_ = perform_tasks(fed.plan_, tasks(fed)[:1], [{}])
     assert memory is not None
-    anew = [replace(task, settings={**task.settings, "anew": True}) for task in tasks(fed)[:1]]
-    (_, after), *_ = work(fed.plan_, anew, [memory])
+    anew = [replace(task, settings={**task.settings, "reset": True}) for task in tasks(fed)[:1]]
+    (_, after), *_ = perform_tasks(fed.plan_, anew, [memory])
     assert after is not None and torch.equal(after["secret.noise"], memory["secret.noise"])
 
 
@@ -301,8 +309,8 @@ def test_the_accountant_agrees_with_the_literature_and_with_others() -> None:
 
 def test_a_local_change_may_go_twice_as_far() -> None:
     """Two changes of a party lie up to 2C apart: noise of z·C is z/2 times that."""
-    assert Privacy("party", noise=2.0).epsilon(3) == Privacy("center", noise=1.0).epsilon(3)
-    assert Privacy("center", noise=0.0).epsilon(1) == math.inf and Privacy("center").epsilon(0) == 0
+    assert PrivacySettings("party", noise=2.0).epsilon(3) == PrivacySettings("server", noise=1.0).epsilon(3)
+    assert PrivacySettings("server", noise=0.0).epsilon(1) == math.inf and PrivacySettings("server").epsilon(0) == 0
 
 
 def test_without_the_accountant_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,14 +346,14 @@ def test_the_budget_ends_a_run_just_before_it_would_be_exceeded(wrap: Callable[.
 
 def test_the_round_that_a_budget_ends_a_recorded_run_with_is_scored(tmp_path: Path) -> None:
     def private() -> Federation:
-        return federation(A.CentralPrivacy(A.FedAvg(), noise=4.0, delta=1e-3, budget=epsilon(4.0, 4, 1e-3)))
+        return federation(A.CentralDP(A.FedAvg(), noise=4.0, delta=1e-3, budget=epsilon(4.0, 4, 1e-3)))
 
     with Run.start(tmp_path / "run", private()) as run, pytest.warns(DescantWarning, match="after 4 rounds"):
         assert len(list(run.rounds(10, score_every=3))) == 4
     with Run.resume(tmp_path / "run", private()) as run, pytest.warns(DescantWarning, match="after 4 rounds"):
         assert not list(run.rounds(6, score_every=3))
     found = recorded(tmp_path / "run")
-    assert found.numbers.scored.tolist() == [3, 4]
+    assert found.numbers.scored_rounds.tolist() == [3, 4]
     assert [event["round"] for event in found.events if event["event"] == "scored"] == [3, 4]
 
 
@@ -368,7 +376,7 @@ def test_what_was_spent_survives_a_restart(method: Algorithm, tmp_path: Path) ->
     whole = federation(method).fit(5, progress=False)
     federation(method).fit(3, progress=False).save(tmp_path)
     again = federation(method).load(tmp_path)
-    assert int(again.state.memories["privacy"]["releases"]) == 3
+    assert int(again.state.server_state["privacy"]["releases"]) == 3
     again.fit(2, progress=False)
     assert again.hash() == whole.hash()
     assert [e["epsilon"] for e in again.history_] == [e["epsilon"] for e in whole.history_]
@@ -376,19 +384,19 @@ def test_what_was_spent_survives_a_restart(method: Algorithm, tmp_path: Path) ->
 
 def test_a_recorded_run_with_the_systems_noise_lets_out_no_round_twice(tmp_path: Path) -> None:
     """Every round is on the disk before its centre goes anywhere, so that a resumed run never draws for it again."""
-    with Run.start(tmp_path / "run", federation(CentralPrivacy())) as run:
+    with Run.start(tmp_path / "run", federation(CentralDP())) as run:
         for round in run.rounds(3):
             assert (tmp_path / "run" / "models" / f"{round.index:08d}" / "state.json").exists()
         reached = row(run.federation)
-    with Run.resume(tmp_path / "run", federation(CentralPrivacy())) as run:
+    with Run.resume(tmp_path / "run", federation(CentralDP())) as run:
         assert torch.equal(row(run.federation), reached) and run.sync == "always"
-        assert [round.round.numbers()["epsilon"] for round in run.rounds(1)] == [Privacy("center").epsilon(4)]
+        assert [round.round.to_record()["epsilon"] for round in run.rounds(1)] == [PrivacySettings("server").epsilon(4)]
     with pytest.raises(SettingError, match=r"Its 'sync' must be 'always'\. Got 10"):
-        Run.start(tmp_path / "other", federation(CentralPrivacy()), sync=10)
+        Run.start(tmp_path / "other", federation(CentralDP()), sync=10)
     Run.start(tmp_path / "seeded", federation(central()), sync=10).close()  # the same noise again: nothing new
 
 
-class Watching(Bytes):
+class Watching(BytesEngine):
     """An engine that notes, whenever parties are asked to judge a centre, whether its round is in a folder."""
 
     def __init__(self, plan: Any, run: Path, found: list[bool]) -> None:
@@ -403,11 +411,11 @@ class Watching(Bytes):
 
 def test_noise_that_cannot_be_drawn_again_is_on_the_disk_before_parties_judge_its_centre(tmp_path: Path) -> None:
     found = list[bool]()
-    fed = federation(CentralPrivacy(), engine=partial(Watching, run=tmp_path / "run", found=found))
+    fed = federation(CentralDP(), engine=partial(Watching, run=tmp_path / "run", found=found))
     with Run.start(tmp_path / "run", fed) as run:
         list(run.rounds(3, score_every=1))
     assert found == [True] * 3
-    again = federation(CentralPrivacy()).load(tmp_path / "run" / "models" / "00000003")
+    again = federation(CentralDP()).load(tmp_path / "run" / "models" / "00000003")
     assert [entry.keys() for entry in again.history_] == [entry.keys() for entry in fed.history_]
 
 
@@ -423,19 +431,21 @@ def test_the_cut_never_changes_the_result(method: Algorithm) -> None:
     def hashed(engine: Callable[..., Any]) -> str:
         return federation(method, engine=engine).fit(3, progress=False).hash()
 
-    cuts = [partial(InProcess, most=most) for most in (1, 2, 6)] + [partial(Bytes, pieces=pieces) for pieces in (1, 3)]
+    cuts = [partial(InProcess, max_parties=most) for most in (1, 2, 6)] + [
+        partial(BytesEngine, batch_count=pieces) for pieces in (1, 3)
+    ]
     assert len({hashed(engine) for engine in cuts}) == 1
 
 
 def test_who_is_refused_counts_as_no_change() -> None:
     """The mean is over those who were asked: how many could be used tells of their data."""
 
-    def spoil(report: Report) -> list[Report]:
+    def spoil(report: Reply) -> list[Reply]:
         bad = {name: torch.full_like(tensor, torch.nan) for name, tensor in report.arrays.items()}
         return [replace(report, arrays=bad)] if report.party == "1" and report.kind == "train" else [report]
 
-    spoilt = federation(central(clip=1e9, noise=0.0), engine=partial(Bytes, fault=spoil))
-    whole = federation(PLAIN, engine=partial(Bytes, absent=("1",)))
+    spoilt = federation(central(clip=1e9, noise=0.0), engine=partial(BytesEngine, tamper=spoil))
+    whole = federation(PLAIN, engine=partial(BytesEngine, absent=("1",)))
     first = row(whole).clone()
     with pytest.warns(DescantWarning, match="1 of 6 reports were refused"):
         spoilt.fit(1, progress=False)
@@ -444,25 +454,25 @@ def test_who_is_refused_counts_as_no_change() -> None:
 
 
 def test_only_draws_that_nobody_knows_make_it_cheaper() -> None:
-    here, away = central().privacy, CentralPrivacy().privacy
+    here, away = central().privacy, CentralDP().privacy
     assert here is not None and away is not None
-    hidden, shown = Chance(0.2), Chance(0.2, source="seed")
-    assert [rate_of(away, attend) for attend in (hidden, shown)] == [0.2, 1.0]
-    assert [rate_of(here, attend) for attend in (hidden, shown)] == [0.2, 0.2]
-    others = (algorithms.Sample(2), algorithms.Comes(0.2), PLAIN.attend)
-    assert all(rate_of(here, attend) == 1 for attend in others)
-    assert rate_of(Privacy("party"), hidden) == 1  # the driver knows whom it asked
+    hidden, shown = PoissonSampling(0.2), PoissonSampling(0.2, source="seed")
+    assert [sampling_rate(away, attend) for attend in (hidden, shown)] == [0.2, 1.0]
+    assert [sampling_rate(here, attend) for attend in (hidden, shown)] == [0.2, 0.2]
+    others = (algorithms.Sample(2), algorithms.RandomAvailability(0.2), PLAIN.participation)
+    assert all(sampling_rate(here, attend) == 1 for attend in others)
+    assert sampling_rate(PrivacySettings("party"), hidden) == 1  # the driver knows whom it asked
 
 
 def test_by_chance_the_mean_is_over_as_many_as_come_on_average() -> None:
-    fed = federation(central(clip=1e9, noise=1e-15, delta=1e-3), attend=Chance(0.4, source="seed"))
+    fed = federation(central(clip=1e9, noise=1e-15, delta=1e-3), attend=PoissonSampling(0.4, source="seed"))
     first = row(fed).clone()
     (round,) = fed.rounds(1)
-    present = set(round.round.present)
+    present = set(round.round.participants)
     assert 0 < len(present) < 6
-    plain = federation(PLAIN, engine=partial(Bytes, absent=set(fed.people) - present)).fit(1, progress=False)
+    plain = federation(PLAIN, engine=partial(BytesEngine, absent=set(fed.population) - present)).fit(1, progress=False)
     torch.testing.assert_close(row(fed) - first, (row(plain) - first) * len(present) / 2.4, rtol=1e-3, atol=1e-5)
-    assert len({len(round.round.present) for round in fed.rounds(9)}) > 2  # each comes by itself
+    assert len({len(round.round.participants) for round in fed.rounds(9)}) > 2  # each comes by itself
 
 
 # ── what is refused ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -473,24 +483,27 @@ REFUSED: dict[str, tuple[Callable[[], Algorithm], str]] = {
     "coordinate median": (lambda: central(A.CoordinateMedian()), "can move the centre of CoordinateMedian by more"),
     "median of Fed+": (lambda: central(A.FedGeoMedPlus()), "can move the centre of Norm2 by more"),
     "v1's median": (lambda: central(A.FedPlusV1(Norm1(), A.RFA().aggregate)), "GeometricMedian by more"),
-    "lying": (lambda: central(A.Hostile(FedAvg())), "can move the centre of Poisoned by more"),
-    "all": (lambda: central(FedAvgPlus(over="all")), "counts the last models of the absent again"),
+    "lying": (lambda: central(A.ByzantineParties(FedAvg())), "can move the centre of PoisonedAggregator by more"),
+    "all": (lambda: central(FedAvgPlus(aggregate_over="all")), "counts the last models of the absent again"),
     "async": (lambda: central(A.FedAsync()), "its centre does not wait for all"),
     "buffered": (lambda: central(A.FedBuff()), "its centre does not wait for all"),
-    "total": (lambda: central(FedAvg(normalise="total")), r'normalise="total" moves the centre by numbers of samples'),
+    "total": (lambda: central(FedAvg(normalize="total")), r'normalise="total" moves the centre by numbers of samples'),
     "rewards": (lambda: central(A.FedRL()), "weighs reports by what parties say of them"),
-    "stand-ins": (lambda: central(A.StandIns(FedAvg())), "stand-ins are trained on rows of the parties' data"),
+    "coreset_proxies": (
+        lambda: central(A.CoresetProxies(FedAvg())),
+        "stand-ins are trained on rows of the parties' data",
+    ),
     "tuned": (lambda: central(A.AdaptiveHyper(reward="clients")), "clients' losses tell these without noise"),
     "alone": (lambda: central(A.Local()), "has no common model, and shares nothing"),
     "twice": (lambda: local(central()), r"FedAvg\+DP is private already"),
     "no clip": (lambda: central(clip=None), "without a 'clip' hides nothing"),
     "no noise": (lambda: central(noise=0.0, budget=1.0), "cannot keep a budget without noise"),
     "own models": (lambda: local(FedAvgPlus()), "which would be noise on noise"),
-    "local total": (lambda: local(FedAvg(normalise="total")), r'normalise="total"'),
-    "local stand-ins": (lambda: local(A.StandIns(FedAvg())), "rows of the parties' data"),
-    "bad clip": (lambda: central(clip=-1.0), "The 'clip' of CentralPrivacy must be > 0. Got -1.0."),
-    "bad delta": (lambda: local(delta=1.0), "The 'delta' of LocalPrivacy must be > 0 and < 1. Got 1.0."),
-    "bad source": (lambda: CentralPrivacy(source="dice"), "The 'source' of CentralPrivacy must be one of"),  # type: ignore[arg-type]
+    "local total": (lambda: local(FedAvg(normalize="total")), r'normalise="total"'),
+    "local stand-ins": (lambda: local(A.CoresetProxies(FedAvg())), "rows of the parties' data"),
+    "bad clip": (lambda: central(clip=-1.0), "The 'clip' of CentralDP must be > 0. Got -1.0."),
+    "bad delta": (lambda: local(delta=1.0), "The 'delta' of LocalDP must be > 0 and < 1. Got 1.0."),
+    "bad source": (lambda: CentralDP(source="dice"), "The 'source' of CentralDP must be one of"),  # type: ignore[arg-type]
 }
 
 
@@ -502,11 +515,14 @@ def test_what_is_not_sound_is_refused_with_the_reason(name: str) -> None:
 
 
 WRAPPED: dict[str, tuple[Callable[[], Algorithm], str]] = {
-    "stand-ins": (lambda: A.StandIns(central()), "is not private: stand-ins are trained on rows"),
+    "coreset_proxies": (lambda: A.CoresetProxies(central()), "is not private: stand-ins are trained on rows"),
     "tuned": (lambda: A.AdaptiveHyper(central(), reward="clients"), r"FedAvg\+DP\+AH is not private"),
-    "lying": (lambda: A.Hostile(central()), "can move the centre of Poisoned by more"),
+    "lying": (lambda: A.ByzantineParties(central()), "can move the centre of PoisonedAggregator by more"),
     "quorum": (lambda: replace(central(), quorum=2), "its centre does not wait for all"),
-    "samples": (lambda: replace(central(), weigh=FedAvg().weigh), "weighs reports by what parties say of them"),
+    "samples": (
+        lambda: replace(central(), compute_weights=FedAvg().compute_weights),
+        "weighs reports by what parties say of them",
+    ),
 }
 
 
@@ -521,7 +537,7 @@ def test_what_wraps_it_later_is_refused_before_the_work(name: str) -> None:
 def test_running_statistics_are_refused(method: Algorithm) -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     with pytest.raises(ModelError, match=r"Running statistics \(1.running_mean\) cannot be hidden.*GroupNorm"):
-        Federation(model, classes(6), method).fit(1, progress=False)
+        Federation(model, classification_parties(6), method).fit(1, progress=False)
 
 
 def test_medians_fit_local_privacy_and_a_tuner_sees_nothing_of_parties() -> None:
@@ -532,7 +548,7 @@ def test_medians_fit_local_privacy_and_a_tuner_sees_nothing_of_parties() -> None
         seen.append(set(tuning.feedback))
         return PLAIN.tune(tuning)
 
-    people = classes(6)
+    people = classification_parties(6)
     validated = people.with_validation(people["0"].x, people["0"].y)
     Federation(network(), validated, replace(central(), tune=watch)).fit(2, progress=False)
     assert seen and all(found == {"validation"} for found in seen)
@@ -555,23 +571,23 @@ def test_what_is_not_counted_is_said() -> None:
     (said,) = federation(central()).fit(1, progress=False).findings()
     assert "losses, scores and who took part, as the organiser sees them, are not in it" in said
     assert "drawn from the run's seed" in said and "δ should be" not in said
-    (said,) = federation(LocalPrivacy(delta=0.5)).fit(1, progress=False).findings()
+    (said,) = federation(LocalDP(delta=0.5)).fit(1, progress=False).findings()
     assert "what they score on their test sets is not in it" in said and "δ should be below 1/6:" in said
     assert "seed" not in said
 
 
 # ── samples ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-hiding = partial(PrivateSgd, lr=0.1, steps=3, batch=4, source="seed")
+hiding = partial(DpSgd, lr=0.1, steps=3, batch=4, source="seed")
 
 
-def by_samples(solver: PrivateSgd, method: Algorithm = PLAIN, **settings: Any) -> Federation:
-    return Federation(network(), classes(6), method, solver=solver, seed=5, **settings)
+def by_samples(solver: DpSgd, method: Algorithm = PLAIN, **settings: Any) -> Federation:
+    return Federation(network(), classification_parties(6), method, solver=solver, seed=5, **settings)
 
 
 @given(st.lists(st.lists(numbers, min_size=3, max_size=3), min_size=1, max_size=6), st.floats(1e-3, 1e3))
 def test_no_sample_moves_the_sum_by_more_than_the_clip(rows: list[list[float]], clip: float) -> None:
-    gradients, privacy = torch.tensor(rows, dtype=torch.float64), Privacy("sample", clip)
+    gradients, privacy = torch.tensor(rows, dtype=torch.float64), PrivacySettings("sample", clip)
     whole = clipped_sum(privacy, gradients)
     for k in range(len(rows)):
         without = clipped_sum(privacy, torch.cat([gradients[:k], gradients[k + 1 :]]))
@@ -595,8 +611,8 @@ def convolved(dtype: torch.dtype) -> nn.Module:
 @pytest.mark.parametrize("steps", [1, 3])
 def test_gradients_are_those_of_every_sample_by_itself(made: Callable[..., nn.Module], steps: int) -> None:
     """Against autograd, one sample after another, each clipped: steps of full batches without noise."""
-    people = classes(6, torch.float64)
-    solver = PrivateSgd(lr=0.5, steps=steps, batch=10**6, clip=0.3, noise=0.0, source="seed")
+    people = classification_parties(6, torch.float64)
+    solver = DpSgd(lr=0.5, steps=steps, batch=10**6, clip=0.3, noise=0.0, source="seed")
     fed, clips = Federation(made(torch.float64), people, PLAIN, solver=solver), 0
     for report, party in zip(reports(fed), people.values(), strict=True):
         model = made(torch.float64)
@@ -619,8 +635,8 @@ def test_gradients_are_those_of_every_sample_by_itself(made: Callable[..., nn.Mo
 
 @pytest.mark.parametrize("base", [PLAIN, FedAvgPlus(alpha=1.0), A.FedRep()], ids=lambda base: str(base.name))
 def test_without_clip_and_noise_it_is_sgd_on_all_samples(base: Algorithm) -> None:
-    private = by_samples(PrivateSgd(lr=0.1, steps=3, batch=10**6, clip=1e9, noise=0.0, source="seed"), base)
-    plain = Federation(network(), classes(6), base, lr=0.1, steps=3, batch=10**6, seed=5)
+    private = by_samples(DpSgd(lr=0.1, steps=3, batch=10**6, clip=1e9, noise=0.0, source="seed"), base)
+    plain = Federation(network(), classification_parties(6), base, lr=0.1, steps=3, batch=10**6, seed=5)
     torch.testing.assert_close(row(private.fit(3, progress=False)), row(plain.fit(3, progress=False)))
 
 
@@ -628,8 +644,8 @@ def test_without_clip_and_noise_it_is_sgd_on_all_samples(base: Algorithm) -> Non
 def test_the_noise_of_a_step_is_as_large_as_it_says(source: Any) -> None:
     """η·z·C/batch in every column and step; the clip leaves nothing of the gradients beside it."""
     model = nn.Linear(6, 3000).double()
-    solver = PrivateSgd(lr=0.5, steps=4, batch=2, clip=1e-3, noise=1e3, source=source)
-    fed = Federation(model, classes(3, torch.float64), PLAIN, solver=solver)
+    solver = DpSgd(lr=0.5, steps=4, batch=2, clip=1e-3, noise=1e3, source=source)
+    fed = Federation(model, classification_parties(3, torch.float64), PLAIN, solver=solver)
     first = reports(fed)[0]
     change = torch.cat([(tensor - center).reshape(-1) for tensor, center in sent(fed, first)])
     assert not deviates(change, math.sqrt(4) * 0.5 * 1e3 * 1e-3 / 2)
@@ -638,17 +654,17 @@ def test_the_noise_of_a_step_is_as_large_as_it_says(source: Any) -> None:
 @pytest.mark.parametrize("source", ["seed", "system"])
 def test_every_sample_is_taken_by_itself(source: Any) -> None:
     """Poisson sampling, as the accountant has it: batches differ in size as a binomial number does."""
-    solver = PrivateSgd(batch=30, source=source)
+    solver = DpSgd(batch=30, source=source)
     job: Any = SimpleNamespace(parties=[SimpleNamespace(name="a")], round=1, seed=0)
     draws = solver._draws(job, new_secret() if source == "system" else None)
     uniform = torch.stack([draws(step, 100, torch.zeros(1))[0] for step in range(400)])
-    sizes = (uniform < solver.rate(100)).sum(1).double()
+    sizes = (uniform < solver.sampling_rate(100)).sum(1).double()
     assert abs(float(sizes.mean()) - 30) < 5 * math.sqrt(21 / 400)
     assert abs(float(sizes.var()) / 21 - 1) < 5 * math.sqrt(2 / 400)
 
 
 def test_samples_are_counted_by_steps_and_for_the_smallest_party() -> None:
-    people = classes(6).subset(["0", "1", "2"])  # 9, 13 and 17 samples
+    people = classification_parties(6).subset(["0", "1", "2"])  # 9, 13 and 17 samples
     fed = Federation(network(), people, PLAIN, solver=hiding(noise=2.0)).fit(3, progress=False)
     assert [entry["epsilon"] for entry in fed.history_] == [epsilon(2.0, 3 * t, 1e-5, 4 / 9) for t in (1, 2, 3)]
     assert "A sample has given away" in fed.findings()[-1] and math.isnan(fed.history_[-1]["loss"])
@@ -667,19 +683,19 @@ def test_a_budget_of_samples_ends_a_run_and_survives_a_restart(tmp_path: Path) -
 @pytest.mark.parametrize("base", [PLAIN, A.FedGeoMedPlus(), A.FedPer()], ids=lambda base: str(base.name))
 def test_the_cut_never_changes_what_hides_samples(base: Algorithm) -> None:
     def hashed(most: int) -> str:
-        return by_samples(hiding(), base, engine=partial(InProcess, most=most)).fit(2, progress=False).hash()
+        return by_samples(hiding(), base, engine=partial(InProcess, max_parties=most)).fit(2, progress=False).hash()
 
     assert hashed(1) == hashed(2) == hashed(6)
 
 
 def test_a_party_that_hides_samples_answers_the_same_when_it_is_asked_again() -> None:
     fed = by_samples(hiding(source="system"))
-    first = work(fed.plan_, tasks(fed), [{}] * 6)
-    again = work(fed.plan_, tasks(fed), [memory or {} for _, memory in first])
+    first = perform_tasks(fed.plan_, tasks(fed), [{}] * 6)
+    again = perform_tasks(fed.plan_, tasks(fed), [memory or {} for _, memory in first])
     for (one, _), (other, _) in zip(first, again, strict=True):
-        assert dict(one.metrics) == {"samples": fed.people[one.party].samples}
+        assert dict(one.metrics) == {"samples": fed.population[one.party].samples}
         assert all(torch.equal(one.arrays[name], other.arrays[name]) for name in one.arrays)
-    fresh = work(fed.plan_, tasks(fed), [{}] * 6)
+    fresh = perform_tasks(fed.plan_, tasks(fed), [{}] * 6)
     assert not any(
         torch.equal(a.arrays["0.bias"], b.arrays["0.bias"]) for (a, _), (b, _) in zip(first, fresh, strict=True)
     )
@@ -687,10 +703,10 @@ def test_a_party_that_hides_samples_answers_the_same_when_it_is_asked_again() ->
 
 UNHIDDEN: dict[str, tuple[Callable[[], Algorithm], str]] = {
     "a term": (A.FedProx, "the loss has the term 'proximal'.*FedPlusFixed"),
-    "stand-ins": (lambda: A.StandIns(FedAvg()), "cannot hide samples in FedAvg.*rows of the parties' data"),
+    "coreset_proxies": (lambda: A.CoresetProxies(FedAvg()), "cannot hide samples in FedAvg.*rows of the parties' data"),
     "tuned": (lambda: A.AdaptiveHyper(reward="clients"), "clients' losses"),
     "twice": (central, "it hides whole parties, and PrivateSgd samples"),
-    "rewards": (lambda: replace(FedAvg(), weigh=A.FedRL().weigh), "what parties say of them"),
+    "rewards": (lambda: replace(FedAvg(), compute_weights=A.FedRL().compute_weights), "what parties say of them"),
 }
 
 
@@ -705,14 +721,14 @@ def test_what_does_not_hide_samples_is_refused(name: str) -> None:
 def test_models_whose_samples_cannot_be_told_apart_are_refused(layer: nn.Module) -> None:
     model = nn.Sequential(nn.Linear(6, 4), layer, nn.Linear(4, 3))
     with pytest.raises(ModelError, match=r"cannot be hidden|the gradient of every single sample"):
-        Federation(model, classes(6), PLAIN, solver=hiding()).fit(1, progress=False)
+        Federation(model, classification_parties(6), PLAIN, solver=hiding()).fit(1, progress=False)
 
 
 # ── in recipes and on its page ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_recipe_wraps_a_method() -> None:
-    from descant.config import read
+    from descant.config import read_recipe
 
     text = """
     [parties]
@@ -727,10 +743,10 @@ def test_a_recipe_wraps_a_method() -> None:
     algorithm = "fedavg+"
     wrap = [{by = "central_privacy", clip = 0.5, noise = 2.0, delta = 0.01, budget = 9.0, source = "seed"}]
     """
-    found = read(text).algorithm()
-    assert found.privacy == Privacy("center", 0.5, 2.0, 0.01, 9.0, "seed") and found.name == "FedAvgPlus+DP"
-    again = read(text.replace("central_privacy", "local_privacy").replace("fedavg+", "fedavg")).algorithm()
-    assert again.privacy == Privacy("party", 0.5, 2.0, 0.01, 9.0, "seed")
+    found = read_recipe(text).algorithm()
+    assert found.privacy == PrivacySettings("server", 0.5, 2.0, 0.01, 9.0, "seed") and found.name == "FedAvgPlus+DP"
+    again = read_recipe(text.replace("central_dp", "local_dp").replace("fedavg+", "fedavg")).algorithm()
+    assert again.privacy == PrivacySettings("party", 0.5, 2.0, 0.01, 9.0, "seed")
 
 
 def test_the_page_is_what_a_new_user_can_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,10 @@ from descant import Federation, algorithms, parties
 from descant import models as problems
 from descant.errors import PartyError, SettingError
 from descant.models.flat import Net
-from files import write_critics
+from files import write_review_dataset
 
 
-def pictures(shape: tuple[int, ...], seed: int = 0) -> parties.People:
+def pictures(shape: tuple[int, ...], seed: int = 0) -> parties.Population:
     rng = np.random.default_rng(seed)
     return parties.from_arrays([(rng.normal(size=(12, *shape)).astype(np.float32), np.arange(12) % 10) for _ in "abc"])
 
@@ -37,33 +37,33 @@ def pictures(shape: tuple[int, ...], seed: int = 0) -> parties.People:
 def test_nets_train_and_take_the_fast_way(
     name: str, settings: dict[str, object], shape: tuple[int, ...], way: str
 ) -> None:
-    people, net = pictures(shape), partial(problems.NETS[name], **settings)
+    people, net = pictures(shape), partial(problems.NETWORKS[name], **settings)
     fed = Federation(net, people, algorithms.FedAvg(), lr=0.01, steps=2, batch=4)
-    assert next(found for found, reason in fed.ways().items() if not reason) == way
+    assert next(found for found, reason in fed.execution_modes().items() if not reason) == way
     fed.fit(2, progress=False)
     assert fed.history_[-1]["accepted"] == 3 and fed.history_[-1]["change"] > 0
 
 
 @pytest.fixture
-def sentiment(tmp_path: Path) -> tuple[parties.People, partial[nn.Module]]:
-    people = parties.sentiment(data=write_critics(tmp_path), words=6)
+def sentiment(tmp_path: Path) -> tuple[parties.Population, partial[nn.Module]]:
+    people = parties.sentiment(data=write_review_dataset(tmp_path), max_words=6)
     return people, partial(problems.lstm, hidden=8, dense=5, data=tmp_path)
 
 
-def test_the_lstm_learns_by_a_loop(sentiment: tuple[parties.People, partial[nn.Module]]) -> None:
+def test_the_lstm_learns_by_a_loop(sentiment: tuple[parties.Population, partial[nn.Module]]) -> None:
     people, net = sentiment
-    fed = Federation(net, people, algorithms.FedAvg(), attend=3, lr=1.0, steps=20, batch=5)
-    assert next(found for found, reason in fed.ways().items() if not reason) == "looped"
+    fed = Federation(net, people, algorithms.FedAvg(), participation=3, lr=1.0, steps=20, batch=5)
+    assert next(found for found, reason in fed.execution_modes().items() if not reason) == "looped"
     fed.fit(8, progress=False)
-    assert fed.scores().own.mean > 0.95 > fed.scores().majority.mean
+    assert fed.scores().personal.mean > 0.95 > fed.scores().majority.mean
 
 
 def test_word_vectors_neither_learn_nor_travel_nor_are_copied(
-    sentiment: tuple[parties.People, partial[nn.Module]],
+    sentiment: tuple[parties.Population, partial[nn.Module]],
 ) -> None:
     people, make = sentiment
     module = make()
-    net = Net.made(make, 0)
+    net = Net.from_model(make, 0)
     assert isinstance(net.module, nn.Module) and not any("words" in name for name in net.layout.names)
     assert net.layout.width == sum(p.numel() for p in module.parameters())
     assert "words.table" not in module.state_dict()
@@ -76,7 +76,7 @@ def test_word_vectors_neither_learn_nor_travel_nor_are_copied(
     assert not torch.equal(models[0].lstm.weight_hh_l0, models[1].lstm.weight_hh_l0)
 
 
-def test_two_layers_of_256_units_are_the_default(sentiment: tuple[parties.People, partial[nn.Module]]) -> None:
+def test_two_layers_of_256_units_are_the_default(sentiment: tuple[parties.Population, partial[nn.Module]]) -> None:
     _, make = sentiment
     shapes = {name: tuple(p.shape) for name, p in problems.lstm(data=make.keywords["data"]).named_parameters()}
     assert shapes["lstm.weight_ih_l0"] == (1024, 100) and shapes["lstm.weight_hh_l1"] == (1024, 256)

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import pytest
 
-from descant.deployment.child_process import Child
-from descant.deployment.nginx_proxy import Proxy, check_free, find_nginx
-from descant.deployment.pki.certificates import Authority, Pair
-from descant.deployment.pki.invite import Unpacked
+from descant.deployment.child_process import ChildProcess
+from descant.deployment.nginx_proxy import Proxy, check_port_free, find_nginx
+from descant.deployment.pki.certificates import Authority, CertificateAndKey
+from descant.deployment.pki.invite import CredentialFiles
 from descant.deployment.pki.roster import Roster
 from descant.errors import EngineError, SettingError
 
@@ -95,14 +95,14 @@ class Scene:
         self.folder = folder
         (folder / "recipe.toml").write_text("[run]\nrounds = 1\n")
         self.roster = Roster.create(folder / "a server; 'of' $ours {1}", folder / "recipe.toml")
-        self.upstream = Upstream(self.roster.keys)
+        self.upstream = Upstream(self.roster.keys_folder)
         self.proxy = Proxy(self.upstream.server_address[1], "127.0.0.1", free_port())
 
-    def party(self, name: str) -> Unpacked:
+    def party(self, name: str) -> CredentialFiles:
         return self.roster.invite(name, self.folder / f"{name}.invite").unpack(self.folder / name)
 
-    def context(self, who: Unpacked | None, tls: ssl.TLSVersion | None = None) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=self.roster.keys / "ca.crt")
+    def context(self, who: CredentialFiles | None, tls: ssl.TLSVersion | None = None) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self.roster.keys_folder / "ca.crt")
         if who is not None:
             context.load_cert_chain(who.certificate, who.key)
         if tls is not None:
@@ -110,10 +110,12 @@ class Scene:
             context.minimum_version = context.maximum_version = tls
         return context
 
-    def connect(self, who: Unpacked | None) -> http.client.HTTPSConnection:
+    def connect(self, who: CredentialFiles | None) -> http.client.HTTPSConnection:
         return http.client.HTTPSConnection("localhost", self.proxy.port, timeout=20, context=self.context(who))
 
-    def ask(self, who: Unpacked | None, path: str, body: bytes = b"x", method: str = "POST") -> tuple[int, bytes]:
+    def ask(
+        self, who: CredentialFiles | None, path: str, body: bytes = b"x", method: str = "POST"
+    ) -> tuple[int, bytes]:
         connection = self.connect(who)
         try:
             connection.request(method, path, body)
@@ -139,7 +141,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, Unpacked]]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, CredentialFiles]]:
     """For tests that only ask."""
     for made in scene_in(tmp_path_factory.mktemp("proxy")):
         with made.proxy.start(made.roster.folder):
@@ -163,7 +165,9 @@ def listens(port: int) -> bool:
 
 @needs_nginx
 @pytest.mark.parametrize("path", ["/v1/fleet/x", "/v1/fleet/push-object", "/v1/fleet/send-node-heartbeat"])
-def test_an_invited_party_reaches_the_fleet_with_its_whole_body(shared: tuple[Scene, Unpacked], path: str) -> None:
+def test_an_invited_party_reaches_the_fleet_with_its_whole_body(
+    shared: tuple[Scene, CredentialFiles], path: str
+) -> None:
     scene, north = shared
     body = os.urandom(1_500_000)
     assert scene.ask(north, path, body) == (200, OK)
@@ -183,7 +187,9 @@ CLOSE = [
 
 @needs_nginx
 @pytest.mark.parametrize("path", [*HIDDEN, *CLOSE])
-def test_everything_else_is_refused_and_never_reaches_the_server(shared: tuple[Scene, Unpacked], path: str) -> None:
+def test_everything_else_is_refused_and_never_reaches_the_server(
+    shared: tuple[Scene, CredentialFiles], path: str
+) -> None:
     scene, north = shared
     assert scene.ask(north, path)[0] in (400, 403)
     assert scene.upstream.seen == []
@@ -191,14 +197,14 @@ def test_everything_else_is_refused_and_never_reaches_the_server(shared: tuple[S
 
 @needs_nginx
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS", "HEAD", "TRACE", "CONNECT", "post"])
-def test_only_what_flower_sends_is_passed_on(shared: tuple[Scene, Unpacked], method: str) -> None:
+def test_only_what_flower_sends_is_passed_on(shared: tuple[Scene, CredentialFiles], method: str) -> None:
     scene, north = shared
     assert scene.ask(north, "/v1/fleet/x", b"", method)[0] in (400, 403, 405)
     assert scene.upstream.seen == []
 
 
 @needs_nginx
-def test_a_second_request_behind_the_first_does_not_slip_through(shared: tuple[Scene, Unpacked]) -> None:
+def test_a_second_request_behind_the_first_does_not_slip_through(shared: tuple[Scene, CredentialFiles]) -> None:
     """Lengths that contradict one another are how a request is hidden in the body of another."""
     scene, north = shared
     hidden = b"POST /v1/control/start-run HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
@@ -224,19 +230,21 @@ def test_a_second_request_behind_the_first_does_not_slip_through(shared: tuple[S
 
 
 @needs_nginx
-def test_nobody_passes_without_a_certificate_of_this_authority(shared: tuple[Scene, Unpacked], tmp_path: Path) -> None:
+def test_nobody_passes_without_a_certificate_of_this_authority(
+    shared: tuple[Scene, CredentialFiles], tmp_path: Path
+) -> None:
     scene, _ = shared
-    keys, name = scene.roster.keys, f"descant {scene.roster.federation}"
+    keys, name = scene.roster.keys_folder, f"descant {scene.roster.federation}"
     own, pair = Authority.new(name, 9)
     wrong = {
-        "another's": own.party("north", 9),
+        "another's": own.issue_party_certificate("north", 9),
         "signed by itself": pair,
-        "the server's": Pair((keys / "server.crt").read_bytes(), (keys / "server.key").read_bytes()),
+        "the server's": CertificateAndKey((keys / "server.crt").read_bytes(), (keys / "server.key").read_bytes()),
     }
     for folder, one in wrong.items():
         (tmp_path / folder).mkdir()
         one.write(tmp_path / folder, "party")
-    for who in (None, *(Unpacked(tmp_path / folder) for folder in wrong)):
+    for who in (None, *(CredentialFiles(tmp_path / folder) for folder in wrong)):
         for path in ("/v1/fleet/x", "/v1/control/x", "/"):
             status, said = scene.ask(who, path)
             assert status == 400 and b"SSL certificate" in said
@@ -244,10 +252,10 @@ def test_nobody_passes_without_a_certificate_of_this_authority(shared: tuple[Sce
 
 
 @needs_nginx
-def test_a_certificate_that_has_expired_is_refused(shared: tuple[Scene, Unpacked], tmp_path: Path) -> None:
+def test_a_certificate_that_has_expired_is_refused(shared: tuple[Scene, CredentialFiles], tmp_path: Path) -> None:
     scene, north = shared
-    expired = Unpacked(tmp_path)
-    scene.roster.authority.party("north", 0).write(tmp_path, "party")
+    expired = CredentialFiles(tmp_path)
+    scene.roster.authority.issue_party_certificate("north", 0).write(tmp_path, "party")
     time.sleep(1.1)  # its last second
     assert scene.ask(expired, "/v1/fleet/x")[0] == 400
     assert scene.upstream.seen == []
@@ -256,7 +264,7 @@ def test_a_certificate_that_has_expired_is_refused(shared: tuple[Scene, Unpacked
 
 
 @needs_nginx
-def test_old_versions_of_tls_are_refused(shared: tuple[Scene, Unpacked]) -> None:
+def test_old_versions_of_tls_are_refused(shared: tuple[Scene, CredentialFiles]) -> None:
     scene, north = shared
 
     def greet(version: ssl.TLSVersion) -> str | None:
@@ -272,7 +280,7 @@ def test_old_versions_of_tls_are_refused(shared: tuple[Scene, Unpacked]) -> None
 
 
 @needs_nginx
-def test_a_body_that_is_too_large_is_refused(shared: tuple[Scene, Unpacked]) -> None:
+def test_a_body_that_is_too_large_is_refused(shared: tuple[Scene, CredentialFiles]) -> None:
     scene, north = shared
     assert scene.ask(north, "/v1/fleet/x", bytes(BODY * 2**20)) == (200, OK)
     scene.upstream.seen.clear()
@@ -293,12 +301,12 @@ def test_a_body_that_is_too_large_is_refused(shared: tuple[Scene, Unpacked]) -> 
 
 
 def test_a_request_is_as_large_as_flower_cuts_them_unless_it_is_told_otherwise() -> None:
-    for proxy, size in ((Proxy(8000), BODY), (Proxy(8000, body=3), 3)):
+    for proxy, size in ((Proxy(8000), BODY), (Proxy(8000, max_body_megabytes=3), 3)):
         assert re.findall(r"client_max_body_size (\S+);", proxy.configuration()) == [f"{size}m"]
 
 
 @needs_nginx
-def test_nobody_is_spoken_to_in_the_clear(shared: tuple[Scene, Unpacked]) -> None:
+def test_nobody_is_spoken_to_in_the_clear(shared: tuple[Scene, CredentialFiles]) -> None:
     scene, _ = shared
     connection = http.client.HTTPConnection("localhost", scene.proxy.port, timeout=20)
     connection.request("POST", "/v1/fleet/x", b"x")
@@ -309,12 +317,12 @@ def test_nobody_is_spoken_to_in_the_clear(shared: tuple[Scene, Unpacked]) -> Non
 
 
 @needs_nginx
-def test_the_logs_have_who_came_and_no_bodies(shared: tuple[Scene, Unpacked]) -> None:
+def test_the_logs_have_who_came_and_no_bodies(shared: tuple[Scene, CredentialFiles]) -> None:
     scene, north = shared
     scene.ask(north, "/v1/fleet/x", b"a canary that sings", "POST")
     scene.ask(north, "/v1/control/x?token=canary%0a", b"a canary that sings", "POST")
     scene.upstream.seen.clear()
-    place = scene.roster.run / "proxy"
+    place = scene.roster.run_folder / "proxy"
     (held,) = (entry for entry in scene.roster.parties() if entry.name == "north")
     assert eventually(lambda: b"/v1/control/x" in (place / "access.log").read_bytes())
     lines = [json.loads(line) for line in (place / "access.log").read_text().splitlines()]
@@ -335,10 +343,10 @@ def test_who_is_revoked_is_out_and_the_others_stay(scene: Scene) -> None:
         kept = scene.connect(north)  # a connection that stays open, and could be used on
         kept.request("POST", "/v1/fleet/x", b"1")
         assert kept.getresponse().read() == OK and scene.ask(south, "/v1/fleet/x")[0] == 200
-        assert not running.keep_up()
+        assert not running.reload_if_revoked()
         Roster(scene.roster.folder).revoke("north")  # as another process does it
         scene.upstream.seen.clear()
-        assert running.keep_up() and not running.keep_up()
+        assert running.reload_if_revoked() and not running.reload_if_revoked()
         assert scene.ask(north, "/v1/fleet/x")[0] == 400
         with pytest.raises((http.client.HTTPException, OSError)):
             kept.request("POST", "/v1/fleet/x", b"2")
@@ -377,12 +385,12 @@ def test_a_session_from_before_is_not_resumed(scene: Scene) -> None:
 def test_a_list_that_nginx_cannot_read_is_an_error_and_the_old_one_holds(scene: Scene) -> None:
     north = scene.party("north")
     with scene.proxy.start(scene.roster.folder) as running:
-        (scene.roster.keys / "revoked.pem").write_text("no list")
+        (scene.roster.keys_folder / "revoked.pem").write_text("no list")
         with pytest.raises(EngineError, match="nginx does not take"):
-            running.keep_up()
+            running.reload_if_revoked()
         assert scene.ask(north, "/v1/fleet/x")[0] == 200
         Roster(scene.roster.folder)  # puts it in order
-        assert running.keep_up() and scene.ask(north, "/v1/fleet/x")[0] == 200
+        assert running.reload_if_revoked() and scene.ask(north, "/v1/fleet/x")[0] == 200
 
 
 # ── the server behind it ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -424,16 +432,16 @@ def test_a_body_is_passed_on_as_it_comes(scene: Scene) -> None:
 def test_it_ends_with_its_block_and_starts_again_at_the_same_port(scene: Scene) -> None:
     for _ in range(2):
         with scene.proxy.start(scene.roster.folder) as running:
-            assert running.alive and listens(scene.proxy.port)
-        assert not running.alive and not listens(scene.proxy.port)
-        running.end()
+            assert running.is_alive and listens(scene.proxy.port)
+        assert not running.is_alive and not listens(scene.proxy.port)
+        running.terminate()
 
 
 @needs_nginx
 def test_a_worker_whose_master_was_killed_is_ended_too(scene: Scene) -> None:
     with scene.proxy.start(scene.roster.folder) as running:
-        running._child.tell(signal.SIGKILL)
-        assert eventually(lambda: not running.alive)
+        running._child.send_signal(signal.SIGKILL)
+        assert eventually(lambda: not running.is_alive)
         with pytest.raises(EngineError, match="does not read its keys again"):
             running.reload()
         assert listens(scene.proxy.port)  # by the worker, which nobody would reload any more
@@ -468,12 +476,12 @@ def test_a_port_in_use_is_told_in_a_sentence(scene: Scene) -> None:
         with pytest.raises(EngineError, match=r"listens there\. Stop that one, .* server init NEW .* --port"):
             scene.proxy.start(scene.roster.folder)
     with pytest.raises(EngineError, match="does not have that address"):
-        check_free("192.0.2.1", 8443)
+        check_port_free("192.0.2.1", 8443)
 
 
 @needs_nginx
 def test_what_nginx_does_not_take_is_told(scene: Scene) -> None:
-    (scene.roster.keys / "server.crt").write_text("no certificate")
+    (scene.roster.keys_folder / "server.crt").write_text("no certificate")
     with pytest.raises(EngineError, match=r"nginx does not take .*server\.crt"):
         scene.proxy.start(scene.roster.folder)
     assert not listens(scene.proxy.port)
@@ -482,12 +490,12 @@ def test_what_nginx_does_not_take_is_told(scene: Scene) -> None:
 @needs_nginx
 def test_one_who_answers_in_its_place_is_not_taken_for_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look at the port and nginx's own, somebody else may have taken it."""
-    monkeypatch.setattr("descant.deployment.nginx_proxy.check_free", lambda host, port: None)
+    monkeypatch.setattr("descant.deployment.nginx_proxy.check_port_free", lambda host, port: None)
     with socket.socket() as other:
         other.bind(("127.0.0.1", scene.proxy.port))
         other.listen()
         with pytest.raises(EngineError, match=r"Address already in use|does not answer"):
-            scene.proxy.start(scene.roster.folder, patience=8.0)
+            scene.proxy.start(scene.roster.folder, timeout=8.0)
 
 
 def test_without_nginx_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -501,8 +509,8 @@ def test_without_nginx_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) ->
     [
         *(Proxy(8000, host) for host in ("", "localhost", "0.0.0.0; return 200", "fe80::1%a;b", "1.2.3.4\n")),
         *(Proxy(8000, port=port) for port in (0, 65536, True, 1.5, "1; x")),  # type: ignore[arg-type]
-        *(Proxy(8000, body=body) for body in (0, -1, "1m; x")),  # type: ignore[arg-type]
-        *(Proxy(0), Proxy("8000/x"), Proxy(8000, patience=0)),  # type: ignore[arg-type]
+        *(Proxy(8000, max_body_megabytes=body) for body in (0, -1, "1m; x")),  # type: ignore[arg-type]
+        *(Proxy(0), Proxy("8000/x"), Proxy(8000, timeout=0)),  # type: ignore[arg-type]
     ],
     ids=repr,
 )
@@ -514,10 +522,10 @@ def test_settings_that_could_mean_something_else_to_nginx_are_refused(proxy: Pro
 def test_a_child_ends_with_all_that_it_has_started(tmp_path: Path) -> None:
     log = tmp_path / "log"
     script = "sleep 60 & echo $!; trap '' TERM; while true; do sleep 0.1; done"
-    with Child(["/bin/sh", "-c", script], log) as child:
+    with ChildProcess(["/bin/sh", "-c", script], log) as child:
         assert eventually(lambda: log.read_text().endswith("\n"))
-        assert child.alive and child.end(patience=0.2) == -signal.SIGKILL
-    assert not child.alive and child.end() == -signal.SIGKILL
+        assert child.is_alive and child.terminate(timeout=0.2) == -signal.SIGKILL
+    assert not child.is_alive and child.terminate() == -signal.SIGKILL
 
     def gone() -> bool:
         state = Path(f"/proc/{int(log.read_text())}/stat")

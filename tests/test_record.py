@@ -29,31 +29,31 @@ from torch import nn
 
 from descant import DescantWarning, Federation, algorithms, parties
 from descant.algorithms import Timetable
-from descant.core.algorithm import Hyper, Loss, Term
-from descant.core.interfaces import Job, Trained
-from descant.core.messages import Report, Task
+from descant.core.algorithm import Hyper, Loss, LossTerm
+from descant.core.interfaces import TrainJob, TrainResult
+from descant.core.messages import Reply, Task
 from descant.core.metrics import Metric
 from descant.core.seeds import stream
 from descant.engines import InProcess
 from descant.errors import EngineError, SettingError, StateError
-from descant.federation import MakeEngine
+from descant.federation import EngineFactory
 from descant.models.flat import Net
-from descant.parties.fingerprints import fingerprints
+from descant.parties.fingerprints import data_fingerprints
 from descant.reporting.table import Table
-from descant.rounds.checkpoint import models_digest
+from descant.rounds.checkpoint import digest_of_models
 from descant.storage import check_replaceable
-from descant.tracking import Recorded, Run, is_run, metrics_db, read, runs
-from descant.tracking.run_writer import Sync
-from descant.training.evaluation import on_test_sets
-from dying import Death, faults, full, interrupt
-from fakes import Bytes
-from problems import classes, network
+from descant.tracking import RecordedRun, Run, find_runs, is_run, metrics_db, read_run
+from descant.tracking.run_writer import SnapshotPolicy
+from descant.training.evaluation import evaluate_test_sets
+from dying import SimulatedCrash, disk_full_error, inject_faults, inject_interrupt
+from fakes import BytesEngine
+from problems import classification_parties, network
 
 ROUNDS = 3
-SYNCS: list[Sync] = [2, "always"]
+SYNCS: list[SnapshotPolicy] = [2, "always"]
 
 
-def data(shift: float = 0.0) -> parties.People:
+def data(shift: float = 0.0) -> parties.Population:
     rng = np.random.default_rng(0)
     found = {name: (rng.normal(size=(8, 2)) + k, rng.integers(0, 2, 8)) for k, name in enumerate("abc")}
     found["b"][0][0, 0] += shift
@@ -67,39 +67,43 @@ PEOPLE = data()
 class Walk:
     """A solver that costs next to nothing: a step at random, with a memory of the steps before."""
 
-    metric, examine = None, staticmethod(on_test_sets)
+    metric, examine = None, staticmethod(evaluate_test_sets)
 
     @property
     def hyper(self) -> Hyper:
         return Hyper()
 
-    def ways(self, net: Net, loss: Loss, terms: tuple[Term, ...], party: object, count: int) -> dict[str, str]:
+    def execution_modes(
+        self, net: Net, loss: Loss, terms: tuple[LossTerm, ...], party: object, count: int
+    ) -> dict[str, str]:
         return {"walk": ""}
 
-    def train(self, job: Job) -> Trained:
+    def train(self, job: TrainJob) -> TrainResult:
         steps = [
             stream(job.seed, job.round, party.name, "walk").normal(size=job.start.shape[1]) for party in job.parties
         ]
         moved = torch.from_numpy(np.array(steps)).float()
-        sums = [m.get("sum", torch.zeros(moved.shape[1])) + step for m, step in zip(job.memories, moved, strict=True)]
+        sums = [
+            m.get("sum", torch.zeros(moved.shape[1])) + step for m, step in zip(job.party_states, moved, strict=True)
+        ]
         metrics = [{"loss": float(row.norm()), "samples": p.samples} for row, p in zip(sums, job.parties, strict=True)]
-        return Trained(job.start + torch.stack(sums), [{"sum": row} for row in sums], metrics)
+        return TrainResult(job.start + torch.stack(sums), [{"sum": row} for row in sums], metrics)
 
 
 def model() -> nn.Module:
     return nn.Linear(2, 2)
 
 
-def made(people: parties.People = PEOPLE, seed: int = 0, engine: MakeEngine = InProcess) -> Federation:
+def made(people: parties.Population = PEOPLE, seed: int = 0, engine: EngineFactory = InProcess) -> Federation:
     algorithm = algorithms.FedGeoMedPlus(alpha=1.0, rho=0.1)
-    return Federation(model, people, algorithm, solver=Walk(), attend=2, seed=seed, engine=engine)
+    return Federation(model, people, algorithm, solver=Walk(), participation=2, seed=seed, engine=engine)
 
 
-def opened(folder: Path, sync: Sync, fed: Federation) -> Run:
+def opened(folder: Path, sync: SnapshotPolicy, fed: Federation) -> Run:
     return Run.resume(folder, fed) if is_run(folder) else Run.start(folder, fed, "rounds = 3", sync)
 
 
-def go(folder: Path, sync: Sync, seen: list[int] | None = None) -> str:
+def go(folder: Path, sync: SnapshotPolicy, seen: list[int] | None = None) -> str:
     """As `descant run --resume` would: start or go on, up to the last round."""
     fed = made()
     with opened(folder, sync, fed) as run:
@@ -109,11 +113,16 @@ def go(folder: Path, sync: Sync, seen: list[int] | None = None) -> str:
     return fed.hash()
 
 
-def alike(one: Recorded, other: Recorded) -> None:
+def alike(one: RecordedRun, other: RecordedRun) -> None:
     """All numbers but the seconds."""
     a, b = one.numbers, other.numbers
     assert one.recipe == other.recipe and (a.parties, a.metrics.keys()) == (b.parties, b.metrics.keys())
-    for x, y in ((a.round, b.round), (a.present, b.present), (a.accepted, b.accepted), (a.scored, b.scored)):
+    for x, y in (
+        (a.rounds, b.rounds),
+        (a.participated, b.participated),
+        (a.accepted, b.accepted),
+        (a.scored_rounds, b.scored_rounds),
+    ):
         np.testing.assert_array_equal(x, y)
     for name in a.metrics.keys() - {"seconds"}:
         np.testing.assert_array_equal(a.metrics[name], b.metrics[name])
@@ -122,14 +131,14 @@ def alike(one: Recorded, other: Recorded) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Recorded]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RecordedRun]:
     """An undisturbed run."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     fed = made()
     with Run.start(folder, fed, "rounds = 3", 2) as run:
         assert [round.index for round in run.rounds(ROUNDS, score_every=2)] == [1, 2, 3]
     assert fed.hash() == made().fit(ROUNDS, progress=False).hash()  # to record changes nothing
-    return fed.hash(), read(folder)
+    return fed.hash(), read_run(folder)
 
 
 @pytest.fixture
@@ -151,24 +160,26 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("sync", SYNCS)
-def test_killed_at_every_write_it_ends_the_same(sync: Sync, whole: tuple[str, Recorded], tmp_path: Path) -> None:
+def test_killed_at_every_write_it_ends_the_same(
+    sync: SnapshotPolicy, whole: tuple[str, RecordedRun], tmp_path: Path
+) -> None:
     """Before every change to the disk, and in the middle of every write; nothing acknowledged is lost."""
     torn = 0
     for n in count():
         for half in (False, True):
             folder = tmp_path / f"{n}{half}"
             seen: list[int] = []
-            with faults(n, half) as met, suppress(Death):
+            with inject_faults(n, half) as met, suppress(SimulatedCrash):
                 go(folder, sync, seen)
-            if half and not met.tears:
+            if half and not met.tore_write:
                 continue  # the same as not at all
             torn += half
             if is_run(folder):
-                assert read(folder).state in (("broken", "ended") if met.reached else ("ended",))
+                assert read_run(folder).state in (("interrupted", "finished") if met.reached else ("finished",))
             if sync == "always" and seen:
                 assert int(max((folder / "models").glob("*/state.json")).parent.name) >= seen[-1]
             assert go(folder, sync) == whole[0]
-            alike(read(folder), whole[1])
+            alike(read_run(folder), whole[1])
             assert len(list((folder / "models").iterdir())) <= 2
             if not met.reached:
                 assert n > 50 and torn > 10
@@ -180,17 +191,17 @@ def test_killed_at_every_write_it_ends_the_same(sync: Sync, whole: tuple[str, Re
 @pytest.mark.parametrize("sync", SYNCS)
 @pytest.mark.parametrize("behind", [False, True])
 def test_interrupted_at_every_write_it_ends_the_same(
-    sync: Sync, behind: bool, whole: tuple[str, Recorded], tmp_path: Path
+    sync: SnapshotPolicy, behind: bool, whole: tuple[str, RecordedRun], tmp_path: Path
 ) -> None:
     """Unlike a kill, an interrupt is followed by more writes: the run is closed, and no line comes twice."""
     for n in count():
         folder = tmp_path / str(n)
-        with interrupt(n, behind) as met, suppress(KeyboardInterrupt):
+        with inject_interrupt(n, behind) as met, suppress(KeyboardInterrupt):
             go(folder, sync)
         if is_run(folder):
-            read(folder)
+            read_run(folder)
         assert go(folder, sync) == whole[0]
-        alike(read(folder), whole[1])
+        alike(read_run(folder), whole[1])
         if not met.reached:
             assert n > 50
             return
@@ -198,14 +209,14 @@ def test_interrupted_at_every_write_it_ends_the_same(
 
 
 @pytest.mark.parametrize("lives", [60, 80])
-def test_killed_again_and_again_it_ends_the_same(lives: int, whole: tuple[str, Recorded], tmp_path: Path) -> None:
+def test_killed_again_and_again_it_ends_the_same(lives: int, whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
     for _ in range(20):
-        with faults(lives) as met, suppress(Death):
+        with inject_faults(lives) as met, suppress(SimulatedCrash):
             assert go(tmp_path / "run", 1) == whole[0]
         if not met.reached:
             break
     assert not met.reached
-    alike(read(tmp_path / "run"), whole[1])
+    alike(read_run(tmp_path / "run"), whole[1])
 
 
 SCRIPT = """
@@ -229,17 +240,20 @@ def test_a_process_that_is_killed_lets_go_of_its_folder_and_another_goes_on(tmp_
             assert process.poll() is None
         with pytest.raises(StateError, match=f"in use by process {process.pid} on "):
             Run.resume(folder, made())
-        assert (read(folder).state, read(folder).reason.split(" on ")[0]) == ("running", f"process {process.pid}")
+        assert (read_run(folder).state, read_run(folder).reason.split(" on ")[0]) == (
+            "running",
+            f"process {process.pid}",
+        )
         time.sleep(0.05)
         process.send_signal(signal.SIGKILL)
-    assert read(folder).state == "broken"
+    assert read_run(folder).state == "interrupted"
     fed = made()
     with Run.resume(folder, fed) as run:
         assert run.round >= 6
         for _ in run.rounds(5):
             pass
     assert fed.hash() == made().fit(fed.state.round, progress=False).hash()
-    assert read(folder).numbers.round.tolist() == list(range(1, fed.state.round + 1))
+    assert read_run(folder).numbers.rounds.tolist() == list(range(1, fed.state.round + 1))
 
 
 def test_a_child_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path) -> None:
@@ -254,10 +268,10 @@ def test_a_child_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path)
         [sys.executable, "-c", code, str(tmp_path / ".lock")], env=environment, stdout=subprocess.PIPE, check=True
     )
     try:
-        from descant.storage.lock import Lock, holder
+        from descant.storage.lock import FolderLock, lock_holder
 
-        Lock(tmp_path / ".lock").release()
-        assert holder(tmp_path / ".lock") == ""
+        FolderLock(tmp_path / ".lock").release()
+        assert lock_holder(tmp_path / ".lock") == ""
     finally:
         os.kill(int(made.stdout), signal.SIGKILL)
 
@@ -268,41 +282,41 @@ def test_a_child_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path)
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("sync", SYNCS)
 def test_a_full_disk_is_named_and_nothing_acknowledged_is_lost(
-    sync: Sync, whole: tuple[str, Recorded], tmp_path: Path
+    sync: SnapshotPolicy, whole: tuple[str, RecordedRun], tmp_path: Path
 ) -> None:
     """Full for one write or for all that follow; the run goes on where there is space again."""
     for n in count(0, 3):
         folder, seen = tmp_path / str(n), list[int]()
-        with faults(n, torn=True, error=full) as met:
+        with inject_faults(n, tear_write=True, error=disk_full_error) as met:
             try:
                 go(folder, sync, seen)
             except StateError as error:
                 assert "No space left on device" in str(error) and "free some space" in str(error)
         if is_run(folder):
-            read(folder)  # the log is whole
+            read_run(folder)  # the log is whole
         if sync == "always" and seen:
             assert int(max((folder / "models").glob("*/state.json")).parent.name) >= seen[-1]
         assert go(folder, sync) == whole[0]
-        alike(read(folder), whole[1])
+        alike(read_run(folder), whole[1])
         if not met.reached:
             assert n > 50
             return
         shutil.rmtree(folder)
 
 
-def test_in_the_same_process_a_run_goes_on_once_there_is_space(whole: tuple[str, Recorded], tmp_path: Path) -> None:
+def test_in_the_same_process_a_run_goes_on_once_there_is_space(whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
     fed = made()
     with Run.start(tmp_path / "run", fed, "rounds = 3", 1) as run:
-        with faults(0, torn=True, error=full), pytest.raises(StateError, match="No space left"):
+        with inject_faults(0, tear_write=True, error=disk_full_error), pytest.raises(StateError, match="No space left"):
             for _ in run.rounds(ROUNDS, score_every=2):
                 pass
         for _ in run.rounds(ROUNDS - run.round, score_every=2):
             pass
     assert fed.hash() == whole[0]
-    alike(read(tmp_path / "run"), whole[1])
+    alike(read_run(tmp_path / "run"), whole[1])
 
 
-class Breaking(Bytes):
+class Breaking(BytesEngine):
     """An engine that cannot be reached when parties are to judge a round."""
 
     at = 0
@@ -316,14 +330,14 @@ class Breaking(Bytes):
 @pytest.mark.parametrize("sync", SYNCS)
 @pytest.mark.parametrize("at", [2, 3])
 def test_a_round_whose_judging_broke_off_is_judged_when_the_run_goes_on(
-    whole: tuple[str, Recorded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, sync: Sync
+    whole: tuple[str, RecordedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, sync: SnapshotPolicy
 ) -> None:
     monkeypatch.setattr(Breaking, "at", at)
     with pytest.raises(EngineError, match="line is down"), opened(tmp_path / "run", sync, made(engine=Breaking)) as run:
         list(run.rounds(ROUNDS, score_every=2))
     assert go(tmp_path / "run", sync) == whole[0]
-    alike(read(tmp_path / "run"), whole[1])
-    again, twin = (made().load(found) for found in (read(tmp_path / "run").snapshot, whole[1].snapshot))
+    alike(read_run(tmp_path / "run"), whole[1])
+    again, twin = (made().load(found) for found in (read_run(tmp_path / "run").snapshot, whole[1].snapshot))
     assert [entry.keys() for entry in again.history_] == [entry.keys() for entry in twin.history_]
 
 
@@ -339,12 +353,12 @@ def test_a_folder_that_cannot_be_written_is_named_before_the_work(
         return opening(path, flags, *rest, **named)
 
     go(tmp_path / "old", 2)
-    before = read(tmp_path / "old").numbers
+    before = read_run(tmp_path / "old").numbers
     monkeypatch.setattr(os, "open", refuse)
     for begin in (lambda: Run.start(tmp_path / "new", made()), lambda: Run.resume(tmp_path / "old", made())):
         with pytest.raises(StateError, match=r"cannot be written: Read-only file system. Give one that you may write"):
             begin()
-    assert read(tmp_path / "old").numbers.round.tolist() == before.round.tolist()  # and it can still be read
+    assert read_run(tmp_path / "old").numbers.rounds.tolist() == before.rounds.tolist()  # and it can still be read
 
 
 def test_two_runs_on_one_folder(tmp_path: Path) -> None:
@@ -353,7 +367,7 @@ def test_two_runs_on_one_folder(tmp_path: Path) -> None:
             Run.resume(tmp_path / "run", made())
         with pytest.raises(StateError, match="holds a run already"):
             Run.start(tmp_path / "run", made())
-        assert read(tmp_path / "run").state == "running"
+        assert read_run(tmp_path / "run").state == "running"
         run.close()
         with pytest.raises(StateError, match="was closed"):
             list(run.rounds(1))
@@ -385,7 +399,7 @@ def test_a_run_is_written_in_place_so_that_a_mount_point_or_an_unwritable_parent
     with pytest.raises(StateError, match="run is a mount point"):
         check_replaceable(folder, ("study.json",))
     go(folder, 2)
-    assert read(folder).state == "ended"
+    assert read_run(folder).state == "finished"
     with pytest.raises(StateError, match="other cannot be written: Permission denied"):
         Run.start(tmp_path / "other", made())
 
@@ -400,7 +414,7 @@ def test_our_own_files_are_not_said_to_be_somebody_elses(tmp_path: Path) -> None
         check_replaceable(tmp_path / "left", ("study.json", "*.png"))
 
 
-def test_a_file_that_a_desktop_put_there_stops_nothing(whole: tuple[str, Recorded], tmp_path: Path) -> None:
+def test_a_file_that_a_desktop_put_there_stops_nothing(whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / ".DS_Store").touch()
@@ -411,7 +425,7 @@ def test_a_file_that_a_desktop_put_there_stops_nothing(whole: tuple[str, Recorde
             (folder / "models" / f"{round.index:08d}" / ".DS_Store").touch()
             1 / (2 - round.index)
     assert go(folder, 1) == whole[0]
-    alike(read(folder), whole[1])
+    alike(read_run(folder), whole[1])
     assert (folder / "models" / "00000000" / ".DS_Store").exists()
     assert len(list((folder / "models").glob("*/state.json"))) == 2
 
@@ -419,17 +433,17 @@ def test_a_file_that_a_desktop_put_there_stops_nothing(whole: tuple[str, Recorde
 # ── damage ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_torn_last_line_is_cut_off(whole: tuple[str, Recorded], tmp_path: Path) -> None:
+def test_a_torn_last_line_is_cut_off(whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     go(folder, 2)
     events = folder / "events.jsonl"
     lines = events.read_bytes().splitlines(keepends=True)
     for torn in (lines[-1][:-1], lines[-1][:9], b"\x00" * 50, b"{}", b"{}\n"):
         events.write_bytes(b"".join(lines[:-1]) + torn)
-        assert len(read(folder).events) == len(lines) - 1
+        assert len(read_run(folder).events) == len(lines) - 1
     with Run.resume(folder, made()):
         pass
-    found = read(folder).events[len(lines) - 1]
+    found = read_run(folder).events[len(lines) - 1]
     assert (found["event"], found["torn"]) == ("resumed", 3)
 
 
@@ -459,9 +473,9 @@ def test_rounds_that_went_by_the_run_are_no_damage(tmp_path: Path) -> None:
     fed.fit(2, progress=False)
     run.log("mine", round=7)
     run.snapshot()
-    run._tables.close()
+    run._metrics.close()
     run._lock.release()  # as a kill would
-    assert read(tmp_path / "run").round == 2
+    assert read_run(tmp_path / "run").round == 2
     Run.resume(tmp_path / "run", made()).close()
 
 
@@ -475,7 +489,7 @@ def test_an_event_that_cannot_be_written_changes_nothing(fields: dict[str, Any],
         with pytest.raises(SettingError, match=r"The event 'mine' (cannot be written as JSON|has a field)"):
             run.log("mine", **fields)
         run.log("mine", deep={"a": [float("nan"), (float("inf"),)]}, flat=-float("inf"))
-    found = next(event for event in read(tmp_path / "run").events if event["event"] == "mine")
+    found = next(event for event in read_run(tmp_path / "run").events if event["event"] == "mine")
     assert (found["deep"], found["flat"]) == ({"a": [None, [None]]}, None)
     Run.resume(tmp_path / "run", made()).close()
 
@@ -487,33 +501,33 @@ def test_a_damaged_line_in_the_middle_is_named_by_its_number(damage: str, tmp_pa
     lines = (folder / "events.jsonl").read_text().splitlines(keepends=True)
     lines[2] = {"changed": lines[2].replace('"round": ', '"round": 1'), "removed": "", "cut": lines[2][:30]}[damage]
     (folder / "events.jsonl").write_text("".join(lines))
-    for reading in (read, lambda place: Run.resume(place, made())):
+    for reading in (read_run, lambda place: Run.resume(place, made())):
         with pytest.raises(StateError, match=r"Line 3 of .*events.jsonl is damaged"):
             reading(folder)
-    (found,) = runs(tmp_path)
+    (found,) = find_runs(tmp_path)
     assert found.state == "damaged" and "Line 3" in found.reason
 
 
 def test_a_damaged_snapshot_is_passed_over_only_where_rounds_can_be_done_again(
-    whole: tuple[str, Recorded], tmp_path: Path
+    whole: tuple[str, RecordedRun], tmp_path: Path
 ) -> None:
     for sync in SYNCS:
         folder = tmp_path / str(sync)
         go(folder, sync)
-        (center,) = (folder / "models" / "00000003").glob("center-*")
+        (center,) = (folder / "models" / "00000003").glob("global_model-*")
         center.write_bytes(center.read_bytes()[:-1])
     with pytest.raises(StateError, match=r"00000003 does not hold a run that can be continued"):
         go(tmp_path / "always", "always")
     with pytest.warns(DescantWarning, match="The snapshot before it is taken"):
         assert go(tmp_path / "2", 2) == whole[0]
-    alike(read(tmp_path / "2"), whole[1])
+    alike(read_run(tmp_path / "2"), whole[1])
 
 
 def test_damaged_numbers_are_named(tmp_path: Path) -> None:
     go(tmp_path / "run", 2)
     (tmp_path / "run" / "metrics.db").write_bytes(b"not a database, though long enough to be taken for one" * 100)
     with pytest.raises(StateError, match=r"metrics.db cannot be read"):
-        read(tmp_path / "run").numbers  # noqa: B018
+        read_run(tmp_path / "run").numbers  # noqa: B018
     with pytest.raises(StateError, match=r"metrics.db is damaged: file is not a database. Restore it from a copy"):
         Run.resume(tmp_path / "run", made())
     (tmp_path / "run" / "metrics.db").write_bytes(b"")
@@ -542,7 +556,7 @@ def test_another_federation_or_other_data_is_refused_by_name(tmp_path: Path) -> 
     with pytest.raises(StateError, match="holds no run"):
         Run.resume(tmp_path, made())
     with pytest.raises(StateError, match="holds no run"):
-        read(tmp_path)
+        read_run(tmp_path)
 
 
 def test_a_run_goes_on_with_a_party_that_came_behind_a_round_as_if_it_had_been_late(tmp_path: Path) -> None:
@@ -550,27 +564,29 @@ def test_a_run_goes_on_with_a_party_that_came_behind_a_round_as_if_it_had_been_l
     away = [{"party": "1", "from": 1, "to": 2}, {"party": "1", "from": 4}]
 
     def fed(names: str, spans: list[dict[str, object]], since: dict[str, int] | None = None) -> Federation:
-        data = {name: (p.x, p.y, p.x[:3], p.y[:3]) for name, p in classes(4).items() if name in names}
+        data = {name: (p.x, p.y, p.x[:3], p.y[:3]) for name, p in classification_parties(4).items() if name in names}
         people = parties.from_arrays(data)
-        people.since = since or {}
-        algorithm = replace(algorithms.StandIns(algorithms.FedAvgPlus(), share=0.4), attend=Timetable.of(spans))
+        people.joined_after = since or {}
+        algorithm = replace(
+            algorithms.CoresetProxies(algorithms.FedAvgPlus(), share=0.4), participation=Timetable.from_records(spans)
+        )
         return Federation(network, people, algorithm, lr=0.1, steps=3, batch=4, seed=7)
 
     with Run.start(tmp_path / "run", fed("012", away), sync="always") as run:
         for round in run.rounds(2):
-            assert len(round.scores.own.values) == 3
+            assert len(round.scores.personal.values) == 3
     for since in (None, {"3": 1}, {"2": 2, "3": 2}):
         with pytest.raises(StateError, match="another federation: parties"):
             Run.resume(tmp_path / "run", fed("0123", away, since))
     for rounds in (1, 2):  # the second time it goes on from a snapshot of all four
         with Run.resume(tmp_path / "run", fed("0123", away, {"3": 2})) as run:
             for round in run.rounds(rounds):
-                assert len(round.scores.own.values) == 4
+                assert len(round.scores.personal.values) == 4
     late = fed("0123", [*away, {"party": "3", "from": 3}]).fit(5, progress=False)
     assert run.federation.hash() == late.hash()
     assert [entry["presence"] for entry in run.federation.history_] == ["ppp.", "ppp.", "pspp", "pppp", "pppp"]
     run.federation.plot("presence", tmp_path / "presence.png")
-    held = read(tmp_path / "run").numbers
+    held = read_run(tmp_path / "run").numbers
     assert held.parties == tuple("0123") and held.accepted[:, 3].tolist() == [False, False, True, True, True]
 
 
@@ -578,7 +594,7 @@ def test_the_cost_of_a_snapshot_is_without_the_fingerprints(tmp_path: Path, monk
     from descant.parties import fingerprints as fingerprint
 
     clock = [0.0]
-    reckon = fingerprint._fingerprint
+    reckon = fingerprint._party_fingerprint
 
     def slow(party: parties.Party, every: int) -> str:
         clock[0] += 100
@@ -587,7 +603,7 @@ def test_the_cost_of_a_snapshot_is_without_the_fingerprints(tmp_path: Path, monk
     monkeypatch.setattr(fingerprint, "_fingerprint", slow)
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     with Run.start(tmp_path / "run", made(data())) as run:
-        assert clock[0] >= 300 and run._cost < 100
+        assert clock[0] >= 300 and run._snapshot_seconds < 100
 
 
 def test_fingerprints_read_a_share_of_large_data(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -596,7 +612,7 @@ def test_fingerprints_read_a_share_of_large_data(monkeypatch: pytest.MonkeyPatch
     def made(changed: int) -> dict[str, str]:
         x = np.zeros((100, 4), dtype=np.float32)
         x[changed] = 1
-        return fingerprints(parties.from_arrays({"a": (x, np.zeros(100, dtype=int))}, test=0))
+        return data_fingerprints(parties.from_arrays({"a": (x, np.zeros(100, dtype=int))}, test=0))
 
     assert made(0) != made(1)
     monkeypatch.setattr(fingerprint, "_BYTES", 100 * 16 // 4)
@@ -606,36 +622,36 @@ def test_fingerprints_read_a_share_of_large_data(monkeypatch: pytest.MonkeyPatch
 # ── what is read ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_is_recorded_can_be_read_without_the_federation(whole: tuple[str, Recorded]) -> None:
-    found, fed = read(whole[1].folder), made()
+def test_what_is_recorded_can_be_read_without_the_federation(whole: tuple[str, RecordedRun]) -> None:
+    found, fed = read_run(whole[1].folder), made()
     rows = [(round, round.scores) for round in fed.rounds(ROUNDS)]
     held = found.numbers
-    assert (found.state, found.round, found.recipe, found.metric) == ("ended", 3, "rounds = 3", "accuracy")
+    assert (found.state, found.round, found.recipe, found.metric) == ("finished", 3, "rounds = 3", "accuracy")
     assert found.settings["algorithm"]["name"] == "FedGeoMedPlus" and found.higher_is_better
     assert held.parties == PEOPLE.names and held.samples.tolist() == list(PEOPLE.samples.values())
-    assert held.round.tolist() == [1, 2, 3] and held.scored.tolist() == [2, 3]
+    assert held.rounds.tolist() == [1, 2, 3] and held.scored_rounds.tolist() == [2, 3]
     for r, (round, scores) in enumerate(rows):
-        assert [held.parties[k] for k in np.flatnonzero(held.present[r])] == sorted(round.round.present)
+        assert [held.parties[k] for k in np.flatnonzero(held.participated[r])] == sorted(round.round.participants)
         assert held.metrics["loss"][r] == round.round.loss
-        if round.index in held.scored:
-            s = held.scored.tolist().index(round.index)
-            np.testing.assert_array_equal(held.scores["own"][s], scores.own.values)
+        if round.index in held.scored_rounds:
+            s = held.scored_rounds.tolist().index(round.index)
+            np.testing.assert_array_equal(held.scores["personal"][s], scores.personal.values)
             np.testing.assert_array_equal(held.scores["majority"][s], scores.majority.values)
     assert [event["n"] for event in found.events] == list(range(1, len(found.events) + 1))
     assert found.events[-1]["snapshot"] == whole[0]
-    assert found.events[-1]["hash"] == models_digest(fed.state)  # which is what commands print
+    assert found.events[-1]["hash"] == digest_of_models(fed.state)  # which is what commands print
     assert found.snapshot is not None and made().load(found.snapshot).hash() == whole[0]
 
 
-def test_a_copy_is_as_good_as_the_run(whole: tuple[str, Recorded], tmp_path: Path) -> None:
+def test_a_copy_is_as_good_as_the_run(whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(whole[1].folder, tmp_path / "copy"))
-    alike(read(folder), whole[1])
+    alike(read_run(folder), whole[1])
     fed = made()
     with Run.resume(folder, fed) as run:
         for _ in run.rounds(2):
             pass
     assert fed.hash() == made().fit(ROUNDS + 2, progress=False).hash()
-    assert [found.round for found in runs(tmp_path)] == [ROUNDS + 2]
+    assert [found.round for found in find_runs(tmp_path)] == [ROUNDS + 2]
 
 
 def test_scores_that_the_body_asks_for_are_recorded(tmp_path: Path) -> None:
@@ -643,46 +659,48 @@ def test_scores_that_the_body_asks_for_are_recorded(tmp_path: Path) -> None:
         run.log("warning", text="ρ never binds")
         for round in run.rounds(5):
             if round.index == 2:
-                assert round.scores.own.mean >= 0
+                assert round.scores.personal.mean >= 0
                 break
-    found = read(tmp_path / "run")
-    assert (found.round, found.numbers.scored.tolist(), found.warnings) == (2, [2], ["ρ never binds"])
+    found = read_run(tmp_path / "run")
+    assert (found.round, found.numbers.scored_rounds.tolist(), found.warnings) == (2, [2], ["ρ never binds"])
 
 
 def test_an_error_in_the_body_is_the_reason_of_a_broken_run(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), Run.start(tmp_path / "run", made()) as run:
         for round in run.rounds(5):
             1 / (2 - round.index)
-    found = read(tmp_path / "run")
-    assert (found.state, found.round, found.reason) == ("broken", 2, "ZeroDivisionError: division by zero")
+    found = read_run(tmp_path / "run")
+    assert (found.state, found.round, found.reason) == ("interrupted", 2, "ZeroDivisionError: division by zero")
     with Run.resume(tmp_path / "run", made()) as run:
         assert run.round == 2
 
 
 def test_refusals_and_notes_are_events(tmp_path: Path) -> None:
-    def poisoned(report: Report) -> list[Report]:
+    def poisoned(report: Reply) -> list[Reply]:
         return [replace(report, arrays={name: tensor * np.nan for name, tensor in report.arrays.items()})]
 
     fed = made()
-    fed.engine = lambda plan: Bytes(plan, fault=poisoned)
+    fed.engine = lambda plan: BytesEngine(plan, tamper=poisoned)
     with pytest.warns(DescantWarning), Run.start(tmp_path / "run", fed) as run:
         for _ in run.rounds(1):
             pass
-    found = read(tmp_path / "run")
-    assert [event["event"] for event in found.events].count("refused") == 2
+    found = read_run(tmp_path / "run")
+    assert [event["event"] for event in found.events].count("rejected") == 2
     assert "Round 1: no report was accepted" in found.warnings[0]
-    assert found.numbers.present.sum() == 2 and not found.numbers.accepted.any()
+    assert found.numbers.participated.sum() == 2 and not found.numbers.accepted.any()
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_run_does_not_grow_in_memory_with_its_rounds(tmp_path: Path) -> None:
     """Neither what is held nor the most that saving takes: half a kB a round, though there is a refusal in each."""
 
-    def half(report: Report) -> list[Report]:
+    def half(report: Reply) -> list[Reply]:
         bad = {name: tensor * np.nan for name, tensor in report.arrays.items()}
         return [replace(report, arrays=bad) if report.party == "a" else report]
 
-    fed = Federation(model, PEOPLE, algorithms.FedAvg(), solver=Walk(), engine=lambda plan: Bytes(plan, fault=half))
+    fed = Federation(
+        model, PEOPLE, algorithms.FedAvg(), solver=Walk(), engine=lambda plan: BytesEngine(plan, tamper=half)
+    )
     seen: dict[int, tuple[int, int]] = {}
     tracemalloc.start(1)  # before the first round: what is replaced by another of its kind must not count
     with Run.start(tmp_path / "run", fed, "", "always") as run, pytest.warns(DescantWarning, match="1 of 3 reports"):
@@ -696,7 +714,7 @@ def test_a_run_does_not_grow_in_memory_with_its_rounds(tmp_path: Path) -> None:
                     seen[round.index - 1] = (seen[round.index - 1][0], tracemalloc.get_traced_memory()[1])
         finally:
             tracemalloc.stop()
-    assert len(fed.history_) == len(fed.refusals_) == 481
+    assert len(fed.history_) == len(fed.rejections_) == 481
     for before, after in zip(seen[160], seen[480], strict=True):
         assert (after - before) / (480 - 160) < 500
 
@@ -704,7 +722,7 @@ def test_a_run_does_not_grow_in_memory_with_its_rounds(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("quick")
 def test_a_manifest_is_the_same_json_however_long_its_run_is(tmp_path: Path) -> None:
     fed, rounds = made(), 70
-    fed.history_.append({"round": 0, "loss": math.inf, "centers": [math.nan, 0.5], "presence": "p.ß"})
+    fed.history_.append({"round": 0, "loss": math.inf, "global_model_scores": [math.nan, 0.5], "presence": "p.ß"})
     with Run.start(tmp_path / "run", fed, "", "always") as run:
         for round in run.rounds(rounds):
             round.scores  # noqa: B018
@@ -713,8 +731,8 @@ def test_a_manifest_is_the_same_json_however_long_its_run_is(tmp_path: Path) -> 
     assert text == json.dumps(manifest, allow_nan=False)
     seal = manifest.pop("seal")
     assert seal == hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-    assert manifest["history"][0] == {"round": 0, "loss": None, "centers": [None, 0.5], "presence": "p.ß"}
-    assert fed.history_[0]["loss"] == math.inf and math.isnan(fed.history_[0]["centers"][0])
+    assert manifest["history"][0] == {"round": 0, "loss": None, "global_model_scores": [None, 0.5], "presence": "p.ß"}
+    assert fed.history_[0]["loss"] == math.inf and math.isnan(fed.history_[0]["global_model_scores"][0])
     other = made()
     for scored in other.rounds(rounds):
         scored.scores  # noqa: B018
@@ -724,11 +742,11 @@ def test_a_manifest_is_the_same_json_however_long_its_run_is(tmp_path: Path) -> 
 
 
 def test_a_table_for_programs_has_only_numbers_that_json_has() -> None:
-    rows = Table(("a", "b"), [{"a": float("inf"), "b": float("nan")}, {"a": 0.5, "b": [-float("inf")]}]).plain()
+    rows = Table(("a", "b"), [{"a": float("inf"), "b": float("nan")}, {"a": 0.5, "b": [-float("inf")]}]).to_json_rows()
     assert json.dumps(rows, allow_nan=False) == '[{"a": null, "b": null}, {"a": 0.5, "b": [null]}]'
 
 
-def test_export(whole: tuple[str, Recorded], tmp_path: Path) -> None:
+def test_export(whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
     found = whole[1]
     records = [json.loads(line) for line in found.to_jsonl(tmp_path / "a.jsonl").read_text().splitlines()]
     with found.to_csv(tmp_path / "a.csv").open(newline="") as stream:
@@ -741,18 +759,18 @@ def test_export(whole: tuple[str, Recorded], tmp_path: Path) -> None:
         }
 
 
-def test_a_score_that_is_new_becomes_a_column(whole: tuple[str, Recorded], tmp_path: Path) -> None:
+def test_a_score_that_is_new_becomes_a_column(whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
     file = tmp_path / "metrics.db"
-    made = metrics_db.Tables.create(file, {"a": 1, "b": 2})
+    made = metrics_db.MetricsDatabase.create(file, {"a": 1, "b": 2})
     for round in (1, 2):
         made.add_round(round, {"loss": float("nan")}, {"b": True})
-        made.add_scores(round, ["b"], {"own": np.array([0.5]), "before": np.array([np.inf])})
+        made.add_scores(round, ["b"], {"personal": np.array([0.5]), "before": np.array([np.inf])})
     made.commit()
     made.close()
-    held = metrics_db.read(file)
-    assert np.isnan(held.metrics["loss"]).all() and held.present.tolist() == [[False, True]] * 2
+    held = metrics_db.read_metrics(file)
+    assert np.isnan(held.metrics["loss"]).all() and held.participated.tolist() == [[False, True]] * 2
     np.testing.assert_array_equal(held.scores["before"], [[np.nan, np.inf]] * 2)
-    assert np.isnan(held.scores["center"]).all()
+    assert np.isnan(held.scores["global_model"]).all()
     with sqlite3.connect(file) as connection:  # as in the module's docstring
         sql = "SELECT party, own, center FROM scores JOIN parties USING (id) WHERE round = 2"
         assert connection.execute(sql).fetchall() == [("b", 0.5, None)]
@@ -766,7 +784,7 @@ def test_a_sync_that_does_not_exist_is_refused(sync: Any, tmp_path: Path) -> Non
     assert not (tmp_path / "run").exists()
 
 
-def test_reading_does_not_import_torch(whole: tuple[str, Recorded]) -> None:
+def test_reading_does_not_import_torch(whole: tuple[str, RecordedRun]) -> None:
     reading = f"import sys; from descant.tracking import read; read({str(whole[1].folder)!r}).numbers"
     code = f"{reading}; assert 'torch' not in sys.modules"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

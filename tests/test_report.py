@@ -10,12 +10,12 @@ import pytest
 from torch import nn
 
 from descant import DescantError, Federation, Study, algorithms, compare, parties
-from descant.analysis import Finding, Walk
-from descant.analysis.scores import Column, Scores
-from descant.core.settings import describe
+from descant.analysis import Finding, Interpolation
+from descant.analysis.scores import ScoreColumn, Scores
+from descant.core.settings import to_json_values
 from descant.storage import check_replaceable
-from descant.studies.study import Result
-from descant.studies.study_report import FILES, available, draw, page, write
+from descant.studies.study import StudyResult
+from descant.studies.study_report import STUDY_FILES, available_plots, draw_study_plot, study_page, write_study
 
 NASTY = "<script>alert('x')</script> & \"$x^$\""
 
@@ -28,16 +28,16 @@ def study_of(parties=4, seeds=2, methods=("Local", "FedAvg"), higher=True, names
     for number, method in enumerate(methods):
         for seed in range(seeds):
             own = base + gain * number + 0.01 * seed
-            columns = (Column(values, higher) for values in (own, own - 0.2, base - 0.3))
+            columns = (ScoreColumn(values, higher) for values in (own, own - 0.2, base - 0.3))
             curve = tuple((at, float(own.mean()) - 0.1 / at, 0.3) for at in (1, 5, 10))
-            scores = Scores(names, metric, *columns, Column(own - 0.05, higher), Column(own, higher))
+            scores = Scores(names, metric, *columns, ScoreColumn(own - 0.05, higher), ScoreColumn(own, higher))
             rounds = np.arange(1.0, 11.0)
             series = {"round": rounds, "loss": 1 / rounds, "change": rounds, "norm": rounds + number}
             series |= {"jump": rounds * number, "jump_sd": 0.1 * rounds}
-            walk = Walk(names, metric, higher, np.linspace(0, 1, 3), np.stack([own, own, own - 0.1], 1), own)
-            more = {"attended": np.ones(len(names)), "series": series, "walk": walk if number else None}
-            results.append(Result(method, seed, scores, curve, 1.0, 0, **more))
-    records = [describe(algorithms.Local()), describe(algorithms.FedAvg())]
+            walk = Interpolation(names, metric, higher, np.linspace(0, 1, 3), np.stack([own, own, own - 0.1], 1), own)
+            more = {"rounds_trained": np.ones(len(names)), "series": series, "interpolation": walk if number else None}
+            results.append(StudyResult(method, seed, scores, curve, 1.0, 0, **more))
+    records = [to_json_values(algorithms.Local()), to_json_values(algorithms.FedAvg())]
     return Study(tuple(results), {"rounds": 10, "seeds": seeds, "note": NASTY, "algorithms": records})
 
 
@@ -56,7 +56,9 @@ def has_color(image, code, least=40):
 @pytest.mark.parametrize("parties", [4, 31])
 @pytest.mark.parametrize("kind", ["curves", "parties", "spikes", "collapse"])
 def test_a_picture_shows_every_method_in_its_colour(tmp_path, kind, parties):
-    image = pixels(draw(study_of(parties, methods=("Local", "FedAvg", "RFA")), kind, tmp_path / "made" / "it.png"))
+    image = pixels(
+        draw_study_plot(study_of(parties, methods=("Local", "FedAvg", "RFA")), kind, tmp_path / "made" / "it.png")
+    )
     assert image.shape[0] >= 600 and image.shape[1] >= 1000
     assert all(has_color(image, code) for code in ("#000000", "#0072B2", "#D55E00"))
     assert not has_color(image, "#009E73")  # that would be a third method
@@ -64,13 +66,15 @@ def test_a_picture_shows_every_method_in_its_colour(tmp_path, kind, parties):
 
 def test_gain_shows_on_the_side_that_the_title_names(tmp_path):
     for gain, above in ((0.1, True), (-0.1, False)):
-        image = pixels(draw(study_of(gain=gain), "parties", tmp_path / "it.png"))[100:-150, 150:1150]  # inside the axes
+        image = pixels(draw_study_plot(study_of(gain=gain), "parties", tmp_path / "it.png"))[
+            100:-150, 150:1150
+        ]  # inside the axes
         blue = np.abs(image - np.array([0, 0x72, 0xB2]) / 255).max(-1) < 0.02
         black = image.max(-1) < 0.02
         assert bool(np.nonzero(blue)[0].mean() < np.nonzero(black)[0].mean()) is above
 
 
-@pytest.mark.parametrize("kind", ["curves", "parties", "spikes", "collapse", "walk"])
+@pytest.mark.parametrize("kind", ["curves", "parties", "spikes", "collapse", "interpolation"])
 @pytest.mark.parametrize(
     "study",
     [
@@ -83,20 +87,20 @@ def test_gain_shows_on_the_side_that_the_title_names(tmp_path):
     ids=["local only", "lower is better", "odd names", "many methods", "long names"],
 )
 def test_pictures_of_odd_studies(tmp_path, kind, study):
-    if kind not in available(study):
-        assert kind == "walk" and study.methods == ("Local",)  # there is no centre to walk to
+    if kind not in available_plots(study):
+        assert kind == "interpolation" and study.methods == ("Local",)  # there is no centre to walk to
         return
-    assert pixels(draw(study, kind, tmp_path / "it.png")).std() > 0.05
+    assert pixels(draw_study_plot(study, kind, tmp_path / "it.png")).std() > 0.05
 
 
 def test_a_study_without_test_sets_still_has_pictures(tmp_path):
     study = study_of(gain=float("nan"), methods=("FedAvg", "Local"))
     blind = study_of()
     for result in blind.results:
-        result.scores.own.values[:] = np.nan
-    for kind in available(study):
-        draw(study, kind, tmp_path / "one.png")
-        draw(blind, kind, tmp_path / "none.png")
+        result.scores.personal.values[:] = np.nan
+    for kind in available_plots(study):
+        draw_study_plot(study, kind, tmp_path / "one.png")
+        draw_study_plot(blind, kind, tmp_path / "none.png")
 
 
 def test_what_must_be_known_of_the_data_is_in_every_picture(tmp_path, monkeypatch):
@@ -105,14 +109,14 @@ def test_what_must_be_known_of_the_data_is_in_every_picture(tmp_path, monkeypatc
     said = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, file, **rest: said.append(figure.get_supxlabel()))
     study = replace(study_of(), settings={"note": "digits stand in"})
-    for kind in available(study):
-        draw(study, kind, tmp_path / "it.png")
+    for kind in available_plots(study):
+        draw_study_plot(study, kind, tmp_path / "it.png")
     made = parties.digits(count=3)
-    people = parties.People(map(made._source, made), "digits stand in")
+    people = parties.Population(map(made._source, made), "digits stand in")
     federation = Federation(Small, people, algorithms.FedAvg(), steps=1).fit(2, progress=False)
     federation.plot("spikes", tmp_path / "it.png")
     assert said == ["Of the data: digits stand in."] * 6
-    draw(replace(study, settings={}), "curves", tmp_path / "it.png")
+    draw_study_plot(replace(study, settings={}), "curves", tmp_path / "it.png")
     assert said[-1] == ""
 
 
@@ -135,7 +139,9 @@ class Links(HTMLParser):
 
 
 def test_the_page_needs_nothing_else_and_escapes_everything(tmp_path):
-    text = (write(study_of(methods=("Local", NASTY), metric=NASTY), tmp_path / "s") / "report.html").read_text("utf-8")
+    text = (write_study(study_of(methods=("Local", NASTY), metric=NASTY), tmp_path / "s") / "report.html").read_text(
+        "utf-8"
+    )
     found = Links()
     found.feed(text)
     assert len(found.links) == 5 and all(link.startswith("data:image/png;base64,") for link in found.links)
@@ -145,7 +151,9 @@ def test_the_page_needs_nothing_else_and_escapes_everything(tmp_path):
 
 
 def test_the_page_gives_the_verdict_first_then_table_pictures_and_settings():
-    text = page(with_finding(study_of(), "FedAvg", Finding("jump", "It <broke>.")), {"curves": b"1", "parties": b"2"})
+    text = study_page(
+        with_finding(study_of(), "FedAvg", Finding("jump", "It <broke>.")), {"curves": b"1", "parties": b"2"}
+    )
     assert "FedAvg served the parties best: 0.655 accuracy against 0.555 alone. 4 of 4" in text
     marks = ["served the parties best", "<td>FedAvg</td>", "base64,MQ==", "base64,Mg==", "<li>It &lt;broke&gt;.</li>"]
     marks += ["<th>seeds</th><td>0, 1</td>"]
@@ -202,7 +210,7 @@ def test_who_gained_is_paired_over_the_seeds():
     """Up by 0.2 with one seed and down by 0.1 with the other is a gain; up and down by as much is neither."""
     study = study_of(parties=2, gain=0.0)
     for seed, moved in ((0, (0.2, 0.1)), (1, (-0.1, -0.1))):
-        study.of("FedAvg")[seed].scores.own.values[:] += moved
+        study.of("FedAvg")[seed].scores.personal.values[:] += moved
     row = study.table().rows[2]
     assert (row["gained"], row["lost"]) == (1, 0)
     np.testing.assert_allclose(study.gains("FedAvg"), [0.05, 0.0], atol=1e-12)
@@ -210,25 +218,25 @@ def test_who_gained_is_paired_over_the_seeds():
 
 def test_who_did_not_train_neither_gains_nor_loses():
     study = study_of(seeds=1)
-    assert "learned" not in study.table().columns
+    assert "personal_trained" not in study.table().columns
     for method in ("Local", "FedAvg"):
-        study.of(method)[0].attended[:3] = 0
+        study.of(method)[0].rounds_trained[:3] = 0
     assert "1 of the 1 parties that ever trained gained by joining, 0 lost." in study.verdict()
     row = study.table().rows[2]
-    assert (row["gained"], row["lost"]) == (1, 0) and "learned" in study.table().columns
-    assert row["learned"] == pytest.approx(study.of("FedAvg")[0].scores.own.values[3])
+    assert (row["gained"], row["lost"]) == (1, 0) and "personal_trained" in study.table().columns
+    assert row["personal_trained"] == pytest.approx(study.of("FedAvg")[0].scores.personal.values[3])
 
 
 def test_who_did_not_train_is_not_in_the_picture_of_gains(monkeypatch, tmp_path):
     study, drawn = study_of(seeds=2), []
     for result in study.results:
-        result.attended[0] = 0
-    study.of("FedAvg")[0].attended[1] = 0
+        result.rounds_trained[0] = 0
+    study.of("FedAvg")[0].rounds_trained[1] = 0
     monkeypatch.setattr(
         "descant.studies.study_report.draw_parties", lambda file, names, scores, *rest: drawn.append(scores) or file
     )
     study.plot("parties", tmp_path / "it.png")
-    own = study.of("FedAvg")[1].scores.own.values
+    own = study.of("FedAvg")[1].scores.personal.values
     assert np.isnan(drawn[0]["FedAvg"][0]) and np.isnan(drawn[0]["Local"][0])
     assert drawn[0]["FedAvg"][1] == own[1] and not np.isnan(drawn[0]["FedAvg"][2:]).any()
 
@@ -236,16 +244,16 @@ def test_who_did_not_train_is_not_in_the_picture_of_gains(monkeypatch, tmp_path)
 def test_a_seed_in_which_a_party_did_not_train_does_not_count_for_it():
     study = study_of(seeds=2)
     first, second = study.of("FedAvg")
-    first.attended[0] = 0
-    alone = study.of("Local")[1].scores.own.values[0]
-    assert study.gains("FedAvg")[0] == pytest.approx(second.scores.own.values[0] - alone)
+    first.rounds_trained[0] = 0
+    alone = study.of("Local")[1].scores.personal.values[0]
+    assert study.gains("FedAvg")[0] == pytest.approx(second.scores.personal.values[0] - alone)
 
 
 def test_each_method_is_held_against_its_own_yardstick():
     """RFA has the higher mean and is below its own yardstick; FedAvg is above its own, and has helped."""
     study = study_of(seeds=1, methods=("Local", "FedAvg", "RFA"))
     rfa = replace(study.of("RFA")[0], beside="Local, as RFA")
-    better = replace(rfa.scores, own=Column(rfa.scores.own.values + 0.01))
+    better = replace(rfa.scores, own=ScoreColumn(rfa.scores.personal.values + 0.01))
     beside = replace(study.of("Local")[0], method="Local, as RFA", beside="Local, as RFA", scores=better)
     study = replace(study, results=(*study.of("Local"), beside, *study.of("FedAvg"), rfa))
     assert study.verdict().startswith("FedAvg served the parties best: 0.650 accuracy against 0.550 alone.")
@@ -261,18 +269,18 @@ def test_each_method_is_held_against_its_own_yardstick():
 )
 def test_a_method_has_helped_if_it_shows_and_more_gained_than_lost(gains, told):
     study = study_of(seeds=1)
-    study.of("FedAvg")[0].scores.own.values[:] = study.of("Local")[0].scores.own.values + gains
+    study.of("FedAvg")[0].scores.personal.values[:] = study.of("Local")[0].scores.personal.values + gains
     assert study.verdict().startswith(told)
 
 
 def test_a_study_is_read_back_whole(tmp_path):
     study = with_finding(study_of(), "FedAvg", Finding("collapse", "It collapsed.", 3))
-    study.of("FedAvg")[0].scores.own.values[:2] = (np.nan, -np.inf)
+    study.of("FedAvg")[0].scores.personal.values[:2] = (np.nan, -np.inf)
     again = Study.load(study.save(tmp_path / "s"))
     assert again.to_json() == study.to_json()
-    assert again.of("FedAvg")[0].walk.scores.shape == (4, 3) and again.collapses() == {"FedAvg": 3}
+    assert again.of("FedAvg")[0].interpolation.scores.shape == (4, 3) and again.collapse_rounds() == {"FedAvg": 3}
     assert str(again.table()) == str(study.table())
-    for kind in available(study):
+    for kind in available_plots(study):
         np.testing.assert_array_equal(
             pixels(again.plot(kind, tmp_path / "a.png")), pixels(tmp_path / "s" / f"{kind}.png")
         )
@@ -305,8 +313,10 @@ class Small(nn.Linear):
 def test_a_folder_is_written_whole_and_an_older_study_is_replaced(tmp_path):
     folder = tmp_path / "deep" / "study"
     assert study_of(gain=0.1).save(folder) == folder
-    absent = {f"{kind}.png" for kind in ("hyper", "presence", "rewards", "portfolio", "weights")}  # of other studies
-    assert {file.name for file in folder.iterdir()} == set(FILES) - absent
+    absent = {
+        f"{kind}.png" for kind in ("hyperparameters", "presence", "rewards", "portfolio", "weights")
+    }  # of other studies
+    assert {file.name for file in folder.iterdir()} == set(STUDY_FILES) - absent
     before = json.loads((folder / "study.json").read_text("utf-8"))
     study_of(gain=0.2).save(folder)
     after = json.loads((folder / "study.json").read_text("utf-8"))
@@ -316,7 +326,7 @@ def test_a_folder_is_written_whole_and_an_older_study_is_replaced(tmp_path):
 
 def test_an_empty_folder_is_used(tmp_path):
     (tmp_path / "s").mkdir()
-    write(study_of(), tmp_path / "s")
+    write_study(study_of(), tmp_path / "s")
     assert (tmp_path / "s" / "report.html").exists()
 
 
@@ -326,7 +336,7 @@ def notes(folder):
 
 
 def study_with_notes(folder):
-    write(study_of(), folder)
+    write_study(study_of(), folder)
     (folder / "notes.txt").write_text("mine")
 
 
@@ -350,19 +360,19 @@ def test_what_is_not_a_study_is_never_touched(tmp_path, occupy):
     folder.parent.mkdir()
     occupy(folder)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    for attempt in (lambda place: check_replaceable(place, FILES), lambda place: write(study_of(), place)):
+    for attempt in (lambda place: check_replaceable(place, STUDY_FILES), lambda place: write_study(study_of(), place)):
         with pytest.raises(DescantError, match=r"home.s (holds|is a file|cannot be written).*Give"):
             attempt(folder)
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
 
 
 def test_a_failure_while_writing_leaves_the_older_study_whole(tmp_path, monkeypatch):
-    folder = write(study_of(), tmp_path / "s")
+    folder = write_study(study_of(), tmp_path / "s")
     before = (folder / "report.html").read_bytes()
     monkeypatch.setattr(
         "descant.studies.study_report.page", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
     )
     with pytest.raises(DescantError, match="No space left on device"):
-        write(study_of(gain=0.2), folder)
+        write_study(study_of(gain=0.2), folder)
     assert (folder / "report.html").read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["s"]

@@ -11,20 +11,20 @@ import pytest
 import torch
 
 from descant import Algorithm, DescantWarning, Federation, algorithms
-from descant.core.algorithm import Memory, Tuned, Tuning
+from descant.core.algorithm import NamedTensors, TuneContext, TuneResult
 from descant.core.messages import Task
-from descant.engines import Clocked
-from descant.rounds.dispatch import tasks_for
-from descant.rounds.party_side import work
+from descant.engines import VirtualClock
+from descant.rounds.dispatch import make_tasks
+from descant.rounds.party_side import perform_tasks
 from descant.rounds.plan import Plan
-from fakes import Bytes
-from problems import classes, network
-from test_adaptive import served
+from fakes import BytesEngine
+from problems import classification_parties, network
+from test_adaptive import population_with_validation
 
 RUIN = 6  # the round whose work ruins everything
 
 
-class Reckless(Bytes):
+class Reckless(BytesEngine):
     """In one round all parties take one step, so large that models and memories are ruined, and stay finite."""
 
     def __init__(self, plan: Plan, pieces: int = 1) -> None:
@@ -52,12 +52,22 @@ def federation(method: str, pieces: int = 1, attend: int = 5) -> Federation:
     reward = {"reward": "clients", "measure": 100} if method == "FedPer" else {}
     algorithm = algorithms.AdaptiveHyper(METHODS[method], lr=(0.05, 0.1, 0.2), work=(2, 4, 8), **reward)  # type: ignore[arg-type]
     engine = partial(Reckless, pieces=pieces)
-    return Federation(network(), served(), algorithm, lr=0.1, steps=3, batch=4, seed=2, engine=engine, attend=attend)
+    return Federation(
+        network(),
+        population_with_validation(),
+        algorithm,
+        lr=0.1,
+        steps=3,
+        batch=4,
+        seed=2,
+        engine=engine,
+        participation=attend,
+    )
 
 
 def kept(fed: Federation, party: str) -> float:
     """The largest number that a party keeps for itself."""
-    tensors = [*fed.models_[party].state_dict().values(), *fed.engine_.memory.get(party).values()]
+    tensors = [*fed.models_[party].state_dict().values(), *fed.engine_.party_states.get(party).values()]
     return max(float(tensor.abs().max()) for tensor in tensors)
 
 
@@ -68,35 +78,37 @@ def test_training_recovers_from_an_injected_collapse(method: str, attend: int) -
     fed, late = federation(method, attend=attend), method == "FedPer"
     with pytest.warns(DescantWarning, match=f"Round {RUIN + 1 + late}: it collapsed at round {RUIN}"):
         fed.fit(RUIN, progress=False)
-        ruined = max(kept(fed, party) for party in fed.people)
+        ruined = max(kept(fed, party) for party in fed.population)
         fed.fit(30, progress=False)
     losses = [entry["received_loss" if late else "validation"] for entry in fed.history_]
     assert losses[RUIN - 1 + late] > 3 * losses[RUIN - 2] and ruined > 20
-    assert [entry["round"] for entry in fed.history_ if "went_back" in entry] == [RUIN + 1 + late]
+    assert [entry["round"] for entry in fed.history_ if "rolled_back" in entry] == [RUIN + 1 + late]
     assert losses[-1] < 1.1 * min(losses[: RUIN - 1])
-    assert max(kept(fed, party) for party in fed.people) < 5
+    assert max(kept(fed, party) for party in fed.population) < 5
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_everybody_is_told_once_whenever_it_comes_and_is_judged_by_the_centre_until_then(method: str) -> None:
     fed = federation(method, attend=3)
-    told: dict[str, list[bool]] = {party: [] for party in fed.people}
+    told: dict[str, list[bool]] = {party: [] for party in fed.population}
     with pytest.warns(DescantWarning, match="collapsed"):
         trained = {party for one in fed.rounds(RUIN + (method == "FedPer")) for party in one.round.accepted}
         for one in fed.rounds(10):
             for party in one.round.accepted:
                 task = fed.engine_.told[party, one.index]  # type: ignore[attr-defined]
-                told[party].append(task.settings.get("anew", False))
-                begins = torch.equal(task.arrays.get("own", task.arrays["center"]), task.arrays["center"])
+                told[party].append(task.settings.get("reset", False))
+                begins = torch.equal(
+                    task.arrays.get("personal", task.arrays["global_model"]), task.arrays["global_model"]
+                )
                 assert begins or not told[party][-1]
             for party in trained:
                 if not told[party]:
                     assert torch.equal(
-                        torch.cat([p.view(-1) for p in fed.models_[party].parameters()]), fed.state.center
+                        torch.cat([p.view(-1) for p in fed.models_[party].parameters()]), fed.state.global_model
                     )
-    assert trained == {*fed.people}
+    assert trained == {*fed.population}
     assert all(one == [True] + [False] * (len(one) - 1) for one in told.values())
-    assert "anew" not in fed.state.memories
+    assert "reset" not in fed.state.server_state
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -118,16 +130,16 @@ class Back:
 
     at: tuple[int, ...]
 
-    def __call__(self, tuning: Tuning) -> Tuned:
-        return Tuned(tuning.hyper, {}, center=tuning.center / 2 if tuning.round in self.at else None)
+    def __call__(self, tuning: TuneContext) -> TuneResult:
+        return TuneResult(tuning.hyper, {}, global_model=tuning.global_model / 2 if tuning.round in self.at else None)
 
 
-def returning(base: Algorithm, at: tuple[int, ...], engine: object = Bytes, **settings: object) -> Federation:
+def returning(base: Algorithm, at: tuple[int, ...], engine: object = BytesEngine, **settings: object) -> Federation:
     algorithm = replace(base, tune=Back(at), **settings)  # type: ignore[arg-type]
-    return Federation(network(), classes(5), algorithm, lr=0.1, steps=3, batch=4, seed=7, engine=engine)  # type: ignore[arg-type]
+    return Federation(network(), classification_parties(5), algorithm, lr=0.1, steps=3, batch=4, seed=7, engine=engine)  # type: ignore[arg-type]
 
 
-class Repeating(Bytes):
+class Repeating(BytesEngine):
     """A task that comes again is the same."""
 
     def __init__(self, plan: Plan) -> None:
@@ -145,7 +157,10 @@ class Repeating(Bytes):
 @pytest.mark.parametrize("base", [algorithms.FedBuff(2), replace(algorithms.FedAvgPlus(), quorum=2, max_staleness=9)])
 def test_work_that_is_on_its_way_is_asked_for_again_as_it_was(base: Algorithm, tmp_path: Path) -> None:
     """Whoever is at work when it goes back, once or twice, hears of it by the next task."""
-    matched, clock = algorithms.RepresentationMatching(base), Clocked({"0": 0.2, "1": 3.0, "2": 0.4}, engine=Repeating)
+    matched, clock = (
+        algorithms.RepresentationMatching(base),
+        VirtualClock({"0": 0.2, "1": 3.0, "2": 0.4}, engine=Repeating),
+    )
     whole = returning(matched, (4, 6), clock).fit(12, progress=False)
     for stop in range(3, 10):
         returning(matched, (4, 6), clock).fit(stop, progress=False).save(tmp_path / f"{stop}")
@@ -154,9 +169,9 @@ def test_work_that_is_on_its_way_is_asked_for_again_as_it_was(base: Algorithm, t
 
 
 def test_what_a_party_has_left_behind_is_kept() -> None:
-    base = algorithms.StandIns(algorithms.RepresentationMatching(), share=0.5)
-    fed = returning(base, (4,), attend=algorithms.Drops({"1": 3}))
-    before = [{**fed.fit(1, progress=False).engine_.memory.get("0")} for _ in range(4)]
+    base = algorithms.CoresetProxies(algorithms.RepresentationMatching(), share=0.5)
+    fed = returning(base, (4,), attend=algorithms.Dropouts({"1": 3}))
+    before = [{**fed.fit(1, progress=False).engine_.party_states.get("0")} for _ in range(4)]
     assert "coreset.rows" in before[0] and torch.equal(before[2]["coreset.rows"], before[3]["coreset.rows"])
     assert [entry["presence"][1] for entry in fed.history_] == ["p", "p", "p", "s"]  # and serves its stand-in
 
@@ -164,11 +179,11 @@ def test_what_a_party_has_left_behind_is_kept() -> None:
 def test_who_begins_anew_works_as_one_that_never_did_and_has_nothing_if_it_diverges() -> None:
     """It does not fall back on what was to be forgotten."""
     fed = returning(algorithms.RepresentationMatching(), ()).fit(2, progress=False)
-    plan, memory = fed.plan_, fed.engine_.memory.get("0")
-    (task,) = tasks_for(plan, fed.state, {"0": plan.solver.hyper}, "train", 3)
+    plan, memory = fed.plan_, fed.engine_.party_states.get("0")
+    (task,) = make_tasks(plan, fed.state, {"0": plan.solver.hyper}, "train", 3)
 
-    def kept(memory: Memory, **said: object) -> Memory | None:
-        ((report, found),) = work(plan, [replace(task, settings={**task.settings, **said})], [memory])
+    def kept(memory: NamedTensors, **said: object) -> NamedTensors | None:
+        ((report, found),) = perform_tasks(plan, [replace(task, settings={**task.settings, **said})], [memory])
         assert report.status == "ok"
         return found
 

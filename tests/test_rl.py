@@ -32,14 +32,14 @@ from descant import (
 from descant import (
     models as problems,
 )
-from descant.core.algorithm import LOG
+from descant.core.algorithm import APPEND_ONLY
 from descant.errors import ModelError, PartyError, SettingError
-from descant.training.policy_gradient import told_of
-from descant.training.replay_buffer import Replay
-from descant.training.rl_losses import Clipped, TemporalDifference
+from descant.training.policy_gradient import compute_advantages
+from descant.training.replay_buffer import ReplayBuffer
+from descant.training.rl_losses import ClippedSurrogate, TemporalDifference
 
-DQN = Dqn(steps=40, begin=20, batch=8, explore_steps=60)
-PG = PolicyGradient(iterations=2, episodes=3, updates=3, batch=16)
+DQN = Dqn(steps=40, learning_starts=20, batch=8, epsilon_steps=60)
+PG = PolicyGradient(iterations=2, episodes=3, gradient_steps=3, batch=16)
 
 
 def net(outputs: int = 2) -> Any:
@@ -47,7 +47,7 @@ def net(outputs: int = 2) -> Any:
 
 
 def federation(solver: Any = DQN, algorithm: Any = None, count: int = 4, **rest: Any) -> Federation:
-    people = parties.agents(count=count, test=3)
+    people = parties.agents(count=count, test_episodes=3)
     return Federation(net(), people, algorithm or algorithms.FedRL(), solver=solver, **rest)
 
 
@@ -58,18 +58,18 @@ def federation(solver: Any = DQN, algorithm: Any = None, count: int = 4, **rest:
 @pytest.mark.parametrize("name", ["CartPole-v0", "CartPole-v1"])
 def test_cartpoles_move_bit_for_bit_as_gymnasiums(name: str) -> None:
     physics = [{}, {"gravity": 3.7}, {"length": 0.9, "force_mag": 7.0}, {"masspole": 0.3, "masscart": 0.7, "tau": 0.01}]
-    worlds = [rl.world(name, **one) for one in physics]
-    ours = worlds[0].beside(worlds, "abcd")
+    worlds = [rl.make_environment(name, **one) for one in physics]
+    ours = worlds[0].make_vector(worlds, "abcd")
     theirs = []
     for k, one in enumerate(physics):
-        ours.begin(k, 17 + k)
+        ours.reset(k, 17 + k)
         env = gymnasium.make(name, disable_env_checker=True)
         env.reset()
         base: Any = env.unwrapped
         for key, value in one.items():
             setattr(base, key, value)
         base.total_mass, base.polemass_length = base.masspole + base.masscart, base.masspole * base.length
-        base.state = ours.state(k)[:4].numpy()
+        base.state = ours.get_state(k)[:4].numpy()
         theirs.append(env)
     rng, alive, lengths = np.random.default_rng(0), np.ones(4, dtype=bool), np.zeros(4)
     while alive.any():
@@ -86,9 +86,9 @@ def test_cartpoles_move_bit_for_bit_as_gymnasiums(name: str) -> None:
 
 
 def test_the_time_limit_breaks_off_and_does_not_end() -> None:
-    world = rl.world("CartPole-v0", gravity=1e-6, force_mag=1e-6)
-    pole = world.beside([world], "a")
-    pole.begin(0, 1)
+    world = rl.make_environment("CartPole-v0", gravity=1e-6, force_mag=1e-6)
+    pole = world.make_vector([world], "a")
+    pole.reset(0, 1)
     pole.restore(0, 1, torch.zeros(5).double())
     moved = [pole.step(np.array([0])) for _ in range(200)]
     assert not any(one.terminated[0] for one in moved)
@@ -97,26 +97,26 @@ def test_the_time_limit_breaks_off_and_does_not_end() -> None:
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "MountainCar-v0", "FrozenLake-v1"])
 def test_a_world_goes_on_elsewhere_as_if_it_had_stayed(name: str) -> None:
-    world = rl.world(name)
+    world = rl.make_environment(name)
 
-    def go_on(worlds: rl.Worlds, steps: range) -> list[Any]:
+    def go_on(worlds: rl.VectorEnvironment, steps: range) -> list[Any]:
         found = [worlds.step(np.array([step % world.actions])) for step in steps]
         return [(one.observations.tolist(), one.rewards.tolist(), one.terminated.tolist()) for one in found]
 
-    here, there = (world.beside([world], "a") for _ in range(2))
-    here.begin(0, 5)
-    there.begin(0, 99)
+    here, there = (world.make_vector([world], "a") for _ in range(2))
+    here.reset(0, 5)
+    there.reset(0, 99)
     go_on(here, range(3))
-    state = here.state(0)
+    state = here.get_state(0)
     there.restore(0, 5, state)
-    assert here.observations.shape == (1, *world.shape) and (there.observations == here.observations).all()
+    assert here.observations.shape == (1, *world.observation_shape) and (there.observations == here.observations).all()
     assert go_on(here, range(3, 7)) == go_on(there, range(3, 7))
 
 
 def test_agents_may_differ() -> None:
     people = parties.agents(count=3, gravity=[1.0, 2.0, 3.0], force_mag=5.0)
     assert [(agent.world.gravity, agent.world.force_mag) for agent in people.values()] == [(1, 5), (2, 5), (3, 5)]
-    unlike = parties.agents(count=20, unlike=0.5, seed=3)
+    unlike = parties.agents(count=20, heterogeneity=0.5, seed=3)
     lengths = [agent.world.length for agent in unlike.values()]
     assert len(set(lengths)) == 20 and 0.5 / 1.5 <= min(lengths) < 0.4 < 0.6 < max(lengths) <= 0.5 * 1.5
     assert "CartPole-v1" in people.describe() and people.subset(["1"])["1"].world.gravity == 2
@@ -133,18 +133,22 @@ def test_a_written_gradient_is_autograds(seed: int, critic: bool, kind: str) -> 
     columns = torch.randn(3, 5, 4, generator=rng, dtype=torch.float64)
     columns[..., 0] = torch.randint(0, 2, (3, 5), generator=rng)
     columns[..., 2] = -columns[..., 2].abs()
-    loss = TemporalDifference(0.8) if kind == "td" else Clipped(2, clip=0.3, entropy=0.1, value=0.7)
+    loss = (
+        TemporalDifference(0.8)
+        if kind == "td"
+        else ClippedSurrogate(2, clip_ratio=0.3, entropy_coefficient=0.1, value_coefficient=0.7)
+    )
     leaf = output.clone().requires_grad_()
     means = torch.stack([loss(one, y).mean() for one, y in zip(leaf, columns, strict=True)])
     (expected,) = torch.autograd.grad(means.sum(), leaf)
-    slope, values = loss.slope(output.numpy(), columns.numpy())
+    slope, values = loss.output_gradient(output.numpy(), columns.numpy())
     np.testing.assert_allclose(slope, expected.numpy(), atol=1e-12)
     np.testing.assert_allclose(values, means.detach().numpy(), atol=1e-12)
 
 
-def remembered(rewards: list[float], terminated: list[bool], ended: list[bool]) -> Replay:
+def remembered(rewards: list[float], terminated: list[bool], ended: list[bool]) -> ReplayBuffer:
     """Two agents whose t-th observation is t, and 100 + t after the step."""
-    replay = Replay([None, None], (1,), 100, len(rewards))
+    replay = ReplayBuffer([None, None], (1,), 100, len(rewards))
     for t, (reward, over, end) in enumerate(zip(rewards, terminated, ended, strict=True)):
         two = [np.full(2, value) for value in (t % 2, reward, over, end)]
         replay.add(np.full((2, 1), t), np.full((2, 1), 100 + t), *two)
@@ -159,7 +163,7 @@ def test_rewards_are_counted_n_steps_or_to_the_end_of_the_episode() -> None:
         assert found.x[k, :, 0].tolist() == [0, 1, 2, 3, 4]
         assert found.actions[k].tolist() == [0, 1, 0, 1, 0]
         assert found.rewards[k].tolist() == [1 + 1, 2, 4 + 4, 8, 16]
-        assert found.after[k, :, 0].tolist() == [101, 101, 103, 103, 104]
+        assert found.next_x[k, :, 0].tolist() == [101, 101, 103, 103, 104]
         assert found.discount[k].tolist() == [0, 0, 0.25, 0.5, 0.5]  # 1 ended; 3 was broken off; 4 is the last known
     one = replay.sample(np.array([[0.0, 0.2]] * 2), n_step=1, gamma=0.5)
     assert one.rewards[0].tolist() == [1, 2] and one.discount[0].tolist() == [0.5, 0]
@@ -167,31 +171,33 @@ def test_rewards_are_counted_n_steps_or_to_the_end_of_the_episode() -> None:
 
 def test_an_advantage_is_the_reward_to_come_beyond_what_was_expected() -> None:
     """By hand, γ = λ = 0.5: rewards 1, 1 with values 2, 4; the episode is broken off where the value is 8, or ends."""
-    solver = PolicyGradient(gamma=0.5, trace=0.5, normalise=False)
+    solver = PolicyGradient(gamma=0.5, gae_lambda=0.5, normalize_advantages=False)
 
     def story(value: tuple[float, float]) -> list[Any]:
         one = np.ones(1)
         return [(np.array([[t]]), one, -one, np.array([value[t]]), one, one.astype(bool)) for t in range(2)]
 
     last = 1 + 0.5 * 8 - 4
-    (cut,) = told_of(solver, story((2.0, 4.0)), np.array([8.0]), 1)
+    (cut,) = compute_advantages(solver, story((2.0, 4.0)), np.array([8.0]), 1)
     assert cut.y[:, 1].tolist() == [1 + 0.5 * 4 - 2 + 0.25 * last, last]
     assert cut.y[:, 3].tolist() == [cut.y[0, 1] + 2, cut.y[1, 1] + 4]
-    (ended,) = told_of(solver, story((2.0, 4.0)), np.array([0.0]), 1)
+    (ended,) = compute_advantages(solver, story((2.0, 4.0)), np.array([0.0]), 1)
     assert ended.y[1, 1] == 1 - 4 and ended.returns.tolist() == [2.0]
-    (plain,) = told_of(PolicyGradient(gamma=0.5, trace=1, normalise=False), story((0.0, 0.0)), np.array([0.0]), 1)
+    (plain,) = compute_advantages(
+        PolicyGradient(gamma=0.5, gae_lambda=1, normalize_advantages=False), story((0.0, 0.0)), np.array([0.0]), 1
+    )
     assert plain.y[:, 1].tolist() == [1.5, 1.0]  # without values: the reward-to-go
-    (scaled,) = told_of(PolicyGradient(gamma=0.5, trace=1), story((0.0, 0.0)), np.array([0.0]), 1)
+    (scaled,) = compute_advantages(PolicyGradient(gamma=0.5, gae_lambda=1), story((0.0, 0.0)), np.array([0.0]), 1)
     np.testing.assert_allclose(scaled.y[:, 1], [1, -1], atol=1e-6)
 
 
 def test_replay_is_not_copied_from_round_to_round_and_forgets_the_oldest() -> None:
-    fed = federation(Dqn(steps=60, begin=10_000, replay=100))
+    fed = federation(Dqn(steps=60, learning_starts=10_000, buffer_size=100))
     fed.fit(1, progress=False)
-    logs = [fed.engine_.memory.get(name)[f"{LOG}replay"] for name in fed.people]
+    logs = [fed.engine_.party_states.get(name)[f"{APPEND_ONLY}replay"] for name in fed.population]
     before = [log.clone() for log in logs]
     fed.fit(1, progress=False)
-    after = [fed.engine_.memory.get(name)[f"{LOG}replay"] for name in fed.people]
+    after = [fed.engine_.party_states.get(name)[f"{APPEND_ONLY}replay"] for name in fed.population]
     for old, kept, new in zip(logs, before, after, strict=True):
         assert len(old) == 60 and len(new) == 100
         assert new.data_ptr() == old.data_ptr() + 20 * old.shape[1] * 4  # the same memory, 20 rows on
@@ -206,7 +212,7 @@ def test_agents_are_told_whether_joining_helped(solver: Any, tmp_path: Path) -> 
     study = compare(
         [algorithms.FedRL(), algorithms.FedAvgPlus()],
         net(),
-        parties.agents(count=3, test=3),
+        parties.agents(count=3, test_episodes=3),
         rounds=2,
         solver=solver,
         progress=False,
@@ -219,13 +225,13 @@ def test_agents_are_told_whether_joining_helped(solver: Any, tmp_path: Path) -> 
 
 
 def test_progress_tells_the_reward_and_the_speed_and_no_loss_that_is_not_there() -> None:
-    (early,) = federation(Dqn(steps=60, begin=1000)).rounds(1)
-    assert re.fullmatch(r"reward [\d.]+, [\d,]+ steps/s", early.round.told)
+    (early,) = federation(Dqn(steps=60, learning_starts=1000)).rounds(1)
+    assert re.fullmatch(r"reward [\d.]+, [\d,]+ steps/s", early.round.summary)
     (round,) = federation().rounds(1)
-    assert re.fullmatch(r"loss \d+\.\d{4}, reward [\d.]+, [\d,]+ steps/s", round.round.told)
+    assert re.fullmatch(r"loss \d+\.\d{4}, reward [\d.]+, [\d,]+ steps/s", round.round.summary)
     data = Federation(partial(problems.mlp, 64, 10), parties.digits(count=2), algorithms.FedAvg(), lr=0.1)
     (other,) = data.rounds(1)
-    assert re.fullmatch(r"loss \d\.\d{4}", other.round.told)
+    assert re.fullmatch(r"loss \d\.\d{4}", other.round.summary)
 
 
 def test_scores_are_mean_returns_of_the_greedy_policy_in_fixed_episodes() -> None:
@@ -242,7 +248,7 @@ def test_scores_are_mean_returns_of_the_greedy_policy_in_fixed_episodes() -> Non
             output: Tensor = self.layer(x)
             return output
 
-    people = parties.agents(count=2, test=4)
+    people = parties.agents(count=2, test_episodes=4)
     fed = Federation(Against(), people, algorithms.FedRL(), solver=DQN)
     scores = fed.scores()
     lengths = []
@@ -258,10 +264,10 @@ def test_scores_are_mean_returns_of_the_greedy_policy_in_fixed_episodes() -> Non
                 _, _, over, cut, _ = env.step(int(np.float32(base.state[2]) + np.float32(base.state[3]) > 0))
                 over, steps = over or cut, steps + 1
             lengths.append(steps)
-    assert scores.own.values.tolist() == [np.mean(lengths[:4]), np.mean(lengths[4:])]
-    assert 10 < scores.majority.mean < 40 < 100 < scores.own.mean and scores.metric == "return"
+    assert scores.personal.values.tolist() == [np.mean(lengths[:4]), np.mean(lengths[4:])]
+    assert 10 < scores.majority.mean < 40 < 100 < scores.personal.mean and scores.metric == "return"
     solved = Federation(Against(), people, algorithms.FedRL(), solver=DQN, metric=Metric("long", _long))
-    assert solved.scores().own.mean == np.mean(np.array(lengths) >= 150)
+    assert solved.scores().personal.mean == np.mean(np.array(lengths) >= 150)
 
 
 def _long(returns: Tensor, lengths: Tensor) -> Tensor:
@@ -298,12 +304,12 @@ gymnasium.register("Odd-v0", entry_point=Odd, disable_env_checker=True, order_en
 @pytest.mark.parametrize("solver", [DQN, PG], ids=["dqn", "policy gradient"])
 @pytest.mark.parametrize(("fault", "told"), [("crash", "the motor is on fire"), ("nan", "the reward nan")])
 def test_an_agent_whose_environment_fails_is_named_and_the_others_go_on(solver: Any, fault: str, told: str) -> None:
-    people = parties.agents("Odd-v0", count=3, options=[{}, {"fault": fault}, {}], test=2)
+    people = parties.agents("Odd-v0", count=3, options=[{}, {"fault": fault}, {}], test_episodes=2)
     fed = Federation(net(), people, algorithms.FedRL(mode="softmax"), solver=solver)
     with pytest.warns(DescantWarning, match=rf"{told}.*[^.]\. All are in refusals_\."):
         fed.fit(1, progress=False)
-    assert [refusal.party for refusal in fed.refusals_] == ["1"] and "agent '1'" in fed.refusals_[0].reason
-    assert fed.state.attended(fed.plan_).tolist() == [1, 0, 1] and fed.history_[-1]["reward"] == -10
+    assert [refusal.party for refusal in fed.rejections_] == ["1"] and "agent '1'" in fed.rejections_[0].reason
+    assert fed.state.rounds_trained(fed.plan_).tolist() == [1, 0, 1] and fed.history_[-1]["reward"] == -10
 
 
 def test_what_cannot_act_is_told_before_the_work() -> None:
@@ -339,9 +345,9 @@ def test_what_cannot_act_is_told_before_the_work() -> None:
     with pytest.raises(SettingError, match="'gamma' of Dqn must be"):
         begun(agents, solver=Dqn(gamma=1.5))
     with pytest.raises(SettingError, match=r"'double' of Dqn must be one of True, False. Got 'no'"):
-        begun(agents, solver=Dqn(double="no"))  # type: ignore[arg-type]
+        begun(agents, solver=Dqn(double_q="no"))  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="'normalise' of PolicyGradient must be one of"):
-        begun(agents, solver=PolicyGradient(normalise="no"))  # type: ignore[arg-type]
+        begun(agents, solver=PolicyGradient(normalize_advantages="no"))  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="the solver's own 'lr': leave it out of 'options'"):
         begun(agents, solver=Dqn(options={"lr": 1.0}))
     with pytest.raises(ModelError, match=r"answers an observation otherwise when others are beside it.*nn\.LayerNorm"):
@@ -349,11 +355,11 @@ def test_what_cannot_act_is_told_before_the_work() -> None:
 
 
 def test_a_physics_beyond_all_numbers_is_told_of_the_agent_and_not_of_the_model() -> None:
-    people = parties.agents(count=3, length=[0.5, 1e-150, 0.5], test=0)
+    people = parties.agents(count=3, length=[0.5, 1e-150, 0.5], test_episodes=0)
     fed = Federation(net(), people, algorithms.FedRL(), solver=DQN)
     with pytest.warns(DescantWarning, match="physics of CartPole-v1 of agent '1'"):
         fed.fit(1, progress=False)
-    assert [refusal.party for refusal in fed.refusals_] == ["1"]
+    assert [refusal.party for refusal in fed.rejections_] == ["1"]
 
 
 def test_without_gymnasium_the_extra_is_named_and_cartpole_works(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,12 +392,14 @@ def test_agents_of_unlike_form_are_refused_by_name() -> None:
 
 
 def test_options_may_be_lists_and_tables() -> None:
-    people = parties.agents("FrozenLake-v1", count=2, options={"desc": ["SF", "FG"], "is_slippery": False}, test=2)
+    people = parties.agents(
+        "FrozenLake-v1", count=2, options={"desc": ["SF", "FG"], "is_slippery": False}, test_episodes=2
+    )
     fed = Federation(partial(problems.mlp, 4, 4, (8,)), people, algorithms.FedRL(), solver=DQN)
-    assert people["0"].world.shape == (4,) and fed.fit(1, progress=False).scores().own.mean >= 0
+    assert people["0"].world.shape == (4,) and fed.fit(1, progress=False).scores().personal.mean >= 0
 
 
 def test_any_environment_with_discrete_actions_works() -> None:
-    people = parties.agents("FrozenLake-v1", count=2, test=2)
+    people = parties.agents("FrozenLake-v1", count=2, test_episodes=2)
     fed = Federation(partial(problems.mlp, 16, 4, (8,)), people, algorithms.FedRL(), solver=DQN)
-    assert fed.fit(2, progress=False).scores().own.mean >= 0  # all rewards are 0 at first, and so all weigh alike
+    assert fed.fit(2, progress=False).scores().personal.mean >= 0  # all rewards are 0 at first, and so all weigh alike

@@ -13,10 +13,10 @@ from PIL import Image
 from torch import nn
 
 from descant import Dqn, Federation, algorithms, models, parties, rl
-from descant.config import read
+from descant.config import read_recipe
 from descant.errors import SettingError
 from descant.reporting import plots
-from descant.studies.recorded_run import judge, study_of, write_page
+from descant.studies.recorded_run import evaluate_run, study_from_run, write_report
 from descant.tracking import Run
 
 
@@ -36,9 +36,9 @@ class Upright(nn.Module):
 
 
 def learned(count: int = 3, algorithm: Any = None, rounds: int = 2) -> Federation:
-    people = parties.agents("CartPole-v1", count=count, test=1)
+    people = parties.agents("CartPole-v1", count=count, test_episodes=1)
     method = algorithms.FedRL() if algorithm is None else algorithm
-    solver = Dqn(steps=120, begin=10)
+    solver = Dqn(steps=120, learning_starts=10)
     net = partial(models.mlp, 4, 2, (8,))
     return Federation(net, people, method, solver=solver).fit(rounds, progress=False)
 
@@ -99,22 +99,22 @@ def test_the_reports_of_runs_and_of_comparisons_show_what_the_agents_earned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: dict[str, Any] = {}
-    real = plots.draw_earned
+    real = plots.draw_reward_lines
 
     def spy(file: Path, lines: Any, merges: Any, who: Any) -> Path:
         drawn.update(lines=lines, merges=merges.tolist())
         return real(file, lines, merges, who)
 
     monkeypatch.setattr("descant.studies.study_report.draw_earned", spy)
-    recipe = read(RECIPE)
+    recipe = read_recipe(RECIPE)
     with Run.start(tmp_path / "run", recipe.federation(), recipe=recipe.text) as run:
         list(run.rounds(3, score_every=1))
-        judge(run)
+        evaluate_run(run)
         earned = [entry["reward"] for entry in run.federation.history_]
-    page = write_page(study_of(tmp_path / "run"), tmp_path / "run").read_text()
+    page = write_report(study_from_run(tmp_path / "run"), tmp_path / "run").read_text()
     assert "What the agents earned" in page and drawn["merges"] == [60, 120, 180]
     assert drawn["lines"]["FedRL"].y.tolist() == earned and set(drawn["lines"]) == {"Local", "FedRL"}
-    study = recipe.set("run.seeds=2").study(progress=False)
+    study = recipe.with_values("run.seeds=2").study(progress=False)
     assert study.plot("rewards", tmp_path / "rewards.png").exists() and len(drawn["lines"]["Local"].low) == 3
     again = type(study).load(study.save(tmp_path / "study"))
     assert again.plot("rewards", tmp_path / "again.png").read_bytes() == (tmp_path / "rewards.png").read_bytes()
@@ -124,7 +124,7 @@ def test_the_reports_of_runs_and_of_comparisons_show_what_the_agents_earned(
 def test_a_film_shows_an_episode_from_its_beginning_to_its_end(
     tmp_path: Path, policy: nn.Module, least: int, most: int
 ) -> None:
-    world = rl.world("CartPole-v1")
+    world = rl.make_environment("CartPole-v1")
     with Image.open(rl.film(policy, world, tmp_path / "pole.gif")) as film:
         frames = getattr(film, "n_frames", 1)
     assert least <= 4 * frames <= most + 4
@@ -137,12 +137,14 @@ def test_a_policy_with_a_value_beside_its_actions_plays_by_its_actions(tmp_path:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.cat([Right()(x), torch.full((len(x), 1), 9.0)], 1)
 
-    both = [rl.film(p, rl.world("CartPole-v1"), tmp_path / f"{k}.gif") for k, p in enumerate((Right(), Critic()))]
+    both = [
+        rl.film(p, rl.make_environment("CartPole-v1"), tmp_path / f"{k}.gif") for k, p in enumerate((Right(), Critic()))
+    ]
     assert both[0].read_bytes() == both[1].read_bytes()
 
 
 def test_what_cannot_be_filmed_is_told(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"a \.gif file, or a strip in a \.png file. Got 'pole.mp4'"):
-        rl.film(Right(), rl.world("CartPole-v1"), tmp_path / "pole.mp4")
+        rl.film(Right(), rl.make_environment("CartPole-v1"), tmp_path / "pole.mp4")
     with pytest.raises(SettingError, match="Only CartPole can be filmed"):
-        rl.film(Right(), rl.world("MountainCar-v0"), tmp_path / "car.gif")  # type: ignore[arg-type]
+        rl.film(Right(), rl.make_environment("MountainCar-v0"), tmp_path / "car.gif")  # type: ignore[arg-type]

@@ -16,13 +16,22 @@ import pytest
 import torch
 
 from descant import Federation, Sgd, algorithms
-from descant.core.messages import Report
+from descant.core.messages import Reply
 from descant.errors import EngineError, StateError
-from descant.serialization.wire import pack, pack_beyond, unpack
+from descant.serialization.wire import pack, pack_or_spill, unpack
 from descant.storage import PartyStore, spill
-from descant.storage.spill import Filed, room
-from problems import METHODS, classes, network
-from test_letters import NAMES, Post, desks, in_file, met, recipe, same, simulated
+from descant.storage.spill import SpillFile, spill_buffer
+from problems import METHODS, classification_parties, network
+from test_letters import (
+    PARTY_NAMES,
+    InMemoryTransport,
+    assert_same_models,
+    deployed_federation,
+    recipe_for,
+    silo_handlers,
+    simulated_federation,
+    to_spill_file,
+)
 
 STAND_INS = {"late": lambda: algorithms.FedBuff(2), "everybody": lambda: METHODS["FedPlus, over all"]()}
 
@@ -47,8 +56,8 @@ def mapped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
 def test_answers_beyond_the_budget_go_to_files_and_change_nothing(
     tmp_path: Path, mapped: list[int], method: str
 ) -> None:
-    fed = met(Post(desks(tmp_path / "silos")), recipe(method))
-    fed.budget = 0
+    fed = deployed_federation(InMemoryTransport(silo_handlers(tmp_path / "silos")), recipe_for(method))
+    fed.memory_budget = 0
     for _ in fed.rounds(3):
         named = [path for path in (tmp_path / "temporary").rglob("*") if path.is_file()]
         assert not [path for path in named if path.suffix != ".safetensors"]  # those are what parties keep
@@ -56,8 +65,11 @@ def test_answers_beyond_the_budget_go_to_files_and_change_nothing(
     first, *tried = mapped[:-4]
     padded = {4 * -(-model // 64) * 16 * rows for rows in (1, 2)}
     assert first == model and set(tried) <= {model, *padded}  # a copy to be tried, and how it is computed
-    assert mapped[-4:] == [2 * model, *[len(NAMES) * model] * 3]  # two to rehearse with, and the stack of every round
-    same(fed, simulated(recipe(method), 3))
+    assert mapped[-4:] == [
+        2 * model,
+        *[len(PARTY_NAMES) * model] * 3,
+    ]  # two to rehearse with, and the stack of every round
+    assert_same_models(fed, simulated_federation(recipe_for(method), 3))
 
 
 @pytest.mark.parametrize("name", [*METHODS, *STAND_INS])
@@ -65,7 +77,11 @@ def test_no_method_sees_where_its_stack_lies(mapped: list[int], name: str) -> No
     def hashed(budget: int) -> str:
         make = {**METHODS, **STAND_INS}[name]
         solver = Sgd(lr=0.05, steps=2, batch=4)
-        return Federation(network(), classes(5), make(), solver=solver, budget=budget).fit(2, progress=False).hash()
+        return (
+            Federation(network(), classification_parties(5), make(), solver=solver, memory_budget=budget)
+            .fit(2, progress=False)
+            .hash()
+        )
 
     assert hashed(2**30) == hashed(0) and mapped
 
@@ -98,36 +114,36 @@ def test_what_parties_keep_is_staged_and_given_out_in_files_where_it_does_not_fi
 @pytest.mark.parametrize("place", [True, False], ids=["mapped", "read"])
 def test_a_letter_in_a_file_is_the_same_letter_and_outlives_it(monkeypatch: pytest.MonkeyPatch, place: bool) -> None:
     if not place:  # a system that gives its files no names by their numbers
-        monkeypatch.setattr(Filed, "place", None)
+        monkeypatch.setattr(SpillFile, "place", None)
     arrays = {"w": torch.randn(300, 7), "b": torch.arange(5.0).double(), "none": torch.empty(0, 3)}
-    report = Report("a", 3, "train", arrays=arrays, metrics={"loss": 1.5}, sealed=b"closed")
-    file = in_file(pack(report))
-    found = unpack(file, Report)
+    report = Reply("a", 3, "train", arrays=arrays, metrics={"loss": 1.5}, encrypted_coreset=b"closed")
+    file = to_spill_file(pack(report))
+    found = unpack(file, Reply)
     del file
     assert replace(found, arrays={}) == replace(report, arrays={}) and found.arrays.keys() == arrays.keys()
     assert all(found.arrays[name].equal(tensor) for name, tensor in arrays.items())
 
 
 def test_a_letter_in_a_file_that_is_spoiled_anywhere_is_refused() -> None:
-    whole = pack(Report("a", 3, "train", arrays={"w": torch.randn(30)}, metrics={"loss": 1.5}))
+    whole = pack(Reply("a", 3, "train", arrays={"w": torch.randn(30)}, metrics={"loss": 1.5}))
     for at in range(0, len(whole), 3):
         with pytest.raises(EngineError, match=f"These {at} bytes"):
-            unpack(in_file(whole[:at]), Report)
+            unpack(to_spill_file(whole[:at]), Reply)
         flipped = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
         with pytest.raises(EngineError):
-            unpack(in_file(flipped), Report)
+            unpack(to_spill_file(flipped), Reply)
 
 
 def test_a_disk_that_is_full_when_an_answer_comes_or_a_letter_goes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    filed = Filed()
+    filed = SpillFile()
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(StateError, match=r"1 MB for models cannot be had in .*No space left.*TMPDIR"):
-        filed.add(bytes(10**6))
+        filed.append(bytes(10**6))
     with pytest.raises(StateError, match=r"cannot be had in .*No space left.*TMPDIR"):
-        pack_beyond(0, Report("a", 3, "train", arrays={"w": torch.randn(30)}))
+        pack_or_spill(0, Reply("a", 3, "train", arrays={"w": torch.randn(30)}))
 
 
 def test_a_full_disk_is_told_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +152,7 @@ def test_a_full_disk_is_told_before_anything_is_written(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
     with pytest.raises(StateError, match=r"8 MB for models cannot be had in .*No space left.*TMPDIR"):
-        room((2, 10**6), torch.float32, 0)
+        spill_buffer((2, 10**6), torch.float32, 0)
 
 
 def test_a_letter_that_is_made_in_a_file_is_the_same_letter() -> None:
@@ -144,10 +160,12 @@ def test_a_letter_that_is_made_in_a_file_is_the_same_letter() -> None:
     arrays = {"0ß": whole[1], "1": whole.T, "half": torch.randn(3).half(), "wide": torch.randn(2, 2).double()}
     arrays |= {"none": torch.empty(0, 3), "one": torch.tensor(7), "yes": torch.tensor([True]), "again": whole[1]}
     arrays |= {"narrow": torch.randn(5).bfloat16(), "bytes": torch.arange(9, dtype=torch.uint8)}
-    report = Report('Zoë "a"\n', 3, "train", arrays=arrays, metrics={"loss": 1.5}, sealed=b"closed", reason="µ")
-    made = pack_beyond(0, report)
-    assert isinstance(made, Filed) and made[:] == made.mapped()[:] == pack(report)
-    assert pack_beyond(2**20, report) == pack(report)
+    report = Reply(
+        'Zoë "a"\n', 3, "train", arrays=arrays, metrics={"loss": 1.5}, encrypted_coreset=b"closed", reason="µ"
+    )
+    made = pack_or_spill(0, report)
+    assert isinstance(made, SpillFile) and made[:] == made.memory_map()[:] == pack(report)
+    assert pack_or_spill(2**20, report) == pack(report)
 
 
 DRIVER = """

@@ -19,23 +19,23 @@ import pytest
 from typer.testing import CliRunner
 
 from descant.cli import app
-from descant.config import Recipe, read
-from descant.core.timeouts import Patience
-from descant.deployment.flower.flower_connection import Away
+from descant.config import Recipe, read_recipe
+from descant.core.timeouts import WaitLimits
+from descant.deployment.flower.flower_connection import PeerUnavailable
 from descant.deployment.nginx_proxy import Proxy, find_nginx
-from descant.deployment.pki.federation_setup import Terms
+from descant.deployment.pki.federation_setup import FederationTerms
 from descant.deployment.pki.roster import Roster
 from descant.deployment.server import serve as serving
-from descant.deployment.server.serve import Door, Serving
-from descant.deployment.silo.handshake_reply import reduced
+from descant.deployment.server.serve import AccessMonitor, FederationServer
+from descant.deployment.silo.handshake_reply import training_part
 from descant.errors import DescantError, EngineError, SettingError, StateError, VaultError
 from descant.privacy.gaussian_mechanism import epsilon
 from descant.storage import atomic
-from descant.storage.event_log import Log
+from descant.storage.event_log import EventLog
 from descant.storage.vault.private_keys import PrivateKey
 from descant.storage.vault.vault_folder import Vault
-from descant.storage.vault.vault_location import VaultAt
-from ways import EVERY_WAY
+from descant.storage.vault.vault_location import VaultLocation
+from ways import ALL_SILO_CASES
 
 RECIPE = """
 [run]
@@ -58,7 +58,7 @@ class Stop(Exception):
 
 def federation(folder: Path, host: str = "localhost", port: int = 8443, recipe: str = RECIPE) -> Roster:
     (folder / "recipe.toml").write_text(recipe)
-    return Roster.create(folder / "lab", folder / "recipe.toml", Terms(hosts=(host,), port=port))
+    return Roster.create(folder / "lab", folder / "recipe.toml", FederationTerms(hosts=(host,), port=port))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_it_listens_at_the_address_that_was_given_and_only_for_a_name_at_all(
     federation(tmp_path, host)
     monkeypatch.setattr(Proxy, "start", start)
     with pytest.raises(Stop):
-        Serving(tmp_path / "lab", Patience(), lambda text: None).until_done()
+        FederationServer(tmp_path / "lab", WaitLimits(), lambda text: None).run_to_completion()
     [line] = [line for line in found[0].configuration().splitlines() if " listen " in line]
     assert line.strip() == f"listen {listens} ssl;"
 
@@ -103,7 +103,7 @@ def test_at_an_address_of_version_6_it_answers_there_and_nowhere_else(tmp_path: 
         pytest.skip(str(why))
     roster = federation(tmp_path, "::1", port)
     with (
-        Proxy.before(1, roster.address).start(roster.folder),
+        Proxy.for_address(1, roster.address).start(roster.folder),
         socket.create_connection(("::1", port), 5.0),
         pytest.raises(ConnectionRefusedError),
     ):
@@ -141,9 +141,9 @@ def test_a_quorum_is_refused_where_the_centre_would_hide_parties(
     tmp_path: Path, recipe: str, quorum: int | None, why: str
 ) -> None:
     federation(tmp_path, recipe=recipe)
-    server = Serving(tmp_path / "lab", Patience(quorum=quorum), lambda text: None)
+    server = FederationServer(tmp_path / "lab", WaitLimits(quorum=quorum), lambda text: None)
     with pytest.raises(SettingError, match=why) if why else pytest.raises(Stop):
-        server.until_done()
+        server.run_to_completion()
 
 
 def wrapped(*wraps: str, method: str = "fedavg") -> str:
@@ -154,11 +154,11 @@ def wrapped(*wraps: str, method: str = "fedavg") -> str:
 UNFIT: dict[str, tuple[str, str]] = {
     "secure, then central": (
         wrapped('by = "secure"', 'by = "central_privacy"'),
-        "FedAvg+SecAgg+DP does not add up unseen: CentralPrivacy clips every single change",
+        "FedAvg+SecAgg+DP does not add up unseen: CentralDP clips every single change",
     ),
     "central, then secure": (
         wrapped('by = "central_privacy"', 'by = "secure"'),
-        "SecureAggregation cannot wrap FedAvg+DP: CentralPrivacy clips every single change",
+        "SecureAggregation cannot wrap FedAvg+DP: CentralDP clips every single change",
     ),
     "a budget for no round": (wrapped('by = "central_privacy", budget = 0.01'), "ends the run after 0 rounds"),
     "hidden twice": (
@@ -188,7 +188,7 @@ UNFIT: dict[str, tuple[str, str]] = {
         RECIPE.replace("inputs", 'metric = "torch.nn.functional:mse_loss"\ninputs'),
         "The 'metric' of [model] of recipe is for simulations: parties on machines of their own judge by what goes",
     ),
-    "hostile": (wrapped('by = "hostile"', method="rfa"), "The wrap 'hostile' of recipe is for simulations"),
+    "byzantine": (wrapped('by = "hostile"', method="rfa"), "The wrap 'hostile' of recipe is for simulations"),
     "hostile, all": (RECIPE + '[[wrap]]\nby = "hostile"\n', "The wrap 'hostile' of recipe is for simulations"),
     "a sweep": (RECIPE + "[sweep.work]\nlr = [0.1, 0.2]\n", "[sweep] of recipe is for simulations: one federation"),
     **{
@@ -223,7 +223,7 @@ def test_a_recipe_that_cannot_work_is_refused_by_init_and_by_start(
     assert done.exit_code == 1 and why in " ".join(done.output.split()) and not (tmp_path / "new").exists()
     federation(tmp_path, recipe=text)
     with pytest.raises(DescantError, match=re.escape(why)):
-        Serving(tmp_path / "lab", Patience(), lambda text: None).until_done()
+        FederationServer(tmp_path / "lab", WaitLimits(), lambda text: None).run_to_completion()
 
 
 REHEARSED = (
@@ -258,7 +258,7 @@ def test_a_recipe_that_was_rehearsed_is_served_and_what_is_not_used_is_said(tmp_
     assert told.count("is not used") == 5 == len(json.loads(made("recipe", "--json"))["unused"])
     assert "not used" not in made("plain")
     with pytest.raises(Stop):
-        Serving(tmp_path / "recipe0", Patience(), lambda text: None).until_done()
+        FederationServer(tmp_path / "recipe0", WaitLimits(), lambda text: None).run_to_completion()
 
 
 @pytest.mark.usefixtures("stopping")
@@ -272,8 +272,8 @@ def test_an_organiser_may_name_code_of_its_own_for_the_model_and_parties_are_not
     done = CliRunner().invoke(app, ["server", "init", "lab", "recipe.toml"])
     assert done.exit_code == 0, done.output
     with pytest.raises(Stop):
-        Serving(Path("lab"), Patience(), lambda text: None).until_done()
-    assert "mine.py" not in json.dumps(reduced(read(text).tables))
+        FederationServer(Path("lab"), WaitLimits(), lambda text: None).run_to_completion()
+    assert "mine.py" not in json.dumps(training_part(read_recipe(text).tables))
 
 
 @pytest.mark.usefixtures("stopping")
@@ -285,7 +285,7 @@ def test_without_what_counts_epsilon_nothing_private_is_begun(
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     federation(tmp_path, recipe=text)
     with pytest.raises(SettingError, match=r"pip install 'descant\[dp\]'"):
-        Serving(tmp_path / "lab", Patience(), lambda text: None).until_done()
+        FederationServer(tmp_path / "lab", WaitLimits(), lambda text: None).run_to_completion()
     done = CliRunner().invoke(app, ["server", "init", str(tmp_path / "new"), str(tmp_path / "recipe.toml")])
     assert done.exit_code == 1 and "descant[dp]" in done.output and not (tmp_path / "new").exists()
 
@@ -293,20 +293,20 @@ def test_without_what_counts_epsilon_nothing_private_is_begun(
 @pytest.mark.usefixtures("stopping")
 def test_fewer_than_a_sum_must_have_are_refused_by_start(tmp_path: Path) -> None:
     roster = federation(tmp_path, recipe=wrapped('by = "secure"'))
-    server = Serving(tmp_path / "lab", Patience(), lambda text: None)
+    server = FederationServer(tmp_path / "lab", WaitLimits(), lambda text: None)
     for name in ("north", "south"):
         roster.invite(name, tmp_path / f"{name}.invite")
     with pytest.raises(SettingError, match="a sum of 3 parties at least, and there are 2"):
-        server.until_done()
+        server.run_to_completion()
     roster.invite("west", tmp_path / "west.invite")
     with pytest.raises(Stop):
-        server.until_done()
+        server.run_to_completion()
 
 
 @pytest.mark.usefixtures("stopping")
-@pytest.mark.parametrize("name", EVERY_WAY)
+@pytest.mark.parametrize("name", ALL_SILO_CASES)
 def test_every_way_that_runs_over_silos_is_let_through(tmp_path: Path, name: str) -> None:
-    text, sealed = EVERY_WAY[name].text, name == "stand-ins"
+    text, sealed = ALL_SILO_CASES[name].recipe_text, name == "coreset_proxies"
     if sealed:
         key = PrivateKey.new()
         key.write(tmp_path / "vault.key")
@@ -315,10 +315,13 @@ def test_every_way_that_runs_over_silos_is_let_through(tmp_path: Path, name: str
     done = CliRunner().invoke(app, ["server", "init", str(tmp_path / "lab"), str(tmp_path / "recipe.toml")])
     assert done.exit_code == 0, done.output
     with pytest.raises(Stop):
-        Serving(tmp_path / "lab", Patience(), lambda text: None).until_done()
+        FederationServer(tmp_path / "lab", WaitLimits(), lambda text: None).run_to_completion()
 
 
-SEEN = {name: {"now": now, "heard": ""} for name, now in {"north": "there", "south": "left", "west": "away"}.items()}
+SEEN = {
+    name: {"presence": now, "last_seen": ""}
+    for name, now in {"north": "connected", "south": "left", "west": "disconnected"}.items()
+}
 
 
 @pytest.fixture
@@ -326,26 +329,26 @@ def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence
     """Serves by a SuperLink that dies as often as is said, each time behind a round that was done, or before."""
 
     def serve(lives: Sequence[bool]) -> dict[str, object]:
-        left, place = iter(lives), federation(tmp_path).run / "training"
-        atomic.make(place)
-        log = Log(place / "events.jsonl")
+        left, place = iter(lives), federation(tmp_path).run_folder / "training"
+        atomic.make_folder(place)
+        log = EventLog(place / "events.jsonl")
 
         def drive(*given: Any) -> dict[str, object]:
             waited.append(given[-1])
-            (place.parent / "attendance.json").write_text(json.dumps(SEEN if len(waited) == 1 else {}))
+            (place.parent / "presence.json").write_text(json.dumps(SEEN if len(waited) == 1 else {}))
             for done in left:
                 if done:
-                    log.add("round", round=log.written.number + 1)
+                    log.add("round", round=log.last_written.number + 1)
                     log.flush()
-                raise Away("it has died")
-            return {"rounds": log.written.number}
+                raise PeerUnavailable("it has died")
+            return {"rounds": log.last_written.number}
 
         monkeypatch.setattr(Proxy, "start", lambda proxy, folder: nullcontext())
-        monkeypatch.setattr(serving, "superlink", lambda *_: nullcontext())
-        monkeypatch.setattr(Serving, "_drive", drive)
-        monkeypatch.setattr(serving, "_PAUSES", (0.0, 0.0, 0.0))
+        monkeypatch.setattr(serving, "run_superlink", lambda *_: nullcontext())
+        monkeypatch.setattr(FederationServer, "_drive", drive)
+        monkeypatch.setattr(serving, "_RESTART_DELAYS", (0.0, 0.0, 0.0))
         waited = list[set[str]]()
-        found = Serving(tmp_path / "lab", Patience(), lambda text: None).until_done()
+        found = FederationServer(tmp_path / "lab", WaitLimits(), lambda text: None).run_to_completion()
         return {**found, "waited for": waited}
 
     return serve
@@ -376,18 +379,18 @@ def test_nginx_that_has_ended_is_a_server_that_is_away_whenever_that_is_found(tm
 
     def look(alive: bool, keep_up: Callable[[], bool]) -> None:
         proxy = SimpleNamespace(alive=alive, keep_up=keep_up, folder=tmp_path)
-        cast(Any, Door)(proxy, roster, hub).look()
+        cast(Any, AccessMonitor)(proxy, roster, hub).look()
 
     def dies() -> bool:
         raise EngineError("nginx does not read its keys again")
 
     look(True, lambda: True)
     for case in (lambda: True, dies):
-        with pytest.raises(Away, match="nginx has ended"):
+        with pytest.raises(PeerUnavailable, match="nginx has ended"):
             look(False, case)
     with pytest.raises(EngineError, match="does not read its keys") as error:
         look(True, dies)
-    assert not isinstance(error.value, Away)
+    assert not isinstance(error.value, PeerUnavailable)
 
 
 @pytest.mark.parametrize("killed", ["the master", "both"])
@@ -399,12 +402,12 @@ def test_when_nginx_was_ended_its_port_is_free_for_the_next(tmp_path: Path, kill
         pytest.skip(str(why))
     roster = federation(tmp_path, port=serving.free_port())
     for _ in range(3):
-        with Proxy.before(1, roster.address).start(roster.folder) as running:
+        with Proxy.for_address(1, roster.address).start(roster.folder) as running:
             master = psutil.Process(running._child.pid)
             workers = master.children() if killed == "both" else []
             for process in (master, *workers):
                 process.kill()
-            while running.alive:
+            while running.is_alive:
                 time.sleep(0.01)
 
 
@@ -434,19 +437,19 @@ def init(code: int = 0) -> str:
 def test_a_vault_is_found_from_where_the_recipe_was_and_nothing_of_it_is_copied(
     vault: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = list[VaultAt]()
+    found = list[VaultLocation]()
 
-    def drive(server: Serving, roster: Roster, recipe: Recipe, *rest: Any) -> None:
+    def drive(server: FederationServer, roster: Roster, recipe: Recipe, *rest: Any) -> None:
         found.extend(one.get("vault") for one in rest if isinstance(one, dict))
         raise Stop
 
     init()
     monkeypatch.setattr(Proxy, "start", lambda proxy, folder: nullcontext())
-    monkeypatch.setattr(serving, "superlink", lambda *_: nullcontext())
-    monkeypatch.setattr(Serving, "_drive", drive)
+    monkeypatch.setattr(serving, "run_superlink", lambda *_: nullcontext())
+    monkeypatch.setattr(FederationServer, "_drive", drive)
     with pytest.raises(Stop):
-        Serving(Path("lab"), Patience(), lambda text: None).until_done()
-    assert [one.opened.folder for one in found] == [vault / "sealed" / "vault"]
+        FederationServer(Path("lab"), WaitLimits(), lambda text: None).run_to_completion()
+    assert [one.with_key.folder for one in found] == [vault / "sealed" / "vault"]
     secret = (vault / "vault.key").read_bytes().split()[-1]
     files = [file.read_bytes() for file in Path("lab").rglob("*") if file.is_file()]
     assert len(files) > 5 and not any(secret in one for one in files)
@@ -473,7 +476,7 @@ def test_a_vault_that_cannot_be_used_is_said_by_init_and_by_start(vault: Path, c
     init()
     spoil(vault)
     with pytest.raises((StateError, VaultError), match=why):
-        Serving(Path("lab"), Patience(), lambda text: None).until_done()
+        FederationServer(Path("lab"), WaitLimits(), lambda text: None).run_to_completion()
     shutil.rmtree("lab")
     assert why in init(1) and not Path("lab").exists()
 
@@ -490,9 +493,9 @@ def test_a_key_that_is_in_no_file_is_needed_by_start_and_not_by_init(
 ) -> None:
     (vault / "recipe.toml").write_text(SEALED.replace('key = "vault.key"\n', ""))
     init()
-    server = Serving(Path("lab"), Patience(), lambda text: None)
+    server = FederationServer(Path("lab"), WaitLimits(), lambda text: None)
     with pytest.raises(VaultError, match="DESCANT_VAULT_KEY"):
-        server.until_done()
+        server.run_to_completion()
     monkeypatch.setenv("DESCANT_VAULT_KEY", (vault / "vault.key").read_text())
     with pytest.raises(Stop):
-        server.until_done()
+        server.run_to_completion()

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from descant.cli import app
 from descant.deployment.pki import invite
-from descant.deployment.silo.console_messages import Absence
-from descant.storage.lock import Lock
+from descant.deployment.silo.console_messages import OutageReporter
+from descant.storage.lock import FolderLock
 
 RECIPE = """
 [run]
@@ -95,7 +95,7 @@ def test_a_dry_run_says_what_would_leave_the_building(here: Path) -> None:
     told = json.loads(call("silo", "check", "team.py", "--json"))
     assert told["parameters"] == 10 and told["bytes of an update"] == 40 and told["data"]["samples"] == 32
     assert told["tensors"] == {"1.weight": [2, 4], "1.bias": [2]}
-    assert told["leaves"]["after training"]["sealed"] == "no row of its data"
+    assert told["outgoing"]["after training"]["encrypted_coreset"] == "no row of its data"
     policy = {"share": 0.05, "columns_dropped": [3, 1], "rounds_a_day": 24}
     (here / "other.py").write_text(f"{TEAM}\npolicy = {policy}\n")
     leaves = call("silo", "check", "other.py")
@@ -167,11 +167,12 @@ def test_a_team_that_ends_in_order_is_told_what_is_next(
             return how
         raise how
 
-    monkeypatch.setattr("descant.deployment.silo.join.take_part", ends)
+    monkeypatch.setattr("descant.deployment.silo.join.run_silo", ends)
     monkeypatch.setattr(
-        "descant.deployment.flower.silo_transport.Spoke.of", lambda keys: SimpleNamespace(close=lambda: None)
+        "descant.deployment.flower.silo_transport.FlowerSiloTransport.from_credentials",
+        lambda keys: SimpleNamespace(close=lambda: None),
     )
-    monkeypatch.setattr("descant.deployment.silo.silo_worker.Worker.check", lambda worker: None)
+    monkeypatch.setattr("descant.deployment.silo.silo_worker.SiloWorker.check", lambda worker: None)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     call("server", "init", "lab", "recipe.toml", "--port", "9")
     call("server", "invite", "lab", "north")
@@ -183,7 +184,7 @@ def test_a_server_that_is_interrupted_says_how_to_go_on(here: Path, monkeypatch:
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("descant.deployment.server.serve.Serving.until_done", interrupted)
+    monkeypatch.setattr("descant.deployment.server.serve.FederationServer.run_to_completion", interrupted)
     call("server", "init", "lab", "recipe.toml")
     assert "The same command goes on." in call("server", "start", "lab", code=130)
 
@@ -224,13 +225,13 @@ def test_a_method_without_an_algorithm_is_told_which_keys_it_has(here: Path) -> 
 
 
 def test_a_reason_that_ends_with_a_full_stop_has_one(capsys: pytest.CaptureFixture[str]) -> None:
-    Absence(print).goes_on("Server disconnected without sending a response.")
+    OutageReporter(print).report_failure("Server disconnected without sending a response.")
     assert "response. Trying" in capsys.readouterr().out
 
 
 def test_one_server_a_folder(here: Path) -> None:
     call("server", "init", "lab", "recipe.toml")
-    lock = Lock(here / "lab" / "run" / ".lock")
+    lock = FolderLock(here / "lab" / "run" / ".lock")
     assert "is in use by process" in call("server", "start", "lab", code=1)
     lock.release()
 
@@ -267,7 +268,7 @@ def test_an_invite_is_good_for_its_own_name_only(here: Path) -> None:
     assert "was changed after it was made" in call("silo", "join", "north.invite", "team.py", code=1)
 
 
-KEPT = ["state/days.json", "state/left.safetensors", "state/machine"]
+KEPT = ["state/daily_tasks.json", "state/shared_rows.safetensors", "state/machine"]
 
 
 def kept_by_north(here: Path) -> list[str]:
@@ -285,7 +286,7 @@ def joined(here: Path) -> list[str]:
     place = here / "north.silo"
     invite.Invite.read(here / "north.invite").unpack(place / "keys")
     (place / "state").mkdir()
-    for file in (*KEPT, "state/memory-3.safetensors", "state/party.json"):
+    for file in (*KEPT, "state/memory-3.safetensors", "state/handshake.json"):
         (place / file).write_text('{"federation": "lab"}')
     return kept_by_north(here)
 
@@ -311,9 +312,9 @@ def test_a_folder_of_another_party_or_federation_is_left_alone(
         call("server", "init", "other", "recipe.toml")
     call("server", "invite", server, name, "--out", "second.invite")
     place = here / "north.silo"
-    (place / "state" / "party.json").write_text(json.dumps({"party": "north", "federation": federation}))
+    (place / "state" / "handshake.json").write_text(json.dumps({"party": "north", "federation": federation}))
     if known_by == "keys":
-        (place / "state" / "party.json").unlink()
+        (place / "state" / "handshake.json").unlink()
     elif known_by == "introduction":
         shutil.rmtree(place / "keys")
     before = {file: file.is_file() and file.read_bytes() for file in place.rglob("*")}
@@ -327,16 +328,16 @@ def test_a_folder_of_another_party_or_federation_is_left_alone(
 def test_a_folder_that_does_not_say_any_more_whose_it_is_stays_as_it_is(
     here: Path, joined: list[str], text: str
 ) -> None:
-    file = here / "north.silo" / "state" / "party.json"
+    file = here / "north.silo" / "state" / "handshake.json"
     file.write_text(text)
     told = call("silo", "join", "north.invite", "team.py", "--folder", "north.silo", code=1)
-    assert "party.json is not as Descant wrote it" in told and "Restore it" in told and file.read_text() == text
+    assert "handshake.json is not as Descant wrote it" in told and "Restore it" in told and file.read_text() == text
 
 
 def test_the_same_party_joins_from_its_folder_again(here: Path, joined: list[str]) -> None:
     federation = invite.Invite.read(here / "north.invite").federation
     held = {"party": "north", "federation": federation}
-    (here / "north.silo" / "state" / "party.json").write_text(json.dumps(held))
+    (here / "north.silo" / "state" / "handshake.json").write_text(json.dumps(held))
     (here / "bad.py").write_text("x = 1")
     command = [sys.executable, "-m", "descant", "silo", "join", "north.invite", "bad.py"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

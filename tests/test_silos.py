@@ -13,7 +13,7 @@ from descant import models, parties
 from descant.errors import PartyError, SettingError
 from descant.parties import images, readers
 from descant.parties.datasets import async_silos_paper
-from files import digits_like, write_mnist, write_table
+from files import numbered_images, write_csv, write_mnist
 
 
 def write_svhn(folder: Path, n: int = 40, n_test: int = 20) -> np.ndarray:
@@ -29,7 +29,7 @@ def write_svhn(folder: Path, n: int = 40, n_test: int = 20) -> np.ndarray:
 def write_news(folder: Path, each: int = 20) -> Path:
     """`each` texts of every group: its own word, a word that all have, one of the text's own, and a stop word."""
     texts = [(g, f"The common group{g}x text{g}n{k}") for k in range(each) for g in range(20)]
-    write_table(folder / "20newsgroups.csv.xz", [("label", "text"), *texts])
+    write_csv(folder / "20newsgroups.csv.xz", [("label", "text"), *texts])
     return folder
 
 
@@ -47,10 +47,10 @@ def test_both_silos_have_grey_pictures_and_their_own_test_sets(tmp_path: Path) -
         party = people[name]
         assert party.x.shape[1:] == (1, 28, 28) and party.x.dtype == torch.float32
         assert abs(float(party.x.mean())) < 1e-4 and abs(float(party.x.std(correction=0)) - 1) < 1e-4
-    small = images.image_sets("mnist", tmp_path)
+    small = images.train_and_test_images("mnist", tmp_path)
     x, x_test = (part.astype(np.float64) for part in (small[0], small[2]))
     assert np.allclose(people["mnist"].x_test.numpy(), (x_test - x.mean()) / x.std(), atol=1e-4), "by training pixels"
-    grey = async_silos_paper.grey(colour[:40].transpose(0, 3, 1, 2)).astype(np.float64)
+    grey = async_silos_paper.to_gray(colour[:40].transpose(0, 3, 1, 2)).astype(np.float64)
     assert np.allclose(people["svhn"].x.numpy(), (grey - grey.mean()) / grey.std(), atol=1e-4)
 
 
@@ -58,11 +58,11 @@ def test_grey_weighs_colours_and_keeps_what_is_flat() -> None:
     x = np.zeros((1500, 3, 32, 32), dtype=np.uint8)
     x[:, 0], x[:, 1], x[:, 2] = 200, 100, 50
     x[1200:, :, :16] = 0  # the upper half is black
-    grey = async_silos_paper.grey(x)
+    grey = async_silos_paper.to_gray(x)
     level = round(0.299 * 200 + 0.587 * 100 + 0.114 * 50)
     assert grey.shape == (1500, 1, 28, 28) and grey.dtype == np.uint8 and (grey[:1200] == level).all()
     assert not grey[1200:, :, :13].any() and (grey[1200:, :, 15:] == level).all()
-    assert async_silos_paper.grey(x[:0]).shape == (0, 1, 28, 28)
+    assert async_silos_paper.to_gray(x[:0]).shape == (0, 1, 28, 28)
 
 
 def test_fewer_rows_are_drawn_by_the_seed(tmp_path: Path) -> None:
@@ -120,22 +120,22 @@ def test_two_silos_have_every_picture_upright_and_turned(tmp_path: Path) -> None
     assert people.names == ("mnist", "mnist90") and people.samples == {"mnist": 300, "mnist90": 300}
     assert torch.equal(turned.x, torch.rot90(upright.x, 1, (2, 3))) and torch.equal(turned.y, upright.y)
     assert torch.equal(turned.x_test, torch.rot90(upright.x_test, 1, (2, 3))) and len(turned.x_test) == 100
-    assert torch.equal(upright.x, torch.from_numpy(digits_like()[0][:300, None] / np.float32(255)))
+    assert torch.equal(upright.x, torch.from_numpy(numbered_images()[0][:300, None] / np.float32(255)))
 
 
 def test_many_silos_have_other_pictures_and_angles(tmp_path: Path) -> None:
     write_mnist(tmp_path)
-    people = parties.rotated_mnist(count=4, step=90, train=75, test=25, data=tmp_path)
+    people = parties.rotated_mnist(count=4, angle_step=90, train=75, test=25, data=tmp_path)
     assert people.names == ("mnist", "mnist90", "mnist180", "mnist270")
     back = [torch.rot90(people[name].x, -k, (2, 3)) for k, name in enumerate(people)]
     pixels = (torch.cat(back) * 255).round().long()[:, 0]
     assert sorted((pixels[:, 0, 0] + 256 * pixels[:, 0, 1]).tolist()) == list(range(300)), "every picture once"
-    again = parties.rotated_mnist(count=5, step=18.5, train=100, data=tmp_path)
+    again = parties.rotated_mnist(count=5, angle_step=18.5, train=100, data=tmp_path)
     assert again.names[1:] == ("mnist18.5", "mnist37", "mnist55.5", "mnist74")
     assert torch.equal(again["mnist55.5"].y, again["mnist"].y), "after three hundred the order begins again"
     assert not torch.equal(again["mnist18.5"].y, again["mnist"].y)
     with pytest.raises(SettingError, match="The 'step' of rotated_mnist must tell 2 silos apart"):
-        parties.rotated_mnist(step=0, data=tmp_path)
+        parties.rotated_mnist(angle_step=0, data=tmp_path)
     with pytest.raises(SettingError, match="The 'count' of rotated_mnist must be a whole number >= 1"):
         parties.rotated_mnist(count=0, data=tmp_path)
 
@@ -144,7 +144,7 @@ def test_many_silos_have_other_pictures_and_angles(tmp_path: Path) -> None:
 
 
 def test_each_silo_has_ten_groups_and_tfidf_of_common_words(tmp_path: Path) -> None:
-    people = parties.newsgroups(words=21, data=write_news(tmp_path))
+    people = parties.newsgroups(vocabulary_size=21, data=write_news(tmp_path))
     labels, counts = people.label_counts()
     assert people.names == ("20ng1", "20ng2") and labels.tolist() == list(range(20))
     assert (counts[0, :10] > 0).all() and not counts[0, 10:].any() and (counts[1, 10:] > 0).all()
@@ -159,20 +159,20 @@ def test_each_silo_has_ten_groups_and_tfidf_of_common_words(tmp_path: Path) -> N
 
 def test_the_cut_is_drawn_by_the_seed_and_may_be_short(tmp_path: Path) -> None:
     write_news(tmp_path)
-    whole, other = (parties.newsgroups(words=400, seed=seed, data=tmp_path) for seed in (0, 1))
+    whole, other = (parties.newsgroups(vocabulary_size=400, seed=seed, data=tmp_path) for seed in (0, 1))
     assert not torch.equal(whole["20ng1"].y_test, other["20ng1"].y_test)
-    short = parties.newsgroups(words=400, train=40, test=10, data=tmp_path)
+    short = parties.newsgroups(vocabulary_size=400, train=40, test=10, data=tmp_path)
     assert short.samples == {"20ng1": 40, "20ng2": 40} and len(short["20ng2"].x_test) == 10
-    assert parties.newsgroups(held_out=0.5, data=tmp_path).samples["20ng1"] == 100
+    assert parties.newsgroups(test_share=0.5, data=tmp_path).samples["20ng1"] == 100
     with pytest.raises(SettingError, match="The 'held_out' of newsgroups must be > 0 and < 1"):
-        parties.newsgroups(held_out=1.0, data=tmp_path)
+        parties.newsgroups(test_share=1.0, data=tmp_path)
 
 
 def test_long_texts_are_read_and_odd_labels_refused(tmp_path: Path) -> None:
     write_news(tmp_path, each=3)
     rows = [(g, f"word{g} " * (40_000 if g == 3 else 2)) for g in range(20) for _ in range(3)]
-    write_table(tmp_path / "20newsgroups.csv.xz", [("label", "text"), *rows])
+    write_csv(tmp_path / "20newsgroups.csv.xz", [("label", "text"), *rows])
     assert parties.newsgroups(data=tmp_path).samples["20ng1"] == 26, "a text of 280,000 characters among them"
-    write_table(tmp_path / "20newsgroups.csv.xz", [("label", "text"), *rows, (20, "none")])
+    write_csv(tmp_path / "20newsgroups.csv.xz", [("label", "text"), *rows, (20, "none")])
     with pytest.raises(PartyError, match="the label of row 62 is '20'"):
         parties.newsgroups(data=tmp_path)

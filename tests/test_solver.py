@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from descant import Algorithm, Federation, Sgd, algorithms, parties
-from descant.core.algorithm import Sight, Term, seeds
+from descant.core.algorithm import LossContext, LossTerm, seeds
 from descant.engines.in_process import InProcess
 from descant.errors import ModelError, SettingError
-from descant.parties import People
+from descant.parties import Population
 from descant.training import gradient_descent, stacked_gradient
-from descant.training.batches import draw
-from problems import classes, network
+from descant.training.batches import draw_batches
+from problems import classification_parties, network
 
 
-def plain(people: People, solver: Sgd, rounds: int, seed: int, model: nn.Module | None = None) -> list[Tensor]:
+def plain(people: Population, solver: Sgd, rounds: int, seed: int, model: nn.Module | None = None) -> list[Tensor]:
     """Each party alone: its own module and its own torch optimiser, which lives through all rounds."""
     rows = []
     for party in people.values():
@@ -32,8 +32,8 @@ def plain(people: People, solver: Sgd, rounds: int, seed: int, model: nn.Module 
             if solver.moments == "reset":
                 optimizer = make(module.parameters(), lr=solver.lr, **solver.options)
             rng = seeds.stream(seed, t, party.name, "batch")
-            draws = draw(party.samples, solver.batch, solver.hyper.work, solver.unit, rng)
-            for index, length in zip(draws.index, draws.lengths, strict=True):
+            draws = draw_batches(party.samples, solver.batch, solver.hyper.work, solver.unit, rng)
+            for index, length in zip(draws.indices, draws.lengths, strict=True):
                 optimizer.zero_grad()
                 output = module(party.x[index[:length]])
                 nn.functional.cross_entropy(output, party.y[index[:length]]).backward()
@@ -55,19 +55,21 @@ SOLVERS = {
 }
 
 
-@pytest.mark.parametrize("way", ["stacked", "single", "vectorised", "looped"])
+@pytest.mark.parametrize("way", ["stacked", "single", "vectorized", "looped"])
 @pytest.mark.parametrize("name", SOLVERS)
 def test_local_training_is_plain_torch_training(name: str, way: str) -> None:
-    people, solver = classes(5, torch.float64), SOLVERS[name]
+    people, solver = classification_parties(5, torch.float64), SOLVERS[name]
     fed = Federation(network(torch.float64), people, algorithms.Local(), solver=solver, seed=3)
-    fed.state = replace(fed.state, way=way)
+    fed.state = replace(fed.state, execution_mode=way)
     fed.fit(3, progress=False)
     for party, expected in zip(people, plain(people, solver, 3, seed=3), strict=True):
-        torch.testing.assert_close(fed.state.own.get(party)["model"], expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(fed.state.personal_models.get(party)["model"], expected, rtol=0, atol=1e-12)
 
 
 def test_fedrep_with_one_step_trains_both_halves() -> None:
-    fed = Federation(network(), classes(3), algorithms.FedRep(), lr=0.1, steps=1, batch=4).fit(1, progress=False)
+    fed = Federation(network(), classification_parties(3), algorithms.FedRep(), lr=0.1, steps=1, batch=4).fit(
+        1, progress=False
+    )
     trained, start = fed.models_["0"].state_dict(), network().state_dict()
     assert all(not torch.equal(trained[name], start[name]) for name in start)
 
@@ -87,33 +89,35 @@ class Counting(torch.optim.Optimizer):
 
 def test_an_optimiser_whose_memory_cannot_be_kept_is_refused() -> None:
     with pytest.raises(SettingError, match="Counting cannot step a stack of parties: it keeps 'step' as"):
-        Federation(network(), classes(3), algorithms.FedAvg(), solver=Sgd(optimizer=Counting)).fit(1, progress=False)
+        Federation(network(), classification_parties(3), algorithms.FedAvg(), solver=Sgd(optimizer=Counting)).fit(
+            1, progress=False
+        )
 
 
 def test_moments_that_are_reset_are_not_kept() -> None:
-    people = classes(3)
+    people = classification_parties(3)
     for moments, kept in (("keep", 3), ("reset", 0)):
         solver = Sgd(lr=0.02, steps=2, batch=4, optimizer="Adam", moments=moments)  # type: ignore[arg-type]
         fed = Federation(network(), people, algorithms.FedAvg(), solver=solver).fit(1, progress=False)
-        assert len(fed.engine_.memory.names()) == kept
+        assert len(fed.engine_.party_states.names()) == kept
 
 
 def test_stragglers_take_as_many_steps_as_the_round_says() -> None:
-    people, solver = classes(5, torch.float64), Sgd(lr=0.05, steps=6, batch=4, optimizer="Adam")
-    algorithm = replace(algorithms.Local(), attend=algorithms.Stragglers(0.6))
+    people, solver = classification_parties(5, torch.float64), Sgd(lr=0.05, steps=6, batch=4, optimizer="Adam")
+    algorithm = replace(algorithms.Local(), participation=algorithms.Stragglers(0.6))
     fed = Federation(network(torch.float64), people, algorithm, solver=solver, seed=3)
     (first,) = fed.rounds(1)
-    works = {name: hyper.work for name, hyper in first.round.present.items()}
+    works = {name: hyper.work for name, hyper in first.round.participants.items()}
     assert sum(work < 6 for work in works.values()) == 3 and min(works.values()) >= 1
     for name, work in works.items():
         (expected,) = plain(people.subset([name]), replace(solver, steps=work), 1, seed=3)
-        torch.testing.assert_close(fed.state.own.get(name)["model"], expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(fed.state.personal_models.get(name)["model"], expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_fedrep_trains_the_head_and_then_the_body(optimizer: str) -> None:
     """With one party: two steps on the last layer alone, then two on the first alone, as plain torch does them."""
-    people = classes(5, torch.float64).subset(["0"])
+    people = classification_parties(5, torch.float64).subset(["0"])
     fed = Federation(
         network(torch.float64), people, algorithms.FedRep(), solver=Sgd(lr=0.1, steps=4, batch=100, optimizer=optimizer)
     )
@@ -130,22 +134,24 @@ def test_fedrep_trains_the_head_and_then_the_body(optimizer: str) -> None:
     if optimizer == "SGD":  # Adam's own count of steps goes on for the body while it stands still
         for name, expected in module.state_dict().items():
             torch.testing.assert_close(trained[name], expected, rtol=0, atol=1e-12)
-    halfway = Federation(network(torch.float64), people, algorithms.FedRep(share=1.0), solver=fed.solver).fit(1, False)
+    halfway = Federation(network(torch.float64), people, algorithms.FedRep(head_share=1.0), solver=fed.solver).fit(
+        1, False
+    )
     assert torch.equal(halfway.models_["0"].state_dict()["0.weight"], network(torch.float64).state_dict()["0.weight"])
 
 
 def test_an_epoch_takes_every_sample_once_and_steps_are_of_one_size() -> None:
     rng = seeds.stream(0, 1, "a", "batch")
-    epochs = draw(11, 4, 2, "epochs", rng)
+    epochs = draw_batches(11, 4, 2, "epochs", rng)
     assert epochs.lengths == (4, 4, 3, 4, 4, 3)
     for first in (0, 3):
-        taken = [int(i) for step in range(first, first + 3) for i in epochs.index[step, : epochs.lengths[step]]]
+        taken = [int(i) for step in range(first, first + 3) for i in epochs.indices[step, : epochs.lengths[step]]]
         assert sorted(taken) == list(range(11))
-    steps = draw(11, 4, 5, "steps", rng)
+    steps = draw_batches(11, 4, 5, "steps", rng)
     assert steps.lengths == (4,) * 5
-    assert all(len(set(row.tolist())) == 4 for row in steps.index)
-    assert draw(3, 4, 2, "steps", rng).lengths == (3, 3)
-    assert draw(1, 4, 2, "steps", rng).index.tolist() == [[0], [0]]
+    assert all(len(set(row.tolist())) == 4 for row in steps.indices)
+    assert draw_batches(3, 4, 2, "steps", rng).lengths == (3, 3)
+    assert draw_batches(1, 4, 2, "steps", rng).indices.tolist() == [[0], [0]]
 
 
 class Recurrent(nn.Module):
@@ -161,15 +167,15 @@ class Recurrent(nn.Module):
 
 def test_the_way_is_a_function_of_the_model() -> None:
     def way(model: nn.Module, count: int = 5, algorithm: Algorithm = algorithms.FedAvg()) -> str:  # noqa: B008
-        return Federation(model, classes(count), algorithm).state.way
+        return Federation(model, classification_parties(count), algorithm).state.execution_mode
 
     assert way(network()) == "stacked"
     assert way(nn.Linear(6, 3)) == "stacked"
-    assert way(nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.Linear(8, 3))) == "vectorised"
-    assert way(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))) == "vectorised"
+    assert way(nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.Linear(8, 3))) == "vectorized"
+    assert way(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))) == "vectorized"
     assert way(Recurrent()) == "looped"
     assert way(nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Linear(8, 3))) == "looped"
-    wide = gradient_descent.CACHE // 4 // 6
+    wide = gradient_descent.STACK_BYTES // 4 // 6
     large = nn.Sequential(nn.Linear(6, wide), nn.Linear(wide, 3))
     assert way(large) == "stacked"
     assert way(large, algorithm=algorithms.FedProx()) == "stacked"  # terms step at once, too
@@ -229,7 +235,7 @@ LAYERS["as tutorials write it"] = ((4, 4), Written)
 LAYERS["unflattened"] = ((16,), lambda: nn.Sequential(nn.Unflatten(1, (1, 4, 4)), Written()))
 
 
-def shaped(count: int, shape: tuple[int, ...], whole: bool = False) -> People:
+def shaped(count: int, shape: tuple[int, ...], whole: bool = False) -> Population:
     """Small parties of unlike sizes with samples of some shape; whole numbers below 7 on request."""
     generator = torch.Generator().manual_seed(2)
     data = []
@@ -240,16 +246,16 @@ def shaped(count: int, shape: tuple[int, ...], whole: bool = False) -> People:
     return parties.from_arrays(data, test=0, dtype=None if whole else torch.float64)
 
 
-def agree(model: nn.Module, people: People, algorithm: Algorithm, solver: Sgd) -> None:
+def agree(model: nn.Module, people: Population, algorithm: Algorithm, solver: Sgd) -> None:
     """All ways of the kernel give what autograd and the module itself give."""
     rows = {}
     for way in ("stacked", "single", "looped"):
         fed = Federation(model, people, algorithm, solver=solver, seed=1)
-        assert fed.state.way == "stacked"
-        fed.state = replace(fed.state, way=way)
+        assert fed.state.execution_mode == "stacked"
+        fed.state = replace(fed.state, execution_mode=way)
         fed.fit(2, progress=False)
-        assert not fed.refusals_
-        rows[way] = torch.stack([fed.state.own.get(name)["model"] for name in people])
+        assert not fed.rejections_
+        rows[way] = torch.stack([fed.state.personal_models.get(name)["model"] for name in people])
         losses = rows.setdefault("loss of " + way, torch.tensor([entry["loss"] for entry in fed.history_]))
         torch.testing.assert_close(losses, rows["loss of stacked"], rtol=1e-12, atol=0)
     torch.testing.assert_close(rows["stacked"], rows["looped"], rtol=0, atol=1e-12)
@@ -276,8 +282,8 @@ def test_stacks_that_step_at_once_give_what_the_module_gives(
     shape, make = LAYERS[name]
     algorithm = {
         "FedAvgPlus": algorithms.FedAvgPlus(alpha=0.5),
-        "FedRep": replace(algorithms.FedAvgPlus(), hold=algorithms.FedRep().hold),
-        "stragglers": replace(algorithms.FedAvgPlus(), attend=algorithms.Stragglers(share=0.5)),
+        "FedRep": replace(algorithms.FedAvgPlus(), freeze=algorithms.FedRep().freeze),
+        "stragglers": replace(algorithms.FedAvgPlus(), participation=algorithms.Stragglers(share=0.5)),
     }[method]
     agree(make().double(), shaped(4, shape), algorithm, solver)
 
@@ -294,11 +300,13 @@ def squared(output: Tensor, y: Tensor) -> Tensor:
 
 def test_kernels_take_any_loss_and_term() -> None:
     rows = []
-    for way in ("stacked", "single", "vectorised", "looped"):
-        algorithm = replace(algorithms.FedProx(0.5), keep=algorithms.FedAvgPlus().keep)
-        fed = Federation(network(torch.float64), classes(5, torch.float64), algorithm, loss=squared, lr=0.1, steps=3)
-        fed.state = replace(fed.state, way=way)
-        rows.append(fed.fit(2, progress=False).state.center)
+    for way in ("stacked", "single", "vectorized", "looped"):
+        algorithm = replace(algorithms.FedProx(0.5), personalize=algorithms.FedAvgPlus().personalize)
+        fed = Federation(
+            network(torch.float64), classification_parties(5, torch.float64), algorithm, loss=squared, lr=0.1, steps=3
+        )
+        fed.state = replace(fed.state, execution_mode=way)
+        rows.append(fed.fit(2, progress=False).state.global_model)
     for row in rows[:-1]:
         torch.testing.assert_close(row, rows[-1], rtol=0, atol=1e-12)
 
@@ -337,18 +345,20 @@ class Spare(nn.Module):
         return output
 
 
-def decay(sight: Sight) -> Tensor:
+def decay(sight: LossContext) -> Tensor:
     return sight.w.square().sum()
 
 
 def test_parameters_that_only_a_term_sees_learn_from_it_alone() -> None:
-    algorithm = replace(algorithms.FedAvg(), terms=(Term("decay", decay, 0.1),))
+    algorithm = replace(algorithms.FedAvg(), terms=(LossTerm("decay", decay, 0.1),))
     rows = []
     for way in ("", "looped"):
         torch.manual_seed(0)
-        fed = Federation(Spare().double(), classes(4, torch.float64), algorithm, lr=0.1, steps=3, batch=4)
-        fed.state = replace(fed.state, way=way or fed.state.way)
-        rows.append(fed.fit(2, progress=False).state.center)
+        fed = Federation(
+            Spare().double(), classification_parties(4, torch.float64), algorithm, lr=0.1, steps=3, batch=4
+        )
+        fed.state = replace(fed.state, execution_mode=way or fed.state.execution_mode)
+        rows.append(fed.fit(2, progress=False).state.global_model)
     torch.testing.assert_close(rows[0], rows[1], rtol=0, atol=1e-12)
 
 
@@ -371,13 +381,13 @@ def test_a_module_that_writes_into_its_input_does_not_change_anybody_s_data() ->
     fed = Federation(Writing(), people, algorithms.FedAvg(), lr=0.1, steps=2, batch=3).fit(1, progress=False)
     fed.scores()
     assert torch.equal(x, before)
-    assert fed.scores().own.values.tolist() == fed.scores().own.values.tolist()
+    assert fed.scores().personal.values.tolist() == fed.scores().personal.values.tolist()
 
 
 @pytest.mark.parametrize("kind", ["overwrites", "mixes samples", "flattens all", "scales by the batch"])
 def test_modules_that_only_look_common_are_not_stacked(kind: str) -> None:
-    fed = Federation(Twisted(kind), classes(4), algorithms.FedAvg(), lr=0.1, steps=2)
-    assert fed.state.way == "vectorised"
+    fed = Federation(Twisted(kind), classification_parties(4), algorithms.FedAvg(), lr=0.1, steps=2)
+    assert fed.state.execution_mode == "vectorized"
     fed.fit(1, progress=False)
 
 
@@ -396,24 +406,24 @@ class Forward(nn.Module):
         return output
 
 
-@pytest.mark.parametrize(("frozen", "way"), [(False, "stacked"), (True, "vectorised")])
+@pytest.mark.parametrize(("frozen", "way"), [(False, "stacked"), (True, "vectorized")])
 def test_modules_with_code_of_their_own_are_stacked_where_that_is_safe(frozen: bool, way: str) -> None:
     torch.manual_seed(0)
     model = Forward(frozen).double()
-    people, solver = classes(4, torch.float64), Sgd(lr=0.1, steps=3, batch=4)
+    people, solver = classification_parties(4, torch.float64), Sgd(lr=0.1, steps=3, batch=4)
     fed = Federation(model, people, algorithms.FedProx(0.3), solver=solver, seed=1)
-    assert fed.state.way == way
+    assert fed.state.execution_mode == way
     fed.fit(2, progress=False)
     again = Federation(model, people, algorithms.FedProx(0.3), solver=solver, seed=1)
-    again.state = replace(again.state, way="looped")
+    again.state = replace(again.state, execution_mode="looped")
     again.fit(2, progress=False)
-    torch.testing.assert_close(fed.state.center, again.state.center, rtol=0, atol=1e-12)
+    torch.testing.assert_close(fed.state.global_model, again.state.global_model, rtol=0, atol=1e-12)
 
 
 def test_a_module_that_cannot_be_vectorised_learns_all_the_same() -> None:
     torch.manual_seed(0)
     model = Recurrent().double()
-    people, solver = classes(4, torch.float64), Sgd(lr=0.1, steps=3, batch=4)
+    people, solver = classification_parties(4, torch.float64), Sgd(lr=0.1, steps=3, batch=4)
     rows = []
     for party in people.values():
         torch.manual_seed(0)
@@ -421,7 +431,7 @@ def test_a_module_that_cannot_be_vectorised_learns_all_the_same() -> None:
         rows += plain(alone, solver, 2, seed=1, model=Recurrent().double())
     fed = Federation(model, people, algorithms.Local(), solver=solver, seed=1).fit(2, progress=False)
     for party, expected in zip(people, rows, strict=True):
-        torch.testing.assert_close(fed.state.own.get(party)["model"], expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(fed.state.personal_models.get(party)["model"], expected, rtol=0, atol=1e-12)
 
 
 # ── terms ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -432,29 +442,30 @@ def begin_matching(received: Tensor, rng: np.random.Generator) -> Tensor:
     return torch.linspace(-0.5, 0.5, 15, dtype=received.dtype)
 
 
-def matching(sight: Sight) -> Tensor:
+def matching(sight: LossContext) -> Tensor:
     """A toy of representation matching: the trained model's top must give back the received model's hidden layer."""
-    rebuilt = sight.seen["2"] @ sight.own.reshape(3, 5)
-    return (rebuilt - sight.seen_received["1"]).square().mean()
+    rebuilt = sight.features["2"] @ sight.private_params.reshape(3, 5)
+    return (rebuilt - sight.received_features["1"]).square().mean()
 
 
 MATCHING = replace(
-    algorithms.FedAvg(), terms=(Term("matching", matching, 0.5, points=("1", "2"), begin=begin_matching),)
+    algorithms.FedAvg(),
+    terms=(LossTerm("matching", matching, 0.5, feature_names=("1", "2"), initial_values=begin_matching),),
 )
 
 
-@pytest.mark.parametrize("way", ["stacked", "single", "vectorised", "looped"])
+@pytest.mark.parametrize("way", ["stacked", "single", "vectorized", "looped"])
 def test_a_term_may_own_private_columns_and_read_activations_of_both_models(way: str) -> None:
-    people, lr = classes(3, torch.float64), 0.1
+    people, lr = classification_parties(3, torch.float64), 0.1
     fed = Federation(network(torch.float64), people, MATCHING, lr=lr, steps=2, batch=100, seed=1)
-    fed.state = replace(fed.state, way=way)
+    fed.state = replace(fed.state, execution_mode=way)
     fed.fit(2, progress=False)
-    for name, memory in ((name, fed.engine_.memory.get(name)) for name in people):
+    for name, memory in ((name, fed.engine_.party_states.get(name)) for name in people):
         assert set(memory) == {"private.matching"}
         torch.testing.assert_close(memory["private.matching"], _by_hand(people, name, lr), rtol=0, atol=1e-12)
 
 
-def _by_hand(people: People, name: str, lr: float) -> Tensor:
+def _by_hand(people: Population, name: str, lr: float) -> Tensor:
     """The same two rounds for everybody with plain modules, and the private matrix of one party at their end."""
     center, rng = network(torch.float64), np.random.default_rng(0)
     theta = {party: begin_matching(torch.zeros(1, dtype=torch.float64), rng) for party in people}
@@ -484,26 +495,28 @@ def _by_hand(people: People, name: str, lr: float) -> Tensor:
 
 
 def test_private_columns_are_never_reported() -> None:
-    from fakes import Bytes
+    from fakes import BytesEngine
 
     seen: list[set[str]] = []
 
-    class Listening(Bytes):
+    class Listening(BytesEngine):
         def collect(self, timeout: float) -> list:  # type: ignore[type-arg]
             reports = super().collect(timeout)
             seen.extend(set(report.arrays) for report in reports)
             return reports
 
     names = {"0.weight", "0.bias", "2.weight", "2.bias"}
-    Federation(network(), classes(4), MATCHING, lr=0.1, steps=1, batch=4, engine=Listening).fit(2, progress=False)
-    Federation(network(), classes(4), algorithms.Ditto(), lr=0.1, steps=1, batch=4, engine=Listening).fit(
-        1, progress=False
-    )
-    assert all(arrays == names for arrays in seen)
-    seen.clear()
-    Federation(network(), classes(4), algorithms.FedPer(), lr=0.1, steps=1, batch=4, engine=Listening).fit(
+    Federation(network(), classification_parties(4), MATCHING, lr=0.1, steps=1, batch=4, engine=Listening).fit(
         2, progress=False
     )
+    Federation(
+        network(), classification_parties(4), algorithms.Ditto(), lr=0.1, steps=1, batch=4, engine=Listening
+    ).fit(1, progress=False)
+    assert all(arrays == names for arrays in seen)
+    seen.clear()
+    Federation(
+        network(), classification_parties(4), algorithms.FedPer(), lr=0.1, steps=1, batch=4, engine=Listening
+    ).fit(2, progress=False)
     assert all(arrays == {"0.weight", "0.bias"} for arrays in seen)
 
 
@@ -511,18 +524,18 @@ def drawn(received: Tensor, rng: np.random.Generator) -> Tensor:
     return torch.from_numpy(rng.normal(size=3)).to(received.dtype)
 
 
-def nothing(sight: Sight) -> Tensor:
-    return 0 * sight.own.sum()
+def nothing(sight: LossContext) -> Tensor:
+    return 0 * sight.private_params.sum()
 
 
 def test_private_columns_begin_from_draws_of_the_party_s_own_and_terms_do_not_mix_them_up() -> None:
     """A term before Ditto's leaves Ditto's private model alone: columns go by the term's name."""
-    people = classes(4)
-    first = Term("noise", nothing, begin=drawn)
+    people = classification_parties(4)
+    first = LossTerm("noise", nothing, initial_values=drawn)
     both = replace(algorithms.Ditto(), terms=(first, *algorithms.Ditto().terms))
     fed = Federation(network(), people, both, lr=0.1, steps=2, batch=4).fit(2, progress=False)
     plain = Federation(network(), people, algorithms.Ditto(), lr=0.1, steps=2, batch=4).fit(2, progress=False)
-    begun = [fed.engine_.memory.get(name)["private.noise"] for name in people]
+    begun = [fed.engine_.party_states.get(name)["private.noise"] for name in people]
     assert not torch.equal(begun[0], begun[1])
     for name in people:
         ours, theirs = fed.models_[name].state_dict(), plain.models_[name].state_dict()
@@ -532,7 +545,7 @@ def test_private_columns_begin_from_draws_of_the_party_s_own_and_terms_do_not_mi
 
 
 def test_the_loss_that_is_told_is_the_parties_own_and_not_the_terms() -> None:
-    people = classes(3)
+    people = classification_parties(3)
     losses = [
         Federation(network(), people, algorithm, lr=0.1, steps=1, batch=100).fit(1, progress=False).history_[-1]["loss"]
         for algorithm in (algorithms.FedAvg(), algorithms.Ditto(), algorithms.FedProx(5.0))
@@ -540,13 +553,13 @@ def test_the_loss_that_is_told_is_the_parties_own_and_not_the_terms() -> None:
     assert losses[0] == pytest.approx(losses[1], abs=1e-6) == pytest.approx(losses[2], abs=1e-6)
     idle = Federation(network(), people, algorithms.FedAvg(), lr=0.1, steps=0).fit(1, progress=False)
     assert np.isnan(idle.history_[-1]["loss"])
-    assert torch.allclose(idle.state.center, idle.state.initial)
+    assert torch.allclose(idle.state.global_model, idle.state.initial_model)
 
 
 def test_a_point_that_does_not_exist_is_named() -> None:
-    algorithm = replace(algorithms.FedAvg(), terms=(Term("matching", matching, points=("nowhere",)),))
+    algorithm = replace(algorithms.FedAvg(), terms=(LossTerm("matching", matching, feature_names=("nowhere",)),))
     with pytest.raises(ModelError, match=r"no point 'nowhere' to watch. It has: input, 0, 1, 2, output"):
-        Federation(network(), classes(3), algorithm).fit(1, progress=False)
+        Federation(network(), classification_parties(3), algorithm).fit(1, progress=False)
 
 
 # ── bad input ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -570,19 +583,21 @@ def test_a_point_that_does_not_exist_is_named() -> None:
 )
 def test_bad_settings_are_named_before_any_work(solver: Sgd, message: str) -> None:
     with pytest.raises(SettingError, match=message):
-        Federation(network(), classes(3), algorithms.FedAvg(), solver=solver).fit(1, progress=False)
+        Federation(network(), classification_parties(3), algorithms.FedAvg(), solver=solver).fit(1, progress=False)
 
 
-@pytest.mark.parametrize("settings", [{"seed": "x"}, {"seed": 1.5}, {"budget": "1 GB"}, {"seed": True}])
+@pytest.mark.parametrize("settings", [{"seed": "x"}, {"seed": 1.5}, {"memory_budget": "1 GB"}, {"seed": True}])
 def test_numbers_that_are_none_are_named(settings: dict[str, object]) -> None:
     (name,) = settings
     with pytest.raises(SettingError, match=f"The '{name}' of Federation must be a whole number. Got"):
-        Federation(network(), classes(3), algorithms.FedAvg(), **settings).fit(1, progress=False)  # type: ignore[arg-type]
+        Federation(network(), classification_parties(3), algorithms.FedAvg(), **settings).fit(1, progress=False)  # type: ignore[arg-type]
 
 
 def test_a_solver_and_its_shorthand_exclude_each_other() -> None:
     with pytest.raises(SettingError, match="not both"):
-        Federation(network(), classes(3), algorithms.FedAvg(), solver=Sgd(), lr=0.1).fit(1, progress=False)
+        Federation(network(), classification_parties(3), algorithms.FedAvg(), solver=Sgd(), lr=0.1).fit(
+            1, progress=False
+        )
 
 
 def test_a_loss_that_is_nan_at_the_start_is_an_error() -> None:
@@ -590,12 +605,12 @@ def test_a_loss_that_is_nan_at_the_start_is_an_error() -> None:
     with torch.no_grad():
         model.weight.fill_(float("nan"))
     with pytest.raises(ModelError, match="The loss is nan at the start"):
-        Federation(model, classes(3), algorithms.FedAvg()).fit(1, progress=False)
+        Federation(model, classification_parties(3), algorithms.FedAvg()).fit(1, progress=False)
 
 
 def test_a_model_of_the_wrong_shape_is_an_error() -> None:
     with pytest.raises(ModelError, match=r"Linear, its loss or a term fails on a batch \(10, 6\) torch.float32"):
-        Federation(nn.Linear(7, 3), classes(4), algorithms.FedAvg()).fit(1, progress=False)
+        Federation(nn.Linear(7, 3), classification_parties(4), algorithms.FedAvg()).fit(1, progress=False)
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 9])
@@ -603,9 +618,9 @@ def test_the_losses_that_a_tuner_sees_do_not_depend_on_the_cut(epochs: int) -> N
     """Of parties with 9 to 25 samples, who have more batches the more they have, and a shorter one at the end."""
 
     def losses(most: int | None) -> list[dict[str, float]]:
-        engine = InProcess if most is None else partial(InProcess, most=most)
+        engine = InProcess if most is None else partial(InProcess, max_parties=most)
         solver = Sgd(lr=0.05, epochs=epochs, batch=4, optimizer="Adam")
-        fed = Federation(network, classes(5), algorithms.FedAvg(), solver=solver, engine=engine)
+        fed = Federation(network, classification_parties(5), algorithms.FedAvg(), solver=solver, engine=engine)
         return [{name: said["loss"] for name, said in round.round.metrics.items()} for round in fed.rounds(4)]
 
     assert losses(None) == losses(2) == losses(1)

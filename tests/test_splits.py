@@ -41,9 +41,9 @@ def test_by_account_keeps_whole_accounts(accounts: list[str], least: int) -> Non
     kept = {name for name in accounts if accounts.count(name) >= least}
     if not kept:
         with pytest.raises(PartyError, match="None of the"):
-            partition.by_account(accounts, least)
+            partition.by_group(accounts, least)
         return
-    found = partition.by_account(accounts, least)
+    found = partition.by_group(accounts, least)
     assert found.keys() == kept
     for name, rows in found.items():
         assert rows.tolist() == [row for row, account in enumerate(accounts) if account == name]
@@ -60,7 +60,7 @@ def test_by_turns_deals_classes_in_turn(
     wanted = rng(seed).integers(0, 20, (count, classes))
 
     def draw() -> list[np.ndarray]:
-        return partition.by_turns(y, wanted, rng(seed), least, fill)
+        return partition.round_robin(y, wanted, rng(seed), least, fill)
 
     holders = np.bincount(((np.arange(count)[:, None] + np.arange(classes)) % available).ravel(), minlength=available)
     if classes > available or (holders * least > each).any():
@@ -80,14 +80,16 @@ def test_by_turns_deals_classes_in_turn(
         assert (taken[holders > 0] == each).all(), "nothing is left over"
     else:
         asked = np.bincount(
-            partition.turns(count, classes, available).ravel(), np.maximum(wanted, least).ravel(), available
+            partition.round_robin_classes(count, classes, available).ravel(),
+            np.maximum(wanted, least).ravel(),
+            available,
         )
         assert (taken == np.minimum(asked, each)).all(), "all that is wanted, as long as there is enough"
     assert all(np.array_equal(a, b) for a, b in zip(parts, draw(), strict=True))
 
 
 def test_a_class_that_is_short_is_shared_in_proportion() -> None:
-    parts = partition.by_turns(np.zeros(70, dtype=int), [[101], [201], [401]], rng(0))
+    parts = partition.round_robin(np.zeros(70, dtype=int), [[101], [201], [401]], rng(0))
     assert [len(part) for part in parts] == [11, 20, 39]
 
 
@@ -98,7 +100,7 @@ def test_every_named_split_is_a_partition(split: str, count: int, sigma: float, 
     y = np.arange(400) % 4
 
     def draw() -> list[np.ndarray]:
-        return partition.cut(y, split, count, rng(seed), classes=2, sigma=sigma, exponent=exponent)
+        return partition.split_rows(y, split, count, rng(seed), classes=2, sigma=sigma, exponent=exponent)
 
     parts = draw()
     assert len(parts) == count and min(map(len, parts)) >= 1
@@ -108,10 +110,10 @@ def test_every_named_split_is_a_partition(split: str, count: int, sigma: float, 
 
 
 def test_sizes_have_the_law_that_they_are_named_after() -> None:
-    normal = partition.log_normal(20_000, rng(0), mean=4.0, sigma=1.0, least=50)
+    normal = partition.log_normal_sizes(20_000, rng(0), mean=4.0, sigma=1.0, min_rows=50)
     assert normal.min() >= 50 and abs(np.log(normal - 49.5).std() - 1) < 0.05
     assert abs(np.median(normal - 50) - np.exp(4)) < 2
-    power = partition.power_law(20_000, rng(0), exponent=3.0, least=10)
+    power = partition.power_law_sizes(20_000, rng(0), exponent=3.0, min_rows=10)
     assert power.min() == 10
     for s in (20, 40, 80):
         assert abs((power >= s).mean() / (s / 10) ** -2 - 1) < 0.15, "the share above s falls as s^(1-3)"
@@ -119,27 +121,27 @@ def test_sizes_have_the_law_that_they_are_named_after() -> None:
 
 def test_named_splits_differ_as_they_should() -> None:
     y = np.arange(1000) % 10
-    sizes = {name: [len(part) for part in partition.cut(y, name, 20, rng(0))] for name in partition.SPLITS}
+    sizes = {name: [len(part) for part in partition.split_rows(y, name, 20, rng(0))] for name in partition.SPLITS}
     assert max(sizes["iid"]) - min(sizes["iid"]) <= 1
     assert max(sizes["lognormal"]) > 5 * np.median(sizes["lognormal"])
     assert max(sizes["powerlaw"]) > 2 * np.median(sizes["powerlaw"])
-    turns = partition.cut(y, "turns", 20, rng(0), classes=3)
+    turns = partition.split_rows(y, "round_robin", 20, rng(0), classes=3)
     assert [sorted(set(y[part])) for part in turns[:2]] == [[0, 1, 2], [1, 2, 3]]
 
 
 def test_splits_that_cannot_be_made_say_why() -> None:
     with pytest.raises(SettingError, match=r"There is no split 'turn'\. Did you mean 'turns'"):
-        partition.cut([0, 1], "turn", 2, rng(0))
+        partition.split_rows([0, 1], "turn", 2, rng(0))
     with pytest.raises(SettingError, match=r"The 'sigma' of the split must be >= 0"):
-        partition.cut([0, 1], "turns", 2, rng(0), sigma=-1.0)
+        partition.split_rows([0, 1], "round_robin", 2, rng(0), sigma=-1.0)
     with pytest.raises(SettingError, match=r"The 'exponent' of power_law must be > 1"):
-        partition.power_law(3, rng(0), exponent=1.0)
+        partition.power_law_sizes(3, rng(0), exponent=1.0)
     with pytest.raises(PartyError, match="Class 1 has 1 rows for the 2 parties that should hold at least 2"):
-        partition.by_turns([0, 0, 0, 0, 1], [[2, 2], [2, 2]], rng(0), least=2)
+        partition.round_robin([0, 0, 0, 0, 1], [[2, 2], [2, 2]], rng(0), min_rows=2)
     with pytest.raises(PartyError, match="Sizes must be whole numbers"):
         partition.by_size(10, [1.5], rng(0))
     with pytest.raises(PartyError, match="The data set has 2 rows for the 3 parties"):
-        partition.cut([0, 1], "lognormal", 3, rng(0))
+        partition.split_rows([0, 1], "lognormal", 3, rng(0))
 
 
 # -- rotation ---------------------------------------------------------------------------------------------------------
@@ -174,7 +176,7 @@ def test_other_angles_lie_between_and_can_be_undone(shape: tuple[int, int]) -> N
     assert np.array_equal(turned, np.rint(images.rotate(bytes_of_it.astype(np.float32), 30)))
 
 
-@pytest.mark.parametrize("split", ["lognormal", "turns"])
+@pytest.mark.parametrize("split", ["lognormal", "round_robin"])
 def test_a_spread_of_sizes_that_no_number_can_hold_is_refused(split: str) -> None:
     with pytest.raises(SettingError, match=r"The 'sigma' of the split must be >= 0 and <= 50\. Got 1000"):
-        partition.cut(np.zeros(50, dtype=np.int64), split, 5, np.random.default_rng(0), sigma=1000.0)
+        partition.split_rows(np.zeros(50, dtype=np.int64), split, 5, np.random.default_rng(0), sigma=1000.0)

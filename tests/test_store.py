@@ -17,13 +17,13 @@ from torch import nn
 
 from descant import Federation, algorithms, parties
 from descant.engines import InProcess
-from descant.engines.ray.remote_state import LARGE, Afar, Far
+from descant.engines.ray.remote_state import MIN_REMOTE_BYTES, RemotePartyStore, RemoteState
 from descant.errors import StateError
-from descant.rounds.checkpoint import refusals_of
-from descant.rounds.validation import Refusal
+from descant.rounds.checkpoint import make_rejections
+from descant.rounds.validation import Rejection
 from descant.storage import PartyStore
-from descant.storage.compressed_list import Kept, _Block, pieces
-from descant.storage.event_log import plain
+from descant.storage.compressed_list import CompressedList, _Block, manifest_chunks
+from descant.storage.event_log import replace_non_finite
 
 Steps = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 99), st.sampled_from(["commit", "rollback"])))
 
@@ -42,7 +42,7 @@ def test_a_store_is_a_dictionary_whatever_its_budget(steps: list[tuple[str, int,
         assert store.names() == sorted(expected)
         for name, number in expected.items():
             assert torch.equal(store.get(name)["w"], torch.full((4,), number))
-        assert store.held_bytes <= max(budget, 36)
+        assert store.memory_bytes <= max(budget, 36)
     assert store.get("nobody") == {}
 
 
@@ -60,9 +60,9 @@ def test_a_store_is_a_dictionary_wherever_memories_are(moves: list[tuple[str, in
         fetched.append(place)
         return {"w": torch.full((4,), place)}
 
-    store, expected = Afar(10**6), dict[str, tuple[int, bool]]()
+    store, expected = RemotePartyStore(10**6), dict[str, tuple[int, bool]]()
     for party, value, far, end in moves:
-        store.stage(party, Far(value, fetch) if far else {"w": torch.full((4,), value)})
+        store.stage(party, RemoteState(value, fetch) if far else {"w": torch.full((4,), value)})
         if end == "drop":
             store.rollback(store.round)
         else:
@@ -72,20 +72,22 @@ def test_a_store_is_a_dictionary_wherever_memories_are(moves: list[tuple[str, in
             else:
                 expected[party] = (value, far)
         assert store.names() == sorted(expected)
-        assert {name for name in "abc" if isinstance(store.look(name), Far)} == {k for k in expected if expected[k][1]}
+        assert {name for name in "abc" if isinstance(store.peek(name), RemoteState)} == {
+            k for k in expected if expected[k][1]
+        }
         assert store.held_bytes == sum(32 for _, far in expected.values() if not far) and not fetched
     assert {name: int(store.get(name)["w"][0]) for name in store.names()} == {k: v for k, (v, _) in expected.items()}
     assert sorted(fetched) == sorted(value for value, far in expected.values() if far)
-    assert not store.has_large or any(far for _, _, far, _ in moves)
+    assert not store.has_remote or any(far for _, _, far, _ in moves)
     store.clear()
     assert store.names() == [] and store.get("a") == {}
 
 
 def test_undoing_what_is_far_may_be_broken_off_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever presses Ctrl-C twice has the round before all the same."""
-    store = Afar(10**6)
+    store = RemotePartyStore(10**6)
     for round, place in ((1, 10), (2, 20)):
-        store.stage("a", Far(place, lambda place: {"w": torch.full((4,), place)}))
+        store.stage("a", RemoteState(place, lambda place: {"w": torch.full((4,), place)}))
         store.commit(round, ["a"])
     rollback = PartyStore.rollback
 
@@ -102,11 +104,11 @@ def test_undoing_what_is_far_may_be_broken_off_as_well(monkeypatch: pytest.Monke
 
 def test_what_was_before_a_round_goes_when_the_next_begins() -> None:
     """Or memories would be there three times while a round goes on: before, now, and the new ones."""
-    store, places = Afar(10**6), list[weakref.ref[Far]]()
+    store, places = RemotePartyStore(10**6), list[weakref.ref[RemoteState]]()
     for round in (1, 2, 3):
         store.rollback(store.round)
         assert [place() is not None for place in places] == [False, True][3 - round :]
-        far = Far(round, lambda place: {"w": torch.full((4,), place)})
+        far = RemoteState(round, lambda place: {"w": torch.full((4,), place)})
         places.append(weakref.ref(far))
         store.stage("a", far)
         store.commit(round, ["a"])
@@ -118,11 +120,11 @@ def test_what_was_before_a_round_goes_when_the_next_begins() -> None:
 
 
 def test_a_large_memory_is_the_sign_to_let_them_stay() -> None:
-    store = Afar(10**6)
-    store.stage("a", {"w": torch.zeros(LARGE - 1, dtype=torch.uint8)})
-    assert not store.has_large
-    store.stage("a", {"w": torch.zeros(LARGE, dtype=torch.uint8)})
-    assert store.has_large
+    store = RemotePartyStore(10**6)
+    store.stage("a", {"w": torch.zeros(MIN_REMOTE_BYTES - 1, dtype=torch.uint8)})
+    assert not store.has_remote
+    store.stage("a", {"w": torch.zeros(MIN_REMOTE_BYTES, dtype=torch.uint8)})
+    assert store.has_remote
 
 
 def test_what_is_handed_out_or_in_is_not_shared() -> None:
@@ -152,14 +154,16 @@ def test_a_hundred_thousand_parties_of_which_ten_take_part() -> None:
     people = parties.from_arrays([(x, y)] * 100_000, test=0)
     algorithm = algorithms.FedAvgPlus(alpha=1.0)
     budget = 25 * 7850 * 4
-    fed = Federation(nn.Linear(784, 10), people, algorithm, lr=0.1, steps=1, batch=3, attend=10, budget=budget)
+    fed = Federation(
+        nn.Linear(784, 10), people, algorithm, lr=0.1, steps=1, batch=3, participation=10, memory_budget=budget
+    )
     fed.fit(8, progress=False)
-    own = fed.state.own
+    own = fed.state.personal_models
     assert isinstance(own, PartyStore)
     assert 70 < len(own.names()) <= 80
-    assert 0 < own.held_bytes <= budget
+    assert 0 < own.memory_bytes <= budget
     assert all(torch.isfinite(own.get(name)["model"]).all() for name in own.names())
-    assert isinstance(fed.engine_, InProcess) and fed.engine_.memory.names() == []
+    assert isinstance(fed.engine_, InProcess) and fed.engine_.party_states.names() == []
 
 
 NUMBERS = st.one_of(st.floats(), st.integers(-5, 5), st.text(max_size=2), st.lists(st.floats(), max_size=2))
@@ -170,10 +174,10 @@ ENTRIES = st.dictionaries(st.text(max_size=2), NUMBERS, max_size=3)
 @given(st.lists(st.one_of(st.none(), st.lists(ENTRIES, min_size=1, max_size=3)), max_size=20), st.data())
 def test_what_is_kept_reads_like_a_list_and_is_the_json_of_one(steps: list[Any], data: st.DataObject) -> None:
     """However often it was made small in between: `None` is that it is."""
-    kept, expected = Kept[dict[str, Any]]([], dict, dict), list[dict[str, Any]]()
+    kept, expected = CompressedList[dict[str, Any]]([], dict, dict), list[dict[str, Any]]()
     for entries in steps:
         if entries is None:
-            kept.shrink()
+            kept.compress()
             continue
         again = entries * data.draw(st.integers(1, 40))
         kept.extend(map(dict, again))
@@ -183,34 +187,34 @@ def test_what_is_kept_reads_like_a_list_and_is_the_json_of_one(steps: list[Any],
     for some in (slice(3, 40, 2), slice(-3, None), slice(40, 3, -5), slice(70, 40), slice(None, None, -1)):
         assert repr(kept[some]) == repr(expected[some])
     for ordered in (False, True):
-        text = json.dumps(plain(expected), sort_keys=ordered).encode()
-        assert b"".join(kept.json(ordered)) == text
-        assert b"".join(pieces({"a": kept}, ordered)) == b'{"a": ' + text + b"}"
+        text = json.dumps(replace_non_finite(expected), sort_keys=ordered).encode()
+        assert b"".join(kept.json_chunks(ordered)) == text
+        assert b"".join(manifest_chunks({"a": kept}, ordered)) == b'{"a": ' + text + b"}"
     with pytest.raises(IndexError):
         kept[len(kept)]
 
 
 def test_the_last_that_is_kept_can_be_changed() -> None:
-    kept = Kept([{"round": round} for round in range(64)], dict, dict)
-    kept.shrink()
+    kept = CompressedList([{"round": round} for round in range(64)], dict, dict)
+    kept.compress()
     kept[-1]["own"] = 0.5
-    kept.shrink()
+    kept.compress()
     assert kept == [*({"round": round} for round in range(63)), {"round": 63, "own": 0.5}] and kept != kept[:-1]
 
 
 def test_what_is_kept_can_be_pickled_and_copied() -> None:
     """Whoever compares runs in several processes sends it from one to another."""
-    refusals = refusals_of(Refusal("a", round, "late") for round in range(70))
-    refusals.shrink()
+    refusals = make_rejections(Rejection("a", round, "late") for round in range(70))
+    refusals.compress()
     assert pickle.loads(pickle.dumps(refusals)) == [*refusals]  # noqa: S301
     other = copy.copy(refusals)
-    other.append(Refusal("b", 71, "late"))
+    other.append(Rejection("b", 71, "late"))
     assert len(other) == 71 and len(refusals) == 70 and other[:-1] == [*refusals]
 
 
 def test_the_last_of_what_is_kept_is_read_without_opening_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, opened = Kept([{"round": round} for round in range(1000)], dict, dict), list[_Block]()
-    kept.shrink()
+    kept, opened = CompressedList([{"round": round} for round in range(1000)], dict, dict), list[_Block]()
+    kept.compress()
     entries = _Block.entries
     monkeypatch.setattr(_Block, "entries", lambda block: [opened.append(block), entries(block)][1])
     assert [entry["round"] for entry in kept[-40:]] == [*range(960, 1000)] and len(opened) == 1

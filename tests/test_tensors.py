@@ -11,15 +11,15 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from descant.storage.mapped_tensors import _KINDS, tensors_in
+from descant.storage.mapped_tensors import _DTYPES, map_tensors
 
 
-@pytest.mark.parametrize("kind", _KINDS.values(), ids=str)
+@pytest.mark.parametrize("kind", _DTYPES.values(), ids=str)
 def test_they_are_what_safetensors_reads(tmp_path: Path, kind: torch.dtype) -> None:
     drawn = torch.randint(0, 2, (3, 5, 4), generator=torch.Generator().manual_seed(0))
     given = {"many": drawn.to(kind), "ä/one": drawn[0, 0, 0].clone().to(kind), "none": torch.empty(0, 7, dtype=kind)}
     save_file({**given, "odd": torch.zeros(3, dtype=torch.uint8)}, tmp_path / "file", {"said": "something"})
-    found, expected = tensors_in(tmp_path / "file"), load_file(tmp_path / "file")
+    found, expected = map_tensors(tmp_path / "file"), load_file(tmp_path / "file")
     assert found.keys() == expected.keys() == {*given, "odd"}
     for name, tensor in expected.items():
         assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape
@@ -29,9 +29,9 @@ def test_they_are_what_safetensors_reads(tmp_path: Path, kind: torch.dtype) -> N
 def test_whoever_writes_into_one_changes_no_file_and_it_outlives_its_file(tmp_path: Path) -> None:
     file = tmp_path / "file"
     save_file({"w": torch.ones(1000)}, file)
-    found = tensors_in(file)["w"]
+    found = map_tensors(file)["w"]
     found[0] = 5.0
-    assert tensors_in(file)["w"].sum() == 1000.0
+    assert map_tensors(file)["w"].sum() == 1000.0
     file.unlink()
     assert found.sum() == 1004.0
 
@@ -42,18 +42,18 @@ def test_a_file_that_was_cut_is_refused(tmp_path: Path, cut: int) -> None:
     save_file({"w": torch.ones(1000)}, file)
     file.write_bytes(file.read_bytes()[:cut])
     with pytest.raises(SafetensorError):
-        tensors_in(file)
+        map_tensors(file)
 
 
 def test_reading_again_and_again_takes_no_memory(tmp_path: Path) -> None:
     file = tmp_path / "file"
     save_file({f"w{i}": torch.ones(300) for i in range(20)}, file)
-    tensors_in(file)
+    map_tensors(file)
     tracemalloc.start(1)
     try:
         before = tracemalloc.get_traced_memory()[0]
         for _ in range(200):
-            tensors_in(file)
+            map_tensors(file)
         gc.collect()
         assert tracemalloc.get_traced_memory()[0] - before < 200 * 20 * 5  # safetensors' own loses 56 of each
     finally:

@@ -13,8 +13,8 @@ import pytest
 from descant.errors import SettingError
 from descant.tracking.trackers import MLflow, TensorBoard, WeightsAndBiases
 
-ENTRY = {"round": 3, "loss": 0.5, "present": 2, "own": float("nan"), "note": "text"}
-NUMBERS = {"loss": 0.5, "present": 2.0}
+ENTRY = {"round": 3, "loss": 0.5, "participants": 2, "own": float("nan"), "note": "text"}
+NUMBERS = {"loss": 0.5, "participants": 2.0}
 MAKERS: dict[str, Callable[[Path], Any]] = {
     "torch.utils.tensorboard": TensorBoard,
     "mlflow": MLflow,

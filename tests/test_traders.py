@@ -14,25 +14,25 @@ from torch import nn
 
 from descant import Federation, Sgd, Study, Trader, algorithms, compare, models, parties
 from descant.analysis import asset_universes, desk_results
-from descant.analysis.desk_results import Traded, paths
-from descant.config import read
-from descant.core.metrics import SHARPE
+from descant.analysis.desk_results import BacktestResults, backtest_paths
+from descant.config import read_recipe
+from descant.core.metrics import SHARPE_RATIO
 from descant.errors import DescantWarning, ModelError, PartyError, SettingError
-from descant.portfolio import Market, generated, hold, performance_measures, uniform
+from descant.portfolio import Market, buy_and_hold, generate_market, performance_measures, uniform_rebalancing
 from descant.reporting.portfolio_plots import draw_values, draw_weights
-from descant.studies.portfolio_tables import ledger
-from descant.studies.recorded_run import judge, study_of, write_page
-from descant.studies.result import Result
-from descant.studies.study_report import available, page
+from descant.studies.portfolio_tables import portfolio_table
+from descant.studies.recorded_run import evaluate_run, study_from_run, write_report
+from descant.studies.result import StudyResult
+from descant.studies.study_report import available_plots, study_page
 from descant.tracking import Run
 
-MARKET = generated(assets=6, years=3, seed=2)
+MARKET = generate_market(assets=6, years=3, seed=2)
 GIVEN: dict[str, Any] = {"train": ("2006", "2007"), "test": ("2008", "2008-02"), "assets": 3, "window": 5}
-TRADER = Trader(lr=1e-3, iterations=3, batch=6, year=15)
+TRADER = Trader(lr=1e-3, iterations=3, batch=6, synthetic_days=15)
 NET = partial(models.eiie, "cnn", window=5)
 
 
-def desks(count: int = 3, **rest: Any) -> parties.People:
+def desks(count: int = 3, **rest: Any) -> parties.Population:
     return parties.desks(MARKET, count=count, **{**GIVEN, "augment": ("gbm", "vom"), **rest})
 
 
@@ -57,27 +57,27 @@ def test_desks_hold_what_they_are_said_to_hold() -> None:
     text = (
         "[parties]\npopulation = 'desks'\nmarket = 'generated'\n[parties.holdings]\nnorth = ['A02']\nsouth = ['A01']\n"
     )
-    made: Any = read(read(text).text).people()()  # type: ignore[operator]
+    made: Any = read_recipe(read_recipe(text).text).population()()  # type: ignore[operator]
     assert [made[name].assets for name in made] == [("A02",), ("A01",)]
     fed = Federation(NET, people, algorithms.FedAvg(), solver=TRADER).fit(1, progress=False)
-    assert fed.people.names == ("north", "south") and "north" in str(fed.table())
+    assert fed.population.names == ("north", "south") and "north" in str(fed.table())
 
 
 def test_the_recipe_of_the_page_on_desks_runs(tmp_path: Path) -> None:
     page = (Path(__file__).parents[1] / "docs" / "portfolio.md").read_text(encoding="utf-8")
     names = page.partition("\ndate,")[2].split("\n")[0]
-    made = generated(assets=6)
+    made = generate_market(assets=6)
     rows = [f"{day},{','.join(map(str, row))}\n" for day, row in zip(made.dates, made.prices.tolist(), strict=True)]
     (tmp_path / "prices.csv").write_text(f"date,{names}\n{''.join(rows)}")
     (tmp_path / "desks.toml").write_text(page.partition("```toml\n")[2].partition("```")[0])
-    fed = read(tmp_path / "desks.toml").set("work.iterations=2").federation().fit(1, progress=False)
-    assert fed.people.names == ("north", "south", "west") and not fed.people.note
+    fed = read_recipe(tmp_path / "desks.toml").with_values("work.iterations=2").federation().fit(1, progress=False)
+    assert fed.population.names == ("north", "south", "west") and not fed.population.note
 
 
 def test_late_assets_matter_where_they_are_held() -> None:
     prices = MARKET.prices.copy()
     prices[:30, 5] = np.nan  # A06
-    late = Market.made(MARKET.dates, MARKET.names, prices)
+    late = Market.create(MARKET.dates, MARKET.names, prices)
     given = {name: value for name, value in GIVEN.items() if name != "assets"}
     with pytest.raises(PartyError, match=r"Desk 'south' holds A06, which begins after 2006-01-02: .*missing = 'later'"):
         parties.desks(late, holdings=HELD, **given)
@@ -104,7 +104,7 @@ def test_what_cannot_be_held_is_told(holdings: Any, told: str) -> None:
 
 def test_a_test_begins_with_what_the_last_day_of_training_earns() -> None:
     desk: Any = desks()["0"]
-    prices = MARKET.only(desk.assets)
+    prices = MARKET.select(desk.assets)
     first = int(np.searchsorted(prices.dates, np.datetime64("2008-01-01")))
     assert desk.tests == len(desk.dates) == len(desk.relatives) and str(desk.dates[0]).startswith("2008-01")
     np.testing.assert_array_equal(desk.relatives[0], prices.prices[first] / prices.prices[first - 1])
@@ -128,41 +128,41 @@ def test_other_seeds_draw_other_assets() -> None:
 def test_the_measures_of_made_up_paths() -> None:
     growth = np.array([[1.1, 0.5, 1.2], [1.0, 1.0, 1.0]])
     half = np.array([0.1, 0.3])
-    made = Traded(("a", "b"), ("1", "2", "3"), growth, half, half / 2, half * 2, growth * 0.9, growth)
-    found = made.measured()
+    made = BacktestResults(("a", "b"), ("1", "2", "3"), growth, half, half / 2, half * 2, growth * 0.9, growth)
+    found = made.measures()
     assert found["drawdown"].tolist() == [0.5, 0.0] and found["turnover"].tolist() == [0.1, 0.3]
     assert found["cash"].tolist() == [0.05, 0.15] and found["largest"].tolist() == [0.2, 0.6]
-    np.testing.assert_allclose(made.values(), [1, 1.05, 0.775, 0.83])
-    again = Traded.from_json(made.to_json())
+    np.testing.assert_allclose(made.mean_values(), [1, 1.05, 0.775, 0.83])
+    again = BacktestResults.from_json(made.to_json())
     for name in ("growth", "cash", "uniform", "hold"):
         np.testing.assert_allclose(getattr(again, name), getattr(made, name), atol=1e-6)
 
 
 def test_shares_and_turnover_are_those_of_the_walk() -> None:
     fed = Federation(NET, desks(), algorithms.Local(), solver=TRADER).fit(1, progress=False)
-    found, path = desk_results(fed), paths(fed, fed.people.names)
+    found, path = desk_results(fed), backtest_paths(fed, fed.population.names)
     assert found is not None
     np.testing.assert_allclose(found.cash, path.weights[..., 0].mean(1))
     np.testing.assert_allclose(found.largest, path.weights[..., 1:].max(2).mean(1))
     np.testing.assert_allclose(found.turnover, path.turnover.mean(1))
-    fee = [uniform(desk.relatives, 0.002).growth for desk in fed.people.values()]  # type: ignore[attr-defined]
-    np.testing.assert_allclose(fed.scores().majority.values, performance_measures.annual(np.array(fee)))
+    fee = [uniform_rebalancing(desk.relatives, 0.002).growth for desk in fed.population.values()]  # type: ignore[attr-defined]
+    np.testing.assert_allclose(fed.scores().majority.values, performance_measures.annual_return(np.array(fee)))
 
 
 def test_a_study_of_desks_shows_what_needs_no_skill_and_every_measure(tmp_path: Path) -> None:
     study = compare([algorithms.FedAvg()], NET, desks(), rounds=2, solver=TRADER, progress=False, seeds=2)
     assert [row["method"] for row in study.table().rows] == ["uniform rebalancing", "Local", "FedAvg"]
     again = Study.load(study.save(tmp_path / "study"))
-    rows = {row["method"]: row for row in ledger(again).rows}
+    rows = {row["method"]: row for row in portfolio_table(again).rows}
     assert list(rows) == ["uniform rebalancing", "buy and hold", "Local", "FedAvg"]
     walks = {
         kind: [made(desk.relatives, 0.002) for desk in desks().values()]  # type: ignore[attr-defined]
-        for kind, made in (("uniform rebalancing", uniform), ("buy and hold", hold))
+        for kind, made in (("uniform rebalancing", uniform_rebalancing), ("buy and hold", buy_and_hold))
     }
     for kind, each in walks.items():
         growth = np.stack([walk.growth for walk in each])
-        assert rows[kind]["annual return"] == pytest.approx(performance_measures.annual(growth).mean(), abs=1e-5)
-        assert rows[kind]["Sharpe ratio"] == pytest.approx(performance_measures.sharpe(growth).mean(), abs=1e-3)
+        assert rows[kind]["annual return"] == pytest.approx(performance_measures.annual_return(growth).mean(), abs=1e-5)
+        assert rows[kind]["Sharpe ratio"] == pytest.approx(performance_measures.sharpe_ratio(growth).mean(), abs=1e-3)
         assert rows[kind]["turnover"] == pytest.approx(np.mean([walk.turnover for walk in each]), abs=1e-5)
         largest = np.mean([walk.weights[:, 1:].max(1) for walk in each])
         assert rows[kind]["largest"] == pytest.approx(largest, abs=1e-5) and rows[kind]["cash"] == 0
@@ -180,26 +180,26 @@ def test_a_study_from_before_shares_were_kept_has_none_of_what_needs_no_skill(tm
     study = compare([algorithms.FedAvg()], NET, desks(), rounds=1, solver=TRADER, progress=False)
     found = study.results[0].to_json()
     for name in ("uniform_shares", "hold_shares", "assets", "held"):
-        del found["traded"][name]
-    old = replace(study, results=(Result.from_json(found), study.results[1]))
-    assert "portfolio" in available(old) and "weights" not in available(old)
-    assert [row.get("cash") is None for row in ledger(old).rows] == [True, True, False, False]
-    assert "–" in str(ledger(old))
+        del found["backtest"][name]
+    old = replace(study, results=(StudyResult.from_json(found), study.results[1]))
+    assert "portfolio" in available_plots(old) and "weights" not in available_plots(old)
+    assert [row.get("cash") is None for row in portfolio_table(old).rows] == [True, True, False, False]
+    assert "–" in str(portfolio_table(old))
 
 
 def test_a_desk_that_stands_still_is_left_out_of_the_sharpe_ratio() -> None:
     study = compare([algorithms.FedAvg()], NET, desks(), rounds=1, solver=TRADER, progress=False)
     made = study.of("FedAvg")[0]
-    assert made.traded is not None
-    growth = made.traded.growth.copy()
+    assert made.backtest is not None
+    growth = made.backtest.growth.copy()
     growth[1] = 1
-    still = replace(study, results=(study.results[0], replace(made, traded=replace(made.traded, growth=growth))))
-    row = ledger(still).rows[-1]
-    assert row["Sharpe ratio"] == pytest.approx(performance_measures.sharpe(growth[[0, 2]]).mean())
-    assert row["annual return"] == pytest.approx(performance_measures.annual(growth).mean())
-    (note,) = ledger(still).notes
+    still = replace(study, results=(study.results[0], replace(made, traded=replace(made.backtest, growth=growth))))
+    row = portfolio_table(still).rows[-1]
+    assert row["Sharpe ratio"] == pytest.approx(performance_measures.sharpe_ratio(growth[[0, 2]]).mean())
+    assert row["annual return"] == pytest.approx(performance_measures.annual_return(growth).mean())
+    (note,) = portfolio_table(still).notes
     assert note == "FedAvg: 1 of 3 back-tests stood still and has no Sharpe ratio; the mean is over the others."
-    assert note in page(still, {})
+    assert note in study_page(still, {})
 
 
 def test_a_federation_of_desks_draws_values_and_weights(tmp_path: Path) -> None:
@@ -209,10 +209,14 @@ def test_a_federation_of_desks_draws_values_and_weights(tmp_path: Path) -> None:
     found = desk_results(fed)
     assert found is not None and not found.uniform.size  # it merges: what needs no skill stands beside Local
     scores = fed.scores()
-    np.testing.assert_allclose(performance_measures.annual(found.growth), scores.own.values, rtol=1e-9)
+    np.testing.assert_allclose(performance_measures.annual_return(found.growth), scores.personal.values, rtol=1e-9)
     assert "uniform" in str(fed.table())
-    sharpe = Federation(NET, desks(), algorithms.FedAvgPlus(), solver=TRADER, metric=SHARPE).fit(2, progress=False)
-    np.testing.assert_allclose(performance_measures.sharpe(found.growth), sharpe.scores().own.values, rtol=1e-9)
+    sharpe = Federation(NET, desks(), algorithms.FedAvgPlus(), solver=TRADER, metric=SHARPE_RATIO).fit(
+        2, progress=False
+    )
+    np.testing.assert_allclose(
+        performance_measures.sharpe_ratio(found.growth), sharpe.scores().personal.values, rtol=1e-9
+    )
 
 
 def test_what_was_sold_has_a_name_and_twenty_assets_have_colours_of_their_own(
@@ -253,13 +257,13 @@ def test_a_recorded_run_of_desks_has_their_ledger(tmp_path: Path) -> None:
     with Run.start(tmp_path / "run", fed) as run:
         for _ in run.rounds(2, 1):
             pass
-        judge(run)
-    rows = {row["method"]: row for row in ledger(study_of(tmp_path / "run")).rows}
-    beside = ledger(compare([algorithms.FedAvg()], NET, desks(), rounds=2, solver=TRADER, progress=False)).rows
+        evaluate_run(run)
+    rows = {row["method"]: row for row in portfolio_table(study_from_run(tmp_path / "run")).rows}
+    beside = portfolio_table(compare([algorithms.FedAvg()], NET, desks(), rounds=2, solver=TRADER, progress=False)).rows
     assert list(rows) == [row["method"] for row in beside]
     for row in beside:
         assert rows[row["method"]]["annual return"] == pytest.approx(row["annual return"], abs=1e-5)
-    assert "buy and hold" in write_page(study_of(tmp_path / "run"), tmp_path / "run").read_text()
+    assert "buy and hold" in write_report(study_from_run(tmp_path / "run"), tmp_path / "run").read_text()
 
 
 def test_others_have_no_portfolio_to_draw(tmp_path: Path) -> None:
@@ -323,18 +327,18 @@ def test_an_asset_that_begins_in_the_test_leaves_no_day_to_learn_by() -> None:
     with pytest.raises(
         PartyError, match=r"No day to learn by is left: without .* when A03 begins\. Set missing = 'exc"
     ):
-        parties.desks(Market.made(MARKET.dates, MARKET.names, prices), missing="later", **GIVEN)
+        parties.desks(Market.create(MARKET.dates, MARKET.names, prices), missing="later", **GIVEN)
 
 
 @pytest.fixture
 def wild(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gbm makes up prices that are none."""
-    from descant.portfolio.price_augmentation import Gbm
+    from descant.portfolio.price_augmentation import GeometricBrownianMotion
 
     def draw(self: Any, fitted: Any, prices: Any, days: int, rng: Any) -> Any:
         return np.full((days, prices.shape[1]), np.inf)
 
-    monkeypatch.setattr(Gbm, "draw", draw)
+    monkeypatch.setattr(GeometricBrownianMotion, "draw", draw)
 
 
 def test_a_generator_that_blows_up_leaves_its_desk_on_real_prices(wild: None) -> None:
@@ -343,11 +347,11 @@ def test_a_generator_that_blows_up_leaves_its_desk_on_real_prices(wild: None) ->
     asset = people["0"].assets[0]  # type: ignore[attr-defined]
     with pytest.warns(DescantWarning, match=rf"Party '0' trains on real prices alone for now: gbm fails \({asset} has"):
         fed.fit(1, progress=False)
-    assert not fed.refusals_ and torch.isfinite(fed.state.center).all()
+    assert not fed.rejections_ and torch.isfinite(fed.state.global_model).all()
     plain = Federation(NET, desks(augment=("none", "vom", "vom")), algorithms.FedAvg(), solver=TRADER).fit(
         1, progress=False
     )
-    torch.testing.assert_close(fed.state.center, plain.state.center)
+    torch.testing.assert_close(fed.state.global_model, plain.state.global_model)
     assert not plain.findings()
 
 
@@ -364,18 +368,18 @@ def test_a_generator_that_fails_is_told_of_in_the_results(wild: None, tmp_path: 
     with Run.start(tmp_path / "run", Federation(NET, desks(), algorithms.FedAvg(), solver=TRADER)) as run:
         for _ in run.rounds(2, 1):
             pass
-        judge(run)
+        evaluate_run(run)
     assert (tmp_path / "run" / "events.jsonl").read_text().count(BARE) == 3  # of each round, and of all
-    assert [one for one in study_of(tmp_path / "run").findings() if BARE in one] == [told]
+    assert [one for one in study_from_run(tmp_path / "run").findings() if BARE in one] == [told]
 
 
 def test_a_generator_that_cannot_be_fitted_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    from descant.portfolio.price_augmentation import Vom
+    from descant.portfolio.price_augmentation import VariableOrderMarkov
 
     def fit(self: Any, prices: Any, rng: Any) -> Any:
         raise np.linalg.LinAlgError("Singular matrix")
 
-    monkeypatch.setattr(Vom, "fit", fit)
+    monkeypatch.setattr(VariableOrderMarkov, "fit", fit)
     fed = Federation(NET, desks(), algorithms.FedAvg(), solver=TRADER)
     with pytest.warns(DescantWarning, match=r"Party '1' trains on real prices alone: vom fails \(LinAlgError"):
         fed.fit(2, progress=False)
@@ -386,22 +390,22 @@ def test_a_policy_that_is_not_a_number_holds_what_it_has() -> None:
     """A model that was ruined trades no more, and is judged as the cash that it began with."""
     fed = Federation(NET, desks(), algorithms.FedAvg(), solver=TRADER)
     with torch.no_grad():
-        fed.state.center.fill_(float("nan"))
-    assert np.all(fed.scores().center.values == 0)
+        fed.state.global_model.fill_(float("nan"))
+    assert np.all(fed.scores().global_model.values == 0)
 
 
 def test_late_starters_are_told_of() -> None:
     prices = MARKET.prices.copy()
     prices[:30, 2] = np.nan
-    people = parties.desks(Market.made(MARKET.dates, MARKET.names, prices), count=2, **GIVEN)
+    people = parties.desks(Market.create(MARKET.dates, MARKET.names, prices), count=2, **GIVEN)
     assert MARKET.names[2] in people.note
-    later = parties.desks(Market.made(MARKET.dates, MARKET.names, prices), count=2, missing="later", **GIVEN)
+    later = parties.desks(Market.create(MARKET.dates, MARKET.names, prices), count=2, missing="later", **GIVEN)
     assert len(later["0"].prices) == len(people["0"].prices) - 30  # type: ignore[attr-defined]
 
 
 def test_days_and_moves_that_are_odd_are_told_of_in_few_words() -> None:
     def note(prices: Any = MARKET.prices, kept: Any = slice(None), **rest: Any) -> str:
-        market = Market.made(MARKET.dates[kept], MARKET.names, prices[kept])
+        market = Market.create(MARKET.dates[kept], MARKET.names, prices[kept])
         return parties.desks(market, **{**GIVEN, "assets": 6, "count": 1, **rest}).note
 
     assert not note() and not note(train=("2006-01-01", "2007-12-31"))
@@ -416,14 +420,16 @@ def test_days_and_moves_that_are_odd_are_told_of_in_few_words() -> None:
     split[MARKET.dates >= np.datetime64("2007-05-03"), 1] *= 4
     assert note(split).endswith("(a split?), and 1 more")
     given = {name: value for name, value in GIVEN.items() if name != "assets"}
-    whole = Market.made(MARKET.dates, MARKET.names, split)
+    whole = Market.create(MARKET.dates, MARKET.names, split)
     assert not parties.desks(whole, holdings={"north": ["A01", "A03"]}, **given).note  # nobody trades those
 
 
 def test_universes_are_the_further_apart_the_fewer_assets_they_share() -> None:
     fed = Federation(NET, desks(6), algorithms.FedAvg(), solver=TRADER)
     found = asset_universes(fed, every=2)
-    shared = np.array([[len({*a.assets} & {*b.assets}) for b in fed.people.values()] for a in fed.people.values()])  # type: ignore[attr-defined]
+    shared = np.array(
+        [[len({*a.assets} & {*b.assets}) for b in fed.population.values()] for a in fed.population.values()]
+    )  # type: ignore[attr-defined]
     far, near = (found.distances[shared == n] for n in (shared.min(), shared[shared < 3].max()))
     assert far.mean() > near.mean() > 0 and np.array_equal(found.distances, found.distances.T)
     assert [row["desk"] for row in found.table().rows] == list("012345") and f"{found.mean:.1f}" in str(found.table())

@@ -21,21 +21,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from descant.deployment.pki.certificates import (
-    AUTHORITY,
-    REVOKED,
-    SERVER,
+    AUTHORITY_NAME,
+    REVOCATION_FILE,
+    SERVER_NAME,
     Authority,
     fingerprint,
     new_node_key,
-    node_public,
+    public_node_key,
     serial,
 )
 from descant.deployment.pki.invite import Invite
-from descant.deployment.pki.name_checks import address, check_address, check_hosts, check_name
-from descant.deployment.pki.roster import Roster, Terms
+from descant.deployment.pki.name_checks import check_hosts, check_name, join_address, parse_address
+from descant.deployment.pki.roster import FederationTerms, Roster
 from descant.errors import DescantError, PartyError, SettingError, StateError, TrustError, VaultError
-from descant.storage.audit_log import HEAD, LOG
-from dying import Death, faults, full
+from descant.storage.audit_log import AUDIT_HEAD, AUDIT_LOG
+from dying import SimulatedCrash, disk_full_error, inject_faults
 
 OPENSSL, SSH_KEYGEN = shutil.which("openssl"), shutil.which("ssh-keygen")
 NOW = datetime.now(UTC)
@@ -56,7 +56,9 @@ def recipe(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def roster(tmp_path: Path, recipe: Path) -> Roster:
-    return Roster.create(tmp_path / "server", recipe, Terms(hosts=("fl.example.org", "10.0.0.5"), port=9443), "tester")
+    return Roster.create(
+        tmp_path / "server", recipe, FederationTerms(hosts=("fl.example.org", "10.0.0.5"), port=9443), "tester"
+    )
 
 
 def certificate(file: Path) -> x509.Certificate:
@@ -85,22 +87,22 @@ def verdict(keys: Path, one: bytes, purpose: str, folder: Path, *more: str | Pat
 
 
 def test_openssl_takes_each_certificate_for_its_purpose_only(roster: Roster, tmp_path: Path) -> None:
-    party = roster.authority.party("north", 9).certificate
-    server = (roster.keys / f"{SERVER}.crt").read_bytes()
-    assert verdict(roster.keys, party, "sslclient", tmp_path) == "OK"
-    assert verdict(roster.keys, server, "sslserver", tmp_path) == "OK"
-    assert "unsuitable" in verdict(roster.keys, server, "sslclient", tmp_path)
-    assert "unsuitable" in verdict(roster.keys, party, "sslserver", tmp_path)
+    party = roster.authority.issue_party_certificate("north", 9).certificate
+    server = (roster.keys_folder / f"{SERVER_NAME}.crt").read_bytes()
+    assert verdict(roster.keys_folder, party, "sslclient", tmp_path) == "OK"
+    assert verdict(roster.keys_folder, server, "sslserver", tmp_path) == "OK"
+    assert "unsuitable" in verdict(roster.keys_folder, server, "sslclient", tmp_path)
+    assert "unsuitable" in verdict(roster.keys_folder, party, "sslserver", tmp_path)
 
 
 def test_a_certificate_of_another_authority_is_refused_even_of_the_same_name(roster: Roster, tmp_path: Path) -> None:
     other, _ = Authority.new(f"descant {roster.federation}", 9)
-    said = verdict(roster.keys, other.party("north", 9).certificate, "sslclient", tmp_path)
+    said = verdict(roster.keys_folder, other.issue_party_certificate("north", 9).certificate, "sslclient", tmp_path)
     assert said != "OK" and "verification failed" in said
 
 
 def test_a_party_cannot_vouch_for_others(roster: Roster) -> None:
-    own = x509.load_pem_x509_certificate(roster.authority.party("north", 9).certificate)
+    own = x509.load_pem_x509_certificate(roster.authority.issue_party_certificate("north", 9).certificate)
     for found, authority in ((own, False), (roster.authority.certificate, True)):
         basic = found.extensions.get_extension_for_class(x509.BasicConstraints)
         usage = found.extensions.get_extension_for_class(x509.KeyUsage)
@@ -110,36 +112,43 @@ def test_a_party_cannot_vouch_for_others(roster: Roster) -> None:
 
 def test_a_certificate_has_its_days_and_never_more_than_the_authority() -> None:
     authority, _ = Authority.new("a", 30)
-    short, long = (x509.load_pem_x509_certificate(authority.party("n", days).certificate) for days in (7, 700))
+    short, long = (
+        x509.load_pem_x509_certificate(authority.issue_party_certificate("n", days).certificate) for days in (7, 700)
+    )
     assert abs(short.not_valid_after_utc - datetime.now(UTC) - timedelta(days=7)) < timedelta(minutes=5)
-    assert long.not_valid_after_utc == authority.until
+    assert long.not_valid_after_utc == authority.expires
     assert short.not_valid_before_utc < NOW < short.not_valid_after_utc
 
 
 def test_no_two_certificates_have_the_same_serial(roster: Roster) -> None:
-    made = [x509.load_pem_x509_certificate(roster.authority.party("north", 9).certificate) for _ in range(50)]
+    made = [
+        x509.load_pem_x509_certificate(roster.authority.issue_party_certificate("north", 9).certificate)
+        for _ in range(50)
+    ]
     assert len({serial(one) for one in made}) == len({fingerprint(one) for one in made}) == 50
 
 
 def test_the_server_is_known_by_its_hosts_and_on_its_own_machine(roster: Roster, tmp_path: Path) -> None:
-    server = (roster.keys / f"{SERVER}.crt").read_bytes()
+    server = (roster.keys_folder / f"{SERVER_NAME}.crt").read_bytes()
     for flag, host in (("-verify_hostname", "fl.example.org"), ("-verify_hostname", "localhost")):
-        assert verdict(roster.keys, server, "sslserver", tmp_path, flag, host) == "OK"
+        assert verdict(roster.keys_folder, server, "sslserver", tmp_path, flag, host) == "OK"
     for host in ("10.0.0.5", "127.0.0.1", "::1"):
-        assert verdict(roster.keys, server, "sslserver", tmp_path, "-verify_ip", host) == "OK"
-    assert "mismatch" in verdict(roster.keys, server, "sslserver", tmp_path, "-verify_hostname", "evil.example.org")
+        assert verdict(roster.keys_folder, server, "sslserver", tmp_path, "-verify_ip", host) == "OK"
+    assert "mismatch" in verdict(
+        roster.keys_folder, server, "sslserver", tmp_path, "-verify_hostname", "evil.example.org"
+    )
 
 
 def test_what_is_revoked_is_on_a_list_that_openssl_goes_by(roster: Roster, tmp_path: Path) -> None:
-    kept, gone = (roster.authority.party(name, 9).certificate for name in ("kept", "gone"))
+    kept, gone = (roster.authority.issue_party_certificate(name, 9).certificate for name in ("kept", "gone"))
     file = tmp_path / "list.pem"
-    file.write_bytes(roster.authority.revocations({serial(x509.load_pem_x509_certificate(gone)): NOW}))
+    file.write_bytes(roster.authority.revocation_list({serial(x509.load_pem_x509_certificate(gone)): NOW}))
     by = ("-crl_check_all", "-CRLfile", file)
-    assert verdict(roster.keys, kept, "sslclient", tmp_path, *by) == "OK"
-    assert "revoked" in verdict(roster.keys, gone, "sslclient", tmp_path, *by)
+    assert verdict(roster.keys_folder, kept, "sslclient", tmp_path, *by) == "OK"
+    assert "revoked" in verdict(roster.keys_folder, gone, "sslclient", tmp_path, *by)
     until = x509.load_pem_x509_crl(file.read_bytes()).next_update_utc
-    assert until == roster.authority.until  # one that ran out would lock everybody out
-    assert Authority.new("other", 9)[0].listed(file) is None
+    assert until == roster.authority.expires  # one that ran out would lock everybody out
+    assert Authority.new("other", 9)[0].read_revoked_serials(file) is None
 
 
 class YearAhead(datetime):
@@ -154,28 +163,28 @@ def test_a_clock_that_was_ahead_when_somebody_was_revoked_locks_nobody_else_out(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A list that holds only from next year on would refuse everybody until then."""
-    kept, gone = (roster.authority.party(name, 9).certificate for name in ("kept", "gone"))
+    kept, gone = (roster.authority.issue_party_certificate(name, 9).certificate for name in ("kept", "gone"))
     file = tmp_path / "list.pem"
     with monkeypatch.context() as ahead:
         ahead.setattr("descant.deployment.pki.certificates.datetime", YearAhead)
         file.write_bytes(
-            roster.authority.revocations({serial(x509.load_pem_x509_certificate(gone)): YearAhead.now(UTC)})
+            roster.authority.revocation_list({serial(x509.load_pem_x509_certificate(gone)): YearAhead.now(UTC)})
         )
     by = ("-crl_check_all", "-CRLfile", file)
-    assert verdict(roster.keys, kept, "sslclient", tmp_path, *by) == "OK"
-    assert "revoked" in verdict(roster.keys, gone, "sslclient", tmp_path, *by)
+    assert verdict(roster.keys_folder, kept, "sslclient", tmp_path, *by) == "OK"
+    assert "revoked" in verdict(roster.keys_folder, gone, "sslclient", tmp_path, *by)
 
 
 def test_a_node_key_is_what_ssh_keygen_makes_and_reads(tmp_path: Path) -> None:
     private = new_node_key()
     key = serialization.load_ssh_private_key(private, None)
-    assert node_public(private).startswith("ecdsa-sha2-nistp384 ") and getattr(key, "key_size", 0) == 384
+    assert public_node_key(private).startswith("ecdsa-sha2-nistp384 ") and getattr(key, "key_size", 0) == 384
     if SSH_KEYGEN is None:
         pytest.skip("there is no ssh-keygen to ask for a second opinion")
     (tmp_path / "node").write_bytes(private)
     (tmp_path / "node").chmod(0o600)
     done = subprocess.run([SSH_KEYGEN, "-y", "-f", tmp_path / "node"], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == node_public(private)
+    assert done.stdout.strip() == public_node_key(private)
 
 
 def test_an_authority_shows_and_gives_away_nothing_of_its_key(roster: Roster) -> None:
@@ -190,7 +199,7 @@ def test_an_authority_shows_and_gives_away_nothing_of_its_key(roster: Roster) ->
 
 @pytest.mark.parametrize("what", ["missing", "empty", "other", "open"])
 def test_a_damaged_authority_is_named(roster: Roster, what: str) -> None:
-    key = roster.keys / f"{AUTHORITY}.key"
+    key = roster.keys_folder / f"{AUTHORITY_NAME}.key"
     if what == "missing":
         key.unlink()
     elif what == "open":
@@ -203,7 +212,7 @@ def test_a_damaged_authority_is_named(roster: Roster, what: str) -> None:
 
 
 def test_an_authority_that_was_swapped_whole_is_refused(roster: Roster) -> None:
-    Authority.new("other", 9)[1].write(roster.keys, AUTHORITY)
+    Authority.new("other", 9)[1].write(roster.keys_folder, AUTHORITY_NAME)
     with pytest.raises(StateError, match="another authority"):
         Roster(roster.folder)
 
@@ -252,10 +261,10 @@ def test_a_host_that_is_none_is_refused(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["fl.example.org", "10.0.0.5", "::1", "localhost"])
 def test_an_address_is_read_as_it_was_written(host: str) -> None:
-    assert check_address(address(host, 8443)) == (host, 8443)
+    assert parse_address(join_address(host, 8443)) == (host, 8443)
     for wrong in (host, f"{host}:", f"{host}:0x1", f"{host}:70000", f"{host}:٣"):
         with pytest.raises(SettingError):
-            check_address(wrong if host != "::1" else f"[{wrong}")
+            parse_address(wrong if host != "::1" else f"[{wrong}")
 
 
 # ── invites ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -289,7 +298,7 @@ def test_an_invite_is_read_as_it_was_written(roster: Roster, file: Path) -> None
     (held,) = roster.parties()
     own = x509.load_pem_x509_certificate(invite.certificate.encode())
     assert (held.serial, held.fingerprint) == (serial(own), fingerprint(own))
-    assert held.node_key == node_public(invite.node_key.encode())
+    assert held.node_key == public_node_key(invite.node_key.encode())
     assert datetime.fromisoformat(held.expires) == invite.expires
 
 
@@ -302,9 +311,9 @@ def test_a_partys_private_keys_are_in_its_invite_alone(roster: Roster, file: Pat
 
 def test_only_the_owner_may_read_what_is_secret(roster: Roster, file: Path, tmp_path: Path) -> None:
     unpacked = Invite.read(file).unpack(tmp_path / "silo" / "keys")
-    for folder in (roster.folder, roster.keys, roster.run, unpacked.folder):
+    for folder in (roster.folder, roster.keys_folder, roster.run_folder, unpacked.folder):
         assert mode(folder) == 0o700
-    for one in (file, unpacked.key, unpacked.node_key, *roster.keys.glob("*.key"), roster.folder / HEAD):
+    for one in (file, unpacked.key, unpacked.node_key, *roster.keys_folder.glob("*.key"), roster.folder / AUDIT_HEAD):
         assert mode(one) == 0o600
     file.chmod(0o640)
     assert "chmod 600" in refused(file)
@@ -314,7 +323,7 @@ def test_only_the_owner_may_read_what_is_secret(roster: Roster, file: Path, tmp_
     "key", ["party", "address", "federation", "recipe", "authority", "certificate", "key", "node_key"]
 )
 def test_whatever_is_changed_in_an_invite_is_noticed(roster: Roster, file: Path, tmp_path: Path, key: str) -> None:
-    other = Roster.create(tmp_path / "other", tmp_path / "mine.toml", Terms(hosts=("evil.example.org",)))
+    other = Roster.create(tmp_path / "other", tmp_path / "mine.toml", FederationTerms(hosts=("evil.example.org",)))
     other.invite("east", tmp_path / "east.invite")
     changed(file, **{key: json.loads((tmp_path / "east.invite").read_text())[key]})
     if key == "recipe":
@@ -373,7 +382,7 @@ def test_a_forger_with_an_authority_of_his_own_has_another_fingerprint(
 ) -> None:
     """He who can change the file on its way can be the server: that is what the comparison by telephone is for."""
     forger, _ = Authority.new(f"descant {roster.federation}", 9)
-    pair = forger.party("north", 9)
+    pair = forger.issue_party_certificate("north", 9)
     pem = forger.certificate.public_bytes(serialization.Encoding.PEM).decode()
     true = Invite.read(file)
     false = Invite(
@@ -401,15 +410,15 @@ def test_a_party_is_invited_joins_and_is_revoked(roster: Roster, tmp_path: Path)
     roster.invite("north", tmp_path / "1")
     roster.invite("south", tmp_path / "2")
     assert states(roster) == {"north": "invited", "south": "invited"}
-    first = roster.joined("north", "machine 1")
-    assert roster.joined("north", "machine 1") == first and first.machine == "machine 1"
+    first = roster.record_join("north", "machine 1")
+    assert roster.record_join("north", "machine 1") == first and first.machine == "machine 1"
     assert roster.revoke("south").state == "revoked"
     assert states(Roster(roster.folder)) == {"north": "joined", "south": "revoked"}
     with pytest.raises(PartyError, match="needs a new invite"):
-        roster.joined("south", "machine 2")
+        roster.record_join("south", "machine 2")
     with pytest.raises(PartyError, match="already"):
         roster.revoke("south")
-    for act in (roster.revoke, lambda name: roster.joined(name, "m")):
+    for act in (roster.revoke, lambda name: roster.record_join(name, "m")):
         with pytest.raises(SettingError, match=r"There is no party 'nort'\. Did you mean 'north'"):
             act("nort")
 
@@ -418,14 +427,14 @@ def test_nobody_is_invited_twice_unless_revoked(roster: Roster, tmp_path: Path) 
     old = roster.invite("north", tmp_path / "1")
     for join in (False, True):
         if join:
-            roster.joined("north", "m")
+            roster.record_join("north", "m")
         with pytest.raises(PartyError, match="was invited on"):
             roster.invite("north", tmp_path / "2")
     assert not (tmp_path / "2").exists()
     roster.revoke("north")
     new = roster.invite("north", tmp_path / "2")
     assert new.key != old.key and new.node_key != old.node_key
-    assert roster.joined("north", "another machine").state == "joined"
+    assert roster.record_join("north", "another machine").state == "joined"
 
 
 def test_all_that_a_party_ever_lost_stays_on_the_list(roster: Roster, tmp_path: Path) -> None:
@@ -433,57 +442,57 @@ def test_all_that_a_party_ever_lost_stays_on_the_list(roster: Roster, tmp_path: 
     for i in range(3):
         roster.invite("north", tmp_path / str(i))
         (entry,) = roster.parties()
-        assert roster.authority.listed(roster.keys / REVOKED) == lost
-        roster.joined("north", f"machine {i}")
+        assert roster.authority.read_revoked_serials(roster.keys_folder / REVOCATION_FILE) == lost
+        roster.record_join("north", f"machine {i}")
         roster.revoke("north")
         lost.add(entry.serial)
-    assert roster.authority.listed(roster.keys / REVOKED) == lost and len(lost) == 3
+    assert roster.authority.read_revoked_serials(roster.keys_folder / REVOCATION_FILE) == lost and len(lost) == 3
 
 
 def test_an_invite_in_two_places_is_refused_and_in_the_log(roster: Roster, tmp_path: Path) -> None:
     roster.invite("north", tmp_path / "1")
-    roster.joined("north", "here")
+    roster.record_join("north", "here")
     with pytest.raises(PartyError, match="used in two places"):
-        roster.joined("north", "there")
-    last = json.loads((roster.folder / LOG).read_bytes().splitlines()[-1])
-    assert (last["event"], last["party"], last["machine"]) == ("refused", "north", "there")
-    assert roster.joined("north", "here").machine == "here"
+        roster.record_join("north", "there")
+    last = json.loads((roster.folder / AUDIT_LOG).read_bytes().splitlines()[-1])
+    assert (last["event"], last["party"], last["machine"]) == ("rejected", "north", "there")
+    assert roster.record_join("north", "here").machine == "here"
     for machine in ("", "a\nb", "x" * 129):
         with pytest.raises(SettingError, match="printable"):
-            roster.joined("north", machine)
+            roster.record_join("north", machine)
 
 
 def test_the_log_holds_every_change_and_notices_one_that_was_changed(roster: Roster, tmp_path: Path) -> None:
     noted = roster.verify()
     roster.invite("north", tmp_path / "1")
-    roster.joined("north", "m")
+    roster.record_join("north", "m")
     roster.revoke("north")
-    found = [json.loads(line)["event"] for line in (roster.folder / LOG).read_bytes().splitlines()]
+    found = [json.loads(line)["event"] for line in (roster.folder / AUDIT_LOG).read_bytes().splitlines()]
     assert found == ["created", "verified", "invited", "joined", "revoked"]
     assert roster.verify(noted.lines, noted.seal).parties == 1
     with pytest.raises(StateError, match="not the one that was noted"):
         roster.verify(2, "0" * 32)
-    whole = (roster.folder / LOG).read_bytes()
+    whole = (roster.folder / AUDIT_LOG).read_bytes()
     for wrong in (whole.replace(b'"revoked"', b'"invited"', 1), whole.replace(b'"m"', b'"n"', 1), whole[:-400]):
-        (roster.folder / LOG).write_bytes(wrong)
+        (roster.folder / AUDIT_LOG).write_bytes(wrong)
         with pytest.raises(StateError, match="Nobody is invited, let in or revoked until it is restored"):
             Roster(roster.folder).verify()
-    (roster.folder / LOG).write_bytes(whole)
+    (roster.folder / AUDIT_LOG).write_bytes(whole)
     assert Roster(roster.folder).verify().lines == 7
 
 
 def test_an_edit_of_the_table_or_of_the_list_changes_nothing(roster: Roster, tmp_path: Path) -> None:
     roster.invite("north", tmp_path / "1")
     roster.revoke("north")
-    table, listed = roster.folder / "roster.json", roster.keys / REVOKED
+    table, listed = roster.folder / "roster.json", roster.keys_folder / REVOCATION_FILE
     told = table.read_text()
     assert json.loads(told)["parties"][0]["state"] == "revoked"
     other, _ = Authority.new("other", 9)
-    for data in (None, b"", roster.authority.revocations({}), other.revocations({"1": NOW})):
+    for data in (None, b"", roster.authority.revocation_list({}), other.revocation_list({"1": NOW})):
         table.write_text(told.replace("revoked", "joined"))
         listed.unlink() if data is None else listed.write_bytes(data)
         assert states(Roster(roster.folder)) == {"north": "revoked"} and table.read_text() == told
-        assert roster.authority.listed(listed) == {roster.parties()[0].serial}
+        assert roster.authority.read_revoked_serials(listed) == {roster.parties()[0].serial}
 
 
 def test_a_recipe_that_was_changed_later_is_noticed(roster: Roster, recipe: Path, tmp_path: Path) -> None:
@@ -505,7 +514,13 @@ def test_a_server_is_made_once_and_only_where_nothing_else_is(roster: Roster, re
         Roster(tmp_path / "nowhere")
     with pytest.raises(StateError, match="cannot be read"):
         Roster.create(tmp_path / "new", tmp_path / "nothing.toml")
-    for terms in (Terms(hosts=()), Terms(hosts=("a;b",)), Terms(port=0), Terms(days=0), Terms(invite_days=10**6)):
+    for terms in (
+        FederationTerms(hosts=()),
+        FederationTerms(hosts=("a;b",)),
+        FederationTerms(port=0),
+        FederationTerms(days=0),
+        FederationTerms(invite_days=10**6),
+    ):
         with pytest.raises(SettingError):
             Roster.create(tmp_path / "new", recipe, terms)
     assert not (tmp_path / "new").exists()
@@ -524,7 +539,7 @@ def test_an_invite_that_could_not_be_written_is_nobodys(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
-        raise full()
+        raise disk_full_error()
 
     monkeypatch.setattr(Invite, "write", fail)
     with pytest.raises(StateError, match="free some space"):
@@ -545,15 +560,17 @@ def test_a_kill_at_any_write_leaves_it_done_or_not_done(recipe: Path, tmp_path: 
         folder = tmp_path / f"server {n}"
         shutil.copytree(begun.folder, folder)
         roster = Roster(folder)
-        with faults(n, torn) as found, suppress(Death):
+        with inject_faults(n, torn) as found, suppress(SimulatedCrash):
             if act == "invite":
                 roster.invite("north", tmp_path / f"{n}")
             else:
-                roster.joined("south", "m") if act == "joined" else roster.revoke("south")
+                roster.record_join("south", "m") if act == "joined" else roster.revoke("south")
         again = Roster(folder)
         seen.add(json.dumps(states(again), sort_keys=True))
         (south,) = (entry for entry in again.parties() if entry.name == "south")
-        assert again.authority.listed(again.keys / REVOKED) == ({south.serial} if south.state == "revoked" else set())
+        assert again.authority.read_revoked_serials(again.keys_folder / REVOCATION_FILE) == (
+            {south.serial} if south.state == "revoked" else set()
+        )
         assert {e["name"]: e["state"] for e in json.loads((folder / "roster.json").read_text())["parties"]} == states(
             again
         )
@@ -571,7 +588,7 @@ def test_a_kill_while_a_server_is_made_leaves_one_or_a_folder_to_begin_again(
     made = []
     for n in range(120):
         folder = tmp_path / f"server {n}"
-        with faults(n, torn) as found, suppress(Death):
+        with inject_faults(n, torn) as found, suppress(SimulatedCrash):
             Roster.create(folder, recipe)
         try:
             again = Roster(folder)

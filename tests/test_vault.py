@@ -27,22 +27,29 @@ from safetensors.torch import save
 
 from descant.cli import app, typer
 from descant.errors import DescantError, SettingError, StateError, VaultError
-from descant.parties.party import Form
-from descant.storage.vault.coreset_rows import Agreed, Expected, Rows, check_agreed, pack, unpack
-from descant.storage.vault.encryption import Invitation, header_of, seal, unseal
-from descant.storage.vault.private_keys import VARIABLE, PrivateKey, fingerprint, read_key
+from descant.parties.party import SampleSpec
+from descant.storage.vault.coreset_rows import (
+    CoresetLimit,
+    CoresetRows,
+    ExpectedCoreset,
+    check_coreset_limit,
+    pack_rows,
+    unpack_rows,
+)
+from descant.storage.vault.encryption import Invitation, decrypt_coreset, encrypt_coreset, read_coreset_header
+from descant.storage.vault.private_keys import KEY_VARIABLE, PrivateKey, key_fingerprint, read_key
 from descant.storage.vault.vault_folder import Vault
-from dying import Death, faults, full
+from dying import SimulatedCrash, disk_full_error, inject_faults
 
 KEY = PrivateKey(bytes(range(32)))
-FORM = Form((3,), torch.float32, (), torch.int64)
-EXPECTED = Expected(FORM, rows=4, classes=10)
+FORM = SampleSpec((3,), torch.float32, (), torch.int64)
+EXPECTED = ExpectedCoreset(FORM, max_rows=4, classes=10)
 
 
-def rows(mark: float = 0.5) -> Rows:
+def rows(mark: float = 0.5) -> CoresetRows:
     """Two rows with numbers that occur nowhere else."""
     x = torch.tensor([[12345.678, mark, 1.0], [98765.432, mark, 2.0]])
-    return Rows(x, torch.tensor([3, 7]), torch.tensor([10.0, 20.0], dtype=torch.float64))
+    return CoresetRows(x, torch.tensor([3, 7]), torch.tensor([10.0, 20.0], dtype=torch.float64))
 
 
 CANARIES = [rows().x[i].numpy().tobytes()[:8] for i in (0, 1)] + [b"12345.6", b"98765.4"]
@@ -60,12 +67,12 @@ def vault(tmp_path: Path) -> Vault:
 
 
 def sealed_for(public: bytes, plain: bytes, run: str, party: str, generation: int) -> bytes:
-    return seal(Invitation(public, generation), plain, run, party)
+    return encrypt_coreset(Invitation(public, generation), plain, run, party)
 
 
-def sent(vault: Vault, party: str, generation: int, what: Rows | bytes | None = None) -> bytes:
-    plain = what if isinstance(what, bytes) else pack(what or rows())
-    return sealed_for(vault.invite(party).public, plain, vault.run, party, generation)
+def sent(vault: Vault, party: str, generation: int, what: CoresetRows | bytes | None = None) -> bytes:
+    plain = what if isinstance(what, bytes) else pack_rows(what or rows())
+    return sealed_for(vault.invite(party).public_keys, plain, vault.run, party, generation)
 
 
 def events(vault: Vault) -> list[dict[str, Any]]:
@@ -84,8 +91,8 @@ def bytes_in(folder: Path) -> bytes:
 def test_what_is_sealed_is_opened_by_both_keys_together(plain: bytes, run: str, party: str, generation: int) -> None:
     own = PrivateKey.new()
     sealed = sealed_for(KEY.public + own.public, plain, run, party, generation)
-    assert unseal(sealed, KEY, own, run, party) == plain
-    header = header_of(sealed)
+    assert decrypt_coreset(sealed, KEY, own, run, party) == plain
+    header = read_coreset_header(sealed)
     assert (header.run, header.party, header.generation, header.size) == (run, party, generation, len(plain))
     assert len(plain) < 4 or plain not in sealed
 
@@ -110,7 +117,7 @@ def test_a_sealed_coreset_is_what_the_text_says_it_is() -> None:
 
 def test_no_nonce_and_no_key_is_used_twice() -> None:
     own = PrivateKey.new()
-    headers = [header_of(sealed_for(KEY.public + own.public, b"same", "run", "north", 1)) for _ in range(300)]
+    headers = [read_coreset_header(sealed_for(KEY.public + own.public, b"same", "run", "north", 1)) for _ in range(300)]
     for part in ("nonce", "once", "digest"):
         assert len({getattr(header, part) for header in headers}) == 300
 
@@ -122,7 +129,7 @@ def test_every_changed_missing_or_added_byte_is_refused() -> None:
     cut = [sealed[:i] for i in range(len(sealed))]
     for data in [*changed, *cut, sealed + b"\0", b"\0" + sealed, sealed + sealed]:
         with pytest.raises(VaultError) as found:
-            unseal(data, KEY, own, "run", "north")
+            decrypt_coreset(data, KEY, own, "run", "north")
         assert "secret rows" not in str(found.value)
 
 
@@ -151,7 +158,7 @@ def test_what_was_changed_is_named(place: str, says: str) -> None:
         text = json.dumps(fields, separators=(",", ":")).encode()
         data = sealed[:17] + len(text).to_bytes(4, "big") + text + sealed[21 + length :]
     with pytest.raises(VaultError, match=says):
-        unseal(data, KEY, own, "run", "north")
+        decrypt_coreset(data, KEY, own, "run", "north")
 
 
 def header_bytes(text: bytes, length: int | None = None) -> bytes:
@@ -174,15 +181,15 @@ GOOD |= {"nonce": "00" * 12, "digest": "00" * 32, "size": 0}
 )  # fmt: skip
 def test_headers_that_lie_are_refused_before_anything_is_done(data: bytes) -> None:
     with pytest.raises(VaultError):
-        header_of(data)
+        read_coreset_header(data)
 
 
 def test_a_header_is_read_up_to_its_largest_size() -> None:
     text = json.dumps(GOOD).encode()
-    assert header_of(header_bytes(text) + bytes(16)).party == "p"  # the one above passes with its tag
-    assert header_of(header_bytes(text.ljust(4096)) + bytes(16)).party == "p"
+    assert read_coreset_header(header_bytes(text) + bytes(16)).party == "p"  # the one above passes with its tag
+    assert read_coreset_header(header_bytes(text.ljust(4096)) + bytes(16)).party == "p"
     with pytest.raises(VaultError, match="At most 4096 are allowed"):
-        header_of(header_bytes(text.ljust(4097)) + bytes(16))
+        read_coreset_header(header_bytes(text.ljust(4097)) + bytes(16))
 
 
 def test_a_party_that_lies_about_its_digest_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,13 +198,13 @@ def test_a_party_that_lies_about_its_digest_is_found_out(monkeypatch: pytest.Mon
         lie.setattr("descant.storage.vault.encryption._digest", lambda check, plain: "00" * 32)
         sealed = sealed_for(KEY.public + own.public, b"secret rows", "run", "north", 3)
     with pytest.raises(VaultError, match="not the one that its header speaks of"):
-        unseal(sealed, KEY, own, "run", "north")
+        decrypt_coreset(sealed, KEY, own, "run", "north")
 
 
 @pytest.mark.parametrize("point", [bytes(32), (1).to_bytes(32, "little"), bytes(31)])
 def test_a_point_on_which_all_keys_agree_is_refused(point: bytes) -> None:
     with pytest.raises(VaultError, match="no public key"):
-        KEY.agree(point)
+        KEY.exchange(point)
 
 
 def test_nothing_is_sealed_that_could_not_be_opened() -> None:
@@ -213,11 +220,16 @@ def test_nothing_is_sealed_that_could_not_be_opened() -> None:
 
 
 def test_a_party_seals_only_for_the_vault_that_it_was_told_of(vault: Vault) -> None:
-    told, invitation = fingerprint(KEY.public), vault.invite("north")
-    assert header_of(seal(invitation, b"rows", "run", "north", pinned=told)).vault == KEY.public.hex()
-    swapped = invitation._replace(public=PrivateKey.new().public + invitation.public[32:])
-    with pytest.raises(VaultError, match=rf"asked to seal for vault {fingerprint(swapped.public)}, and knows .*{told}"):
-        seal(swapped, b"rows", "run", "north", pinned=told)
+    told, invitation = key_fingerprint(KEY.public), vault.invite("north")
+    assert (
+        read_coreset_header(encrypt_coreset(invitation, b"rows", "run", "north", expected_fingerprint=told)).vault
+        == KEY.public.hex()
+    )
+    swapped = invitation._replace(public_keys=PrivateKey.new().public + invitation.public_keys[32:])
+    with pytest.raises(
+        VaultError, match=rf"asked to seal for vault {key_fingerprint(swapped.public_keys)}, and knows .*{told}"
+    ):
+        encrypt_coreset(swapped, b"rows", "run", "north", expected_fingerprint=told)
 
 
 # ── keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -230,7 +242,7 @@ def test_a_key_shows_nothing_of_itself(tmp_path: Path) -> None:
         with pytest.raises(TypeError, match="stays in its process") as found:
             refusing(KEY)
         shown.append(str(found.value))
-    assert fingerprint(KEY.public) in shown[0]
+    assert key_fingerprint(KEY.public) in shown[0]
     assert not any(secret[:16] in text or repr(bytes(range(16)))[2:-1] in text for text in shown)
     assert not hasattr(KEY, "__dict__")
 
@@ -256,7 +268,7 @@ def test_a_key_file_is_its_owners_alone(tmp_path: Path) -> None:
 def test_a_lost_key_is_an_error_that_says_what_is_lost_and_what_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
     monkeypatch.setattr(sys, "stdin", None)
     for file in (tmp_path / "gone", None):
         with pytest.raises(VaultError, match=r"nobody can open its coresets: .* sealed new ones .* models .* not lost"):
@@ -265,13 +277,13 @@ def test_a_lost_key_is_an_error_that_says_what_is_lost_and_what_is_not(
 
 def test_a_key_comes_from_the_environment_or_from_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     text = f"descant-key-1:{bytes(range(32)).hex()}"
-    monkeypatch.setenv(VARIABLE, f"{text}\n")
+    monkeypatch.setenv(KEY_VARIABLE, f"{text}\n")
     assert read_key().public == KEY.public
-    monkeypatch.setenv(VARIABLE, "not a key at all")
-    with pytest.raises(VaultError, match=VARIABLE) as found:
+    monkeypatch.setenv(KEY_VARIABLE, "not a key at all")
+    with pytest.raises(VaultError, match=KEY_VARIABLE) as found:
         read_key()
     assert "not a key at all" not in str(found.value)
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(KEY_VARIABLE)
     monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115, PTH123
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("getpass.getpass", lambda prompt: text)
@@ -287,8 +299,10 @@ def test_a_key_comes_from_the_environment_or_from_a_prompt(monkeypatch: pytest.M
     st.integers(1, 4), st.sampled_from([torch.float32, torch.float16, torch.int64]), st.sampled_from([(), (3,), (2, 2)])
 )
 def test_rows_are_the_same_after_the_way_through_bytes(m: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    sent = Rows(torch.randint(0, 9, (m, *shape)).to(dtype), torch.arange(m), torch.rand(m, dtype=torch.float64) + 0.1)
-    found = unpack(pack(sent), Expected(Form(shape, dtype, (), torch.int64), 4, 10), "north")
+    sent = CoresetRows(
+        torch.randint(0, 9, (m, *shape)).to(dtype), torch.arange(m), torch.rand(m, dtype=torch.float64) + 0.1
+    )
+    found = unpack_rows(pack_rows(sent), ExpectedCoreset(SampleSpec(shape, dtype, (), torch.int64), 4, 10), "north")
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, sent, strict=True))
 
 
@@ -313,12 +327,12 @@ def bad_rows() -> Iterator[tuple[str, bytes]]:
         ("has 5 rows", {"x": x[:1].repeat(5, 1), "y": y[:1].repeat(5), "weights": weights[:1].repeat(5)}),
         ("bytes", {"x": x.repeat(200, 1), "y": y.repeat(200), "weights": weights.repeat(200)}),
     ):
-        yield name, pack(good._replace(**change))
+        yield name, pack_rows(good._replace(**change))
     yield "3 tensors|4 tensors", save({**good._asdict(), "more": x.clone()})
     yield "2 tensors", save({"x": x, "y": y})
     yield "does not hold tensors", b"no tensors"
-    yield "does not hold tensors", (2**62).to_bytes(8, "little") + pack(good)[8:]
-    yield "does not hold tensors", pack(good)[:-1]
+    yield "does not hold tensors", (2**62).to_bytes(8, "little") + pack_rows(good)[8:]
+    yield "does not hold tensors", pack_rows(good)[:-1]
 
 
 @pytest.mark.parametrize(("says", "plain"), list(bad_rows()))
@@ -326,12 +340,12 @@ def test_rows_that_cannot_be_trained_on_are_refused_without_showing_them(vault: 
     sealed = sent(vault, "north", 1, plain)
     with pytest.raises(VaultError, match=says) as found:
         vault.store("north", sealed, EXPECTED)
-    assert events(vault)[-1]["event"] == "refused" and vault.parties()[0].state == "invited"
+    assert events(vault)[-1]["event"] == "rejected" and vault.parties()[0].state == "invited"
     if "bytes" not in says:
         Vault(vault.folder).store("north", sealed)  # who has no key cannot know
         with pytest.raises(VaultError, match=says):
             vault.open("north", 5, EXPECTED)
-        assert events(vault)[-1]["event"] == "refused"
+        assert events(vault)[-1]["event"] == "rejected"
     else:
         with pytest.raises(VaultError, match=says):
             Vault(vault.folder).store("north", sealed, EXPECTED)
@@ -341,27 +355,29 @@ def test_rows_that_cannot_be_trained_on_are_refused_without_showing_them(vault: 
 @settings(deadline=None, derandomize=True)
 @given(st.integers(1, 10**6), st.floats(1e-6, 1), st.none() | st.integers(1, 10**6))
 def test_never_more_leaves_than_was_agreed(samples: int, share: float, count: int | None) -> None:
-    agreed = Agreed(share, count)
-    most = agreed.most(samples)
+    agreed = CoresetLimit(share, count)
+    most = agreed.max_rows(samples)
     assert 1 <= most <= samples and most <= max(1, share * samples + 1) and (count is None or most <= count)
-    check_agreed("north", most, samples, agreed)
+    check_coreset_limit("north", most, samples, agreed)
     with pytest.raises(VaultError, match=rf"has {most + 1} of its {samples} rows, and at most {most} were agreed on"):
-        check_agreed("north", most + 1, samples, agreed)
-    check_agreed("north", 1, samples, agreed, left=most - 1)
+        check_coreset_limit("north", most + 1, samples, agreed)
+    check_coreset_limit("north", 1, samples, agreed, deposited_rows=most - 1)
     with pytest.raises(VaultError, match=rf"has 1 of .* not left before, beside {most} that have, and at most {most} "):
-        check_agreed("north", 1, samples, agreed, left=most)
+        check_coreset_limit("north", 1, samples, agreed, deposited_rows=most)
 
 
-@pytest.mark.parametrize("agreed", [Agreed(share=0), Agreed(count=0), Agreed(share=0, count=5)])
-def test_a_party_can_agree_to_nothing(agreed: Agreed) -> None:
+@pytest.mark.parametrize("agreed", [CoresetLimit(share=0), CoresetLimit(count=0), CoresetLimit(share=0, count=5)])
+def test_a_party_can_agree_to_nothing(agreed: CoresetLimit) -> None:
     with pytest.raises(VaultError, match="has 1 of its 100 rows, and at most 0 were agreed on"):
-        check_agreed("north", 1, 100, agreed)
+        check_coreset_limit("north", 1, 100, agreed)
 
 
-@pytest.mark.parametrize("agreed", [Agreed(-0.1), Agreed(1.1), Agreed(count=-1), Agreed(count=2.5)])  # type: ignore[arg-type]
-def test_an_agreement_that_is_none_is_named(agreed: Agreed) -> None:
+@pytest.mark.parametrize(
+    "agreed", [CoresetLimit(-0.1), CoresetLimit(1.1), CoresetLimit(count=-1), CoresetLimit(count=2.5)]
+)  # type: ignore[arg-type]
+def test_an_agreement_that_is_none_is_named(agreed: CoresetLimit) -> None:
     with pytest.raises(SettingError, match=r"of Agreed must be"):
-        check_agreed("north", 1, 100, agreed)
+        check_coreset_limit("north", 1, 100, agreed)
 
 
 # ── the vault ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -371,8 +387,8 @@ def test_rows_go_in_sealed_and_come_out_the_same(vault: Vault) -> None:
     server = Vault(vault.folder)  # which has no key
     invitation = server.invite("north")
     assert invitation == vault.invite("north") and invitation != vault.invite("south")
-    assert fingerprint(invitation.public) == fingerprint(KEY.public)
-    server.store("north", seal(invitation, pack(rows()), vault.run, "north"), EXPECTED)
+    assert key_fingerprint(invitation.public_keys) == key_fingerprint(KEY.public)
+    server.store("north", encrypt_coreset(invitation, pack_rows(rows()), vault.run, "north"), EXPECTED)
     found = vault.open("north", 4, EXPECTED)
     assert all(torch.equal(a, b) for a, b in zip(found, rows(), strict=True))
     server.store("north", sent(vault, "north", 5, rows(0.25)))
@@ -412,7 +428,7 @@ def test_planted_rows_and_keys_are_in_no_file_and_no_message(
     everything = bytes_in(vault.folder) + "".join([*said, *capfd.readouterr(), caplog.text, repr(vault)]).encode()
     for canary in [*CANARIES, bytes(range(32)), bytes(range(32)).hex().encode()]:
         assert canary not in everything
-    assert pack(rows())[-16:] not in everything and b"north" in everything
+    assert pack_rows(rows())[-16:] not in everything and b"north" in everything
 
 
 def test_files_are_their_owners_alone(vault: Vault) -> None:
@@ -429,7 +445,7 @@ def test_files_are_their_owners_alone(vault: Vault) -> None:
 def test_another_vault_s_key_is_named(vault: Vault) -> None:
     other = PrivateKey.new()
     with pytest.raises(
-        VaultError, match=f"key of the vault {fingerprint(other.public)}, and .*{fingerprint(KEY.public)}"
+        VaultError, match=f"key of the vault {key_fingerprint(other.public)}, and .*{key_fingerprint(KEY.public)}"
     ):
         Vault(vault.folder, other)
 
@@ -438,7 +454,7 @@ def test_what_is_for_others_or_older_is_refused_and_logged(vault: Vault, tmp_pat
     second = Vault.create(tmp_path / "second", KEY, "run 8")  # the same key, another run
     foreign = Vault.create(tmp_path / "foreign", PrivateKey.new(), vault.run)
     first, newer = sent(vault, "north", 3), sent(vault, "north", 8)
-    wrong_run = sealed_for(vault.invite("north").public, pack(rows()), "run 8", "north", 9)
+    wrong_run = sealed_for(vault.invite("north").public_keys, pack_rows(rows()), "run 8", "north", 9)
     vault.store("north", first)
     vault.store("north", first)  # a network may send it twice
     vault.store("north", newer)
@@ -446,7 +462,7 @@ def test_what_is_for_others_or_older_is_refused_and_logged(vault: Vault, tmp_pat
         (first, r"of generation 3, and one of generation 8 was held: an older one is not taken back"),
         (sent(vault, "north", 8), r"of generation 8, and one of generation 8"),
         (sent(vault, "south", 9), r"of party 'south', and 'north' was expected"),
-        (sealed_for(vault.invite("south").public, pack(rows()), vault.run, "north", 9), r"for the key"),
+        (sealed_for(vault.invite("south").public_keys, pack_rows(rows()), vault.run, "north", 9), r"for the key"),
         (wrong_run, r"for run 'run 8', and 'run 7' was expected"),
         (sent(second, "north", 9), r"for run 'run 8'"),
         (sent(foreign, "north", 9), r"for the vault"),
@@ -455,7 +471,7 @@ def test_what_is_for_others_or_older_is_refused_and_logged(vault: Vault, tmp_pat
             with pytest.raises(VaultError, match=says):
                 keeper.store("north", sealed)
             last = events(vault)[-1]
-            assert (last["event"], last["party"]) == ("refused", "north") and len(last["digest"]) == 64
+            assert (last["event"], last["party"]) == ("rejected", "north") and len(last["digest"]) == 64
     with pytest.raises(VaultError, match="Party 'nobody' was not invited"):
         vault.store("nobody", first)
     assert vault.open("north", 9, EXPECTED).y.tolist() == [3, 7] and vault.parties()[0].generation == 8
@@ -496,11 +512,11 @@ def test_a_folder_put_back_is_seen_by_a_note_kept_elsewhere(vault: Vault, tmp_pa
     shutil.copytree(vault.folder, tmp_path / "old")
     vault.store("north", sent(vault, "north", 1))
     noted = vault.verify()
-    assert Vault(vault.folder).verify(noted.lines, noted.seal).lines == noted.lines + 1
+    assert Vault(vault.folder).verify(noted.lines, noted.chain_hash).lines == noted.lines + 1
     old = Vault(tmp_path / "old", KEY)
     old.verify()
     with pytest.raises(StateError, match=rf"Line {noted.lines} of .* is not the one that was noted"):
-        old.verify(noted.lines, noted.seal)
+        old.verify(noted.lines, noted.chain_hash)
     shutil.copy(tmp_path / "old" / "audit.jsonl", vault.folder)
     shutil.copy(tmp_path / "old" / "audit.head", vault.folder)
     with pytest.raises(StateError, match=r"knows nothing of: one of them was put back"):  # and nothing was destroyed
@@ -540,7 +556,7 @@ def test_a_vault_whose_run_or_key_was_changed_is_refused_when_it_is_opened(vault
     told = (
         "the run 'run 8', and the first line of .* 'run 7'"
         if what == "run"
-        else f"the vault .*{fingerprint(KEY.public)}"
+        else f"the vault .*{key_fingerprint(KEY.public)}"
     )
     with pytest.raises(StateError, match=f"vault.json speaks of {told}"):
         Vault(vault.folder)
@@ -602,12 +618,12 @@ def test_what_is_forgotten_cannot_be_opened_from_any_copy(vault: Vault) -> None:
         vault.store(party, sent(vault, party, 1))
     sealed = sent(vault, "north", 2)
     vault.store("north", sealed)
-    held = {file.name: file.read_bytes() for file in vault._drawers._place("north").iterdir()}
+    held = {file.name: file.read_bytes() for file in vault._entries._party_folder("north").iterdir()}
     assert set(held) == {"key", "coreset", "coreset.old"} and held["coreset"] == sealed
     Vault(vault.folder).forget("north")  # which needs no key
     left = bytes_in(vault.folder)
     secret = held["key"].strip().split(b":")[1]
-    header = header_of(sealed)
+    header = read_coreset_header(sealed)
     for gone in (sealed[-16:], sealed[-64:-32], header.nonce.encode(), secret, bytes.fromhex(secret.decode())):
         assert gone not in left
     last = events(vault)[-1]
@@ -620,12 +636,12 @@ def test_what_is_forgotten_cannot_be_opened_from_any_copy(vault: Vault) -> None:
     vault.invite("north")  # it comes back, with another key
     with pytest.raises(VaultError, match="it was forgotten since"):
         vault.store("north", sealed)
-    for own in (vault._drawers.key("north"), vault._drawers.key("south"), KEY):
+    for own in (vault._entries.key("north"), vault._entries.key("south"), KEY):
         with pytest.raises(VaultError):  # all keys that there are, and a copy from a backup
-            unseal(sealed, KEY, own, vault.run, "north")
+            decrypt_coreset(sealed, KEY, own, vault.run, "north")
         forced = sealed.replace(header.key.encode(), own.public.hex().encode())
         with pytest.raises(VaultError, match="was changed"):
-            unseal(forced, KEY, own, vault.run, "north")
+            decrypt_coreset(forced, KEY, own, vault.run, "north")
     assert vault.invite("north").generation == 3  # or a run that knew of the second would take this for an old copy
     with pytest.raises(VaultError, match="of generation 1, and one of generation 2 was held"):
         vault.store("north", sent(vault, "north", 1))
@@ -657,7 +673,7 @@ def test_who_is_not_there_cannot_be_forgotten(vault: Vault) -> None:
 @pytest.mark.parametrize("missing", ["key", "coreset", "both", "the drawer"])
 def test_who_has_lost_a_file_is_forgotten_all_the_same(vault: Vault, missing: str) -> None:
     vault.store("north", sent(vault, "north", 1))
-    place = vault._drawers._place("north")
+    place = vault._entries._party_folder("north")
     for name in ("key", "coreset"):
         if missing != {"key": "coreset", "coreset": "key"}[name]:
             (place / name).unlink()
@@ -671,12 +687,12 @@ def test_who_has_lost_a_file_is_forgotten_all_the_same(vault: Vault, missing: st
 
 def test_nobody_is_forgotten_without_a_line_of_who_ordered_it(vault: Vault) -> None:
     vault.store("north", sent(vault, "north", 1))
-    place = vault._drawers._place("north")
+    place = vault._entries._party_folder("north")
     shutil.copy(place / "key", place / "key.gone")  # as a vault of old marked whom it was forgetting
     Vault(vault.folder, KEY, "worker").verify()
     assert vault.parties()[0].state == "sealed" and vault.open("north", 1, EXPECTED).y.tolist() == [3, 7]
     (place / "key.gone").unlink()
-    with faults(3), suppress(Death):  # two writes for its line, and one for the head
+    with inject_faults(3), suppress(SimulatedCrash):  # two writes for its line, and one for the head
         Vault(vault.folder, None, "operator").forget("north")
     Vault(vault.folder, KEY, "worker").parties()
     told = [(event["event"], event["who"]) for event in events(vault)]
@@ -691,7 +707,7 @@ def test_who_wants_to_be_forgotten_is_though_the_log_is_damaged(vault: Vault, li
     log.write_bytes(b"".join(lines[:line] + lines[line + 1 :]))
     with pytest.raises(StateError, match=r"of party 'north' are destroyed, but the log cannot say so. Line .* damaged"):
         Vault(vault.folder).forget("north")
-    assert not vault._drawers._place("north").exists()
+    assert not vault._entries._party_folder("north").exists()
     log.write_bytes(good)
     Vault(vault.folder).forget("north")
     assert vault.parties()[0].state == "forgotten" and vault.verify().parties == 0
@@ -729,7 +745,7 @@ def state(folder: Path) -> State:
     held = {found.party: found for found in vault.parties()}["north"]
     if held.state in ("sealed", "refreshed"):
         assert vault.open("north", 1, EXPECTED).x[0, 1] == float(held.generation or 0)
-    files = {file.name for file in vault._drawers._place("north").glob("*")}
+    files = {file.name for file in vault._entries._party_folder("north").glob("*")}
     old = {"coreset.old"} if held.state == "refreshed" else set()
     assert files == {"invited": {"key"}, "forgotten": set()}.get(held.state, {"key", "coreset", *old})
     return held.state, held.generation, held.opened
@@ -743,7 +759,11 @@ ACTIONS: dict[str, tuple[Callable[[Vault, bytes], object], State, State]] = {
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize(("error", "torn"), [(Death, False), (Death, True), (full, True)], ids=["kill", "torn", "full"])
+@pytest.mark.parametrize(
+    ("error", "torn"),
+    [(SimulatedCrash, False), (SimulatedCrash, True), (disk_full_error, True)],
+    ids=["kill", "torn", "full"],
+)
 def test_a_kill_or_a_full_disk_at_any_write_leaves_before_or_after(
     tmp_path: Path, action: str, error: Callable[[], BaseException], torn: bool
 ) -> None:
@@ -756,7 +776,7 @@ def test_a_kill_or_a_full_disk_at_any_write_leaves_before_or_after(
         folder = tmp_path / str(n)
         shutil.copytree(made.folder, folder)
         vault = Vault(folder, KEY)
-        with faults(n, torn, error) as fault, suppress(Death, StateError):
+        with inject_faults(n, torn, error) as fault, suppress(SimulatedCrash, StateError):
             do(vault, newer)
         found.append(state(folder))
         with suppress(VaultError):  # forgotten already
@@ -772,7 +792,7 @@ def test_a_kill_or_a_full_disk_at_any_write_leaves_before_or_after(
 def test_a_kill_while_a_vault_is_made_or_somebody_is_invited(tmp_path: Path, torn: bool) -> None:
     for n in range(99):
         folder = tmp_path / str(n)
-        with faults(n, torn) as fault, suppress(Death):
+        with inject_faults(n, torn) as fault, suppress(SimulatedCrash):
             Vault.create(folder, KEY).invite("north")
         vault = Vault(folder, KEY) if (folder / "vault.json").exists() else Vault.create(folder, KEY)
         vault.store("north", sent(vault, "north", 1, rows(1.0)))
@@ -786,7 +806,7 @@ def test_a_kill_while_a_vault_is_made_or_somebody_is_invited(tmp_path: Path, tor
 def test_no_rows_are_handed_out_without_a_line(vault: Vault) -> None:
     vault.store("north", sent(vault, "north", 1))
     for n in range(3):
-        with faults(n, error=full), pytest.raises(StateError, match="free some space"):
+        with inject_faults(n, error=disk_full_error), pytest.raises(StateError, match="free some space"):
             vault.open("north", 1, EXPECTED)
 
 
@@ -798,22 +818,22 @@ def descant(*arguments: object) -> Result:
 
 
 def test_the_life_of_a_vault_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
     folder, key = tmp_path / "vault", tmp_path / "key"
     made = json.loads(descant("init", folder, "--key", key, "--run", "run 7", "--json").stdout)
     assert made == {"vault": str(folder), "run": "run 7", "fingerprint": made["fingerprint"], "key": str(key)}
     secret = key.read_text().strip().partition(":")[2]
     vault = Vault(folder, read_key(key))
-    assert fingerprint(vault.public) == made["fingerprint"]
+    assert key_fingerprint(vault.public) == made["fingerprint"]
     vault.store("north", sent(vault, "north", 1))
     (row,) = json.loads(descant("list", folder, "--json").stdout)
     assert (row["party"], row["state"], row["generation"], row["opened"]) == ("north", "sealed", 1, 0)
     verified = json.loads(descant("verify", folder, "--json").stdout)
     assert (verified["coresets"], verified["with_key"]) == (1, False)
-    noted = f"{verified['lines']}:{verified['seal']}"
+    noted = f"{verified['lines']}:{verified['chain_hash']}"
     shown = descant("verify", folder, "--key", key, "--noted", noted)
     assert shown.exit_code == 0 and "In order, checked with the vault's key." in shown.stdout
-    monkeypatch.setenv(VARIABLE, key.read_text())
+    monkeypatch.setenv(KEY_VARIABLE, key.read_text())
     assert "with the vault's key" in descant("verify", folder).stdout
     shown_all = [descant("list", folder).stdout, shown.stdout, descant("forget", folder, "north").stdout]
     assert "north  sealed" in shown_all[0] and "destroyed; the log says so" in shown_all[2]
@@ -823,7 +843,7 @@ def test_the_life_of_a_vault_on_the_command_line(tmp_path: Path, monkeypatch: py
 
 
 def test_what_goes_wrong_on_the_command_line_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
     folder, key = tmp_path / "vault", tmp_path / "key"
     assert descant("init", folder, "--key", key).exit_code == 0
     (tmp_path / "open").write_text(key.read_text())

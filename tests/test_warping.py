@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from descant.errors import PartyError, SettingError
-from descant.portfolio.time_warping import alignment, distance, pairwise, spread
+from descant.portfolio.time_warping import alignment, covariance_norms, distance, pairwise_distances
 
 
 def series(days: int, m: int = 3, seed: int = 0) -> Any:
@@ -56,7 +56,7 @@ def test_a_series_is_at_no_distance_from_itself_however_slow() -> None:
 def test_pairs_of_universes() -> None:
     pytest.importorskip("dtaidistance")
     universes = [series(20 + k, seed=k) for k in range(3)]
-    mean, matrix = pairwise(universes)
+    mean, matrix = pairwise_distances(universes)
     apart = [plain(universes[i], universes[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
     assert mean == pytest.approx(np.mean(apart)) and (matrix == matrix.T).all() and (np.diag(matrix) == 0).all()
     assert matrix[[0, 0, 1], [1, 2, 2]].tolist() == pytest.approx(apart)
@@ -66,14 +66,14 @@ def test_some_days_say_about_what_all_say() -> None:
     """Every 4th day, times 4: within 3 % over 1000 days."""
     pytest.importorskip("dtaidistance")
     universes = [series(1000, 9, seed=k) for k in range(3)]
-    assert pairwise(universes, every=4)[0] == pytest.approx(pairwise(universes)[0], rel=0.03)
+    assert pairwise_distances(universes, stride=4)[0] == pytest.approx(pairwise_distances(universes)[0], rel=0.03)
 
 
 def test_spread_by_hand() -> None:
     """v1's table 2: a covariance of diag(4, 1) has the norms 4 and √17."""
     returns = np.array([[2.0, 0], [-2, 0], [0, 1], [0, -1]]) * np.sqrt(3 / 2)
-    assert spread(returns) == pytest.approx((4.0, np.sqrt(17)))
-    assert spread(returns[:, :1]) == pytest.approx((4.0, 4.0))
+    assert covariance_norms(returns) == pytest.approx((4.0, np.sqrt(17)))
+    assert covariance_norms(returns[:, :1]) == pytest.approx((4.0, 4.0))
 
 
 def test_what_cannot_be_measured_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,9 +84,9 @@ def test_what_cannot_be_measured_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(PartyError, match="Got NaN or infinity"):
         distance(series(4), np.full((4, 3), np.nan))
     with pytest.raises(PartyError, match="at least 2 asset universes"):
-        pairwise([series(4)])
+        pairwise_distances([series(4)])
     with pytest.raises(SettingError, match=r"The 'every' of pairwise must be a whole number >= 1. Got 0."):
-        pairwise([series(4)] * 2, every=0)
+        pairwise_distances([series(4)] * 2, stride=0)
     monkeypatch.setitem(sys.modules, "dtaidistance.dtw_cc", None)
     with pytest.raises(SettingError, match=r"pip install 'descant\[finance\]'"):
         distance(series(4), series(4))

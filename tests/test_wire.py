@@ -16,26 +16,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from descant.core.messages import Report, Task
+from descant.core.messages import Reply, Task
 from descant.errors import EngineError
-from descant.serialization.wire import Letter, Most, pack, unpack
-from descant.storage.spill import Filed
+from descant.serialization.wire import MessageBytes, MessageLimits, pack, unpack
+from descant.storage.spill import SpillFile
 
 NAMES = ("weight", "bias")
-MOST = Most.of(NAMES)
-LITTLE = 64 * 2**20  # bytes of memory for what is refused, where a model may have gigabytes
+MOST = MessageLimits.for_tensors(NAMES)
+MEMORY_LIMIT = 64 * 2**20  # bytes of memory for what is refused, where a model may have gigabytes
 SECONDS = 10.0
 TYPES = {"F32": "torch.float32", "U8": "torch.uint8"}
 Entries = dict[str, Any]
 
 
-def in_file(letter: bytes) -> Filed:
-    file = Filed()
-    file.add(letter)
+def to_spill_file(letter: bytes) -> SpillFile:
+    file = SpillFile()
+    file.append(letter)
     return file
 
 
-HELD: dict[str, Callable[[bytes], Letter]] = {"bytes": bytes, "a file": in_file}
+MESSAGE_HOLDERS: dict[str, Callable[[bytes], MessageBytes]] = {"bytes": bytes, "a file": to_spill_file}
 
 
 def entry(begin: int, end: int, shape: tuple[int, ...] | None = None, dtype: str = "F32") -> Entries:
@@ -44,7 +44,7 @@ def entry(begin: int, end: int, shape: tuple[int, ...] | None = None, dtype: str
 
 def fields(arrays: Mapping[str, str], **more: Any) -> dict[str, Any]:
     report = {"party": "1", "round": 1, "kind": "train", "status": "ok", "metrics": {"samples": 3}, "reason": ""}
-    return {**report, "arrays": dict(arrays), "sealed": "", **more}
+    return {**report, "arrays": dict(arrays), "encrypted_coreset": "", **more}
 
 
 def digest(text: str, entries: Entries, body: bytes) -> str:
@@ -68,80 +68,87 @@ BOTH = {"weight": "0", "bias": "1"}
 BODY = bytes(range(32))
 
 
-def of(entries: Entries, size: int = 32, **more: Any) -> bytes:
+def forged_message(entries: Entries, size: int = 32, **more: Any) -> bytes:
     return forged(entries, bytes(size), fields(BOTH, **more))
 
 
-def many(count: int) -> Entries:
+def many_entries(count: int) -> Entries:
     return {**GOOD, **{f"x{at}": entry(32, 32) for at in range(count)}}
 
 
-_LIES: dict[str, Callable[[], bytes]] = {
-    "200,000 arrays that it names": lambda: forged(e := many(200_000), bytes(32), fields({n: n for n in e})),
-    "200,000 arrays that nobody names": lambda: of(many(200_000)),
-    "3,000 arrays that nobody names": lambda: of(many(3_000)),
-    "one array that nobody names": lambda: of(many(1)),
-    "one array more than there can be": lambda: forged(e := many(2), bytes(32), fields({n: n for n in e})),
+_FORGERIES: dict[str, Callable[[], bytes]] = {
+    "200,000 arrays that it names": lambda: forged(e := many_entries(200_000), bytes(32), fields({n: n for n in e})),
+    "200,000 arrays that nobody names": lambda: forged_message(many_entries(200_000)),
+    "3,000 arrays that nobody names": lambda: forged_message(many_entries(3_000)),
+    "one array that nobody names": lambda: forged_message(many_entries(1)),
+    "one array more than there can be": lambda: forged(e := many_entries(2), bytes(32), fields({n: n for n in e})),
     "an array that is not there": lambda: forged(GOOD, BODY, fields({**BOTH, "other": "2"})),
     "a header of spaces": lambda: forged(GOOD, BODY, fields(BOTH), padding=2**26),
-    "lists in lists": lambda: of(GOOD, metrics={"samples": 3, "x": [[]] * 3_000_000}),
+    "lists in lists": lambda: forged_message(GOOD, metrics={"samples": 3, "x": [[]] * 3_000_000}),
     "a deep list": lambda: forged(GOOD, BODY, json.dumps(fields(BOTH)).replace("3", "[" * 10**5 + "]" * 10**5)),
-    "a long reason": lambda: of(GOOD, reason="x" * 2**25),
-    "arrays that overlap": lambda: of({**GOOD, "1": entry(16, 24)}, 24),
-    "the same place twice": lambda: of({"0": entry(0, 24), "1": entry(0, 24)}, 24),
-    "a hole between arrays": lambda: of({**GOOD, "1": entry(28, 36)}, 36),
-    "bytes behind the last": lambda: of(GOOD, 2**20),
-    "a place behind the end": lambda: of({**GOOD, "1": entry(24, 2**40)}),
-    "a place from its end": lambda: of({**GOOD, "1": entry(32, 24, (2,))}),
-    "a place before the first": lambda: of({**GOOD, "1": entry(-8, 0)}),
-    "a shape with more numbers": lambda: of({**GOOD, "1": entry(24, 32, (2**40,))}),
-    "a shape that overflows": lambda: of({**GOOD, "1": entry(24, 32, (2**63, 2**63, 2))}),
-    "an empty shape that overflows": lambda: of({**GOOD, "1": entry(24, 24, (0, 2**31, 2**63 - 1))}, 24),
-    "a shape below 0": lambda: of({**GOOD, "1": entry(24, 32, (-1, -2))}),
-    "a shape of fractions": lambda: of({**GOOD, "1": {**entry(24, 32), "shape": [2.0]}}),
-    "a kind of number that there is not": lambda: of({**GOOD, "1": entry(24, 32, (2,), "F31")}),
-    "half bytes": lambda: of({**GOOD, "1": entry(24, 32, (16,), "F4")}),
-    "an array of objects": lambda: of({**GOOD, "1": entry(24, 32, (1,), "O")}),
+    "a long reason": lambda: forged_message(GOOD, reason="x" * 2**25),
+    "arrays that overlap": lambda: forged_message({**GOOD, "1": entry(16, 24)}, 24),
+    "the same place twice": lambda: forged_message({"0": entry(0, 24), "1": entry(0, 24)}, 24),
+    "a hole between arrays": lambda: forged_message({**GOOD, "1": entry(28, 36)}, 36),
+    "bytes behind the last": lambda: forged_message(GOOD, 2**20),
+    "a place behind the end": lambda: forged_message({**GOOD, "1": entry(24, 2**40)}),
+    "a place from its end": lambda: forged_message({**GOOD, "1": entry(32, 24, (2,))}),
+    "a place before the first": lambda: forged_message({**GOOD, "1": entry(-8, 0)}),
+    "a shape with more numbers": lambda: forged_message({**GOOD, "1": entry(24, 32, (2**40,))}),
+    "a shape that overflows": lambda: forged_message({**GOOD, "1": entry(24, 32, (2**63, 2**63, 2))}),
+    "an empty shape that overflows": lambda: forged_message({**GOOD, "1": entry(24, 24, (0, 2**31, 2**63 - 1))}, 24),
+    "a shape below 0": lambda: forged_message({**GOOD, "1": entry(24, 32, (-1, -2))}),
+    "a shape of fractions": lambda: forged_message({**GOOD, "1": {**entry(24, 32), "shape": [2.0]}}),
+    "a kind of number that there is not": lambda: forged_message({**GOOD, "1": entry(24, 32, (2,), "F31")}),
+    "half bytes": lambda: forged_message({**GOOD, "1": entry(24, 32, (16,), "F4")}),
+    "an array of objects": lambda: forged_message({**GOOD, "1": entry(24, 32, (1,), "O")}),
     "a seal of numbers": lambda: forged(GOOD, BODY, fields({"weight": "0"}, sealed="1")),
     "no text": lambda: forged({}, b"", ""),
     "no header at all": lambda: (2**62).to_bytes(8, "little") + bytes(64),
 }
-LIES = {how: cache(lie) for how, lie in _LIES.items()}  # some take seconds to make
+FORGED_MESSAGES = {how: cache(lie) for how, lie in _FORGERIES.items()}  # some take seconds to make
 
 
-@pytest.mark.parametrize("held", HELD)
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("held", MESSAGE_HOLDERS)
+@pytest.mark.parametrize("lie", FORGED_MESSAGES)
 def test_a_letter_that_lies_is_refused_for_little_memory(lie: str, held: str) -> None:
-    letter = HELD[held](LIES[lie]())
+    letter = MESSAGE_HOLDERS[held](FORGED_MESSAGES[lie]())
     began = time.process_time()
     tracemalloc.start()
     try:
         with pytest.raises(EngineError, match="not a Report of this version"):
-            unpack(letter, Report, MOST)
-        assert tracemalloc.get_traced_memory()[1] < LITTLE
+            unpack(letter, Reply, MOST)
+        assert tracemalloc.get_traced_memory()[1] < MEMORY_LIMIT
     finally:
         tracemalloc.stop()
     assert time.process_time() - began < SECONDS
 
 
-@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("held", MESSAGE_HOLDERS)
 def test_what_does_not_lie_is_read(held: str) -> None:
     """Else the lies above might be refused for how they are made."""
-    report = unpack(HELD[held](forged(GOOD, BODY, fields(BOTH))), Report, MOST)
+    report = unpack(MESSAGE_HOLDERS[held](forged(GOOD, BODY, fields(BOTH))), Reply, MOST)
     assert report.arrays.keys() == {"weight", "bias"} and report.arrays["weight"].shape == (2, 3)
     sealed = {**GOOD, "2": entry(32, 35, (3,), "U8")}
-    assert unpack(HELD[held](forged(sealed, BODY + b"abc", fields(BOTH, sealed="2"))), Report, MOST).sealed == b"abc"
+    assert (
+        unpack(
+            MESSAGE_HOLDERS[held](forged(sealed, BODY + b"abc", fields(BOTH, sealed="2"))), Reply, MOST
+        ).encrypted_coreset
+        == b"abc"
+    )
 
 
-@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("held", MESSAGE_HOLDERS)
 @pytest.mark.parametrize("names", [("w",), ["block." * 30 + str(at) for at in range(1000)], ["ü\n" * 99] * 9], ids=len)
 def test_an_honest_report_is_never_too_much(names: list[str], held: str) -> None:
     """Whatever tensors are called, and however long a sealed coreset is."""
     arrays = {name: torch.ones(1, 2, 1, 1, 1) for name in names}
-    report = Report("a", 1, "train", arrays=arrays, metrics={"samples": 3}, sealed=bytes(2**22), reason="x" * 300)
-    found = unpack(HELD[held](pack(report)), Report, Most.of(arrays))
-    assert found.sealed == report.sealed and found.arrays.keys() == arrays.keys()
-    assert unpack(pack(Report("a", 1, "evaluate")), Report, Most.of(())).sealed == b""
+    report = Reply(
+        "a", 1, "train", arrays=arrays, metrics={"samples": 3}, encrypted_coreset=bytes(2**22), reason="x" * 300
+    )
+    found = unpack(MESSAGE_HOLDERS[held](pack(report)), Reply, MessageLimits.for_tensors(arrays))
+    assert found.encrypted_coreset == report.encrypted_coreset and found.arrays.keys() == arrays.keys()
+    assert unpack(pack(Reply("a", 1, "evaluate")), Reply, MessageLimits.for_tensors(())).encrypted_coreset == b""
 
 
 SCALARS = st.one_of(
@@ -166,8 +173,8 @@ def changed(value: Any, at: tuple[Any, ...], to: Any) -> Any:
 
 
 def refused_or_read(letter: bytes) -> None:
-    for held in HELD.values():
-        for kind in (Report, Task):
+    for held in MESSAGE_HOLDERS.values():
+        for kind in (Reply, Task):
             with suppress(EngineError):
                 assert isinstance(unpack(held(letter), kind, MOST), kind)
 

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from descant import DescantError, Federation, Sgd, Worth, algorithms, parties, worth
+from descant import Contributions, DescantError, Federation, Sgd, algorithms, contributions, parties
 from descant.analysis import shapley
-from descant.analysis.shapley_values import Coalition, coalitions, orders_of
+from descant.analysis.shapley_values import Coalition, draw_orders, needed_coalitions
 from descant.cli import app
-from descant.engines import Clocked
+from descant.engines import VirtualClock
 from descant.errors import SettingError, StateError
-from descant.parties import People
+from descant.parties import Population
 from problems import METHODS
 
 ABC = ("a", "b", "c")
@@ -78,7 +78,7 @@ def test_drawn_orders_share_out_all_too_and_a_seed_is_a_seed(numbers: list[float
     value = game_of(numbers, players)
     found, again = (shapley(players, value, permutations=5, seed=seed) for _ in range(2))
     assert found.values.sum() == pytest.approx(numbers[15] - numbers[0], abs=1e-9)
-    np.testing.assert_array_equal(found.each, again.each)
+    np.testing.assert_array_equal(found.draws, again.draws)
 
 
 @given(games)
@@ -113,8 +113,8 @@ def test_each_coalition_is_asked_for_once_and_all_players_first() -> None:
     asked: list[Coalition] = []
     shapley(tuple("abcdefghijk"), lambda one: float(asked.append(one) is None), permutations=3)
     assert len(set(asked)) == len(asked) <= 3 * 10 + 2 and len(asked[0]) == 11
-    assert orders_of(tuple("abcdefghijk"), None, 0) is not None  # more than 10 are drawn
-    assert len(coalitions(ABC, None)) == 8 and orders_of(ABC, None, 0) is None
+    assert draw_orders(tuple("abcdefghijk"), None, 0) is not None  # more than 10 are drawn
+    assert len(needed_coalitions(ABC, None)) == 8 and draw_orders(ABC, None, 0) is None
 
 
 @pytest.mark.parametrize("bad", [0, 1, 2.5, True])
@@ -126,7 +126,7 @@ def test_too_few_permutations_are_an_error(bad: Any) -> None:
 # ── parties ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def people(count: int = 3, twins: bool = False, untested: bool = False) -> People:
+def people(count: int = 3, twins: bool = False, untested: bool = False) -> Population:
     generator = torch.Generator().manual_seed(0)
     data = {}
     for k, name in enumerate("abcdefghijkl"[:count]):
@@ -143,10 +143,10 @@ def loss_of(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(output, y)
 
 
-def valued(given: People | None = None, name: str = "FedAvg", **more: Any) -> Worth:
+def valued(given: Population | None = None, name: str = "FedAvg", **more: Any) -> Contributions:
     """By the loss, which tells finer than shares of ten rows."""
     settings: dict[str, Any] = {"rounds": 2, "solver": WHOLE, "loss": loss_of, "progress": False, **more}
-    return worth(METHODS[name](), NET, people() if given is None else given, **settings)
+    return contributions(METHODS[name](), NET, people() if given is None else given, **settings)
 
 
 @pytest.mark.parametrize(("name", "permutations"), [("FedAvg", None), ("FedAvgPlus", 2), ("FedPer", None)])
@@ -154,86 +154,90 @@ def test_values_share_out_what_training_brought(name: str, permutations: int | N
     """Efficiency: for each party's score, from the first model to all together; and for the sum of the gains."""
     net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2))
     given, settings = people(), {"solver": WHOLE, "loss": loss_of}
-    found = worth(METHODS[name](), net, given, rounds=2, progress=False, permutations=permutations, **settings)  # type: ignore[arg-type]
+    found = contributions(METHODS[name](), net, given, rounds=2, progress=False, permutations=permutations, **settings)  # type: ignore[arg-type]
     fed = Federation(net, given, METHODS[name](), **settings)  # type: ignore[arg-type]
-    first = fed.scores().center.values
-    together = fed.fit(2, progress=False).scores().own.values
-    np.testing.assert_allclose(found.between.sum(0), first - together, atol=1e-9)  # a loss: less is better
-    np.testing.assert_array_equal(found.together, together)
-    assert found.share[0].sum() == pytest.approx(found.gain.sum(), abs=1e-9)
+    first = fed.scores().global_model.values
+    together = fed.fit(2, progress=False).scores().personal.values
+    np.testing.assert_allclose(found.pairwise.sum(0), first - together, atol=1e-9)  # a loss: less is better
+    np.testing.assert_array_equal(found.joint, together)
+    assert found.fair_share[0].sum() == pytest.approx(found.gain.sum(), abs=1e-9)
 
 
 def test_alone_is_what_the_federations_own_table_says() -> None:
     fed = Federation(NET, people(), algorithms.FedAvg(), solver=WHOLE, loss=loss_of).fit(2, progress=False)
     rows = fed.table().rows
     found = valued()
-    np.testing.assert_allclose(found.alone, [row["alone"] for row in rows], rtol=1e-6)
+    np.testing.assert_allclose(found.local, [row["local"] for row in rows], rtol=1e-6)
     np.testing.assert_allclose(found.gain, [row["gain"] for row in rows], atol=1e-6)
 
 
 def test_leaving_one_out_is_training_without_it() -> None:
     given = people()
     rest = Federation(NET, given.subset(["a", "c"]), algorithms.FedAvg(), solver=WHOLE, loss=loss_of)
-    without_b = rest.fit(2, progress=False).scores().own.values
+    without_b = rest.fit(2, progress=False).scores().personal.values
     found = valued(given)
-    expected = (without_b - found.together[[0, 2]]).mean()
+    expected = (without_b - found.joint[[0, 2]]).mean()
     assert found.leave_one_out[1] == pytest.approx(expected, abs=1e-9)
 
 
 def test_parties_of_equal_data_are_worth_the_same() -> None:
     found = valued(people(twins=True))
-    for each in (found.share[0], found.gives[0], found.gain, found.leave_one_out):
+    for each in (found.fair_share[0], found.given_to_others[0], found.gain, found.leave_one_out):
         assert each[0] == pytest.approx(each[1], abs=1e-6)
         assert abs(each[0] - each[2]) > 1e-4
 
 
 @pytest.mark.filterwarnings("ignore::descant.DescantWarning")  # where it is all there is, nobody comes
 def test_a_party_that_never_comes_is_worth_nothing_and_may_be_in_a_timetable() -> None:
-    found = valued(attend=algorithms.Drops({"c": 0}))
-    assert found.gives[0][2] == 0 and found.between[2].tolist() == [0, 0, 0] and found.leave_one_out[2] == 0
-    assert found.gives[0][0] != 0
+    found = valued(attend=algorithms.Dropouts({"c": 0}))
+    assert found.given_to_others[0][2] == 0 and found.pairwise[2].tolist() == [0, 0, 0] and found.leave_one_out[2] == 0
+    assert found.given_to_others[0][0] != 0
 
 
 def test_a_clock_may_have_speeds_of_parties_that_are_not_in_a_coalition() -> None:
-    clock = Clocked({"a": 0.3, "c": 2.0})
+    clock = VirtualClock({"a": 0.3, "c": 2.0})
     settings: dict[str, Any] = {"rounds": 3, "solver": WHOLE, "loss": loss_of, "progress": False}
-    found = worth(algorithms.FedBuff(2), NET, people(), engine=clock, **settings)
-    assert np.isfinite(found.each).all() and np.abs(found.gives[0]).min() > 0
-    assert not np.array_equal(found.together, worth(algorithms.FedBuff(2), NET, people(), **settings).together)
+    found = contributions(algorithms.FedBuff(2), NET, people(), engine=clock, **settings)
+    assert np.isfinite(found.draws).all() and np.abs(found.given_to_others[0]).min() > 0
+    assert not np.array_equal(found.joint, contributions(algorithms.FedBuff(2), NET, people(), **settings).joint)
     with pytest.raises(SettingError, match="a speed for party 'z'"):
-        worth(algorithms.FedBuff(2), NET, people(), engine=Clocked({"z": 2.0}), **settings)
+        contributions(algorithms.FedBuff(2), NET, people(), engine=VirtualClock({"z": 2.0}), **settings)
 
 
 def test_a_party_without_a_test_set_gives_and_does_not_count() -> None:
     found = valued(people(untested=True))
-    assert np.isnan(found.gain[2]) and np.isfinite(found.share[0]).all() and found.gives[0][2] != 0
+    assert np.isnan(found.gain[2]) and np.isfinite(found.fair_share[0]).all() and found.given_to_others[0][2] != 0
     assert "–" in str(found.table())
 
 
 def test_drawn_values_of_parties_come_near_the_exact_ones(tmp_path: Path) -> None:
     file = tmp_path / "coalitions.jsonl"  # drawn values need no coalition that exact ones did not
     exact, drawn = valued(file=file), valued(file=file, permutations=40)
-    for one, other in zip((exact.share, exact.gives), (drawn.share, drawn.gives), strict=True):
+    for one, other in zip(
+        (exact.fair_share, exact.given_to_others), (drawn.fair_share, drawn.given_to_others), strict=True
+    ):
         assert (np.abs(one[0] - other[0]) < 4 * other[1]).all() and (other[1] > 0).all()
     np.testing.assert_array_equal(exact.leave_one_out, drawn.leave_one_out)
 
 
 def test_seeds_give_errors_and_the_same_seeds_the_same_numbers(tmp_path: Path) -> None:
     one, again = (valued(people(2), seeds=[3, 4], solver=Sgd(lr=0.2, steps=3, batch=4)) for _ in range(2))
-    np.testing.assert_array_equal(one.each, again.each)
-    assert len(one.each) == 2 and (one.share[1] > 0).all()
+    np.testing.assert_array_equal(one.draws, again.draws)
+    assert len(one.draws) == 2 and (one.fair_share[1] > 0).all()
     assert "6 trainings with 2 seeds" in str(one.table())
     single = valued(people(2))
-    assert np.isnan(single.share[1]).all() and "one seed" in str(single.table())
-    assert one.plot(tmp_path / "worth.png").read_bytes()[:4] == b"\x89PNG"
+    assert np.isnan(single.fair_share[1]).all() and "one seed" in str(single.table())
+    assert one.plot(tmp_path / "contributions.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def made_up(share: list[float], gain: list[float]) -> Worth:
+def made_up(share: list[float], gain: list[float]) -> Contributions:
     """A worth of parties a, b and c, as if it had been reckoned."""
     each = np.zeros((1, 3, 4))
     each[0, :, -1] = share
     numbers = np.array(gain)
-    return Worth(tuple("abc"), (9, 9, 9), "accuracy", numbers, numbers, numbers, np.zeros((3, 3)), each, "Made up.")
+    return Contributions(
+        tuple("abc"), (9, 9, 9), "accuracy", numbers, numbers, numbers, np.zeros((3, 3)), each, "Made up."
+    )
 
 
 def test_who_takes_from_the_others_puts_in_nothing() -> None:
@@ -245,7 +249,7 @@ def test_who_takes_from_the_others_puts_in_nothing() -> None:
 def test_the_grid_is_seen_on_every_party(tmp_path: Path) -> None:
     from matplotlib.image import imread
 
-    image = imread(made_up([0.1, 0.2, 0.3], [0.3, 0.2, 0.1]).plot(tmp_path / "worth.png"))[..., 0]
+    image = imread(made_up([0.1, 0.2, 0.3], [0.3, 0.2, 0.1]).plot(tmp_path / "contributions.png"))[..., 0]
     banded = (np.abs(image - 0xF2 / 255) < 0.001).mean(0) > 0.6  # columns of grey bands
     first = int(np.flatnonzero(banded)[5])  # beside the axis, where no mark is
     assert ((image[:, first] < 0.93) & (image[:, first] > 0.8)).sum() >= 4
@@ -260,10 +264,10 @@ def test_work_goes_on_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     trained: list[Any] = []
     rounds = Federation.rounds
     monkeypatch.setattr(Federation, "rounds", lambda fed, *a, **k: (trained.append(fed), rounds(fed, *a, **k))[1])
-    np.testing.assert_array_equal(valued(file=file).each, whole.each)
+    np.testing.assert_array_equal(valued(file=file).draws, whole.draws)
     assert len(trained) == 8 - 4 - 1  # nobody does not train
     assert file.read_text().splitlines() == lines
-    np.testing.assert_array_equal(valued(file=file).each, whole.each)
+    np.testing.assert_array_equal(valued(file=file).draws, whole.draws)
     assert len(trained) == 3
 
 
@@ -283,10 +287,12 @@ def test_another_first_model_does_not_take_the_values_of_this_one(tmp_path: Path
     valued(people(2), file=file)
     other = nn.Linear(2, 2)
     kept, fresh = (
-        worth(algorithms.FedAvg(), other, people(2), rounds=2, solver=WHOLE, loss=loss_of, progress=False, file=where)
+        contributions(
+            algorithms.FedAvg(), other, people(2), rounds=2, solver=WHOLE, loss=loss_of, progress=False, file=where
+        )
         for where in (file, None)
     )
-    np.testing.assert_array_equal(kept.each, fresh.each)
+    np.testing.assert_array_equal(kept.draws, fresh.draws)
 
 
 @pytest.mark.parametrize("bad", [{"rounds": 0}, {"seeds": 0}, {"seed": 1}, {"given": people(1)}])
@@ -335,4 +341,4 @@ def test_the_command(tmp_path: Path) -> None:
     words = ["worth", str(recipe), "--json", "--out", str(out)]
     found = json.loads(CliRunner().invoke(typer.main.get_command(app), words).stdout)
     assert [row["party"] for row in found["table"]] == ["0", "1"] and "together" in found["verdict"]
-    assert (out / "worth.png").exists() and np.array(found["between"]).shape == (2, 2)
+    assert (out / "contributions.png").exists() and np.array(found["pairwise"]).shape == (2, 2)

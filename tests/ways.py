@@ -11,60 +11,60 @@ from functools import partial
 
 from torch import nn
 
-from descant import Algorithm, Dqn, PolicyGradient, PrivateSgd, Sgd, Trader
-from descant.config import Recipe, read
+from descant import Algorithm, DpSgd, Dqn, PolicyGradient, Sgd, Trader
+from descant.config import Recipe, read_recipe
 from descant.core.interfaces import Solver
-from descant.parties import People
-from problems import actor, agents, classes, dealer, desks, network
-from teams import ACTING, LEARNING, TEAM, TRADING, WORK
+from descant.parties import Population
+from problems import cartpole_agents, classification_parties, generated_desks, network, policy_network, trading_network
+from teams import ADAM_TRAINING, AGENT_SILO_FILE, DESK_SILO_FILE, MODEL_AND_METHOD_TABLES, ROWS_SILO_FILE
 
 
 @dataclass(frozen=True)
-class Way:
+class RecipeCase:
     """A [method] and its [work]."""
 
     method: str
-    more: str = ""
-    work: str = WORK
-    net: str = "problems:network"
-    team: str = TEAM
+    method_settings: str = ""
+    training_table: str = ADAM_TRAINING
+    network_address: str = "problems:network"
+    silo_file_template: str = ROWS_SILO_FILE
 
     @property
-    def text(self) -> str:
+    def recipe_text(self) -> str:
         """As it stands in a recipe."""
-        learning = LEARNING.format(method=self.method).replace("problems:network", self.net)
-        return learning.replace(WORK, self.work) + self.more + "\n"
+        tables = MODEL_AND_METHOD_TABLES.format(method=self.method).replace("problems:network", self.network_address)
+        return tables.replace(ADAM_TRAINING, self.training_table) + self.method_settings + "\n"
 
     @property
     def recipe(self) -> Recipe:
-        return read(self.text)
+        return read_recipe(self.recipe_text)
 
     def algorithm(self) -> Algorithm:
         return self.recipe.algorithm()
 
 
-HIDING = """
+DP_SGD_TRAINING = """
 solver = "private_sgd"
 lr = 0.1
 steps = 3
 batch = 4
 source = "seed"
 """
-VALUING = """
+DQN_TRAINING = """
 solver = "dqn"
 steps = 50
 begin = 20
 batch = 8
 explore_steps = 60
 """
-PLAYING = """
+POLICY_GRADIENT_TRAINING = """
 solver = "policy_gradient"
 iterations = 2
 episodes = 3
 updates = 3
 batch = 16
 """
-DEALING = """
+TRADER_TRAINING = """
 solver = "trader"
 lr = 1e-3
 iterations = 6
@@ -72,90 +72,100 @@ batch = 8
 renew = 10
 year = 20
 """
-SEALING = 'wrap = [{by = "stand-ins", share = 0.4}]'
+CORESET_PROXY_WRAP = 'wrap = [{by = "stand-ins", share = 0.4}]'
 
-WAYS: dict[str, Way] = {  # over silos each is the simulation, bit for bit; the methods of the laws have their names
-    "Local": Way("local"),
-    "FedAvg": Way("fedavg"),
-    "FedProx": Way("fedprox", "mu = 0.1"),
-    "RFA": Way("rfa"),
-    "CoordinateMedian": Way("comed"),
-    "FedAvgPlus": Way("fedavg+", "alpha = 1.0\nrho = 2.0"),
-    "FedGeoMedPlus": Way("fedgeomed+", "alpha = 1.0\nrho = 0.1"),
-    "FedCoMedPlus": Way("fedcomed+", "alpha = 1.0\nrho = 0.05"),
-    "FedPlus, p=∞": Way("fed+", 'penalty = {is = "NormP", p = inf}\nalpha = 1.0\nrho = 0.1'),
-    "FedPlus, over all": Way("fed+", 'penalty = {is = "Norm2"}\nalpha = 1.0\nrho = 0.1\nover = "all"'),
-    "FedPlus, mixed start": Way("fed+", 'penalty = {is = "Norm2"}\nalpha = 1.0\nrho = 0.1\ninit_mix = 0.3'),
-    "FedPlusFixed": Way("fed+fixed", "gamma = 0.3\nalpha = 1.0"),
-    "FedPlusV1": Way("fed+v1", 'penalty = {is = "Norm2"}\nalpha = {start = 0.3, factor = 0.9}'),
-    "L2GD": Way("l2gd", "lam = 0.5\np = 0.3"),
-    "Ditto": Way("ditto"),
-    "APFL": Way("apfl"),
-    "pFedMe": Way("pfedme"),
-    "FedPer": Way("fedper"),
-    "FedRep": Way("fedrep"),
-    "FedAvg+AH": Way(
+SILO_CASES: dict[
+    str, RecipeCase
+] = {  # over silos each is the simulation, bit for bit; the methods of the laws have their names
+    "Local": RecipeCase("local"),
+    "FedAvg": RecipeCase("fedavg"),
+    "FedProx": RecipeCase("fedprox", "mu = 0.1"),
+    "RFA": RecipeCase("rfa"),
+    "CoordinateMedian": RecipeCase("comed"),
+    "FedAvgPlus": RecipeCase("fedavg+", "alpha = 1.0\nrho = 2.0"),
+    "FedGeoMedPlus": RecipeCase("fedgeomed+", "alpha = 1.0\nrho = 0.1"),
+    "FedCoMedPlus": RecipeCase("fedcomed+", "alpha = 1.0\nrho = 0.05"),
+    "FedPlus, p=∞": RecipeCase("fed+", 'penalty = {is = "NormP", p = inf}\nalpha = 1.0\nrho = 0.1'),
+    "FedPlus, over all": RecipeCase("fed+", 'penalty = {is = "Norm2"}\nalpha = 1.0\nrho = 0.1\nover = "all"'),
+    "FedPlus, mixed start": RecipeCase("fed+", 'penalty = {is = "Norm2"}\nalpha = 1.0\nrho = 0.1\ninit_mix = 0.3'),
+    "FedPlusFixed": RecipeCase("fed+fixed", "gamma = 0.3\nalpha = 1.0"),
+    "FedPlusV1": RecipeCase("fed+v1", 'penalty = {is = "Norm2"}\nalpha = {start = 0.3, factor = 0.9}'),
+    "L2GD": RecipeCase("l2gd", "lam = 0.5\np = 0.3"),
+    "Ditto": RecipeCase("ditto"),
+    "APFL": RecipeCase("apfl"),
+    "pFedMe": RecipeCase("pfedme"),
+    "FedPer": RecipeCase("fedper"),
+    "FedRep": RecipeCase("fedrep"),
+    "FedAvg+AH": RecipeCase(
         "fedavg",
         'wrap = [{by = "adaptive", lr = [0.05, 0.1, 0.2], work = [1, 2, 4], reward = "clients", measure = 4}]',
     ),
-    "FedAvg, decaying": Way("fedavg", 'wrap = [{by = "decay", lr = 0.9, work = 0.7}]'),
-    "FedAvg, of all samples": Way("fedavg", 'normalise = "total"'),
-    "matching": Way("fedgeomed+", 'alpha = 1.0\nrho = 0.1\nwrap = [{by = "matching"}]'),
-    "divergence, unsure": Way(
+    "FedAvg, decaying": RecipeCase("fedavg", 'wrap = [{by = "decay", lr = 0.9, work = 0.7}]'),
+    "FedAvg, of all samples": RecipeCase("fedavg", 'normalise = "total"'),
+    "matching": RecipeCase("fedgeomed+", 'alpha = 1.0\nrho = 0.1\nwrap = [{by = "matching"}]'),
+    "divergence, unsure": RecipeCase(
         "fedavg", 'wrap = [{by = "divergence", coefficient = 0.1}, {by = "entropy", least = 1.0}]'
     ),
-    "stragglers": Way("fedavg", "stragglers = 0.5"),
-    "FedAvg, private": Way("fedavg", 'wrap = [{by = "central_privacy", clip = 0.1, source = "seed"}]'),
-    "FedAvgPlus, private": Way(
+    "stragglers": RecipeCase("fedavg", "stragglers = 0.5"),
+    "FedAvg, private": RecipeCase("fedavg", 'wrap = [{by = "central_privacy", clip = 0.1, source = "seed"}]'),
+    "FedAvgPlus, private": RecipeCase(
         "fedavg+", 'alpha = 1.0\nwrap = [{by = "central_privacy", clip = 0.1, source = "seed"}]'
     ),
-    "FedProx, private at parties": Way(
+    "FedProx, private at parties": RecipeCase(
         "fedprox", 'mu = 0.1\nwrap = [{by = "local_privacy", clip = 0.1, source = "seed"}]'
     ),
-    "FedAvg, secure": Way("fedavg", 'wrap = [{by = "secure"}]'),
-    "FedRep, secure": Way("fedrep", 'wrap = [{by = "secure"}]'),
-    "FedAvg, samples private": Way("fedavg", work=HIDING),
-    "FedBuff": Way("fedbuff", "buffer = 3"),  # so many as there are silos: nobody is early or late
-    "FedRL": Way("fedrl", "period = 2\nfactor = 2.0"),  # without rewards all count alike
-    "FedRL, DQN": Way("fedrl", "period = 40\nfactor = 1.5", VALUING, "problems:actor", ACTING),
-    "FedAvgPlus, policy gradient": Way("fedavg+", "alpha = 1.0", PLAYING, "problems:actor", ACTING),
-    "FedGeoMedPlus, desks": Way("fedgeomed+", "alpha = 1.0\nrho = 0.1", DEALING, "problems:dealer", TRADING),
+    "FedAvg, secure": RecipeCase("fedavg", 'wrap = [{by = "secure"}]'),
+    "FedRep, secure": RecipeCase("fedrep", 'wrap = [{by = "secure"}]'),
+    "FedAvg, samples private": RecipeCase("fedavg", training_table=DP_SGD_TRAINING),
+    "FedBuff": RecipeCase("fedbuff", "buffer = 3"),  # so many as there are silos: nobody is early or late
+    "FedRL": RecipeCase("fedrl", "period = 2\nfactor = 2.0"),  # without rewards all count alike
+    "FedRL, DQN": RecipeCase("fedrl", "period = 40\nfactor = 1.5", DQN_TRAINING, "problems:actor", AGENT_SILO_FILE),
+    "FedAvgPlus, policy gradient": RecipeCase(
+        "fedavg+", "alpha = 1.0", POLICY_GRADIENT_TRAINING, "problems:actor", AGENT_SILO_FILE
+    ),
+    "FedGeoMedPlus, desks": RecipeCase(
+        "fedgeomed+", "alpha = 1.0\nrho = 0.1", TRADER_TRAINING, "problems:dealer", DESK_SILO_FILE
+    ),
 }
-SIMULATED: dict[str, Way] = {  # over silos these are refused: see NOT_OVER_SILOS
-    "hostile": Way("rfa", 'wrap = [{by = "hostile", scale = -1.0}]'),
+SIMULATION_ONLY_CASES: dict[str, RecipeCase] = {  # over silos these are refused: see NOT_OVER_SILOS
+    "byzantine": RecipeCase("rfa", 'wrap = [{by = "hostile", scale = -1.0}]'),
 }
-UNORDERED: dict[str, Way] = {  # over silos these go on with whoever is first: there is nothing to compare them with
-    "FedBuff, two of three": Way("fedbuff", "buffer = 2"),
-    "FedAsync": Way("fedasync"),
+ARRIVAL_ORDER_CASES: dict[
+    str, RecipeCase
+] = {  # over silos these go on with whoever is first: there is nothing to compare them with
+    "FedBuff, two of three": RecipeCase("fedbuff", "buffer = 2"),
+    "FedAsync": RecipeCase("fedasync"),
 }
-STOOD_IN = Way("fedavg", SEALING)  # over silos with a vault, and with somebody away
-EVERY_WAY = {**WAYS, **UNORDERED, "stand-ins": STOOD_IN}
+CORESET_PROXY_CASE = RecipeCase("fedavg", CORESET_PROXY_WRAP)  # over silos with a vault, and with somebody away
+ALL_SILO_CASES = {**SILO_CASES, **ARRIVAL_ORDER_CASES, "coreset_proxies": CORESET_PROXY_CASE}
 
-NOT_OVER_SILOS = {
-    "hostile": "the server would falsify what real parties send",
+NOT_OVER_SILOS_REASONS = {
+    "byzantine": "the server would falsify what real parties send",
 }
-NOT_BY_RECIPE = {
+NOT_IN_RECIPES_REASONS = {
     "FedPlus, by layer": "a penalty of its own for each layer is an object, for which recipes have no word",
     "FedAvg, changes": "what a party reports follows from the method, and is no setting",
 }
 
 
-SOLVED: dict[str, tuple[Callable[[], nn.Module], Callable[[], People], Solver]] = {  # on Ray, by the solver's name
-    "sgd": (network, partial(classes, 4), Sgd(lr=0.1, steps=3, batch=4)),
-    "private_sgd": (network, partial(classes, 4), PrivateSgd(lr=0.1, steps=3, batch=4, source="seed")),
+SOLVER_CASES: dict[
+    str, tuple[Callable[[], nn.Module], Callable[[], Population], Solver]
+] = {  # on Ray, by the solver's name
+    "sgd": (network, partial(classification_parties, 4), Sgd(lr=0.1, steps=3, batch=4)),
+    "dp_sgd": (network, partial(classification_parties, 4), DpSgd(lr=0.1, steps=3, batch=4, source="seed")),
     "dqn": (
-        actor,
-        agents,
-        Dqn(steps=50, begin=20, batch=8, explore_steps=60),
+        policy_network,
+        cartpole_agents,
+        Dqn(steps=50, learning_starts=20, batch=8, epsilon_steps=60),
     ),
     "policy_gradient": (
-        actor,
-        agents,
-        PolicyGradient(iterations=2, episodes=3, updates=3, batch=16),
+        policy_network,
+        cartpole_agents,
+        PolicyGradient(iterations=2, episodes=3, gradient_steps=3, batch=16),
     ),
     "trader": (
-        dealer,
-        desks,
-        Trader(lr=1e-3, iterations=6, batch=8, renew=10, year=20),
+        trading_network,
+        generated_desks,
+        Trader(lr=1e-3, iterations=6, batch=8, regenerate_every=10, synthetic_days=20),
     ),
 }

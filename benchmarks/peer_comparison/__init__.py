@@ -9,75 +9,82 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from descant.core.settings import check, setting, unknown
+from descant.core.settings import check_settings, setting, unknown_name_error
 from descant.errors import DescantError, SettingError
-from peer_comparison.contestants import DEFAULT, LARGE, PEERS, Peer, peer
+from peer_comparison.contestants import DEFAULT_PEERS, LARGE_MODEL_PEERS, PEERS, Peer, find_peer
 
 if TYPE_CHECKING:
-    from peer_comparison.results import Result
+    from peer_comparison.results import WorkloadResult
 
-__all__ = ["Bench", "PEERS", "run_bench"]
+__all__ = ["BenchSettings", "PEERS", "run_bench"]
 
 NAMES = ("W1", "W1+", "W2", "W3")
 
 
 @dataclass(frozen=True)
-class Bench:
+class BenchSettings:
     """What is measured, and for how long."""
 
     workloads: tuple[str, ...] = setting(NAMES, "The workloads, of W1, W1+, W2 and W3.")
     peers: tuple[str, ...] = setting((), f"The contestants, of {', '.join(PEERS)}; plain@2: with two threads.")
     turns: int = setting(5, "How often everybody has a turn.", least=1, whole=True)
     rounds: int | None = setting(None, "Rounds in a turn (by default 50, 50, 5 and 2).", least=1, whole=True)
-    cold: int = setting(20, "Rounds in the run from a cold start.", least=2, whole=True)
+    cold_rounds: int = setting(20, "Rounds in the run from a cold start.", least=2, whole=True)
     install: bool = setting(True, "Whether environments that are missing are made.")
-    patience: float = setting(900.0, "Seconds after which a contestant that does not answer is given up.", above=0)
+    timeout: float = setting(900.0, "Seconds after which a contestant that does not answer is given up.", above=0)
     environments: Path | None = field(default=None, metadata={"help": "The folder for the peers' environments."})
 
 
-def told_on_stderr(sentence: str) -> None:
+def print_progress(sentence: str) -> None:
     """Progress is for people; stdout is for answers."""
     print(sentence, file=sys.stderr, flush=True)
 
 
-def run_bench(bench: Bench, out: Path, say: Callable[[str], None] = told_on_stderr) -> list[Result]:
+def run_bench(bench: BenchSettings, out: Path, say: Callable[[str], None] = print_progress) -> list[WorkloadResult]:
     """Measure, and write bench.json, bench.md and bench.png into a folder."""
-    wanted = checked(bench)
+    chosen_peers = peers_by_workload(bench)
     from descant.storage import check_replaceable
     from peer_comparison import environments, results
-    from peer_comparison.race import Pace, initial_loss, race
+    from peer_comparison.race import TurnSchedule, initial_loss, run_turns
     from peer_comparison.workloads import WORKLOADS, write
 
     check_replaceable(out, results.FILES)
-    pace, where = Pace(bench.turns, bench.rounds, bench.cold, bench.patience), results.machine()
+    schedule, machine_info = (
+        TurnSchedule(bench.turns, bench.rounds, bench.cold_rounds, bench.timeout),
+        results.machine(),
+    )
     cache = bench.environments or environments.CACHE
     say(f"The peers' environments are in {cache}; those that are missing are made first.")
-    everybody = {peer.name: peer for peers in wanted.values() for peer in peers}
-    pythons = {name: environments.python_or_reason(peer, cache, bench.install, say) for name, peer in everybody.items()}
-    found = []
-    for name, peers in wanted.items():
+    all_peers = {peer.name: peer for peers in chosen_peers.values() for peer in peers}
+    pythons = {name: environments.python_or_reason(peer, cache, bench.install, say) for name, peer in all_peers.items()}
+    results_by_workload = []
+    for name, peers in chosen_peers.items():
         with tempfile.TemporaryDirectory(prefix="descant-bench-") as scratch:
             work, folder = WORKLOADS[name], Path(scratch)
             say(f"{name}: writing the data of {work.title}")
             write(work, folder)
-            able = [peer for peer in peers if work.method in peer.methods]
-            measured = race(able, pythons, folder, cache / "logs", pace, say)
-            found.append(results.Result(work, initial_loss(folder), tuple(measured)))
-        results.write(found, pace, where, out)  # after each workload: what was measured is not lost
-    return found
+            supporting_peers = [peer for peer in peers if work.method in peer.methods]
+            measured = run_turns(supporting_peers, pythons, folder, cache / "logs", schedule, say)
+            results_by_workload.append(results.WorkloadResult(work, initial_loss(folder), tuple(measured)))
+        results.write(
+            results_by_workload, schedule, machine_info, out
+        )  # after each workload: what was measured is not lost
+    return results_by_workload
 
 
-def checked(bench: Bench) -> dict[str, list[Peer]]:
+def peers_by_workload(bench: BenchSettings) -> dict[str, list[Peer]]:
     """The contestants of each workload, once all settings have been found good."""
-    check(bench, "bench")
+    check_settings(bench, "bench")
     for name in bench.workloads:
         if name not in NAMES:
-            raise unknown("workload", name, NAMES)
+            raise unknown_name_error("workload", name, NAMES)
     if not bench.workloads:
         raise SettingError(f"The bench needs at least one workload, of {', '.join(NAMES)}. Got none.")
     try:
         import psutil  # type: ignore[import-untyped,unused-ignore]  # noqa: F401
     except ImportError as error:
         raise DescantError("The bench needs psutil: pip install 'descant[bench]'.") from error
-    chosen = {name: bench.peers or (LARGE if name in ("W2", "W3") else DEFAULT) for name in bench.workloads}
-    return {name: [peer(one) for one in dict.fromkeys(names)] for name, names in chosen.items()}
+    chosen = {
+        name: bench.peers or (LARGE_MODEL_PEERS if name in ("W2", "W3") else DEFAULT_PEERS) for name in bench.workloads
+    }
+    return {name: [find_peer(one) for one in dict.fromkeys(names)] for name, names in chosen.items()}

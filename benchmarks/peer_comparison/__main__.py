@@ -6,8 +6,8 @@ from pathlib import Path
 
 import typer
 
-from descant.cli.command_helpers import json_option, option, plain_endings
-from peer_comparison import PEERS, Bench, run_bench
+from descant.cli.command_helpers import handle_errors, json_option, settings_option
+from peer_comparison import PEERS, BenchSettings, run_bench
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -16,9 +16,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 def bench(
     workloads: str = typer.Option("W1,W1+,W2,W3", help="The workloads. Default: W1,W1+,W2,W3.", show_default=False),
     peers: str = typer.Option("", help=f"The contestants, of {', '.join(PEERS)}; pfl@2 has 2 threads. Default: all."),
-    turns: int = option(Bench, "turns"),
-    rounds: int | None = option(Bench, "rounds"),
-    cold: int = option(Bench, "cold"),
+    turns: int = settings_option(BenchSettings, "turns"),
+    rounds: int | None = settings_option(BenchSettings, "rounds"),
+    cold: int = settings_option(BenchSettings, "cold"),
     install: bool = typer.Option(
         True,
         "--install/--no-install",
@@ -38,9 +38,11 @@ def bench(
     W1: logistic regression, 1,000 parties, FedAvg (W1+: FedGeoMed+). W2: a network of 784-200-200-10, 100 parties.
     W3: two convolutions, 100 parties. Peers that are missing are installed into environments of their own (4 GB).
     """
-    works, names = (tuple(name.strip() for name in text.split(",") if name.strip()) for text in (workloads, peers))
-    chosen = Bench(works, names, turns, rounds, cold, install, environments=environments)
-    with plain_endings():
+    workload_names, names = (
+        tuple(name.strip() for name in text.split(",") if name.strip()) for text in (workloads, peers)
+    )
+    chosen = BenchSettings(workload_names, names, turns, rounds, cold, install, environments=environments)
+    with handle_errors():
         results = run_bench(chosen, out)
         if as_json:
             typer.echo((out / "bench.json").read_text(encoding="utf-8"))

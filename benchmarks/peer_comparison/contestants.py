@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from descant.core.settings import unknown
+from descant.core.settings import unknown_name_error
 
 HERE = Path(__file__).parent
 TORCH = ("torch==2.13.0",)  # alone and first: an open range pulls gigabytes of GPU packages
@@ -34,28 +34,28 @@ class Peer:
 
     def environment(self) -> dict[str, str]:
         """The variables of its process: ours, without what would let other packages in, and with its own."""
-        own = self.module.startswith("peer_comparison.")
+        is_descant = self.module.startswith("peer_comparison.")
         threads = "1" if self.workers else str(self.threads)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         return {
-            **kept,
-            "PYTHONPATH": str(HERE.parent if own else HERE),
+            **inherited,
+            "PYTHONPATH": str(HERE.parent if is_descant else HERE),
             "PYTHONUNBUFFERED": "1",
             **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC"), threads),
             **{name: value.format(threads=threads) for name, value in self.settings.items()},
         }
 
 
-_BOTH = ("FedAvg", "FedGeoMed+")
+BOTH_METHODS = ("FedAvg", "FedGeoMed+")
 
-_ALL = (
-    Peer("plain", "plain torch loop", "peers.plain", methods=_BOTH),
-    Peer("descant", "Descant", "peer_comparison.peers.with_descant", methods=_BOTH),
+ALL_PEERS = (
+    Peer("plain", "plain torch loop", "peers.plain", methods=BOTH_METHODS),
+    Peer("descant", "Descant", "peer_comparison.peers.with_descant", methods=BOTH_METHODS),
     Peer(
         "processes",
         "Descant, processes",
         "peer_comparison.peers.with_processes",
-        methods=_BOTH,
+        methods=BOTH_METHODS,
         threads=2,
         workers=True,
     ),
@@ -99,12 +99,18 @@ _ALL = (
         },
     ),
 )
-PEERS = {peer.name: peer for peer in _ALL}
-DEFAULT = ("plain", "descant", "processes", "pfl", "fedjax", "fedlab", "flower")
-LARGE = ("plain", "plain@2", "descant", "descant@2", *DEFAULT[2:])  # a second thread helps with large models only
+PEERS = {peer.name: peer for peer in ALL_PEERS}
+DEFAULT_PEERS = ("plain", "descant", "processes", "pfl", "fedjax", "fedlab", "flower")
+LARGE_MODEL_PEERS = (
+    "plain",
+    "plain@2",
+    "descant",
+    "descant@2",
+    *DEFAULT_PEERS[2:],
+)  # a second thread helps with large models only
 
 
-def peer(name: str) -> Peer:
+def find_peer(name: str) -> Peer:
     """A contestant by its name; "pfl@2" is pfl with two threads, "flower@4" Flower with four workers.
 
     >>> peer("plain@2").title
@@ -112,7 +118,7 @@ def peer(name: str) -> Peer:
     """
     base, _, count = name.partition("@")
     if base not in PEERS or (count and not (count.isdecimal() and int(count) >= 1)):
-        raise unknown("contestant", name, [*PEERS, "plain@2"])
+        raise unknown_name_error("contestant", name, [*PEERS, "plain@2"])
     found = PEERS[base]
     threads = int(count) if count else found.threads
     word = "worker" if found.workers else "thread"
@@ -121,6 +127,6 @@ def peer(name: str) -> Peer:
     return replace(found, name=name, title=title, threads=threads)
 
 
-def own_python() -> Path:
+def current_python() -> Path:
     """The Python that runs this."""
     return Path(sys.executable)

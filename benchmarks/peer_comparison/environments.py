@@ -9,28 +9,28 @@ from collections.abc import Callable
 from pathlib import Path
 
 from descant.errors import DescantError
-from peer_comparison.contestants import Peer, own_python
+from peer_comparison.contestants import Peer, current_python
 
 CACHE = Path.home() / ".cache" / "descant" / "bench"
-MARK = "descant-bench.json"  # in a venv that was made to its end: what was installed
-PATIENCE = 1800.0  # seconds for one call of pip
+INSTALLED_FILE = "descant-bench.json"  # in a venv that was made to its end: what was installed
+PIP_TIMEOUT = 1800.0  # seconds for one call of pip
 
 
-class CannotRun(DescantError):
+class PeerUnavailableError(DescantError):
     """A contestant that could not be installed, started or finished; the message is the reason in its row."""
 
 
 def python_for(peer: Peer, folder: Path, install: bool, say: Callable[[str], None]) -> Path:
     """The Python of a contestant's environment, which is made if it is not there."""
     if not peer.installs:
-        return own_python()
+        return current_python()
     place = folder / peer.name.partition("@")[0]
     wanted = [list(call) for call in peer.installs]
     python = place / "bin" / "python"
     if _mark(place) == wanted and python.exists():
         return python
     if not install:
-        raise CannotRun(f"not installed in {place}, and installing was not allowed")
+        raise PeerUnavailableError(f"not installed in {place}, and installing was not allowed")
     say(f"{peer.title}: making the environment {place}. It installs {_listed(peer)}")
     log = folder / f"{place.name}.log"
     folder.mkdir(parents=True, exist_ok=True)
@@ -38,15 +38,17 @@ def python_for(peer: Peer, folder: Path, install: bool, say: Callable[[str], Non
     _call([sys.executable, "-m", "venv", "--clear", str(place)], log)
     for call in peer.installs:
         _call([str(python), "-m", "pip", "install", "--disable-pip-version-check", *call], log)
-    (place / MARK).write_text(json.dumps(wanted))
+    (place / INSTALLED_FILE).write_text(json.dumps(wanted))
     return python
 
 
-def python_or_reason(peer: Peer, folder: Path, install: bool, say: Callable[[str], None]) -> Path | CannotRun:
+def python_or_reason(
+    peer: Peer, folder: Path, install: bool, say: Callable[[str], None]
+) -> Path | PeerUnavailableError:
     """The same, with a failure as a value: the others go on."""
     try:
         return python_for(peer, folder, install, say)
-    except CannotRun as error:
+    except PeerUnavailableError as error:
         say(f"{peer.title} is left out: {error}")
         return error
 
@@ -57,7 +59,7 @@ def _listed(peer: Peer) -> str:
 
 def _mark(place: Path) -> object:
     try:
-        return json.loads((place / MARK).read_text())
+        return json.loads((place / INSTALLED_FILE).read_text())
     except (OSError, ValueError):
         return None
 
@@ -68,17 +70,22 @@ def _call(command: list[str], log: Path) -> None:
     with log.open("a") as out:
         try:
             done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, timeout=PATIENCE, check=False
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                timeout=PIP_TIMEOUT,
+                check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise CannotRun(f"{what} took longer than {PATIENCE:.0f} s; see {log}") from error
+            raise PeerUnavailableError(f"{what} took longer than {PIP_TIMEOUT:.0f} s; see {log}") from error
         except OSError as error:
-            raise CannotRun(f"{what}: {error}") from error
+            raise PeerUnavailableError(f"{what}: {error}") from error
     if done.returncode:
-        raise CannotRun(f"{last_words(log)} (from {what}; see {log})")
+        raise PeerUnavailableError(f"{last_log_lines(log)} (from {what}; see {log})")
 
 
-def last_words(log: Path) -> str:
+def last_log_lines(log: Path) -> str:
     """The line of a log that most likely says what went wrong."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith("error")]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from peer_comparison.results import Result
+from peer_comparison.results import WorkloadResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +28,7 @@ class _Bar(NamedTuple):
         return f"{self.wall:.{2 if self.wall < 1 else 1 if self.wall < 10 else 0}f}×"
 
 
-def draw(results: Sequence[Result], file: Path) -> Path:
+def draw(results: Sequence[WorkloadResult], file: Path) -> Path:
     """Horizontal bars by wall time and a mark by processor time, on one logarithmic axis."""
     from matplotlib.figure import Figure  # here, because it takes a second
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -55,7 +55,7 @@ def draw(results: Sequence[Result], file: Path) -> Path:
     return file
 
 
-def _bars(result: Result) -> list[_Bar]:
+def _bars(result: WorkloadResult) -> list[_Bar]:
     bars = []
     for m, row in zip(result.measured, result.rows(), strict=True):
         base = m.name.partition("@")[0]

@@ -14,17 +14,17 @@ from typing import Any
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from peer_comparison.contestants import Peer
-from peer_comparison.environments import CannotRun, last_words
+from peer_comparison.environments import PeerUnavailableError, last_log_lines
 
-SAMPLED = 0.5  # seconds between two looks at the memory
+SAMPLE_SECONDS = 0.5  # seconds between two looks at the memory
 
 
-class Running:
+class PeerProcess:
     """A contestant that is alive; use it in a `with`, so that nothing of it outlives the bench."""
 
     def __init__(self, peer: Peer, python: Path, folder: Path, log: Path) -> None:
         self.peer, self.log, self.peak = peer, log, 0
-        self._told: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
         with log.open("w") as errors:
             self._process = subprocess.Popen(
                 peer.command(python, folder),
@@ -46,23 +46,23 @@ class Running:
             with suppress(ValueError):  # a line of some library that was not meant for us
                 found = json.loads(line)
                 if isinstance(found, dict):
-                    self._told.put(found)
-        self._told.put(None)
+                    self._messages.put(found)
+        self._messages.put(None)
 
-    def hear(self, patience: float) -> dict[str, Any]:
+    def read_answer(self, timeout: float) -> dict[str, Any]:
         """Its next answer."""
         try:
-            answer = self._told.get(timeout=patience)
+            answer = self._messages.get(timeout=timeout)
         except queue.Empty:
-            raise CannotRun(f"no answer within {patience:.0f} s; see {self.log}") from None
+            raise PeerUnavailableError(f"no answer within {timeout:.0f} s; see {self.log}") from None
         if answer is None:
             code = self._process.wait()
-            raise CannotRun(f"ended with status {code}: {last_words(self.log)}")
+            raise PeerUnavailableError(f"ended with status {code}: {last_log_lines(self.log)}")
         if "error" in answer:
-            raise CannotRun(str(answer["error"]))
+            raise PeerUnavailableError(str(answer["error"]))
         return answer
 
-    def ask(self, command: str, patience: float) -> dict[str, Any]:
+    def send_command(self, command: str, timeout: float) -> dict[str, Any]:
         """Give a command and wait for its answer."""
         try:
             assert self._process.stdin is not None
@@ -70,7 +70,7 @@ class Running:
             self._process.stdin.flush()
         except OSError:
             pass  # it has died: its last words tell more than a broken pipe
-        return self.hear(patience)
+        return self.read_answer(timeout)
 
     def processor_seconds(self) -> float:
         """What it and all its children, also those that have ended, have used."""
@@ -81,7 +81,7 @@ class Running:
                 total += times.user + times.system + times.children_user + times.children_system
         return total
 
-    def look(self) -> None:
+    def sample_memory(self) -> None:
         """Take its memory now: pages that processes share are counted once."""
         total = 0
         for process in self.processes():
@@ -90,13 +90,13 @@ class Running:
         self.peak = max(self.peak, total)
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def sampling_memory(self) -> Iterator[None]:
         """Look at the memory again and again while the block runs."""
         over = threading.Event()
 
         def watch() -> None:
-            while not over.wait(SAMPLED):
-                self.look()
+            while not over.wait(SAMPLE_SECONDS):
+                self.sample_memory()
 
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
@@ -105,15 +105,15 @@ class Running:
         finally:
             over.set()
             thread.join()
-            self.look()
+            self.sample_memory()
 
-    def rest(self) -> None:
+    def suspend(self) -> None:
         """Stand still, with all its processes: a peer's idle ones poll, and would take from those who are measured."""
         for process in self.processes():
             with suppress(psutil.Error):
                 process.suspend()
 
-    def wake(self) -> None:
+    def resume(self) -> None:
         """Go on after a rest."""
         for process in self.processes():
             with suppress(psutil.Error):
@@ -128,21 +128,21 @@ class Running:
         self._seen.update(found)
         return found
 
-    def __enter__(self) -> Running:
+    def __enter__(self) -> PeerProcess:
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
-        self.end(0.0 if error else 5.0)
+        self.stop(0.0 if error else 5.0)
 
-    def end(self, patience: float) -> None:
+    def stop(self, timeout: float) -> None:
         """Ask it to stop, and end whatever of it is still there after so many seconds."""
-        self.wake()
+        self.resume()
         with suppress(OSError, ValueError):
             if self._process.stdin is not None:
                 self._process.stdin.write("stop\n")
                 self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(patience)
+            self._process.wait(timeout)
         self.processes()
         for process in self._seen:
             with suppress(psutil.Error):

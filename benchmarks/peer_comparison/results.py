@@ -13,35 +13,35 @@ from typing import Any
 
 from descant import __version__
 from descant.reporting.table import Table
-from descant.storage import replacing
-from peer_comparison.peers.work import Work
-from peer_comparison.race import Measured, Pace
+from descant.storage import replace_folder
+from peer_comparison.peers.work import Workload
+from peer_comparison.race import PeerMeasurement, TurnSchedule
 
 FILES = ("bench.json", "bench.md", "bench.png")
-YARDSTICK = "plain"
+REFERENCE_PEER = "plain"
 COLUMNS = (
     *("contestant", "wall ms/round", "CPU ms/round", "× plain, wall", "× plain, CPU"),
     *("warm-up s", "from cold s", "peak MB", "note"),
 )
-_PLACES = {"wall ms/round": 1, "CPU ms/round": 1, "× plain, wall": 2, "× plain, CPU": 2} | {
+COLUMN_DECIMALS = {"wall ms/round": 1, "CPU ms/round": 1, "× plain, wall": 2, "× plain, CPU": 2} | {
     name: 0 if name == "peak MB" else 1 for name in ("warm-up s", "from cold s", "peak MB")
 }
 
 
 @dataclass(frozen=True)
-class Result:
+class WorkloadResult:
     """One workload: what it was, the loss it began with, and every contestant."""
 
-    work: Work
+    work: Workload
     initial: float
-    measured: tuple[Measured, ...]
+    measured: tuple[PeerMeasurement, ...]
 
     def rows(self) -> list[dict[str, Any]]:
         """A record for each contestant: medians over the turns, and their ratios to the plain loop's."""
-        plain = next((m for m in self.measured if m.name == YARDSTICK), None)
+        plain = next((m for m in self.measured if m.name == REFERENCE_PEER), None)
         return [self._row(m, plain) for m in self.measured]
 
-    def _row(self, m: Measured, plain: Measured | None) -> dict[str, Any]:
+    def _row(self, m: PeerMeasurement, plain: PeerMeasurement | None) -> dict[str, Any]:
         wall, cpu = _median(m.seconds), _median(m.processor)
         return {
             "contestant": m.title,
@@ -50,17 +50,17 @@ class Result:
             "× plain, wall": _ratio(_median(plain.seconds if plain else ()), wall),
             "× plain, CPU": _ratio(_median(plain.processor if plain else ()), cpu),
             "warm-up s": m.warmup,
-            "from cold s": m.cold,
+            "from cold s": m.cold_seconds,
             "peak MB": _times(1e-6, m.memory),
             "note": "; ".join(filter(None, [m.reason and f"out: {m.reason}", self._other_work(m, plain), m.note])),
         }
 
-    def _other_work(self, m: Measured, plain: Measured | None) -> str:
+    def _other_work(self, m: PeerMeasurement, plain: PeerMeasurement | None) -> str:
         """A remark where the loss is not the plain loop's, so that the work may not have been the same."""
         if plain is None or plain.loss is None or m.loss is None:
             return ""
         learnt = abs(self.initial - plain.loss)
-        if abs(m.loss - plain.loss) <= self.work.noise * learnt:
+        if abs(m.loss - plain.loss) <= self.work.loss_tolerance * learnt:
             return ""
         return f"loss {m.loss:.3f}, the plain loop's is {plain.loss:.3f}: not the same work?"
 
@@ -72,7 +72,7 @@ class Result:
 
     def table(self) -> Table:
         """The records as a table."""
-        return Table(COLUMNS, self.rows(), places=_PLACES)
+        return Table(COLUMNS, self.rows(), decimals=COLUMN_DECIMALS)
 
 
 def _median(values: Sequence[float]) -> float | None:
@@ -104,7 +104,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def to_json(results: Sequence[Result], pace: Pace, where: Mapping[str, Any]) -> str:
+def to_json(results: Sequence[WorkloadResult], pace: TurnSchedule, where: Mapping[str, Any]) -> str:
     """Everything that was seen, turn by turn."""
     workloads = [
         {
@@ -122,7 +122,7 @@ def to_json(results: Sequence[Result], pace: Pace, where: Mapping[str, Any]) -> 
     )
 
 
-def to_markdown(results: Sequence[Result], pace: Pace, where: Mapping[str, Any]) -> str:
+def to_markdown(results: Sequence[WorkloadResult], pace: TurnSchedule, where: Mapping[str, Any]) -> str:
     """The tables, and how to read them."""
     parts = [
         "# Descant and its peers, side by side",
@@ -132,16 +132,16 @@ def to_markdown(results: Sequence[Result], pace: Pace, where: Mapping[str, Any])
     ]
     for result in results:
         parts += [f"## {result.work.name}: {result.work.method}", f"{result.work.title}.", _markdown(result.table())]
-        parts += [result.losses(pace.cold)]
+        parts += [result.losses(pace.cold_rounds)]
     return "\n\n".join([*parts, "![How many times as fast as the plain loop](bench.png)"]) + "\n"
 
 
-def _about(pace: Pace) -> str:
+def _about(pace: TurnSchedule) -> str:
     return (
         f"All contestants of a workload are alive at once and take turns, one at a time: {pace.turns} turns, medians "
         "over them. *× plain*: how many times as fast as the plain torch loop on one thread, by wall time and by "
         "processor time of all processes. *warm-up*: start-up (reading the data, compilation, worker start) and the "
-        f"first round; *from cold*: the first {pace.cold} rounds with it. Imports are left out for all alike. *peak "
+        f"first round; *from cold*: the first {pace.cold_rounds} rounds with it. Imports are left out for all alike. *peak "
         "MB*: the highest memory seen, data included; pages that processes share count once. Who is not said to have "
         "several threads or workers has one thread, on one core."
     )
@@ -149,7 +149,7 @@ def _about(pace: Pace) -> str:
 
 def _markdown(table: Table) -> str:
     lines = [" | ".join(table.columns), " | ".join(["---", *["---:"] * (len(table.columns) - 2), "---"])]
-    lines += [" | ".join(_cell(row[name], table.places.get(name, 0)) for name in table.columns) for row in table.rows]
+    lines += [" | ".join(_cell(row[name], table.decimals.get(name, 0)) for name in table.columns) for row in table.rows]
     return "\n".join(f"| {line} |" for line in lines)
 
 
@@ -158,11 +158,11 @@ def _cell(value: Any, places: int) -> str:
     return text.replace("|", "/").replace("\n", " ")
 
 
-def write(results: Sequence[Result], pace: Pace, where: Mapping[str, Any], out: Path) -> None:
+def write(results: Sequence[WorkloadResult], pace: TurnSchedule, where: Mapping[str, Any], out: Path) -> None:
     """bench.json, bench.md and bench.png, all together or none."""
     from peer_comparison.picture import draw
 
-    with replacing(out, FILES) as folder:
+    with replace_folder(out, FILES) as folder:
         (folder / "bench.json").write_text(to_json(results, pace, where), encoding="utf-8")
         (folder / "bench.md").write_text(to_markdown(results, pace, where), encoding="utf-8")
         draw(results, folder / "bench.png")

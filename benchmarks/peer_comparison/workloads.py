@@ -8,48 +8,48 @@ from pathlib import Path
 
 import numpy as np
 
-from peer_comparison.peers.work import Array, Work, store_work
+from peer_comparison.peers.work import Array, Workload, store_work
 
-_LOGISTIC = Work(
+_LOGISTIC = Workload(
     name="W1",
     title="logistic regression 784-10, 1,000 parties of unlike size, 10 a round, 20 steps of batch 10",
     model="logistic",
     method="FedAvg",
     parties=1000,
-    mean=60,
-    least=10,
-    present=10,
+    mean_samples=60,
+    min_samples=10,
+    participants=10,
     steps=20,
     batch=10,
-    turn=50,
+    rounds_per_turn=50,
     contrast=0.1,
 )
-_MLP = Work(
+_MLP = Workload(
     name="W2",
     title="MLP 784-200-200-10, 100 parties, 10 a round, 20 steps of batch 32",
     model="mlp",
     method="FedAvg",
     parties=100,
-    mean=600,
-    least=600,
-    present=10,
+    mean_samples=600,
+    min_samples=600,
+    participants=10,
     steps=20,
     batch=32,
-    turn=5,
+    rounds_per_turn=5,
     contrast=0.2,
 )
-_CNN = Work(
+_CNN = Workload(
     name="W3",
     title="CNN of two 5x5 convolutions (32, 64) and 512 units, 100 parties, 10 a round, 10 steps of batch 20",
     model="cnn",
     method="FedAvg",
     parties=100,
-    mean=600,
-    least=600,
-    present=10,
+    mean_samples=600,
+    min_samples=600,
+    participants=10,
     steps=10,
     batch=20,
-    turn=2,
+    rounds_per_turn=2,
     contrast=0.3,
 )
 
@@ -81,17 +81,19 @@ _SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
 }
 
 
-def sizes(work: Work) -> Array:
+def sizes(work: Workload) -> Array:
     """How many samples each party has: log-normal above the least, with the asked mean, or all alike."""
-    if work.mean == work.least:
-        return np.full(work.parties, work.mean)
+    if work.mean_samples == work.min_samples:
+        return np.full(work.parties, work.mean_samples)
     rng = np.random.default_rng([work.seed, 0])
     above = rng.lognormal(0.0, 1.0, work.parties)
-    found: Array = work.least + np.floor(above * (work.mean - work.least) / above.mean()).astype(np.int64)
+    found: Array = work.min_samples + np.floor(above * (work.mean_samples - work.min_samples) / above.mean()).astype(
+        np.int64
+    )
     return found
 
 
-def write(work: Work, folder: Path) -> Path:
+def write(work: Workload, folder: Path) -> Path:
     """The whole workload as files: work.json, x, y, ends, the probe, and the first weights."""
     folder.mkdir(parents=True, exist_ok=True)
     store_work(folder, work)
@@ -120,7 +122,7 @@ def _samples(count: int, patterns: Array, rng: np.random.Generator) -> tuple[Arr
     return x, y
 
 
-def _weights(work: Work) -> dict[str, Array]:
+def _weights(work: Workload) -> dict[str, Array]:
     """Uniform within 1/√(inputs), as torch begins."""
     rng = np.random.default_rng([work.seed, 2])
     found, bound = {}, 1.0

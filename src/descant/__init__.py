@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from .core.metrics import Metric
     from .errors import DescantError, DescantWarning
     from .federation import Federation
-    from .storage.vault.coreset_rows import Agreed
-    from .storage.vault.vault_location import VaultAt
-    from .studies.contribution import Worth, worth
+    from .storage.vault.coreset_rows import CoresetLimit
+    from .storage.vault.vault_location import VaultLocation
+    from .studies.contribution import Contributions, contributions
     from .studies.study import Study, compare
-    from .training import Dqn, PolicyGradient, PrivateSgd, Sgd, Trader
+    from .training import DpSgd, Dqn, PolicyGradient, Sgd, Trader
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Agreed",
+    "CoresetLimit",
     "Algorithm",
     "DescantError",
     "DescantWarning",
@@ -30,23 +30,23 @@ __all__ = [
     "Federation",
     "Metric",
     "PolicyGradient",
-    "PrivateSgd",
+    "DpSgd",
     "Sgd",
     "Study",
     "Trader",
-    "VaultAt",
-    "Worth",
+    "VaultLocation",
+    "Contributions",
     "algorithms",
     "compare",
     "parties",
     "portfolio",
     "models",
     "rl",
-    "worth",
+    "contributions",
 ]
 
 _HOME = {
-    "Agreed": ".storage.vault.coreset_rows",
+    "CoresetLimit": ".storage.vault.coreset_rows",
     "Algorithm": ".core.algorithm",
     "DescantError": ".errors",
     "DescantWarning": ".errors",
@@ -54,14 +54,14 @@ _HOME = {
     "Federation": ".federation",
     "Metric": ".core.metrics",
     "PolicyGradient": ".training",
-    "PrivateSgd": ".training",
+    "DpSgd": ".training",
     "Sgd": ".training",
     "Study": ".studies.study",
     "Trader": ".training",
-    "VaultAt": ".storage.vault.vault_location",
-    "Worth": ".studies.contribution",
+    "VaultLocation": ".storage.vault.vault_location",
+    "Contributions": ".studies.contribution",
     "compare": ".studies.study",
-    "worth": ".studies.contribution",
+    "contributions": ".studies.contribution",
 }
 
 

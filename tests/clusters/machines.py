@@ -18,15 +18,15 @@ from ray.cluster_utils import Cluster
 from descant import Federation, Sgd, algorithms
 from descant.engines import Ray
 from descant.errors import EngineError
-from problems import classes, wide
+from problems import classification_parties, wide_network
 
 
-def machines_of(fed: Federation) -> list[list[str]]:
+def nodes_with_party_state(fed: Federation) -> list[list[str]]:
     """By party, the machines that have its memory."""
-    memory: Any = fed.engine_.memory
-    places = [memory.look(party).place for party in memory.names()]
-    found = ray.experimental.get_object_locations(places)
-    return [sorted(found[place]["node_ids"]) for place in places]
+    party_states: Any = fed.engine_.party_states
+    references = [party_states.look(party).place for party in party_states.names()]
+    locations = ray.experimental.get_object_locations(references)
+    return [sorted(locations[place]["node_ids"]) for place in references]
 
 
 def main() -> None:
@@ -35,15 +35,22 @@ def main() -> None:
     cluster.wait_for_nodes()
     engine = Ray(address=cluster.address)
     solver = Sgd(lr=0.05, epochs=2, batch=4, optimizer="Adam")
-    fed = Federation(wide, partial(classes, 6), algorithms.FedAvgPlus(), solver=solver, seed=7, engine=engine)
-    seen = [machines_of(fed.fit(rounds, progress=False)) for rounds in (2, 1, 3)]
+    fed = Federation(
+        wide_network, partial(classification_parties, 6), algorithms.FedAvgPlus(), solver=solver, seed=7, engine=engine
+    )
+    nodes_by_fit = [nodes_with_party_state(fed.fit(rounds, progress=False)) for rounds in (2, 1, 3)]
     cluster.remove_node(second, allow_graceful=False)
-    said = ""
+    error_message = ""
     try:
         fed.fit(1, progress=False)
     except EngineError as error:
-        said = str(error)
-    print(json.dumps({"workers": len(engine._hands), "seen": seen, "second": second.node_id, "said": said}), flush=True)
+        error_message = str(error)
+    print(
+        json.dumps(
+            {"workers": len(engine._workers), "seen": nodes_by_fit, "second": second.node_id, "said": error_message}
+        ),
+        flush=True,
+    )
     ray.shutdown()
     cluster.shutdown()
 

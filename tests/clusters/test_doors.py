@@ -23,28 +23,40 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from test_flower import MOST, NAMES, Lab, answered, hub_of, lab, linked, read, roster, same, spoke  # noqa: F401
+from test_flower import (  # noqa: F401
+    MAX_REPLY_BYTES,
+    SILO_NAMES,
+    LocalDeployment,
+    answer_next_task,
+    assert_equals_simulation,
+    lab,
+    make_driver_transport,
+    make_silo_transport,
+    reply_bytes,
+    roster,
+    superlink_transports,
+)
 
-from descant.core.timeouts import Patience
+from descant.core.timeouts import WaitLimits
 from descant.deployment.flower import driver_transport
-from descant.deployment.flower.driver_transport import run_of_nothing
-from descant.deployment.flower.flower_connection import Away, require
-from descant.deployment.flower.message_chunks import hand_over, put_together, wrapped
-from descant.deployment.flower.superlink_process import superlink
+from descant.deployment.flower.driver_transport import empty_run_request
+from descant.deployment.flower.flower_connection import PeerUnavailable, require_flower
+from descant.deployment.flower.message_chunks import assemble_payload, push_message, to_record
+from descant.deployment.flower.superlink_process import run_superlink
 from descant.deployment.nginx_proxy import Proxy
-from descant.deployment.pki.certificates import AUTHORITY
-from descant.deployment.pki.federation_setup import KEYS
+from descant.deployment.pki.certificates import AUTHORITY_NAME
+from descant.deployment.pki.federation_setup import KEYS_FOLDER
 from descant.deployment.pki.roster import Roster
-from descant.deployment.server.serve import Serving, free_port
-from descant.engines.remote import Lost
-from ways import WAYS
+from descant.deployment.server.serve import FederationServer, free_port
+from descant.engines.remote import UndeliveredError
+from ways import SILO_CASES
 
 OPEN = 200
 WHO = {401, 403}  # statuses by which the SuperLink says that it does not want the caller, whatever is asked
 
 
 def clients() -> dict[str, type]:
-    require()
+    require_flower()
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.runtime import RuntimeHttpClient
     from flwr.supernode.fleet_http_client import FleetHttpClient
@@ -118,19 +130,19 @@ def made_up_key() -> bytes:
 
 
 @pytest.fixture
-def doors(lab: Callable[..., Lab]) -> Iterator[tuple[str, str, bytes]]:  # noqa: F811
+def doors(lab: Callable[..., LocalDeployment]) -> Iterator[tuple[str, str, bytes]]:  # noqa: F811
     """The address of the proxy, that of the SuperLink behind it, and the certificate."""
-    one = lab(WAYS["FedAvg"])
-    one.serve()
-    one.until(lambda: "Waiting" in one.said())
+    one = lab(SILO_CASES["FedAvg"])
+    one.start_server()
+    one.wait_until(lambda: "Waiting" in one.log_text())
     yield addresses(one)
 
 
-def addresses(one: Lab) -> tuple[str, str, bytes]:
-    line = one.child("server", "flower-superlink").cmdline()
-    outer = re.search(r"Parties reach \S+:(\d+)\.", one.said())
+def addresses(one: LocalDeployment) -> tuple[str, str, bytes]:
+    line = one.child_process("server", "flower-superlink").cmdline()
+    outer = re.search(r"Parties reach \S+:(\d+)\.", one.log_text())
     assert outer is not None
-    ca = (one.folder / "lab" / KEYS / f"{AUTHORITY}.crt").read_bytes()
+    ca = (one.folder / "lab" / KEYS_FOLDER / f"{AUTHORITY_NAME}.crt").read_bytes()
     return f"127.0.0.1:{outer[1]}", f"127.0.0.1:{line[line.index('--port') + 1]}", ca
 
 
@@ -147,17 +159,17 @@ def test_what_an_anonymous_caller_may_do(doors: tuple[str, str, bytes]) -> None:
         assert set(inside[kind].values()) <= WHO, inside[kind]
     assert {inside["control"][name] for name in ("ListNodes", "ListRuns", "ListFederations")} == {OPEN}
     there, here = Stranger(outer, ca), Stranger(inner, ca)
-    assert here.may("StartRun", run_of_nothing()) and not there.may("StartRun", run_of_nothing())
+    assert here.may("StartRun", empty_run_request()) and not there.may("StartRun", empty_run_request())
     key = made_up_key()
     assert here.registers("made up", key) and not there.registers("another", made_up_key())
-    assert here.nodes().keys() == {*NAMES, "made up"}
+    assert here.nodes().keys() == {*SILO_NAMES, "made up"}
     assert here.strikes_off("made up") and not here.registers("made up", key)  # what was struck off stays so
     assert here.strikes_off("north") and here.stops_runs()
 
 
 def test_what_flower_would_tell_or_fetch_by_itself_is_off_in_the_superlink(roster: Roster) -> None:  # noqa: F811
-    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
-    with superlink(papers, port, roster.run):
+    port, papers = free_port(), FederationServer(roster.folder, WaitLimits())._superlink_credentials(roster)
+    with run_superlink(papers, port, roster.run_folder):
         [found] = [one for one in psutil.Process().children(recursive=True) if str(port) in one.cmdline()]
         told = found.environ()
         assert told["FLWR_TELEMETRY_ENABLED"] == "0"
@@ -192,10 +204,12 @@ def test_every_request_of_a_large_answer_passes_the_proxy() -> None:
 
     noted, answer = Noted(), b"".join(at.to_bytes(8, "big") + bytes(2**20 - 8) for at in range(128))
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, 1, 2
-    message = Message(wrapped(answer), 3, "train")
-    hand_over(message, noted.announce, noted, Node(node_id=2), 1)
+    message = Message(to_record(answer), 3, "train")
+    push_message(message, noted.announce, noted, Node(node_id=2), 1)
     announced, *parts = noted.sizes
-    assert max(8 * announced, *parts) < Proxy(8000).body * 2**20 / 2  # there is a part for every 5 MB, of one size
+    assert (
+        max(8 * announced, *parts) < Proxy(8000).max_body_megabytes * 2**20 / 2
+    )  # there is a part for every 5 MB, of one size
     assert sum(noted.sizes) > len(answer)
 
 
@@ -204,8 +218,8 @@ def letters(kind: str) -> Any:
     from flwr.app import Array, ArrayRecord, RecordDict
 
     if kind == "a long head":
-        return RecordDict({"letter": ArrayRecord({"letter": Array("uint8", (1,), "x" * 3 * 2**20, b"1")})})
-    return wrapped(bytes(20_000) if kind == "one part again and again" else bytes(range(250)) * 80)
+        return RecordDict({"payload": ArrayRecord({"payload": Array("uint8", (1,), "x" * 3 * 2**20, b"1")})})
+    return to_record(bytes(20_000) if kind == "one part again and again" else bytes(range(250)) * 80)
 
 
 @pytest.mark.parametrize("kind", ["many parts", "one part again and again", "a long head"])
@@ -225,8 +239,8 @@ def test_an_answer_of_too_many_parts_is_given_up_before_they_are_fetched(
         pulled.append(name)
         return held[name]
 
-    lost = put_together(parts.get_object_tree(message), pull, 2**21)
-    assert isinstance(lost, Lost) and lost.final and len(pulled) < 10
+    lost = assemble_payload(parts.get_object_tree(message), pull, 2**21)
+    assert isinstance(lost, UndeliveredError) and lost.is_final and len(pulled) < 10
 
 
 @pytest.mark.parametrize("kind", ["nothing", "no array", "no arrays", "another item"])
@@ -240,14 +254,14 @@ def test_what_comes_and_is_no_letter_is_given_up(kind: str) -> None:
     array = Array("uint8", (1,), "x", b"1")
     content = {
         "nothing": {},
-        "no array": {"letter": ArrayRecord({})},
-        "no arrays": {"letter": ConfigRecord({"letter": b"1"})},
-        "another item": {"parcel": ArrayRecord({"letter": array})},
+        "no array": {"payload": ArrayRecord({})},
+        "no arrays": {"payload": ConfigRecord({"payload": b"1"})},
+        "another item": {"parcel": ArrayRecord({"payload": array})},
     }[kind]
     message = Message(RecordDict(content), 3, "train")  # type: ignore[arg-type]
     held = {name: part.deflate() for name, part in parts.get_all_nested_objects(message).items()}
-    lost = put_together(parts.get_object_tree(message), held.__getitem__, 2**21)
-    assert isinstance(lost, Lost) and lost.final and "no letter" in str(lost)
+    lost = assemble_payload(parts.get_object_tree(message), held.__getitem__, 2**21)
+    assert isinstance(lost, UndeliveredError) and lost.is_final and "no letter" in str(lost)
 
 
 GARBAGE = {  # what Flower itself takes for an object, and carries
@@ -279,7 +293,7 @@ def test_an_answer_that_is_garbage_is_that_party_s_fault_and_ends_nobody(
         def deflate(self) -> bytes:
             return held
 
-    with linked(roster, tmp_path, "north") as (hub, north), north.joined():
+    with superlink_transports(roster, tmp_path, "north") as (hub, north), north.joined():
         hub.here()
         number = hub.send("north", b"a letter", 60.0)
         while (got := north.pull()) is None:
@@ -295,9 +309,9 @@ def test_an_answer_that_is_garbage_is_that_party_s_fault_and_ends_nobody(
 
             falsified.setattr(north, "_announced", announced)
             north.push(got[0], b"an answer")
-        while not (found := hub.fetch([number], MOST)):
+        while not (found := hub.fetch([number], MAX_REPLY_BYTES)):
             time.sleep(0.1)
-        assert isinstance(found[number], Lost) and "no letter" in str(found[number])
+        assert isinstance(found[number], UndeliveredError) and "no letter" in str(found[number])
         assert hub.here().keys() == {"north"}
 
 
@@ -310,19 +324,19 @@ def test_what_is_no_letter_or_has_no_room_does_not_end_a_silo(
     """It says so, and goes on: what it does not take is sent again to whoever comes again."""
     from flwr.app import RecordDict
 
-    with linked(roster, tmp_path, "north") as (hub, north), north.joined():
+    with superlink_transports(roster, tmp_path, "north") as (hub, north), north.joined():
         hub.here()
         with monkeypatch.context() as wrong:
-            wrong.setattr(driver_transport, "wrapped", lambda letter: RecordDict({}))
+            wrong.setattr(driver_transport, "to_record", lambda letter: RecordDict({}))
             hub.send("north", b"a letter", 60.0)
-        with pytest.raises(Away, match=r"was given up: what came is no letter"):
+        with pytest.raises(PeerUnavailable, match=r"was given up: what came is no letter"):
             north.pull()
         hub.send("north", b"a letter", 60.0)
         with monkeypatch.context() as full:
             full.setattr(tempfile, "TemporaryFile", no_room)
-            with pytest.raises(Away, match=r"cannot be had in .* No space left"):
+            with pytest.raises(PeerUnavailable, match=r"cannot be had in .* No space left"):
                 north.pull()
-        assert answered(north, b"an answer") == b"a letter"
+        assert answer_next_task(north, b"an answer") == b"a letter"
 
 
 def no_room(**settings: Any) -> None:
@@ -330,21 +344,21 @@ def no_room(**settings: Any) -> None:
 
 
 def test_whoever_is_struck_off_and_whatever_is_stopped_the_training_goes_on_to_the_same_model(
-    lab: Callable[..., Lab],  # noqa: F811
+    lab: Callable[..., LocalDeployment],  # noqa: F811
     tmp_path: Path,
 ) -> None:
     """The SuperLink is started anew, and the round is done again."""
-    one = lab(WAYS["FedGeoMedPlus"])
-    one.begin()
-    one.reached(1)
+    one = lab(SILO_CASES["FedGeoMedPlus"])
+    one.start_all()
+    one.wait_for_round(1)
     _, inner, ca = addresses(one)
     assert Stranger(inner, ca).strikes_off("north")
-    one.until(lambda: "does not know north any more" in one.said() and "started anew" in one.said())
-    one.until(lambda: one.said().partition("started anew")[2].count("Round ") > 0)
+    one.wait_until(lambda: "does not know north any more" in one.log_text() and "started anew" in one.log_text())
+    one.wait_until(lambda: one.log_text().partition("started anew")[2].count("Round ") > 0)
     _, inner, ca = addresses(one)  # a new SuperLink has another port
     assert Stranger(inner, ca).stops_runs()
-    one.until(lambda: one.said().count("started anew") == 2)
-    same(one)
+    one.wait_until(lambda: one.log_text().count("started anew") == 2)
+    assert_equals_simulation(one)
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
@@ -354,29 +368,35 @@ def test_a_driver_whose_run_is_stopped_or_whose_party_is_struck_off_says_that_it
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Flower itself would end the process that made the call, as by Ctrl-C."""
-    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
+    port, papers = free_port(), FederationServer(roster.folder, WaitLimits())._superlink_credentials(roster)
     with (
-        closing(spoke(roster, tmp_path, "north", port)) as north,
-        closing(spoke(roster, tmp_path, "south", port)),
-        superlink(papers, port, roster.run),
-        closing(hub_of(roster, papers, port)) as hub,
-        north.joined(),
+        closing(make_silo_transport(roster, tmp_path, "north", port)) as north,
+        closing(make_silo_transport(roster, tmp_path, "south", port)),
+        run_superlink(papers, port, roster.run_folder),
+        closing(make_driver_transport(roster, papers, port)) as hub,
+        north.session(),
     ):
-        stranger = Stranger(f"127.0.0.1:{port}", papers.ca.read_bytes())
+        stranger = Stranger(f"127.0.0.1:{port}", papers.authority.read_bytes())
         assert stranger.registers("made up", made_up_key())
-        assert hub.here().keys() == {"north"}  # south has not come yet; nobody has struck it off
+        assert hub.connected_parties().keys() == {"north"}  # south has not come yet; nobody has struck it off
         assert stranger.strikes_off("south")
-        later = time.monotonic() + driver_transport.HEARTBEAT
+        later = time.monotonic() + driver_transport.HEARTBEAT_INTERVAL
         monkeypatch.setattr(driver_transport, "time", SimpleNamespace(monotonic=lambda: later, time=time.time))
-        with pytest.raises(Away, match="does not know south any more"):
-            hub.here()
-        hub.admit({"north": next(key for key, held in hub._keys.items() if held == hub._parties["north"])})
+        with pytest.raises(PeerUnavailable, match="does not know south any more"):
+            hub.connected_parties()
+        hub.set_parties(
+            {"north": next(key for key, held in hub._registered_keys.items() if held == hub._parties["north"])}
+        )
         number = hub.send("north", b"a letter", 60.0)
         assert stranger.stops_runs() == 1
-        for call in (hub.here, lambda: hub.send("north", b"a letter", 60.0), lambda: hub.fetch([number], MOST)):
-            with pytest.raises(Away, match="401"):
+        for call in (
+            hub.connected_parties,
+            lambda: hub.send("north", b"a letter", 60.0),
+            lambda: hub.fetch_replies([number], MAX_REPLY_BYTES),
+        ):
+            with pytest.raises(PeerUnavailable, match="401"):
                 call()
-        assert hub._beat.heartbeat_fn()
+        assert hub._heartbeat.heartbeat_fn()
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
@@ -388,14 +408,18 @@ def test_who_knows_the_number_of_a_letter_can_read_and_answer_it_and_nobody_can_
     """Flower asks whoever brings an answer for its own name, and not whether that is whom the answer says it is of."""
     from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
 
-    with linked(roster, tmp_path, "north", "south") as (hub, north, south), north.joined(), south.joined():
+    with (
+        superlink_transports(roster, tmp_path, "north", "south") as (hub, north, south),
+        north.joined(),
+        south.joined(),
+    ):
         hub.here()
         number = hub.send("south", b"a letter", 60.0)
         assert make_pull_object_fn_protobuf(north._client.PullObject, north._node, hub._run)(number)
         while (got := south.pull()) is None:
             time.sleep(0.1)
         own, north._node = north._node, south._node
-        with pytest.raises(Away, match="401"):
+        with pytest.raises(PeerUnavailable, match="401"):
             north.push(got[0], b"by north, who says that it is south")
         north._node = own
         announced = north._announced
@@ -406,7 +430,7 @@ def test_who_knows_the_number_of_a_letter_can_read_and_answer_it_and_nobody_can_
 
         monkeypatch.setattr(north, "_announced", in_its_name)
         north.push(got[0], b"by north, in the name of south")
-        assert read(hub.fetch([number], MOST)) == {number: b"by north, in the name of south"}
+        assert reply_bytes(hub.fetch([number], MAX_REPLY_BYTES)) == {number: b"by north, in the name of south"}
         at = datetime.now(UTC)
         monkeypatch.setattr(sys.modules["flwr.app.message.message"], "now", lambda: at)
         assert hub.send("south", b"the same", 60.0) != hub.send("south", b"the same", 60.0)

@@ -30,37 +30,42 @@ from safetensors.torch import load_file
 
 import descant
 from descant import Federation
-from descant.config import read as recipe_of
+from descant.config import read_recipe as recipe_of
 from descant.deployment.flower import driver_transport, flower_connection
-from descant.deployment.flower.driver_transport import Hub
-from descant.deployment.flower.flower_connection import HEARTBEAT, Away, Held, TurnedAway
-from descant.deployment.flower.silo_transport import Spoke
-from descant.deployment.flower.superlink_process import Papers, superlink
+from descant.deployment.flower.driver_transport import FlowerServerTransport
+from descant.deployment.flower.flower_connection import (
+    HEARTBEAT_INTERVAL,
+    ConnectionRejected,
+    PeerUnavailable,
+    SessionInUse,
+)
+from descant.deployment.flower.silo_transport import FlowerSiloTransport
+from descant.deployment.flower.superlink_process import SuperLinkCredentials, run_superlink
 from descant.deployment.nginx_proxy import Proxy, find_nginx
 from descant.deployment.pki.roster import Roster
-from descant.deployment.server.serve import Serving, free_port
+from descant.deployment.server.serve import FederationServer, free_port
 from descant.deployment.silo import SiloFile
-from descant.deployment.silo.silo_state import Keeping
-from descant.engines.remote import Lost, Patience
+from descant.deployment.silo.silo_state import SiloState
+from descant.engines.remote import UndeliveredError, WaitLimits
 from descant.errors import EngineError
-from descant.rounds.checkpoint import models_digest
-from descant.serialization.wire import Letter
-from descant.storage.spill import Filed
+from descant.rounds.checkpoint import digest_of_models
+from descant.serialization.wire import MessageBytes
+from descant.storage.spill import SpillFile
 from descant.storage.vault.private_keys import PrivateKey
 from descant.storage.vault.vault_folder import Vault
 from descant.tracking import Run
-from descant.tracking import read as recorded
-from teams import TALKATIVE, canaries, together
-from ways import WAYS, Way
+from descant.tracking import read_run as recorded
+from teams import LEAKING_SILO_FILE, canary_bytes, simulated_population
+from ways import SILO_CASES, RecipeCase
 
 try:
     find_nginx()
 except EngineError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-NAMES = ("north", "south", "west")
+SILO_NAMES = ("north", "south", "west")
 ROUNDS = 4
-MOST = 2**30  # bytes of an answer
+MAX_REPLY_BYTES = 2**30  # bytes of an answer
 PATIENCE = 900.0  # seconds: a machine may be busy
 RUN = """
 [run]
@@ -75,23 +80,30 @@ ENVIRONMENT = {
 }
 
 
-class Lab:
+class LocalDeployment:
     """A federation in a folder, and its processes."""
 
-    def __init__(self, folder: Path, way: Way, rounds: int = ROUNDS, more: str = "", policy: str = "") -> None:
-        self.folder, self.rounds, self.team, self.policy = folder, rounds, way.team, policy
+    def __init__(
+        self, folder: Path, recipe_case: RecipeCase, rounds: int = ROUNDS, extra_recipe_text: str = "", policy: str = ""
+    ) -> None:
+        self.folder, self.rounds, self.silo_file_template, self.policy = (
+            folder,
+            rounds,
+            recipe_case.silo_file_template,
+            policy,
+        )
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.paths: dict[str, str] = {}  # by process: a folder whose modules it finds first
-        (folder / "recipe.toml").write_text(RUN.format(rounds=rounds) + way.text + more)
-        self.call("server", "init", "lab", "recipe.toml", "--port", str(free_port()))
-        for at, name in enumerate(NAMES):
+        self.python_paths: dict[str, str] = {}  # by process: a folder whose modules it finds first
+        (folder / "recipe.toml").write_text(RUN.format(rounds=rounds) + recipe_case.recipe_text + extra_recipe_text)
+        self.run_command("server", "init", "lab", "recipe.toml", "--port", str(free_port()))
+        for at, name in enumerate(SILO_NAMES):
             self.invite(name, at)
 
     def invite(self, name: str, at: int) -> None:
-        self.call("server", "invite", "lab", name)
-        (self.folder / f"{name}.py").write_text(self.team.format(name=str(at)) + self.policy)
+        self.run_command("server", "invite", "lab", name)
+        (self.folder / f"{name}.py").write_text(self.silo_file_template.format(name=str(at)) + self.policy)
 
-    def call(self, *arguments: str) -> str:
+    def run_command(self, *arguments: str) -> str:
         command = [sys.executable, "-m", "descant", *arguments]
         done = subprocess.run(
             command, cwd=self.folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE
@@ -100,48 +112,50 @@ class Lab:
         return done.stdout
 
     def start(self, name: str, *arguments: str) -> None:
-        command, path = [sys.executable, "-m", "descant", *arguments], self.paths.get(name, "")
+        command, path = [sys.executable, "-m", "descant", *arguments], self.python_paths.get(name, "")
         given = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([path, ENVIRONMENT["PYTHONPATH"]])}
         with (self.folder / f"{name}.log").open("a") as log:
             self.processes[name] = subprocess.Popen(command, cwd=self.folder, env=given, stdout=log, stderr=log)
 
-    def serve(self, *patience: str, gather: int = len(NAMES)) -> None:
+    def start_server(self, *patience: str, gather: int = len(SILO_NAMES)) -> None:
         self.start("server", "server", "start", "lab", "--gather", str(gather), *patience)
 
-    def join(self, name: str) -> None:
+    def start_silo(self, name: str) -> None:
         self.start(name, "silo", "join", f"{name}.invite", f"{name}.py")
 
-    def begin(self, *patience: str) -> None:
-        self.serve(*patience)
-        for name in NAMES:
-            self.join(name)
+    def start_all(self, *patience: str) -> None:
+        self.start_server(*patience)
+        for name in SILO_NAMES:
+            self.start_silo(name)
 
-    def said(self, name: str = "server") -> str:
+    def log_text(self, name: str = "server") -> str:
         return (self.folder / f"{name}.log").read_text()
 
-    def until(self, true: Callable[[], bool], seconds: float = PATIENCE) -> None:
+    def wait_until(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
         end = time.monotonic() + seconds
-        while not true():
-            assert time.monotonic() < end, "\n".join(f"{name}:\n{self.said(name)[-2000:]}" for name in self.processes)
+        while not condition():
+            assert time.monotonic() < end, "\n".join(
+                f"{name}:\n{self.log_text(name)[-2000:]}" for name in self.processes
+            )
             time.sleep(0.1)
 
-    def reached(self, round: int) -> None:
-        self.until(lambda: f"Round {round}:" in self.said() or self.processes["server"].poll() is not None)
-        assert f"Round {round}:" in self.said(), self.said()
+    def wait_for_round(self, round: int) -> None:
+        self.wait_until(lambda: f"Round {round}:" in self.log_text() or self.processes["server"].poll() is not None)
+        assert f"Round {round}:" in self.log_text(), self.log_text()
 
     @property
-    def training(self) -> Path:
+    def run_folder(self) -> Path:
         """The folder of the run."""
         return self.folder / "lab" / "run" / "training"
 
-    def done(self) -> torch.Tensor:
+    def final_global_model(self) -> torch.Tensor:
         """The centre after the last round."""
-        self.until(lambda: self.processes["server"].poll() is not None)
-        assert self.processes["server"].returncode == 0, self.said()
-        [file] = (self.training / "models" / f"{self.rounds:08}").glob("center*")
-        return load_file(file)["center"]
+        self.wait_until(lambda: self.processes["server"].poll() is not None)
+        assert self.processes["server"].returncode == 0, self.log_text()
+        [file] = (self.run_folder / "models" / f"{self.rounds:08}").glob("center*")
+        return load_file(file)["global_model"]
 
-    def child(self, name: str, word: str) -> psutil.Process:
+    def child_process(self, name: str, word: str) -> psutil.Process:
         """A process that another one has started."""
         found = psutil.Process(self.processes[name].pid).children(recursive=True)
         return next(one for one in found if any(word in part for part in one.cmdline()))
@@ -150,16 +164,16 @@ class Lab:
         self.processes[name].kill()
         self.processes[name].wait()
 
-    def waited_for_its_place(self, name: str) -> bool:
+    def rejoin_waits_for_session(self, name: str) -> bool:
         """Kill a silo and let it join at once: whether it said that its place is still held, or was too late for it."""
         self.kill(name)
-        before = self.said(name)
-        self.join(name)
+        before = self.log_text(name)
+        self.start_silo(name)
         told = ("Joined.", "still holds our place from before")
-        self.until(lambda: any(text in self.said(name).removeprefix(before) for text in told))
-        return told[1] in self.said(name).removeprefix(before)
+        self.wait_until(lambda: any(text in self.log_text(name).removeprefix(before) for text in told))
+        return told[1] in self.log_text(name).removeprefix(before)
 
-    def end(self) -> None:
+    def terminate(self) -> None:
         for process in self.processes.values():
             process.send_signal(signal.SIGTERM)
         for process in self.processes.values():
@@ -171,98 +185,102 @@ class Lab:
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
-    made: list[Lab] = []
+def lab(tmp_path: Path) -> Iterator[Callable[..., LocalDeployment]]:
+    made: list[LocalDeployment] = []
 
-    def make(*arguments: Any) -> Lab:
-        made.append(Lab(tmp_path, *arguments))
+    def make(*arguments: Any) -> LocalDeployment:
+        made.append(LocalDeployment(tmp_path, *arguments))
         return made[-1]
 
     yield make
     for one in made:
-        one.end()
+        one.terminate()
 
 
-def simulated(one: Lab, **more: Any) -> Federation:
+def simulated_deployment(deployment: LocalDeployment, **more: Any) -> Federation:
     """The same training in one process, recorded beside the lab."""
-    recipe = recipe_of(one.folder / "recipe.toml")
-    files = [SiloFile(one.folder / f"{name}.py", name) for name in NAMES]
-    fed = Federation(recipe.model(), together(files), recipe.algorithm(), solver=recipe.solver(), seed=5, **more)
-    with Run.start(one.folder / "simulated", fed) as run:
-        for _ in run.rounds(one.rounds, one.rounds):
+    recipe = recipe_of(deployment.folder / "recipe.toml")
+    files = [SiloFile(deployment.folder / f"{name}.py", name) for name in SILO_NAMES]
+    fed = Federation(
+        recipe.model(), simulated_population(files), recipe.algorithm(), solver=recipe.solver(), seed=5, **more
+    )
+    with Run.start(deployment.folder / "simulated", fed) as run:
+        for _ in run.rounds(deployment.rounds, deployment.rounds):
             pass
     return fed
 
 
-def same(one: Lab, away: Collection[str] = (), **more: Any) -> Federation:
+def assert_equals_simulation(deployment: LocalDeployment, absent: Collection[str] = (), **more: Any) -> Federation:
     """The centre, the numbers on record, and of each silo its own model and all that it remembers: the simulation's."""
-    center, twin = one.done(), simulated(one, **more)
-    assert torch.equal(center, twin.state.center)
-    ours, theirs = (recorded(place).numbers for place in (one.training, one.folder / "simulated"))
+    center, twin = deployment.final_global_model(), simulated_deployment(deployment, **more)
+    assert torch.equal(center, twin.state.global_model)
+    ours, theirs = (recorded(place).numbers for place in (deployment.run_folder, deployment.folder / "simulated"))
     assert ours.scores.keys() == theirs.scores.keys() and ours.metrics.keys() == theirs.metrics.keys()
-    here = [name not in away for name in ours.parties]
+    here = [name not in absent for name in ours.parties]
     for name in theirs.scores:
         np.testing.assert_array_equal(ours.scores[name][:, here], theirs.scores[name][:, here], name)
     for name in theirs.metrics.keys() - {"seconds"}:
         np.testing.assert_array_equal(ours.metrics[name], theirs.metrics[name], name)
-    for name in [name for name in NAMES if name not in away]:
-        state = one.folder / f"{name}.silo" / "state"
-        alike(load_file(state / "own.safetensors"), twin.models_[name].state_dict())
+    for name in [name for name in SILO_NAMES if name not in absent]:
+        state = deployment.folder / f"{name}.silo" / "state"
+        assert_equal_tensors(load_file(state / "personal_model.safetensors"), twin.models_[name].state_dict())
         left = ("coreset.rows", "coreset.weights")  # a silo seals them, and a simulation without a vault has them here
-        known = {key: tensor for key, tensor in twin.engine_.memory.get(name).items() if key not in left}
-        alike(Keeping(state).memory(one.rounds), known)
+        known = {key: tensor for key, tensor in twin.engine_.party_states.get(name).items() if key not in left}
+        assert_equal_tensors(SiloState(state).load_party_state(deployment.rounds), known)
     return twin
 
 
-def alike(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
+def assert_equal_tensors(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
         assert torch.equal(ours[name], tensor), name
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedGeoMedPlus", "RFA", "matching", "FedAvg, secure", "FedRL, DQN"])
-def test_deployment_is_the_simulation(lab: Callable[..., Lab], name: str) -> None:
-    one = lab(WAYS[name])
-    one.begin()
-    twin = same(one)
-    assert models_digest(twin.state) in one.said()
-    told = json.loads(one.call("server", "status", "lab", "--json"))
+def test_deployment_is_the_simulation(lab: Callable[..., LocalDeployment], name: str) -> None:
+    one = lab(SILO_CASES[name])
+    one.start_all()
+    twin = assert_equals_simulation(one)
+    assert digest_of_models(twin.state) in one.log_text()
+    told = json.loads(one.run_command("server", "status", "lab", "--json"))
     assert told["round"] == ROUNDS and [party["state"] for party in told["parties"]] == ["joined"] * 3
-    alike(load_file(one.folder / told["center"]), twin.center_.state_dict())
-    assert [row["judged"] for row in json.loads(one.call("report", "lab", "--json"))["table"]] == [ROUNDS] * 3
+    assert_equal_tensors(load_file(one.folder / told["global_model"]), twin.global_model_.state_dict())
+    assert [row["evaluated"] for row in json.loads(one.run_command("report", "lab", "--json"))["table"]] == [ROUNDS] * 3
 
 
-def test_whoever_is_killed_the_same_commands_go_on_to_the_same_model(lab: Callable[..., Lab]) -> None:
+def test_whoever_is_killed_the_same_commands_go_on_to_the_same_model(lab: Callable[..., LocalDeployment]) -> None:
     """One kill of each kind of process, in one run."""
-    one = lab(WAYS["FedGeoMedPlus"])
-    one.begin()
-    one.reached(1)
-    one.child("server", "flower-superlink").kill()
-    one.until(lambda: "started anew" in one.said())
-    one.child("north", "descant.deployment.silo.silo_worker").kill()
-    one.until(lambda: one.said("south").count("Joined.") == 2)
-    assert any(one.waited_for_its_place("south") for _ in range(5))  # a machine may be too busy to be in time
-    one.reached(2)
+    one = lab(SILO_CASES["FedGeoMedPlus"])
+    one.start_all()
+    one.wait_for_round(1)
+    one.child_process("server", "flower-superlink").kill()
+    one.wait_until(lambda: "started anew" in one.log_text())
+    one.child_process("north", "descant.deployment.silo.silo_worker").kill()
+    one.wait_until(lambda: one.log_text("south").count("Joined.") == 2)
+    assert any(one.rejoin_waits_for_session("south") for _ in range(5))  # a machine may be too busy to be in time
+    one.wait_for_round(2)
     one.kill("server")
     time.sleep(1)
-    one.serve()
-    same(one)
+    one.start_server()
+    assert_equals_simulation(one)
 
 
-def test_nginx_that_is_killed_is_started_anew_and_the_run_goes_on_to_the_same_model(lab: Callable[..., Lab]) -> None:
+def test_nginx_that_is_killed_is_started_anew_and_the_run_goes_on_to_the_same_model(
+    lab: Callable[..., LocalDeployment],
+) -> None:
     """First its master alone, whose worker then holds the port and goes on; then both."""
-    one = lab(WAYS["FedGeoMedPlus"])
-    one.begin()
+    one = lab(SILO_CASES["FedGeoMedPlus"])
+    one.start_all()
     for round, whole in ((1, False), (2, True)):
-        one.reached(round)
-        master = one.child("server", "nginx")
+        one.wait_for_round(round)
+        master = one.child_process("server", "nginx")
         workers = master.children()
         assert workers
         for process in (master, *(workers if whole else ())):
             process.kill()
-        one.until(lambda: one.said().count("nginx has ended") == round)  # noqa: B023  it is called here
-        one.until(lambda: not any(alive(worker) for worker in workers))  # noqa: B023
-    same(one)
+        one.wait_until(lambda: one.log_text().count("nginx has ended") == round)  # noqa: B023  it is called here
+        one.wait_until(lambda: not any(alive(worker) for worker in workers))  # noqa: B023
+    assert_equals_simulation(one)
 
 
 def alive(process: psutil.Process) -> bool:
@@ -275,38 +293,40 @@ def listening(process: psutil.Process) -> list[str]:
     return [one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN]
 
 
-def test_a_federation_of_this_machine_listens_on_loopback_alone(lab: Callable[..., Lab]) -> None:
-    one = lab(WAYS["FedAvg"], 5000)
-    one.begin()
-    one.reached(1)
+def test_a_federation_of_this_machine_listens_on_loopback_alone(lab: Callable[..., LocalDeployment]) -> None:
+    one = lab(SILO_CASES["FedAvg"], 5000)
+    one.start_all()
+    one.wait_for_round(1)
     begun = {name: psutil.Process(process.pid) for name, process in one.processes.items()}
     found = {
         name: [at for one in (process, *process.children(recursive=True)) for at in listening(one)]
         for name, process in begun.items()
     }
-    assert listening(one.child("server", "nginx")) and listening(one.child("server", "flower-superlink"))
+    assert listening(one.child_process("server", "nginx")) and listening(
+        one.child_process("server", "flower-superlink")
+    )
     assert set(found.pop("server")) == {"127.0.0.1"} and not any(found.values())
 
 
-def test_an_invite_on_a_second_machine_ends_with_the_reason(lab: Callable[..., Lab]) -> None:
+def test_an_invite_on_a_second_machine_ends_with_the_reason(lab: Callable[..., LocalDeployment]) -> None:
     """While the first is there, because Flower holds its place; and when it has left, because its machine is known."""
-    one = lab(WAYS["FedAvg"])
-    one.serve()
-    one.join("north")
-    one.until(lambda: "Taking part" in one.said("north"))
+    one = lab(SILO_CASES["FedAvg"])
+    one.start_server()
+    one.start_silo("north")
+    one.wait_until(lambda: "Taking part" in one.log_text("north"))
 
     def comes(told: str) -> None:
         one.start("second", "silo", "join", "north.invite", "north.py", "--folder", "second.silo")
         assert one.processes["second"].wait(300) == 1
-        assert told in one.said("second")
+        assert told in one.log_text("second")
 
     comes("in use in another place")
     assert one.processes["north"].poll() is None
-    one.call("silo", "leave", "north.silo")
+    one.run_command("silo", "leave", "north.silo")
     assert one.processes["north"].wait(300) == 0
     comes("another machine")
-    assert "used in two places" in one.said()
-    assert (one.folder / "north.silo" / "state" / "machine").read_text() not in one.said("second")
+    assert "used in two places" in one.log_text()
+    assert (one.folder / "north.silo" / "state" / "machine").read_text() not in one.log_text("second")
 
 
 def keys_in(*texts: str) -> list[bytes]:
@@ -319,16 +339,18 @@ def keys_in(*texts: str) -> list[bytes]:
     ]
 
 
-def test_no_row_no_key_and_nothing_that_a_team_s_code_says_is_found_elsewhere(lab: Callable[..., Lab]) -> None:
+def test_no_row_no_key_and_nothing_that_a_team_s_code_says_is_found_elsewhere(
+    lab: Callable[..., LocalDeployment],
+) -> None:
     """Each has its own keys in its own folder, nobody has any in what it prints, and north's rows are with north."""
-    one = lab(WAYS["FedAvg"])
-    (one.folder / "north.py").write_text(TALKATIVE.format(name="0"))
-    one.begin()
-    one.reached(1)
+    one = lab(SILO_CASES["FedAvg"])
+    (one.folder / "north.py").write_text(LEAKING_SILO_FILE.format(name="0"))
+    one.start_all()
+    one.wait_for_round(1)
     (one.folder / "north.py.mark").touch()
-    one.done()
-    assert "4711-0815" in one.said("north") and "without north: error: ValueError" in one.said()
-    invites = {name: json.loads((one.folder / f"{name}.invite").read_text()) for name in NAMES}
+    one.final_global_model()
+    assert "4711-0815" in one.log_text("north") and "without north: error: ValueError" in one.log_text()
+    invites = {name: json.loads((one.folder / f"{name}.invite").read_text()) for name in SILO_NAMES}
     keys = {name: keys_in(held["key"], held["node_key"]) for name, held in invites.items()}
     ours = one.folder / "lab" / "keys"
     keys["lab"] = keys_in((ours / "ca.key").read_text(), (ours / "server.key").read_text())
@@ -336,11 +358,11 @@ def test_no_row_no_key_and_nothing_that_a_team_s_code_says_is_found_elsewhere(la
     for name in keys:
         folder = one.folder / ("lab" if name == "lab" else f"{name}.silo")
         files = [file for file in folder.rglob("*") if file.is_file()]
-        said = one.said("server" if name == "lab" else name).encode()
+        said = one.log_text("server" if name == "lab" else name).encode()
         held = said + b"\n".join(file.read_bytes() for file in files)
         printed = said + b"\n".join(file.read_bytes() for file in files if file.suffix == ".log")
         others = [key for other, some in keys.items() if other != name for key in some]
-        others += [] if name == "north" else canaries()
+        others += [] if name == "north" else canary_bytes()
         assert len(files) > 5 and all(key in held for key in keys[name]), name
         assert not [secret for secret in others if secret in held], name
         assert not [key for key in keys[name] if key in printed], name
@@ -352,13 +374,17 @@ def roster(tmp_path: Path) -> Roster:
     return Roster.create(tmp_path / "lab", tmp_path / "recipe.toml")
 
 
-def spoke(roster: Roster, folder: Path, name: str, port: int, expired: bool = False) -> Spoke:
+def make_silo_transport(
+    roster: Roster, folder: Path, name: str, port: int, expired: bool = False
+) -> FlowerSiloTransport:
     invite = roster.invite(name, folder / f"{name}.invite")
     keys = invite.unpack(folder / name)
     if expired:
-        roster.authority.party(name, 0).write(keys.folder, "party")
+        roster.authority.issue_party_certificate(name, 0).write(keys.folder, "party")
         time.sleep(1.1)  # its last second
-    return Spoke(f"127.0.0.1:{port}", invite.authority, keys.certificate, keys.key, invite.node_key.encode())
+    return FlowerSiloTransport(
+        f"127.0.0.1:{port}", invite.authority, keys.certificate, keys.key, invite.node_key.encode()
+    )
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
@@ -366,27 +392,33 @@ def test_an_answer_that_was_announced_and_never_comes_keeps_nobody_waiting(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower's own way would wait for the parts of the first for ever, and never fetch the second."""
-    with linked(roster, tmp_path, "north", "south") as (hub, north, south), north.joined(), south.joined():
+    with (
+        superlink_transports(roster, tmp_path, "north", "south") as (hub, north, south),
+        north.joined(),
+        south.joined(),
+    ):
         assert hub.here().keys() == {"north", "south"}
         late = hub.send("south", b"nobody fetches it", 1.0)
         time.sleep(2)
-        assert isinstance(hub.fetch([late], MOST)[late], Lost)  # what has run out is said, so that it can go out again
+        assert isinstance(
+            hub.fetch([late], MAX_REPLY_BYTES)[late], UndeliveredError
+        )  # what has run out is said, so that it can go out again
         first, second = (hub.send(name, b"a letter", 60.0) for name in ("north", "south"))
         with monkeypatch.context() as without:
             without.setattr(inflatable_protobuf_utils, "make_push_object_fn_protobuf", lambda *_: lambda *_: None)
-            assert answered(north, b"never uploaded") == b"a letter"
-        assert answered(south, b"an answer") == b"a letter"
+            assert answer_next_task(north, b"never uploaded") == b"a letter"
+        assert answer_next_task(south, b"an answer") == b"a letter"
         began = time.monotonic()
-        assert read(hub.fetch([first, second], MOST)) == {second: b"an answer"}
-        assert hub.fetch([first], MOST) == {} and time.monotonic() - began < 10
+        assert reply_bytes(hub.fetch([first, second], MAX_REPLY_BYTES)) == {second: b"an answer"}
+        assert hub.fetch([first], MAX_REPLY_BYTES) == {} and time.monotonic() - began < 10
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
 def test_who_leaves_in_order_has_left_and_who_falls_silent_or_is_back_has_not(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_transport, "HEARTBEAT", 1.0)  # so often it looks
-    with linked(roster, tmp_path, "north", "south") as (hub, north, south):
+    monkeypatch.setattr(driver_transport, "HEARTBEAT_INTERVAL", 1.0)  # so often it looks
+    with superlink_transports(roster, tmp_path, "north", "south") as (hub, north, south):
         with south.joined(), north.joined():
             assert hub.here().keys() == {"north", "south"} and not hub.left()
             monkeypatch.setattr(south._client, "DeactivateNode", lambda request: None)  # as if it were killed
@@ -403,7 +435,7 @@ def test_who_leaves_in_order_has_left_and_who_falls_silent_or_is_back_has_not(
 def test_a_heartbeat_that_is_slow_does_not_bring_back_who_has_left(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with linked(roster, tmp_path, "north") as (hub, north):
+    with superlink_transports(roster, tmp_path, "north") as (hub, north):
         beat, begun = north._client.SendNodeHeartbeat, threading.Event()
 
         def slow(request: Any) -> None:
@@ -413,7 +445,7 @@ def test_a_heartbeat_that_is_slow_does_not_bring_back_who_has_left(
 
         monkeypatch.setattr(north._client, "SendNodeHeartbeat", slow)
         with north.joined():
-            assert hub.here().keys() == {"north"} and begun.wait(HEARTBEAT)
+            assert hub.here().keys() == {"north"} and begun.wait(HEARTBEAT_INTERVAL)
         time.sleep(1.5)
         assert not hub.here()
 
@@ -423,41 +455,41 @@ def test_an_answer_by_a_key_that_was_revoked_is_not_that_of_who_is_invited_by_th
     roster: Roster, tmp_path: Path
 ) -> None:
     """Both commands may be given between two looks of the driver: the name alone tells it nothing."""
-    with linked(roster, tmp_path, "north") as (hub, north), north.joined():
+    with superlink_transports(roster, tmp_path, "north") as (hub, north), north.joined():
         hub.here()
         number = hub.send("north", b"a letter", 60.0)
-        assert answered(north, b"by the old key") == b"a letter"
+        assert answer_next_task(north, b"by the old key") == b"a letter"
         roster.revoke("north")
         (tmp_path / "again").mkdir()
         port = int(hub._address.rpartition(":")[2])
-        with closing(spoke(roster, tmp_path / "again", "north", port)) as again:
-            for one, why in ((north, Held), (again, Away)):  # its place is taken; it has none yet
-                with pytest.raises(Away) as told, one.joined():
+        with closing(make_silo_transport(roster, tmp_path / "again", "north", port)) as again:
+            for one, why in ((north, SessionInUse), (again, PeerUnavailable)):  # its place is taken; it has none yet
+                with pytest.raises(PeerUnavailable) as told, one.session():
                     pass
                 assert told.type is why
             hub.admit({entry.name: entry.node_key.encode() for entry in roster.parties()})
-            lost = hub.fetch([number], MOST)[number]
-            assert isinstance(lost, Lost) and not lost.final  # the letter goes out again, to the new key
-            with again.joined():
+            lost = hub.fetch([number], MAX_REPLY_BYTES)[number]
+            assert isinstance(lost, UndeliveredError) and not lost.is_final  # the letter goes out again, to the new key
+            with again.session():
                 assert hub.here().keys() == {"north"}
                 number = hub.send("north", b"a letter", 60.0)
-                assert answered(again, b"by the new key") == b"a letter"
-                assert read(hub.fetch([number], MOST)) == {number: b"by the new key"}
+                assert answer_next_task(again, b"by the new key") == b"a letter"
+                assert reply_bytes(hub.fetch([number], MAX_REPLY_BYTES)) == {number: b"by the new key"}
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
 def test_a_driver_that_the_superlink_does_not_know_any_more_is_told_so_and_not_ended(roster: Roster) -> None:
     """Flower's own way would interrupt this process: after a kill of the SuperLink, or when its clock has jumped."""
-    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
-    with superlink(papers, port, roster.run):
-        hub = hub_of(roster, papers, port)
-        assert hub.here() == {}
-    with superlink(papers, port, roster.run):
-        with pytest.raises(Away, match="answers with 401"):
-            hub.here()
-        assert hub._beat.heartbeat_fn()  # it was refused, and is not tried again and again
+    port, papers = free_port(), FederationServer(roster.folder, WaitLimits())._superlink_credentials(roster)
+    with run_superlink(papers, port, roster.run_folder):
+        hub = make_driver_transport(roster, papers, port)
+        assert hub.connected_parties() == {}
+    with run_superlink(papers, port, roster.run_folder):
+        with pytest.raises(PeerUnavailable, match="answers with 401"):
+            hub.connected_parties()
+        assert hub._heartbeat.heartbeat_fn()  # it was refused, and is not tried again and again
     with closing(hub):
-        assert not hub._beat.heartbeat_fn()  # nobody is there: it is
+        assert not hub._heartbeat.heartbeat_fn()  # nobody is there: it is
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
@@ -466,20 +498,20 @@ def test_what_flower_cuts_into_chunks_comes_whole_and_what_is_too_long_is_not_ta
 ) -> None:
     """Flower sends chunks that are alike once: an answer of few bytes on the line may be as long as it says."""
     answers = {"zeros": bytes(12 * 2**20), "numbers": b"".join(i.to_bytes(4, "big") for i in range(3 * 2**20)) + b"!"}
-    with linked(roster, tmp_path, "north") as (hub, north), north.joined():
+    with superlink_transports(roster, tmp_path, "north") as (hub, north), north.joined():
         hub.here()
         for answer in answers.values():
             number = hub.send("north", answer, 60.0)
-            assert answered(north, answer) == answer
-            assert read(hub.fetch([number], len(answer))) == {number: answer}
-        file = Filed()
-        file.add(answers["numbers"])
+            assert answer_next_task(north, answer) == answer
+            assert reply_bytes(hub.fetch([number], len(answer))) == {number: answer}
+        file = SpillFile()
+        file.append(answers["numbers"])
         dropped = hub.send("north", file, 60.0)
-        assert answered(north, b"an answer") == answers["numbers"]
+        assert answer_next_task(north, b"an answer") == answers["numbers"]
         number = hub.send("north", b"a letter", 60.0)
-        answered(north, answers["zeros"])
+        answer_next_task(north, answers["zeros"])
         lost = hub.fetch([number], len(answers["zeros"]) - 1)[number]
-        assert isinstance(lost, Lost) and lost.final and "more than" in str(lost)
+        assert isinstance(lost, UndeliveredError) and lost.is_final and "more than" in str(lost)
         assert hub._sent.keys() == {dropped}
         hub.drop([dropped, number])
         assert not hub._sent and not hub._coming
@@ -490,7 +522,7 @@ def test_a_part_that_flower_does_not_have_or_take_any_more_ends_nobody(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes none a second time, as when the answer to the first got lost, and none three minutes after the last."""
-    with linked(roster, tmp_path, "north") as (hub, north), north.joined():
+    with superlink_transports(roster, tmp_path, "north") as (hub, north), north.joined():
         hub.here()
 
         def twice(push: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -499,16 +531,16 @@ def test_a_part_that_flower_does_not_have_or_take_any_more_ends_nobody(
         hub.send("north", b"a letter", 60.0)
         with monkeypatch.context() as without:
             without.setattr(north._client, "PushObject", twice(north._client.PushObject))
-            with pytest.raises(Away, match="has taken an answer, and not a part of it"):
-                answered(north, b"an answer")
+            with pytest.raises(PeerUnavailable, match="has taken an answer, and not a part of it"):
+                answer_next_task(north, b"an answer")
         hub.send("north", b"another letter", 60.0)
         with monkeypatch.context() as without:
             without.setattr(north._client, "PullObject", lambda request: SimpleNamespace(object_found=False))
-            with pytest.raises(Away, match="was given up: what came was never whole"):
+            with pytest.raises(PeerUnavailable, match="was given up: what came was never whole"):
                 north.pull()
         with monkeypatch.context() as without:
             without.setattr(hub._client, "PushObject", twice(hub._client.PushObject))
-            with pytest.raises(Lost, match="Flower did not take all of the letter"):
+            with pytest.raises(UndeliveredError, match="Flower did not take all of the letter"):
                 hub.send("north", b"a third", 60.0)
 
 
@@ -518,7 +550,7 @@ def test_a_letter_of_which_half_has_come_holds_nobody_and_a_newer_one_takes_its_
 ) -> None:
     """A driver that is slow, or has died over it: the silo looks again, and may leave at any time."""
     long = b"".join(i.to_bytes(4, "big") for i in range(3 * 2**20))
-    with linked(roster, tmp_path, "north") as (hub, north), north.joined():
+    with superlink_transports(roster, tmp_path, "north") as (hub, north), north.joined():
         hub.here()
         push, kept = hub._client.PushObject, list[Any]()
 
@@ -536,8 +568,8 @@ def test_a_letter_of_which_half_has_come_holds_nobody_and_a_newer_one_takes_its_
             push(request)
         assert north.pull() is None  # the last part
         push(kept[-1])
-        assert answered(north, b"an answer") == long
-        while not (found := read(hub.fetch([number], MOST))):
+        assert answer_next_task(north, b"an answer") == long
+        while not (found := reply_bytes(hub.fetch([number], MAX_REPLY_BYTES))):
             time.sleep(0.1)
         assert found == {number: b"an answer"}
         kept.clear()
@@ -546,93 +578,104 @@ def test_a_letter_of_which_half_has_come_holds_nobody_and_a_newer_one_takes_its_
             hub.send("north", long, 60.0)
         assert north.pull() is None
         hub.send("north", b"a newer one", 60.0)
-        assert answered(north, b"an answer") == b"a newer one" and north.pull() is None
+        assert answer_next_task(north, b"an answer") == b"a newer one" and north.pull() is None
 
 
-def read(found: dict[str, Letter | Lost]) -> dict[str, bytes]:
-    return {number: answer[:] for number, answer in found.items() if not isinstance(answer, Lost)}
+def reply_bytes(found: dict[str, MessageBytes | UndeliveredError]) -> dict[str, bytes]:
+    return {number: answer[:] for number, answer in found.items() if not isinstance(answer, UndeliveredError)}
 
 
 @contextmanager
-def linked(roster: Roster, folder: Path, *names: str) -> Iterator[Any]:
+def superlink_transports(roster: Roster, folder: Path, *names: str) -> Iterator[Any]:
     """A SuperLink, its driver, and the lines of some parties, who have not joined yet."""
-    port, papers = free_port(), Serving(roster.folder, Patience())._papers(roster)
+    port, papers = free_port(), FederationServer(roster.folder, WaitLimits())._superlink_credentials(roster)
     with ExitStack() as stack:
-        spokes = [stack.enter_context(closing(spoke(roster, folder, name, port))) for name in names]
-        stack.enter_context(superlink(papers, port, roster.run))
-        yield stack.enter_context(closing(hub_of(roster, papers, port))), *spokes
+        spokes = [stack.enter_context(closing(make_silo_transport(roster, folder, name, port))) for name in names]
+        stack.enter_context(run_superlink(papers, port, roster.run_folder))
+        yield stack.enter_context(closing(make_driver_transport(roster, papers, port))), *spokes
 
 
-def hub_of(roster: Roster, papers: Papers, port: int) -> Hub:
+def make_driver_transport(roster: Roster, papers: SuperLinkCredentials, port: int) -> FlowerServerTransport:
     keys = {entry.name: entry.node_key.encode() for entry in roster.parties()}
-    return Hub(f"127.0.0.1:{port}", papers.ca.read_bytes(), papers.secret.read_bytes(), keys)
+    return FlowerServerTransport(f"127.0.0.1:{port}", papers.authority.read_bytes(), papers.secret.read_bytes(), keys)
 
 
-def answered(one: Spoke, answer: bytes) -> bytes:
+def answer_next_task(transport: FlowerSiloTransport, answer: bytes) -> bytes:
     """Answer the next letter; which one it was."""
-    while (got := one.pull()) is None:
+    while (got := transport.pull()) is None:
         time.sleep(0.1)
     to, letter = got
-    one.push(to, answer)
+    transport.push(to, answer)
     return letter[:]
 
 
 def test_a_certificate_that_has_expired_and_a_clock_that_is_off_are_said(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inner, port, papers = free_port(), free_port(), Serving(roster.folder, Patience())._papers(roster)
+    inner, port, papers = (
+        free_port(),
+        free_port(),
+        FederationServer(roster.folder, WaitLimits())._superlink_credentials(roster),
+    )
     with (
-        superlink(papers, inner, roster.run),
+        run_superlink(papers, inner, roster.run_folder),
         Proxy(inner, "127.0.0.1", port).start(roster.folder),
-        closing(spoke(roster, tmp_path, "north", port)) as north,
-        closing(spoke(roster, tmp_path, "south", port, expired=True)) as south,
+        closing(make_silo_transport(roster, tmp_path, "north", port)) as north,
+        closing(make_silo_transport(roster, tmp_path, "south", port, expired=True)) as south,
     ):
-        with pytest.raises(TurnedAway, match=r"does not take our certificate.*expired"), south.joined():
+        with pytest.raises(ConnectionRejected, match=r"does not take our certificate.*expired"), south.session():
             pass
         true = interceptor.now
         for hours, off in ((1, "ahead"), (-1, "behind")):
             with monkeypatch.context() as wrong:
                 wrong.setattr(interceptor, "now", lambda by=hours: true() + timedelta(hours=by))
                 wrong.setattr(flower_connection, "time", SimpleNamespace(time=lambda by=hours: time.time() + 3600 * by))
-                with pytest.raises(TurnedAway, match=rf"clock of this machine is 3\d+ s {off}. Set"), north.joined():
+                with (
+                    pytest.raises(ConnectionRejected, match=rf"clock of this machine is 3\d+ s {off}. Set"),
+                    north.session(),
+                ):
                     pass
 
 
-def test_a_party_that_is_revoked_is_not_heard_any_more(lab: Callable[..., Lab]) -> None:
-    one = lab(WAYS["FedAvg"])
-    one.call("server", "revoke", "lab", "west")
-    one.begin()
-    one.until(lambda: "certificate" in one.said("west"))
+def test_a_party_that_is_revoked_is_not_heard_any_more(lab: Callable[..., LocalDeployment]) -> None:
+    one = lab(SILO_CASES["FedAvg"])
+    one.run_command("server", "revoke", "lab", "west")
+    one.start_all()
+    one.wait_until(lambda: "certificate" in one.log_text("west"))
     assert one.processes["west"].wait(300) == 1
 
 
-def test_a_quorum_goes_on_without_a_silo_that_was_killed_and_says_so(lab: Callable[..., Lab]) -> None:
+def test_a_quorum_goes_on_without_a_silo_that_was_killed_and_says_so(lab: Callable[..., LocalDeployment]) -> None:
     """First with it, because Flower does not know yet that it is gone; then without. Of one that is left it is none."""
-    one = lab(WAYS["FedAvg"], 5000)
-    one.begin("--quorum", "2", "--deadline", "20")
-    one.until(lambda: ", 3 parties" in one.said())
+    one = lab(SILO_CASES["FedAvg"], 5000)
+    one.start_all("--quorum", "2", "--deadline", "20")
+    one.wait_until(lambda: ", 3 parties" in one.log_text())
     one.kill("west")
-    one.until(lambda: "; without west: lost: no answer within 20 s: the round went on without it" in one.said())
-    one.until(lambda: " begins without west." in one.said())
-    one.call("server", "revoke", "lab", "west")
-    before = one.said()
-    one.until(lambda: ", 2 parties" in one.said().removeprefix(before))
-    assert "Waiting for" not in one.said()
-    one.call("server", "revoke", "lab", "south")
-    one.until(lambda: "1 of 2 parties are there. Waiting for new invites" in one.said())
+    one.wait_until(
+        lambda: "; without west: lost: no answer within 20 s: the round went on without it" in one.log_text()
+    )
+    one.wait_until(lambda: " begins without west." in one.log_text())
+    one.run_command("server", "revoke", "lab", "west")
+    before = one.log_text()
+    one.wait_until(lambda: ", 2 parties" in one.log_text().removeprefix(before))
+    assert "Waiting for" not in one.log_text()
+    one.run_command("server", "revoke", "lab", "south")
+    one.wait_until(lambda: "1 of 2 parties are there. Waiting for new invites" in one.log_text())
 
 
-def test_a_party_that_is_revoked_while_it_takes_part_ends_and_the_others_go_on(lab: Callable[..., Lab]) -> None:
-    one = lab(WAYS["FedAvg"], 5000)
+def test_a_party_that_is_revoked_while_it_takes_part_ends_and_the_others_go_on(
+    lab: Callable[..., LocalDeployment],
+) -> None:
+    one = lab(SILO_CASES["FedAvg"], 5000)
     one.start("server", "server", "start", "lab", "--gather", "2")
-    for name in NAMES:
-        one.join(name)
-    one.until(lambda: ", 3 parties" in one.said())
-    one.call("server", "revoke", "lab", "west")
+    for name in SILO_NAMES:
+        one.start_silo(name)
+    one.wait_until(lambda: ", 3 parties" in one.log_text())
+    one.run_command("server", "revoke", "lab", "west")
     assert one.processes["west"].wait(300) == 1
-    assert "does not take our certificate" in one.said("west")
-    before = one.said()
-    one.until(lambda: ", 2 parties" in one.said().removeprefix(before))
+    assert "does not take our certificate" in one.log_text("west")
+    before = one.log_text()
+    one.wait_until(lambda: ", 2 parties" in one.log_text().removeprefix(before))
 
 
 SEALED = """
@@ -643,39 +686,41 @@ key = "{folder}/key"
 """
 
 
-def test_who_is_forgotten_is_not_stood_in_for_and_no_row_of_it_is_left(lab: Callable[..., Lab], tmp_path: Path) -> None:
+def test_who_is_forgotten_is_not_stood_in_for_and_no_row_of_it_is_left(
+    lab: Callable[..., LocalDeployment], tmp_path: Path
+) -> None:
     """North joins, leaves, is stood in for and is forgotten: what it has sealed is gone, and was never in the clear."""
     key = PrivateKey.new()
     key.write(tmp_path / "key")
     vault = Vault.create(tmp_path / "vault", key)
-    one = lab(WAYS["FedAvg"], 5000, SEALED.format(folder=tmp_path))
-    (one.folder / "north.py").write_text(TALKATIVE.format(name="0") + 'policy = {"share": 0.5}\n')
+    one = lab(SILO_CASES["FedAvg"], 5000, SEALED.format(folder=tmp_path))
+    (one.folder / "north.py").write_text(LEAKING_SILO_FILE.format(name="0") + 'policy = {"share": 0.5}\n')
     one.start("server", "server", "start", "lab", "--gather", "2", "--quorum", "2", "--deadline", "20")
-    for name in NAMES:
-        one.join(name)
+    for name in SILO_NAMES:
+        one.start_silo(name)
     held = lambda: {one.party: one for one in vault.parties()}["north"]  # noqa: E731
-    one.until(lambda: any(party.state == "sealed" for party in vault.parties()))
+    one.wait_until(lambda: any(party.state == "sealed" for party in vault.parties()))
     assert held().state == "sealed"
-    one.call("silo", "leave", "north.silo")
+    one.run_command("silo", "leave", "north.silo")
     assert one.processes["north"].wait(300) == 0
-    one.until(lambda: held().opened > 0)
-    told = json.loads(one.call("silo", "forget", "north.silo", "--json"))
+    one.wait_until(lambda: held().opened > 0)
+    told = json.loads(one.run_command("silo", "forget", "north.silo", "--json"))
     assert "destroyed its sealed rows" in told["server"] and held().state == "forgotten"
-    opened, before = held().opened, one.said()
-    one.until(lambda: one.said().removeprefix(before).count("without north") >= 2)
-    assert "north wishes to be forgotten: the vault has destroyed" in one.said()
+    opened, before = held().opened, one.log_text()
+    one.wait_until(lambda: one.log_text().removeprefix(before).count("without north") >= 2)
+    assert "north wishes to be forgotten: the vault has destroyed" in one.log_text()
     assert held().opened == opened and not list((tmp_path / "vault").rglob("coreset*"))
-    found = json.loads(one.call("vault", "verify", "vault", "--key", "key", "--json"))
+    found = json.loads(one.run_command("vault", "verify", "vault", "--key", "key", "--json"))
     assert found["coresets"] == 0 and found["with_key"]
-    one.call("server", "audit", "lab", "--verify")
+    one.run_command("server", "audit", "lab", "--verify")
     kept = sorted(file.name for part in ("state", "keys") for file in (one.folder / "north.silo" / part).iterdir())
-    assert kept == ["left.safetensors", "machine"]
-    check_nothing_is_shown(one)
+    assert kept == ["shared_rows.safetensors", "machine"]
+    check_no_leaks(one)
 
 
-def check_nothing_is_shown(one: Lab) -> None:
+def check_no_leaks(one: LocalDeployment) -> None:
     """No row of north is with anybody else, no key in what anybody prints, and the SuperLink has a log and no more."""
-    invites = [json.loads((one.folder / f"{name}.invite").read_text()) for name in NAMES]
+    invites = [json.loads((one.folder / f"{name}.invite").read_text()) for name in SILO_NAMES]
     ours = one.folder / "lab" / "keys"
     secrets = keys_in(*(held[name] for held in invites for name in ("key", "node_key")))
     secrets += keys_in((ours / "ca.key").read_text(), (ours / "server.key").read_text())
@@ -684,26 +729,26 @@ def check_nothing_is_shown(one: Lab) -> None:
     others = [file for part in ("lab", "vault", "south.silo", "west.silo") for file in (one.folder / part).rglob("*")]
     held = logs + b"\n".join(file.read_bytes() for file in others if file.is_file())
     assert len(logs) > 1000 and not [secret for secret in secrets if secret in logs]
-    assert len(held) > 100_000 and not [canary for canary in canaries() if canary in held]
-    link = one.child("server", "flower-superlink")
+    assert len(held) > 100_000 and not [canary for canary in canary_bytes() if canary in held]
+    link = one.child_process("server", "flower-superlink")
     files = [Path(file.path) for process in (link, *link.children(recursive=True)) for file in process.open_files()]
     assert files and {file.suffix for file in files} == {".log"}, files
 
 
-def test_who_is_invited_while_the_training_runs_is_part_of_it_from_then_on(lab: Callable[..., Lab]) -> None:
-    one = lab(WAYS["FedAvg"], 5000)
-    one.begin()
-    one.reached(1)
+def test_who_is_invited_while_the_training_runs_is_part_of_it_from_then_on(lab: Callable[..., LocalDeployment]) -> None:
+    one = lab(SILO_CASES["FedAvg"], 5000)
+    one.start_all()
+    one.wait_for_round(1)
     one.invite("east", 3)
-    one.join("east")
-    one.until(lambda: "part of it from now on: east" in one.said() and ", 4 parties" in one.said())
+    one.start_silo("east")
+    one.wait_until(lambda: "part of it from now on: east" in one.log_text() and ", 4 parties" in one.log_text())
     one.kill("server")
-    before = one.said()
-    one.serve()
-    one.until(lambda: ", 4 parties" in one.said().removeprefix(before))
-    told = json.loads(one.call("server", "status", "lab", "--json"))
+    before = one.log_text()
+    one.start_server()
+    one.wait_until(lambda: ", 4 parties" in one.log_text().removeprefix(before))
+    told = json.loads(one.run_command("server", "status", "lab", "--json"))
     first = {party["name"]: party["first round"] for party in told["parties"]}
-    assert {first[name] for name in NAMES} == {1} and 1 < first["east"] <= told["round"]
+    assert {first[name] for name in SILO_NAMES} == {1} and 1 < first["east"] <= told["round"]
 
 
 def test_a_driver_does_not_import_what_only_a_superlink_needs() -> None:

@@ -10,65 +10,65 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_flower import NAMES, ROUNDS, Lab, lab, same  # noqa: F401
+from test_flower import ROUNDS, SILO_NAMES, LocalDeployment, assert_equals_simulation, lab  # noqa: F401
 
 from descant.algorithms import Timetable
 from descant.storage.vault.private_keys import PrivateKey
 from descant.storage.vault.vault_folder import Vault
-from descant.tracking import read
-from ways import STOOD_IN, UNORDERED, WAYS
+from descant.tracking import read_run
+from ways import ARRIVAL_ORDER_CASES, CORESET_PROXY_CASE, SILO_CASES
 
 
-@pytest.mark.parametrize("name", WAYS)
-def test_every_method_deployed_is_the_simulation(lab: Callable[..., Lab], name: str) -> None:  # noqa: F811
-    one = lab(WAYS[name])
-    one.begin()
-    same(one)
+@pytest.mark.parametrize("name", SILO_CASES)
+def test_every_method_deployed_is_the_simulation(lab: Callable[..., LocalDeployment], name: str) -> None:  # noqa: F811
+    one = lab(SILO_CASES[name])
+    one.start_all()
+    assert_equals_simulation(one)
 
 
-@pytest.mark.parametrize("name", UNORDERED)
+@pytest.mark.parametrize("name", ARRIVAL_ORDER_CASES)
 def test_methods_that_do_not_wait_come_to_an_end_whoever_is_first_and_killed(
-    lab: Callable[..., Lab],  # noqa: F811
+    lab: Callable[..., LocalDeployment],  # noqa: F811
     name: str,
 ) -> None:
     """Who is in time depends on the day; every round is on record once, moved the centre, and heard enough."""
-    one = lab(UNORDERED[name], 8)
-    one.begin()
-    one.reached(2)
+    one = lab(ARRIVAL_ORDER_CASES[name], 8)
+    one.start_all()
+    one.wait_for_round(2)
     driver(one)
-    assert one.done().isfinite().all()
-    found = read(one.training)
-    algorithm = UNORDERED[name].recipe.algorithm()
-    assert found.state == "ended" and found.numbers.round.tolist() == list(range(1, 9))
+    assert one.final_global_model().isfinite().all()
+    found = read_run(one.run_folder)
+    algorithm = ARRIVAL_ORDER_CASES[name].recipe.algorithm()
+    assert found.state == "finished" and found.numbers.rounds.tolist() == list(range(1, 9))
     assert (found.numbers.metrics["change"] > 0).all()
     assert (found.numbers.accepted.sum(1) >= algorithm.quorum).all() and found.numbers.accepted.any(0).all()
 
 
 def test_stand_ins_over_a_real_federation_are_those_of_the_simulation(
-    lab: Callable[..., Lab],  # noqa: F811
+    lab: Callable[..., LocalDeployment],  # noqa: F811
     tmp_path: Path,
 ) -> None:
     """North seals half of its rows, and is gone from the second start on: who took part is read from the record."""
     key, vault = PrivateKey.new(), f"[vault]\nfolder = '{tmp_path / 'vault'}'\nkey = '{tmp_path / 'key'}'\n"
     key.write(tmp_path / "key")
     Vault.create(tmp_path / "vault", key, "lab")
-    one = lab(STOOD_IN, 6, vault, 'policy = {"share": 0.5}\n')
-    one.begin()
-    one.reached(1)
+    one = lab(CORESET_PROXY_CASE, 6, vault, 'policy = {"share": 0.5}\n')
+    one.start_all()
+    one.wait_for_round(1)
     one.kill("server")
-    one.call("silo", "leave", "north.silo")
+    one.run_command("silo", "leave", "north.silo")
     assert one.processes["north"].wait(300) == 0
-    one.serve(gather=2)
-    one.done()
-    found = read(one.training).numbers
-    assert found.stood_in[:, 0].any() and not found.stood_in[:, 1:].any()
+    one.start_server(gather=2)
+    one.final_global_model()
+    found = read_run(one.run_folder).numbers
+    assert found.proxied[:, 0].any() and not found.proxied[:, 1:].any()
     there = [
         {"party": name, "from": round, "to": round}
-        for round, came in zip(found.round.tolist(), found.accepted, strict=True)
+        for round, came in zip(found.rounds.tolist(), found.accepted, strict=True)
         for name, accepted in zip(found.parties, came, strict=True)
         if accepted
     ]
-    same(one, away=["north"], attend=Timetable.of(there))
+    assert_equals_simulation(one, absent=["north"], attend=Timetable.from_records(there))
 
 
 CLOCK = """
@@ -94,46 +94,49 @@ for module in [module for module in sys.modules.values() if getattr(module, "now
 
 @pytest.mark.parametrize("seconds", [3600, -3600], ids=["ahead", "back"])
 def test_a_clock_that_jumps_at_the_server_ends_the_silos_and_set_right_the_same_commands_go_on(
-    lab: Callable[..., Lab],  # noqa: F811
+    lab: Callable[..., LocalDeployment],  # noqa: F811
     seconds: int,
 ) -> None:
     """Of the SuperLink, which takes no signature of another time, and of the driver beside it."""
-    one = lab(WAYS["FedGeoMedPlus"], 8)
+    one = lab(SILO_CASES["FedGeoMedPlus"], 8)
     (one.folder / "clock").mkdir()
     (one.folder / "clock" / "sitecustomize.py").write_text(CLOCK)
-    one.paths["server"] = str(one.folder / "clock")
-    one.begin()
-    one.reached(1)
+    one.python_paths["server"] = str(one.folder / "clock")
+    one.start_all()
+    one.wait_for_round(1)
     (one.folder / "clock" / "seconds").write_text(str(seconds))
-    for name in NAMES:
+    for name in SILO_NAMES:
         assert one.processes[name].wait(300) == 1
-        assert "the clock of this machine is 3" in one.said(name) and "Set the clock" in one.said(name)
+        assert "the clock of this machine is 3" in one.log_text(name) and "Set the clock" in one.log_text(name)
     (one.folder / "clock" / "seconds").unlink()
-    for name in NAMES:
-        one.join(name)
-    same(one)
+    for name in SILO_NAMES:
+        one.start_silo(name)
+    assert_equals_simulation(one)
 
 
-def superlink(one: Lab) -> None:
-    one.child("server", "flower-superlink").kill()
+def superlink(one: LocalDeployment) -> None:
+    one.child_process("server", "flower-superlink").kill()
 
 
-def silo(one: Lab) -> None:
+def silo(one: LocalDeployment) -> None:
     one.kill("south")
-    one.join("south")
+    one.start_silo("south")
 
 
-def driver(one: Lab) -> None:
+def driver(one: LocalDeployment) -> None:
     one.kill("server")
     time.sleep(1)
-    one.serve()
+    one.start_server()
 
 
 @pytest.mark.parametrize("kill", [superlink, silo, driver])
-def test_a_kill_in_every_round_changes_nothing(lab: Callable[..., Lab], kill: Callable[[Lab], None]) -> None:  # noqa: F811
-    one = lab(WAYS["FedGeoMedPlus"])
-    one.begin()
+def test_a_kill_in_every_round_changes_nothing(
+    lab: Callable[..., LocalDeployment],  # noqa: F811
+    kill: Callable[[LocalDeployment], None],
+) -> None:
+    one = lab(SILO_CASES["FedGeoMedPlus"])
+    one.start_all()
     for round in range(1, ROUNDS):
-        one.reached(round)
+        one.wait_for_round(round)
         kill(one)
-    same(one)
+    assert_equals_simulation(one)

@@ -25,13 +25,21 @@ import torch
 
 from descant import DescantWarning, Federation, Sgd, algorithms, compare
 from descant.deployment.server.serve import free_port
-from descant.engines import Clocked, InProcess, Ray
+from descant.engines import InProcess, Ray, VirtualClock
 from descant.errors import EngineError, SettingError
-from descant.rounds.dispatch import gather, tasks_for
-from failing import deadly, fragile, looped, mostly_fine, nowhere, otherwise, slow
-from problems import EVERY, classes, network, wide
-from teams import LEARNING
-from ways import EVERY_WAY, SIMULATED, SOLVED, Way
+from descant.rounds.dispatch import iterate_replies, make_tasks
+from failing import (
+    dropout_network,
+    loss_hanging_workers,
+    loss_killing_worker_once,
+    loss_killing_workers,
+    network_failing_in_workers,
+    parties_differing_in_workers,
+    parties_with_worker_killer,
+)
+from problems import ALL_METHODS, classification_parties, network, wide_network
+from teams import MODEL_AND_METHOD_TABLES
+from ways import ALL_SILO_CASES, SIMULATION_ONLY_CASES, SOLVER_CASES, RecipeCase
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")
 ADAM = Sgd(lr=0.05, epochs=2, batch=4, optimizer="Adam")
@@ -44,33 +52,38 @@ def two() -> Iterator[Ray]:
     engine.close()
 
 
-METHODS = {**{name: partial(Way.algorithm, way) for name, way in (EVERY_WAY | SIMULATED).items()}, **EVERY}
-AWAY = {"stand-ins": 3}  # so many take part, so that others are stood in for
+METHODS = {
+    **{name: partial(RecipeCase.algorithm, way) for name, way in (ALL_SILO_CASES | SIMULATION_ONLY_CASES).items()},
+    **ALL_METHODS,
+}
+AWAY = {"coreset_proxies": 3}  # so many take part, so that others are stood in for
 
 
 def made(name: str, engine: Any, **settings: Any) -> Federation:
     given = {"solver": Sgd(lr=0.1, steps=3, batch=4), "seed": 7, "attend": AWAY.get(name), **settings}
     method = METHODS[name]()
     if method.quorum is not None:  # who is first depends on the day, but for a virtual clock
-        engine = Clocked({"0": 0.5}, engine=engine)
-    return Federation(partial(network, torch.float32), partial(classes, 6), method, engine=engine, **given)
+        engine = VirtualClock({"0": 0.5}, engine=engine)
+    return Federation(
+        partial(network, torch.float32), partial(classification_parties, 6), method, engine=engine, **given
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_ray_gives_the_same_hash_for_every_method(name: str, two: Ray) -> None:
     fed = made(name, two).fit(3, progress=False)
-    assert not fed.refusals_
+    assert not fed.rejections_
     assert fed.hash() == made(name, InProcess).fit(3, progress=False).hash()
 
 
-@pytest.mark.parametrize("name", SOLVED)
+@pytest.mark.parametrize("name", SOLVER_CASES)
 def test_ray_gives_the_same_hash_for_every_solver(name: str, two: Ray) -> None:
-    model, people, solver = SOLVED[name]
+    model, people, solver = SOLVER_CASES[name]
     hashes = set()
     for engine in (two, InProcess):
         fed = Federation(model, people, algorithms.FedAvgPlus(), solver=solver, seed=7, engine=engine)
         hashes.add(fed.fit(2, progress=False).hash())
-        assert not fed.refusals_
+        assert not fed.rejections_
     assert len(hashes) == 1
 
 
@@ -86,18 +99,18 @@ def test_memory_is_saved_and_goes_on_elsewhere(two: Ray, tmp_path: Path) -> None
 def test_a_study_shares_its_workers(two: Ray) -> None:
     settings: dict[str, Any] = {"rounds": 2, "lr": 0.1, "steps": 2, "batch": 4, "progress": False}
     methods = [algorithms.FedAvg(), algorithms.FedAvgPlus()]
-    ours = compare(methods, network, partial(classes, 4), engine=two, **settings)
-    assert str(ours.table()) == str(compare(methods, network, classes(4), **settings).table())
-    assert len(two._hands) == 2
+    ours = compare(methods, network, partial(classification_parties, 4), engine=two, **settings)
+    assert str(ours.table()) == str(compare(methods, network, classification_parties(4), **settings).table())
+    assert len(two._workers) == 2
 
 
 def test_a_worker_that_dies_is_named_replaced_and_its_piece_repeated(two: Ray, tmp_path: Path) -> None:
-    loss = partial(fragile, order=str(tmp_path / "die"))
+    loss = partial(loss_killing_worker_once, kill_file=str(tmp_path / "die"))
     fed = made("FedAvgPlus", two, loss=loss, solver=ADAM).fit(1, progress=False)
     (tmp_path / "die").touch()
     with pytest.warns(DescantWarning, match=r"Ray worker \d died while it worked on '.*It is replaced"):
         fed.fit(2, progress=False)
-    assert not (tmp_path / "die").exists() and not fed.refusals_
+    assert not (tmp_path / "die").exists() and not fed.rejections_
     assert fed.hash() == made("FedAvgPlus", InProcess, loss=loss, solver=ADAM).fit(3, progress=False).hash()
 
 
@@ -107,12 +120,14 @@ def test_a_worker_that_dies_is_named_replaced_and_its_piece_repeated(two: Ray, t
 def heavy(engine: Any, **settings: Any) -> Federation:
     """Memories of 200 kB."""
     method = algorithms.FedGeoMedPlus()
-    return Federation(wide, partial(classes, 6), method, solver=ADAM, seed=7, engine=engine, **settings)
+    return Federation(
+        wide_network, partial(classification_parties, 6), method, solver=ADAM, seed=7, engine=engine, **settings
+    )
 
 
 def here(fed: Federation) -> tuple[int, int]:
     """Bytes of memories in this process, and parties that have one anywhere."""
-    memory: Any = fed.engine_.memory
+    memory: Any = fed.engine_.party_states
     return memory.held_bytes, len(memory.names())
 
 
@@ -121,7 +136,7 @@ def test_large_memories_stay_with_the_workers(attend: int | None, two: Ray, tmp_
     fed = heavy(two, attend=attend).fit(1, progress=False)
     assert here(fed)[0] > 4 * 200_000  # nobody knew yet that they are large
     fed.fit(5, progress=False)
-    assert here(fed) == (0, 6) and not fed.refusals_
+    assert here(fed) == (0, 6) and not fed.rejections_
     whole = heavy(InProcess, attend=attend).fit(6, progress=False)
     assert fed.hash() == whole.hash() and str(fed.table()) == str(whole.table())
     assert here(fed) == (0, 6)  # looking at them leaves them where they are
@@ -133,17 +148,17 @@ def test_large_memories_stay_with_the_workers(attend: int | None, two: Ray, tmp_
 
 def test_a_worker_that_dies_takes_no_memory_with_it(tmp_path: Path) -> None:
     engine = Ray(workers=2)
-    loss = partial(fragile, order=str(tmp_path / "die"))
+    loss = partial(loss_killing_worker_once, kill_file=str(tmp_path / "die"))
     fed = heavy(engine, loss=loss).fit(2, progress=False)
     assert here(fed) == (0, 6)
     (tmp_path / "die").touch()
     with pytest.warns(DescantWarning, match="It is replaced"):
         fed.fit(1, progress=False)
-    for hand in engine._hands:  # those that made the memories
+    for hand in engine._workers:  # those that made the memories
         sys.modules["ray"].kill(hand)
     with pytest.warns(DescantWarning, match="It is replaced"):
         fed.fit(1, progress=False)
-    assert not fed.refusals_ and here(fed) == (0, 6)
+    assert not fed.rejections_ and here(fed) == (0, 6)
     engine.close()
     assert fed.hash() == heavy(InProcess, loss=loss).fit(4, progress=False).hash()
 
@@ -168,7 +183,7 @@ def test_pieces_are_small_where_what_parties_remember_would_not_fit(two: Ray) ->
     engine: Any = fed.engine_
     assert engine._room > 2**20
     engine._room = 500_000  # two memories
-    tasks = tasks_for(fed.plan_, fed.state, dict.fromkeys(fed.people, ADAM.hyper), "train", 3)
+    tasks = make_tasks(fed.plan_, fed.state, dict.fromkeys(fed.population, ADAM.hyper), "train", 3)
     engine.submit(list(tasks))
     assert [len(part.tasks) for part in engine._owed.pieces.values()] == [2, 2, 1, 1]
     fed.fit(2, progress=False)
@@ -208,11 +223,19 @@ def test_memories_stay_on_their_machine_and_one_that_goes_with_them_is_said(tmp_
 
 def test_a_party_that_kills_every_worker_is_lost_and_the_others_go_on() -> None:
     engine = Ray(workers=1)
-    fed = Federation(looped, mostly_fine, algorithms.FedAvg(), loss=deadly, lr=0.1, steps=1, engine=engine)
+    fed = Federation(
+        dropout_network,
+        parties_with_worker_killer,
+        algorithms.FedAvg(),
+        loss=loss_killing_workers,
+        lr=0.1,
+        steps=1,
+        engine=engine,
+    )
     with pytest.warns(DescantWarning) as told:
         (round,) = fed.rounds(1)
     assert round.round.accepted == ("0", "2")
-    (refusal,) = fed.refusals_
+    (refusal,) = fed.rejections_
     assert refusal.party == "1" and "lost: Ray worker 0 died" in refusal.reason
     assert any("1 of 3 reports were refused" in str(warning.message) for warning in told)
     engine.close()
@@ -220,21 +243,29 @@ def test_a_party_that_kills_every_worker_is_lost_and_the_others_go_on() -> None:
 
 def test_a_worker_that_hangs_is_given_up_at_the_deadline_and_replaced() -> None:
     engine = Ray(workers=1)
-    fed = Federation(network, partial(classes, 2), algorithms.FedAvg(), loss=slow, lr=0.1, steps=1, engine=engine)
-    tasks = [replace(task, deadline=3.0) for task in tasks_for(fed.plan_, fed.state, {"0": Sgd().hyper}, "train", 1)]
-    assert [report.status for report in gather(fed.engine_, tasks)] == ["lost"]
+    fed = Federation(
+        network,
+        partial(classification_parties, 2),
+        algorithms.FedAvg(),
+        loss=loss_hanging_workers,
+        lr=0.1,
+        steps=1,
+        engine=engine,
+    )
+    tasks = [replace(task, deadline=3.0) for task in make_tasks(fed.plan_, fed.state, {"0": Sgd().hyper}, "train", 1)]
+    assert [report.status for report in iterate_replies(fed.engine_, tasks)] == ["lost"]
     with pytest.warns(DescantWarning, match="died while it worked on '0'"):
-        (report,) = gather(fed.engine_, [replace(tasks[0], kind="evaluate", deadline=50.0)])
+        (report,) = iterate_replies(fed.engine_, [replace(tasks[0], kind="evaluate", deadline=50.0)])
     assert report.status == "ok"
     engine.close()
 
 
 def test_a_worker_that_hangs_for_one_federation_does_not_keep_another_waiting() -> None:
     engine = Ray(workers=1)
-    people = partial(classes, 2)
-    fed = Federation(network, people, algorithms.FedAvg(), loss=slow, lr=0.1, steps=1, engine=engine)
-    tasks = [replace(task, deadline=3.0) for task in tasks_for(fed.plan_, fed.state, {"0": Sgd().hyper}, "train", 1)]
-    list(gather(fed.engine_, tasks))
+    people = partial(classification_parties, 2)
+    fed = Federation(network, people, algorithms.FedAvg(), loss=loss_hanging_workers, lr=0.1, steps=1, engine=engine)
+    tasks = [replace(task, deadline=3.0) for task in make_tasks(fed.plan_, fed.state, {"0": Sgd().hyper}, "train", 1)]
+    list(iterate_replies(fed.engine_, tasks))
     other = Federation(network, people, algorithms.FedAvg(), lr=0.1, steps=1, engine=engine).fit(1, progress=False)
     alone = Federation(network, people, algorithms.FedAvg(), lr=0.1, steps=1).fit(1, progress=False)
     assert other.hash() == alone.hash()
@@ -273,11 +304,15 @@ def test_ray_that_was_imported_too_early_says_what_to_do() -> None:
 
 def test_what_makes_model_and_parties_must_do_so_there(two: Ray) -> None:
     with pytest.raises(EngineError, match=r"(?s)could not make the federation.*in nowhere.*ZeroDivisionError"):
-        Federation(nowhere, partial(classes, 4), algorithms.FedAvg(), engine=two).fit(1, progress=False)
+        Federation(network_failing_in_workers, partial(classification_parties, 4), algorithms.FedAvg(), engine=two).fit(
+            1, progress=False
+        )
     with pytest.raises(EngineError, match=r"other parties than this process.*seed what it draws"):
-        Federation(network, otherwise, algorithms.FedAvg(), engine=two).fit(1, progress=False)
+        Federation(network, parties_differing_in_workers, algorithms.FedAvg(), engine=two).fit(1, progress=False)
     with pytest.raises(SettingError, match=r"The model cannot go .*lambda"):
-        Federation(lambda: network(), partial(classes, 4), algorithms.FedAvg(), engine=two).fit(1, progress=False)
+        Federation(lambda: network(), partial(classification_parties, 4), algorithms.FedAvg(), engine=two).fit(
+            1, progress=False
+        )
 
 
 def test_nobody_without_the_token_reaches_the_cluster(two: Ray) -> None:
@@ -310,7 +345,7 @@ def test_no_process_of_a_cluster_that_is_started_here_reports_to_anybody(two: Ra
 
 # ── by the command, on a cluster that others have started ─────────────────────────────────────────────────────────────
 
-RECIPE = '[run]\nseed = 5\nrounds = 2\n[parties]\npopulation = "problems:classes"\n' + LEARNING
+RECIPE = '[run]\nseed = 5\nrounds = 2\n[parties]\npopulation = "problems:classes"\n' + MODEL_AND_METHOD_TABLES
 ASKED = """
 import atexit, os, sys
 from descant.cli import main

@@ -18,27 +18,27 @@ from torch import Tensor, nn
 
 from descant import DescantWarning, Dqn, Federation, PolicyGradient, algorithms, parties
 from descant import models as problems
-from descant.algorithms.fedrl import ByReward, by_best
-from descant.core.algorithm import Hyper, Tuning
-from descant.core.messages import Report
+from descant.algorithms.fedrl import RewardWeights, best_agent_weights
+from descant.core.algorithm import Hyper, TuneContext
+from descant.core.messages import Reply
 from descant.engines import InProcess, Processes
 from descant.errors import SettingError
-from fakes import Bytes
+from fakes import BytesEngine
 from problems import METHODS
 
 NET = partial(problems.mlp, 4, 2, (8,))
-DQN = Dqn(steps=50, begin=20, batch=8, n_step=2, explore_steps=60, target_every=7, tau=0.5)
-PG = PolicyGradient(iterations=2, episodes=3, updates=3, batch=16)
+DQN = Dqn(steps=50, learning_starts=20, batch=8, n_step=2, epsilon_steps=60, target_every=7, tau=0.5)
+PG = PolicyGradient(iterations=2, episodes=3, gradient_steps=3, batch=16)
 SOLVERS = {"dqn": DQN, "policy gradient": PG}
 
 
 def made(solver: Any = DQN, algorithm: Any = None, count: int = 5, **rest: Any) -> Federation:
-    people = partial(parties.agents, count=count, unlike=0.3, test=2)
+    people = partial(parties.agents, count=count, heterogeneity=0.3, test_episodes=2)
     return Federation(NET, people, algorithm or algorithms.FedRL(), solver=solver, **{"seed": 3, **rest})
 
 
 def models(fed: Federation) -> Tensor:
-    rows = [fed.center_, *fed.models_.values()]
+    rows = [fed.global_model_, *fed.models_.values()]
     return torch.stack([nn.utils.parameters_to_vector(module.parameters()).detach() for module in rows])
 
 
@@ -47,11 +47,13 @@ def models(fed: Federation) -> Tensor:
 def test_the_cut_never_changes_a_bit(solver: Any, algorithm: Any) -> None:
     def hashed(engine: Any) -> str:
         fed = made(solver, algorithm(), engine=engine)
-        assert fed.state.way == "stacked"
+        assert fed.state.execution_mode == "stacked"
         return fed.fit(3, progress=False).hash()
 
     whole = hashed(InProcess)
-    assert all(hashed(engine) == whole for engine in (partial(InProcess, most=1), partial(Bytes, pieces=2)))
+    assert all(
+        hashed(engine) == whole for engine in (partial(InProcess, max_parties=1), partial(BytesEngine, batch_count=2))
+    )
 
 
 def test_agents_of_unlike_age_and_on_disk_are_the_same() -> None:
@@ -60,7 +62,7 @@ def test_agents_of_unlike_age_and_on_disk_are_the_same() -> None:
     def hashed(**rest: Any) -> str:
         return made(replace(DQN, steps=30), attend=3, **rest).fit(3, progress=False).hash()
 
-    assert hashed() == hashed(engine=partial(Bytes, pieces=3)) == hashed(budget=0)
+    assert hashed() == hashed(engine=partial(BytesEngine, batch_count=3)) == hashed(budget=0)
 
 
 def test_worker_processes_do_the_same() -> None:
@@ -73,18 +75,18 @@ def test_worker_processes_do_the_same() -> None:
         processes.close()
 
 
-@pytest.mark.parametrize("way", ["single", "vectorised", "looped"])
+@pytest.mark.parametrize("way", ["single", "vectorized", "looped"])
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
 def test_one_by_one_agents_learn_what_they_learn_in_a_stack(solver: Any, way: str) -> None:
     """Acting at random, and so on the same transitions, one update is the same to 1e-5 in any way."""
-    once = replace(solver, steps=20, explore_last=1.0) if solver is DQN else replace(solver, iterations=1, updates=1)
+    once = replace(solver, steps=20, epsilon_end=1.0) if solver is DQN else replace(solver, iterations=1, updates=1)
 
     def rows(way: str) -> Tensor:
         fed = made(once)
-        fed.state = replace(fed.state, way=way)
+        fed.state = replace(fed.state, execution_mode=way)
         return models(fed.fit(1, progress=False))
 
-    start = made(once).state.center
+    start = made(once).state.global_model
     assert not torch.equal(rows("stacked")[0], start)
     torch.testing.assert_close(rows(way), rows("stacked"), rtol=0, atol=1e-5)
 
@@ -97,12 +99,14 @@ def test_an_agent_alone_does_the_same_however_often_it_might_have_merged(solver:
     longer = replace(solver, **{work: 4 * getattr(solver, work)})
     never = made(longer, algorithms.FedRL())
     next(iter(never.rounds(1)))
-    known = ("agent.life", "loss")
-    for name in often.people:
-        mine, theirs = (fed.engine_.memory.get(name) for fed in (often, never))
+    known = ("agent.progress", "loss")
+    for name in often.population:
+        mine, theirs = (fed.engine_.party_states.get(name) for fed in (often, never))
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[key], theirs[key]) for key in mine if key not in known), name
-        assert torch.equal(mine["agent.life"][:3], theirs["agent.life"][:3])  # the mean reward is of another round
+        assert torch.equal(
+            mine["agent.progress"][:3], theirs["agent.progress"][:3]
+        )  # the mean reward is of another round
 
 
 @pytest.mark.parametrize("moments", ["keep", "reset"])
@@ -111,7 +115,7 @@ def test_one_agent_in_a_federation_is_the_agent_alone(solver: Any, moments: Any)
     one = replace(solver, moments=moments)
     joined, alone = (made(one, algorithm, count=1).fit(3, progress=False) for algorithm in (None, algorithms.Local()))
     assert torch.equal(models(joined)[1], models(alone)[1])
-    memory, other = (fed.engine_.memory.get("0") for fed in (joined, alone))
+    memory, other = (fed.engine_.party_states.get("0") for fed in (joined, alone))
     assert all(torch.equal(memory[key], other[key]) for key in memory.keys() | other.keys())
 
 
@@ -144,16 +148,18 @@ def test_a_broken_round_leaves_no_trace_in_the_replay() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*:descant.DescantWarning")
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
-@pytest.mark.parametrize("name", [name for name, made in METHODS.items() if not made().measure])
+@pytest.mark.parametrize("name", [name for name, made in METHODS.items() if not made().loss_samples])
 def test_every_method_merges_agents(name: str, solver: Any) -> None:
     def model() -> nn.Module:  # its layers are called as the methods call them
         return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 
-    fed = Federation(model, parties.agents(count=3, test=2), METHODS[name](), solver=solver).fit(2, progress=False)
+    fed = Federation(model, parties.agents(count=3, test_episodes=2), METHODS[name](), solver=solver).fit(
+        2, progress=False
+    )
     found = models(fed)
-    assert not fed.refusals_ and found.isfinite().all()
+    assert not fed.rejections_ and found.isfinite().all()
     if name not in ("Local", "L2GD"):
-        assert not torch.equal(found[0], fed.state.initial)
+        assert not torch.equal(found[0], fed.state.initial_model)
 
 
 def test_the_pull_of_fed_plus_draws_agents_together() -> None:
@@ -167,36 +173,43 @@ def test_the_pull_of_fed_plus_draws_agents_together() -> None:
 def test_merging_moves_the_target_with_the_model_or_not() -> None:
     """The paper does not say (row 37): it is what the agents begin with, unless it is kept."""
     never = replace(DQN, target_every=10**6)
-    fed = {name: made(replace(never, target=name)).fit(2, progress=False) for name in ("sync", "keep")}
+    fed = {name: made(replace(never, target_network=name)).fit(2, progress=False) for name in ("sync", "keep")}
     first = made(never).fit(1, progress=False).state
-    for party in fed["sync"].people:
-        assert torch.equal(fed["sync"].engine_.memory.get(party)["agent.target"], first.center)
-        assert torch.equal(fed["keep"].engine_.memory.get(party)["agent.target"], first.initial)
+    for party in fed["sync"].population:
+        assert torch.equal(fed["sync"].engine_.party_states.get(party)["agent.target_network"], first.global_model)
+        assert torch.equal(fed["keep"].engine_.party_states.get(party)["agent.target_network"], first.initial_model)
 
 
 # ── weights ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("mode", ["normalise", "shift", "softmax"])
+@pytest.mark.parametrize("mode", ["normalize", "shift", "softmax"])
 @pytest.mark.parametrize("reward", [20.0, 0.0, -3.0])
 def test_equal_rewards_weigh_alike(mode: Any, reward: float) -> None:
-    assert ByReward(mode)([{"reward": reward}] * 3).tolist() == [1, 1, 1]
+    assert RewardWeights(mode)([{"reward": reward}] * 3).tolist() == [1, 1, 1]
 
 
 def test_weights_are_rewards_of_any_sign() -> None:
     mixed = [{"reward": 30.0}, {"reward": -10.0}, {}]
-    assert ByReward("normalise")(mixed).tolist() == [30, 0, 10]
-    assert ByReward("shift")(mixed).tolist() == [40, 0, 20]
+    assert RewardWeights("normalize")(mixed).tolist() == [30, 0, 10]
+    assert RewardWeights("shift")(mixed).tolist() == [40, 0, 20]
     torch.testing.assert_close(
-        ByReward("softmax", 0.1)(mixed), torch.tensor([1, 0.018315639, 0.13533528], dtype=torch.float64)
+        RewardWeights("softmax", 0.1)(mixed), torch.tensor([1, 0.018315639, 0.13533528], dtype=torch.float64)
     )
-    assert by_best(mixed).tolist() == [1, 0, 0]
-    assert by_best([{}, {"reward": 5.0}, {"reward": 5.0}]).tolist() == [0, 1, 0]  # who has no reward is not the best
-    assert by_best([{}, {"reward": -5.0}]).tolist() == [0, 1] and by_best([{}, {}]).tolist() == [1, 1]
-    assert ByReward("shift")([{"reward": -5.0}, {"reward": -1.0}]).tolist() == [0, 4]
+    assert best_agent_weights(mixed).tolist() == [1, 0, 0]
+    assert best_agent_weights([{}, {"reward": 5.0}, {"reward": 5.0}]).tolist() == [
+        0,
+        1,
+        0,
+    ]  # who has no reward is not the best
+    assert best_agent_weights([{}, {"reward": -5.0}]).tolist() == [0, 1] and best_agent_weights([{}, {}]).tolist() == [
+        1,
+        1,
+    ]
+    assert RewardWeights("shift")([{"reward": -5.0}, {"reward": -1.0}]).tolist() == [0, 4]
     with pytest.raises(SettingError, match=r"No reward is above 0 .*-5 to -1.*mode='shift'"):
-        ByReward("normalise")([{"reward": -5.0}, {"reward": -1.0}])
-    assert ByReward()([{"reward": float("nan")}, {"reward": 4.0}]).tolist() == [1, 1]
+        RewardWeights("normalize")([{"reward": -5.0}, {"reward": -1.0}])
+    assert RewardWeights()([{"reward": float("nan")}, {"reward": 4.0}]).tolist() == [1, 1]
 
 
 def test_max_is_a_copy_of_the_best() -> None:
@@ -204,7 +217,7 @@ def test_max_is_a_copy_of_the_best() -> None:
     (scored,) = fed.rounds(1)
     best = max(scored.round.metrics, key=lambda name: scored.round.metrics[name]["reward"])
     alone = made(DQN, algorithms.Local()).fit(1, progress=False)
-    assert torch.equal(models(fed)[0], models(alone)[1 + list(fed.people).index(best)])
+    assert torch.equal(models(fed)[0], models(alone)[1 + list(fed.population).index(best)])
 
 
 def test_periods_are_constant_or_decay_or_grow_and_a_run_has_one_at_least() -> None:
@@ -220,7 +233,7 @@ def test_periods_are_constant_or_decay_or_grow_and_a_run_has_one_at_least() -> N
     assert [entry["work"] for entry in fed.history_] == [10, 20, 30, 0, 0, 0]
     assert torch.allclose(models(fed), at_the_end, rtol=1e-6)
     assert sum(period(58, 1.05, 12000).lengths()) == 12000 and period(1, 10.0, 10**6).lengths()[-1] == 888_889
-    far = Tuning(20_000, Hyper(0.1, 5), {}, {}, torch.zeros(1), np.random.default_rng(0))
+    far = TuneContext(20_000, Hyper(0.1, 5), {}, {}, torch.zeros(1), np.random.default_rng(0))
     assert period(100, 1.05, total=500)(far).hyper.work == 0 and period(100, 0.9)(far).hyper.work == 1
     with pytest.raises(SettingError, match=r"has grown beyond .* in round 20000. Give a 'total'"):
         period(100, 1.05)(far)
@@ -241,7 +254,7 @@ def test_periods_are_constant_or_decay_or_grow_and_a_run_has_one_at_least() -> N
 # ── liars ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def liar(report: Report) -> list[Report]:
+def liar(report: Reply) -> list[Reply]:
     """One agent of five boasts, and sends what would ruin everybody."""
     if report.party != "2" or report.kind != "train":
         return [report]
@@ -252,12 +265,12 @@ def liar(report: Report) -> list[Report]:
 @pytest.mark.parametrize("name", ["CoordinateMedian", "RFA", "FedRL", "max"])
 def test_medians_hold_against_a_liar_and_the_weighted_mean_does_not(name: str) -> None:
     method = {"FedRL": algorithms.FedRL(), "max": algorithms.FedRL("max")}.get(name) or METHODS[name]()
-    fed = made(DQN, method, engine=partial(Bytes, fault=liar)).fit(2, progress=False)
-    far = float(fed.state.center.abs().max())
+    fed = made(DQN, method, engine=partial(BytesEngine, tamper=liar)).fit(2, progress=False)
+    far = float(fed.state.global_model.abs().max())
     assert far < 3 if name in ("CoordinateMedian", "RFA") else far > 900
 
 
-def unlucky(report: Report) -> list[Report]:
+def unlucky(report: Reply) -> list[Reply]:
     return [replace(report, metrics={**report.metrics, "reward": -1.0 - int(report.party)})]
 
 
@@ -267,8 +280,8 @@ def test_agents_have_no_samples_to_measure_a_loss_on() -> None:
 
 
 def test_all_negative_rewards_are_told_and_the_model_stays() -> None:
-    fed = made(engine=partial(Bytes, fault=unlucky))
+    fed = made(engine=partial(BytesEngine, tamper=unlucky))
     with pytest.warns(DescantWarning, match="mode='shift'"):
         fed.fit(1, progress=False)
-    assert torch.equal(fed.state.center, fed.state.initial)
-    made(DQN, algorithms.FedRL(mode="shift"), engine=partial(Bytes, fault=unlucky)).fit(1, progress=False)
+    assert torch.equal(fed.state.global_model, fed.state.initial_model)
+    made(DQN, algorithms.FedRL(mode="shift"), engine=partial(BytesEngine, tamper=unlucky)).fit(1, progress=False)

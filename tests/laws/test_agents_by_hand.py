@@ -22,8 +22,8 @@ from torch.nn import functional
 
 from descant import Dqn, Federation, PolicyGradient, algorithms, models, parties
 from descant.core.algorithm import seeds
-from descant.training.agent_training import LONGEST
-from descant.training.stacked_forward import Keyed
+from descant.training.agent_training import MAX_EPISODE_STEPS
+from descant.training.stacked_forward import KeyedUniform
 
 
 class Short(gymnasium.Env[Any, Any]):
@@ -52,24 +52,33 @@ DQN = Dqn(
     batch=16,
     gamma=0.9,
     n_step=3,
-    every=2,
-    updates=2,
-    begin=20,
-    replay=70,
+    train_every=2,
+    gradient_steps=2,
+    learning_starts=20,
+    buffer_size=70,
     target_every=7,
     tau=0.5,
-    explore=0.9,
-    explore_last=0.3,
-    explore_steps=50,
-    huber=1.5,
-    clip=1.0,
+    epsilon_start=0.9,
+    epsilon_end=0.3,
+    epsilon_steps=50,
+    huber_delta=1.5,
+    max_grad_norm=1.0,
 )
-PG = PolicyGradient(iterations=2, episodes=6, updates=5, batch=16, gamma=0.9, trace=0.8, entropy=0.05, value=0.5)
-PG = replace(PG, lr=0.02, clip=0.1)
+PG = PolicyGradient(
+    iterations=2,
+    episodes=6,
+    gradient_steps=5,
+    batch=16,
+    gamma=0.9,
+    gae_lambda=0.8,
+    entropy_coefficient=0.05,
+    value_coefficient=0.5,
+)
+PG = replace(PG, lr=0.02, clip_ratio=0.1)
 
 
 def made(solver: Any, algorithm: Any = None, outputs: int = 2, count: int = 1) -> Federation:
-    people = parties.agents("Short-v0", count=count, test=0)
+    people = parties.agents("Short-v0", count=count, test_episodes=0)
     net = partial(models.mlp, 4, outputs, (8,))
     return Federation(net, people, algorithm or algorithms.Local(), solver=solver, seed=5)
 
@@ -79,7 +88,7 @@ def row(module: nn.Module) -> Tensor:
 
 
 def first(fed: Federation) -> nn.Module:
-    return fed.plan_.net.module_of(fed.state.initial)
+    return fed.plan_.net.module_from_row(fed.state.initial_model)
 
 
 def step_down(module: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, most: float) -> None:
@@ -102,7 +111,7 @@ class Textbook:
         self.solver, self.q, self.target, self.env = solver, q, copy.deepcopy(q), Short()
         self.optimizer = torch.optim.Adam(q.parameters(), lr=solver.lr)
         self.rows: list[tuple[Any, int, float, Any, bool, bool]] = []
-        self.act, self.batch = (Keyed(5, ["0"], name, (n,)) for name, n in (("act", 2), ("batch", solver.batch)))
+        self.act, self.batch = (KeyedUniform(5, ["0"], name, (n,)) for name, n in (("act", 2), ("batch", solver.batch)))
         self.episode, self.updates, self.broken_off = 0, 0, 0
         self.begin()
 
@@ -115,20 +124,20 @@ class Textbook:
             chance, which = self.act[t][0]
             with torch.no_grad():
                 action = int(self.q(torch.as_tensor(self.seen)[None])[0].argmax())
-            share = min(1.0, t / s.explore_steps)
-            if chance < (1 - share) * s.explore + share * s.explore_last:
+            share = min(1.0, t / s.epsilon_steps)
+            if chance < (1 - share) * s.epsilon_start + share * s.epsilon_end:
                 action = int(which * 2)
             after, reward, terminated, truncated, _ = self.env.step(action)
             self.rows.append((self.seen, action, reward, after, terminated, terminated or truncated))
-            self.rows = self.rows[-s.replay :]
+            self.rows = self.rows[-s.buffer_size :]
             self.seen = after
             if terminated or truncated:
                 self.broken_off += truncated and not terminated
                 self.episode += 1
                 self.begin()
-            if t + 1 >= s.begin and (t + 1) % s.every == 0:
-                for number in range(s.updates):
-                    self.learn(((t + 1) // s.every - 1) * s.updates + number)
+            if t + 1 >= s.learning_starts and (t + 1) % s.train_every == 0:
+                for number in range(s.gradient_steps):
+                    self.learn(((t + 1) // s.train_every - 1) * s.gradient_steps + number)
 
     def learn(self, number: int) -> None:
         s, losses = self.solver, []
@@ -141,17 +150,17 @@ class Textbook:
                     break
             after = torch.as_tensor(last[3])[None]
             with torch.no_grad():
-                best = (self.q if s.double else self.target)(after).argmax(1)
+                best = (self.q if s.double_q else self.target)(after).argmax(1)
                 goal = told + power * (not last[4]) * self.target(after)[0, best]
             chosen = self.q(torch.as_tensor(self.rows[at][0])[None])[0, self.rows[at][1]]
-            losses.append(functional.huber_loss(chosen, goal[0], delta=s.huber))
-        step_down(self.q, self.optimizer, torch.stack(losses).mean(), s.clip)
+            losses.append(functional.huber_loss(chosen, goal[0], delta=s.huber_delta))
+        step_down(self.q, self.optimizer, torch.stack(losses).mean(), s.max_grad_norm)
         if (number + 1) % s.target_every == 0:
             for mine, theirs in zip(self.target.parameters(), self.q.parameters(), strict=True):
                 mine.data.lerp_(theirs.data, s.tau)
 
 
-@pytest.mark.parametrize("solver", [DQN, replace(DQN, double=False, n_step=1, tau=1.0)], ids=["double", "plain"])
+@pytest.mark.parametrize("solver", [DQN, replace(DQN, double_q=False, n_step=1, tau=1.0)], ids=["double_q", "plain"])
 def test_deep_q_learning_is_the_textbooks(solver: Dqn) -> None:
     fed = made(solver)
     textbook = Textbook(solver, first(fed))
@@ -160,10 +169,10 @@ def test_deep_q_learning_is_the_textbooks(solver: Dqn) -> None:
         "both ends of an episode were learned from"
     )
     fed.fit(2, progress=False)
-    memory = fed.engine_.memory.get("0")
+    memory = fed.engine_.party_states.get("0")
     torch.testing.assert_close(row(fed.models_["0"]), row(textbook.q), rtol=0, atol=1e-5)
-    torch.testing.assert_close(memory["agent.target"], row(textbook.target), rtol=0, atol=1e-5)
-    assert memory["agent.life"][:2].tolist() == [120, textbook.episode]
+    torch.testing.assert_close(memory["agent.target_network"], row(textbook.target), rtol=0, atol=1e-5)
+    assert memory["agent.progress"][:2].tolist() == [120, textbook.episode]
 
 
 # ── policy gradient ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -171,7 +180,7 @@ def test_deep_q_learning_is_the_textbooks(solver: Dqn) -> None:
 
 def played(solver: PolicyGradient, net: nn.Module, iteration: int) -> tuple[list[Tensor], int]:
     """What one agent did, step by step: what it saw, its action, advantage, log-probability and return."""
-    env, act, critic = Short(), Keyed(5, ["0"], "act", (solver.episodes,)), 0
+    env, act, critic = Short(), KeyedUniform(5, ["0"], "act", (solver.episodes,)), 0
     columns: list[list[Any]] = [[], [], [], [], []]
     broken_off = 0
     for e in range(solver.episodes):
@@ -181,14 +190,14 @@ def played(solver: PolicyGradient, net: nn.Module, iteration: int) -> tuple[list
             with torch.no_grad():
                 told = net(torch.as_tensor(seen)[None])[0]
             chances, critic = functional.log_softmax(told[:2], 0), len(told) - 2
-            action = int(act[iteration * LONGEST + len(steps)][0, e] >= float(chances[0].exp()))
+            action = int(act[iteration * MAX_EPISODE_STEPS + len(steps)][0, e] >= float(chances[0].exp()))
             after, reward, over, cut, _ = env.step(action)
             steps.append((seen, action, float(chances[action]), float(told[2]) if critic else 0.0, reward))
             seen = after
         broken_off += cut and not over
         with torch.no_grad():
             value = float(net(torch.as_tensor(seen)[None])[0, 2]) if critic and not over else 0.0
-        advantage, trace, mine = 0.0, solver.trace if critic else 1.0, []
+        advantage, trace, mine = 0.0, solver.gae_lambda if critic else 1.0, []
         for before, action, chance, expected, reward in reversed(steps):
             advantage = reward + solver.gamma * value - expected + solver.gamma * trace * advantage
             mine.append((before, action, advantage, chance, advantage + expected))
@@ -197,13 +206,15 @@ def played(solver: PolicyGradient, net: nn.Module, iteration: int) -> tuple[list
             for column, one in zip(columns, step, strict=True):
                 column.append(one)
     found = [torch.tensor(np.array(column)) for column in columns]
-    if solver.normalise:
+    if solver.normalize_advantages:
         found[2] = (found[2] - found[2].mean()) / (found[2].std(correction=0) + 1e-8)
     return found, broken_off
 
 
 @pytest.mark.parametrize("outputs", [2, 3], ids=["actor", "actor and critic"])
-@pytest.mark.parametrize("changes", [{}, {"normalise": False, "most": 100.0, "clip": 10.0}], ids=["default", "plain"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"normalize_advantages": False, "max_grad_norm": 100.0, "clip": 10.0}], ids=["default", "plain"]
+)
 def test_a_policy_gradient_is_the_textbooks(outputs: int, changes: Mapping[str, Any]) -> None:
     solver = replace(PG, **changes)
     fed = made(solver, outputs=outputs)
@@ -212,17 +223,19 @@ def test_a_policy_gradient_is_the_textbooks(outputs: int, changes: Mapping[str, 
     for iteration in range(2):
         (x, action, advantage, chance, goal), broken_off = played(solver, net, iteration)
         assert 0 < broken_off < solver.episodes, "both ends of an episode were learned from"
-        rng, needed = seeds.stream(5, iteration, "0", "batch"), solver.updates * solver.batch
+        rng, needed = seeds.stream(5, iteration, "0", "batch"), solver.gradient_steps * solver.batch
         order = np.concatenate([rng.permutation(len(x)) for _ in range(-(-needed // len(x)))])[:needed]
-        for at in torch.from_numpy(order).reshape(solver.updates, solver.batch):
+        for at in torch.from_numpy(order).reshape(solver.gradient_steps, solver.batch):
             told = net(x[at])
             chances = functional.log_softmax(told[:, :2], 1)
             ratio = (chances.gather(1, action[at][:, None])[:, 0] - chance[at].float()).exp()
-            gain = torch.minimum(ratio * advantage[at], ratio.clip(1 - solver.clip, 1 + solver.clip) * advantage[at])
-            loss = -gain.mean() + solver.entropy * (chances.exp() * chances).sum(1).mean()
+            gain = torch.minimum(
+                ratio * advantage[at], ratio.clip(1 - solver.clip_ratio, 1 + solver.clip_ratio) * advantage[at]
+            )
+            loss = -gain.mean() + solver.entropy_coefficient * (chances.exp() * chances).sum(1).mean()
             if outputs == 3:
-                loss = loss + 0.5 * solver.value * (told[:, 2] - goal[at]).square().mean()
-            step_down(net, optimizer, loss, solver.most)
+                loss = loss + 0.5 * solver.value_coefficient * (told[:, 2] - goal[at]).square().mean()
+            step_down(net, optimizer, loss, solver.max_grad_norm)
     fed.fit(1, progress=False)
     torch.testing.assert_close(row(fed.models_["0"]), row(net), rtol=0, atol=1e-5)
 
@@ -236,36 +249,36 @@ OTHERWISE: dict[str, dict[str, Any]] = {
         "batch": 17,
         "gamma": 0.8,
         "n_step": 2,
-        "every": 3,
-        "updates": 1,
-        "begin": 30,
-        "replay": 50,
+        "train_every": 3,
+        "gradient_steps": 1,
+        "learning_starts": 30,
+        "buffer_size": 50,
         "target_every": 9,
         "tau": 0.9,
-        "explore": 0.5,
-        "explore_last": 0.0,
-        "explore_steps": 200,
-        "huber": 0.1,
-        "double": False,
+        "epsilon_start": 0.5,
+        "epsilon_end": 0.0,
+        "epsilon_steps": 200,
+        "huber_delta": 0.1,
+        "double_q": False,
         "clip": 0.1,
         "optimizer": "SGD",
         "options": {"weight_decay": 0.1},
         "moments": "reset",
-        "target": "keep",
+        "target_network": "keep",
     },
     "policy gradient": {
         "lr": 2e-3,
         "iterations": 3,
         "episodes": 5,
-        "updates": 4,
+        "gradient_steps": 4,
         "batch": 17,
         "gamma": 0.8,
-        "trace": 0.2,
+        "gae_lambda": 0.2,
         "clip": 0.01,
-        "entropy": 0.5,
-        "value": 0.1,
-        "normalise": False,
-        "most": 0.01,
+        "entropy_coefficient": 0.5,
+        "value_coefficient": 0.1,
+        "normalize_advantages": False,
+        "max_grad_norm": 0.01,
         "optimizer": "SGD",
         "options": {"weight_decay": 0.1},
         "moments": "reset",
@@ -299,12 +312,12 @@ def test_moments_are_reset_where_merging_changed_the_model_and_only_there(kind: 
 
     def steps(moments: Any, algorithm: Any) -> float:
         solver = replace(SOLVERS[kind], moments=moments)
-        memory = made(solver, algorithm, count=2).fit(3, progress=False).engine_.memory.get("0")
+        memory = made(solver, algorithm, count=2).fit(3, progress=False).engine_.party_states.get("0")
         (name,) = [name for name in memory if name.startswith("moment.") and name.endswith("step")]
         return float(memory[name].max())
 
     merged = algorithms.FedRL("uniform")
-    of_a_round = 60 if kind == "dqn" else PG.iterations * PG.updates
+    of_a_round = 60 if kind == "dqn" else PG.iterations * PG.gradient_steps
     assert steps("reset", merged) == of_a_round
     assert steps("keep", merged) == steps("keep", algorithms.Local()) == steps("reset", algorithms.Local())
     assert steps("keep", merged) > 2 * of_a_round
@@ -312,11 +325,11 @@ def test_moments_are_reset_where_merging_changed_the_model_and_only_there(kind: 
 
 def test_where_no_episode_ends_the_last_reward_is_the_one_that_is_known() -> None:
     """§3: "the average reward of an agent over that round"; without an episode that ended there is none (row 38)."""
-    fed = made(Dqn(steps=4, begin=1000))
+    fed = made(Dqn(steps=4, learning_starts=1000))
     rewards = [scored.round.metrics["0"].get("reward") for scored in fed.rounds(12)]
     ended: list[list[float]] = [[] for _ in rewards]  # by round, the returns of the episodes that ended in it
     so_far = 0.0
-    for at, (*_, reward, _, end) in enumerate(fed.engine_.memory.get("0")["log.replay"].tolist()):
+    for at, (*_, reward, _, end) in enumerate(fed.engine_.party_states.get("0")["log.replay"].tolist()):
         so_far += reward
         if end:
             ended[at // 4].append(so_far)

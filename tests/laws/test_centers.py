@@ -17,9 +17,9 @@ from descant.aggregation.aggregators import (
     Aggregator,
     CoordinateMedian,
     GeometricMedian,
-    LayerCenter,
+    LayerwiseAggregator,
     Mean,
-    ProximalCenter,
+    ProximalAggregator,
     SmoothedCoordinateMedian,
     TrimmedMean,
 )
@@ -33,8 +33,8 @@ CENTERS: dict[str, Aggregator] = {
     "coordinate": CoordinateMedian(),
     "coordinate smooth": SmoothedCoordinateMedian(rho=0.5),
     "trimmed": TrimmedMean(0.25),
-    "proximal": ProximalCenter(NormP(3.0), rho=1.0),
-    "layers": LayerCenter(((((0, 1), (2, 3)), GeometricMedian()), (((1, 2),), CoordinateMedian()))),
+    "proximal": ProximalAggregator(NormP(3.0), rho=1.0),
+    "layers": LayerwiseAggregator(((((0, 1), (2, 3)), GeometricMedian()), (((1, 2),), CoordinateMedian()))),
 }
 every_center = pytest.mark.parametrize("center", CENTERS.values(), ids=CENTERS.keys())
 law = settings(derandomize=True, deadline=None, max_examples=12)
@@ -132,11 +132,11 @@ def test_a_row_whose_squares_overflow_does_not_stop_the_geometric_median(d: int,
 def test_centres_without_a_closed_form_stand_up_to_an_outlier_too(p: float) -> None:
     models = draw(0, 9, 4)
     models[4] = 1e9
-    center = ProximalCenter(NormP(p), rho=1.0)(models)
+    center = ProximalAggregator(NormP(p), rho=1.0)(models)
     assert center.point.norm() < 10
     assert center.gap < 1e-6
     models[4] = 3e38
-    assert ProximalCenter(NormP(p), rho=1e-6)(models).gap > 1e10  # its pull is lost to rounding, and that is said
+    assert ProximalAggregator(NormP(p), rho=1e-6)(models).gap > 1e10  # its pull is lost to rounding, and that is said
 
 
 def test_medians_of_few_numbers() -> None:
@@ -250,13 +250,13 @@ def test_geometric_median_is_optimal_and_says_so(name: str, rho: float) -> None:
 
 @pytest.mark.parametrize("shape", [(30, 3), (30, 700), (300, 400)])
 def test_gap_is_honest_when_stopped_early(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(geometric_median, "FEW_ROWS", 0)
-    monkeypatch.setattr(geometric_median, "FEW_COLUMNS", 0)
+    monkeypatch.setattr(geometric_median, "MAX_GRAM_ROWS", 0)
+    monkeypatch.setattr(geometric_median, "MAX_DIRECT_COLUMNS", 0)
     models = draw(5, *shape) * torch.logspace(-1, 1, shape[0])[:, None]
     shares = torch.full((shape[0],), 1 / shape[0], dtype=torch.float64)
     gaps = []
     for most in (1, 2, 4):
-        center = GeometricMedian(1e-6, most_iterations=most)(models)
+        center = GeometricMedian(1e-6, max_iterations=most)(models)
         z = center.point.clone().requires_grad_()
         (slope,) = torch.autograd.grad(smooth_loss(models, z, shares, 1e-6), z)
         assert center.gap == pytest.approx(slope.norm().item(), rel=1e-9)
@@ -269,9 +269,9 @@ def test_gap_is_honest_when_stopped_early(shape: tuple[int, int], monkeypatch: p
 def test_gram_columns_and_passes_agree(rho: float, monkeypatch: pytest.MonkeyPatch) -> None:
     models, weights = draw(8, 40, 50) * torch.logspace(-1, 1, 40)[:, None], draw(9, 40).abs()
     by_columns = GeometricMedian(rho)(models, weights).point
-    monkeypatch.setattr(geometric_median, "FEW_COLUMNS", 0)
+    monkeypatch.setattr(geometric_median, "MAX_DIRECT_COLUMNS", 0)
     by_gram = GeometricMedian(rho)(models, weights).point
-    monkeypatch.setattr(geometric_median, "FEW_ROWS", 0)
+    monkeypatch.setattr(geometric_median, "MAX_GRAM_ROWS", 0)
     by_passes = GeometricMedian(rho, tolerance=1e-13)(models, weights).point
     torch.testing.assert_close(by_gram, by_columns, rtol=0, atol=1e-10)
     torch.testing.assert_close(by_passes, by_columns, rtol=0, atol=1e-10)

@@ -9,26 +9,30 @@ import torch
 from torch import Tensor
 
 from descant import Federation, Sgd, algorithms
-from descant.aggregation.penalties import Norm1, Norm2, Penalty, envelope, personal
+from descant.aggregation.penalties import Norm1, Norm2, Penalty, envelope, proximal_anchor
 from descant.core.algorithm import Loss
-from problems import PENALTIES, Regression, half_squares, waves
+from problems import PENALTIES, RegressionProblem, cosine_loss, half_squared_error
 
 ALPHA = 0.5
-LOSSES: dict[str, Loss] = {"convex": half_squares, "not convex": waves}
+LOSSES: dict[str, Loss] = {"convex": half_squared_error, "not convex": cosine_loss}
 
 
-def models(problem: Regression, penalty: Penalty, rho: float, loss: Loss, rounds: int, sample: int) -> Iterator[Tensor]:
+def models(
+    problem: RegressionProblem, penalty: Penalty, rho: float, loss: Loss, rounds: int, sample: int
+) -> Iterator[Tensor]:
     """W^t after each round: η = 1/L_f, the centre over all models (ERRATA 14), some parties a round, full gradients."""
-    algorithm = algorithms.FedPlus(penalty, alpha=ALPHA, rho=rho, over="all")
+    algorithm = algorithms.FedPlus(penalty, alpha=ALPHA, rho=rho, aggregate_over="all")
     solver = Sgd(lr=1 / problem.lipschitz, steps=2, batch=None)
     attend = algorithms.Sample(sample)
-    fed = Federation(problem.model(), problem.people, algorithm, solver=solver, loss=loss, attend=attend, seed=1)
-    initial = fed.state.initial
+    fed = Federation(
+        problem.model(), problem.population, algorithm, solver=solver, loss=loss, participation=attend, seed=1
+    )
+    initial = fed.state.initial_model
     for _ in fed.rounds(rounds):
-        yield torch.stack([fed.state.own.get(name).get("model", initial) for name in fed.people])
+        yield torch.stack([fed.state.personal_models.get(name).get("model", initial) for name in fed.population])
 
 
-def objective(problem: Regression, penalty: Penalty, rho: float, loss: Loss, w: Tensor) -> Tensor:
+def objective(problem: RegressionProblem, penalty: Penalty, rho: float, loss: Loss, w: Tensor) -> Tensor:
     """F_μ(W) = mean f_k(w_k) + μ·Φ_ρ(w_k - w̃), eq. (2), (5), (9), with μ = αρ."""
     center = penalty.center(rho)(w, None).point
     return (problem.losses(w, loss) + ALPHA * rho * envelope(penalty, w - center, rho)).mean()
@@ -37,7 +41,7 @@ def objective(problem: Regression, penalty: Penalty, rho: float, loss: Loss, w: 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("name", PENALTIES)
 def test_the_objective_never_increases(name: str, loss: str) -> None:
-    problem, penalty, rho = Regression.made(count=6, d=3, seed=5), PENALTIES[name], 0.3
+    problem, penalty, rho = RegressionProblem.random(count=6, dimension=3, seed=5), PENALTIES[name], 0.3
     track = models(problem, penalty, rho, LOSSES[loss], rounds=40, sample=3)
     values = torch.stack([objective(problem, penalty, rho, LOSSES[loss], w) for w in track])
     assert (values.diff() <= 1e-12).all()
@@ -50,23 +54,23 @@ def test_the_objective_falls_as_one_over_t(penalty: Penalty) -> None:
 
     There are fewer samples than columns: convex, not strongly, so that the rate is not exponential for free.
     """
-    problem, rho = Regression.made(count=4, d=8, n=3, seed=2), 0.3
-    track = list(models(problem, penalty, rho, half_squares, rounds=1024, sample=4))
-    values = torch.stack([objective(problem, penalty, rho, half_squares, w) for w in track[15:]])
+    problem, rho = RegressionProblem.random(count=4, dimension=8, n=3, seed=2), 0.3
+    track = list(models(problem, penalty, rho, half_squared_error, rounds=1024, sample=4))
+    values = torch.stack([objective(problem, penalty, rho, half_squared_error, w) for w in track[15:]])
     scaled = torch.arange(16, 1025) * (values - minimum(problem, penalty, rho, track[-1]))
     assert scaled[0] > 0.1  # it is still far from the minimum at t=16
     assert scaled.max() < 4 * scaled[0]
     assert scaled[-1] < scaled[0]
 
 
-def minimum(problem: Regression, penalty: Penalty, rho: float, start: Tensor) -> Tensor:
+def minimum(problem: RegressionProblem, penalty: Penalty, rho: float, start: Tensor) -> Tensor:
     """min F_μ by L-BFGS in (W, w̃) together, independent of everything that Fed+ does."""
     w, center = start.clone().requires_grad_(), start.mean(0).requires_grad_()
     optimizer = torch.optim.LBFGS([w, center], max_iter=4000, tolerance_grad=1e-10, tolerance_change=0)
 
     def value() -> Tensor:
         optimizer.zero_grad()
-        total = (problem.losses(w, half_squares) + ALPHA * rho * envelope(penalty, w - center, rho)).mean()
+        total = (problem.losses(w, half_squared_error) + ALPHA * rho * envelope(penalty, w - center, rho)).mean()
         total.backward()
         return total
 
@@ -77,12 +81,12 @@ def minimum(problem: Regression, penalty: Penalty, rho: float, start: Tensor) ->
 @pytest.mark.parametrize("name", ["half square", "norm 2", "norm 1"])
 def test_gradients_vanish_with_sampled_parties(name: str) -> None:
     """(39), with F_k of eq. (12): ∇F_k = ∇f_k(w_k) + α(w_k - z_k)."""
-    problem, penalty, rho = Regression.made(count=6, d=3, seed=5), PENALTIES[name], 0.3
-    track = list(models(problem, penalty, rho, half_squares, rounds=600, sample=3))
+    problem, penalty, rho = RegressionProblem.random(count=6, dimension=3, seed=5), PENALTIES[name], 0.3
+    track = list(models(problem, penalty, rho, half_squared_error, rounds=600, sample=3))
 
     def residual(w: Tensor) -> float:
         center = penalty.center(rho)(w, None).point
-        gradient = problem.gradient(w) + ALPHA * (w - personal(penalty, w, center, rho))
+        gradient = problem.gradient(w) + ALPHA * (w - proximal_anchor(penalty, w, center, rho))
         return gradient.square().sum().item()
 
     assert residual(track[3]) > 1e-3

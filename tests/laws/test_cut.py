@@ -13,24 +13,31 @@ from torch import Tensor, nn
 
 from descant import Federation, Sgd, algorithms
 from descant.engines import InProcess
-from fakes import Bytes
-from problems import EVERY, classes, network
+from fakes import BytesEngine
+from problems import ALL_METHODS, classification_parties, network
 
 
 def rows_after(name: str, pieces: int, dtype: torch.dtype, solver: Sgd, model: nn.Module | None = None) -> Tensor:
     """The centre, and every personal model, as one matrix."""
-    engine = partial(Bytes, pieces=pieces, absent=("2",))
-    fed = Federation(model or network(dtype), classes(6, dtype), EVERY[name](), solver=solver, seed=5, engine=engine)
+    engine = partial(BytesEngine, batch_count=pieces, absent=("2",))
+    fed = Federation(
+        model or network(dtype),
+        classification_parties(6, dtype),
+        ALL_METHODS[name](),
+        solver=solver,
+        seed=5,
+        engine=engine,
+    )
     for _ in fed.rounds(3):
         pass
-    assert not fed.refusals_
-    present = [name for name in fed.people if name != "2"]
-    modules = [fed.center_, *(fed.models_[name] for name in present)]
+    assert not fed.rejections_
+    present = [name for name in fed.population if name != "2"]
+    modules = [fed.global_model_, *(fed.models_[name] for name in present)]
     return torch.stack([nn.utils.parameters_to_vector(module.parameters()).detach() for module in modules])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_METHODS)
 def test_the_cut_never_changes_the_result(name: str, dtype: torch.dtype) -> None:
     solver = Sgd(lr=0.1, steps=4, batch=4)
     whole = rows_after(name, 1, dtype, solver)
@@ -47,14 +54,16 @@ def test_the_cut_holds_with_memories_of_unlike_age(options: dict[str, object]) -
     torch.testing.assert_close(rows_after("stragglers", 3, torch.float64, solver), whole, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("way", ["stacked", "single", "vectorised", "looped"])
+@pytest.mark.parametrize("way", ["stacked", "single", "vectorized", "looped"])
 @pytest.mark.parametrize("name", ["FedGeoMedPlus", "FedProx", "Ditto", "matching", "stragglers"])
 def test_the_cut_holds_whatever_way_a_stack_is_computed(name: str, way: str) -> None:
     def hashed(pieces: int) -> str:
         solver = Sgd(lr=0.05, epochs=1, batch=4, optimizer="Adam")
-        engine = partial(Bytes, pieces=pieces, absent=("2",))
-        fed = Federation(network(), classes(6), EVERY[name](), solver=solver, seed=5, engine=engine)
-        fed.state = replace(fed.state, way=way)
+        engine = partial(BytesEngine, batch_count=pieces, absent=("2",))
+        fed = Federation(
+            network(), classification_parties(6), ALL_METHODS[name](), solver=solver, seed=5, engine=engine
+        )
+        fed.state = replace(fed.state, execution_mode=way)
         return fed.fit(2, progress=False).hash()
 
     assert hashed(1) == hashed(3) == hashed(5)  # bit for bit, memories included
@@ -83,16 +92,18 @@ _FUNCTIONS = [
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("way", ["stacked", "vectorised"])
+@pytest.mark.parametrize("way", ["stacked", "vectorized"])
 @pytest.mark.parametrize("function", _FUNCTIONS, ids=lambda function: function.__name__)
 def test_the_cut_changes_no_bit_of_smooth_functions(function: Any, way: str, dtype: torch.dtype) -> None:
     """What is left over behind the last vector of an array must not be computed otherwise: 3 samples of 5 units."""
     layers = {"sigmoid": nn.Sigmoid(), "tanh": nn.Tanh(), "gelu": nn.GELU(), "elu": nn.ELU(), "silu": nn.SiLU()}
 
     def hashed(model: nn.Module, pieces: int, seed: int) -> str:
-        solver, engine = Sgd(lr=0.05, steps=2, batch=3), partial(Bytes, pieces=pieces)
-        fed = Federation(model, classes(6, dtype), algorithms.FedAvg(), solver=solver, seed=seed, engine=engine)
-        fed.state = replace(fed.state, way=way)
+        solver, engine = Sgd(lr=0.05, steps=2, batch=3), partial(BytesEngine, batch_count=pieces)
+        fed = Federation(
+            model, classification_parties(6, dtype), algorithms.FedAvg(), solver=solver, seed=seed, engine=engine
+        )
+        fed.state = replace(fed.state, execution_mode=way)
         return fed.fit(2, progress=False).hash()
 
     for seed in range(3):
@@ -106,10 +117,10 @@ def test_the_cut_holds_with_running_statistics() -> None:
     def hashed(pieces: int) -> str:
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
-        people = classes(7).subset(["0", "1", "2", "3", "4"])
-        engine = partial(Bytes, pieces=pieces)
+        people = classification_parties(7).subset(["0", "1", "2", "3", "4"])
+        engine = partial(BytesEngine, batch_count=pieces)
         fed = Federation(model, people, algorithms.FedAvgPlus(), lr=0.1, steps=3, batch=4, engine=engine)
-        assert fed.state.way == "vectorised"
+        assert fed.state.execution_mode == "vectorized"
         return fed.fit(2, progress=False).hash()
 
     assert hashed(1) == hashed(2) == hashed(5)
@@ -135,12 +146,14 @@ def test_the_cut_holds_for_modules_that_draw_by_themselves() -> None:
     assert torch.equal(rows_after("FedAvg", 3, torch.float64, solver, model), whole)
 
 
-@pytest.mark.parametrize("way", ["stacked", "single", "vectorised", "looped"])
+@pytest.mark.parametrize("way", ["stacked", "single", "vectorized", "looped"])
 def test_the_losses_that_parties_report_do_not_depend_on_the_cut(way: str) -> None:
     def losses(most: int | None) -> list[float]:
-        solver, engine = Sgd(lr=0.05, epochs=1, batch=4), partial(InProcess, most=most)
-        fed = Federation(network(), classes(6), algorithms.FedAvgPlus(), solver=solver, seed=5, engine=engine)
-        fed.state = replace(fed.state, way=way)
+        solver, engine = Sgd(lr=0.05, epochs=1, batch=4), partial(InProcess, max_parties=most)
+        fed = Federation(
+            network(), classification_parties(6), algorithms.FedAvgPlus(), solver=solver, seed=5, engine=engine
+        )
+        fed.state = replace(fed.state, execution_mode=way)
         return [round["loss"] for round in fed.fit(3, progress=False).history_]
 
     assert losses(1) == losses(2) == losses(None)

@@ -13,21 +13,21 @@ from torch import Tensor
 from descant import Algorithm, Federation, Sgd, algorithms, parties
 from descant.aggregation.aggregators import GeometricMedian, Mean
 from descant.aggregation.penalties import HalfSquare, Indicator, Norm1, Norm2, Zero
-from descant.algorithms.components import by_samples, uniformly
-from descant.core.settings import Decay, PerParty
+from descant.algorithms.components import sample_weights, uniform_weights
+from descant.core.settings import ExponentialDecay, PerParty
 from descant.errors import SettingError
-from problems import Regression, classes, half_squares, network
+from problems import RegressionProblem, classification_parties, half_squared_error, network
 
 F64 = torch.float64
 
 
 def after(algorithm: Algorithm, lr: float = 0.1, rounds: int = 4) -> tuple[Tensor, Tensor]:
     """The centre and the parties' own models."""
-    fed = Federation(network(F64), classes(5, F64), algorithm, lr=lr, steps=5, batch=4, seed=2)
+    fed = Federation(network(F64), classification_parties(5, F64), algorithm, lr=lr, steps=5, batch=4, seed=2)
     for _ in fed.rounds(rounds):
         pass
-    own = [fed.state.own.get(name).get("model", fed.state.center) for name in fed.people]
-    return fed.state.center, torch.stack(own)
+    own = [fed.state.personal_models.get(name).get("model", fed.state.global_model) for name in fed.population]
+    return fed.state.global_model, torch.stack(own)
 
 
 def test_fed_plus_without_pull_from_its_own_model_is_local_bit_for_bit() -> None:
@@ -45,7 +45,7 @@ CENTRAL: dict[str, tuple[Algorithm, Callable[[], Algorithm]]] = {
 @pytest.mark.parametrize("name", CENTRAL)
 def test_fed_plus_without_pull_from_the_centre_is_the_baseline_bit_for_bit(name: str) -> None:
     general, special = CENTRAL[name]
-    center, _ = after(replace(general, weigh=by_samples))
+    center, _ = after(replace(general, compute_weights=sample_weights))
     expected, _ = after(special())
     assert torch.equal(center, expected)
 
@@ -61,7 +61,9 @@ def test_fedprox_is_fed_plus_with_a_longer_step(mu: float) -> None:
     """ERRATA 17 and FACTS A1: equal under η₊ = η/(1-μη), and not at the same η as v2 §5.4.5 prints it."""
     eta = 0.1
     expected, _ = after(algorithms.FedProx(mu), lr=eta)
-    to_center = replace(algorithms.FedPlusFixed(1.0, alpha=mu, init_mix=1.0), weigh=by_samples, keep=None)
+    to_center = replace(
+        algorithms.FedPlusFixed(1.0, alpha=mu, init_mix=1.0), compute_weights=sample_weights, personalize=None
+    )
     center, _ = after(to_center, lr=eta / (1 - mu * eta))
     torch.testing.assert_close(center, expected, rtol=0, atol=1e-12)
     printed, _ = after(to_center, lr=eta)
@@ -92,32 +94,32 @@ def test_a_rho_that_never_binds_draws_every_party_to_the_mean(penalty: Norm1 | N
 
 def test_mu_zero_is_the_local_proximal_point_method() -> None:
     """Corollary 1(a): the same minimisers as local training, by another path."""
-    problem = Regression.made(seed=4)
+    problem = RegressionProblem.random(seed=4)
     eta = 1 / problem.lipschitz
 
     def own(algorithm: Algorithm, rounds: int) -> Tensor:
         solver = Sgd(lr=eta, steps=10, batch=None)
-        fed = Federation(problem.model(), problem.people, algorithm, solver=solver, loss=half_squares)
+        fed = Federation(problem.model(), problem.population, algorithm, solver=solver, loss=half_squared_error)
         for _ in fed.rounds(rounds):
             pass
-        return torch.stack([fed.state.own.get(name)["model"] for name in fed.people])
+        return torch.stack([fed.state.personal_models.get(name)["model"] for name in fed.population])
 
     proximal, local = algorithms.FedPlus(Zero(), alpha=0.5), algorithms.Local()
     assert (own(proximal, 2) - own(local, 2)).abs().max() > 1e-3
-    torch.testing.assert_close(own(proximal, 300), problem.minimisers(), rtol=0, atol=1e-9)
-    torch.testing.assert_close(own(local, 300), problem.minimisers(), rtol=0, atol=1e-9)
+    torch.testing.assert_close(own(proximal, 300), problem.minimizers(), rtol=0, atol=1e-9)
+    torch.testing.assert_close(own(local, 300), problem.minimizers(), rtol=0, atol=1e-9)
 
 
 def test_reports_of_changes_are_reports_of_models() -> None:
     for algorithm in (algorithms.FedAvg(), algorithms.FedGeoMedPlus(alpha=1.0, rho=0.1)):
         model, _ = after(algorithm)
-        change, _ = after(replace(algorithm, report="change"))
+        change, _ = after(replace(algorithm, reply_content="update"))
         torch.testing.assert_close(change, model, rtol=0, atol=1e-12)
 
 
 def test_a_decaying_alpha_and_one_of_a_party_s_own_are_what_they_say() -> None:
     """v1 §8: α^{k+1} = 0.99 α^k; α may differ by party."""
-    decay = Decay(0.5, 0.5)
+    decay = ExponentialDecay(0.5, 0.5)
     assert [decay(k, "any") for k in (1, 2, 3)] == [0.5, 0.25, 0.125]
     _, constant = after(algorithms.FedPlusV1(alpha=0.5), rounds=1)
     _, decaying = after(algorithms.FedPlusV1(alpha=decay), rounds=1)
@@ -138,26 +140,26 @@ def test_l2gd_is_local_training_when_the_mixture_is_off() -> None:
 
 def test_l2gd_finds_the_minimiser_of_the_mixture() -> None:
     """Hanzely & Richtárik (2020): min 1/n Σ f_i(x_i) + λ/2n Σ ‖x_i - x̄‖², in expectation over small steps."""
-    problem, lam = Regression.made(count=3, d=2, seed=1), 0.7
+    problem, lam = RegressionProblem.random(count=3, dimension=2, seed=1), 0.7
     k, d = problem.offsets.shape
     mixing = torch.eye(k, dtype=F64) - torch.full((k, k), 1 / k, dtype=F64)
     system = torch.block_diag(*problem.curvatures) + lam * torch.kron(mixing, torch.eye(d, dtype=F64))
     best = torch.linalg.solve(system, problem.offsets.reshape(-1)).reshape(k, d)
     solver = Sgd(lr=0.002, batch=None)
     algorithm = algorithms.L2GD(lam, p=0.5)
-    fed = Federation(problem.model(), problem.people, algorithm, solver=solver, loss=half_squares)
+    fed = Federation(problem.model(), problem.population, algorithm, solver=solver, loss=half_squared_error)
     for _ in fed.rounds(3000):
         pass
-    found = torch.stack([fed.state.own.get(name)["model"] for name in fed.people])
+    found = torch.stack([fed.state.personal_models.get(name)["model"] for name in fed.population])
     assert (found - best).norm() < 0.02 * best.norm()
-    assert (problem.minimisers() - best).norm() > 0.2 * best.norm()  # the mixture is not local training
+    assert (problem.minimizers() - best).norm() > 0.2 * best.norm()  # the mixture is not local training
 
 
 def test_the_geometric_median_of_rfa_weighs_samples_and_that_of_fed_plus_does_not() -> None:
     """ERRATA 16."""
     weighted, _ = after(replace(algorithms.FedAvg(), aggregate=GeometricMedian()))
     assert torch.equal(weighted, after(algorithms.RFA())[0])
-    plain, _ = after(replace(algorithms.RFA(), weigh=uniformly))
+    plain, _ = after(replace(algorithms.RFA(), compute_weights=uniform_weights))
     assert not torch.equal(weighted, plain)
     assert torch.equal(plain, after(algorithms.RFA(weights="uniform"))[0])
 
@@ -172,7 +174,7 @@ def test_equal_numbers_of_samples_make_the_weights_one(make: Callable[..., Algor
     centers = []
     for weights in ("samples", "uniform"):
         fed = Federation(network(F64), alike, make(weights=weights), lr=0.1, steps=5, batch=4, seed=2)
-        centers.append(fed.fit(3, progress=False).state.center)
+        centers.append(fed.fit(3, progress=False).state.global_model)
     torch.testing.assert_close(*centers, rtol=0, atol=1e-12)
 
 
@@ -180,7 +182,7 @@ def test_one_sample_and_three_by_both_weights() -> None:
     """Models at 0 and 4 from 1 and 3 samples: the mean is 3 by samples and 2 without; the median is the heavy one."""
     models, metrics = torch.tensor([[0.0], [4.0]], dtype=F64), [{"samples": 1.0}, {"samples": 3.0}]
     found = {
-        (make.__name__, weights): float(algorithm.aggregate(models, algorithm.weigh(metrics)).point)
+        (make.__name__, weights): float(algorithm.aggregate(models, algorithm.compute_weights(metrics)).point)
         for make in (algorithms.FedAvg, algorithms.FedProx, algorithms.RFA)
         for weights in ("samples", "uniform")
         for algorithm in [make(weights=weights)]

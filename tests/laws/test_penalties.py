@@ -23,7 +23,7 @@ from descant.aggregation.penalties import (
     Penalty,
     Zero,
     envelope,
-    personal,
+    proximal_anchor,
 )
 from descant.errors import SettingError
 from descant.models.flat import Net
@@ -156,17 +156,17 @@ def test_closed_forms_of_section_5_2(seed: int, rho: float) -> None:
         Norm1(): (rho / gap.abs()).clamp(max=1),
     }
     for penalty, mix in mixes.items():
-        torch.testing.assert_close(personal(penalty, own, center, rho), (1 - mix) * own + mix * center)
+        torch.testing.assert_close(proximal_anchor(penalty, own, center, rho), (1 - mix) * own + mix * center)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_personal_keeps_bits(dtype: torch.dtype) -> None:
     own, center = draw(1, 3, 1000).to(dtype) * 1e-3, 1e3 * draw(2, 1000).to(dtype)
     assert not torch.equal(center + (own - center), own)  # the naive way loses them
-    assert torch.equal(personal(Zero(), own, center, 1.0), own)
-    assert torch.equal(personal(Indicator(), own, center, 1.0), center.expand_as(own))
+    assert torch.equal(proximal_anchor(Zero(), own, center, 1.0), own)
+    assert torch.equal(proximal_anchor(Indicator(), own, center, 1.0), center.expand_as(own))
     hybrid = LayerSum(((((10, 20),), Indicator()),))
-    mixed = personal(hybrid, own, center, 1.0)
+    mixed = proximal_anchor(hybrid, own, center, 1.0)
     assert torch.equal(mixed[:, 20:], own[:, 20:]) and torch.equal(mixed[0, 10:20], center[10:20])
 
 

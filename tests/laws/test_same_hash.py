@@ -15,27 +15,27 @@ import torch
 from torch import Tensor, nn
 
 from descant import DescantError, Federation, Sgd, algorithms, parties
-from descant.core.algorithm import Memory
+from descant.core.algorithm import NamedTensors
 from descant.errors import StateError
 from descant.rounds import checkpoint
-from descant.rounds.checkpoint import digest, models_digest
+from descant.rounds.checkpoint import digest_of_models, run_digest
 from descant.rounds.loop import run as rounds
 from descant.storage import atomic, party_state
-from problems import EVERY, classes, network
+from problems import ALL_METHODS, classification_parties, network
 
 ROUNDS = 4
 
 
 def made(name: str, seed: int = 7, **solver: object) -> Federation:
     settings: dict[str, object] = {"lr": 0.1, "steps": 3, "batch": 4, **solver}
-    return Federation(network(), classes(5), EVERY[name](), solver=Sgd(**settings), seed=seed)  # type: ignore[arg-type]
+    return Federation(network(), classification_parties(5), ALL_METHODS[name](), solver=Sgd(**settings), seed=seed)  # type: ignore[arg-type]
 
 
 def run(fed: Federation, rounds: int = ROUNDS) -> Federation:
     return fed.fit(rounds, progress=False)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_METHODS)
 def test_twice_and_after_any_stop(name: str, tmp_path: Path) -> None:
     whole = run(made(name)).hash()
     assert run(made(name)).hash() == whole
@@ -98,8 +98,8 @@ def test_another_number_of_threads_agrees(name: str, threads: None) -> None:
     centers = []
     for count in (1, 2):
         torch.set_num_threads(count)
-        fed = Federation(model, people, EVERY[name](), lr=0.1, steps=3, batch=64)
-        centers.append(run(fed, 3).state.center)
+        fed = Federation(model, people, ALL_METHODS[name](), lr=0.1, steps=3, batch=64)
+        centers.append(run(fed, 3).state.global_model)
     torch.testing.assert_close(*centers, rtol=0, atol=1e-6)
 
 
@@ -122,7 +122,7 @@ def test_two_loops_over_one_federation_are_told_apart() -> None:
     assert run(fed, 1).hash() == run(made("FedAvgPlus")).hash()
 
 
-def momentum(center: Tensor, aggregate: Tensor, memory: Memory, share: float) -> tuple[Tensor, Memory]:
+def momentum(center: Tensor, aggregate: Tensor, memory: NamedTensors, share: float) -> tuple[Tensor, NamedTensors]:
     """FedAvgM: the server remembers its last move."""
     move = 0.5 * memory.get("move", torch.zeros_like(center)) + aggregate - center
     return center + move, {"move": move}
@@ -131,47 +131,52 @@ def momentum(center: Tensor, aggregate: Tensor, memory: Memory, share: float) ->
 def test_what_the_server_remembers_is_saved_and_hashed(tmp_path: Path) -> None:
     def server() -> Federation:
         return Federation(
-            network(), classes(4), replace(algorithms.FedAvg(), advance=momentum), lr=0.1, steps=2, batch=4
+            network(),
+            classification_parties(4),
+            replace(algorithms.FedAvg(), server_update=momentum),
+            lr=0.1,
+            steps=2,
+            batch=4,
         )
 
     whole = run(server())
-    assert (whole.state.center - run(made("FedAvg")).state.center).abs().max() > 1e-3
+    assert (whole.state.global_model - run(made("FedAvg")).state.global_model).abs().max() > 1e-3
     run(server(), 2).save(tmp_path / "run")
     again = server().load(tmp_path / "run")
     assert run(again, ROUNDS - 2).hash() == whole.hash()
-    forgetful = replace(whole.state, memories={})
-    assert digest(forgetful, whole.engine_.memory) != whole.hash()
+    forgetful = replace(whole.state, server_state={})
+    assert run_digest(forgetful, whole.engine_.party_states) != whole.hash()
 
 
 def test_the_hash_covers_every_party_and_its_memory() -> None:
     fed = run(made("FedAvgPlus", optimizer="Adam"))
     before = fed.hash()
-    row = fed.state.own.get("3")["model"]
+    row = fed.state.personal_models.get("3")["model"]
     row[0] += 1e-7
-    fed.state.own.stage("3", {"model": row})
-    fed.state.own.commit(ROUNDS, ["3"])
+    fed.state.personal_models.stage("3", {"model": row})
+    fed.state.personal_models.commit(ROUNDS, ["3"])
     changed = fed.hash()
-    memory = fed.engine_.memory.get("0")
-    fed.engine_.memory.stage("0", {**memory, "moment.step": memory["moment.step"] + 1})
-    fed.engine_.memory.commit(ROUNDS, ["0"])
+    memory = fed.engine_.party_states.get("0")
+    fed.engine_.party_states.stage("0", {**memory, "moment.step": memory["moment.step"] + 1})
+    fed.engine_.party_states.commit(ROUNDS, ["0"])
     assert len({before, changed, fed.hash()}) == 3
 
 
 def test_the_hash_of_the_models_covers_every_model_and_no_memory() -> None:
     """It is what a server prints, too, whose parties keep their memories to themselves."""
     fed = run(made("FedAvgPlus", optimizer="Adam"))
-    before = models_digest(fed.state)
-    memory = fed.engine_.memory.get("0")
-    fed.engine_.memory.stage("0", {**memory, "moment.step": memory["moment.step"] + 1})
-    fed.engine_.memory.commit(ROUNDS, ["0"])
-    assert models_digest(fed.state) == before
-    row = fed.state.own.get("3")["model"]
+    before = digest_of_models(fed.state)
+    memory = fed.engine_.party_states.get("0")
+    fed.engine_.party_states.stage("0", {**memory, "moment.step": memory["moment.step"] + 1})
+    fed.engine_.party_states.commit(ROUNDS, ["0"])
+    assert digest_of_models(fed.state) == before
+    row = fed.state.personal_models.get("3")["model"]
     row[0] += 1e-7
-    fed.state.own.stage("3", {"model": row})
-    fed.state.own.commit(ROUNDS, ["3"])
-    changed = models_digest(fed.state)
-    fed.state = replace(fed.state, center=fed.state.center + 1e-7)
-    assert len({before, changed, models_digest(fed.state)}) == 3
+    fed.state.personal_models.stage("3", {"model": row})
+    fed.state.personal_models.commit(ROUNDS, ["3"])
+    changed = digest_of_models(fed.state)
+    fed.state = replace(fed.state, global_model=fed.state.global_model + 1e-7)
+    assert len({before, changed, digest_of_models(fed.state)}) == 3
 
 
 @pytest.fixture
@@ -185,19 +190,25 @@ def test_a_run_of_another_federation_is_refused(saved: Path) -> None:
     with pytest.raises(StateError, match=r"algorithm.name 'FedAvgPlus', here 'FedAvg'"):
         made("FedAvg").load(saved)
     with pytest.raises(StateError, match=r"algorithm.pull.alpha 1.0, here 0.5"):
-        Federation(network(), classes(5), algorithms.FedAvgPlus(0.5, 2.0), lr=0.1, steps=3, batch=4, seed=7).load(saved)
+        Federation(
+            network(), classification_parties(5), algorithms.FedAvgPlus(0.5, 2.0), lr=0.1, steps=3, batch=4, seed=7
+        ).load(saved)
     with pytest.raises(StateError, match="parties"):
-        Federation(network(), classes(6), EVERY["FedAvgPlus"](), lr=0.1, steps=3, batch=4, seed=7).load(saved)
+        Federation(
+            network(), classification_parties(6), ALL_METHODS["FedAvgPlus"](), lr=0.1, steps=3, batch=4, seed=7
+        ).load(saved)
     with pytest.raises(StateError, match="loss"):
-        other = Federation(network(), classes(5), EVERY["FedAvgPlus"](), lr=0.1, steps=3, batch=4, seed=7)
+        other = Federation(
+            network(), classification_parties(5), ALL_METHODS["FedAvgPlus"](), lr=0.1, steps=3, batch=4, seed=7
+        )
         other.loss = torch.nn.functional.multi_margin_loss
         other.load(saved)
     with pytest.raises(StateError, match="layout"):
-        Federation(torch.nn.Linear(6, 3), classes(5), algorithms.FedAvgPlus(), seed=7).load(saved)
+        Federation(torch.nn.Linear(6, 3), classification_parties(5), algorithms.FedAvgPlus(), seed=7).load(saved)
 
 
 @pytest.mark.parametrize(
-    "damage", ["missing", "torn json", "torn tensors", "digest", "round", "way", "history", "deep"]
+    "damage", ["missing", "torn json", "torn tensors", "digest", "round", "execution_mode", "history", "deep"]
 )
 def test_a_damaged_run_is_named_and_nothing_is_lost(saved: Path, damage: str) -> None:
     if damage == "missing":
@@ -205,13 +216,13 @@ def test_a_damaged_run_is_named_and_nothing_is_lost(saved: Path, damage: str) ->
     elif damage == "torn json":
         (saved / "state.json").write_text((saved / "state.json").read_text()[:-20])
     elif damage == "torn tensors":
-        (file,) = saved.glob("own-*.safetensors")
+        (file,) = saved.glob("personal-*.safetensors")
         file.write_bytes(file.read_bytes()[:-5])
     elif damage == "deep":
         (saved / "state.json").write_text("[" * 100_000)
     else:
         manifest = json.loads((saved / "state.json").read_text())
-        edited = {"digest": "0" * 64, "round": 0, "way": "looped", "history": None}[damage]
+        edited = {"digest": "0" * 64, "round": 0, "execution_mode": "looped", "history": None}[damage]
         (saved / "state.json").write_text(json.dumps(manifest | {damage: edited}))
     fed = run(made("FedAvgPlus"), 2)
     before = fed.hash()
@@ -242,7 +253,7 @@ def test_a_commit_that_breaks_off_is_undone(n: int, error: BaseException, monkey
 
     def small() -> Federation:
         fed = made("FedAvgPlus", optimizer="Adam")
-        fed.budget = 1
+        fed.memory_budget = 1
         return run(fed, 1)
 
     fed = small()
@@ -260,7 +271,9 @@ def test_a_save_after_a_commit_that_broke_off_holds_nothing_of_it(
     fed = run(made("Ditto", optimizer="Adam"), 2)
     before = fed.hash()
     with monkeypatch.context() as patch:
-        patch.setattr(fed.state.own, "commit", Nth(fed.state.own.commit, 1, KeyboardInterrupt()))
+        patch.setattr(
+            fed.state.personal_models, "commit", Nth(fed.state.personal_models.commit, 1, KeyboardInterrupt())
+        )
         with pytest.raises(KeyboardInterrupt):
             run(fed, 1)
     assert fed.hash() == before
@@ -276,7 +289,7 @@ def test_a_save_that_is_killed_leaves_the_old_run_or_the_new_one(
     old, fed = made("FedAvgPlus").load(saved).hash(), run(made("FedAvgPlus"), 2)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save_file", Nth(checkpoint.save_file, n, KeyboardInterrupt()))
-        patch.setattr(checkpoint, "_sweep", Nth(checkpoint._sweep, n - 3, KeyboardInterrupt()))
+        patch.setattr(checkpoint, "_remove_unlisted", Nth(checkpoint._remove_unlisted, n - 3, KeyboardInterrupt()))
         patch.setattr(atomic, "replace", Nth(atomic.replace, n - 4, KeyboardInterrupt()))
         with contextlib.suppress(KeyboardInterrupt):
             fed.save(saved)
@@ -291,7 +304,7 @@ def test_a_first_save_that_is_killed_is_no_run_and_does_not_stand_in_the_way(
 ) -> None:
     fed = run(made("FedAvgPlus"), 1)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_sweep", lambda place, named: None)
+        patch.setattr(checkpoint, "_remove_unlisted", lambda place, named: None)
         patch.setattr(checkpoint, "save_file", Nth(checkpoint.save_file, 2, KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             fed.save(tmp_path / "run")
@@ -306,13 +319,13 @@ def test_the_users_own_grad_mode_changes_nothing(mode: Callable[[], contextlib.A
         fed = run(made("FedGeoMedPlus"))
         table = fed.scores()
     assert fed.hash() == run(made("FedGeoMedPlus")).hash()
-    assert table.names == fed.people.names
+    assert table.names == fed.population.names
 
 
 def test_federations_in_two_threads_do_not_disturb_each_other() -> None:
     """The module draws from torch's global generator, so that federations must take turns."""
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
-    people = classes(4)
+    people = classification_parties(4)
 
     def dropped(seed: int) -> str:
         return run(Federation(model, people, algorithms.FedAvg(), lr=0.1, steps=5, batch=4, seed=seed)).hash()
@@ -335,7 +348,9 @@ def test_a_run_with_other_frozen_layers_is_refused(tmp_path: Path) -> None:
 
     def frozen(value: float) -> Federation:
         first.weight.fill_(value)
-        return Federation(nn.Sequential(first, head), classes(4), algorithms.FedAvg(), lr=0.1, steps=1, batch=4)
+        return Federation(
+            nn.Sequential(first, head), classification_parties(4), algorithms.FedAvg(), lr=0.1, steps=1, batch=4
+        )
 
     run(frozen(0.1), 1).save(tmp_path / "run")
     frozen(0.1).load(tmp_path / "run")

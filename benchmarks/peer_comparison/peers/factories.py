@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from descant.parties import People, from_arrays
+from descant.parties import Population, from_arrays
 from peer_comparison.peers.models import build, load
 from peer_comparison.peers.work import open_shared
 
@@ -18,7 +18,7 @@ def model(folder: str) -> nn.Module:
     return load(build(shared.work.model), shared.initial())
 
 
-def people(folder: str) -> People:
+def make_population(folder: str) -> Population:
     """The parties; all their samples are for training."""
     shared = open_shared(Path(folder))
     x, y = torch.from_numpy(shared.x), torch.from_numpy(shared.y)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from peer_comparison.peers.models import build
-from peer_comparison.peers.work import Shared, open_shared, read
+from peer_comparison.peers.work import SharedWorkload, open_shared, read
 
 FOLDER = "DESCANT_BENCH_FOLDER"
 
@@ -28,7 +28,7 @@ app = ClientApp()
 
 
 @lru_cache(1)
-def here() -> tuple[Shared, nn.Module, Tensor, Tensor]:
+def open_client_workload() -> tuple[SharedWorkload, nn.Module, Tensor, Tensor]:
     """What a worker process keeps between messages: the module, and the data, of which only what is used is read."""
     torch.set_num_threads(1)
     shared = open_shared(Path(os.environ[FOLDER]))
@@ -39,7 +39,7 @@ def here() -> tuple[Shared, nn.Module, Tensor, Tensor]:
 @app.train()  # type: ignore[untyped-decorator,unused-ignore]
 def train(message: Message, context: Context) -> Message:
     """Some steps of SGD from the weights that came."""
-    shared, model, all_x, all_y = here()
+    shared, model, all_x, all_y = open_client_workload()
     party, number = int(context.node_config["partition-id"]), int(message.content["config"]["server-round"])
     cut = shared.cuts()[party]
     x, y = all_x[cut], all_y[cut]

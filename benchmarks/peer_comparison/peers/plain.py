@@ -9,14 +9,14 @@ from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 
 from peer_comparison.peers.models import build, load, weights_of
-from peer_comparison.peers.protocol import serve, told
-from peer_comparison.peers.work import Array, Shared
+from peer_comparison.peers.protocol import parse_workload, serve
+from peer_comparison.peers.work import Array, SharedWorkload
 
 
-class Loop:
+class PlainLoop:
     """FedAvg, or FedGeoMed+ where the workload says so."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: SharedWorkload) -> None:
         torch.set_num_threads(shared.threads)
         self.shared, self.work = shared, shared.work
         self.rng = np.random.default_rng(self.work.seed)
@@ -25,41 +25,43 @@ class Loop:
         self.model = load(build(self.work.model), shared.initial())
         self.parameters = list(self.model.parameters())
         self.optimizer = torch.optim.SGD(self.parameters, lr=self.work.lr)
-        self.center = self.initial = parameters_to_vector(self.parameters).detach().clone()
-        self.own: dict[int, Tensor] = {}
+        self.global_model = self.initial = parameters_to_vector(self.parameters).detach().clone()
+        self.personal_models: dict[int, Tensor] = {}
 
     def rounds(self, n: int) -> None:
         for _ in range(n):
-            present = self.rng.choice(len(self.parties), self.work.present, replace=False)
+            participants = self.rng.choice(len(self.parties), self.work.participants, replace=False)
             if self.work.method == "FedAvg":
-                self.federated_average(present)
+                self.federated_average(participants)
             else:
-                self.fed_plus(present)
+                self.fed_plus(participants)
 
-    def federated_average(self, present: Array) -> None:
-        total, samples = torch.zeros_like(self.center), 0
-        for party in present:
-            self.set(self.center)
+    def federated_average(self, participants: Array) -> None:
+        total, samples = torch.zeros_like(self.global_model), 0
+        for party in participants:
+            self.set(self.global_model)
             self.train(party)
             n = len(self.parties[party][1])
             total.add_(parameters_to_vector(self.parameters).detach(), alpha=n)
             samples += n
-        self.center = total / samples
+        self.global_model = total / samples
 
-    def fed_plus(self, present: Array) -> None:
-        for party in present:
-            own = self.own.get(party, self.initial)
-            self.set(own)
-            away = own - self.center
-            kept = max(0.0, 1 - self.work.rho / max(float(away.norm()), 1e-12))
-            self.train(party, toward=self.center + kept * away)
-            self.own[party] = parameters_to_vector(self.parameters).detach()
-        self.center = geometric_median(torch.stack([self.own[party] for party in present]), self.work.rho)
+    def fed_plus(self, participants: Array) -> None:
+        for party in participants:
+            personal = self.personal_models.get(party, self.initial)
+            self.set(personal)
+            away = personal - self.global_model
+            shrink_factor = max(0.0, 1 - self.work.rho / max(float(away.norm()), 1e-12))
+            self.train(party, anchor_row=self.global_model + shrink_factor * away)
+            self.personal_models[party] = parameters_to_vector(self.parameters).detach()
+        self.global_model = geometric_median(
+            torch.stack([self.personal_models[party] for party in participants]), self.work.rho
+        )
 
-    def train(self, party: int, toward: Tensor | None = None) -> None:
+    def train(self, party: int, anchor_row: Tensor | None = None) -> None:
         x, y = self.parties[party]
         theta = 1 / (1 + self.work.alpha * self.work.lr)
-        anchors = [] if toward is None else self.split(toward)
+        anchors = [] if anchor_row is None else self.split(anchor_row)
         for index in torch.from_numpy(self.shared.batches(len(y), self.rng)):
             self.optimizer.zero_grad()
             functional.cross_entropy(self.model(x[index]), y[index]).backward()  # type: ignore[no-untyped-call]
@@ -78,7 +80,7 @@ class Loop:
                 parameter.copy_(values)
 
     def weights(self) -> dict[str, Array]:
-        self.set(self.center)
+        self.set(self.global_model)
         return weights_of(self.model)
 
 
@@ -86,8 +88,8 @@ def geometric_median(models: Tensor, rho: float) -> Tensor:
     """Weiszfeld's iterations, smoothed by rho."""
     point = models.mean(0)
     for _ in range(100):
-        pulls = 1 / (models - point).norm(dim=1).clamp(min=rho)
-        after = (pulls / pulls.sum()) @ models
+        inverse_distances = 1 / (models - point).norm(dim=1).clamp(min=rho)
+        after = (inverse_distances / inverse_distances.sum()) @ models
         moved = float((after - point).norm())
         point = after
         if moved <= 1e-6 * float(point.norm()):
@@ -96,5 +98,5 @@ def geometric_median(models: Tensor, rho: float) -> Tensor:
 
 
 if __name__ == "__main__":
-    shared = told()
-    serve(lambda: Loop(shared))
+    shared = parse_workload()
+    serve(lambda: PlainLoop(shared))

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from peer_comparison.peers.work import Array, Shared, open_shared
+from peer_comparison.peers.work import Array, SharedWorkload, open_shared
 
 
 class Contestant(Protocol):
@@ -26,7 +26,7 @@ class Contestant(Protocol):
         """The centre, named and laid out as torch's modules are."""
 
 
-def told(arguments: list[str] | None = None) -> Shared:
+def parse_workload(arguments: list[str] | None = None) -> SharedWorkload:
     """The work that the command line names."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -38,38 +38,38 @@ def told(arguments: list[str] | None = None) -> Shared:
 
 
 def serve(
-    start: Callable[[], Contestant], began: float | None = None, settle: Callable[[], None] | None = None
+    start: Callable[[], Contestant], started: float | None = None, settle: Callable[[], None] | None = None
 ) -> None:
     """Start, run the first round, say how long that took, and then do as told until "stop" or the end of input.
 
     ``began`` is when the start-up began, if before this call. Imports are over by then: they count for nobody.
     ``settle`` waits for what has been started on the side; the turns after it are not about starting.
     """
-    answers = _private_output()
-    began = time.perf_counter() if began is None else began
+    answers = private_output()
+    started = time.perf_counter() if started is None else started
     contestant = start()
     contestant.rounds(1)
-    _say(answers, {"ready": True, "warmup": time.perf_counter() - began})
+    send_message(answers, {"ready": True, "warmup": time.perf_counter() - started})
     for line in sys.stdin:
         word, _, rest = line.strip().partition(" ")
         if word == "stop":
             break
         if word == "rounds":
-            began = time.perf_counter()
+            started = time.perf_counter()
             contestant.rounds(int(rest))
-            _say(answers, {"seconds": time.perf_counter() - began})
+            send_message(answers, {"seconds": time.perf_counter() - started})
         elif word == "settle":
             if settle is not None:
                 settle()
-            _say(answers, {"settled": True})
+            send_message(answers, {"settled": True})
         elif word == "weights":
             np.savez(rest, **contestant.weights())  # type: ignore[arg-type]  # its stub allows names no arrays
-            _say(answers, {"written": rest})
+            send_message(answers, {"written": rest})
         else:
-            _say(answers, {"error": f"no such command: {word!r}"})
+            send_message(answers, {"error": f"no such command: {word!r}"})
 
 
-def _private_output() -> int:
+def private_output() -> int:
     """The driver's pipe, kept apart: whatever a framework prints goes to the log instead."""
     answers = os.dup(1)
     sys.stdout.flush()
@@ -77,5 +77,5 @@ def _private_output() -> int:
     return answers
 
 
-def _say(answers: int, message: dict[str, Any]) -> None:
+def send_message(answers: int, message: dict[str, Any]) -> None:
     os.write(answers, (json.dumps(message) + "\n").encode())

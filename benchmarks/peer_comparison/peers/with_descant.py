@@ -10,28 +10,28 @@ import torch
 
 from descant import Federation, algorithms
 from descant.core.algorithm import Algorithm
-from peer_comparison.peers.factories import model, people
+from peer_comparison.peers.factories import make_population, model
 from peer_comparison.peers.models import weights_of
-from peer_comparison.peers.protocol import serve, told
-from peer_comparison.peers.work import Array, Shared
+from peer_comparison.peers.protocol import parse_workload, serve
+from peer_comparison.peers.work import Array, SharedWorkload
 
 
-class Ours:
+class DescantContestant:
     """A federation whose rounds nobody looks into."""
 
-    def __init__(self, shared: Shared, **settings: Any) -> None:
+    def __init__(self, shared: SharedWorkload, **settings: Any) -> None:
         torch.set_num_threads(shared.threads)
         work = shared.work
         methods: Mapping[str, Callable[[], Algorithm]]
         methods = {"FedAvg": algorithms.FedAvg, "FedGeoMed+": partial(algorithms.FedGeoMedPlus, work.alpha, work.rho)}
         self.federation = Federation(
             partial(model, str(shared.folder)),
-            partial(people, str(shared.folder)),
+            partial(make_population, str(shared.folder)),
             methods[work.method](),
             lr=work.lr,
             steps=work.steps,
             batch=work.batch,
-            attend=work.present,
+            participation=work.participants,
             seed=work.seed,
             **settings,
         )
@@ -41,9 +41,9 @@ class Ours:
             pass
 
     def weights(self) -> dict[str, Array]:
-        return weights_of(self.federation.center_)
+        return weights_of(self.federation.global_model_)
 
 
 if __name__ == "__main__":
-    shared = told()
-    serve(lambda: Ours(shared))
+    shared = parse_workload()
+    serve(lambda: DescantContestant(shared))

@@ -13,8 +13,8 @@ import numpy as np
 jax.tree_map = jax.tree.map  # FedJAX 0.0.17 calls it by a name that JAX has dropped since
 import fedjax  # type: ignore[import-not-found,unused-ignore]
 
-from peer_comparison.peers.protocol import serve, told
-from peer_comparison.peers.work import Array, Shared
+from peer_comparison.peers.protocol import parse_workload, serve
+from peer_comparison.peers.work import Array, SharedWorkload
 
 
 def network(name: str) -> Any:
@@ -67,12 +67,12 @@ def to_torch(name: str, params: Any) -> dict[str, Array]:
 class FedJax:
     """FedJAX's own algorithm and sampler."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: SharedWorkload) -> None:
         self.work = work = shared.work
         x = np.moveaxis(shared.x, 1, -1) if work.model == "cnn" else shared.x  # one channel: no copy
         data = {f"{k:06d}": {"x": x[cut], "y": shared.y[cut]} for k, cut in enumerate(shared.cuts())}
         clients = fedjax.InMemoryFederatedData(data)
-        self.sampler = fedjax.client_samplers.UniformGetClientSampler(clients, work.present, seed=work.seed)
+        self.sampler = fedjax.client_samplers.UniformGetClientSampler(clients, work.participants, seed=work.seed)
         forward = hk.transform(lambda batch: network(work.model)(batch["x"]))
         model = fedjax.create_model_from_haiku(
             transformed_forward_pass=forward,
@@ -97,5 +97,5 @@ class FedJax:
 
 
 if __name__ == "__main__":
-    shared = told()
+    shared = parse_workload()
     serve(lambda: FedJax(shared))

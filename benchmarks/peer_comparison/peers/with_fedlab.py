@@ -26,14 +26,14 @@ from fedlab.utils import Aggregators, SerializationTool  # type: ignore[import-n
 from torch import Tensor
 
 from peer_comparison.peers.models import build, load, weights_of
-from peer_comparison.peers.protocol import serve, told
-from peer_comparison.peers.work import Array, Shared
+from peer_comparison.peers.protocol import parse_workload, serve
+from peer_comparison.peers.work import Array, SharedWorkload
 
 
 class Parties(FedDataset):  # type: ignore[misc]
     """A "loader" is any iterator of batches: this one spares the copying of samples one by one."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: SharedWorkload) -> None:
         self.shared = shared
         self.rng = np.random.default_rng(shared.work.seed)
         x, y = torch.from_numpy(shared.x), torch.from_numpy(shared.y)
@@ -65,7 +65,7 @@ class Server(SyncServerHandler):  # type: ignore[misc]
 class FedLab:
     """The loop of FedLab's StandalonePipeline, so many rounds at a time."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: SharedWorkload) -> None:
         logging.getLogger().setLevel(logging.WARNING)
         torch.set_num_threads(shared.threads)
         work = shared.work
@@ -73,7 +73,7 @@ class FedLab:
         self.trainer: Any = Trainer(model, work.parties)
         self.trainer.setup_dataset(Parties(shared))
         self.trainer.setup_optim(1, work.batch, work.lr)
-        self.server: Any = Server(model, global_round=2**62, sample_ratio=work.present / work.parties)
+        self.server: Any = Server(model, global_round=2**62, sample_ratio=work.participants / work.parties)
         self.server.num_clients = work.parties
 
     def rounds(self, n: int) -> None:
@@ -88,5 +88,5 @@ class FedLab:
 
 
 if __name__ == "__main__":
-    shared = told()
+    shared = parse_workload()
     serve(lambda: FedLab(shared))

@@ -14,11 +14,11 @@ from flwr.simulation import run_simulation  # type: ignore[import-not-found,unus
 
 from peer_comparison.peers import flower_client
 from peer_comparison.peers.models import build, load
-from peer_comparison.peers.protocol import serve, told
-from peer_comparison.peers.work import Array, Shared
+from peer_comparison.peers.protocol import parse_workload, serve
+from peer_comparison.peers.work import Array, SharedWorkload
 
 
-class Strict(FedAvg):  # type: ignore[misc]
+class StrictFedAvg(FedAvg):  # type: ignore[misc]
     """FedAvg that goes on only if all clients have answered: fewer would be less work."""
 
     def aggregate_train(self, server_round: int, replies: Any) -> Any:
@@ -32,13 +32,13 @@ class Strict(FedAvg):  # type: ignore[misc]
 class Flower:
     """The strategy's own loop, so many rounds at a time."""
 
-    def __init__(self, shared: Shared, grid: Grid) -> None:
+    def __init__(self, shared: SharedWorkload, grid: Grid) -> None:
         work = shared.work
         self.grid = grid
         self.arrays = ArrayRecord(load(build(work.model), shared.initial()).state_dict())
-        self.strategy = Strict(
-            fraction_train=work.present / work.parties,
-            min_train_nodes=work.present,
+        self.strategy = StrictFedAvg(
+            fraction_train=work.participants / work.parties,
+            min_train_nodes=work.participants,
             min_available_nodes=work.parties,
             fraction_evaluate=0.0,
         )
@@ -51,7 +51,7 @@ class Flower:
         return {name: tensor.numpy() for name, tensor in self.arrays.to_torch_state_dict().items()}
 
 
-def simulate(shared: Shared) -> None:
+def simulate(shared: SharedWorkload) -> None:
     """Take orders from within Flower's server: only there can its simulation be driven."""
     os.environ[flower_client.FOLDER] = str(shared.folder)
     logging.getLogger("flwr").setLevel(logging.WARNING)
@@ -75,4 +75,4 @@ def simulate(shared: Shared) -> None:
 
 
 if __name__ == "__main__":
-    simulate(told())
+    simulate(parse_workload())

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from peer_comparison.peers.models import build, load, weights_of
-from peer_comparison.peers.protocol import serve, told
-from peer_comparison.peers.work import Array, Shared
+from peer_comparison.peers.protocol import parse_workload, serve
+from peer_comparison.peers.work import Array, SharedWorkload
 
 NEVER = 10**9
 
@@ -54,7 +54,7 @@ class BySamples(WeightingStrategy):  # type: ignore[misc]
 class Pfl:
     """pfl's own loop, some iterations at a time: an algorithm goes on where it stood."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: SharedWorkload) -> None:
         torch.set_num_threads(shared.threads)
         self.shared, self.work, self.done = shared, shared.work, 0
         self.rng = np.random.default_rng(self.work.seed)
@@ -85,7 +85,7 @@ class Pfl:
         params = NNAlgorithmParams(
             central_num_iterations=self.done,
             evaluation_frequency=NEVER,
-            train_cohort_size=self.work.present,
+            train_cohort_size=self.work.participants,
             val_cohort_size=None,
         )
         self.algorithm.run(params, self.backend, self.model, self.train, send_metrics_to_platform=False)
@@ -95,5 +95,5 @@ class Pfl:
 
 
 if __name__ == "__main__":
-    shared = told()
+    shared = parse_workload()
     serve(lambda: Pfl(shared))

@@ -6,20 +6,20 @@ from dataclasses import replace
 
 from descant.engines import Processes
 from descant.engines.processes.process_engine import ProcessEngine
-from peer_comparison.peers.protocol import serve, told
-from peer_comparison.peers.with_descant import Ours
-from peer_comparison.peers.work import Shared
+from peer_comparison.peers.protocol import parse_workload, serve
+from peer_comparison.peers.with_descant import DescantContestant
+from peer_comparison.peers.work import SharedWorkload
 
 
-def start(shared: Shared) -> Ours:
+def start(shared: SharedWorkload) -> DescantContestant:
     """The same federation; its workers make the model and the parties for themselves, by the names of the functions."""
-    return Ours(replace(shared, threads=1), engine=Processes(workers=shared.threads, threads=1))
+    return DescantContestant(replace(shared, threads=1), engine=Processes(workers=shared.threads, threads=1))
 
 
 def main() -> None:
-    federations: list[Ours] = []
+    federations: list[DescantContestant] = []
 
-    def begin() -> Ours:
+    def begin() -> DescantContestant:
         federations.append(start(shared))
         return federations[0]
 
@@ -28,7 +28,7 @@ def main() -> None:
         assert isinstance(engine, ProcessEngine)
         engine.wait()
 
-    shared = told()
+    shared = parse_workload()
     serve(begin, settle=settle)
 
 

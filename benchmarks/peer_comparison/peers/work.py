@@ -16,7 +16,7 @@ Array: TypeAlias = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """One workload: data, a model and rounds of local SGD."""
 
     name: str
@@ -24,14 +24,14 @@ class Work:
     model: Literal["logistic", "mlp", "cnn"]
     method: Literal["FedAvg", "FedGeoMed+"]
     parties: int
-    mean: int  # samples of a party, on average
-    least: int  # samples of the smallest party; equal to the mean, all have the same
-    present: int  # parties a round
+    mean_samples: int  # samples of a party, on average
+    min_samples: int  # samples of the smallest party; equal to the mean, all have the same
+    participants: int  # parties a round
     steps: int
     batch: int
-    turn: int  # rounds in one turn of a contestant
+    rounds_per_turn: int  # rounds in one turn of a contestant
     contrast: float  # of the classes: such that 20 rounds neither learn nothing nor everything
-    noise: float = 0.1  # how far two losses of the same work may lie apart, as a share of what was learnt
+    loss_tolerance: float = 0.1  # how far two losses of the same work may lie apart, as a share of what was learnt
     lr: float = 0.05
     alpha: float = 0.01  # Fed+'s α and ρ, the paper's
     rho: float = 10.0
@@ -39,10 +39,10 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedWorkload:
     """A workload as it was written into a folder, for all contestants alike."""
 
-    work: Work
+    work: Workload
     folder: Path
     threads: int = 1
 
@@ -75,12 +75,12 @@ class Shared:
         return np.concatenate(orders)[:wanted].reshape(self.work.steps, size)
 
 
-def open_shared(folder: Path, threads: int = 1) -> Shared:
+def open_shared(folder: Path, threads: int = 1) -> SharedWorkload:
     """The workload in a folder."""
-    return Shared(Work(**json.loads((folder / "work.json").read_text())), folder, threads)
+    return SharedWorkload(Workload(**json.loads((folder / "work.json").read_text())), folder, threads)
 
 
-def store_work(folder: Path, work: Work) -> None:
+def store_work(folder: Path, work: Workload) -> None:
     """Write the description of a workload."""
     (folder / "work.json").write_text(json.dumps(dataclasses.asdict(work)))
 

@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from ..core.settings import check, setting
+from ..core.settings import check_settings, setting
 from ..errors import SettingError
 from .geometric_median import geometric_median
 from .order_statistics import BLOCK, column_blocks, huber_location, median, trimmed_mean, weighted_sum
@@ -25,12 +25,12 @@ from .order_statistics import BLOCK, column_blocks, huber_location, median, trim
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Columns of a flat model, as (start, stop) pairs."""
 
-Locate: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # a block [K, c] and the shares of its rows -> [c]
-FARTHEST = 1e50  # of a number in a float64 row, before its squares and their sums overflow
+ColumnLocation: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # a block [K, c] and the shares of its rows -> [c]
+MAX_MAGNITUDE = 1e50  # of a number in a float64 row, before its squares and their sums overflow
 
 
 @dataclass(frozen=True)
-class Center:
+class AggregatePoint:
     """A centre, and how far from optimal it is: the norm of the smallest (sub)gradient of the mean objective there.
 
     >>> Center(torch.zeros(2), gap=0.0)
@@ -45,7 +45,7 @@ class Center:
 class Aggregator(Protocol):
     """What the reports add up to."""
 
-    def __call__(self, models: Tensor, weights: Tensor | None = None) -> Center: ...
+    def __call__(self, models: Tensor, weights: Tensor | None = None) -> AggregatePoint: ...
 
 
 class Proximal(Protocol):
@@ -62,9 +62,9 @@ class Mean:
     tensor([1., 1.])
     """
 
-    def __call__(self, models: Tensor, weights: Tensor | None = None) -> Center:
-        shares = shares_of(models, weights)
-        return Center(weighted_sum(models, shares, dtype=models.dtype), gap=0.0)
+    def __call__(self, models: Tensor, weights: Tensor | None = None) -> AggregatePoint:
+        shares = normalized_weights(models, weights)
+        return AggregatePoint(weighted_sum(models, shares, dtype=models.dtype), gap=0.0)
 
 
 @dataclass(frozen=True)
@@ -78,24 +78,24 @@ class GeometricMedian:
 
     rho: float = setting(1e-6, "within this distance of the centre a model pulls as in a mean", above=0)
     tolerance: float = setting(1e-9, "stop at this gap, or where rounding allows no less", least=0)
-    most_iterations: int = setting(1000, "passes over the stack at most", least=1)
+    max_iterations: int = setting(1000, "passes over the stack at most", least=1)
 
-    def __call__(self, models: Tensor, weights: Tensor | None = None) -> Center:
-        check(self)
-        shares = shares_of(models, weights)
-        near = _nearer(models) if models.dtype == torch.float64 else models
-        return Center(*geometric_median(near, shares, self.rho, self.tolerance, self.most_iterations))
+    def __call__(self, models: Tensor, weights: Tensor | None = None) -> AggregatePoint:
+        check_settings(self)
+        shares = normalized_weights(models, weights)
+        bounded = _bound_far_rows(models) if models.dtype == torch.float64 else models
+        return AggregatePoint(*geometric_median(bounded, shares, self.rho, self.tolerance, self.max_iterations))
 
 
-def _nearer(models: Tensor) -> Tensor:
+def _bound_far_rows(models: Tensor) -> Tensor:
     """Rows so far out that their squares overflow, moved in along their own direction: it is all that they count by."""
-    reach = torch.linalg.vector_norm(models, torch.inf, dim=1)
-    far = reach > FARTHEST
+    magnitudes = torch.linalg.vector_norm(models, torch.inf, dim=1)
+    far = magnitudes > MAX_MAGNITUDE
     if not far.any():
         return models
-    moved = models.clone()
-    moved[far] *= (FARTHEST / reach[far]).unsqueeze(1)
-    return moved
+    bounded = models.clone()
+    bounded[far] *= (MAX_MAGNITUDE / magnitudes[far]).unsqueeze(1)
+    return bounded
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ class CoordinateMedian:
     tensor([2.5000])
     """
 
-    def __call__(self, models: Tensor, weights: Tensor | None = None) -> Center:
-        return Center(_by_column(models, weights, median, size=8), gap=0.0)
+    def __call__(self, models: Tensor, weights: Tensor | None = None) -> AggregatePoint:
+        return AggregatePoint(_aggregate_columns(models, weights, median, size=8), gap=0.0)
 
 
 @dataclass(frozen=True)
@@ -120,18 +120,18 @@ class SmoothedCoordinateMedian:
 
     rho: float = setting(help="within this distance a coordinate pulls as in a mean", above=0)
 
-    def __call__(self, models: Tensor, weights: Tensor | None = None) -> Center:
-        check(self)
-        squares = 0.0
+    def __call__(self, models: Tensor, weights: Tensor | None = None) -> AggregatePoint:
+        check_settings(self)
+        squared_slopes = 0.0
 
         def locate(block: Tensor, shares: Tensor) -> Tensor:
-            nonlocal squares
+            nonlocal squared_slopes
             z, slope = huber_location(block, shares, self.rho)
-            squares += float(slope @ slope)
+            squared_slopes += float(slope @ slope)
             return z
 
-        point = _by_column(models, weights, locate, size=8)
-        return Center(point, gap=math.sqrt(squares))
+        point = _aggregate_columns(models, weights, locate, size=8)
+        return AggregatePoint(point, gap=math.sqrt(squared_slopes))
 
 
 @dataclass(frozen=True)
@@ -144,18 +144,18 @@ class TrimmedMean:
 
     share: float = setting(0.1, "of the models, dropped at either end", least=0, below=0.5)
 
-    def __call__(self, models: Tensor, weights: Tensor | None = None) -> Center:
-        check(self)
+    def __call__(self, models: Tensor, weights: Tensor | None = None) -> AggregatePoint:
+        check_settings(self)
 
         def trim(block: Tensor, shares: Tensor) -> Tensor:
             # 0.29 · 100 is 28.999999999999996 in floating point, and means 29.
             return trimmed_mean(block, shares, math.floor(self.share * len(shares) + 1e-9))
 
-        return Center(_by_column(models, weights, trim), gap=0.0)
+        return AggregatePoint(_aggregate_columns(models, weights, trim), gap=0.0)
 
 
 @dataclass(frozen=True)
-class ProximalCenter:
+class ProximalAggregator:
     """Eq. (4)-(5) for any phi with a prox: eq. (34) with Nesterov's momentum, restarted whenever it leads uphill.
 
     The gradient of the objective is (z - step(z))/rho with step(z) the right side of (34), and 1/rho its constant.
@@ -169,29 +169,29 @@ class ProximalCenter:
     penalty: Proximal
     rho: float = setting(help="smoothness of Phi_rho", above=0)
     tolerance: float = setting(1e-9, "stop at this gap, or where rounding allows no less", least=0)
-    most_iterations: int = setting(10_000, "passes over the stack at most", least=1)
+    max_iterations: int = setting(10_000, "passes over the stack at most", least=1)
 
-    def __call__(self, models: Tensor, weights: Tensor | None = None) -> Center:
-        check(self)
+    def __call__(self, models: Tensor, weights: Tensor | None = None) -> AggregatePoint:
+        check_settings(self)
         # From the median, not the mean: a step is no longer than rho, and an outlier would carry the start away.
-        last = ahead = CoordinateMedian()(models, weights).point.double()
+        last = lookahead = CoordinateMedian()(models, weights).point.double()
         momentum, iterations = 1.0, 0
-        while iterations < self.most_iterations:
+        while iterations < self.max_iterations:
             iterations += 1
-            step = fixed_point_step(models, ahead, self.penalty, self.rho, weights)
-            uphill = ahead - step  # rho times the gradient
-            size = float(uphill.norm())
-            if size <= max(self.rho * self.tolerance, 1e-16 * float(ahead.norm())):
+            step = fixed_point_step(models, lookahead, self.penalty, self.rho, weights)
+            scaled_gradient = lookahead - step  # rho times the gradient
+            size = float(scaled_gradient.norm())
+            if size <= max(self.rho * self.tolerance, 1e-16 * float(lookahead.norm())):
                 break
-            momentum = 1.0 if uphill @ (step - last) > 0 else momentum
-            grown = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
-            ahead, last = step + (momentum - 1) / grown * (step - last), step
-            momentum = grown
-        point = ahead.to(models.dtype)
-        left = point.double() - fixed_point_step(models, point.double(), self.penalty, self.rho, weights)
-        distance = shares_of(models, weights) @ (models - point).double().norm(dim=1)
-        lost = 2**-52 * float(distance)  # to rounding, in prox
-        return Center(point, (float(left.norm()) + lost) / self.rho, iterations)
+            momentum = 1.0 if scaled_gradient @ (step - last) > 0 else momentum
+            next_momentum = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
+            lookahead, last = step + (momentum - 1) / next_momentum * (step - last), step
+            momentum = next_momentum
+        point = lookahead.to(models.dtype)
+        residual = point.double() - fixed_point_step(models, point.double(), self.penalty, self.rho, weights)
+        distance = normalized_weights(models, weights) @ (models - point).double().norm(dim=1)
+        rounding_error = 2**-52 * float(distance)  # to rounding, in prox
+        return AggregatePoint(point, (float(residual.norm()) + rounding_error) / self.rho, iterations)
 
 
 def fixed_point_step(models: Tensor, z: Tensor, penalty: Proximal, rho: float, weights: Tensor | None = None) -> Tensor:
@@ -201,7 +201,7 @@ def fixed_point_step(models: Tensor, z: Tensor, penalty: Proximal, rho: float, w
     >>> fixed_point_step(torch.tensor([[0.0], [4.0]]), torch.tensor([0.0]), HalfSquare(), rho=1.0)
     tensor([1.])
     """
-    shares = shares_of(models, weights)
+    shares = normalized_weights(models, weights)
     total = torch.zeros_like(z, dtype=torch.float64)
     height = max(1, BLOCK // max(1, models.shape[1]))  # a prox needs whole rows
     for start in range(0, models.shape[0], height):
@@ -211,7 +211,7 @@ def fixed_point_step(models: Tensor, z: Tensor, penalty: Proximal, rho: float, w
 
 
 @dataclass(frozen=True)
-class LayerCenter:
+class LayerwiseAggregator:
     """A centre for each group of columns, eq. (14); the mean where no group is. The gap is the norm of the gaps.
 
     >>> by_layer = LayerCenter(((((0, 1),), CoordinateMedian()),))
@@ -221,33 +221,33 @@ class LayerCenter:
 
     groups: tuple[tuple[Ranges, Aggregator], ...]
 
-    def __call__(self, models: Tensor, weights: Tensor | None = None) -> Center:
-        shares = shares_of(models, weights)
+    def __call__(self, models: Tensor, weights: Tensor | None = None) -> AggregatePoint:
+        shares = normalized_weights(models, weights)
         point = torch.empty_like(models[0])
-        rest = uncovered(tuple(pair for ranges, _ in self.groups for pair in ranges), models.shape[1])
-        found: list[Center] = []
+        rest = uncovered_columns(tuple(pair for ranges, _ in self.groups for pair in ranges), models.shape[1])
+        results: list[AggregatePoint] = []
         for ranges, center in (*self.groups, *(((pair,), Mean()) for pair in rest)):
-            found.append(center(columns_of(models, ranges), shares))
-            put_columns(point, ranges, found[-1].point)
-        gap = math.hypot(*(center.gap for center in found))
-        return Center(point, gap, max((center.iterations for center in found), default=0))
+            results.append(center(take_columns(models, ranges), shares))
+            write_columns(point, ranges, results[-1].point)
+        gap = math.hypot(*(center.gap for center in results))
+        return AggregatePoint(point, gap, max((center.iterations for center in results), default=0))
 
 
-def columns_of(v: Tensor, ranges: Ranges) -> Tensor:
+def take_columns(v: Tensor, ranges: Ranges) -> Tensor:
     """The columns of a model or a stack: a view of one range, a copy of these columns where there are several."""
     if len(ranges) == 1:
         return v[..., ranges[0][0] : ranges[0][1]]
     return torch.cat([v[..., start:stop] for start, stop in ranges], dim=-1)
 
 
-def put_columns(target: Tensor, ranges: Ranges, values: Tensor) -> None:
+def write_columns(target: Tensor, ranges: Ranges, values: Tensor) -> None:
     """Write what belongs to some columns back to them: the inverse of :func:`columns_of`."""
     parts = torch.split_with_sizes(values, [stop - start for start, stop in ranges], dim=-1)
     for (start, stop), part in zip(ranges, parts, strict=True):
         target[..., start:stop] = part
 
 
-def uncovered(ranges: Ranges, d: int) -> Ranges:
+def uncovered_columns(ranges: Ranges, d: int) -> Ranges:
     """The columns of 0..d that are in no range.
 
     >>> uncovered(((2, 4), (4, 5)), 7)
@@ -264,7 +264,7 @@ def uncovered(ranges: Ranges, d: int) -> Ranges:
     return tuple(pair for pair in (*rest, (reached, d)) if pair[0] < pair[1])
 
 
-def shares_of(models: Tensor, weights: Tensor | None) -> Tensor:
+def normalized_weights(models: Tensor, weights: Tensor | None) -> Tensor:
     """The weights as float64 shares that sum to 1, or an error that says what is wrong with stack or weights.
 
     >>> shares_of(torch.zeros(2, 3), torch.tensor([1, 3]))
@@ -282,21 +282,21 @@ def shares_of(models: Tensor, weights: Tensor | None) -> Tensor:
         return torch.full((count,), 1 / count, dtype=torch.float64, device=models.device)
     if weights.shape != (count,):
         raise SettingError(f"Weights must be one number a model: [{count}]. Got shape {tuple(weights.shape)}.")
-    wide = weights.to(models.device, torch.float64)
-    numbers = wide.tolist()
-    most = max(numbers)
-    if not (all(0 <= number < math.inf for number in numbers) and most > 0):
+    weights64 = weights.to(models.device, torch.float64)
+    numbers = weights64.tolist()
+    largest = max(numbers)
+    if not (all(0 <= number < math.inf for number in numbers) and largest > 0):
         raise SettingError(f"Weights must be finite, not negative and not all 0. Got {weights.tolist()}.")
-    wide = wide.div(most)  # so that the sum of huge weights is still a number
-    return wide / wide.sum()
+    weights64 = weights64.div(largest)  # so that the sum of huge weights is still a number
+    return weights64 / weights64.sum()
 
 
-def _by_column(models: Tensor, weights: Tensor | None, locate: Locate, size: int = 1) -> Tensor:
+def _aggregate_columns(models: Tensor, weights: Tensor | None, locate: ColumnLocation, size: int = 1) -> Tensor:
     """A centre that treats every column alone, over the rows that are present."""
-    shares = shares_of(models, weights)
+    shares = normalized_weights(models, weights)
     present = shares > 0
-    whole = bool(present.all())
+    all_present = bool(present.all())
     point = torch.empty_like(models[0])
-    for cut, block in column_blocks(models, size):
-        point[cut] = locate(block if whole else block[present], shares if whole else shares[present])
+    for columns, block in column_blocks(models, size):
+        point[columns] = locate(block if all_present else block[present], shares if all_present else shares[present])
     return point

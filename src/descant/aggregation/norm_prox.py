@@ -15,12 +15,12 @@ def norm(v: Tensor, p: float) -> Tensor:
     >>> norm(torch.tensor([3000.0, 0.0]), 200.0)
     tensor(3000.)
     """
-    most = v.abs().amax(dim=-1, keepdim=True)
-    length: Tensor = torch.linalg.vector_norm(v / torch.where(most > 0, most, 1.0), ord=p, dim=-1)
-    return length * most.squeeze(-1)
+    largest = v.abs().amax(dim=-1, keepdim=True)
+    length: Tensor = torch.linalg.vector_norm(v / torch.where(largest > 0, largest, 1.0), ord=p, dim=-1)
+    return length * largest.squeeze(-1)
 
 
-def prox_of_max(v: Tensor, rho: float) -> Tensor:
+def prox_max_norm(v: Tensor, rho: float) -> Tensor:
     """The prox of rho‖·‖_∞: entries are cut at the level tau where what is cut off adds up to rho.
 
     >>> prox_of_max(torch.tensor([[3.0, 1.0], [0.4, -0.5]]), rho=1.0)
@@ -34,7 +34,7 @@ def prox_of_max(v: Tensor, rho: float) -> Tensor:
     return v.sign() * v.abs().double().minimum(tau).to(v.dtype)
 
 
-def prox_of_norm(v: Tensor, rho: float, p: float) -> Tensor:
+def prox_p_norm(v: Tensor, rho: float, p: float) -> Tensor:
     """The prox of rho‖·‖_p, 1 < p < ∞: a root search in s = ‖w‖_p, one number a row.
 
     With w = s t the optimum has s t_i + rho t_i^(p-1) = |v_i| and Σ t_i^p = 1. The left sides grow with t, so each
@@ -49,28 +49,28 @@ def prox_of_norm(v: Tensor, rho: float, p: float) -> Tensor:
     rows = dual > 1
     w = torch.zeros_like(size)
     if rows.any():
-        w[rows] = _unit_prox(size[rows], p)
+        w[rows] = _prox_unit_rho(size[rows], p)
     return (v.sign() * (rho * w).reshape(v.shape)).to(v.dtype)
 
 
-def _unit_prox(size: Tensor, p: float) -> Tensor:
+def _prox_unit_rho(size: Tensor, p: float) -> Tensor:
     """The prox at rho = 1 of rows known not to vanish, all entries >= 0."""
     high = size.amax(dim=1) * size.shape[1] ** (1 / p)  # >= ‖v‖_p, without powers that overflow
     low = torch.zeros_like(high)
     s = high / 2
-    for turn in range(200):
+    for iteration in range(200):
         t = _directions(size, s, p)
         excess = t.pow(p).sum(dim=1)  # falls with s; 1 at the root
         low, high = torch.where(excess > 1, s, low), torch.where(excess > 1, high, s)
         shrink = t / (s[:, None] + (p - 1) * t.pow(p - 2))  # -dt/ds
-        fall = p * torch.where(t > 0, t.pow(p - 1) * shrink, 0.0).sum(dim=1)
+        slope = p * torch.where(t > 0, t.pow(p - 1) * shrink, 0.0).sum(dim=1)
         # Newton on log Σ t^p, which is straighter than the sum for large p.
-        newton = s + excess * excess.log() / fall
-        arrived = ((newton - s).abs() <= 1e-14 * s) | (high - low <= 1e-15 * high)
-        if arrived.all():
+        newton = s + excess * excess.log() / slope
+        converged = ((newton - s).abs() <= 1e-14 * s) | (high - low <= 1e-15 * high)
+        if converged.all():
             break
-        usable = (newton > low) & (newton < high) & (turn % 4 != 3)  # every fourth step halves: no crawl
-        s = torch.where(arrived, s, torch.where(usable, newton, (low + high) / 2))
+        usable = (newton > low) & (newton < high) & (iteration % 4 != 3)  # every fourth step halves: no crawl
+        s = torch.where(converged, s, torch.where(usable, newton, (low + high) / 2))
     w: Tensor = s[:, None] * _directions(size, s, p)
     return w
 
@@ -82,13 +82,13 @@ def _directions(size: Tensor, s: Tensor, p: float) -> Tensor:
     at most twice the right side, so that even a huge exponent is a few steps away.
     """
     power = p - 1 if p >= 2 else 1 / (p - 1)
-    bend = torch.ones_like(s) if p >= 2 else s
-    line = s if p >= 2 else torch.ones_like(s)
-    bend, line = bend[:, None], line[:, None]
-    y = torch.minimum(size / line, (size / bend).pow(1 / power))
+    power_coefficient = torch.ones_like(s) if p >= 2 else s
+    linear_coefficient = s if p >= 2 else torch.ones_like(s)
+    power_coefficient, linear_coefficient = power_coefficient[:, None], linear_coefficient[:, None]
+    y = torch.minimum(size / linear_coefficient, (size / power_coefficient).pow(1 / power))
     for _ in range(100):
-        curve = bend * y.pow(power - 1)
-        step = (curve * y + line * y - size) / (power * curve + line)
+        curve = power_coefficient * y.pow(power - 1)
+        step = (curve * y + linear_coefficient * y - size) / (power * curve + linear_coefficient)
         if not (step > 1e-15 * y).any():
             break
         y = y - step.clamp(min=0)

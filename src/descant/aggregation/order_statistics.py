@@ -19,16 +19,16 @@ from torch import Tensor
 BLOCK = 2**20
 """Elements of the stack looked at together: 8 MB in float64. Measured at 100 x 1e6: 2**19 to 2**20 is fastest."""
 
-_NETWORK_ROWS = 64
+_MAX_NETWORK_ROWS = 64
 """Up to so many rows a network of minima and maxima finds the median of a column sooner than sorting does: in a fifth
 of the time for K = 10, two thirds for K = 64. It grows with K log(K)²."""
 
-_PIECE = 2**14  # columns that a network treats together: 64 KB a row
+_NETWORK_COLUMNS = 2**14  # columns that a network treats together: 64 KB a row
 
-_TIE = 1e-12
+_TIE_TOLERANCE = 1e-12
 """Sums of weights that differ by less are equal, so that 0.1 + 0.2 against 0.3 is still a tie."""
 
-_IN_BAND = 1 - 1e-10
+_BAND_EDGE = 1 - 1e-10
 """A row nearer than this to the edge of the Huber band counts as outside: an end of a flat stretch is in it."""
 
 
@@ -60,22 +60,22 @@ def sorted_columns(block: Tensor) -> Tensor:
         target[cut] = source[:, cut].T
         target[cut].sort(axis=1)  # numpy sorts short rows with vector instructions: 8 times as fast as torch.sort
 
-    _in_pieces(sort, block.shape[1], max(256, 2**17 // len(block)))
+    _run_in_pieces(sort, block.shape[1], max(256, 2**17 // len(block)))
     return columns
 
 
-def _in_pieces(work: Callable[[slice], None], d: int, width: int) -> None:
+def _run_in_pieces(function: Callable[[slice], None], d: int, width: int) -> None:
     """Do some work of numpy's on pieces of d columns, in as many threads as torch has; each piece is its own."""
     pieces = [slice(start, min(start + width, d)) for start in range(0, d, width)]
     if len(pieces) <= 1 or torch.get_num_threads() == 1:
         for piece in pieces:
-            work(piece)
+            function(piece)
         return
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        list(pool.map(work, pieces))
+        list(pool.map(function, pieces))
 
 
-def equal(shares: Tensor) -> bool:
+def all_equal(shares: Tensor) -> bool:
     """Whether all weights are the same number, so that the unweighted formula holds exactly."""
     return bool((shares == shares[0]).all())
 
@@ -88,7 +88,7 @@ def median_interval(block: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
     (1.0, 5.0)
     """
     count = block.shape[0]
-    if not equal(shares):
+    if not all_equal(shares):
         return _weighted_interval(block, shares)
     if block.device.type == "cpu":
         return _middle_rows(block)
@@ -100,8 +100,8 @@ def _middle_rows(block: Tensor) -> tuple[Tensor, Tensor]:
     """The two middle values of every column, one and the same where K is odd."""
     count = block.shape[0]
     middle = sorted({(count - 1) // 2, count // 2})
-    found = block.new_empty(len(middle), block.shape[1])
-    source, target = block.numpy(), found.numpy()
+    medians = block.new_empty(len(middle), block.shape[1])
+    source, target = block.numpy(), medians.numpy()
 
     def by_sorting(cut: slice) -> None:
         columns = np.ascontiguousarray(source[:, cut].T)
@@ -111,25 +111,27 @@ def _middle_rows(block: Tensor) -> tuple[Tensor, Tensor]:
     def by_network(cut: slice) -> None:
         rows: list[NDArray[Any]] = list(source[:, cut].copy())
         spare = np.empty_like(rows[0])
-        for a, b, lesser, greater in _network(count):  # fmin and maximum: what is not a number goes to the end
-            if lesser:
+        for a, b, needs_min, needs_max in _median_network(
+            count
+        ):  # fmin and maximum: what is not a number goes to the end
+            if needs_min:
                 np.fmin(rows[a], rows[b], out=spare)
-            if greater:
+            if needs_max:
                 np.maximum(rows[a], rows[b], out=rows[b])
-            if lesser:
+            if needs_min:
                 rows[a], spare = spare, rows[a]
         for i, row in enumerate(middle):
             target[i, cut] = rows[row]
 
-    if count > _NETWORK_ROWS:
-        _in_pieces(by_sorting, block.shape[1], max(256, 2**17 // count))
+    if count > _MAX_NETWORK_ROWS:
+        _run_in_pieces(by_sorting, block.shape[1], max(256, 2**17 // count))
     else:
-        _in_pieces(by_network, block.shape[1], _PIECE)
-    return found[0], found[-1]
+        _run_in_pieces(by_network, block.shape[1], _NETWORK_COLUMNS)
+    return medians[0], medians[-1]
 
 
 @functools.cache
-def _network(count: int) -> list[tuple[int, int, bool, bool]]:
+def _median_network(count: int) -> list[tuple[int, int, bool, bool]]:
     """Batcher's odd-even merge sort as far as the middle needs it: rows a < b to compare, and which of the two serve.
 
     >>> _network(3)
@@ -151,18 +153,18 @@ def _network(count: int) -> list[tuple[int, int, bool, bool]]:
 def _weighted_interval(block: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
     """The values at which the weight of what is sorted before them reaches a half, and exceeds it."""
     source, weights = block.cpu().numpy(), shares.cpu().numpy()
-    found = np.empty((2, block.shape[1]), source.dtype)
+    interval = np.empty((2, block.shape[1]), source.dtype)
 
     def select(cut: slice) -> None:
         columns = np.ascontiguousarray(source[:, cut].T)
         order = columns.argsort(axis=1)
         mass = weights.take(order).cumsum(axis=1)
-        for i, before in enumerate((mass < 0.5 - _TIE, mass <= 0.5 + _TIE)):
+        for i, before in enumerate((mass < 0.5 - _TIE_TOLERANCE, mass <= 0.5 + _TIE_TOLERANCE)):
             rank = np.minimum(np.count_nonzero(before, axis=1), len(weights) - 1)[:, None]
-            found[i, cut] = np.take_along_axis(columns, np.take_along_axis(order, rank, 1), 1)[:, 0]
+            interval[i, cut] = np.take_along_axis(columns, np.take_along_axis(order, rank, 1), 1)[:, 0]
 
-    _in_pieces(select, block.shape[1], max(256, 2**17 // len(weights)))
-    low, high = torch.from_numpy(found).to(block.device)
+    _run_in_pieces(select, block.shape[1], max(256, 2**17 // len(weights)))
+    low, high = torch.from_numpy(interval).to(block.device)
     return low, high
 
 
@@ -187,14 +189,16 @@ def huber_location(block: Tensor, shares: Tensor, rho: float) -> tuple[Tensor, T
     point, slope = torch.zeros(2, block.shape[1], dtype=torch.float64, device=block.device)
     ends: tuple[Tensor, Tensor] | None = None
     for cut, part in column_blocks(block, 1 / 8):
-        wide = part.double()
-        point[cut] = shares @ wide
-        far = ((wide - point[cut]).abs_().amax(dim=0) > rho).nonzero().squeeze(1)
-        if len(far):  # where every row is within rho of the mean, the loss is quadratic and the mean its minimiser
+        part64 = part.double()
+        point[cut] = shares @ part64
+        outside = ((part64 - point[cut]).abs_().amax(dim=0) > rho).nonzero().squeeze(1)
+        if len(outside):  # where every row is within rho of the mean, the loss is quadratic and the mean its minimiser
             ends = ends or median_interval(block, shares)
-            wide = wide if len(far) == wide.shape[1] else wide[:, far]
-            far += cut.start
-            point[far], slope[far] = _huber_root(wide, ends[0][far].double(), ends[1][far].double(), shares, rho)
+            part64 = part64 if len(outside) == part64.shape[1] else part64[:, outside]
+            outside += cut.start
+            point[outside], slope[outside] = _huber_root(
+                part64, ends[0][outside].double(), ends[1][outside].double(), shares, rho
+            )
     return point, slope
 
 
@@ -206,57 +210,63 @@ def _huber_root(x: Tensor, low: Tensor, high: Tensor, shares: Tensor, rho: float
     """
     origin = (low + high) / 2
     x, low, high = x - origin, low - origin - rho, high - origin + rho
-    band, z, todo = x, torch.zeros_like(origin), torch.arange(len(origin), device=x.device)
+    band, z, active = x, torch.zeros_like(origin), torch.arange(len(origin), device=x.device)
     found = torch.zeros(3, len(z), dtype=z.dtype, device=z.device)  # z, psi and its steepness there
-    room = torch.empty(x.numel(), dtype=x.dtype, device=x.device)
-    for turn in range(150):
-        psi, steepness = _psi(band, z, shares, rho, room)
-        found[:, todo] = torch.stack([z, psi, steepness])
+    buffer = torch.empty(x.numel(), dtype=x.dtype, device=x.device)
+    for iteration in range(150):
+        psi, steepness = _psi(band, z, shares, rho, buffer)
+        found[:, active] = torch.stack([z, psi, steepness])
         low, high = torch.where(psi < 0, z, low), torch.where(psi > 0, z, high)
         newton = z - rho * psi / steepness
-        usable = (newton > low) & (newton < high) & (turn % 4 != 3)  # every fourth step halves: no crawl
+        usable = (newton > low) & (newton < high) & (iteration % 4 != 3)  # every fourth step halves: no crawl
         target = torch.where(usable, newton, (low + high) / 2)
-        moving = (psi.abs() > 1e-14) & (target != z)
-        left = moving.nonzero().squeeze(1)
-        if not len(left):
+        is_moving = (psi.abs() > 1e-14) & (target != z)
+        remaining = is_moving.nonzero().squeeze(1)
+        if not len(remaining):
             break
-        z = torch.where(moving, target, z)
-        if len(left) < 0.7 * len(todo):  # columns that still move
-            todo, band, z, low, high = todo[left], band[:, left], z[left], low[left], high[left]
+        z = torch.where(is_moving, target, z)
+        if len(remaining) < 0.7 * len(active):  # columns that still move
+            active, band, z, low, high = (
+                active[remaining],
+                band[:, remaining],
+                z[remaining],
+                low[remaining],
+                high[remaining],
+            )
     z, psi, steepness = found
     # No row in the band and psi = 0: every point between the nearest bands is a minimiser; take the midpoint.
     flat = ((steepness == 0) & (psi.abs() <= 1e-9)).nonzero().squeeze(1)
     if len(flat):
-        at, band = z[flat], x[:, flat]
-        left_end = torch.where(band < at, band, -math.inf).amax(dim=0) + rho
-        right_end = torch.where(band > at, band, math.inf).amin(dim=0) - rho
+        flat_points, band = z[flat], x[:, flat]
+        left_end = torch.where(band < flat_points, band, -math.inf).amax(dim=0) + rho
+        right_end = torch.where(band > flat_points, band, math.inf).amin(dim=0) - rho
         z[flat] = (left_end + right_end) / 2
     return z + origin, psi
 
 
-def _psi(x: Tensor, z: Tensor, shares: Tensor, rho: float, room: Tensor) -> tuple[Tensor, Tensor]:
-    lean = torch.sub(z, x, out=room[: x.numel()].view(x.shape)).div_(rho).clamp_(-1, 1)  # [K, c]
-    psi = shares @ lean
-    return psi, shares @ lean.copy_(lean.abs_() < _IN_BAND)
+def _psi(x: Tensor, z: Tensor, shares: Tensor, rho: float, buffer: Tensor) -> tuple[Tensor, Tensor]:
+    clipped_offsets = torch.sub(z, x, out=buffer[: x.numel()].view(x.shape)).div_(rho).clamp_(-1, 1)  # [K, c]
+    psi = shares @ clipped_offsets
+    return psi, shares @ clipped_offsets.copy_(clipped_offsets.abs_() < _BAND_EDGE)
 
 
-def trimmed_mean(block: Tensor, shares: Tensor, cut: int) -> Tensor:
+def trimmed_mean(block: Tensor, shares: Tensor, count: int) -> Tensor:
     """The mean of what remains when `cut` rows are dropped at either end of every column.
 
     >>> trimmed_mean(torch.tensor([[1.0], [2.0], [4.0], [99.0]]), torch.full((4,), 0.25), 1).item()
     3.0
     """
-    kept = slice(cut, block.shape[0] - cut)
-    if equal(shares):
+    kept = slice(count, block.shape[0] - count)
+    if all_equal(shares):
         return sorted_columns(block)[:, kept].double().mean(dim=1)
     # Which of two equal values is dropped matters when their weights differ: average the light-first and the
     # heavy-first order, so that neither the order of the rows nor their sign plays a part.
     light_first = shares.argsort()
-    both = [_weighted_trim(block[order], shares[order], kept) for order in (light_first, light_first.flip(0))]
-    return (both[0] + both[1]) / 2
+    means = [_weighted_trimmed_mean(block[order], shares[order], kept) for order in (light_first, light_first.flip(0))]
+    return (means[0] + means[1]) / 2
 
 
-def _weighted_trim(block: Tensor, shares: Tensor, kept: slice) -> Tensor:
+def _weighted_trimmed_mean(block: Tensor, shares: Tensor, kept: slice) -> Tensor:
     columns = block.T.contiguous()
     if columns.device.type == "cpu":
         order = torch.from_numpy(columns.numpy().argsort(axis=1, kind="stable"))[:, kept]
@@ -266,21 +276,21 @@ def _weighted_trim(block: Tensor, shares: Tensor, kept: slice) -> Tensor:
     return (weight * columns.gather(1, order)).sum(dim=1) / weight.sum(dim=1)
 
 
-def centred_blocks(models: Tensor, origin: Tensor | None, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+def centered_blocks(models: Tensor, origin: Tensor | None, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
     """The blocks of x_k - origin in the given dtype, each in the room of the last.
 
     >>> [block.tolist() for _, block in centred_blocks(torch.tensor([[1.0], [3.0]]), torch.ones(1), torch.float64)]
     [[[0.0], [2.0]]]
     """
-    room = models.new_empty(0, dtype=dtype)
+    buffer = models.new_empty(0, dtype=dtype)
     for cut, block in column_blocks(models):
-        room = room if len(room) else models.new_empty(block.numel(), dtype=dtype)
-        moved = room[: block.numel()].view(block.shape)
+        buffer = buffer if len(buffer) else models.new_empty(block.numel(), dtype=dtype)
+        centered = buffer[: block.numel()].view(block.shape)
         if origin is not None and block.dtype == dtype:
-            yield cut, torch.sub(block, origin[cut].to(dtype), out=moved)
+            yield cut, torch.sub(block, origin[cut].to(dtype), out=centered)
         else:
-            moved.copy_(block)
-            yield cut, moved if origin is None else moved.sub_(origin[cut].to(dtype))
+            centered.copy_(block)
+            yield cut, centered if origin is None else centered.sub_(origin[cut].to(dtype))
 
 
 def weighted_sum(
@@ -294,6 +304,6 @@ def weighted_sum(
     if origin is None and models.dtype == torch.float64:
         return (coefficients @ models).to(dtype)
     total = torch.empty(models.shape[1], dtype=dtype, device=models.device)
-    for cut, block in centred_blocks(models, origin, torch.float64):
+    for cut, block in centered_blocks(models, origin, torch.float64):
         total[cut] = torch.mv(block.T, coefficients)
     return total

@@ -18,7 +18,7 @@ from ..errors import SettingError
 from ..models.flat import Net, Unbound
 from . import aggregators
 from .aggregators import Aggregator, Ranges
-from .norm_prox import norm, prox_of_max, prox_of_norm
+from .norm_prox import norm, prox_max_norm, prox_p_norm
 
 
 class Penalty(ABC):
@@ -50,18 +50,20 @@ def envelope(penalty: Penalty, v: Tensor, rho: float) -> Tensor:
     return penalty.value(nearest) + (v - nearest).square().sum(dim=-1) / (2 * rho)
 
 
-def personal(penalty: Penalty, own: Tensor, center: Tensor, rho: float) -> Tensor:
+def proximal_anchor(penalty: Penalty, personal_model: Tensor, global_model: Tensor, rho: float) -> Tensor:
     """What a party is drawn to: z = w̃ + prox(w_k - w̃), eq. (11), for one model [d] or a stack [K, d].
 
     >>> personal(Norm1(), torch.tensor([5.0, 0.3]), torch.tensor([1.0, 0.0]), rho=1.0)
     tensor([4., 0.])
     """
-    v = own - center
-    kept = penalty.prox(v, rho)
-    if not torch.linalg.vector_norm(kept, 1):  # a sixth of the time that kept.any() takes
-        return center.expand_as(v)
+    v = personal_model - global_model
+    prox_offset = penalty.prox(v, rho)
+    if not torch.linalg.vector_norm(prox_offset, 1):  # a sixth of the time that kept.any() takes
+        return global_model.expand_as(v)
     # w̃ + (w_k - w̃) is not w_k in floating point: where the prox changes nothing, the party keeps its own bits.
-    return torch.where(kept == v, own, torch.where(kept == 0, center, center + kept))
+    return torch.where(
+        prox_offset == v, personal_model, torch.where(prox_offset == 0, global_model, global_model + prox_offset)
+    )
 
 
 @dataclass(frozen=True)
@@ -173,13 +175,13 @@ class NormP(Penalty):
             return Norm1().prox(v, rho)
         if p == 2:
             return Norm2().prox(v, rho)
-        return prox_of_max(v, rho) if p == float("inf") else prox_of_norm(v, rho, p)
+        return prox_max_norm(v, rho) if p == float("inf") else prox_p_norm(v, rho, p)
 
     def center(self, rho: float) -> Aggregator:
         p = self._exponent()
         if p == 1:
             return aggregators.SmoothedCoordinateMedian(rho)
-        return aggregators.GeometricMedian(rho) if p == 2 else aggregators.ProximalCenter(self, rho)
+        return aggregators.GeometricMedian(rho) if p == 2 else aggregators.ProximalAggregator(self, rho)
 
     def _exponent(self) -> float:
         if not self.p >= 1:
@@ -241,23 +243,25 @@ class LayerSum(Penalty):
 
     def value(self, v: Tensor) -> Tensor:
         total = v.new_zeros(v.shape[:-1])
-        for ranges, penalty in self._pieces(v.shape[-1]):
-            total = total + penalty.value(aggregators.columns_of(v, ranges))
+        for ranges, penalty in self._split_parts(v.shape[-1]):
+            total = total + penalty.value(aggregators.take_columns(v, ranges))
         return total
 
     def prox(self, v: Tensor, rho: float) -> Tensor:
-        moved = v.clone()
-        for ranges, penalty in self._pieces(v.shape[-1]):
-            aggregators.put_columns(moved, ranges, penalty.prox(aggregators.columns_of(v, ranges), rho))
-        return moved
+        result = v.clone()
+        for ranges, penalty in self._split_parts(v.shape[-1]):
+            aggregators.write_columns(result, ranges, penalty.prox(aggregators.take_columns(v, ranges), rho))
+        return result
 
     def center(self, rho: float) -> Aggregator:
-        return aggregators.LayerCenter(tuple((ranges, penalty.center(rho)) for ranges, penalty in self._pieces()))
+        return aggregators.LayerwiseAggregator(
+            tuple((ranges, penalty.center(rho)) for ranges, penalty in self._split_parts())
+        )
 
-    def _pieces(self, d: int | None = None) -> list[tuple[Ranges, Penalty]]:
+    def _split_parts(self, d: int | None = None) -> list[tuple[Ranges, Penalty]]:
         """The parts; a separable one range by range, so that its columns stay views of the stack."""
         if d is not None:
-            aggregators.uncovered(tuple(pair for ranges, _ in self.parts for pair in ranges), d)
+            aggregators.uncovered_columns(tuple(pair for ranges, _ in self.parts for pair in ranges), d)
         pieces: list[tuple[Ranges, Penalty]] = []
         for ranges, penalty in self.parts:
             pieces += [((pair,), penalty) for pair in ranges] if penalty.separable else [(ranges, penalty)]
@@ -279,23 +283,23 @@ class ByLayer(Unbound):
     def bind(self, net: Net) -> LayerSum:
         """The sum over the layers of this model."""
         layout = net.layout
-        free, bound = list(layout.layers), []
+        unassigned, bound = list(layout.parameter_names), []
         for pattern, penalty in self.parts.items() if isinstance(self.parts, Mapping) else self.parts:
-            taken = [name for name in free if fnmatchcase(name, pattern)]
-            if not taken:
-                known = any(fnmatchcase(name, pattern) for name in layout.layers)
+            matched = [name for name in unassigned if fnmatchcase(name, pattern)]
+            if not matched:
+                known = any(fnmatchcase(name, pattern) for name in layout.parameter_names)
                 reason = "comes after patterns that take all it matches" if known else "matches no layer"
-                raise SettingError(f"The pattern {pattern!r} {reason}. Layers: {', '.join(layout.layers)}.")
-            free = [name for name in free if name not in taken]
-            bound.append((_joined([layout.range_of(name) for name in taken]), penalty))
+                raise SettingError(f"The pattern {pattern!r} {reason}. Layers: {', '.join(layout.parameter_names)}.")
+            unassigned = [name for name in unassigned if name not in matched]
+            bound.append((_merge_ranges([layout.column_range(name) for name in matched]), penalty))
         return LayerSum(tuple(bound))
 
 
-def _joined(ranges: list[tuple[int, int]]) -> Ranges:
+def _merge_ranges(ranges: list[tuple[int, int]]) -> Ranges:
     """Ranges in order, neighbours made one, so that a layer is one view of the stack where it can be."""
-    joined: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
-        if joined and joined[-1][1] == start:
-            start = joined.pop()[0]
-        joined.append((start, stop))
-    return tuple(joined)
+        if merged and merged[-1][1] == start:
+            start = merged.pop()[0]
+        merged.append((start, stop))
+    return tuple(merged)

@@ -5,18 +5,27 @@ from typing import TYPE_CHECKING
 from ..core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
-    from ..coresets.proxy_wrapper import StandIns
-    from ..privacy.dp_wrappers import CentralPrivacy, Chance, LocalPrivacy
+    from ..coresets.proxy_wrapper import CoresetProxies
+    from ..privacy.dp_wrappers import CentralDP, LocalDP, PoissonSampling
     from ..privacy.secure_aggregation.secure_wrapper import SecureAggregation
     from .adaptive_hyper.reinforce import AdaptiveHyper
     from .asynchronous import FedAsync, FedBuff, Hinge, Polynomial
-    from .byzantine import Hostile
-    from .decay_schedule import Decaying
+    from .byzantine import ByzantineParties
+    from .decay_schedule import DecaySchedule
     from .fed_plus import L2GD, FedAvgPlus, FedCoMedPlus, FedGeoMedPlus, FedPlus, FedPlusFixed, FedPlusV1
     from .fedavg import RFA, CoordinateMedian, FedAvg, FedProx, Local
     from .fedrl import FedRL, Period
     from .method_names import ALGORITHMS, WRAPPERS
-    from .participation import Among, Comes, Drops, Every, Sample, Span, Stragglers, Timetable
+    from .participation import (
+        Dropouts,
+        FirstParties,
+        PeriodicParticipation,
+        PresenceSpan,
+        RandomAvailability,
+        Sample,
+        Stragglers,
+        Timetable,
+    )
     from .personalized import APFL, Ditto, FedPer, FedRep, pFedMe
     from .representation_matching.matching_wrappers import (
         EntropyRegularization,
@@ -28,13 +37,13 @@ else:
         __name__,
         {
             ".method_names": ("ALGORITHMS", "WRAPPERS"),
-            "..coresets.proxy_wrapper": ("StandIns",),
-            "..privacy.dp_wrappers": ("CentralPrivacy", "Chance", "LocalPrivacy"),
+            "..coresets.proxy_wrapper": ("CoresetProxies",),
+            "..privacy.dp_wrappers": ("CentralDP", "PoissonSampling", "LocalDP"),
             "..privacy.secure_aggregation.secure_wrapper": ("SecureAggregation",),
             ".adaptive_hyper.reinforce": ("AdaptiveHyper",),
             ".asynchronous": ("FedAsync", "FedBuff", "Hinge", "Polynomial"),
-            ".byzantine": ("Hostile",),
-            ".decay_schedule": ("Decaying",),
+            ".byzantine": ("ByzantineParties",),
+            ".decay_schedule": ("DecaySchedule",),
             ".fed_plus": (
                 "L2GD",
                 "FedAvgPlus",
@@ -46,7 +55,16 @@ else:
             ),
             ".fedavg": ("RFA", "CoordinateMedian", "FedAvg", "FedProx", "Local"),
             ".fedrl": ("FedRL", "Period"),
-            ".participation": ("Among", "Comes", "Drops", "Every", "Sample", "Span", "Stragglers", "Timetable"),
+            ".participation": (
+                "FirstParties",
+                "RandomAvailability",
+                "Dropouts",
+                "PeriodicParticipation",
+                "Sample",
+                "PresenceSpan",
+                "Stragglers",
+                "Timetable",
+            ),
             ".personalized": ("APFL", "Ditto", "FedPer", "FedRep", "pFedMe"),
             ".representation_matching.matching_wrappers": (
                 "EntropyRegularization",
@@ -60,16 +78,16 @@ __all__ = [
     "ALGORITHMS",
     "APFL",
     "AdaptiveHyper",
-    "Among",
-    "CentralPrivacy",
-    "Chance",
-    "Comes",
+    "FirstParties",
+    "CentralDP",
+    "PoissonSampling",
+    "RandomAvailability",
     "CoordinateMedian",
-    "Decaying",
+    "DecaySchedule",
     "Ditto",
-    "Drops",
+    "Dropouts",
     "EntropyRegularization",
-    "Every",
+    "PeriodicParticipation",
     "FedAsync",
     "FedAvg",
     "FedAvgPlus",
@@ -84,18 +102,18 @@ __all__ = [
     "FedRL",
     "FedRep",
     "Hinge",
-    "Hostile",
+    "ByzantineParties",
     "L2GD",
     "Local",
-    "LocalPrivacy",
+    "LocalDP",
     "Period",
     "Polynomial",
     "RFA",
     "RepresentationMatching",
     "Sample",
     "SecureAggregation",
-    "Span",
-    "StandIns",
+    "PresenceSpan",
+    "CoresetProxies",
     "Stragglers",
     "Timetable",
     "WRAPPERS",

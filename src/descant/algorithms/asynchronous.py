@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..core.algorithm import Algorithm, Discount
-from ..core.settings import Schedule, check, setting
-from .components import Step, uniformly
+from ..core.algorithm import Algorithm, StalenessDiscount
+from ..core.settings import Schedule, check_settings, setting
+from .components import ServerStep, uniform_weights
 from .fedavg import FedAvg, FedProx
 
 
@@ -46,17 +46,21 @@ class Hinge:
         return 1.0 if staleness <= self.b else 1 / (self.a * (staleness - self.b) + 1)
 
 
-_DISCOUNTS: Mapping[str, Discount | None] = {"constant": None, "polynomial": Polynomial(), "hinge": Hinge()}
+_STALENESS_DISCOUNTS: Mapping[str, StalenessDiscount | None] = {
+    "constant": None,
+    "polynomial": Polynomial(),
+    "hinge": Hinge(),
+}
 
 
 @dataclass(frozen=True)
-class _Staleness:
-    staleness: str = setting("polynomial", "how a late report is discounted", one_of=tuple(_DISCOUNTS))
+class _StalenessSetting:
+    staleness: str = setting("polynomial", "how a late report is discounted", one_of=tuple(_STALENESS_DISCOUNTS))
 
 
 def FedAsync(
     mixing: float = 0.6,
-    staleness: Literal["constant", "polynomial", "hinge"] | Discount = "polynomial",
+    staleness: Literal["constant", "polynomial", "hinge"] | StalenessDiscount = "polynomial",
     rho: Schedule = 0.005,
     max_staleness: int = 16,
 ) -> Algorithm:
@@ -70,19 +74,19 @@ def FedAsync(
     """
     discount = staleness if callable(staleness) else None
     if not callable(staleness):
-        check(_Staleness(staleness), "FedAsync")
-        discount = _DISCOUNTS[staleness]
+        check_settings(_StalenessSetting(staleness), "FedAsync")
+        discount = _STALENESS_DISCOUNTS[staleness]
     return replace(
         FedProx(rho, weights="uniform"),
         name="FedAsync",
-        advance=Step(mixing),
-        discount=discount,
+        server_update=ServerStep(mixing),
+        staleness_discount=discount,
         quorum=1,
         max_staleness=max_staleness,
     )
 
 
-def FedBuff(buffer: int = 10, server_step: float = 1.0, a: float = 0.5, max_staleness: int = 100) -> Algorithm:
+def FedBuff(buffer_size: int = 10, server_step: float = 1.0, a: float = 0.5, max_staleness: int = 100) -> Algorithm:
     """Every ``buffer`` changes are a new version: w̃ ← w̃ + η_g·mean of s(staleness)·Δ_k, with s(d) = 1/√(1+d).
 
     Δ_k is what the party's model moved from the version that it received. Not from the paper: ``max_staleness``. A
@@ -94,10 +98,10 @@ def FedBuff(buffer: int = 10, server_step: float = 1.0, a: float = 0.5, max_stal
     return replace(
         FedAvg(),
         name="FedBuff",
-        report="change",
-        weigh=uniformly,
-        advance=Step(server_step),
-        discount=Polynomial(a),
-        quorum=buffer,
+        reply_content="update",
+        compute_weights=uniform_weights,
+        server_update=ServerStep(server_step),
+        staleness_discount=Polynomial(a),
+        quorum=buffer_size,
         max_staleness=max_staleness,
     )

@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ..core.algorithm import Aggregate, Aggregated, Algorithm, Metrics, Weigh
-from ..core.settings import check, setting
+from ..core.algorithm import Aggregate, AggregateResult, Algorithm, ComputeWeights, Metrics
+from ..core.settings import check_settings, setting
 
-_FAR = 1e30  # a lie that is not finite does not pass the gate
+_MAX_SCALE = 1e30  # a lie that is not finite does not pass the gate
 
 
-def Hostile(base: Algorithm, count: int = 1, scale: float = 1.0, reward: float | None = None) -> Algorithm:
+def ByzantineParties(
+    base: Algorithm, count: int = 1, scale: float = 1.0, claimed_reward: float | None = None
+) -> Algorithm:
     """Any method, with the first ``count`` of those who take part lying to the centre.
 
     Their models arrive multiplied by ``scale`` (-1 turns them round), and with ``reward`` they claim to have earned so
@@ -24,36 +26,41 @@ def Hostile(base: Algorithm, count: int = 1, scale: float = 1.0, reward: float |
     >>> Hostile(FedAvg(), 2, scale=-1.0).aggregate(torch.ones(4, 1), torch.ones(4)).point
     tensor([0.])
     """
-    aggregate, weigh = Poisoned(base.aggregate, count, scale), Boasting(base.weigh, count, reward)
-    for part in (aggregate, weigh):
-        check(part, "Hostile")
-    return replace(base, name=f"{base.name}, {count} hostile", aggregate=aggregate, weigh=weigh)
+    aggregate, compute_weights = (
+        PoisonedAggregator(base.aggregate, count, scale),
+        FalseRewardWeights(base.compute_weights, count, claimed_reward),
+    )
+    for part in (aggregate, compute_weights):
+        check_settings(part, "ByzantineParties")
+    return replace(base, name=f"{base.name}, {count} hostile", aggregate=aggregate, compute_weights=compute_weights)
 
 
 @dataclass(frozen=True)
-class Poisoned:
+class PoisonedAggregator:
     """An aggregate of models of which the first arrive changed."""
 
     aggregate: Aggregate = setting(help="what the reports add up to", apart=True)
     count: int = setting(1, "how many lie", least=1, whole=True)
-    scale: float = setting(1.0, "what their models are multiplied by", least=-_FAR, most=_FAR)
+    scale: float = setting(1.0, "what their models are multiplied by", least=-_MAX_SCALE, most=_MAX_SCALE)
 
-    def __call__(self, models: Tensor, weights: Tensor | None = None) -> Aggregated:
-        changed = models.clone()
-        changed[: self.count] *= self.scale
-        return self.aggregate(changed, weights)
+    def __call__(self, models: Tensor, weights: Tensor | None = None) -> AggregateResult:
+        poisoned = models.clone()
+        poisoned[: self.count] *= self.scale
+        return self.aggregate(poisoned, weights)
 
 
 @dataclass(frozen=True)
-class Boasting:
+class FalseRewardWeights:
     """Weights of reports of which the first have a reward of their own making."""
 
-    weigh: Weigh = setting(help="how much a report counts", apart=True)
+    compute_weights: ComputeWeights = setting(help="how much a report counts", apart=True)
     count: int = setting(1, "how many lie", least=1, whole=True)
-    reward: float | None = setting(None, "what they say that they have earned; None: the truth", least=-_FAR, most=_FAR)
+    claimed_reward: float | None = setting(
+        None, "what they say that they have earned; None: the truth", least=-_MAX_SCALE, most=_MAX_SCALE
+    )
 
     def __call__(self, metrics: Sequence[Metrics]) -> Tensor:
-        if self.reward is None:
-            return self.weigh(metrics)
-        claimed = [{**one, "reward": self.reward} for one in metrics[: self.count]]
-        return self.weigh([*claimed, *metrics[self.count :]])
+        if self.claimed_reward is None:
+            return self.compute_weights(metrics)
+        falsified = [{**one, "reward": self.claimed_reward} for one in metrics[: self.count]]
+        return self.compute_weights([*falsified, *metrics[self.count :]])

@@ -13,19 +13,28 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from ..aggregation.penalties import Penalty, personal
-from ..core.algorithm import Advance, Hyper, Memory, Metrics, Sight, Tuned, Tuning, Weigh
-from ..core.settings import Schedule, check, setting, value_at
+from ..aggregation.penalties import Penalty, proximal_anchor
+from ..core.algorithm import (
+    ComputeWeights,
+    Hyper,
+    LossContext,
+    Metrics,
+    NamedTensors,
+    ServerUpdate,
+    TuneContext,
+    TuneResult,
+)
+from ..core.settings import Schedule, check_settings, setting, value_at
 from ..models.flat import Net, Unbound
 
-Normalise: TypeAlias = Literal["selected", "total"]
-Weights: TypeAlias = Literal["samples", "uniform"]
+Normalize: TypeAlias = Literal["selected", "total"]
+WeightsName: TypeAlias = Literal["samples", "uniform"]
 
 # ── start: where does a party begin its local work? ───────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
-class Mix:
+class MixedStart:
     """(1-λ)·w_k + λ·w̃: Algorithm 1 of Fed+ v2, line 10. λ=1 begins at the centre, λ=0 at the party's own model.
 
     >>> Mix(0.25)(torch.tensor([4.0]), torch.tensor([8.0]))
@@ -34,28 +43,28 @@ class Mix:
 
     init_mix: float = setting(1.0, "λ of line 10 (ERRATA 13 keeps it apart from the prox factor)", least=0, most=1)
 
-    def __call__(self, own: Tensor, center: Tensor) -> Tensor:
+    def __call__(self, personal_models: Tensor, global_model: Tensor) -> Tensor:
         if self.init_mix in (0.0, 1.0):  # the ends are exact, bit for bit
-            return center if self.init_mix else own
-        return torch.lerp(own, center, self.init_mix)
+            return global_model if self.init_mix else personal_models
+        return torch.lerp(personal_models, global_model, self.init_mix)
 
 
 # ── pull: what draws it back after each step? ─────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
-class TowardProx:
+class ProximalAnchor:
     """z_k = w̃ + prox_φ^ρ(w_k - w̃), Fed+ v2 eq. (11)."""
 
     penalty: Penalty
     rho: float = setting(1.0, "ρ = μ/α of eq. (5): how far a party may stray before it is drawn back", above=0)
 
-    def __call__(self, own: Tensor, center: Tensor, round: int, parties: Sequence[str]) -> Tensor:
-        return personal(self.penalty, own, center, self.rho)
+    def __call__(self, personal_models: Tensor, global_model: Tensor, round: int, parties: Sequence[str]) -> Tensor:
+        return proximal_anchor(self.penalty, personal_models, global_model, self.rho)
 
 
 @dataclass(frozen=True)
-class TowardFixed:
+class FixedMixAnchor:
     """z_k = (1-γ_k)·w_k + γ_k·w̃ with fixed γ_k, a number a party or one a column: v2's Proposition 3.
 
     γ=1 is R = w̃ (FedProx, Corollary 1b), γ=0 is R = w_k (the local proximal-point method, Corollary 1a).
@@ -68,15 +77,17 @@ class TowardFixed:
         1.0, "γ: how far z is from the party's own model", least=0, most=1
     )
 
-    def __call__(self, own: Tensor, center: Tensor, round: int, parties: Sequence[str]) -> Tensor:
+    def __call__(self, personal_models: Tensor, global_model: Tensor, round: int, parties: Sequence[str]) -> Tensor:
         if isinstance(self.gamma, PerLayer):
             raise TypeError("bind this algorithm to a model's layout first: its γ goes by layer names")
         if isinstance(self.gamma, tuple | Tensor):
-            gammas = torch.as_tensor(self.gamma, dtype=own.dtype)
+            gammas = torch.as_tensor(self.gamma, dtype=personal_models.dtype)
         else:  # a schedule may give a party a number, or one a column
-            each = [torch.as_tensor(value_at(self.gamma, round, party), dtype=own.dtype) for party in parties]
-            gammas = torch.stack([gamma.expand(own.shape[1]) for gamma in each])
-        return torch.lerp(own, center, gammas.expand_as(own))
+            party_gammas = [
+                torch.as_tensor(value_at(self.gamma, round, party), dtype=personal_models.dtype) for party in parties
+            ]
+            gammas = torch.stack([gamma.expand(personal_models.shape[1]) for gamma in party_gammas])
+        return torch.lerp(personal_models, global_model, gammas.expand_as(personal_models))
 
 
 @dataclass(frozen=True)
@@ -87,24 +98,24 @@ class PerLayer(Unbound):
 
     def bind(self, net: Net) -> Tensor:
         layout = net.layout
-        layout.matching(tuple(self.values))
-        columns = torch.zeros(layout.size)
-        for name in layout.layers:
-            begin, end = layout.range_of(name)
+        layout.matching_names(tuple(self.values))
+        columns = torch.zeros(layout.trainable_width)
+        for name in layout.parameter_names:
+            begin, end = layout.column_range(name)
             found = (value for pattern, value in self.values.items() if fnmatchcase(name, pattern))
             columns[begin:end] = next(found, 0.0)
         return columns
 
 
 @dataclass(frozen=True)
-class FedPlusPull:
+class FedPlusStep:
     """w ← θ·w + (1-θ)·z after each step, with θ = 1/(1+αη): Fed+ v2 eq. (6) and Proposition 2."""
 
     alpha: Schedule = setting(0.01, "α: how strongly a party is drawn to its anchor", least=0)
-    toward: TowardProx | TowardFixed = TowardFixed()
+    anchor_rule: ProximalAnchor | FixedMixAnchor = FixedMixAnchor()
 
-    def anchor(self, own: Tensor, center: Tensor, round: int, parties: Sequence[str]) -> Tensor:
-        return self.toward(own, center, round, parties)
+    def anchor(self, personal_models: Tensor, global_model: Tensor, round: int, parties: Sequence[str]) -> Tensor:
+        return self.anchor_rule(personal_models, global_model, round, parties)
 
     def alphas(self, round: int, parties: Sequence[str], like: Tensor) -> Tensor:
         return like.new_tensor([[value_at(self.alpha, round, party)] for party in parties])
@@ -114,91 +125,99 @@ class FedPlusPull:
 
 
 @dataclass(frozen=True)
-class Distance:
+class DistanceTerm:
     """B(w_k, w̃) = φ(w_k - w̃), Fed+ v1 eq. (2)-(4), its gradient taken with w̃ held fixed (ERRATA 18)."""
 
     penalty: Penalty
 
-    def __call__(self, sight: Sight) -> Tensor:
-        return self.penalty.value(sight.w - sight.received)
+    def __call__(self, context: LossContext) -> Tensor:
+        return self.penalty.value(context.w - context.received)
 
 
 # ── weigh: how much does a report count? ──────────────────────────────────────────────────────────────────────────────
 
 
-def by_samples(metrics: Sequence[Metrics]) -> Tensor:
+def sample_weights(metrics: Sequence[Metrics]) -> Tensor:
     """n_k: FedAvg's weights, and the baselines' (ERRATA 16); |D_i| of Tuor et al. (2021), eq. (1)."""
     return torch.tensor([float(metric["samples"]) for metric in metrics], dtype=torch.float64)
 
 
-def uniformly(metrics: Sequence[Metrics]) -> Tensor:
+def uniform_weights(metrics: Sequence[Metrics]) -> Tensor:
     """1/K: the plain means and medians of the Fed+ papers (ERRATA 16)."""
     return torch.ones(len(metrics), dtype=torch.float64)
 
 
-WEIGHTS: Mapping[Weights, Weigh] = {"samples": by_samples, "uniform": uniformly}
+WEIGHTS: Mapping[WeightsName, ComputeWeights] = {"samples": sample_weights, "uniform": uniform_weights}
 
 
 @dataclass(frozen=True)
-class _Weighing:
-    weights: Weights = setting("samples", "how much a report counts (ERRATA 16)", one_of=tuple(WEIGHTS))
+class _WeightsSetting:
+    weights: WeightsName = setting("samples", "how much a report counts (ERRATA 16)", one_of=tuple(WEIGHTS))
 
 
-def weighing(weights: Weights, owner: str) -> Weigh:
+def weight_function(weights: WeightsName, owner: str) -> ComputeWeights:
     """The answer that a baseline's ``weights`` name."""
-    check(_Weighing(weights), owner)
+    check_settings(_WeightsSetting(weights), owner)
     return WEIGHTS[weights]
 
 
 # ── advance: where does the centre go? share: the part of all samples that was heard in this round ────────────────────
 
 
-def take(center: Tensor, aggregate: Tensor, memory: Memory, share: float) -> tuple[Tensor, Memory]:
+def take_aggregate(
+    global_model: Tensor, aggregate: Tensor, server_state: NamedTensors, sample_share: float
+) -> tuple[Tensor, NamedTensors]:
     """To the aggregate."""
-    return aggregate, memory
+    return aggregate, server_state
 
 
-def take_share(center: Tensor, aggregate: Tensor, memory: Memory, share: float) -> tuple[Tensor, Memory]:
+def take_sample_share(
+    global_model: Tensor, aggregate: Tensor, server_state: NamedTensors, sample_share: float
+) -> tuple[Tensor, NamedTensors]:
     """w + Σ n_k/N·(w_k - w) with N of all parties: as much of the way as there are samples among those heard.
 
     It is line 14 of Algorithm 1 of representation matching, taken literally (ERRATA 6).
     """
-    return torch.lerp(center, aggregate, share), memory
+    return torch.lerp(global_model, aggregate, sample_share), server_state
 
 
-def stay(center: Tensor, aggregate: Tensor, memory: Memory, share: float) -> tuple[Tensor, Memory]:
+def keep_global_model(
+    global_model: Tensor, aggregate: Tensor, server_state: NamedTensors, sample_share: float
+) -> tuple[Tensor, NamedTensors]:
     """Nowhere: there is no common model."""
-    return center, memory
+    return global_model, server_state
 
 
-ADVANCES: Mapping[Normalise, Advance] = {"selected": take, "total": take_share}
+SERVER_UPDATES: Mapping[Normalize, ServerUpdate] = {"selected": take_aggregate, "total": take_sample_share}
 
 
 @dataclass(frozen=True)
-class _Normalising:
-    normalise: Normalise = setting("selected", "whose samples weights are shares of", one_of=tuple(ADVANCES))
+class _NormalizeSetting:
+    normalize: Normalize = setting("selected", "whose samples weights are shares of", one_of=tuple(SERVER_UPDATES))
 
 
-def normalising(normalise: Normalise, owner: str) -> Advance:
+def server_update_for(normalize: Normalize, owner: str) -> ServerUpdate:
     """The answer that a baseline's ``normalise`` names: shares of the samples heard, or of all (ERRATA 6)."""
-    check(_Normalising(normalise), owner)
-    return ADVANCES[normalise]
+    check_settings(_NormalizeSetting(normalize), owner)
+    return SERVER_UPDATES[normalize]
 
 
 @dataclass(frozen=True)
-class Step:
+class ServerStep:
     """Some of the way to the aggregate: a learning rate of the server's."""
 
     size: float = setting(1.0, "of the way from the centre to the aggregate", above=0)
 
-    def __call__(self, center: Tensor, aggregate: Tensor, memory: Memory, share: float) -> tuple[Tensor, Memory]:
-        return torch.lerp(center, aggregate, self.size), memory
+    def __call__(
+        self, global_model: Tensor, aggregate: Tensor, server_state: NamedTensors, sample_share: float
+    ) -> tuple[Tensor, NamedTensors]:
+        return torch.lerp(global_model, aggregate, self.size), server_state
 
 
 # ── keep: what does a party keep? ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def keep_own(models: Tensor, center: Tensor, hyper: Hyper) -> Tensor:
+def keep_trained_models(models: Tensor, global_model: Tensor, hyper: Hyper) -> Tensor:
     """The model it trained itself."""
     return models
 
@@ -206,22 +225,22 @@ def keep_own(models: Tensor, center: Tensor, hyper: Hyper) -> Tensor:
 # ── tune: which hyper-parameters move? ────────────────────────────────────────────────────────────────────────────────
 
 
-def fixed(tuning: Tuning) -> Tuned:
+def fixed_hyper(context: TuneContext) -> TuneResult:
     """None: the solver's own settings in every round."""
-    return Tuned(tuning.hyper, tuning.memory)
+    return TuneResult(context.hyper, context.tuner_state)
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplayHyper:
     """What another run did, round by round: so training alone takes the same steps as a federation that was tuned."""
 
     hypers: tuple[tuple[float, int], ...] = field(repr=False)  # (lr, work) of the rounds from the first on
 
     @classmethod
-    def of(cls, history: Sequence[Mapping[str, Any]]) -> Replay:
+    def from_history(cls, history: Sequence[Mapping[str, Any]]) -> ReplayHyper:
         """The hyper-parameters in the history of a run that was tuned."""
         return cls(tuple((entry["lr"], entry["work"]) for entry in history))
 
-    def __call__(self, tuning: Tuning) -> Tuned:
-        hyper = Hyper(*self.hypers[tuning.round - 1]) if self.hypers else tuning.hyper  # there was no round yet
-        return Tuned(hyper, tuning.memory)
+    def __call__(self, context: TuneContext) -> TuneResult:
+        hyper = Hyper(*self.hypers[context.round - 1]) if self.hypers else context.hyper  # there was no round yet
+        return TuneResult(hyper, context.tuner_state)

@@ -4,45 +4,45 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..core.algorithm import Algorithm, Tuned, Tuning
-from ..core.settings import check, setting
+from ..core.algorithm import Algorithm, TuneContext, TuneResult
+from ..core.settings import check_settings, setting
 from ..errors import SettingError
-from .components import fixed
+from .components import fixed_hyper
 from .fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class Decays:
+class DecayTuner:
     """Learning rate and work times a factor, every so many rounds, down to a floor."""
 
-    lr: float = setting(1.0, "the factor of the learning rate; not from the paper", above=0, most=1)
-    work: float = setting(1.0, "the factor of the work; not from the paper", above=0, most=1)
-    every: int = setting(1, "rounds from one decay to the next; not from the paper", least=1, whole=True)
-    least_lr: float = setting(0.0, "the floor of the learning rate; not from the paper", least=0)
-    least_work: int = setting(1, "the floor of the work; not from the paper", least=0, whole=True)
+    lr_factor: float = setting(1.0, "the factor of the learning rate; not from the paper", above=0, most=1)
+    work_factor: float = setting(1.0, "the factor of the work; not from the paper", above=0, most=1)
+    interval: int = setting(1, "rounds from one decay to the next; not from the paper", least=1, whole=True)
+    min_lr: float = setting(0.0, "the floor of the learning rate; not from the paper", least=0)
+    min_work: int = setting(1, "the floor of the work; not from the paper", least=0, whole=True)
 
-    def __call__(self, tuning: Tuning) -> Tuned:
-        hyper, times = tuning.hyper, (tuning.round - 1) // self.every
-        lr = max(hyper.lr * self.lr**times, min(self.least_lr, hyper.lr))
-        work = max(round(hyper.work * self.work**times), min(self.least_work, hyper.work))
-        return Tuned(replace(hyper, lr=lr, work=work), tuning.memory)
+    def __call__(self, context: TuneContext) -> TuneResult:
+        hyper, decay_count = context.hyper, (context.round - 1) // self.interval
+        lr = max(hyper.lr * self.lr_factor**decay_count, min(self.min_lr, hyper.lr))
+        work = max(round(hyper.work * self.work_factor**decay_count), min(self.min_work, hyper.work))
+        return TuneResult(replace(hyper, lr=lr, work=work), context.tuner_state)
 
 
-def Decaying(
+def DecaySchedule(
     base: Algorithm = FedAvg(),  # noqa: B008  a frozen value
-    lr: float = 1.0,
-    work: float = 1.0,
-    every: int = 1,
-    least_lr: float = 0.0,
-    least_work: int = 1,
+    lr_factor: float = 1.0,
+    work_factor: float = 1.0,
+    interval: int = 1,
+    min_lr: float = 0.0,
+    min_work: int = 1,
 ) -> Algorithm:
     """Any method with a fixed decay of learning rate and work, as the paper's baselines have (§4); it gives no numbers.
 
     >>> Decaying(lr=0.99).tune.lr
     0.99
     """
-    tuner = Decays(lr, work, every, least_lr, least_work)
-    check(tuner, "Decaying")
-    if base.tune is not fixed:
+    tuner = DecayTuner(lr_factor, work_factor, interval, min_lr, min_work)
+    check_settings(tuner, "DecaySchedule")
+    if base.tune is not fixed_hyper:
         raise SettingError(f"Decaying cannot tune {base.name}, which is tuned already.")
     return replace(base, tune=tuner)

@@ -14,13 +14,22 @@ from torch import Tensor
 
 from ..aggregation.aggregators import CoordinateMedian, Mean
 from ..aggregation.penalties import HalfSquare, Norm1, Norm2, Penalty
-from ..core.algorithm import Aggregate, Aggregated, Algorithm, Hyper, Term, Tuned, Tuning
+from ..core.algorithm import Aggregate, AggregateResult, Algorithm, Hyper, LossTerm, TuneContext, TuneResult
 from ..core.settings import Schedule, setting
 from ..errors import SettingError
-from .components import Distance, FedPlusPull, Mix, PerLayer, TowardFixed, TowardProx, keep_own, uniformly
+from .components import (
+    DistanceTerm,
+    FedPlusStep,
+    FixedMixAnchor,
+    MixedStart,
+    PerLayer,
+    ProximalAnchor,
+    keep_trained_models,
+    uniform_weights,
+)
 from .fedavg import FedAvg
 
-Over = Literal["active", "all"]
+AggregateOver = Literal["active", "all"]
 
 
 def FedPlus(
@@ -28,7 +37,7 @@ def FedPlus(
     alpha: Schedule = 0.01,
     rho: float = 1.0,
     init_mix: float = 0.0,
-    over: Over = "active",
+    aggregate_over: AggregateOver = "active",
     name: str = "FedPlus",
 ) -> Algorithm:
     """Fed+ v2, Algorithm 1, for any penalty φ: layers may differ in theirs (`penalties.ByLayer`, §5.3).
@@ -41,39 +50,49 @@ def FedPlus(
     return replace(
         FedAvg(),
         name=name,
-        start=Mix(init_mix),
-        pull=FedPlusPull(alpha, TowardProx(penalty, rho)),
-        aggregate=Central(penalty, rho),
-        weigh=uniformly,
-        keep=keep_own,
-        over=over,
+        local_start=MixedStart(init_mix),
+        proximal_step=FedPlusStep(alpha, ProximalAnchor(penalty, rho)),
+        aggregate=PenaltyAggregator(penalty, rho),
+        compute_weights=uniform_weights,
+        personalize=keep_trained_models,
+        aggregate_over=aggregate_over,
     )
 
 
 @dataclass(frozen=True)
-class Central:
+class PenaltyAggregator:
     """A(W), eq. (4): the minimiser of the mean envelope of φ over the models."""
 
     penalty: Penalty
     rho: float = setting(1.0, "ρ = μ/α of eq. (5)", above=0)
 
-    def __call__(self, models: Tensor, weights: Tensor | None = None) -> Aggregated:
+    def __call__(self, models: Tensor, weights: Tensor | None = None) -> AggregateResult:
         return self.penalty.center(self.rho)(models, weights)
 
 
-def FedAvgPlus(alpha: Schedule = 0.01, rho: float = 1000.0, init_mix: float = 0.0, over: Over = "active") -> Algorithm:
+def FedAvgPlus(
+    alpha: Schedule = 0.01, rho: float = 1000.0, init_mix: float = 0.0, aggregate_over: AggregateOver = "active"
+) -> Algorithm:
     """φ = ½‖·‖²: the mean, and z_k = (w_k + ρ·w̃)/(1+ρ) (v2 §5.2.1). Defaults are the paper's §8.1."""
-    return FedPlus(HalfSquare(), alpha, rho, init_mix, over, "FedAvgPlus")
+    return FedPlus(HalfSquare(), alpha, rho, init_mix, aggregate_over, "FedAvgPlus")
 
 
-def FedGeoMedPlus(alpha: Schedule = 0.01, rho: float = 10.0, init_mix: float = 0.0, over: Over = "active") -> Algorithm:
+def FedGeoMedPlus(
+    alpha: Schedule = 0.01, rho: float = 10.0, init_mix: float = 0.0, aggregate_over: AggregateOver = "active"
+) -> Algorithm:
     """φ = ‖·‖₂: the ρ-smoothed geometric median (v2 §5.2.2; RFA+ in v1). Defaults are the paper's §8.1."""
-    return replace(FedPlus(Norm2(), alpha, rho, init_mix, over, "FedGeoMedPlus"), statistics=CoordinateMedian())
+    return replace(
+        FedPlus(Norm2(), alpha, rho, init_mix, aggregate_over, "FedGeoMedPlus"), aggregate_statistics=CoordinateMedian()
+    )
 
 
-def FedCoMedPlus(alpha: Schedule = 0.01, rho: float = 10.0, init_mix: float = 0.0, over: Over = "active") -> Algorithm:
+def FedCoMedPlus(
+    alpha: Schedule = 0.01, rho: float = 10.0, init_mix: float = 0.0, aggregate_over: AggregateOver = "active"
+) -> Algorithm:
     """φ = ‖·‖₁: the ρ-smoothed coordinate median (v2 §5.2.3; coordinate-wise median+ in v1). Defaults are §8.1's."""
-    return replace(FedPlus(Norm1(), alpha, rho, init_mix, over, "FedCoMedPlus"), statistics=CoordinateMedian())
+    return replace(
+        FedPlus(Norm1(), alpha, rho, init_mix, aggregate_over, "FedCoMedPlus"), aggregate_statistics=CoordinateMedian()
+    )
 
 
 def FedPlusFixed(
@@ -81,15 +100,18 @@ def FedPlusFixed(
     aggregate: Aggregate = Mean(),  # noqa: B008  a frozen value
     alpha: Schedule = 0.01,
     init_mix: float = 0.0,
-    over: Over = "active",
+    aggregate_over: AggregateOver = "active",
 ) -> Algorithm:
     """z_k = (1-γ)·w_k + γ·w̃ with fixed γ and any centre: v2's Proposition 3, and its portfolio experiments (§8.2).
 
     Not from the paper: γ=0.5. It reports the best of a grid.
     """
-    pull = FedPlusPull(alpha, TowardFixed(gamma))
+    proximal_step = FedPlusStep(alpha, FixedMixAnchor(gamma))
     return replace(
-        FedPlus(alpha=alpha, init_mix=init_mix, over=over), name="FedPlusFixed", pull=pull, aggregate=aggregate
+        FedPlus(alpha=alpha, init_mix=init_mix, aggregate_over=aggregate_over),
+        name="FedPlusFixed",
+        proximal_step=proximal_step,
+        aggregate=aggregate,
     )
 
 
@@ -103,20 +125,26 @@ def FedPlusV1(
     ``alpha`` may differ by party and round (`settings.PerParty`, `settings.Decay`); 0.001 is v1's §8. For B = ½‖·‖² it
     takes v2's step under η₊ = η/(1-αη) (ERRATA 17).
     """
-    terms = (Term("distance", Distance(penalty), alpha, symbol="alpha"),)
+    terms = (LossTerm("distance", DistanceTerm(penalty), alpha, symbol="alpha"),)
     return replace(
-        FedAvg(), name="FedPlusV1", start=Mix(0.0), terms=terms, aggregate=aggregate, weigh=uniformly, keep=keep_own
+        FedAvg(),
+        name="FedPlusV1",
+        local_start=MixedStart(0.0),
+        terms=terms,
+        aggregate=aggregate,
+        compute_weights=uniform_weights,
+        personalize=keep_trained_models,
     )
 
 
 @dataclass(frozen=True)
-class CoinSteps:
+class GeometricStepCount:
     """As many local steps as coins fall before the first that says "aggregate": P(g) = (1-p)^g · p."""
 
     p: float = setting(0.1, "the probability of an aggregation step", above=0, below=1)
 
-    def __call__(self, tuning: Tuning) -> Tuned:
-        return Tuned(replace(tuning.hyper, work=int(tuning.rng.geometric(self.p)) - 1), tuning.memory)
+    def __call__(self, context: TuneContext) -> TuneResult:
+        return TuneResult(replace(context.hyper, work=int(context.rng.geometric(self.p)) - 1), context.tuner_state)
 
 
 @dataclass(frozen=True)
@@ -126,11 +154,11 @@ class StepToMean:
     lam: float = setting(0.1, "λ: the strength of the mixture's penalty", least=0)
     p: float = setting(0.1, "the probability of an aggregation step", above=0, below=1)
 
-    def __call__(self, models: Tensor, center: Tensor, hyper: Hyper) -> Tensor:
+    def __call__(self, models: Tensor, global_model: Tensor, hyper: Hyper) -> Tensor:
         s = hyper.lr * self.lam * (1 - self.p) / self.p
         if s > 1:
             raise SettingError(f"L2GD's step to the mean, lr·λ(1-p)/p, must be <= 1. Got {s:.3g}: lower lr or lam.")
-        return torch.lerp(models, center.expand_as(models), s)
+        return torch.lerp(models, global_model.expand_as(models), s)
 
 
 def L2GD(lam: float = 0.1, p: float = 0.1) -> Algorithm:
@@ -140,4 +168,11 @@ def L2GD(lam: float = 0.1, p: float = 0.1) -> Algorithm:
     Here a round is the local steps up to the next "mean" and that step; the solver's learning rate is the local step's,
     and the coin stands in for its number of steps.
     """
-    return replace(FedAvg(), name="L2GD", start=Mix(0.0), weigh=uniformly, keep=StepToMean(lam, p), tune=CoinSteps(p))
+    return replace(
+        FedAvg(),
+        name="L2GD",
+        local_start=MixedStart(0.0),
+        compute_weights=uniform_weights,
+        personalize=StepToMean(lam, p),
+        tune=GeometricStepCount(p),
+    )

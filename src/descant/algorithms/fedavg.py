@@ -14,25 +14,25 @@ from typing import Any
 from ..aggregation.aggregators import CoordinateMedian as CoordinateMedianCenter
 from ..aggregation.aggregators import GeometricMedian, Mean
 from ..aggregation.penalties import HalfSquare
-from ..core.algorithm import Algorithm, Term
+from ..core.algorithm import Algorithm, LossTerm
 from ..core.settings import Schedule
 from .components import (
-    Distance,
-    Mix,
-    Normalise,
-    Replay,
-    Weights,
-    fixed,
-    keep_own,
-    normalising,
-    stay,
-    uniformly,
-    weighing,
+    DistanceTerm,
+    MixedStart,
+    Normalize,
+    ReplayHyper,
+    WeightsName,
+    fixed_hyper,
+    keep_global_model,
+    keep_trained_models,
+    server_update_for,
+    uniform_weights,
+    weight_function,
 )
-from .participation import everyone
+from .participation import all_parties
 
 
-def FedAvg(weights: Weights = "samples", normalise: Normalise = "selected") -> Algorithm:
+def FedAvg(weights: WeightsName = "samples", normalize: Normalize = "selected") -> Algorithm:
     """Everybody begins at the centre, learns, and the mean is the new centre (v2 §5.4.2; Tuor et al. 2021, eq. (3)).
 
     v2 prints the plain mean; its baselines' own papers, FedProx among them, weigh by samples (ERRATA 16). With
@@ -43,16 +43,16 @@ def FedAvg(weights: Weights = "samples", normalise: Normalise = "selected") -> A
     """
     return Algorithm(
         name="FedAvg",
-        start=Mix(1.0),
+        local_start=MixedStart(1.0),
         terms=(),
-        pull=None,
+        proximal_step=None,
         aggregate=Mean(),
-        statistics=Mean(),
-        weigh=weighing(weights, "FedAvg"),
-        advance=normalising(normalise, "FedAvg"),
-        keep=None,
-        tune=fixed,
-        attend=everyone,
+        aggregate_statistics=Mean(),
+        compute_weights=weight_function(weights, "FedAvg"),
+        server_update=server_update_for(normalize, "FedAvg"),
+        personalize=None,
+        tune=fixed_hyper,
+        participation=all_parties,
     )
 
 
@@ -61,10 +61,16 @@ def Local() -> Algorithm:
 
     It is the Standalone of Tuor et al. (2021), §7.4.
     """
-    return replace(FedAvg(), name="Local", start=Mix(0.0), advance=stay, keep=keep_own)
+    return replace(
+        FedAvg(),
+        name="Local",
+        local_start=MixedStart(0.0),
+        server_update=keep_global_model,
+        personalize=keep_trained_models,
+    )
 
 
-def alone(
+def local_baseline(
     algorithm: Algorithm,
     history: Sequence[Mapping[str, Any]],
     local: Algorithm = Local(),  # noqa: B008  a frozen value
@@ -73,28 +79,42 @@ def alone(
 
     Where that was tuned it is taken from the history: there is no centre by which a tuner could judge it again.
     """
-    tune = fixed if algorithm.tune is fixed else Replay.of(history)
-    late = algorithm.max_staleness
-    return replace(local, attend=algorithm.attend, tune=tune, quorum=algorithm.quorum, max_staleness=late)
+    tune = fixed_hyper if algorithm.tune is fixed_hyper else ReplayHyper.from_history(history)
+    max_staleness = algorithm.max_staleness
+    return replace(
+        local, participation=algorithm.participation, tune=tune, quorum=algorithm.quorum, max_staleness=max_staleness
+    )
 
 
-def FedProx(mu: Schedule = 0.01, weights: Weights = "samples") -> Algorithm:
+def FedProx(mu: Schedule = 0.01, weights: WeightsName = "samples") -> Algorithm:
     """FedAvg with μ/2·‖w - w̃‖² in every party's loss (v2 §5.4.5, v1 Proposition 1). Not from the Fed+ papers: μ=0.01.
 
     >>> FedProx(mu=0.1).terms[0].strength
     0.1
     """
-    terms = (Term("proximal", Distance(HalfSquare()), mu, symbol="mu"),)
-    return replace(FedAvg(), name="FedProx", terms=terms, weigh=weighing(weights, "FedProx"))
+    terms = (LossTerm("proximal", DistanceTerm(HalfSquare()), mu, symbol="mu"),)
+    return replace(FedAvg(), name="FedProx", terms=terms, compute_weights=weight_function(weights, "FedProx"))
 
 
-def RFA(smoothing: float = 1e-6, weights: Weights = "samples") -> Algorithm:
+def RFA(smoothing: float = 1e-6, weights: WeightsName = "samples") -> Algorithm:
     """FedAvg with the geometric median for the mean (v2 §5.4.3, v1 Proposition 2)."""
     aggregate, statistics = GeometricMedian(smoothing), CoordinateMedianCenter()
-    return replace(FedAvg(), name="RFA", aggregate=aggregate, statistics=statistics, weigh=weighing(weights, "RFA"))
+    return replace(
+        FedAvg(),
+        name="RFA",
+        aggregate=aggregate,
+        aggregate_statistics=statistics,
+        compute_weights=weight_function(weights, "RFA"),
+    )
 
 
 def CoordinateMedian() -> Algorithm:
     """FedAvg with the coordinate-wise median for the mean (v2 §5.4.4, v1 Proposition 3)."""
     median = CoordinateMedianCenter()
-    return replace(FedAvg(), name="CoordinateMedian", aggregate=median, statistics=median, weigh=uniformly)
+    return replace(
+        FedAvg(),
+        name="CoordinateMedian",
+        aggregate=median,
+        aggregate_statistics=median,
+        compute_weights=uniform_weights,
+    )

@@ -14,18 +14,18 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, Metrics, Tuned, Tuning, Weigh
-from ..core.settings import check, setting
+from ..core.algorithm import Algorithm, ComputeWeights, Metrics, TuneContext, TuneResult
+from ..core.settings import check_settings, setting
 from ..errors import SettingError
-from .components import fixed, uniformly
+from .components import fixed_hyper, uniform_weights
 from .fedavg import FedAvg
 
-Mode: TypeAlias = Literal["normalise", "shift", "softmax"]
+RewardMode: TypeAlias = Literal["normalize", "shift", "softmax"]
 
 
 def FedRL(
     weights: Literal["reward", "uniform", "max"] = "reward",
-    mode: Mode = "normalise",
+    mode: RewardMode = "normalize",
     beta: float = 0.01,
     period: int | None = None,
     factor: float = 1.0,
@@ -40,20 +40,20 @@ def FedRL(
     >>> FedRL(mode="softmax", beta=0.1).weigh
     ByReward(mode='softmax', beta=0.1)
     """
-    by_reward = ByReward(mode, beta)
-    for part in (_Choice(weights, period, factor, total), by_reward):
-        check(part, "FedRL")
-    if weights != "reward" and by_reward != ByReward():
+    by_reward = RewardWeights(mode, beta)
+    for part in (_FedRLSettings(weights, period, factor, total), by_reward):
+        check_settings(part, "FedRL")
+    if weights != "reward" and by_reward != RewardWeights():
         raise SettingError(f"The 'mode' and 'beta' of FedRL are for weights='reward'. Got {weights!r}: leave them out.")
-    chosen: dict[str, Weigh] = {"reward": by_reward, "uniform": uniformly, "max": by_best}
+    chosen: dict[str, ComputeWeights] = {"reward": by_reward, "uniform": uniform_weights, "max": best_agent_weights}
     if period is None and (factor != 1 or total is not None):
         raise SettingError("The 'factor' and 'total' of FedRL go with a 'period': give that, too.")
-    tune = fixed if period is None else Period(period, factor, total)
-    return replace(FedAvg(), name="FedRL", weigh=chosen[weights], tune=tune)
+    tune = fixed_hyper if period is None else Period(period, factor, total)
+    return replace(FedAvg(), name="FedRL", compute_weights=chosen[weights], tune=tune)
 
 
 @dataclass(frozen=True)
-class _Choice:
+class _FedRLSettings:
     weights: str = setting("reward", "how much a report counts", one_of=("reward", "uniform", "max"))
     period: int | None = setting(None, "the solver's work in the first round", least=1, whole=True)
     factor: float = setting(1.0, "what it is multiplied by each round", above=0)
@@ -61,7 +61,7 @@ class _Choice:
 
 
 @dataclass(frozen=True)
-class ByReward:
+class RewardWeights:
     """r_a of Algorithm 1, which prints Σ r·w: here it is divided by Σ r (ERRATA, row 36).
 
     "normalise" is that, where no reward is negative: who has a negative one does not count. "shift" takes the least
@@ -72,25 +72,25 @@ class ByReward:
     tensor([30., 10., 20.], dtype=torch.float64)
     """
 
-    mode: Mode = setting("normalise", "how rewards become weights", one_of=("normalise", "shift", "softmax"))
+    mode: RewardMode = setting("normalize", "how rewards become weights", one_of=("normalize", "shift", "softmax"))
     beta: float = setting(0.01, "β of softmax, for one unit of reward", least=0)
 
     def __call__(self, metrics: Sequence[Metrics]) -> Tensor:
-        rewards = _rewards(metrics)
+        rewards = _fill_unknown_rewards(metrics)
         if bool((rewards == rewards[0]).all()):
             return torch.ones_like(rewards)  # the mean, whatever the mode: nobody is better
         if self.mode == "softmax":
             return torch.exp(self.beta * (rewards - rewards.max()))
-        found = rewards - rewards.min() if self.mode == "shift" else rewards.clamp(min=0)
-        if not bool(found.any()):
+        weights = rewards - rewards.min() if self.mode == "shift" else rewards.clamp(min=0)
+        if not bool(weights.any()):
             raise SettingError(
                 f"No reward is above 0 (they are from {rewards.min():.4g} to {rewards.max():.4g}): Σ r·w / Σ r is not "
                 "a mean of the models. Use FedRL(mode='shift') or FedRL(mode='softmax')."
             )
-        return found
+        return weights
 
 
-def by_best(metrics: Sequence[Metrics]) -> Tensor:
+def best_agent_weights(metrics: Sequence[Metrics]) -> Tensor:
     """The one with the largest reward alone: figure 3's "Max"; all alike, before anybody has one."""
     known = [float(metric.get("reward", math.nan)) for metric in metrics]
     rewards = torch.tensor([reward if math.isfinite(reward) else -math.inf for reward in known])
@@ -99,7 +99,7 @@ def by_best(metrics: Sequence[Metrics]) -> Tensor:
     return torch.nn.functional.one_hot(rewards.argmax(), len(rewards)).double()
 
 
-def _rewards(metrics: Sequence[Metrics]) -> Tensor:
+def _fill_unknown_rewards(metrics: Sequence[Metrics]) -> Tensor:
     """The rewards ``[K]``; the mean of those that are known stands for one that is not."""
     found = [float(metric.get("reward", math.nan)) for metric in metrics]
     known = [reward for reward in found if math.isfinite(reward)]
@@ -107,7 +107,7 @@ def _rewards(metrics: Sequence[Metrics]) -> Tensor:
     return torch.tensor([reward if math.isfinite(reward) else mean for reward in found], dtype=torch.float64)
 
 
-_MOST = 10**12  # work in a round; more is a mistake
+_MAX_WORK = 10**12  # work in a round; more is a mistake
 
 
 @dataclass(frozen=True)
@@ -118,19 +118,19 @@ class Period:
     [100, 200, 200]
     """
 
-    first: int = setting(400, "the solver's work in the first round", least=1, whole=True)
+    initial: int = setting(400, "the solver's work in the first round", least=1, whole=True)
     factor: float = setting(1.0, "what it is multiplied by each round", above=0)
     total: int | None = setting(None, "all work there is: nothing is done after it", least=1, whole=True)
 
-    def __call__(self, tuning: Tuning) -> Tuned:
+    def __call__(self, context: TuneContext) -> TuneResult:
         self._check()
-        work, note = self._plain(tuning.round), ""
+        work, note = self._scheduled_length(context.round), ""
         if self.total is not None:
-            done = sum(self._plain(before) for before in range(1, tuning.round))
+            done = sum(self._scheduled_length(before) for before in range(1, context.round))
             work = max(0, min(work, self.total - done))
-            if not work and done - self._plain(tuning.round - 1) < self.total:
+            if not work and done - self._scheduled_length(context.round - 1) < self.total:
                 note = f"the total of {self.total} is done, and agents do nothing from here on"
-        return Tuned(replace(tuning.hyper, work=work), tuning.memory, note=note)
+        return TuneResult(replace(context.hyper, work=work), context.tuner_state, note=note)
 
     def lengths(self) -> list[int]:
         """The work of every round until the total is done."""
@@ -139,26 +139,26 @@ class Period:
             raise SettingError("A 'period' without a 'total' has no end.")
         found, done = list[int](), 0
         while done < self.total:
-            found.append(min(self._plain(len(found) + 1), self.total - done))
+            found.append(min(self._scheduled_length(len(found) + 1), self.total - done))
             done += found[-1]
         return found
 
-    def _plain(self, round: int) -> int:
+    def _scheduled_length(self, round: int) -> int:
         """The period of a round, as if there were no total; one beyond the total is as long as that."""
-        powers = math.log(self.first) + (round - 1) * math.log(self.factor)
-        if powers > math.log(self.total or _MOST) + 1:  # it might be larger than any number
+        powers = math.log(self.initial) + (round - 1) * math.log(self.factor)
+        if powers > math.log(self.total or _MAX_WORK) + 1:  # it might be larger than any number
             if self.total is None:
                 raise SettingError(
-                    f"A period of {self.first} that is multiplied by {self.factor} each round has grown beyond "
-                    f"{_MOST:,} in round {round}. Give a 'total' of work, or fewer rounds."
+                    f"A period of {self.initial} that is multiplied by {self.factor} each round has grown beyond "
+                    f"{_MAX_WORK:,} in round {round}. Give a 'total' of work, or fewer rounds."
                 )
             return self.total
-        return max(1, math.floor(self.first * self.factor ** (round - 1)))
+        return max(1, math.floor(self.initial * self.factor ** (round - 1)))
 
     def _check(self) -> None:
-        check(self, "FedRL")
-        if self.total is not None and self.first > self.total:
+        check_settings(self, "FedRL")
+        if self.total is not None and self.initial > self.total:
             raise SettingError(
-                f"A period of {self.first} is longer than the run of {self.total}: its agents would never merge. "
+                f"A period of {self.initial} is longer than the run of {self.total}: its agents would never merge. "
                 "Use a shorter period, or Local()."
             )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..core.algorithm import Algorithm
-from ..coresets.proxy_wrapper import StandIns
-from ..privacy.dp_wrappers import CentralPrivacy, LocalPrivacy
+from ..coresets.proxy_wrapper import CoresetProxies
+from ..privacy.dp_wrappers import CentralDP, LocalDP
 from ..privacy.secure_aggregation.secure_wrapper import SecureAggregation
 from .adaptive_hyper.reinforce import AdaptiveHyper
 from .asynchronous import FedAsync, FedBuff
-from .byzantine import Hostile
-from .decay_schedule import Decaying
+from .byzantine import ByzantineParties
+from .decay_schedule import DecaySchedule
 from .fed_plus import L2GD, FedAvgPlus, FedCoMedPlus, FedGeoMedPlus, FedPlus, FedPlusFixed, FedPlusV1
 from .fedavg import RFA, CoordinateMedian, FedAvg, FedProx, Local
 from .fedrl import FedRL
@@ -47,11 +47,11 @@ WRAPPERS: Mapping[str, Callable[..., Algorithm]] = {
     "divergence": WeightDivergence,
     "matching": RepresentationMatching,
     "adaptive": AdaptiveHyper,
-    "decay": Decaying,
-    "stand-ins": StandIns,
-    "hostile": Hostile,
-    "central_privacy": CentralPrivacy,
-    "local_privacy": LocalPrivacy,
+    "decay": DecaySchedule,
+    "coreset_proxies": CoresetProxies,
+    "byzantine": ByzantineParties,
+    "central_dp": CentralDP,
+    "local_dp": LocalDP,
     "secure": SecureAggregation,
 }
 """What wraps any of them, by the names that recipes use: each takes the method as ``base``."""

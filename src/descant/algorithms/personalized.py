@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from ..aggregation.penalties import HalfSquare
-from ..core.algorithm import Algorithm, Sight, Term
+from ..core.algorithm import Algorithm, LossContext, LossTerm
 from ..core.settings import setting
 from ..models.flat import Net, Unbound, bind
-from .components import Step, keep_own, uniformly
+from .components import ServerStep, keep_trained_models, uniform_weights
 from .fedavg import FedAvg, FedProx
 
 
-def begin_at_received(received: Tensor, rng: np.random.Generator) -> Tensor:
+def copy_received(received: Tensor, rng: np.random.Generator) -> Tensor:
     """A private model begins as a copy of the model that came from the centre."""
     return received.clone()
 
@@ -34,9 +34,9 @@ class DittoTerm:
 
     lam: float = setting(0.1, "λ: how strongly the private model is held to the centre", least=0)
 
-    def __call__(self, sight: Sight) -> Tensor:
-        loss = sight.loss(sight.apply(sight.own, sight.x), sight.y).mean()
-        return loss + self.lam * HalfSquare().value(sight.own - sight.received)
+    def __call__(self, context: LossContext) -> Tensor:
+        loss = context.loss(context.apply(context.private_params, context.x), context.y).mean()
+        return loss + self.lam * HalfSquare().value(context.private_params - context.received)
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,18 @@ class PrivateModel:
     term: str
     share: float = setting(1.0, "of the private model", least=0, most=1)
 
-    def __call__(self, row: Tensor, memory: Mapping[str, Tensor]) -> Tensor:
-        own = memory.get(f"private.{self.term}")
-        if own is None:  # it never trained
+    def __call__(self, row: Tensor, party_state: Mapping[str, Tensor]) -> Tensor:
+        private = party_state.get(f"private.{self.term}")
+        if private is None:  # it never trained
             return row
-        mixed = torch.lerp(row[: len(own)], own, self.share)
-        return torch.cat([mixed, memory.get("statistics", row[len(own) :])])
+        mixed = torch.lerp(row[: len(private)], private, self.share)
+        return torch.cat([mixed, party_state.get("statistics", row[len(private) :])])
 
 
 def Ditto(lam: float = 0.1) -> Algorithm:
     """FedAvg, and beside it a private model of each party, held to the centre by λ/2·‖v - w̃‖²."""
-    term = Term("ditto", DittoTerm(lam), begin=begin_at_received)
-    return replace(FedAvg(), name="Ditto", terms=(term,), personal=PrivateModel("ditto"))
+    term = LossTerm("ditto", DittoTerm(lam), initial_values=copy_received)
+    return replace(FedAvg(), name="Ditto", terms=(term,), personal_model=PrivateModel("ditto"))
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,15 @@ class MixtureTerm:
 
     share: float = setting(0.5, "a: the share of the private model in the mixture", least=0, most=1)
 
-    def __call__(self, sight: Sight) -> Tensor:
-        mixture = torch.lerp(sight.w.detach(), sight.own, self.share)
-        return sight.loss(sight.apply(mixture, sight.x), sight.y).mean()
+    def __call__(self, context: LossContext) -> Tensor:
+        mixture = torch.lerp(context.w.detach(), context.private_params, self.share)
+        return context.loss(context.apply(mixture, context.x), context.y).mean()
 
 
 def APFL(share: float = 0.5) -> Algorithm:
     """FedAvg, and a private model of each party that is trained and used mixed with it; a is fixed, not adapted."""
-    term = Term("mixture", MixtureTerm(share), begin=begin_at_received)
-    return replace(FedAvg(), name="APFL", terms=(term,), personal=PrivateModel("mixture", share))
+    term = LossTerm("mixture", MixtureTerm(share), initial_values=copy_received)
+    return replace(FedAvg(), name="APFL", terms=(term,), personal_model=PrivateModel("mixture", share))
 
 
 def pFedMe(lam: float = 1.0, server_step: float = 0.5) -> Algorithm:
@@ -85,7 +85,13 @@ def pFedMe(lam: float = 1.0, server_step: float = 0.5) -> Algorithm:
 
     With R=1 the local step w ← w̃ - ηλ(w̃ - θ) and the server's averaging are one step of size ``server_step`` = βηλ.
     """
-    return replace(FedProx(mu=lam), name="pFedMe", weigh=uniformly, advance=Step(server_step), keep=keep_own)
+    return replace(
+        FedProx(mu=lam),
+        name="pFedMe",
+        compute_weights=uniform_weights,
+        server_update=ServerStep(server_step),
+        personalize=keep_trained_models,
+    )
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,7 @@ class LastLayer(Unbound):
     """The parameters of the last submodule that has any."""
 
     def bind(self, net: Net) -> tuple[str, ...]:
-        layers = net.layout.layers
+        layers = net.layout.parameter_names
         owner = layers[-1].rpartition(".")[0]
         return tuple(name for name in layers if name.rpartition(".")[0] == owner)
 
@@ -103,42 +109,42 @@ def FedPer(layers: tuple[str, ...] | Unbound = LastLayer()) -> Algorithm:  # noq
 
     With the names of normalisation layers, statistics included, it is FedBN: ``FedPer(("*norm*",))``.
     """
-    return replace(FedAvg(), name="FedPer", private=layers)
+    return replace(FedAvg(), name="FedPer", private_layers=layers)
 
 
 @dataclass(frozen=True)
-class HeadFirst:
+class HeadFirstSchedule:
     """The private layers learn first, the others standing still; then the others, the private ones standing still."""
 
-    head: tuple[tuple[int, int], ...]  # columns of the private layers
-    share: float = setting(0.5, "of the local steps that train the private layers", least=0, most=1)
+    head_columns: tuple[tuple[int, int], ...]  # columns of the private layers
+    head_share: float = setting(0.5, "of the local steps that train the private layers", least=0, most=1)
 
-    def moving(self, step: int, steps: Sequence[int], d: int) -> Tensor:
+    def trainable_mask(self, step: int, steps: Sequence[int], d: int) -> Tensor:
         head = torch.zeros(d, dtype=torch.bool)
-        for begin, end in self.head:
+        for begin, end in self.head_columns:
             head[begin:end] = True
-        first = torch.tensor([step < round(self.share * most) for most in steps])
-        single = torch.tensor([most == 1 and 0 < self.share < 1 for most in steps])  # one step has no halves
+        first = torch.tensor([step < round(self.head_share * most) for most in steps])
+        single = torch.tensor([most == 1 and 0 < self.head_share < 1 for most in steps])  # one step has no halves
         return torch.where(first.unsqueeze(1), head, ~head) | single.unsqueeze(1)
 
 
 @dataclass(frozen=True)
-class HeadFirstBy(Unbound):
+class UnboundHeadFirst(Unbound):
     """`HeadFirst`, its layers not yet columns."""
 
     layers: tuple[str, ...] | Unbound
-    share: float
+    head_share: float
 
-    def bind(self, net: Net) -> HeadFirst:
+    def bind(self, net: Net) -> HeadFirstSchedule:
         layout = net.layout
-        names = layout.matching(bind(self.layers, net))
-        ranges = tuple(layout.range_of(name) for name in names if name in layout.layers)
-        return HeadFirst(ranges, self.share)
+        names = layout.matching_names(bind(self.layers, net))
+        ranges = tuple(layout.column_range(name) for name in names if name in layout.parameter_names)
+        return HeadFirstSchedule(ranges, self.head_share)
 
 
-def FedRep(layers: tuple[str, ...] | Unbound = LastLayer(), share: float = 0.5) -> Algorithm:  # noqa: B008
+def FedRep(layers: tuple[str, ...] | Unbound = LastLayer(), head_share: float = 0.5) -> Algorithm:  # noqa: B008
     """FedPer that trains its private layers first and then, with these held still, the common ones: by turns.
 
     Not from the paper: ``share`` = 0.5 of a round's steps for the private layers.
     """
-    return replace(FedPer(layers), name="FedRep", hold=HeadFirstBy(layers, share))
+    return replace(FedPer(layers), name="FedRep", freeze=UnboundHeadFirst(layers, head_share))

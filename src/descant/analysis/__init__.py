@@ -5,54 +5,54 @@ from typing import TYPE_CHECKING
 from ..core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
-    from ..coresets.preview import preview
-    from .asset_universes import Universes, universes
-    from .collapse import biggest_jump, lasting_fall
-    from .desk_results import Traded, traded
-    from .federation_plots import draw, spikes
-    from .findings import Finding, findings_of, of_the_data, pull_a_round
-    from .interpolation import Walk, walk
-    from .membership_inference import Membership, Roc, membership
+    from ..coresets.preview import coreset_preview
+    from .asset_universes import AssetUniverses, compare_universes
+    from .collapse import biggest_jump, lasting_drop
+    from .desk_results import BacktestResults, backtest_federation
+    from .federation_plots import draw_federation_plot, spikes
+    from .findings import Finding, data_note_sentence, federation_findings, proximal_share_per_round
+    from .interpolation import Interpolation, interpolate
+    from .membership_inference import MembershipAttack, RocCurve, attack_membership
     from .participation_coverage import Coverage, coverage
-    from .shapley_values import Shapley, shapley
+    from .shapley_values import ShapleyResult, shapley
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
             "..coresets.preview": ("preview",),
-            ".asset_universes": ("Universes", "universes"),
-            ".collapse": ("biggest_jump", "lasting_fall"),
+            ".asset_universes": ("AssetUniverses", "compare_universes"),
+            ".collapse": ("biggest_jump", "lasting_drop"),
             ".participation_coverage": ("Coverage", "coverage"),
-            ".desk_results": ("Traded", "traded"),
-            ".federation_plots": ("draw", "spikes"),
-            ".findings": ("Finding", "findings_of", "of_the_data", "pull_a_round"),
-            ".interpolation": ("Walk", "walk"),
-            ".membership_inference": ("Membership", "Roc", "membership"),
-            ".shapley_values": ("Shapley", "shapley"),
+            ".desk_results": ("BacktestResults", "backtest_federation"),
+            ".federation_plots": ("draw_federation_plot", "spikes"),
+            ".findings": ("Finding", "federation_findings", "data_note_sentence", "proximal_share_per_round"),
+            ".interpolation": ("Interpolation", "interpolate"),
+            ".membership_inference": ("MembershipAttack", "RocCurve", "attack_membership"),
+            ".shapley_values": ("ShapleyResult", "shapley"),
         },
     )
 
 __all__ = [
     "Coverage",
     "Finding",
-    "Membership",
-    "Roc",
-    "Shapley",
-    "Traded",
-    "Universes",
-    "Walk",
+    "MembershipAttack",
+    "RocCurve",
+    "ShapleyResult",
+    "BacktestResults",
+    "AssetUniverses",
+    "Interpolation",
     "biggest_jump",
     "coverage",
-    "draw",
-    "findings_of",
-    "lasting_fall",
-    "membership",
-    "of_the_data",
-    "preview",
-    "pull_a_round",
+    "draw_federation_plot",
+    "federation_findings",
+    "lasting_drop",
+    "attack_membership",
+    "data_note_sentence",
+    "coreset_preview",
+    "proximal_share_per_round",
     "shapley",
     "spikes",
-    "traded",
-    "universes",
-    "walk",
+    "backtest_federation",
+    "compare_universes",
+    "interpolate",
 ]

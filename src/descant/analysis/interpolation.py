@@ -10,20 +10,20 @@ import numpy as np
 import torch
 
 from ..core.interfaces import Engine, Store
-from ..core.messages import Report, Task
+from ..core.messages import Reply, Task
 from ..errors import DescantError, SettingError
-from ..privacy.budget import promised
-from ..rounds.aggregate import models_of
-from ..rounds.dispatch import tasks_for
+from ..privacy.budget import privacy_settings
+from ..rounds.aggregate import stack_models
+from ..rounds.dispatch import make_tasks
 from ..rounds.loop import run
-from .scores import Column, Numbers, answers
+from .scores import Numbers, ScoreColumn, collect_evaluations
 
 if TYPE_CHECKING:
     from ..federation import Federation
 
 
 @dataclass(frozen=True)
-class Walk:
+class Interpolation:
     """The parties' own test scores along (1-λ)·w_k + λ·w̃, and with the centre of the round before."""
 
     names: tuple[str, ...]
@@ -36,38 +36,38 @@ class Walk:
     @property
     def mean(self) -> Numbers:
         """Over the parties, ``[points]``; those without a test set do not count."""
-        return np.array([Column(scores).mean for scores in self.scores.T])
+        return np.array([ScoreColumn(scores).mean for scores in self.scores.T])
 
     @property
     def mean_previous(self) -> float:
         """Over the parties."""
-        return Column(self.previous).mean
+        return ScoreColumn(self.previous).mean
 
 
 @dataclass(frozen=True)
-class Listening:
+class ReplyRecorder:
     """An engine that notes the reports of training that pass through it."""
 
     engine: Engine
-    heard: dict[str, Report] = field(default_factory=dict)
+    train_replies: dict[str, Reply] = field(default_factory=dict)
 
     @property
-    def memory(self) -> Store:
-        return self.engine.memory
+    def party_states(self) -> Store:
+        return self.engine.party_states
 
-    def members(self, begin: bool = False) -> Sequence[str]:
-        return self.engine.members(begin)
+    def available_parties(self, starting_round: bool = False) -> Sequence[str]:
+        return self.engine.available_parties(starting_round)
 
     def submit(self, tasks: Sequence[Task]) -> None:
         self.engine.submit(tasks)
 
-    def collect(self, timeout: float) -> list[Report]:
+    def collect(self, timeout: float) -> list[Reply]:
         reports = self.engine.collect(timeout)
-        self.heard.update((r.party, r) for r in reports if isinstance(r, Report) and r.kind == "train")
+        self.train_replies.update((r.party, r) for r in reports if isinstance(r, Reply) and r.kind == "train")
         return reports
 
 
-def walk(federation: Federation, points: int = 11, most: int | None = None) -> Walk:
+def interpolate(federation: Federation, points: int = 11, max_parties: int | None = None) -> Interpolation:
     """What the next round would do, shown at ``points`` places between each party's model and the new centre.
 
     The round is done as a trial and taken back, so that the federation stands where it stood. λ=0 is a party's model
@@ -76,40 +76,40 @@ def walk(federation: Federation, points: int = 11, most: int | None = None) -> W
     """
     if not isinstance(points, int) or points < 2:
         raise SettingError(f"A walk has at least 2 points, its two ends. Got {points!r}.")
-    plan, state, engine = federation.plan_, federation.state, Listening(federation.engine_)
-    if promised(plan) is not None:
+    plan, state, engine = federation.plan_, federation.state, ReplyRecorder(federation.engine_)
+    if privacy_settings(plan) is not None:
         raise DescantError("A walk takes a round on trial, and one of a private run tells what its ε does not count.")
-    if plan.algorithm.secure is not None:
+    if plan.algorithm.secure_aggregation is not None:
         raise DescantError("A walk goes from single models to the centre, and nobody sees single models of this run.")
     try:
         trial = next(run(plan, engine, state, 1))
         if trial.note:
             raise DescantError(f"The walk needs a round that goes well, and in this one {trial.note}.")
-        chosen = trial.accepted
-        if most is not None and most < len(chosen):
-            chosen = tuple(chosen[i] for i in np.linspace(0, len(chosen) - 1, most).astype(int))
-        models = models_of(plan, state, [engine.heard[name] for name in chosen])  # [K, width]
+        selected = trial.accepted
+        if max_parties is not None and max_parties < len(selected):
+            selected = tuple(selected[i] for i in np.linspace(0, len(selected) - 1, max_parties).astype(int))
+        models = stack_models(plan, state, [engine.train_replies[name] for name in selected])  # [K, width]
         shares = np.linspace(0.0, 1.0, points)
-        tasks = list(tasks_for(plan, trial.state, chosen, "evaluate", trial.index))
+        tasks = list(make_tasks(plan, trial.state, selected, "evaluate", trial.index))
 
-        def judged(rows: Sequence[torch.Tensor]) -> Numbers:
+        def evaluate_rows(rows: Sequence[torch.Tensor]) -> Numbers:
             """The scores of one row a party, ``[K]``."""
-            asked = [replace(t, arrays=dict.fromkeys(t.arrays, row)) for t, row in zip(tasks, rows, strict=True)]
-            found = answers(federation.engine_, asked)
-            return np.array([found.get(name, {}).get("center", np.nan) for name in chosen])
+            requests = [replace(t, arrays=dict.fromkeys(t.arrays, row)) for t, row in zip(tasks, rows, strict=True)]
+            found = collect_evaluations(federation.engine_, requests)
+            return np.array([found.get(name, {}).get("global_model", np.nan) for name in selected])
 
-        center = trial.state.center.expand_as(models)
-        scores = [judged(list(_between(models, center, float(share)))) for share in shares]
-        previous = judged([state.center] * len(chosen))
+        global_rows = trial.state.global_model.expand_as(models)
+        scores = [evaluate_rows(list(interpolate_rows(models, global_rows, float(share)))) for share in shares]
+        previous = evaluate_rows([state.global_model] * len(selected))
     finally:
-        federation.engine_.memory.rollback(state.round)
-        state.own.rollback(state.round)
+        federation.engine_.party_states.rollback(state.round)
+        state.personal_models.rollback(state.round)
     better = plan.metric.higher_is_better
-    return Walk(chosen, plan.metric.name, better, shares, np.stack(scores, 1), previous)
+    return Interpolation(selected, plan.metric.name, better, shares, np.stack(scores, 1), previous)
 
 
-def _between(models: torch.Tensor, center: torch.Tensor, share: float) -> torch.Tensor:
+def interpolate_rows(models: torch.Tensor, global_rows: torch.Tensor, share: float) -> torch.Tensor:
     """The ends are exact, bit for bit."""
     if share in (0.0, 1.0):
-        return center if share else models
-    return torch.lerp(models, center, share)
+        return global_rows if share else models
+    return torch.lerp(models, global_rows, share)

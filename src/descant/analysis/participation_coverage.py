@@ -16,16 +16,16 @@ class Coverage:
     rounds: dict[str, int]  # by party: in how many rounds its report was accepted
 
     @property
-    def never(self) -> tuple[str, ...]:
+    def untrained(self) -> tuple[str, ...]:
         """The parties that never trained."""
         return tuple(party for party, count in self.rounds.items() if not count)
 
     @property
-    def trained(self) -> int:
-        return len(self.rounds) - len(self.never)
+    def trained_count(self) -> int:
+        return len(self.rounds) - len(self.untrained)
 
     def __str__(self) -> str:
-        return f"{self.trained} of {len(self.rounds)} parties trained"
+        return f"{self.trained_count} of {len(self.rounds)} parties trained"
 
 
 def coverage(federation: Federation) -> Coverage:
@@ -35,4 +35,4 @@ def coverage(federation: Federation) -> Coverage:
     '1 of 2 parties trained'
     """
     plan = federation.plan_
-    return Coverage(dict(zip(plan.people, federation.state.attended(plan).tolist(), strict=True)))
+    return Coverage(dict(zip(plan.population, federation.state.rounds_trained(plan).tolist(), strict=True)))

@@ -19,46 +19,46 @@ from ..errors import SettingError
 from .scores import Numbers
 
 Coalition: TypeAlias = frozenset[str]
-EXACT = 10  # players: up to so many all 2^n coalitions are gone through
-PERMUTATIONS = 20  # orders that are drawn of more players, if nobody says how many
+MAX_EXACT_PLAYERS = 10  # players: up to so many all 2^n coalitions are gone through
+DEFAULT_PERMUTATIONS = 20  # orders that are drawn of more players, if nobody says how many
 
 
 @dataclass(frozen=True)
-class Shapley:
+class ShapleyResult:
     """The players' values: their mean, and the draws that it is the mean of."""
 
     players: tuple[str, ...]
-    each: Numbers  # [draws, players, ...] one draw an order; the exact value is a single one
+    draws: Numbers  # [draws, players, ...] one draw an order; the exact value is a single one
 
     @property
     def values(self) -> Numbers:
         """``[players, ...]``"""
-        mean: Numbers = self.each.mean(0)
+        mean: Numbers = self.draws.mean(0)
         return mean
 
     @property
     def errors(self) -> Numbers:
         """The standard errors of the values, ``[players, ...]``; nan of a single draw."""
-        return standard_error(self.each)
+        return standard_error(self.draws)
 
 
-def standard_error(each: Numbers) -> Numbers:
+def standard_error(draws: Numbers) -> Numbers:
     """Of the mean over the first axis; nan where there is a single draw.
 
     >>> standard_error(np.array([1.0, 3.0]))
     array(1.)
     """
-    if len(each) < 2:
-        return np.full(each.shape[1:], np.nan)
-    return np.asarray(each.std(0, ddof=1) / math.sqrt(len(each)))
+    if len(draws) < 2:
+        return np.full(draws.shape[1:], np.nan)
+    return np.asarray(draws.std(0, ddof=1) / math.sqrt(len(draws)))
 
 
 def shapley(
     players: Sequence[str],
-    value: Callable[[Coalition], Numbers | float],
+    coalition_value: Callable[[Coalition], Numbers | float],
     permutations: int | None = None,
     seed: int = 0,
-) -> Shapley:
+) -> ShapleyResult:
     """The Shapley values of a game: exact, or the mean over so many orders that are drawn.
 
     Without ``permutations`` it is exact up to 10 players. ``value`` is asked once for each coalition that is needed.
@@ -68,46 +68,48 @@ def shapley(
     >>> shapley(["left", "other left", "right"], pairs).values.round(3)
     array([0.167, 0.167, 0.667])
     """
-    orders = orders_of(players, permutations, seed)
-    found = {one: np.asarray(value(one), dtype=float) for one in coalitions(players, orders)}
+    orders = draw_orders(players, permutations, seed)
+    values_by_coalition = {
+        one: np.asarray(coalition_value(one), dtype=float) for one in needed_coalitions(players, orders)
+    }
     if orders is None:
-        return Shapley(tuple(players), _exact(players, found)[None])
-    each = []
+        return ShapleyResult(tuple(players), exact_values(players, values_by_coalition)[None])
+    draws = []
     for order in orders:
-        reached = [found[one] for one in _growing(players, order)]
-        added = np.diff(np.stack(reached), axis=0)  # [players, ...] in the order in which they come
-        each.append(added[np.argsort(order)])
-    return Shapley(tuple(players), np.stack(each))
+        values = [values_by_coalition[one] for one in prefix_coalitions(players, order)]
+        marginal_gains = np.diff(np.stack(values), axis=0)  # [players, ...] in the order in which they come
+        draws.append(marginal_gains[np.argsort(order)])
+    return ShapleyResult(tuple(players), np.stack(draws))
 
 
-def orders_of(players: Sequence[str], permutations: int | None, seed: int) -> Numbers | None:
+def draw_orders(players: Sequence[str], permutations: int | None, seed: int) -> Numbers | None:
     """The orders that are drawn, ``[permutations, players]``; None where the values are exact."""
     if not players or len(set(players)) < len(players):
         raise SettingError(f"A game needs players with names of their own. Got {list(players)!r:.80}.")
-    if permutations is None and len(players) <= EXACT:
+    if permutations is None and len(players) <= MAX_EXACT_PLAYERS:
         return None
-    count = PERMUTATIONS if permutations is None else permutations
+    count = DEFAULT_PERMUTATIONS if permutations is None else permutations
     if not isinstance(count, int) or isinstance(count, bool) or count < 2:
         raise SettingError(f"The number of 'permutations' must be a whole number >= 2. Got {permutations!r}.")
-    rng = seeds.stream(seed, 0, seeds.EVERYBODY, "permutations")
+    rng = seeds.stream(seed, 0, seeds.ALL_PARTIES, "permutations")
     return np.stack([rng.permutation(len(players)) for _ in range(count)])
 
 
-def coalitions(players: Sequence[str], orders: Numbers | None) -> list[Coalition]:
+def needed_coalitions(players: Sequence[str], orders: Numbers | None) -> list[Coalition]:
     """The coalitions whose values are needed, each once, that of all players first."""
     if orders is None:
         masks = range(2 ** len(players) - 1, -1, -1)
         return [frozenset(p for i, p in enumerate(players) if mask >> i & 1) for mask in masks]
     whole = frozenset(players)
-    return list(dict.fromkeys([whole, *(one for order in orders for one in _growing(players, order))]))
+    return list(dict.fromkeys([whole, *(one for order in orders for one in prefix_coalitions(players, order))]))
 
 
-def _growing(players: Sequence[str], order: Numbers) -> list[Coalition]:
+def prefix_coalitions(players: Sequence[str], order: Numbers) -> list[Coalition]:
     """Nobody, the first to come, the first two, and so on to all."""
     return list(accumulate((frozenset({players[i]}) for i in order), frozenset.union, initial=frozenset()))
 
 
-def _exact(players: Sequence[str], found: dict[Coalition, Numbers]) -> Numbers:
+def exact_values(players: Sequence[str], found: dict[Coalition, Numbers]) -> Numbers:
     """Σ over coalitions S without i of |S|!(n-|S|-1)!/n! · (v(S ∪ i) - v(S)), ``[players, ...]``."""
     n = len(players)
     values = np.stack(list(found.values())[::-1])  # by mask: bit i says whether player i is in it

@@ -18,7 +18,7 @@ from .doctor_command import doctor
 from .report_command import report
 from .run_command import run
 from .runs_command import runs
-from .worth_command import worth
+from .worth_command import contributions
 
 app = typer.Typer(
     add_completion=False,
@@ -28,9 +28,9 @@ app = typer.Typer(
 )
 
 
-def show_version(wanted: bool) -> None:
+def show_version(requested: bool) -> None:
     """Print the version and leave."""
-    if wanted:
+    if requested:
         typer.echo(f"descant {__version__}")
         raise typer.Exit
 
@@ -44,7 +44,7 @@ def descant(
     """Federated learning for parties that differ: own models, robust centres, and numbers that say who gained."""
 
 
-for command in (demo, run, compare, report, runs, doctor, worth):
+for command in (demo, run, compare, report, runs, doctor, contributions):
     app.command()(command)
 app.add_typer(papers_commands.app, name="papers")
 app.add_typer(vault_commands.app, name="vault")
@@ -52,19 +52,21 @@ app.add_typer(server_commands.app, name="server")
 app.add_typer(silo_commands.app, name="silo")
 
 
-_as_ever = warnings.formatwarning
+default_format_warning = warnings.formatwarning
 
 
-def told(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+def format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
     """A warning as a user reads it: where in our code it was given says nothing."""
     if issubclass(category, DescantWarning):
         return f"Warning: {message}\n"
-    return _as_ever(message, category, filename, lineno, line)
+    return default_format_warning(message, category, filename, lineno, line)
 
 
 def main() -> None:
     """The entry point."""
-    warnings.formatwarning = told
+    warnings.formatwarning = format_warning
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ± or α still gets its table

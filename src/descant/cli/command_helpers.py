@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..config import Recipe, resumable, resuming
+from ..config import Recipe, is_resumable, run_resume_command
 from ..errors import DescantError
 
 if TYPE_CHECKING:
     from ..papers import Experiment
 
 
-def option(record: type, name: str) -> Any:
+def settings_option(record: type, name: str) -> Any:
     """A setting as an option: help and default are the record's, and its bounds are checked where work starts."""
     field = next(field for field in dataclasses.fields(record) if field.name == name)
     default = "" if field.default is None else f" Default: {field.default}."
@@ -35,7 +35,7 @@ def json_option() -> Any:
 
 
 @contextmanager
-def plain_endings(out: Path | None = None, resume: Path | None = None, again: str = "") -> Iterator[None]:
+def handle_errors(out: Path | None = None, resume: Path | None = None, resume_hint: str = "") -> Iterator[None]:
     """One sentence and an exit status for what can go wrong, in place of a traceback.
 
     `out` is written as a whole, at the end; `resume` is the folder of a run, which can go on; `again` says what does.
@@ -46,51 +46,51 @@ def plain_endings(out: Path | None = None, resume: Path | None = None, again: st
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
-        left = "" if out is None else f", and {out} was left as it was"
-        then = f"{_go_on(resume)}{_go_on_behind(out)}{again}"
-        typer.echo(f"Interrupted: the work was not finished{left}.{then}", err=True)
+        unchanged_note = "" if out is None else f", and {out} was left as it was"
+        resume_note = f"{run_resume_note(resume)}{cache_resume_note(out)}{resume_hint}"
+        typer.echo(f"Interrupted: the work was not finished{unchanged_note}.{resume_note}", err=True)
         raise typer.Exit(130) from error
     except (Exception, SystemExit) as error:
-        place = _of_the_user(error)
-        if place is None:
+        user_location = user_code_location(error)
+        if user_location is None:
             raise
-        typer.echo(f"Error: {place} failed: {type(error).__name__}: {error}", err=True)
+        typer.echo(f"Error: {user_location} failed: {type(error).__name__}: {error}", err=True)
         raise typer.Exit(1) from error
 
 
-def _go_on(folder: Path | None) -> str:
-    return "" if folder is None or not resumable(folder) else f" Go on with: {resuming(folder)}"
+def run_resume_note(folder: Path | None) -> str:
+    return "" if folder is None or not is_resumable(folder) else f" Go on with: {run_resume_command(folder)}"
 
 
-def kept_beside(out: Path) -> Path:
+def cache_folder(out: Path) -> Path:
     """The folder for the trainings that have finished, while others go on."""
-    place = out.resolve()
-    return place.with_name(f"{place.name}.part")
+    target = out.resolve()
+    return target.with_name(f"{target.name}.part")
 
 
-def _go_on_behind(out: Path | None) -> str:
-    if out is None or not any(kept_beside(out).glob("*.json")):
+def cache_resume_note(out: Path | None) -> str:
+    if out is None or not any(cache_folder(out).glob("*.json")):
         return ""
-    return f" The trainings that have finished are kept in {kept_beside(out)}: the same command goes on behind them."
+    return f" The trainings that have finished are kept in {cache_folder(out)}: the same command goes on behind them."
 
 
-def _of_the_user(error: BaseException) -> str | None:
+def user_code_location(error: BaseException) -> str | None:
     """The last place of the user's own code that an error went through: not ours, nor of what is installed."""
     if isinstance(error, SyntaxError) and error.filename:
         frames = [(error.filename, error.lineno)]
     else:
         frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     paths = sysconfig.get_paths()
-    installed = [Path(__file__).parents[1], *(Path(paths[name]) for name in ("stdlib", "purelib", "platlib"))]
-    installed = [folder.resolve() for folder in installed]
+    installed_folders = [Path(__file__).parents[1], *(Path(paths[name]) for name in ("stdlib", "purelib", "platlib"))]
+    installed_folders = [folder.resolve() for folder in installed_folders]
     for name, line in reversed(frames):
         file = Path(name).resolve()
-        if file.is_file() and not any(file.is_relative_to(folder) for folder in installed):
+        if file.is_file() and not any(file.is_relative_to(folder) for folder in installed_folders):
             return f"line {line} of {name}"
     return None
 
 
-def one_thread() -> None:
+def use_one_thread() -> None:
     """Small models are stacked into one, so that a second thread adds nothing and costs much on busy cores.
 
     The demo, 10 rounds and 1 seed on two cores: 3.3 s with one, 3.2 s and 8.6 s with two; 30 rounds and 3 seeds with
@@ -101,59 +101,61 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def side_by_side(
+def run_and_report(
     recipe: Recipe,
     folder: Path,
     as_json: bool,
     names: Sequence[str] = (),
     quick: bool = False,
-    compared: Callable[[Experiment], Sequence[str]] = lambda done: (),
+    compare_results: Callable[[Experiment], Sequence[str]] = lambda done: (),
 ) -> Experiment:
     """Carry out an experiment, print it and write its report into a folder; what has finished is kept beside it."""
-    from ..papers import carry_out
-    from ..studies.result_cache import Finished
+    from ..papers import run_experiment
+    from ..studies.result_cache import ResultCache
 
-    kept = Finished(kept_beside(folder))
-    found = len(list(kept_beside(folder).glob("*.json")))
-    if found and not as_json:
-        typer.echo(f"{kept.folder} holds {found} finished trainings: those of this experiment are not done again.\n")
-    one_thread()
-    done = carry_out(recipe, names, quick, progress=watched(as_json), kept=kept)
-    finish(done, folder, as_json, compared(done))
-    kept.clear()
-    return done
+    cache = ResultCache(cache_folder(folder))
+    cached_count = len(list(cache_folder(folder).glob("*.json")))
+    if cached_count and not as_json:
+        typer.echo(
+            f"{cache.folder} holds {cached_count} finished trainings: those of this experiment are not done again.\n"
+        )
+    use_one_thread()
+    experiment = run_experiment(recipe, names, quick, progress=show_progress(as_json), cache=cache)
+    print_and_save(experiment, folder, as_json, compare_results(experiment))
+    cache.clear()
+    return experiment
 
 
-def finish(done: Experiment, folder: Path, as_json: bool, compared: Sequence[str] = ()) -> None:
+def print_and_save(experiment: Experiment, folder: Path, as_json: bool, compared: Sequence[str] = ()) -> None:
     """Print what came of an experiment, and save it; what cannot be saved (the disk is full, say) is still printed."""
-    told = {**done.to_json(), **({"compared": list(compared)} if compared else {})}
+    output = {**experiment.to_json(), **({"compared": list(compared)} if compared else {})}
     if not as_json:
-        typer.echo("\n\n".join([str(done), *(["\n".join(compared)] if compared else [])]) + "\n")
+        typer.echo("\n\n".join([str(experiment), *(["\n".join(compared)] if compared else [])]) + "\n")
     try:
-        with waiting("drawing the report", as_json):
-            page = done.save(folder)
+        with progress_until_done("drawing the report", as_json):
+            page = experiment.save(folder)
     except DescantError as error:
         if as_json:
-            typer.echo(json.dumps({**told, "report": None}))
+            typer.echo(json.dumps({**output, "report": None}))
         raise type(error)(f"{error} The numbers stand above; no report was written.") from error
-    typer.echo(json.dumps({**told, "report": str(page)}) if as_json else f"The report with pictures: {page}")
+    typer.echo(json.dumps({**output, "report": str(page)}) if as_json else f"The report with pictures: {page}")
 
 
-def watched(as_json: bool) -> bool:
+def show_progress(as_json: bool) -> bool:
     """Whether somebody looks at progress: it goes to stderr, and only to a terminal."""
     return not as_json and sys.stderr.isatty()
 
 
 @contextmanager
-def waiting(what: str, as_json: bool) -> Iterator[None]:
+def progress_until_done(description: str, as_json: bool) -> Iterator[None]:
     """Say what takes its time, to whoever looks, until it is done."""
-    from ..core.progress import bar
+    from ..core.progress import progress_bar
 
-    with bar(disable=not watched(as_json)) as shown:
-        shown.add_task(what, total=None, told="–")
+    with progress_bar(disable=not show_progress(as_json)) as shown:
+        shown.add_task(description, total=None, told="–")
         yield
 
 
-def wrapped(key: str, text: str) -> str:
+def wrap_line(key: str, text: str) -> str:
     """A line of what a piece of work is about, broken for a terminal."""
     return textwrap.fill(f"{key:>6}: {text}", 100, subsequent_indent=" " * 8)

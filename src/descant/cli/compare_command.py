@@ -6,9 +6,9 @@ from pathlib import Path
 
 import typer
 
-from ..papers import check_folder
-from .command_helpers import json_option, plain_endings, side_by_side, wrapped
-from .recipe_options import ADDRESS, CHANGES, DATA, ENGINE, QUICK, RECIPE, chosen_recipe
+from ..papers import check_report_folder
+from .command_helpers import handle_errors, json_option, run_and_report, wrap_line
+from .recipe_options import ADDRESS, CHANGES, DATA, ENGINE, QUICK, RECIPE, load_chosen_recipe
 
 
 def compare(
@@ -31,11 +31,11 @@ def compare(
     had finished.
     """
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
-    with plain_endings(out):
-        more = [] if seeds is None else [f"run.seeds={seeds}"]
-        chosen = chosen_recipe(recipe, [*changes, *more], quick, engine, data, address)
-        chosen.check(names)
-        check_folder(chosen, out)
+    with handle_errors(out):
+        seed_changes = [] if seeds is None else [f"run.seeds={seeds}"]
+        selected = load_chosen_recipe(recipe, [*changes, *seed_changes], quick, engine, data, address)
+        selected.check(names)
+        check_report_folder(selected, out)
         if not as_json:
-            typer.echo(f"{chosen.title}\n" + (f"\n{wrapped('about', chosen.about)}\n" if chosen.about else ""))
-        side_by_side(chosen, out, as_json, names, quick)
+            typer.echo(f"{selected.title}\n" + (f"\n{wrap_line('about', selected.about)}\n" if selected.about else ""))
+        run_and_report(selected, out, as_json, names, quick)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..core.settings import check, setting
+from ..core.settings import check_settings, setting
 
 if TYPE_CHECKING:
     from torch import nn
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..core.algorithm import Algorithm
     from ..studies.study import Study
 
-ABOUT = {
+DESCRIPTION = {
     "data": "the 1797 handwritten digits that come with scikit-learn, over 10 parties; each digit is dealt out in "
     "shares drawn from a Dirichlet(0.5), so every party has its own mix; a fifth of its samples is its test set",
     "model": "a network of 64-32-10 units for each party",
@@ -26,38 +26,46 @@ ABOUT = {
 
 
 @dataclass(frozen=True)
-class Demo:
+class DemoSettings:
     """How long the demo runs."""
 
     rounds: int = setting(30, "Rounds of training.", least=1)
     seeds: int = setting(3, "How often all is repeated, with other initial models and draws.", least=1)
 
 
-def run_demo(demo: Demo = Demo(), progress: bool = False) -> Study:  # noqa: B008  a frozen value
+def run_demo(settings: DemoSettings = DemoSettings(), progress: bool = False) -> Study:  # noqa: B008  a frozen value
     """Compare the majority class, Local, FedAvg, RFA, FedAvgPlus and FedGeoMedPlus on digits.
 
     >>> run_demo(Demo(rounds=1, seeds=1)).methods
     ('Local', 'FedAvg', 'RFA', 'FedAvgPlus', 'FedGeoMedPlus')
     """
-    check(demo, "demo")
+    check_settings(settings, "demo")
     from .. import parties
     from ..studies.study import compare
     from ..training import Sgd
 
-    people = parties.digits(count=10, split="dirichlet", alpha=0.5, seed=0)
+    population = parties.digits(count=10, split="dirichlet", alpha=0.5, seed=0)
     solver = Sgd(lr=0.1, steps=20, batch=10)
-    study = compare(methods(), net, people, rounds=demo.rounds, seeds=demo.seeds, progress=progress, solver=solver)
-    return replace(study, settings={**ABOUT, **study.settings})
+    study = compare(
+        demo_methods(),
+        demo_network,
+        population,
+        rounds=settings.rounds,
+        seeds=settings.seeds,
+        progress=progress,
+        solver=solver,
+    )
+    return replace(study, settings={**DESCRIPTION, **study.settings})
 
 
-def methods() -> list[Algorithm]:
+def demo_methods() -> list[Algorithm]:
     """What is compared; the majority class stands in every table."""
     from ..algorithms import RFA, FedAvg, FedAvgPlus, FedGeoMedPlus, Local
 
     return [Local(), FedAvg(), RFA(), FedAvgPlus(alpha=1.0), FedGeoMedPlus(alpha=1.0, rho=0.5)]
 
 
-def net() -> nn.Module:
+def demo_network() -> nn.Module:
     """The model of every party."""
     from torch import nn
 

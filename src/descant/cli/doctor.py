@@ -13,43 +13,49 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..federation import Federation
 
-_WAYS = {
+MODE_DESCRIPTIONS = {
     "stacked": "many parties at once, each layer by one operation on all of them",
     "single": "one party after another, each layer by a kernel with its gradient written out",
-    "vectorised": "many parties at once, by torch.vmap",
+    "vectorized": "many parties at once, by torch.vmap",
     "looped": "one party after another, by the module itself",
 }
-_PACKAGES = ("torch", "numpy", "safetensors", "scikit-learn", "matplotlib", "gymnasium", "flwr", "ray")
+CHECKED_PACKAGES = ("torch", "numpy", "safetensors", "scikit-learn", "matplotlib", "gymnasium", "flwr", "ray")
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorCheck:
     """One thing that was looked at."""
 
-    what: str
-    found: str
+    subject: str
+    result: str
     advice: str = ""
 
     def __str__(self) -> str:
-        return f"{self.what:>14}: {self.found}" + (f"\n{'':16}{self.advice}" if self.advice else "")
+        return f"{self.subject:>14}: {self.result}" + (f"\n{'':16}{self.advice}" if self.advice else "")
 
 
-def look() -> list[Finding]:
+def inspect_machine() -> list[DoctorCheck]:
     """The machine and what is installed on it."""
-    from ..engines.processes.process_engine import cores
+    from ..engines.processes.process_engine import available_cores
 
-    installed = {name: _version(name) for name in _PACKAGES}
-    there = ", ".join(f"{name} {found}" for name, found in installed.items() if found)
+    installed = {name: _version(name) for name in CHECKED_PACKAGES}
+    installed_list = ", ".join(f"{name} {found}" for name, found in installed.items() if found)
     missing = ", ".join(name for name, found in installed.items() if not found)
-    shared = Path("/dev/shm")
-    free = f"{shutil.disk_usage(shared).free / 2**30:.1f} GB free" if shared.is_dir() else "none"
+    shared_memory = Path("/dev/shm")
+    free = f"{shutil.disk_usage(shared_memory).free / 2**30:.1f} GB free" if shared_memory.is_dir() else "none"
     data = os.environ.get("DESCANT_DATA", "")
     return [
-        Finding("system", f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"),
-        Finding("packages", there, f"Not installed, and only needed for what they do: {missing}." if missing else ""),
-        Finding("cores", f"{cores()}; {_threads()}"),
-        Finding("shared memory", free, "" if shared.is_dir() else "Worker processes will use ordinary files."),
-        Finding(
+        DoctorCheck("system", f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"),
+        DoctorCheck(
+            "packages",
+            installed_list,
+            f"Not installed, and only needed for what they do: {missing}." if missing else "",
+        ),
+        DoctorCheck("cores", f"{available_cores()}; {_threads()}"),
+        DoctorCheck(
+            "shared memory", free, "" if shared_memory.is_dir() else "Worker processes will use ordinary files."
+        ),
+        DoctorCheck(
             "DESCANT_DATA", data or "not set", "" if not data or Path(data).is_dir() else "There is no such folder."
         ),
     ]
@@ -68,20 +74,25 @@ def _threads() -> str:
     return f"torch uses {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()} instructions"
 
 
-def explain(federation: Federation) -> list[Finding]:
+def explain_execution(federation: Federation) -> list[DoctorCheck]:
     """How the stacks of a federation would be computed, and why not otherwise."""
     plan, layout = federation.plan_, federation.plan_.net.layout
-    size = layout.size * layout.dtype.itemsize / 1e6
-    ways = federation.ways()
-    chosen = next(way for way, reason in ways.items() if not reason)
+    size = layout.trainable_width * layout.dtype.itemsize / 1e6
+    execution_modes = federation.execution_modes()
+    selected = next(way for way, reason in execution_modes.items() if not reason)
     findings = [
-        Finding("model", f"{layout.size:,} parameters in {layout.parameters} tensors, {layout.dtype}, {size:.2f} MB"),
-        Finding("parties", f"{len(plan.people)}, of {_range(list(plan.people.samples.values()))} samples"),
-        Finding("way", f"your model runs {chosen}: {_WAYS.get(chosen, chosen)}"),
+        DoctorCheck(
+            "model",
+            f"{layout.trainable_width:,} parameters in {layout.parameter_count} tensors, {layout.dtype}, {size:.2f} MB",
+        ),
+        DoctorCheck(
+            "parties", f"{len(plan.population)}, of {format_range(list(plan.population.samples.values()))} samples"
+        ),
+        DoctorCheck("execution mode", f"your model runs {selected}: {MODE_DESCRIPTIONS.get(selected, selected)}"),
     ]
-    better = list(ways)[: list(ways).index(chosen)]
-    return findings + [Finding("not " + way, f"because {ways[way]}") for way in better]
+    faster_modes = list(execution_modes)[: list(execution_modes).index(selected)]
+    return findings + [DoctorCheck("not " + way, f"because {execution_modes[way]}") for way in faster_modes]
 
 
-def _range(sizes: list[int]) -> str:
+def format_range(sizes: list[int]) -> str:
     return f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else str(min(sizes))

@@ -10,34 +10,34 @@ from typing import Any
 import typer
 
 from ..errors import SettingError
-from .command_helpers import json_option, plain_endings
+from .command_helpers import handle_errors, json_option
 
 LOSS = "torch.nn.functional:cross_entropy"
 
 
 def doctor(
     model: str = typer.Argument("", help="What makes your model: package.module:name, or file.py:name."),
-    people: str = typer.Option("", "--parties", help="What makes your parties, in the same form."),
+    parties: str = typer.Option("", "--parties", help="What makes your parties, in the same form."),
     loss: str = typer.Option(LOSS, help=f"The loss. Default: {LOSS}.", show_default=False),
-    attend: int = typer.Option(10, help="Parties a round. Default: 10.", show_default=False),
+    participation: int = typer.Option(10, help="Parties a round. Default: 10.", show_default=False),
     batch: int = typer.Option(10, help="Samples a step. Default: 10.", show_default=False),
     as_json: bool = json_option(),
 ) -> None:
     """Say what is installed here, and how your model would be computed: stacked, single, vectorised or looped."""
-    with plain_endings():
-        if bool(model) != bool(people):
+    with handle_errors():
+        if bool(model) != bool(parties):
             raise SettingError("Give a model and --parties together: a model is tried on a batch of their data.")
         sys.path.insert(0, "")  # as python -c and python -m have it: modules in this folder are found
-        from .doctor import explain, look
+        from .doctor import explain_execution, inspect_machine
 
-        findings = look()
+        findings = inspect_machine()
         if model:
             from ..algorithms import FedAvg
             from ..federation import Federation
-            from ..serialization.references import find
+            from ..serialization.references import resolve
 
-            settings: dict[str, Any] = {"loss": find(loss), "attend": attend, "batch": batch}
-            findings += explain(Federation(model, people, FedAvg(), **settings))
+            settings: dict[str, Any] = {"loss": resolve(loss), "participation": participation, "batch": batch}
+            findings += explain_execution(Federation(model, parties, FedAvg(), **settings))
         if as_json:
             typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings]))
         else:

@@ -8,21 +8,31 @@ from typing import Any
 
 import typer
 
-from ..papers import check_folder, check_keepable, differences, keep, kept, keys, recipe_of
-from .command_helpers import json_option, plain_endings, side_by_side, wrapped
+from ..papers import (
+    check_recordable,
+    check_report_folder,
+    compare_with_expected,
+    experiment_keys,
+    load_recipe,
+    read_expected,
+    write_expected,
+)
+from .command_helpers import handle_errors, json_option, run_and_report, wrap_line
 
 app = typer.Typer(no_args_is_help=True, help="The papers' experiments: list them, run one, our numbers beside theirs.")
 
 
 @app.command("list")
-def show(as_json: bool = json_option()) -> None:
+def list_experiments(as_json: bool = json_option()) -> None:
     """List the experiments: their keys, what they are, and how long each took where its kept numbers were made."""
-    with plain_endings():
+    with handle_errors():
         rows: list[dict[str, Any]] = []
-        for key in keys():
-            recipe = recipe_of(key)
-            known = {form: kept(key, quick) for form, quick in (("quick", True), ("full", False))}
-            row: dict[str, Any] = {form: None if found is None else found.seconds for form, found in known.items()}
+        for key in experiment_keys():
+            recipe = load_recipe(key)
+            expected_by_form = {form: read_expected(key, quick) for form, quick in (("quick", True), ("full", False))}
+            row: dict[str, Any] = {
+                form: None if found is None else found.seconds for form, found in expected_by_form.items()
+            }
             data = recipe.tables.get("parties", {}).get("population")
             rows.append({"experiment": key, "title": recipe.title, "parties": data, **row})
         if as_json:
@@ -37,14 +47,16 @@ def show(as_json: bool = json_option()) -> None:
 
 
 @app.command("run")
-def run(
+def run_experiment(
     key: str = typer.Argument(hidden=True),
     quick: bool = typer.Option(False, "--quick", help="The short form: under two minutes on two cores."),
     seeds: int | None = typer.Option(None, help="How often all is repeated. Default: as the recipe says."),
     changes: list[str] = typer.Option([], "--set", help="Another value: table.key=value. Repeatable."),  # noqa: B008
     data: Path | None = typer.Option(None, help="The data folder. Default: DESCANT_DATA."),  # noqa: B008
     out: Path | None = typer.Option(None, help="The folder for the report. Default: descant-papers/KEY."),  # noqa: B008
-    expect: bool = typer.Option(False, "--expect", help="Keep the numbers in expected.json, to compare with later."),
+    update_expected: bool = typer.Option(
+        False, "--update-expected", help="Keep the numbers in expected.json, to compare with later."
+    ),
     as_json: bool = json_option(),
 ) -> None:
     """Run the experiment KEY (see descant papers list).
@@ -53,20 +65,24 @@ def run(
     writes a report. Broken off, the same command goes on behind the trainings that had finished.
     """
     folder = out or Path("descant-papers") / (key + ("-quick" if quick else ""))
-    with plain_endings(folder):
-        recipe = recipe_of(key)
-        recipe = (recipe.quick() if quick else recipe).set(*changes, *([] if seeds is None else [f"run.seeds={seeds}"]))
-        recipe = recipe.where(data).check()
-        check_folder(recipe, folder)
-        if expect:
-            check_keepable(recipe)
+    with handle_errors(folder):
+        recipe = load_recipe(key)
+        recipe = (recipe.quick_form() if quick else recipe).with_values(
+            *changes, *([] if seeds is None else [f"run.seeds={seeds}"])
+        )
+        recipe = recipe.with_data_folder(data).check()
+        check_report_folder(recipe, folder)
+        if update_expected:
+            check_recordable(recipe)
         if not as_json:
             typer.echo(f"{recipe.title}\n")
-            typer.echo(wrapped("about", recipe.about) + "\n")
-        known = kept(key, quick)
-        done = side_by_side(recipe, folder, as_json, quick=quick, compared=lambda done: differences(done, known))
-        if expect:  # last: what cannot be kept has been told, and stands in the report
-            typer.echo(f"Kept in {keep(key, done)}.", err=as_json)
+            typer.echo(wrap_line("about", recipe.about) + "\n")
+        expected = read_expected(key, quick)
+        experiment = run_and_report(
+            recipe, folder, as_json, quick=quick, compare_results=lambda done: compare_with_expected(done, expected)
+        )
+        if update_expected:  # last: what cannot be kept has been told, and stands in the report
+            typer.echo(f"Kept in {write_expected(key, experiment)}.", err=as_json)
 
 
 def _duration(seconds: float | None) -> str:

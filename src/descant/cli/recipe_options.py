@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from ..config import Recipe, read
+from ..config import Recipe, read_recipe
 
 RECIPE = typer.Argument(hidden=True)
 CHANGES = typer.Option([], "--set", help="Another value: table.key=value, such as run.rounds=20. Repeatable.")
@@ -18,14 +18,14 @@ ADDRESS = typer.Option("", help="host:port of a Ray cluster. Default: one is sta
 DATA = typer.Option(None, help="The data folder. Default: DESCANT_DATA.")
 
 
-def chosen_recipe(
+def load_chosen_recipe(
     recipe: Path, changes: list[str], quick: bool, engine: str, data: Path | None, address: str = ""
 ) -> Recipe:
     sys.path.insert(0, "")  # as python -c and python -m have it: modules in this folder are found
-    found = read(recipe)
-    found = found.quick() if quick else found
-    by = {"run.engine": engine, "run.address": address}
-    found = found.set(*changes, *(f"{key}={json.dumps(value)}" for key, value in by.items() if value))
-    if found.tables.get("quick") and all(change.startswith(("run.", "quick.")) for change in changes):
-        found.quick().check_tables()  # with other parties or models than the file's, its short form need not fit
-    return found.where(data)
+    loaded = read_recipe(recipe)
+    loaded = loaded.quick_form() if quick else loaded
+    overrides = {"run.engine": engine, "run.address": address}
+    loaded = loaded.with_values(*changes, *(f"{key}={json.dumps(value)}" for key, value in overrides.items() if value))
+    if loaded.tables.get("quick") and all(change.startswith(("run.", "quick.")) for change in changes):
+        loaded.quick_form().check_tables()  # with other parties or models than the file's, its short form need not fit
+    return loaded.with_data_folder(data)

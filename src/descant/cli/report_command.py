@@ -8,8 +8,8 @@ from pathlib import Path
 import typer
 
 from ..errors import StateError
-from ..papers import MANIFEST, told, write_sweep
-from .command_helpers import json_option, plain_endings, waiting
+from ..papers import MANIFEST, findings_text, write_sweep
+from .command_helpers import handle_errors, json_option, progress_until_done
 
 
 def report(
@@ -17,56 +17,56 @@ def report(
     as_json: bool = json_option(),
 ) -> None:
     """Write report.html into FOLDER, which descant compare, run or server init made, and print its verdict."""
-    with plain_endings():
-        from ..config import server_of
-        from ..studies.recorded_run import study_of, write_page
+    with handle_errors():
+        from ..config import server_folder
+        from ..studies.recorded_run import study_from_run, write_report
         from ..studies.study import Study
         from ..tracking import is_run
 
-        folder = _training_in(folder)
-        if server_of(folder):
-            _tell_of_server(folder, as_json)
+        folder = run_folder_of(folder)
+        if server_folder(folder):
+            report_on_server(folder, as_json)
             return
         if is_run(folder):
-            with waiting("drawing the report", as_json):
-                study = study_of(folder)
-                page = write_page(study, folder)
+            with progress_until_done("drawing the report", as_json):
+                study = study_from_run(folder)
+                page = write_report(study, folder)
         elif (folder / MANIFEST).exists():
             verdict, page = write_sweep(folder)
-            said = f"{verdict}\n\nThe report with pictures: {page}"
-            typer.echo(json.dumps({"report": str(page), "verdict": verdict}) if as_json else said)
+            message = f"{verdict}\n\nThe report with pictures: {page}"
+            typer.echo(json.dumps({"report": str(page), "verdict": verdict}) if as_json else message)
             return
         elif not folder.is_dir():
             raise StateError(f"{folder} does not hold a study, a run or a federation: there is no such folder.")
         else:
-            with waiting("drawing the report", as_json):
+            with progress_until_done("drawing the report", as_json):
                 study = Study.load(folder)
                 page = study.save(folder) / "report.html"
         if as_json:
-            found = {"verdict": study.verdict(), "note": study.note, "findings": study.findings()}
-            typer.echo(json.dumps({"report": str(page), **found}))
+            output = {"verdict": study.verdict(), "note": study.note, "findings": study.findings()}
+            typer.echo(json.dumps({"report": str(page), **output}))
         else:
-            typer.echo(f"{told(study)}\n\nThe report with pictures: {page}")
+            typer.echo(f"{findings_text(study)}\n\nThe report with pictures: {page}")
 
 
-def _training_in(folder: Path) -> Path:
+def run_folder_of(folder: Path) -> Path:
     """The run of a federation, where its folder is given; else the same."""
-    from ..deployment.pki.federation_setup import ROSTER, RUN
+    from ..deployment.pki.federation_setup import ROSTER_FILE, RUN_FOLDER
 
-    if not (folder / ROSTER).is_file():
+    if not (folder / ROSTER_FILE).is_file():
         return folder
     from ..deployment.server.training_session import TRAINING
 
-    return folder / RUN / TRAINING
+    return folder / RUN_FOLDER / TRAINING
 
 
-def _tell_of_server(folder: Path, as_json: bool) -> None:
+def report_on_server(folder: Path, as_json: bool) -> None:
     from ..deployment.server.server_report import write_report
 
-    with waiting("drawing the report", as_json):
+    with progress_until_done("drawing the report", as_json):
         table, page = write_report(folder)
     if as_json:
-        found = {"verdict": table.verdict, "findings": table.notes, "table": table.plain()}
-        typer.echo(json.dumps({"report": str(page), **found}))
+        output = {"verdict": table.verdict, "findings": table.notes, "table": table.to_json_rows()}
+        typer.echo(json.dumps({"report": str(page), **output}))
     else:
         typer.echo(f"{table}\n\nThe report with pictures: {page}")

@@ -11,8 +11,8 @@ import typer
 from ..config import Recipe
 from ..errors import SettingError
 from ..reporting.table import Table
-from .command_helpers import json_option, one_thread, plain_endings, waiting, watched
-from .recipe_options import ADDRESS, CHANGES, DATA, ENGINE, QUICK, RECIPE, chosen_recipe
+from .command_helpers import handle_errors, json_option, progress_until_done, show_progress, use_one_thread
+from .recipe_options import ADDRESS, CHANGES, DATA, ENGINE, QUICK, RECIPE, load_chosen_recipe
 
 
 def run(
@@ -27,33 +27,37 @@ def run(
     as_json: bool = json_option(),
 ) -> None:
     """Run the [method] of RECIPE, a TOML file, into a folder, and say party by party whether joining helped."""
-    with plain_endings(resume=out):
-        chosen = chosen_recipe(recipe, changes, quick, engine, data, address).check(None)
-        if chosen.swept:
-            raise SettingError(f"{chosen.name} goes through values: use descant compare, or --set 'sweep={{}}'.")
-        one_thread()
-        table, found = _carried_out(chosen, out, resume, as_json)
+    with handle_errors(resume=out):
+        selected = load_chosen_recipe(recipe, changes, quick, engine, data, address).check(None)
+        if selected.has_sweep:
+            raise SettingError(f"{selected.name} goes through values: use descant compare, or --set 'sweep={{}}'.")
+        use_one_thread()
+        table, outcome = execute_run(selected, out, resume, as_json)
         if as_json:
-            typer.echo(json.dumps({**found, "verdict": table.verdict, "findings": table.notes, "table": table.plain()}))
+            typer.echo(
+                json.dumps(
+                    {**outcome, "verdict": table.verdict, "findings": table.notes, "table": table.to_json_rows()}
+                )
+            )
         else:
-            typer.echo(f"{table}\n\nThe run: {out} ({found['rounds']} rounds, hash {found['hash'][:12]})")
-            typer.echo(f"The report with pictures: {found['report']}")
+            typer.echo(f"{table}\n\nThe run: {out} ({outcome['rounds']} rounds, hash {outcome['hash'][:12]})")
+            typer.echo(f"The report with pictures: {outcome['report']}")
 
 
-def _carried_out(chosen: Recipe, out: Path, resume: bool, as_json: bool) -> tuple[Table, dict[str, Any]]:
-    from ..core.progress import bar
-    from ..rounds.checkpoint import models_digest
-    from ..studies.recorded_run import judge, study_of, write_page
+def execute_run(selected: Recipe, out: Path, resume: bool, as_json: bool) -> tuple[Table, dict[str, Any]]:
+    from ..core.progress import progress_bar
+    from ..rounds.checkpoint import digest_of_models
+    from ..studies.recorded_run import evaluate_run, study_from_run, write_report
     from ..tracking import Run
 
-    federation, length = chosen.federation(), chosen.length
-    started = Run.resume(out, federation) if resume else Run.start(out, federation, recipe=chosen.text)
-    with started as run, bar(disable=not watched(as_json)) as shown:
-        line = shown.add_task(federation.algorithm.name, total=length.rounds, told="–", completed=run.round)
+    federation, length = selected.federation(), selected.length
+    started = Run.resume(out, federation) if resume else Run.start(out, federation, recipe=selected.text)
+    with started as run, progress_bar(disable=not show_progress(as_json)) as shown:
+        progress_task = shown.add_task(federation.algorithm.name, total=length.rounds, told="–", completed=run.round)
         for round in run.rounds(max(0, length.rounds - run.round), max(1, length.rounds // length.points)):
-            shown.update(line, advance=1, told=round.round.told)
+            shown.update(progress_task, advance=1, told=round.round.summary)
         shown.add_task("training alone, to compare with", total=None, told="–")
-        table = judge(run)
-    found = {"folder": str(out), "rounds": federation.state.round, "hash": models_digest(federation.state)}
-    with waiting("drawing the report", as_json):
-        return table, {**found, "report": str(write_page(study_of(out), out))}
+        table = evaluate_run(run)
+    outcome = {"folder": str(out), "rounds": federation.state.round, "hash": digest_of_models(federation.state)}
+    with progress_until_done("drawing the report", as_json):
+        return table, {**outcome, "report": str(write_report(study_from_run(out), out))}

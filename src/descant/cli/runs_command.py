@@ -8,10 +8,10 @@ from typing import Any
 
 import typer
 
-from ..config import how_to_end
+from ..config import resume_hint
 from ..errors import StateError
 from ..reporting.table import Table
-from .command_helpers import json_option, plain_endings
+from .command_helpers import handle_errors, json_option
 
 
 def runs(
@@ -19,8 +19,8 @@ def runs(
     as_json: bool = json_option(),
 ) -> None:
     """List the runs in a folder: how far each came, and how to go on."""
-    with plain_endings():
-        from ..tracking import runs as found_in
+    with handle_errors():
+        from ..tracking import find_runs as found_in
 
         if not folder.is_dir():
             raise StateError(f"There is no folder {folder}.")
@@ -30,16 +30,16 @@ def runs(
                 "state": found.state,
                 "round": found.round,
                 "method": found.settings.get("algorithm", {}).get("name"),
-                "begun": found.begun,
+                "started_at": found.started_at,
                 "reason": found.reason,
-                "how to go on": how_to_end(found) if found.state == "broken" else "",
+                "how to go on": resume_hint(found) if found.state == "interrupted" else "",
             }
             for found in found_in(folder)
         ]
         if as_json:
             typer.echo(json.dumps(rows))
         else:
-            shown = ("run", "state", "round", "method", "begun", "reason")
+            shown = ("run", "state", "round", "method", "started_at", "reason")
             typer.echo(Table(shown, rows) if rows else f"There are no runs in {folder}.")
             for row in rows:
                 if row["how to go on"]:

@@ -12,15 +12,15 @@ from typing import Any
 
 import typer
 
-from ..core.timeouts import Patience
+from ..core.timeouts import WaitLimits
 from ..reporting.table import Table
-from .command_helpers import json_option, one_thread, option, plain_endings
+from .command_helpers import handle_errors, json_option, settings_option, use_one_thread
 
 app = typer.Typer(no_args_is_help=True, help="Organise a federation: make it, invite parties, start it, look after it.")
 
 DIR = typer.Argument(metavar="DIR", hidden=True)
 NAME = typer.Argument(metavar="NAME", hidden=True)
-_LOADED = "The common model: model.load_state_dict(safetensors.torch.load_file({!r}))"
+LOAD_MODEL_HINT = "The common model: model.load_state_dict(safetensors.torch.load_file({!r}))"
 
 
 @app.command("init")
@@ -37,21 +37,23 @@ def init(
     as_json: bool = json_option(),
 ) -> None:
     """Make a federation in the new folder DIR, by RECIPE: its keys and certificates, and nobody invited yet."""
-    with plain_endings():
-        from ..config import read
-        from ..deployment.pki.federation_setup import Terms
+    with handle_errors():
+        from ..config import read_recipe
+        from ..deployment.pki.federation_setup import FederationTerms
         from ..deployment.pki.roster import Roster
-        from ..deployment.server.recipe_check import servable, unused
+        from ..deployment.server.recipe_check import check_servable, unused_settings
 
         sys.path.insert(0, "")
-        found = read(recipe)
-        servable(found, with_key=False)
-        roster = Roster.create(folder, recipe, Terms(hosts=tuple(host), port=port))
-        told = {"folder": str(folder), "address": roster.address, "fingerprint": roster.fingerprint}
-        said = unused(found)
-        then = "".join(f"\n{what} is not used: {why}." for what, why in said.items())
-        more = {"unused": said} if as_json else {}
-        _tell({**told, **more}, as_json, f"{then}\nNow invite parties: descant server invite {folder} NAME")
+        loaded = read_recipe(recipe)
+        check_servable(loaded, with_key=False)
+        roster = Roster.create(folder, recipe, FederationTerms(hosts=tuple(host), port=port))
+        output = {"folder": str(folder), "address": roster.address, "fingerprint": roster.fingerprint}
+        unused_sections = unused_settings(loaded)
+        next_step = "".join(f"\n{what} is not used: {why}." for what, why in unused_sections.items())
+        more = {"unused": unused_sections} if as_json else {}
+        print_record(
+            {**output, **more}, as_json, f"{next_step}\nNow invite parties: descant server invite {folder} NAME"
+        )
 
 
 @app.command("invite")
@@ -62,100 +64,119 @@ def invite(
     as_json: bool = json_option(),
 ) -> None:
     """Let the party NAME in: writes its invite, one file with its keys, to be sent by a way that you trust."""
-    with plain_endings():
-        from ..config import read
-        from ..deployment.pki.federation_setup import RECIPE
+    with handle_errors():
+        from ..config import read_recipe
+        from ..deployment.pki.federation_setup import RECIPE_FILE
         from ..deployment.pki.roster import Roster
-        from ..deployment.server.row_erasure import vault_of
+        from ..deployment.server.row_erasure import vault_location
 
         roster = Roster(folder)
-        file, vault = out or Path(f"{name}.invite"), vault_of(read(folder / RECIPE, roster.home))
-        known = "" if vault is None else vault.shown
-        made = roster.invite(name, file, vault=known)
-        told = {
+        file, vault = (
+            out or Path(f"{name}.invite"),
+            vault_location(read_recipe(folder / RECIPE_FILE, roster.recipe_folder)),
+        )
+        vault_key = "" if vault is None else vault.public_fingerprint
+        issued = roster.invite(name, file, vault=vault_key)
+        output = {
             "invite": str(file),
             "party": name,
-            "expires": f"{made.expires:%Y-%m-%d}",
+            "expires": f"{issued.expires:%Y-%m-%d}",
             "fingerprint": roster.fingerprint,
         }
         if vault is not None:
-            told["vault"] = known or f"{vault.folder} is not there, and the invite does not say for whom to seal"
-        _tell(told, as_json, "\nWhoever holds this file is the party. Tell it the fingerprint by another way.")
+            output["vault"] = vault_key or f"{vault.folder} is not there, and the invite does not say for whom to seal"
+        print_record(output, as_json, "\nWhoever holds this file is the party. Tell it the fingerprint by another way.")
 
 
 @app.command("start")
 def start(
     folder: Path = DIR,
-    gather: int = option(Patience, "gather"),
-    quorum: int | None = option(Patience, "quorum"),
-    deadline: float = option(Patience, "deadline"),
-    limit: float = option(Patience, "limit"),
-    farewell: float = option(Patience, "farewell"),
+    min_parties: int = settings_option(WaitLimits, "min_parties"),
+    quorum: int | None = settings_option(WaitLimits, "quorum"),
+    deadline: float = settings_option(WaitLimits, "deadline"),
+    timeout: float = settings_option(WaitLimits, "timeout"),
+    grace: float = settings_option(WaitLimits, "grace"),
     as_json: bool = json_option(),
 ) -> None:
     """Serve the federation in DIR until its rounds are done. After any kill the same command goes on."""
-    with plain_endings(again=" The same command goes on."):
-        from ..deployment.server.serve import Serving
-        from ..storage.party_state import give_back_at_once
+    with handle_errors(resume_hint=" The same command goes on."):
+        from ..deployment.server.serve import FederationServer
+        from ..storage.party_state import release_memory_eagerly
 
         sys.path.insert(0, "")
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends it by that may go on as after Ctrl-C
-        one_thread()
-        give_back_at_once()
-        patience = Patience(deadline, quorum, gather, limit, farewell)
-        done = Serving(folder, patience, lambda text: typer.echo(text, err=as_json)).until_done()
-        center = done["center"] if as_json else done.pop("center")
-        _tell(done, as_json, f"\n{_LOADED.format(center)}\nThe report with pictures: descant report {folder}")
+        use_one_thread()
+        release_memory_eagerly()
+        timeouts = WaitLimits(deadline, quorum, min_parties, timeout, grace)
+        outcome = FederationServer(folder, timeouts, lambda text: typer.echo(text, err=as_json)).run_to_completion()
+        model_file = outcome["global_model"] if as_json else outcome.pop("global_model")
+        print_record(
+            outcome,
+            as_json,
+            f"\n{LOAD_MODEL_HINT.format(model_file)}\nThe report with pictures: descant report {folder}",
+        )
 
 
 @app.command("status")
 def status(folder: Path = DIR, as_json: bool = json_option()) -> None:
     """Say who is there, away, has left, was invited or revoked, how far the training has come, and what came of it."""
-    with plain_endings():
-        from ..config.resume_command import starting
+    with handle_errors():
+        from ..config.resume_command import server_start_command
         from ..deployment.pki.roster import Roster
-        from ..deployment.server.presence import whereabouts
-        from ..deployment.server.serve import serves
+        from ..deployment.server.presence import party_statuses
+        from ..deployment.server.serve import serving_process
         from ..deployment.server.training_session import first_rounds
-        from ..deployment.server.training_status import heading, outcome
+        from ..deployment.server.training_status import baseline_heading, training_status
 
         roster = Roster(folder)
-        first, found, server = first_rounds(roster.run), outcome(roster.run), serves(roster)
-        scores, places = found.pop("scores"), whereabouts(roster, bool(server))
+        first_rounds_by_party, outcome_record, server = (
+            first_rounds(roster.run_folder),
+            training_status(roster.run_folder),
+            serving_process(roster),
+        )
+        scores, presence = outcome_record.pop("scores"), party_statuses(roster, bool(server))
         rows = [
-            {**dataclasses.asdict(each), **places[each.name], "first round": first.get(each.name)}
+            {**dataclasses.asdict(each), **presence[each.name], "first round": first_rounds_by_party.get(each.name)}
             | scores.get(each.name, {})
             for each in roster.parties()
         ]
         if as_json:
-            told = {**found, "server": server or None, "address": roster.address, "parties": rows}
-            typer.echo(json.dumps(told))
+            output = {**outcome_record, "server": server or None, "address": roster.address, "parties": rows}
+            typer.echo(json.dumps(output))
             return
-        typer.echo(f"Training: {found['state']}, round {found['round']}. Parties reach {roster.address}.")
+        typer.echo(
+            f"Training: {outcome_record['state']}, round {outcome_record['round']}. Parties reach {roster.address}."
+        )
         typer.echo(
             f"The server runs: {server}." if server else "The server is not running: what is below was last known."
         )
-        if found["state"] == "broken":
-            typer.echo(f"Go on with: {starting(folder)}")
-        for text in _judged(found):
+        if outcome_record["state"] == "interrupted":
+            typer.echo(f"Go on with: {server_start_command(folder)}")
+        for text in outcome_sentences(outcome_record):
             typer.echo(text)
-        shown = ["name", "now", "heard", "expires", "first round"]
-        if found["metric"]:
-            known = any(row.get("majority") is not None for row in rows)
-            shown += ["rounds", "judged", "own", "center", *([heading(found["metric"])] if known else [])]
+        shown = ["name", "presence", "last_seen", "expires", "first round"]
+        if outcome_record["metric"]:
+            has_baseline = any(row.get("majority") is not None for row in rows)
+            shown += [
+                "rounds",
+                "evaluated",
+                "personal",
+                "global_model",
+                *([baseline_heading(outcome_record["metric"])] if has_baseline else []),
+            ]
         typer.echo(f"\n{Table(tuple(shown), rows)}" if rows else "\nNobody is invited yet.")
 
 
-def _judged(found: dict[str, Any]) -> Iterator[str]:
+def outcome_sentences(outcome_record: dict[str, Any]) -> Iterator[str]:
     """What came of a training, in sentences."""
-    if found["spent"]:
-        yield f"{found['spent']['told']}."
-    if found["metric"]:
-        told = "of its own model and of the common one on a party's own test set, after the round under 'judged'"
-        yield f"Own, center: {found['metric']} {told}."
-    if found["center"]:
-        yield _LOADED.format(found["center"])
-    yield from found["ruined"]
+    if outcome_record["spent"]:
+        yield f"{outcome_record['spent']['text']}."
+    if outcome_record["metric"]:
+        explanation = "of its own model and of the common one on a party's own test set, after the round under 'judged'"
+        yield f"Own, center: {outcome_record['metric']} {explanation}."
+    if outcome_record["global_model"]:
+        yield LOAD_MODEL_HINT.format(outcome_record["global_model"])
+    yield from outcome_record["baseline_warnings"]
 
 
 @app.command("revoke")
@@ -164,19 +185,19 @@ def revoke(folder: Path = DIR, name: str = NAME, as_json: bool = json_option()) 
 
     What it has sealed stays in the vault, for when it is invited again, and nobody opens it until then.
     """
-    with plain_endings():
-        from ..config import read
-        from ..deployment.pki.federation_setup import RECIPE
+    with handle_errors():
+        from ..config import read_recipe
+        from ..deployment.pki.federation_setup import RECIPE_FILE
         from ..deployment.pki.roster import Roster
-        from ..deployment.server.row_erasure import vault_of
+        from ..deployment.server.row_erasure import vault_location
 
         roster = Roster(folder)
-        entry, vault = roster.revoke(name), vault_of(read(folder / RECIPE, roster.home))
-        told = {"party": entry.name, "state": entry.state, "since": entry.since}
+        entry, vault = roster.revoke(name), vault_location(read_recipe(folder / RECIPE_FILE, roster.recipe_folder))
+        output = {"party": entry.name, "state": entry.state, "since": entry.since}
         if vault is not None:
-            told["forget"] = f"descant vault forget {vault.folder} {name}"
-        then = "\nNobody stands in for it. That command destroys what it has sealed, if anything."
-        _tell(told, as_json, "" if vault is None else then)
+            output["forget"] = f"descant vault forget {vault.folder} {name}"
+        next_step = "\nNobody stands in for it. That command destroys what it has sealed, if anything."
+        print_record(output, as_json, "" if vault is None else next_step)
 
 
 @app.command("audit")
@@ -188,20 +209,20 @@ def audit(
     as_json: bool = json_option(),
 ) -> None:
     """Show the log of everything that was done with DIR, or --verify that nobody has changed it."""
-    with plain_endings():
+    with handle_errors():
         from ..deployment.pki.roster import Roster
-        from ..storage.audit_log import LOG
+        from ..storage.audit_log import AUDIT_LOG
 
         roster = Roster(folder)
         if verify:
-            _tell(dataclasses.asdict(roster.verify(line, seal)), as_json, "\nEvery line is as it was written.")
+            print_record(dataclasses.asdict(roster.verify(line, seal)), as_json, "\nEvery line is as it was written.")
             return
-        for text in (folder / LOG).read_text().splitlines():
+        for text in (folder / AUDIT_LOG).read_text().splitlines():
             typer.echo(text)
 
 
-def _tell(told: dict[str, Any], as_json: bool, then: str = "") -> None:
+def print_record(record: dict[str, Any], as_json: bool, suffix: str = "") -> None:
     if as_json:
-        typer.echo(json.dumps(told))
+        typer.echo(json.dumps(record))
     else:
-        typer.echo("\n".join(f"{name + ':':<13}{value}" for name, value in told.items()) + then)
+        typer.echo("\n".join(f"{name + ':':<13}{value}" for name, value in record.items()) + suffix)

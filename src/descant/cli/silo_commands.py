@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..errors import SettingError
-from .command_helpers import json_option, one_thread, plain_endings, watched
+from .command_helpers import handle_errors, json_option, show_progress, use_one_thread
 
 if TYPE_CHECKING:
-    from ..deployment.pki.invite import Unpacked
+    from ..deployment.pki.invite import CredentialFiles
 
 app = typer.Typer(no_args_is_help=True, help="Take part in a federation: check your file, join, judge, leave, forget.")
 
@@ -23,7 +23,7 @@ FILE = typer.Argument(metavar="FILE", hidden=True)
 FOLDER = typer.Option(
     None, "--folder", help="Where this party keeps its state. Default: NAME.silo.", show_default=False
 )
-LEAVE = "leave"
+LEAVE_FILE = "leave"
 
 
 @app.command("check")
@@ -38,21 +38,21 @@ def check(
 
     Nothing is sent.
     """
-    with plain_endings():
-        from ..deployment.silo.dry_run import checked
+    with handle_errors():
+        from ..deployment.silo.dry_run import dry_run
         from ..deployment.silo.silo_file import SiloFile
 
-        found = checked(SiloFile(file, name))
+        checks = dry_run(SiloFile(file, name))
         if as_json:
-            typer.echo(json.dumps(found))
+            typer.echo(json.dumps(checks))
             return
-        for key, value in found.items():
-            if key not in ("tensors", "leaves", "stays"):
+        for key, value in checks.items():
+            if key not in ("tensors", "outgoing", "local_only"):
                 typer.echo(f"{key + ':':<19} {value}")
-        typer.echo("\ntensors of an update:\n" + "\n".join(f"- {one} {to}" for one, to in found["tensors"].items()))
-        for when, fields in found["leaves"].items():
+        typer.echo("\ntensors of an update:\n" + "\n".join(f"- {one} {to}" for one, to in checks["tensors"].items()))
+        for when, fields in checks["outgoing"].items():
             typer.echo(f"\nleaves {when}:\n" + "\n".join(f"- {one}: {what}" for one, what in fields.items()))
-        typer.echo("\nstays:\n" + "\n".join(f"- {one}" for one in found["stays"]))
+        typer.echo("\nstays:\n" + "\n".join(f"- {one}" for one in checks["local_only"]))
 
 
 @app.command("join")
@@ -65,52 +65,61 @@ def join(
 
     It comes back by itself when the line was down. What this party keeps is in its folder, and nowhere else.
     """
-    with plain_endings():
-        from ..deployment.flower.silo_transport import Spoke
+    with handle_errors():
+        from ..deployment.flower.silo_transport import FlowerSiloTransport
         from ..deployment.pki.invite import Invite
-        from ..deployment.silo.console_messages import timed
-        from ..deployment.silo.join import check_whose, take_part
-        from ..deployment.silo.silo_worker import Worker
+        from ..deployment.silo.console_messages import timestamped
+        from ..deployment.silo.join import check_folder_owner, run_silo
+        from ..deployment.silo.silo_worker import SiloWorker
         from ..storage import atomic
-        from ..storage.lock import Lock
+        from ..storage.lock import FolderLock
 
         for given in (invite, file):
             if not given.is_file():
                 raise SettingError(f"There is no file {given}.")
-        held = Invite.read(invite)
-        place = folder or Path(f"{held.party}.silo")
-        check_whose(place, held)
-        atomic.make(place, 0o700)
-        lock = Lock(place / ".lock", then=f"It takes part already. To end that: descant silo leave {place}")
-        over, ended = threading.Event(), False
+        opened_invite = Invite.read(invite)
+        silo_folder = folder or Path(f"{opened_invite.party}.silo")
+        check_folder_owner(silo_folder, opened_invite)
+        atomic.make_folder(silo_folder, 0o700)
+        lock = FolderLock(
+            silo_folder / ".lock", advice=f"It takes part already. To end that: descant silo leave {silo_folder}"
+        )
+        stop_event, finished = threading.Event(), False
 
         def say(text: str) -> None:
-            typer.echo(timed(text))
+            typer.echo(timestamped(text))
 
-        worker = Worker(file.resolve(), held.party, place / "state", say, held.recipe, held.vault)
+        worker = SiloWorker(
+            file.resolve(), opened_invite.party, silo_folder / "state", say, opened_invite.recipe, opened_invite.vault
+        )
         try:
             worker.check()
-            (place / LEAVE).unlink(missing_ok=True)
-            signal.signal(signal.SIGTERM, lambda *_: over.set())
-            threading.Thread(target=_watch, args=(place / LEAVE, over), daemon=True).start()
-            say(f"{held.party} joins {held.address}. The authority's fingerprint: {held.fingerprint}")
-            with suppress(KeyboardInterrupt), closing(Spoke.of(held.unpack(place / "keys"))) as line:
-                ended = take_part(line, worker, over, say)
+            (silo_folder / LEAVE_FILE).unlink(missing_ok=True)
+            signal.signal(signal.SIGTERM, lambda *_: stop_event.set())
+            threading.Thread(target=watch_for_file, args=(silo_folder / LEAVE_FILE, stop_event), daemon=True).start()
+            say(
+                f"{opened_invite.party} joins {opened_invite.address}. The authority's fingerprint: {opened_invite.fingerprint}"
+            )
+            with (
+                suppress(KeyboardInterrupt),
+                closing(FlowerSiloTransport.from_credentials(opened_invite.unpack(silo_folder / "keys"))) as connection,
+            ):
+                finished = run_silo(connection, worker, stop_event, say)
         finally:
             worker.close()
             lock.release()
-        helped = f"Its models are in {place / 'state'}. Whether joining helped: descant silo judge {place} {file}"
-        typer.echo(helped if ended else "Left. The same command joins again.")
+        closing_message = f"Its models are in {silo_folder / 'state'}. Whether joining helped: descant silo judge {silo_folder} {file}"
+        typer.echo(closing_message if finished else "Left. The same command joins again.")
 
 
-def _watch(file: Path, over: threading.Event) -> None:
-    while not over.wait(0.5):
+def watch_for_file(file: Path, stop_event: threading.Event) -> None:
+    while not stop_event.wait(0.5):
         if file.exists():
-            over.set()
+            stop_event.set()
 
 
-@app.command("judge")
-def judge(
+@app.command("evaluate")
+def evaluate(
     folder: Path = typer.Argument(metavar="FOLDER", hidden=True),  # noqa: B008
     file: Path = FILE,
     as_json: bool = json_option(),
@@ -119,31 +128,33 @@ def judge(
 
     Nothing is sent. It takes about as long as the party's own part of the training did.
     """
-    with plain_endings():
-        from ..deployment.silo.handshake_reply import introduced
-        from ..deployment.silo.result_files import CENTER, OWN
-        from ..deployment.silo.silo_evaluation import judged
+    with handle_errors():
+        from ..deployment.silo.handshake_reply import require_handshake
+        from ..deployment.silo.result_files import GLOBAL_MODEL_FILE, PERSONAL_MODEL_FILE
+        from ..deployment.silo.silo_evaluation import compare_with_local
         from ..deployment.silo.silo_file import SiloFile
 
-        one_thread()
+        use_one_thread()
         state = folder / "state"
-        table = judged(SiloFile(file, introduced(state)["party"]), state, watched(as_json))
-        files = {"own": str(state / OWN), "center": str(state / CENTER)}
+        table = compare_with_local(SiloFile(file, require_handshake(state)["party"]), state, show_progress(as_json))
+        files = {"personal": str(state / PERSONAL_MODEL_FILE), "global_model": str(state / GLOBAL_MODEL_FILE)}
         if as_json:
-            typer.echo(json.dumps({"verdict": table.verdict, "table": table.plain(), "models": files}))
+            typer.echo(json.dumps({"verdict": table.verdict, "table": table.to_json_rows(), "models": files}))
         else:
-            typer.echo(f"{table}\n\nThe model of its own: {files['own']}\nThe common model: {files['center']}")
+            typer.echo(
+                f"{table}\n\nThe model of its own: {files['personal']}\nThe common model: {files['global_model']}"
+            )
 
 
 @app.command("leave")
 def leave(folder: Path = typer.Argument(metavar="FOLDER", hidden=True)) -> None:  # noqa: B008
     """End the taking part from FOLDER, in order: the letter that is being answered is finished first."""
-    with plain_endings():
-        from ..storage.lock import holder
+    with handle_errors():
+        from ..storage.lock import lock_holder
 
-        if not holder(folder / ".lock"):
+        if not lock_holder(folder / ".lock"):
             raise SettingError(f"Nobody takes part from {folder}.")
-        (folder / LEAVE).touch()
+        (folder / LEAVE_FILE).touch()
         typer.echo("It leaves when it has answered the letter that it is at.")
 
 
@@ -162,19 +173,19 @@ def forget(
     rows have ever left, and the rounds of the day, so that the limits of the policy hold if the party joins again. What
     models have learnt stays in them.
     """
-    with plain_endings():
-        from ..deployment.pki.invite import Unpacked
-        from ..deployment.silo.forget import clear
-        from ..storage.lock import Lock, holder
+    with handle_errors():
+        from ..deployment.pki.invite import CredentialFiles
+        from ..deployment.silo.forget import clear_folder
+        from ..storage.lock import FolderLock, lock_holder
 
-        if owner := holder(folder / ".lock"):
+        if owner := lock_holder(folder / ".lock"):
             raise SettingError(f"{folder} is in use by {owner}. Leave first: descant silo leave {folder}")
         if not folder.is_dir():
             raise SettingError(f"There is no folder {folder}.")
-        lock, organiser = Lock(folder / ".lock"), _at_the_vault(Unpacked(folder / "keys"))
+        lock, vault_hint = FolderLock(folder / ".lock"), vault_forget_hint(CredentialFiles(folder / "keys"))
         try:
-            server = "it was not asked" if local else _forgotten(folder, wait)
-            removed, kept = clear(folder)
+            server = "it was not asked" if local else request_erasure(folder, wait)
+            removed, kept = clear_folder(folder)
         finally:
             lock.release()
         if as_json:
@@ -184,34 +195,36 @@ def forget(
         if kept:
             typer.echo(f"Kept, so that the limits of the policy hold for ever: {', '.join(kept)}.")
         if local:
-            typer.echo(f"Rows that have left are still with the organiser, sealed. {organiser}.")
+            typer.echo(f"Rows that have left are still with the organiser, sealed. {vault_hint}.")
 
 
-def _at_the_vault(keys: Unpacked) -> str:
+def vault_forget_hint(keys: CredentialFiles) -> str:
     name = keys.party if keys.certificate.exists() else "NAME"
     return f"To destroy them in the vault the organiser can run: descant vault forget VAULT {name}"
 
 
-def _forgotten(folder: Path, seconds: float) -> str:
+def request_erasure(folder: Path, seconds: float) -> str:
     """What the server says that it has done, or an error that says what to do."""
-    from ..deployment.pki.invite import Unpacked
-    from ..deployment.silo.forget import be_forgotten
-    from ..deployment.silo.handshake_reply import INTRODUCED, MACHINE, introduced
+    from ..deployment.pki.invite import CredentialFiles
+    from ..deployment.silo.forget import request_erasure
+    from ..deployment.silo.handshake_reply import HANDSHAKE_FILE, MACHINE_FILE, require_handshake
     from ..errors import EngineError
 
-    state, keys = folder / "state", Unpacked(folder / "keys")
-    if not (state / INTRODUCED).exists():
+    state, keys = folder / "state", CredentialFiles(folder / "keys")
+    if not (state / HANDSHAKE_FILE).exists():
         return "nobody was introduced to one from here, and it was not asked"
     if not keys.address.exists():
         raise SettingError(f"{folder} does not say where its server is. Join once more, or forget with --local.")
     try:
-        from ..deployment.flower.silo_transport import Spoke
+        from ..deployment.flower.silo_transport import FlowerSiloTransport
 
-        with closing(Spoke.of(keys)) as line:
-            return be_forgotten(line, (state / MACHINE).read_text(), introduced(state)["federation"], seconds)
+        with closing(FlowerSiloTransport.from_credentials(keys)) as connection:
+            return request_erasure(
+                connection, (state / MACHINE_FILE).read_text(), require_handshake(state)["federation"], seconds
+            )
     except EngineError as error:
         raise EngineError(
             f"{str(error).rstrip('.')}. So it is not known that the server has destroyed the rows of {keys.party}, and "
-            f"nothing was removed from {folder}. Try again while the server runs. {_at_the_vault(keys)}; and you, "
+            f"nothing was removed from {folder}. Try again while the server runs. {vault_forget_hint(keys)}; and you, "
             f"then: descant silo forget {folder} --local"
         ) from error

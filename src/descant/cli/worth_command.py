@@ -8,11 +8,11 @@ from pathlib import Path
 import typer
 
 from ..errors import SettingError
-from .command_helpers import json_option, one_thread, plain_endings, watched
-from .recipe_options import CHANGES, DATA, QUICK, RECIPE, chosen_recipe
+from .command_helpers import handle_errors, json_option, show_progress, use_one_thread
+from .recipe_options import CHANGES, DATA, QUICK, RECIPE, load_chosen_recipe
 
 
-def worth(
+def contributions(
     recipe: Path = RECIPE,
     permutations: int | None = typer.Option(
         None, help="Orders of arrival to draw. Default: exact up to 10 parties, else 20.", show_default=False
@@ -22,7 +22,7 @@ def worth(
     quick: bool = QUICK,
     data: Path | None = DATA,
     out: Path = typer.Option(  # noqa: B008
-        "descant-worth", help="The folder for scores and picture. Default: descant-worth.", show_default=False
+        "descant-contributions", help="The folder for scores and picture. Default: descant-worth.", show_default=False
     ),
     as_json: bool = json_option(),
 ) -> None:
@@ -30,28 +30,32 @@ def worth(
 
     Coalitions of parties train by themselves. Broken off, the same command goes on where it was.
     """
-    with plain_endings():
-        more = [] if seeds is None else [f"run.seeds={seeds}"]
-        chosen = chosen_recipe(recipe, [*changes, *more], quick, "in-process", data).unsealed().check(None)
-        if chosen.swept:
-            raise SettingError(f"{chosen.name} goes through values: choose one, with --set 'sweep={{}}' and --set.")
-        one_thread()
-        from ..studies.contribution import worth as reckoned
+    with handle_errors():
+        seed_changes = [] if seeds is None else [f"run.seeds={seeds}"]
+        selected = (
+            load_chosen_recipe(recipe, [*changes, *seed_changes], quick, "in-process", data)
+            .require_no_vault()
+            .check(None)
+        )
+        if selected.has_sweep:
+            raise SettingError(f"{selected.name} goes through values: choose one, with --set 'sweep={{}}' and --set.")
+        use_one_thread()
+        from ..studies.contribution import contributions as reckoned
 
-        found = reckoned(
-            chosen.algorithm(),
-            chosen.model(),
-            chosen.people(),
-            rounds=chosen.length.rounds,
-            seeds=chosen.seeds,
+        result = reckoned(
+            selected.algorithm(),
+            selected.model(),
+            selected.population(),
+            rounds=selected.length.rounds,
+            seeds=selected.seeds,
             permutations=permutations,
             file=out / "coalitions.jsonl",
-            progress=watched(as_json),
-            **chosen.settings(),
+            progress=show_progress(as_json),
+            **selected.settings(),
         )
-        table, picture = found.table(), found.plot(out / "worth.png")
+        table, picture = result.table(), result.plot(out / "contributions.png")
         if as_json:
-            told = {"verdict": table.verdict, "notes": table.notes, "table": table.plain()}
-            typer.echo(json.dumps({**told, "between": found.between.tolist(), "picture": str(picture)}))
+            output = {"verdict": table.verdict, "notes": table.notes, "table": table.to_json_rows()}
+            typer.echo(json.dumps({**output, "pairwise": result.pairwise.tolist(), "picture": str(picture)}))
         else:
             typer.echo(f"{table}\n\nThe picture: {picture}")

@@ -27,27 +27,27 @@ from typing import TYPE_CHECKING
 from ..core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
-    from .recipe import Recipe, read
-    from .resume_command import how_to_end, resumable, resuming, server_of
-    from .sections import Attendance, Figure, Length
+    from .recipe import Recipe, read_recipe
+    from .resume_command import is_resumable, resume_hint, run_resume_command, server_folder
+    from .sections import PaperFigure, ParticipationSettings, RunSettings
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            ".recipe": ("Recipe", "read"),
-            ".resume_command": ("how_to_end", "resumable", "resuming", "server_of"),
-            ".sections": ("Attendance", "Figure", "Length"),
+            ".recipe": ("Recipe", "read_recipe"),
+            ".resume_command": ("resume_hint", "is_resumable", "run_resume_command", "server_folder"),
+            ".sections": ("ParticipationSettings", "PaperFigure", "RunSettings"),
         },
     )
 
 __all__ = [
-    "Attendance",
-    "Figure",
-    "Length",
+    "ParticipationSettings",
+    "PaperFigure",
+    "RunSettings",
     "Recipe",
-    "how_to_end",
-    "read",
-    "resumable",
-    "resuming",
-    "server_of",
+    "resume_hint",
+    "read_recipe",
+    "is_resumable",
+    "run_resume_command",
+    "server_folder",
 ]

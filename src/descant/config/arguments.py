@@ -14,10 +14,10 @@ from dataclasses import is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ..core.settings import unknown
+from ..core.settings import unknown_name_error
 from ..errors import SettingError
 
-_WORDS: dict[Any, str] = {
+TYPE_PHRASES: dict[Any, str] = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
@@ -29,55 +29,57 @@ _WORDS: dict[Any, str] = {
     Callable: 'a table such as {is = "Decay", start = 0.1}',
 }
 
-_MANY: dict[Any, str] = {int: "whole numbers", float: "numbers", str: "texts in quotes"}
+PLURAL_PHRASES: dict[Any, str] = {int: "whole numbers", float: "numbers", str: "texts in quotes"}
 
-Convert = Callable[[Any], Any]
+Converter = Callable[[Any], Any]
 
 
-def as_it_is(value: Any) -> Any:
+def identity(value: Any) -> Any:
     """No other reading of a value."""
     return value
 
 
-def keywords_for(
-    make: Callable[..., Any], given: Mapping[str, Any], where: str, convert: Convert = as_it_is
+def parse_keywords(
+    factory: Callable[..., Any], values: Mapping[str, Any], location: str, convert: Converter = identity
 ) -> dict[str, Any]:
     """The keywords to call ``make`` with; one that it does not know, of a wrong type, or missing is an error.
 
     A value whose type is not the keyword's is tried once more as ``convert`` reads it: a list as a tuple, say.
     """
-    wanted, hints = inspect.signature(make).parameters, hints_of(make)
-    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in wanted.values())
-    named = [name for name, parameter in wanted.items() if parameter.kind in _NAMED]
+    parameters, hints = inspect.signature(factory).parameters, parameter_types(factory)
+    accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    named = [name for name, parameter in parameters.items() if parameter.kind in NAMED_KINDS]
     found = {}
-    for key, value in given.items():
-        if key not in named and not anything:
-            raise unknown(f"key of {where}", key, named or ["none"])
+    for key, value in values.items():
+        if key not in named and not accepts_any:
+            raise unknown_name_error(f"key of {location}", key, named or ["none"])
         hint = hints.get(key, Any)
-        found[key] = value if fits(value, hint) else convert(value)
-        if not fits(found[key], hint):
-            raise SettingError(f"The {key!r} of {where} must be {told(hint)}. Got {value!r:.80}.")
-    missing = [name for name in named if name not in given and wanted[name].default is inspect.Parameter.empty]
+        found[key] = value if matches_type(value, hint) else convert(value)
+        if not matches_type(found[key], hint):
+            raise SettingError(f"The {key!r} of {location} must be {describe_type(hint)}. Got {value!r:.80}.")
+    missing = [name for name in named if name not in values and parameters[name].default is inspect.Parameter.empty]
     if missing:
-        raise SettingError(f"{where} lacks {', '.join(map(repr, missing))}, which must be {told(hints[missing[0]])}.")
+        raise SettingError(
+            f"{location} lacks {', '.join(map(repr, missing))}, which must be {describe_type(hints[missing[0]])}."
+        )
     return found
 
 
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+NAMED_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def hints_of(make: Callable[..., Any]) -> dict[str, Any]:
+def parameter_types(factory: Callable[..., Any]) -> dict[str, Any]:
     """The types of a function's keywords, or of a class's."""
-    if isinstance(make, type) and not is_dataclass(make):
-        make = make.__init__  # type: ignore[misc]
-    anything = dict.fromkeys(inspect.signature(make).parameters, Any)
+    if isinstance(factory, type) and not is_dataclass(factory):
+        factory = factory.__init__  # type: ignore[misc]
+    anything = dict.fromkeys(inspect.signature(factory).parameters, Any)
     try:
-        return anything | get_type_hints(make)
+        return anything | get_type_hints(factory)
     except NameError:  # a module of the user's imports its types for type checkers only
         return anything
 
 
-def fits(value: Any, hint: Any) -> bool:
+def matches_type(value: Any, hint: Any) -> bool:
     """Whether a value is of a type, as far as that can be said of it; a whole number is a number, true is not.
 
     >>> fits(1, float), fits(True, float), fits("a", int), fits(("a",), tuple[str, ...]), fits("a", Sequence[str])
@@ -85,11 +87,11 @@ def fits(value: Any, hint: Any) -> bool:
     """
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        return any(fits(value, arg) for arg in args)
+        return any(matches_type(value, arg) for arg in args)
     if origin is Literal:
         return any(value == arg and type(value) is type(arg) for arg in args)
     if origin is tuple and args:
-        return isinstance(value, tuple) and all(fits(part, args[0]) for part in value)
+        return isinstance(value, tuple) and all(matches_type(part, args[0]) for part in value)
     if hint in (int, float):
         return isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
     if hint is Any:
@@ -100,21 +102,21 @@ def fits(value: Any, hint: Any) -> bool:
     return isinstance(value, kind) and not (kind is Sequence and isinstance(value, str))
 
 
-def told(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
     """A type in words.
 
     >>> told(int | None), told(Literal["keep", "drop"]), told(Sequence[int])
     ('a whole number', "'keep' or 'drop'", 'a list of whole numbers')
     """
     if get_origin(hint) in (Union, UnionType):
-        return " or ".join(dict.fromkeys(told(arg) for arg in get_args(hint) if arg is not NoneType))
+        return " or ".join(dict.fromkeys(describe_type(arg) for arg in get_args(hint) if arg is not NoneType))
     if get_origin(hint) is Literal:
         return " or ".join(map(repr, get_args(hint)))
     kind = get_origin(hint) or hint
-    if kind in (tuple, Sequence) and get_args(hint) and get_args(hint)[0] in _MANY:
-        return f"a list of {_MANY[get_args(hint)[0]]}"
-    if kind in _WORDS:
-        return _WORDS[kind]
+    if kind in (tuple, Sequence) and get_args(hint) and get_args(hint)[0] in PLURAL_PHRASES:
+        return f"a list of {PLURAL_PHRASES[get_args(hint)[0]]}"
+    if kind in TYPE_PHRASES:
+        return TYPE_PHRASES[kind]
     if isinstance(kind, type) and issubclass(kind, Mapping):
         return "a table"
     return f"a table that names a {getattr(kind, '__name__', kind)}, such as {{is = ...}}"

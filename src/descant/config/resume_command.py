@@ -8,78 +8,85 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.timeouts import Patience
+from ..core.timeouts import WaitLimits
 
 if TYPE_CHECKING:
-    from ..tracking import Recorded
+    from ..tracking import RecordedRun
 
-_STARTED = "started.json"
+START_FILE = "started.json"
 
 
-def how_to_end(found: Recorded) -> str:
+def resume_hint(recorded: RecordedRun) -> str:
     """What brings a run to its end, in a sentence."""
-    if found.state == "running":
-        return f"It is still running ({found.reason}): ask again when it has ended."
-    if server := server_of(found.folder):
-        return f"Go on with: {starting(server)}"
-    if not resumable(found.folder):
+    if recorded.state == "running":
+        return f"It is still running ({recorded.reason}): ask again when it has ended."
+    if server := server_folder(recorded.folder):
+        return f"Go on with: {server_start_command(server)}"
+    if not is_resumable(recorded.folder):
         return (
-            f"Go on with descant.tracking.Run.resume({str(found.folder)!r}, federation) "
+            f"Go on with descant.tracking.Run.resume({str(recorded.folder)!r}, federation) "
             "and descant.studies.recorded_run.judge(run)."
         )
-    return f"Go on with: {resuming(found.folder)}"
+    return f"Go on with: {run_resume_command(recorded.folder)}"
 
 
-def starting(server: Path) -> str:
+def server_start_command(server: Path) -> str:
     """The command that serves a federation as it was last served; with another patience it trains another model."""
-    given = _noted(server)
-    told = {name: given[name] for name, usual in asdict(Patience()).items() if given.get(name, usual) != usual}
-    options = [word for name, value in told.items() for word in (f"--{name}", f"{value:.15g}")]
+    saved = saved_start_options(server)
+    changed = {
+        name: saved[name] for name, default in asdict(WaitLimits()).items() if saved.get(name, default) != default
+    }
+    options = [word for name, value in changed.items() for word in (f"--{name}", f"{value:.15g}")]
     return shlex.join(["descant", "server", "start", str(server), *options])
 
 
-def note_start(server: Path, patience: Patience) -> None:
+def save_start_options(server: Path, timeouts: WaitLimits) -> None:
     """Keep with which patience a federation is served, for whoever has to go on."""
-    from ..deployment.pki.federation_setup import RUN
-    from ..storage import atomic, clear_errors
+    from ..deployment.pki.federation_setup import RUN_FOLDER
+    from ..storage import atomic, write_errors
 
-    with clear_errors(server / RUN):
-        atomic.replace(server / RUN / _STARTED, json.dumps(asdict(patience)).encode(), f".{_STARTED}", atomic.PRIVATE)
+    with write_errors(server / RUN_FOLDER):
+        atomic.replace(
+            server / RUN_FOLDER / START_FILE,
+            json.dumps(asdict(timeouts)).encode(),
+            f".{START_FILE}",
+            atomic.PRIVATE_MODE,
+        )
 
 
-def _noted(server: Path) -> dict[str, float]:
-    from ..deployment.pki.federation_setup import RUN
+def saved_start_options(server: Path) -> dict[str, float]:
+    from ..deployment.pki.federation_setup import RUN_FOLDER
 
     try:
-        found = json.loads((server / RUN / _STARTED).read_text())
+        found = json.loads((server / RUN_FOLDER / START_FILE).read_text())
     except (OSError, ValueError):
         return {}
     given = found.items() if isinstance(found, dict) else ()
     return {name: value for name, value in given if type(value) in (int, float)}
 
 
-def server_of(folder: Path) -> Path | None:
+def server_folder(folder: Path) -> Path | None:
     """The folder of the federation whose training this run is, if it is one's."""
-    from ..deployment.pki.federation_setup import ROSTER, RUN
+    from ..deployment.pki.federation_setup import ROSTER_FILE, RUN_FOLDER
 
-    place = folder.absolute().parent
-    return place.parent if place.name == RUN and (place.parent / ROSTER).is_file() else None
+    parent = folder.absolute().parent
+    return parent.parent if parent.name == RUN_FOLDER and (parent.parent / ROSTER_FILE).is_file() else None
 
 
-def resumable(folder: Path) -> bool:
+def is_resumable(folder: Path) -> bool:
     """Whether a folder holds a run that was made of a recipe."""
     from ..tracking import is_run
 
-    recipe = folder / _recipe()
+    recipe = folder / recipe_file_name()
     return is_run(folder) and recipe.is_file() and recipe.stat().st_size > 0
 
 
-def resuming(folder: Path) -> str:
+def run_resume_command(folder: Path) -> str:
     """The command that goes on with a run: the recipe in its folder is whole, and has every change in it."""
-    return shlex.join(["descant", "run", str(folder / _recipe()), "--out", str(folder), "--resume"])
+    return shlex.join(["descant", "run", str(folder / recipe_file_name()), "--out", str(folder), "--resume"])
 
 
-def _recipe() -> str:
-    from ..tracking.run_folder import RECIPE
+def recipe_file_name() -> str:
+    from ..tracking.run_folder import RECIPE_FILE
 
-    return RECIPE
+    return RECIPE_FILE

@@ -33,7 +33,7 @@ def read(text: str, name: str) -> dict[str, Any]:
         raise SettingError(f"{name} is not TOML: {error}.") from error
 
 
-def value(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """One value, as TOML has it; what is no TOML value is a text, so that a word needs no quotes.
 
     >>> value("[1, 2]"), value("{start = 0.1}"), value("fedavg+"), value("true")
@@ -48,13 +48,13 @@ def value(text: str) -> Any:
 
 def write(tables: Mapping[str, Any]) -> str:
     """The text that reads back as these tables: plain values first, then tables, then lists of tables."""
-    plain = [f"{_key(key)} = {_spelled(one)}\n" for key, one in tables.items() if not _is_table(one)]
+    plain = [f"{format_key(key)} = {format_value(one)}\n" for key, one in tables.items() if not _is_table(one)]
     parts = ["".join(plain)] if plain else []
     for key, one in tables.items():
         if isinstance(one, Mapping):
-            parts.append(f"[{_key(key)}]\n{_lines(one)}")
+            parts.append(f"[{format_key(key)}]\n{format_table(one)}")
         elif _is_table(one):
-            parts += [f"[[{_key(key)}]]\n{_lines(each)}" for each in one]
+            parts += [f"[[{format_key(key)}]]\n{format_table(each)}" for each in one]
     return "\n".join(parts)
 
 
@@ -64,60 +64,60 @@ def _is_table(one: Any) -> bool:
     )
 
 
-def _lines(table: Mapping[str, Any]) -> str:
-    return "".join(f"{_key(key)} = {_spelled(one)}\n" for key, one in table.items())
+def format_table(table: Mapping[str, Any]) -> str:
+    return "".join(f"{format_key(key)} = {format_value(one)}\n" for key, one in table.items())
 
 
-def _key(key: str) -> str:
-    return key if _BARE.fullmatch(key) else _text(key)
+def format_key(key: str) -> str:
+    return key if _BARE.fullmatch(key) else quote_text(key)
 
 
-def _text(text: str) -> str:
+def quote_text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON's escapes are TOML's, but for this
 
 
-def _spelled(one: Any) -> str:
+def format_value(one: Any) -> str:
     if isinstance(one, bool):
         return "true" if one else "false"
     if isinstance(one, str):
-        return _text(one)
+        return quote_text(one)
     if isinstance(one, float):
         return repr(one) if math.isfinite(one) else str(one)
     if isinstance(one, Mapping):
-        return "{" + ", ".join(f"{_key(key)} = {_spelled(part)}" for key, part in one.items()) + "}"
+        return "{" + ", ".join(f"{format_key(key)} = {format_value(part)}" for key, part in one.items()) + "}"
     if isinstance(one, list | tuple):
-        return "[" + ", ".join(map(_spelled, one)) + "]"
+        return "[" + ", ".join(map(format_value, one)) + "]"
     return str(one)  # whole numbers, dates and times
 
 
-def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def merge_tables(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
     """Tables with other values put in, table by table; a list takes another's place."""
-    found = dict(below)
-    for key, value in above.items():
+    found = dict(base)
+    for key, value in override.items():
         both = isinstance(value, Mapping) and isinstance(found.get(key), Mapping)
-        found[key] = merged(found[key], value) if both else value
+        found[key] = merge_tables(found[key], value) if both else value
     return found
 
 
-def assigned(tables: Any, path: Sequence[str], value: Any, told: str) -> Any:
+def with_value(tables: Any, path: Sequence[str], value: Any, assignment: str) -> Any:
     """Tables with one value put in; a number in the path counts the entries of a list, from 0."""
     if not path:
         return value
     first, rest = path[0], path[1:]
     if isinstance(tables, list):
         if not first.isdecimal() or int(first) >= len(tables):
-            raise SettingError(f"{told!r}: {first!r} must be a number from 0 to {len(tables) - 1}.")
+            raise SettingError(f"{assignment!r}: {first!r} must be a number from 0 to {len(tables) - 1}.")
         at = int(first)
-        return [*tables[:at], assigned(tables[at], rest, value, told), *tables[at + 1 :]]
+        return [*tables[:at], with_value(tables[at], rest, value, assignment), *tables[at + 1 :]]
     if not isinstance(tables, Mapping):
-        raise SettingError(f"{told!r}: {first!r} stands below {tables!r:.40}, which is not a table.")
-    return {**tables, first: assigned(tables.get(first, {}), rest, value, told)}
+        raise SettingError(f"{assignment!r}: {first!r} stands below {tables!r:.40}, which is not a table.")
+    return {**tables, first: with_value(tables.get(first, {}), rest, value, assignment)}
 
 
-def flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def flatten_tables(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted paths and what stands at them."""
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from flat(value, f"{above}{key}.")
+            yield from flatten_tables(value, f"{prefix}{key}.")
         else:
-            yield f"{above}{key}", value
+            yield f"{prefix}{key}", value

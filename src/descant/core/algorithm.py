@@ -21,12 +21,12 @@ from .settings import Schedule, setting
 
 if TYPE_CHECKING:
     from ..models.flat import Unbound
-    from ..privacy.gaussian_mechanism import Privacy
+    from ..privacy.gaussian_mechanism import PrivacySettings
 
-Memory: TypeAlias = Mapping[str, Tensor]
+NamedTensors: TypeAlias = Mapping[str, Tensor]
 """What a party keeps from round to round beside its model: optimiser moments, private columns. It never travels."""
 
-LOG = "log."
+APPEND_ONLY = "log."
 """What a memory's name begins with where its rows never change once they are there: a store keeps it without a copy."""
 
 CORESET_STATE, SECRET_STATE = "coreset.", "secret."
@@ -37,13 +37,12 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(output, target) -> a number, or one number a sample, of which the mean is taken."""
 
 
-
-def solver_state(memory: Memory) -> Memory:
+def solver_state(memory: NamedTensors) -> NamedTensors:
     """Return the part of a party's state that its solver sees."""
     return {name: tensor for name, tensor in memory.items() if not name.startswith((CORESET_STATE, SECRET_STATE))}
 
 
-def hidden_state(memory: Memory) -> Memory:
+def hidden_state(memory: NamedTensors) -> NamedTensors:
     """Return the part of a party's state that its solver never sees: deposited coresets and secrets."""
     return {name: tensor for name, tensor in memory.items() if name.startswith((CORESET_STATE, SECRET_STATE))}
 
@@ -62,44 +61,44 @@ class Hyper:
 
 
 @dataclass(frozen=True)
-class Sight:
+class LossContext:
     """What a term of the loss may read: one party, one batch. Shapes are those of one party."""
 
     w: Tensor  # [d] the parameters that are being trained
     received: Tensor  # [d] the parameters that came from the centre, frozen
-    own: Tensor  # [q] the term's private columns, trained with w and never reported
+    private_params: Tensor  # [q] the term's private columns, trained with w and never reported
     x: Tensor
     y: Tensor
     output: Tensor
-    seen: Mapping[str, Tensor]  # values of the trained model at the term's points
-    seen_received: Mapping[str, Tensor]  # the same points in the frozen received model
+    features: Mapping[str, Tensor]  # values of the trained model at the term's points
+    received_features: Mapping[str, Tensor]  # the same points in the frozen received model
     apply: Callable[[Tensor, Tensor], Tensor]  # (parameters, x) -> output: the module with other numbers in it
     loss: Loss
 
 
 @dataclass(frozen=True)
-class Term:
+class LossTerm:
     """What a party adds to its loss: strength · value(sight)."""
 
     name: str  # of its private columns in the party's memory: no two terms of an algorithm share it
-    value: Callable[[Sight], Tensor]
+    value: Callable[[LossContext], Tensor]
     strength: Schedule = setting(1.0, "the factor before the term", least=0, called="symbol")
-    points: tuple[str, ...] = ()  # values of both models that the term reads, by their names (see `traced`)
-    begin: Begin | None = None  # (received [d], draws) -> first values [q] of its private columns
+    feature_names: tuple[str, ...] = ()  # values of both models that the term reads, by their names (see `traced`)
+    initial_values: InitialValues | None = None  # (received [d], draws) -> first values [q] of its private columns
     symbol: str = "strength"  # the paper's letter for it
 
 
-class Pull(Protocol):
+class ProximalStep(Protocol):
     """What draws a party back after each step: w ← θ·w + (1-θ)·z with θ = 1/(1+αη), Fed+ v2 eq. (6)."""
 
-    def anchor(self, own: Tensor, center: Tensor, round: int, parties: Sequence[str]) -> Tensor:
+    def anchor(self, personal_models: Tensor, global_model: Tensor, round: int, parties: Sequence[str]) -> Tensor:
         """z_k = R(w̃, w_k), eq. (11) or Proposition 3; ``[K, d]``."""
 
     def alphas(self, round: int, parties: Sequence[str], like: Tensor) -> Tensor:
         """α of every party in this round, ``[K, 1]``, or ``[K, d]`` where it differs by layer."""
 
 
-class Aggregated(Protocol):
+class AggregateResult(Protocol):
     """A centre, and how far it is from the best one."""
 
     @property
@@ -108,50 +107,50 @@ class Aggregated(Protocol):
     def gap(self) -> float: ...
 
 
-class Hold(Protocol):
+class FreezeSchedule(Protocol):
     """Which parameters stand still while others learn."""
 
-    def moving(self, step: int, steps: Sequence[int], d: int) -> Tensor:
+    def trainable_mask(self, step: int, steps: Sequence[int], d: int) -> Tensor:
         """True ``[K, d]`` where a party's parameters move in this step, of as many as each party takes."""
 
 
 @dataclass(frozen=True)
-class Tuning:
+class TuneContext:
     """What a tuner knows before a round."""
 
     round: int
     hyper: Hyper  # the solver's own
-    memory: Memory  # what the tuner said to remember
+    tuner_state: NamedTensors  # what the tuner said to remember
     feedback: Metrics  # the metrics of the last round; before the first, "validation" alone, where there is such a set
-    center: Tensor  # [width] the centre that the round would begin with
+    global_model: Tensor  # [width] the centre that the round would begin with
     rng: np.random.Generator
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuneResult:
     """What a tuner says: the round's hyper-parameters, and what it remembers."""
 
     hyper: Hyper
-    memory: Memory
-    center: Tensor | None = None  # [width] another centre to go on from, for parties, too: it went back
+    tuner_state: NamedTensors
+    global_model: Tensor | None = None  # [width] another centre to go on from, for parties, too: it went back
     note: str = ""  # a sentence on what it did beyond tuning, for whoever looks after the run
-    numbers: Metrics = field(default_factory=dict)  # recorded with the round
+    metrics: Metrics = field(default_factory=dict)  # recorded with the round
 
 
 @dataclass(frozen=True)
-class Attending:
+class ParticipationContext:
     """What is known when it is settled who takes part in a round."""
 
     round: int
-    names: Sequence[str]  # who can be reached and has no work yet, in the parties' order
+    available_parties: Sequence[str]  # who can be reached and has no work yet, in the parties' order
     hyper: Hyper  # the round's
     rng: np.random.Generator  # for draws that concern everybody
     seed: int = 0  # the run's, for streams of a party's own
-    everybody: Collection[str] = ()  # all parties of the federation
+    all_parties: Collection[str] = ()  # all parties of the federation
 
 
 @dataclass(frozen=True)
-class StandIn:
+class ProxySettings:
     """Who answers for the absent: a coreset that the party left, trained on from where the party would begin."""
 
     selection: Any = setting(help="how a party chooses the rows that it leaves", apart=True)  # parties.Selection
@@ -159,22 +158,22 @@ class StandIn:
 
 
 @dataclass(frozen=True)
-class Secure:
+class SecureSettings:
     """Work that is added up without anybody seeing a part of the sum (see `masks`)."""
 
-    least: int = setting(3, "parties that a sum has at least; not from the paper", least=2, whole=True)
+    min_parties: int = setting(3, "parties that a sum has at least; not from the paper", least=2, whole=True)
 
 
-Start: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-Aggregate: TypeAlias = Callable[[Tensor, Tensor | None], Aggregated]
-Weigh: TypeAlias = Callable[[Sequence[Metrics]], Tensor]
-Keep: TypeAlias = Callable[[Tensor, Tensor, Hyper], Tensor]
-Begin: TypeAlias = Callable[[Tensor, np.random.Generator], Tensor]
-Advance: TypeAlias = Callable[[Tensor, Tensor, Memory, float], tuple[Tensor, Memory]]
-Tune: TypeAlias = Callable[[Tuning], Tuned]
-Attend: TypeAlias = Callable[[Attending], dict[str, Hyper]]
-Discount: TypeAlias = Callable[[int], float]
-Personal: TypeAlias = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
+LocalStart: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Aggregate: TypeAlias = Callable[[Tensor, Tensor | None], AggregateResult]
+ComputeWeights: TypeAlias = Callable[[Sequence[Metrics]], Tensor]
+Personalize: TypeAlias = Callable[[Tensor, Tensor, Hyper], Tensor]
+InitialValues: TypeAlias = Callable[[Tensor, np.random.Generator], Tensor]
+ServerUpdate: TypeAlias = Callable[[Tensor, Tensor, NamedTensors, float], tuple[Tensor, NamedTensors]]
+Tune: TypeAlias = Callable[[TuneContext], TuneResult]
+Participation: TypeAlias = Callable[[ParticipationContext], dict[str, Hyper]]
+StalenessDiscount: TypeAlias = Callable[[int], float]
+PersonalModel: TypeAlias = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -182,32 +181,42 @@ class Algorithm:
     """A federated method: its answers to the questions of a round. FedAvg is the base; a method is what it changes."""
 
     name: str
-    start: Start  # (own [K, width], centre [K, width]) -> where each party begins its local work
-    terms: tuple[Term | Unbound, ...]  # what it adds to its loss
-    pull: Pull | None  # what draws it back after each step
+    local_start: LocalStart  # (own [K, width], centre [K, width]) -> where each party begins its local work
+    terms: tuple[LossTerm | Unbound, ...]  # what it adds to its loss
+    proximal_step: ProximalStep | None  # what draws it back after each step
     aggregate: Aggregate  # (models [K, d], weights [K]) -> what the reports add up to
-    weigh: Weigh  # metrics of the reports -> their weights [K]
-    statistics: Aggregate  # (statistics [K, s], weights [K]) -> what running means and variances add up to
-    advance: Advance  # (centre [d], aggregate [d], memory, share) -> the new centre, and what the server remembers
-    keep: Keep | None  # (models [K, width], centre [width]) -> what each party keeps; None: only the centre
+    compute_weights: ComputeWeights  # metrics of the reports -> their weights [K]
+    aggregate_statistics: Aggregate  # (statistics [K, s], weights [K]) -> what running means and variances add up to
+    server_update: (
+        ServerUpdate  # (centre [d], aggregate [d], memory, share) -> the new centre, and what the server remembers
+    )
+    personalize: (
+        Personalize | None
+    )  # (models [K, width], centre [width]) -> what each party keeps; None: only the centre
     tune: Tune  # which hyper-parameters move, and how
-    attend: Attend = setting(help="who takes part, and with how much work", apart=True)
-    over: Literal["active", "all"] = setting(
+    participation: Participation = setting(help="who takes part, and with how much work", apart=True)
+    aggregate_over: Literal["active", "all"] = setting(
         "active", "whose models are aggregated (ERRATA 14)", one_of=("active", "all")
     )
-    newcomer: Literal["initial", "center"] = setting(
-        "initial", "the own model of a party that never trained", one_of=("initial", "center")
+    newcomer_model: Literal["initial", "global"] = setting(
+        "initial", "the own model of a party that never trained", one_of=("initial", "global")
     )
-    report: Literal["model", "change"] = setting("model", "what a report carries (v1 §3)", one_of=("model", "change"))
-    private: tuple[str, ...] | Unbound = ()  # name patterns of tensors that never leave their party
-    personal: Personal | None = None  # (model [width], memory) -> the party's own model, where terms hold it
-    hold: Hold | Unbound | None = None  # which parameters stand still in a local step
-    stand_in: StandIn | None = setting(None, "who answers for the absent; None: nobody", apart=True)
+    reply_content: Literal["model", "update"] = setting(
+        "model", "what a report carries (v1 §3)", one_of=("model", "update")
+    )
+    private_layers: tuple[str, ...] | Unbound = ()  # name patterns of tensors that never leave their party
+    personal_model: PersonalModel | None = None  # (model [width], memory) -> the party's own model, where terms hold it
+    freeze: FreezeSchedule | Unbound | None = None  # which parameters stand still in a local step
+    coreset_proxy: ProxySettings | None = setting(None, "who answers for the absent; None: nobody", apart=True)
     quorum: int | None = setting(None, "how many reports end a round; None: all that are owed", least=1, whole=True)
     max_staleness: int = setting(0, "how many rounds old a report may be", least=0, whole=True)
-    discount: Discount | None = None  # rounds -> how much of the way from the centre a report so late counts; None: all
-    measure: int = setting(
+    staleness_discount: StalenessDiscount | None = (
+        None  # rounds -> how much of the way from the centre a report so late counts; None: all
+    )
+    loss_samples: int = setting(
         0, "samples of its own on which a party reports the loss of the centre that it received", least=0, whole=True
     )
-    privacy: Privacy | None = setting(None, "what is hidden of what parties share; None: nothing", apart=True)
-    secure: Secure | None = setting(None, "how single reports are hidden in their sum; None: not at all", apart=True)
+    privacy: PrivacySettings | None = setting(None, "what is hidden of what parties share; None: nothing", apart=True)
+    secure_aggregation: SecureSettings | None = setting(
+        None, "how single reports are hidden in their sum; None: not at all", apart=True
+    )

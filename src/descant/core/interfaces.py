@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from .algorithm import Hold, Hyper, Loss, Memory, Metrics, Term
-from .messages import Report, Task
+from .algorithm import FreezeSchedule, Hyper, Loss, LossTerm, Metrics, NamedTensors
+from .messages import Reply, Task
 
 if TYPE_CHECKING:
     from ..models.flat import Net
     from .metrics import Metric
 
 
-class Party(Protocol):
+class PartyInfo(Protocol):
     """One party, as far as the round needs to know it; its data is between it and the solver."""
 
     @property
@@ -26,47 +26,47 @@ class Party(Protocol):
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainJob:
     """The local work of a stack of parties: rows are parties in every tensor and every sequence."""
 
     net: Net
     loss: Loss
     parties: Sequence[Any]
-    hypers: Sequence[Hyper]
-    memories: Sequence[Memory]
+    hyperparameters: Sequence[Hyper]
+    party_states: Sequence[NamedTensors]
     seed: int
     round: int
-    way: str  # how the stack is computed; chosen once a run
+    execution_mode: str  # how the stack is computed; chosen once a run
     start: Tensor  # [K, width]
     received: Tensor  # [K, width]
     anchor: Tensor | None  # [K, d] z_k
     alphas: Tensor | None  # [K, 1] or [K, d]
-    terms: tuple[Term, ...]
-    hold: Hold | None
+    terms: tuple[LossTerm, ...]
+    freeze: FreezeSchedule | None
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainResult:
     """What came of a job."""
 
-    rows: Tensor  # [K, width]
-    memories: Sequence[Memory]
+    models: Tensor  # [K, width]
+    party_states: Sequence[NamedTensors]
     metrics: Sequence[Metrics]
 
 
 @dataclass(frozen=True)
-class Exam:
+class EvaluationJob:
     """Models of some parties, to be judged on what each party keeps for it."""
 
     net: Net
     metric: Metric
     parties: Sequence[Any]
-    rows: Sequence[Sequence[Tensor]]  # the models of each party, [width] each
+    models: Sequence[Sequence[Tensor]]  # the models of each party, [width] each
     trivial: bool  # whether to say, too, what is reached without learning
 
 
 @dataclass(frozen=True)
-class Judgement:
+class EvaluationResult:
     """What came of an exam for one party."""
 
     samples: int  # how much it was judged on; 0: it keeps nothing for that, and has no scores
@@ -83,15 +83,17 @@ class Solver(Protocol):
     def metric(self) -> Metric | None:
         """What its models are judged by, unless the user says otherwise; None: what their loss tells."""
 
-    def ways(self, net: Net, loss: Loss, terms: tuple[Term, ...], party: Any, count: int) -> dict[str, str]:
+    def execution_modes(
+        self, net: Net, loss: Loss, terms: tuple[LossTerm, ...], party: Any, count: int
+    ) -> dict[str, str]:
         """The ways to compute stacks of ``count`` parties like this one, the best first, and why each is not taken.
 
         The first whose reason is "" is taken; a bad model, loss or term is an error here.
         """
 
-    def train(self, job: Job) -> Trained: ...
+    def train(self, job: TrainJob) -> TrainResult: ...
 
-    def examine(self, exam: Exam) -> Sequence[Judgement]:
+    def evaluate(self, job: EvaluationJob) -> Sequence[EvaluationResult]:
         """How good models are, party by party."""
 
 
@@ -118,14 +120,14 @@ class Engine(Protocol):
     """How tasks reach parties: it decides where the stack is cut, never what comes out of it."""
 
     @property
-    def memory(self) -> Store:
+    def party_states(self) -> Store:
         """The parties' memories, as far as they live on this side of the boundary."""
 
-    def members(self, begin: bool = False) -> Sequence[str]:
+    def available_parties(self, starting_round: bool = False) -> Sequence[str]:
         """Who can be reached now, in a fixed order; where a round is to ``begin``, it may wait for more of them."""
 
     def submit(self, tasks: Sequence[Task]) -> None:
         """Take these tasks without waiting for their answers. A task that comes again has the same answer."""
 
-    def collect(self, timeout: float) -> list[Report]:
+    def collect(self, timeout: float) -> list[Reply]:
         """What is ready, faults included; empty only when nothing came within ``timeout`` seconds."""

@@ -8,11 +8,11 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
-Kind: TypeAlias = Literal["train", "stand_in", "evaluate", "personal", "hello", "keys", "goodbye"]
-Status: TypeAlias = Literal["ok", "error", "lost", "refused"]
+TaskKind: TypeAlias = Literal["train", "proxy", "evaluate", "personal", "handshake", "keys", "goodbye"]
+Status: TypeAlias = Literal["ok", "error", "lost", "declined"]
 
 
-ASKED = "coreset"
+CORESET_KEY = "coreset"
 """The setting of a task that asks for a coreset, and the metric that says how many rows it has."""
 
 REAL_ONLY = "real_only"
@@ -25,21 +25,21 @@ class Task:
 
     party: str
     round: int
-    kind: Kind
+    kind: TaskKind
     arrays: Mapping[str, Tensor]  # "center" [width], and "own" [width] where the algorithm keeps models of their own
     settings: Mapping[str, Any]  # JSON values: seed, lr, work, way, layout
     deadline: float = 600.0  # seconds
 
 
 @dataclass(frozen=True)
-class Report:
+class Reply:
     """What one party answers: a model by the names of its tensors, numbers about it, or why there is none."""
 
     party: str
     round: int
-    kind: Kind
+    kind: TaskKind
     status: Status = "ok"
     arrays: Mapping[str, Tensor] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    sealed: bytes = b""
+    encrypted_coreset: bytes = b""
     reason: str = ""

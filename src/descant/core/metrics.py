@@ -28,7 +28,7 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
     return (output.argmax(-1) == target).double()
 
 
-def returned(returns: Tensor, lengths: Tensor) -> Tensor:
+def episode_return(returns: Tensor, lengths: Tensor) -> Tensor:
     """The return of every episode: what agents are judged by, their outputs being returns and their targets lengths."""
     return returns
 
@@ -37,20 +37,20 @@ def annual_return(growth: Tensor, turnover: Tensor) -> Tensor:
     """What portfolios are judged by, their outputs being the growth of each day, and their targets its turnover."""
     from ..portfolio import performance_measures
 
-    return torch.as_tensor(performance_measures.annual(growth.numpy()))
+    return torch.as_tensor(performance_measures.annual_return(growth.numpy()))
 
 
 def sharpe_ratio(growth: Tensor, turnover: Tensor) -> Tensor:
     """The same, by the unit of risk; of a year."""
     from ..portfolio import performance_measures
 
-    return torch.as_tensor(performance_measures.sharpe(growth.numpy()))
+    return torch.as_tensor(performance_measures.sharpe_ratio(growth.numpy()))
 
 
-_DRAWS = 999
+_SIGN_FLIPS = 999
 
 
-def by_chance(differences: Tensor) -> float:
+def sign_flip_p_value(differences: Tensor) -> float:
     """How often chance takes the sum of paired differences as far from 0: their signs are drawn anew (Fisher 1935).
 
     Of right and wrong answers of two models it is McNemar's exact test, up to the draws, which are always the same.
@@ -58,22 +58,30 @@ def by_chance(differences: Tensor) -> float:
     >>> by_chance(torch.tensor([1.0] + [0.0] * 499)), by_chance(torch.tensor([1.0] * 20 + [0.0] * 480)) < 0.05
     (1.0, True)
     """
-    known = differences[differences != 0].double()  # the others do not move the sum, whatever their signs
-    if not len(known):
+    nonzero = differences[differences != 0].double()  # the others do not move the sum, whatever their signs
+    if not len(nonzero):
         return 1.0
-    generator, least, as_far = torch.Generator().manual_seed(0), float(known.sum().abs()) * (1 - 1e-9), 1
-    for _ in range(_DRAWS):
-        signs = torch.randint(0, 2, known.shape, generator=generator) * 2 - 1
-        as_far += int((signs * known).sum().abs() >= least)
-    return as_far / (_DRAWS + 1)
+    generator, observed, at_least_as_extreme = (
+        torch.Generator().manual_seed(0),
+        float(nonzero.sum().abs()) * (1 - 1e-9),
+        1,
+    )
+    for _ in range(_SIGN_FLIPS):
+        signs = torch.randint(0, 2, nonzero.shape, generator=generator) * 2 - 1
+        at_least_as_extreme += int((signs * nonzero).sum().abs() >= observed)
+    return at_least_as_extreme / (_SIGN_FLIPS + 1)
 
 
-RETURN = Metric("return", returned)
-ANNUAL = Metric("annual return", annual_return)
-SHARPE = Metric("Sharpe ratio", sharpe_ratio)
-_TRIVIAL = {RETURN.name: "random policy", ANNUAL.name: "uniform rebalancing", SHARPE.name: "uniform rebalancing"}
+EPISODE_RETURN = Metric("return", episode_return)
+ANNUAL_RETURN = Metric("annual return", annual_return)
+SHARPE_RATIO = Metric("Sharpe ratio", sharpe_ratio)
+_TRIVIAL_BY_METRIC = {
+    EPISODE_RETURN.name: "random policy",
+    ANNUAL_RETURN.name: "uniform rebalancing",
+    SHARPE_RATIO.name: "uniform rebalancing",
+}
 _MAJORITY = "majority class"
-UNLEARNED = {
+TRIVIAL_BASELINES = {
     _MAJORITY: "always answering the most frequent label",
     "random policy": "acting at random",
     "uniform rebalancing": "the same share of every asset, restored every day",
@@ -81,16 +89,16 @@ UNLEARNED = {
 """All that `trivial` may give, and what each is."""
 
 
-def trivial(metric: str) -> str:
+def trivial_baseline(metric: str) -> str:
     """What stands in every table as what is reached without learning.
 
     >>> trivial("accuracy"), trivial("return")
     ('majority class', 'random policy')
     """
-    return _TRIVIAL.get(metric, _MAJORITY)
+    return _TRIVIAL_BY_METRIC.get(metric, _MAJORITY)
 
 
-def is_labels(y: Tensor) -> bool:
+def has_class_labels(y: Tensor) -> bool:
     """Return whether targets are one whole number a row."""
     return y.dim() == 1 and not y.is_floating_point()
 

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
-def bar(disable: bool) -> Progress:
+def progress_bar(disable: bool) -> Progress:
     """The progress bar of long work."""
     return Progress(
         TextColumn("{task.description}"),

@@ -13,21 +13,21 @@ import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 
-EVERYBODY = ""
+ALL_PARTIES = ""
 """The party of a draw that concerns the whole federation: who takes part, L2GD's coin."""
 
 
-def key(seed: int, round: int, party: str, purpose: str) -> int:
+def stream_key(seed: int, round: int, party: str, purpose: str) -> int:
     """The 128-bit name of a stream.
 
     >>> key(0, 1, "a", "batch") == key(0, 1, "a", "batch") != key(0, 1, "b", "batch")
     True
     """
-    name = f"{seed}/{round}/{purpose}/{party}".encode()  # the party comes last: its name may hold any character
-    return int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little")
+    label = f"{seed}/{round}/{purpose}/{party}".encode()  # the party comes last: its name may hold any character
+    return int.from_bytes(hashlib.blake2b(label, digest_size=16).digest(), "little")
 
 
-class _Named(ISeedSequence):
+class _FixedSeedSequence(ISeedSequence):
     """The key of a Philox as it asks for it; given as a number, it asks the operating system for entropy as well."""
 
     def __init__(self, name: int) -> None:
@@ -43,10 +43,12 @@ def stream(seed: int, round: int, party: str, purpose: str) -> np.random.Generat
     >>> int(stream(7, 1, "a", "batch").integers(1000)) == int(stream(7, 1, "a", "batch").integers(1000))
     True
     """
-    named: Any = _Named(key(seed, round, party, purpose))  # numpy documents this, and its stubs do not know it
-    return np.random.Generator(np.random.Philox(named))
+    seed_sequence: Any = _FixedSeedSequence(
+        stream_key(seed, round, party, purpose)
+    )  # numpy documents this, and its stubs do not know it
+    return np.random.Generator(np.random.Philox(seed_sequence))
 
 
 def torch_seed(seed: int, round: int, party: str, purpose: str) -> int:
     """A seed for torch's own generator, where a module draws by itself (initial weights, dropout)."""
-    return key(seed, round, party, purpose) & (2**63 - 1)
+    return stream_key(seed, round, party, purpose) & (2**63 - 1)

@@ -22,7 +22,7 @@ Schedule: TypeAlias = float | Callable[[int, str], float]
 
 
 @dataclass(frozen=True)
-class Decay:
+class ExponentialDecay:
     """start · factor^(round - 1): v1's decaying α (its §8: start 0.001, factor 0.99).
 
     >>> Decay(0.001, 0.99)(2, "any party")
@@ -41,10 +41,10 @@ class PerParty:
     """Another value for each party that is named, `otherwise` for the rest."""
 
     values: Mapping[str, Schedule]
-    otherwise: Schedule = 0.0
+    default: Schedule = 0.0
 
     def __call__(self, round: int, party: str) -> float:
-        return value_at(self.values.get(party, self.otherwise), round, party)
+        return value_at(self.values.get(party, self.default), round, party)
 
 
 def value_at(schedule: Schedule, round: int, party: str) -> float:
@@ -71,7 +71,7 @@ def setting(default: Any = dataclasses.MISSING, help: str = "", **rules: Any) ->
     return dataclasses.field(default=default, metadata={"help": help, "limits": limits, **others})
 
 
-def check(record: Any, owner: str | None = None) -> None:
+def check_settings(record: Any, owner: str | None = None) -> None:
     """Raise :class:`SettingError` if a value anywhere in a record of settings is out of its bounds.
 
     >>> @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def check(record: Any, owner: str | None = None) -> None:
     """
     if isinstance(record, tuple | list):
         for part in record:
-            check(part, owner)
+            check_settings(part, owner)
         return
     if not dataclasses.is_dataclass(record) or isinstance(record, type):
         return
@@ -93,67 +93,67 @@ def check(record: Any, owner: str | None = None) -> None:
         name = getattr(record, field.metadata.get("called", ""), field.name)
         if value is not None or "None" not in str(field.type):
             _check_value(f"The {name!r} of {owner}", value, field.metadata)
-        check(value, None if field.metadata.get("apart") else owner)
+        check_settings(value, None if field.metadata.get("apart") else owner)
 
 
-def _check_value(what: str, value: Any, metadata: Mapping[str, Any]) -> None:
+def _check_value(label: str, value: Any, metadata: Mapping[str, Any]) -> None:
     limits, allowed = metadata.get("limits", ()), metadata.get("one_of")
     if allowed is not None and value not in allowed:
-        raise SettingError(f"{what} must be one of {', '.join(map(repr, allowed))}. Got {value!r}.")
-    if isinstance(value, Decay):
+        raise SettingError(f"{label} must be one of {', '.join(map(repr, allowed))}. Got {value!r}.")
+    if isinstance(value, ExponentialDecay):
         value = value.start
     if isinstance(value, PerParty):
-        for one in (*value.values.values(), value.otherwise):
-            _check_value(what, one, metadata)
+        for one in (*value.values.values(), value.default):
+            _check_value(label, one, metadata)
         return
     if not limits or callable(value) or dataclasses.is_dataclass(value):
         return
     whole = metadata.get("whole", False)
     rule = ("a whole number " if whole else "") + " and ".join(f"{sign} {bound}" for sign, bound in limits)
-    for one in _each(value):
+    for one in _flatten(value):
         number = isinstance(one, int if whole else int | float) and not isinstance(one, bool) and math.isfinite(one)
         if not number or not all(_COMPARE[sign](one, bound) for sign, bound in limits):
-            raise SettingError(f"{what} must be {rule}. Got {one!r}.")
+            raise SettingError(f"{label} must be {rule}. Got {one!r}.")
 
 
-def _each(value: Any) -> Iterator[Any]:
+def _flatten(value: Any) -> Iterator[Any]:
     """The numbers of lists and arrays, one by one, as what they are: true in a list is no 1."""
     if isinstance(value, tuple | list):
         for part in value:
-            yield from _each(part)
+            yield from _flatten(part)
         return
     from numpy import ravel  # here, because `descant --help` must not wait for it
 
     yield from ravel(value).tolist()
 
 
-def unknown(kind: str, name: str, allowed: Iterable[str]) -> SettingError:
+def unknown_name_error(kind: str, name: str, allowed: Iterable[str]) -> SettingError:
     """The error for a name that does not exist, with the nearest one that does.
 
     >>> unknown("algorithm", "fedavgg", ["fedavg", "local"]).args[0]
     "There is no algorithm 'fedavgg'. Did you mean 'fedavg'? Allowed: fedavg, local."
     """
     names: Collection[str] = sorted(allowed)
-    spelled = {_spelled(each): each for each in names}
-    near = difflib.get_close_matches(_spelled(name), spelled, n=1)
-    hint = f" Did you mean {spelled[near[0]]!r}?" if near else ""
+    by_spelling = {_normalize_spelling(each): each for each in names}
+    closest = difflib.get_close_matches(_normalize_spelling(name), by_spelling, n=1)
+    hint = f" Did you mean {by_spelling[closest[0]]!r}?" if closest else ""
     return SettingError(f"There is no {kind} {name!r}.{hint} Allowed: {', '.join(names)}.")
 
 
-def _spelled(name: str) -> str:
+def _normalize_spelling(name: str) -> str:
     """As it is written in Python, or nearly: FedAvgPlus is fedavg+."""
     return name.casefold().replace("+", "plus")
 
 
-def describe(record: Any) -> Any:
+def to_json_values(record: Any) -> Any:
     """A record of settings as plain JSON values, for a run's manifest; functions go by their name."""
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
-        fields = {f.name: describe(getattr(record, f.name)) for f in dataclasses.fields(record) if f.repr}
+        fields = {f.name: to_json_values(getattr(record, f.name)) for f in dataclasses.fields(record) if f.repr}
         return {"is": type(record).__name__, **fields}
     if isinstance(record, Mapping):
-        return {str(key): describe(value) for key, value in record.items()}
+        return {str(key): to_json_values(value) for key, value in record.items()}
     if isinstance(record, tuple | list):
-        return [describe(part) for part in record]
+        return [to_json_values(part) for part in record]
     if isinstance(record, float) and not math.isfinite(record):
         return repr(record)  # JSON has no infinity
     if record is None or isinstance(record, bool | int | float | str):

@@ -8,7 +8,7 @@ from .settings import setting
 
 
 @dataclass(frozen=True)
-class Patience:
+class WaitLimits:
     """How long a round waits, and for whom."""
 
     deadline: float = setting(600.0, "Seconds after which a round goes on with a quorum.", above=0)
@@ -18,10 +18,10 @@ class Patience:
         "the training has begun. Without it: all answers, and as many parties as gather says.",
         least=1,
     )
-    gather: int = setting(
+    min_parties: int = setting(
         1, "Parties that must be there before the first round; without a quorum, before every round.", least=1
     )
-    limit: float = setting(24 * 3600.0, "Seconds after which an answer is given up, quorum or not.", above=0)
-    farewell: float = setting(
+    timeout: float = setting(24 * 3600.0, "Seconds after which an answer is given up, quorum or not.", above=0)
+    grace: float = setting(
         60.0, "Seconds in which parties that are away when all rounds are done may come for their models.", least=0
     )

@@ -23,10 +23,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..parties.partition import Rows
-from .features import Space
+from ..parties.partition import RowIndices
+from .features import FeatureSpace
 
-Choice: TypeAlias = tuple[Rows, NDArray[np.float64]]
+WeightedRows: TypeAlias = tuple[RowIndices, NDArray[np.float64]]
 """Places of a space, and the weight of each."""
 
 _BLOCK = 512  # rows whose mutual distances are looked at at once
@@ -36,7 +36,7 @@ _CHUNK = 4096  # rows whose distances to a block are in memory at once: 8 MB
 class Cover:
     """Which rows are chosen, and for every place the nearest of them in its class."""
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: FeatureSpace) -> None:
         self.space = space
         self.chosen: list[int] = []
         self.distance = torch.full((len(space.order),), math.inf)
@@ -44,127 +44,129 @@ class Cover:
         self.nearest = torch.full((len(space.order),), -1)
         """Which of the chosen that is ``[n]``; -1 for none."""
 
-    def add(self, places: Sequence[int]) -> None:
+    def add(self, indices: Sequence[int]) -> None:
         """Choose these, too."""
-        new, numbers = torch.tensor(places, dtype=torch.int64), torch.arange(len(places)) + len(self.chosen)
-        self.chosen += places
-        for own in self.space.classes:
-            inside = (new >= own.start) & (new < own.stop)
+        new, chosen_indices = torch.tensor(indices, dtype=torch.int64), torch.arange(len(indices)) + len(self.chosen)
+        self.chosen += indices
+        for members in self.space.class_slices:
+            inside = (new >= members.start) & (new < members.stop)
             if inside.any():
-                for begin in range(own.start, own.stop, _CHUNK):
-                    self._approach(slice(begin, min(begin + _CHUNK, own.stop)), new[inside], numbers[inside])
-        self.distance[new], self.nearest[new] = 0.0, numbers
+                for begin in range(members.start, members.stop, _CHUNK):
+                    self._update_nearest(
+                        slice(begin, min(begin + _CHUNK, members.stop)), new[inside], chosen_indices[inside]
+                    )
+        self.distance[new], self.nearest[new] = 0.0, chosen_indices
 
-    def _approach(self, part: slice, new: Tensor, numbers: Tensor) -> None:
-        distance, which = squared(self.space, part, new).min(1)
+    def _update_nearest(self, part: slice, new: Tensor, chosen_indices: Tensor) -> None:
+        distance, which = squared_distances(self.space, part, new).min(1)
         closer = distance < self.distance[part]
         self.distance[part] = torch.where(closer, distance, self.distance[part])
-        self.nearest[part] = torch.where(closer, numbers[which], self.nearest[part])
+        self.nearest[part] = torch.where(closer, chosen_indices[which], self.nearest[part])
 
-    def choice(self) -> Choice:
+    def weighted_rows(self) -> WeightedRows:
         """Every chosen row with the number of rows that it is nearest to, itself included."""
         weights = torch.bincount(self.nearest[self.nearest >= 0], minlength=len(self.chosen))
         return np.array(self.chosen), weights.double().numpy()
 
 
-def squared(space: Space, some: slice | Tensor, others: Tensor) -> Tensor:
+def squared_distances(space: FeatureSpace, rows: slice | Tensor, others: Tensor) -> Tensor:
     """Squared distances ``[some, others]``."""
-    found = torch.addmm(space.squares[others], space.points[some], space.points[others].T, alpha=-2)
-    return found.add_(space.squares[some, None]).clamp_(min=0)
+    distances = torch.addmm(space.squared_norms[others], space.points[rows], space.points[others].T, alpha=-2)
+    return distances.add_(space.squared_norms[rows, None]).clamp_(min=0)
 
 
-def _mutual(space: Space, block: Tensor) -> NDArray[np.float32]:
+def _block_distances(space: FeatureSpace, block: Tensor) -> NDArray[np.float32]:
     """Squared distances within a block; infinite between classes."""
-    found = squared(space, block, block)
-    found[space.member[block, None] != space.member[block]] = math.inf
-    found[block[:, None] == block] = 0.0  # one row may stand there twice
-    mutual: NDArray[np.float32] = found.numpy()
+    distances = squared_distances(space, block, block)
+    distances[space.class_indices[block, None] != space.class_indices[block]] = math.inf
+    distances[block[:, None] == block] = 0.0  # one row may stand there twice
+    mutual: NDArray[np.float32] = distances.numpy()
     return mutual
 
 
-def _largest(space: Space, count: int) -> list[slice]:
+def _largest_classes(space: FeatureSpace, count: int) -> list[slice]:
     """The classes that are represented: all of them, or the largest ones."""
-    return [space.classes[k] for k in np.argsort(-space.sizes, kind="stable")[:count]]
+    return [space.class_slices[k] for k in np.argsort(-space.class_sizes, kind="stable")[:count]]
 
 
-def k_center(space: Space, count: int, rng: np.random.Generator) -> Choice:
+def k_center(space: FeatureSpace, count: int, rng: np.random.Generator) -> WeightedRows:
     """Farthest point first: no row is farther from its nearest one than twice the least that is possible (Gonzalez).
 
     It draws nothing: it begins with the row of each class that is nearest to the mean of the class.
     """
     cover = Cover(space)
-    cover.add([_middle(space, own) for own in _largest(space, count)])
+    cover.add([_central_row(space, own) for own in _largest_classes(space, count)])
     while len(cover.chosen) < count:
-        far = cover.distance.clone()
-        far[cover.chosen] = -1.0
-        left = count - len(cover.chosen)
-        size = min(_BLOCK, 4 * left, len(far))
-        ranked, places = far.topk(min(size + 1, len(far)))
-        block, bound = places[:size], float(ranked[size]) if len(ranked) > size else -1.0
-        picked = _farthest(ranked[:size].numpy(), bound, _mutual(space, block), left)
+        distances = cover.distance.clone()
+        distances[cover.chosen] = -1.0
+        remaining = count - len(cover.chosen)
+        size = min(_BLOCK, 4 * remaining, len(distances))
+        ranked, indices = distances.topk(min(size + 1, len(distances)))
+        block, bound = indices[:size], float(ranked[size]) if len(ranked) > size else -1.0
+        picked = _pick_farthest(ranked[:size].numpy(), bound, _block_distances(space, block), remaining)
         cover.add(block[picked].tolist())
-    return cover.choice()
+    return cover.weighted_rows()
 
 
-def _middle(space: Space, own: slice) -> int:
-    points = space.points[own]
+def _central_row(space: FeatureSpace, members: slice) -> int:
+    points = space.points[members]
     mean = points.mean(0, dtype=torch.float64).to(points.dtype)
-    return int(own.start) + int((points - mean).square().sum(1).argmin())
+    return int(members.start) + int((points - mean).square().sum(1).argmin())
 
 
-def _farthest(far: NDArray[np.float32], bound: float, mutual: NDArray[np.float32], most: int) -> list[int]:
+def _pick_farthest(distances: NDArray[np.float32], bound: float, mutual: NDArray[np.float32], count: int) -> list[int]:
     """Rows of a block, farthest first, as long as no row outside of it, all within the bound, can be farther."""
-    far, picked = far.copy(), list[int]()
-    while len(picked) < most:
-        best = int(far.argmax())
-        if far[best] < max(bound, 0.0):
+    distances, picked = distances.copy(), list[int]()
+    while len(picked) < count:
+        best = int(distances.argmax())
+        if distances[best] < max(bound, 0.0):
             break
         picked.append(best)
-        np.minimum(far, mutual[best], out=far)
-        far[picked] = -1.0
+        np.minimum(distances, mutual[best], out=distances)
+        distances[picked] = -1.0
     return picked
 
 
-def k_means(space: Space, count: int, rng: np.random.Generator) -> Choice:
+def k_means_seeding(space: FeatureSpace, count: int, rng: np.random.Generator) -> WeightedRows:
     """k-means++: each row is drawn with a probability in proportion to D², the square of its distance to the nearest.
 
     It begins with a row of each class, drawn evenly. The rows are the seeds themselves, with no iterations of k-means
     behind them, which would make means out of rows.
     """
-    return _drawn(space, count, rng).choice()
+    return _draw_cover(space, count, rng).weighted_rows()
 
 
-def _drawn(space: Space, count: int, rng: np.random.Generator) -> Cover:
+def _draw_cover(space: FeatureSpace, count: int, rng: np.random.Generator) -> Cover:
     cover = Cover(space)
-    cover.add([int(rng.integers(own.start, own.stop)) for own in _largest(space, count)])
+    cover.add([int(rng.integers(own.start, own.stop)) for own in _largest_classes(space, count)])
     while len(cover.chosen) < count:
-        far = cover.distance.double().numpy()
-        ends, left = far.cumsum(), count - len(cover.chosen)
-        if not ends[-1]:  # all rows that are left repeat chosen ones
-            others = np.setdiff1d(np.arange(len(far)), cover.chosen)
-            cover.add(rng.choice(others, left, replace=False).tolist())
+        squared_distances_to_cover = cover.distance.double().numpy()
+        cumulative, remaining = squared_distances_to_cover.cumsum(), count - len(cover.chosen)
+        if not cumulative[-1]:  # all rows that are left repeat chosen ones
+            others = np.setdiff1d(np.arange(len(squared_distances_to_cover)), cover.chosen)
+            cover.add(rng.choice(others, remaining, replace=False).tolist())
             break
-        size = min(_BLOCK, 4 * left)
-        block = torch.from_numpy(np.searchsorted(ends, rng.random(size) * ends[-1], side="right"))
-        wanted = rng.random(size) * far[block]
-        picked = _accepted(far[block], wanted, _mutual(space, block), left)
+        size = min(_BLOCK, 4 * remaining)
+        block = torch.from_numpy(np.searchsorted(cumulative, rng.random(size) * cumulative[-1], side="right"))
+        thresholds = rng.random(size) * squared_distances_to_cover[block]
+        picked = _accept_rows(squared_distances_to_cover[block], thresholds, _block_distances(space, block), remaining)
         cover.add(block[picked].tolist())
     return cover
 
 
-def _accepted(
-    far: NDArray[np.float64], wanted: NDArray[np.float64], mutual: NDArray[np.float32], most: int
+def _accept_rows(
+    bounds: NDArray[np.float64], thresholds: NDArray[np.float64], mutual: NDArray[np.float32], count: int
 ) -> list[int]:
     """Rows drawn by their bounds are taken with probability D² / bound, which is to draw them by D² itself."""
-    now, picked = far.copy(), list[int]()
-    for row in range(len(far)):
-        if len(picked) < most and wanted[row] < now[row]:
+    current, picked = bounds.copy(), list[int]()
+    for row in range(len(bounds)):
+        if len(picked) < count and thresholds[row] < current[row]:
             picked.append(row)
-            np.minimum(now, mutual[row], out=now)
+            np.minimum(current, mutual[row], out=current)
     return picked
 
 
-def sensitivity(space: Space, count: int, rng: np.random.Generator) -> Choice:
+def sensitivity_sampling(space: FeatureSpace, count: int, rng: np.random.Generator) -> WeightedRows:
     """Importance sampling by how much a row can matter to a clustering (Feldman-Langberg).
 
     k-means++ gives k = √count centres (at least one a class); with the mean c of all d² a row's sensitivity is α·d²/c +
@@ -173,42 +175,44 @@ def sensitivity(space: Space, count: int, rng: np.random.Generator) -> Choice:
     estimate of its sum over all rows. (The papers draw with replacement; here no row is drawn twice.)
     """
     n = len(space.order)
-    cover = _drawn(space, min(n, max(len(space.classes), round(math.sqrt(count)))), rng)
+    cover = _draw_cover(space, min(n, max(len(space.class_slices), round(math.sqrt(count)))), rng)
     distance, cluster = cover.distance.double().numpy(), cover.nearest.numpy()
     mean = distance.mean() or 1.0
     size = np.bincount(cluster)
     spread = np.bincount(cluster, distance) / size
     alpha = 16 * (math.log(len(cover.chosen)) + 2)
-    chances = inclusion(alpha * (distance + 2 * spread[cluster]) / mean + 4 * n / size[cluster], count)
-    places = systematic(chances, rng)
-    return places, 1 / chances[places]
+    probabilities = inclusion_probabilities(
+        alpha * (distance + 2 * spread[cluster]) / mean + 4 * n / size[cluster], count
+    )
+    indices = systematic_sample(probabilities, rng)
+    return indices, 1 / probabilities[indices]
 
 
-def inclusion(sizes: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+def inclusion_probabilities(sizes: NDArray[np.float64], count: int) -> NDArray[np.float64]:
     """Probabilities in proportion to sizes that add up to a count, where none is above 1.
 
     >>> inclusion(np.array([8.0, 1.0, 1.0]), 2).tolist()
     [1.0, 0.5, 0.5]
     """
-    chances, certain = np.zeros(len(sizes)), np.zeros(len(sizes), dtype=bool)
+    probabilities, certain = np.zeros(len(sizes)), np.zeros(len(sizes), dtype=bool)
     while True:
-        left = ~certain
-        chances[left] = sizes[left] * ((count - certain.sum()) / sizes[left].sum())
-        above = left & (chances >= 1)
+        uncertain = ~certain
+        probabilities[uncertain] = sizes[uncertain] * ((count - certain.sum()) / sizes[uncertain].sum())
+        above = uncertain & (probabilities >= 1)
         if not above.any():
-            return chances
-        chances[above], certain = 1.0, certain | above
+            return probabilities
+        probabilities[above], certain = 1.0, certain | above
 
 
-def systematic(chances: NDArray[np.float64], rng: np.random.Generator) -> Rows:
+def systematic_sample(probabilities: NDArray[np.float64], rng: np.random.Generator) -> RowIndices:
     """Places drawn so that each is among them with its own probability, none twice, and always as many in all.
 
     Of any places in a row, such as those of a class, there are as many as their chances add up to, but for one.
     """
-    certain, others = np.flatnonzero(chances >= 1), np.flatnonzero(chances < 1)
-    ends = chances[others].cumsum()
-    count = round(float(ends[-1])) if len(ends) else 0
+    certain, others = np.flatnonzero(probabilities >= 1), np.flatnonzero(probabilities < 1)
+    cumulative = probabilities[others].cumsum()
+    count = round(float(cumulative[-1])) if len(cumulative) else 0
     if not count:
         return certain
-    marks = (rng.random() + np.arange(count)) * (ends[-1] / count)
-    return np.concatenate([certain, others[np.searchsorted(ends, marks)]])
+    marks = (rng.random() + np.arange(count)) * (cumulative[-1] / count)
+    return np.concatenate([certain, others[np.searchsorted(cumulative, marks)]])

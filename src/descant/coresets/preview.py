@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.metrics import is_labels
+from ..core.metrics import has_class_labels
 from ..parties.party import Party
 from ..reporting.table import Table
-from .selection import Chosen
+from .selection import SelectedCoreset
 
 
-def preview(party: Party, chosen: Chosen, drop: Sequence[int] = (), values: int | None = 6) -> Table:
+def coreset_preview(
+    party: Party, chosen: SelectedCoreset, dropped_columns: Sequence[int] = (), max_values: int | None = 6
+) -> Table:
     """Every row that would leave: its number among the party's training rows, target, weight and so many first values.
 
     The values are those that leave (None: all of them): 0 in a column that is dropped.
@@ -29,23 +31,27 @@ def preview(party: Party, chosen: Chosen, drop: Sequence[int] = (), values: int 
     2 of the 4 rows of party 'a' would leave (50.0 %).
     - Columns 1 would not leave: 0 stands in their place.
     """
-    coreset, label = chosen.coreset, "label" if is_labels(party.y) else "target"
-    shown = coreset.x.flatten(1)[:, :values]
+    coreset, label = chosen.coreset, "label" if has_class_labels(party.y) else "target"
+    shown = coreset.x.flatten(1)[:, :max_values]
     columns = [str(column) for column in range(shown.shape[1])]
     rows = []
     for row, y, weight, numbers in zip(chosen.rows, coreset.y, coreset.weights, shown.tolist(), strict=True):
-        told: dict[str, Any] = {"row": int(row), label: y.tolist(), "weight": float(weight)}
-        rows.append(told | dict(zip(columns, numbers, strict=True)))
+        entry: dict[str, Any] = {"row": int(row), label: y.tolist(), "weight": float(weight)}
+        rows.append(entry | dict(zip(columns, numbers, strict=True)))
     m, n = len(rows), party.samples
     verdict = f"{m} of the {n} rows of party {party.name!r} would leave ({100 * m / n:.1f} %)."
-    return Table(("row", label, "weight", *columns), rows, verdict, notes=tuple(_notes(party, coreset.y, drop)))
+    return Table(
+        ("row", label, "weight", *columns), rows, verdict, notes=tuple(_notes(party, coreset.y, dropped_columns))
+    )
 
 
-def _notes(party: Party, y: Tensor, drop: Sequence[int]) -> list[str]:
+def _notes(party: Party, y: Tensor, dropped_columns: Sequence[int]) -> list[str]:
     notes = []
-    if drop:
-        notes.append(f"Columns {', '.join(map(str, sorted(drop)))} would not leave: 0 stands in their place.")
-    if is_labels(y):
+    if dropped_columns:
+        notes.append(
+            f"Columns {', '.join(map(str, sorted(dropped_columns)))} would not leave: 0 stands in their place."
+        )
+    if has_class_labels(y):
         missing = sorted(set(torch.unique(party.y).tolist()) - set(torch.unique(y).tolist()))
         if missing:
             notes.append(f"Nothing would stand for the labels {', '.join(map(str, missing))}, which the party has.")

@@ -15,112 +15,130 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.algorithm import CORESET_STATE, Memory, StandIn, hidden_state
-from ..core.messages import ASKED, Report, Task
+from ..core.algorithm import CORESET_STATE, NamedTensors, ProxySettings, hidden_state
+from ..core.messages import CORESET_KEY, Reply, Task
 from ..errors import SettingError, VaultError
-from ..parties.party import Form, Party
-from .features import SPACES
+from ..parties.party import Party, SampleSpec
+from .features import FEATURE_SPACES
 from .selection import Coreset
 
 if TYPE_CHECKING:
-    from ..rounds.party_side import Answer
+    from ..rounds.party_side import TaskResult
     from ..rounds.plan import Plan
-    from ..storage.vault.coreset_rows import Expected
+    from ..storage.vault.coreset_rows import ExpectedCoreset
 
-_ROWS, _WEIGHTS, _EVER = f"{CORESET_STATE}rows", f"{CORESET_STATE}weights", f"{CORESET_STATE}ever"
+_ROWS_KEY, _WEIGHTS_KEY, _DEPOSITED_KEY = f"{CORESET_STATE}rows", f"{CORESET_STATE}weights", f"{CORESET_STATE}ever"
 
-_MORE = 8192  # bytes that sealing adds, at most
-_NONE = torch.zeros(0, dtype=torch.int64)
+_MAX_ENCRYPTION_OVERHEAD = 8192  # bytes that sealing adds, at most
+_NO_ROWS = torch.zeros(0, dtype=torch.int64)
 
 
-def of(plan: Plan) -> StandIn:
+def proxy_settings(plan: Plan) -> ProxySettings:
     """How this run's stand-ins are made."""
-    if plan.algorithm.stand_in is None:
+    if plan.algorithm.coreset_proxy is None:
         raise SettingError(f"{plan.algorithm.name} has no stand-ins. Wrap it: algorithms.StandIns(...).")
-    return plan.algorithm.stand_in
+    return plan.algorithm.coreset_proxy
 
 
-def gone(memory: Memory) -> Tensor:
+def deposited_rows(party_state: NamedTensors) -> Tensor:
     """The numbers of all rows that ever left the party."""
-    return memory.get(_EVER, _NONE)
+    return party_state.get(_DEPOSITED_KEY, _NO_ROWS)
 
 
-def having_left(memory: Memory, rows: Tensor | None) -> Memory:
+def with_deposited_rows(party_state: NamedTensors, rows: Tensor | None) -> NamedTensors:
     """A memory of a party that has let these rows go, whatever else it remembers."""
-    return memory if rows is None else {**memory, _EVER: rows}
+    return party_state if rows is None else {**party_state, _DEPOSITED_KEY: rows}
 
 
-def expected(plan: Plan, samples: int) -> Expected:
+def expected_coreset(plan: Plan, samples: int) -> ExpectedCoreset:
     """What the run knows of the coreset of a party with so many rows, before it is opened."""
-    from ..storage.vault.coreset_rows import Agreed, Expected
+    from ..storage.vault.coreset_rows import CoresetLimit, ExpectedCoreset
 
-    selection, first = of(plan).selection, plan.people[plan.people.names[0]]
-    form = Form(tuple(first.x.shape[1:]), first.x.dtype, tuple(first.y.shape[1:]), first.y.dtype)
-    most = Agreed(None if selection.count else selection.share, selection.count).most(samples)
-    return Expected(form, most, plan.classes)
+    selection, first = proxy_settings(plan).selection, plan.population[plan.population.names[0]]
+    form = SampleSpec(tuple(first.x.shape[1:]), first.x.dtype, tuple(first.y.shape[1:]), first.y.dtype)
+    max_rows = CoresetLimit(None if selection.count else selection.share, selection.count).max_rows(samples)
+    return ExpectedCoreset(form, max_rows, plan.classes)
 
 
-def most_sealed(plan: Plan) -> int:
+def max_encrypted_size(plan: Plan) -> int:
     """The most bytes that a sealed coreset may have; 0 where none is asked for."""
-    if plan.algorithm.stand_in is None or plan.vault is None:
+    if plan.algorithm.coreset_proxy is None or plan.vault is None:
         return 0
-    return expected(plan, max(plan.people.samples.values())).size + _MORE
+    return expected_coreset(plan, max(plan.population.samples.values())).max_bytes + _MAX_ENCRYPTION_OVERHEAD
 
 
-def stand_in(plan: Plan, task: Task, memory: Memory) -> Party:
+def proxy_party(plan: Plan, task: Task, party_state: NamedTensors) -> Party:
     """Who trains in a party's place, Tuor et al. (2021), eq. (6); an error says why nobody can."""
-    whose = f"party {task.party!r}"
+    party_label = f"party {task.party!r}"
     if plan.vault is not None:
-        wanted = expected(plan, task.settings["samples"])
-        rows = plan.vault.opened.open(task.party, task.round, wanted, *task.settings["known"])
-        return Coreset(*rows).party(task.party)
-    if _ROWS not in memory:
+        expected_rows = expected_coreset(plan, task.settings["samples"])
+        rows = plan.vault.with_key.open(task.party, task.round, expected_rows, *task.settings["coreset_version"])
+        return Coreset(*rows).as_party(task.party)
+    if _ROWS_KEY not in party_state:
         raise VaultError(
-            f"The run does not know which rows stand in for {whose}. If they lie in a vault, say where: "
+            f"The run does not know which rows stand in for {party_label}. If they lie in a vault, say where: "
             "Federation(..., vault=VaultAt(...))."
         )
-    selection, party = of(plan).selection, plan.people[task.party]
-    return selection.again(party, memory[_ROWS], memory[_WEIGHTS]).party(task.party)  # type: ignore[no-any-return]
+    selection, party = proxy_settings(plan).selection, plan.population[task.party]
+    return selection.again(party, party_state[_ROWS_KEY], party_state[_WEIGHTS_KEY]).party(task.party)  # type: ignore[no-any-return]
 
 
-def answered(plan: Plan, task: Task, before: Memory, center: Tensor, answer: Answer) -> Answer:
+def finish_reply(
+    plan: Plan, task: Task, old_party_state: NamedTensors, global_model: Tensor, answer: TaskResult
+) -> TaskResult:
     """An answer to training with what stand-ins need of it: the party's coreset, or the |D_i| that one counts with.
 
     A coreset that cannot be made, or that the party has not agreed to, does not cost it its round: the report says why.
     """
-    report, memory = answer
-    if task.kind == "stand_in":
+    report, party_state = answer
+    if task.kind == "proxy":
         return replace(report, metrics={**report.metrics, "samples": task.settings["samples"]}), None
-    kept = dict(hidden_state(before))
-    if ASKED in task.settings:
+    reserved = dict(hidden_state(old_party_state))
+    if CORESET_KEY in task.settings:
         try:
-            report, kept = _leave(plan, task, center, report, before.get(_EVER, _NONE))
+            report, reserved = _deposit_coreset(
+                plan, task, global_model, report, old_party_state.get(_DEPOSITED_KEY, _NO_ROWS)
+            )
         except Exception as error:
             report = replace(report, reason=f"it left no coreset: {error}")
-    if ASKED in report.metrics and memory is None:  # the work was in vain, and its rows have left all the same
-        memory = before
-    return report, {**memory, **kept} if memory is not None and kept else memory
+    if (
+        CORESET_KEY in report.metrics and party_state is None
+    ):  # the work was in vain, and its rows have left all the same
+        party_state = old_party_state
+    return report, {**party_state, **reserved} if party_state is not None and reserved else party_state
 
 
-def _leave(plan: Plan, task: Task, center: Tensor, report: Report, before: Tensor) -> tuple[Report, dict[str, Tensor]]:
+def _deposit_coreset(
+    plan: Plan, task: Task, global_model: Tensor, report: Reply, deposited_before: Tensor
+) -> tuple[Reply, dict[str, Tensor]]:
     """The party chooses its rows, seals them if there is a vault, and remembers the numbers of all that ever left."""
-    from ..storage.vault.coreset_rows import Rows, check_agreed, pack
-    from ..storage.vault.encryption import Invitation, seal
+    from ..storage.vault.coreset_rows import CoresetRows, check_coreset_limit, pack_rows
+    from ..storage.vault.encryption import Invitation, encrypt_coreset
 
-    party, selection = plan.people[task.party], of(plan).selection
-    asked: Mapping[str, Any] = task.settings[ASKED]
-    if plan.agreed is not None:  # before the work, because no choice of so many rows would do
-        check_agreed(party.name, selection.size_for(party), party.samples, plan.agreed)
-    features = None if selection.space == "input" else SPACES[selection.space](plan.net.module_of(center))
+    party, selection = plan.population[task.party], proxy_settings(plan).selection
+    request: Mapping[str, Any] = task.settings[CORESET_KEY]
+    if plan.coreset_limit is not None:  # before the work, because no choice of so many rows would do
+        check_coreset_limit(party.name, selection.size_for(party), party.samples, plan.coreset_limit)
+    features = (
+        None if selection.space == "input" else FEATURE_SPACES[selection.space](plan.net.module_from_row(global_model))
+    )
     chosen = selection.choose(party, task.settings["seed"], features)
     rows = torch.from_numpy(chosen.rows)
-    kept = {_EVER: torch.from_numpy(np.union1d(before.numpy(), chosen.rows))}
-    if plan.agreed is not None:
-        check_agreed(party.name, len(kept[_EVER]) - len(before), party.samples, plan.agreed, len(before))
-    report = replace(report, metrics={**report.metrics, ASKED: len(rows)})
-    if not asked:
-        return report, {**kept, _ROWS: rows, _WEIGHTS: chosen.coreset.weights}
-    invitation = Invitation(bytes.fromhex(asked["public"]), asked["generation"])
-    plain = pack(Rows(chosen.coreset.x, chosen.coreset.y, chosen.coreset.weights))
-    pinned = plan.pinned or (plan.vault.fingerprint if plan.vault is not None else "")
-    return replace(report, sealed=seal(invitation, plain, asked["run"], party.name, pinned)), kept
+    reserved = {_DEPOSITED_KEY: torch.from_numpy(np.union1d(deposited_before.numpy(), chosen.rows))}
+    if plan.coreset_limit is not None:
+        check_coreset_limit(
+            party.name,
+            len(reserved[_DEPOSITED_KEY]) - len(deposited_before),
+            party.samples,
+            plan.coreset_limit,
+            len(deposited_before),
+        )
+    report = replace(report, metrics={**report.metrics, CORESET_KEY: len(rows)})
+    if not request:
+        return report, {**reserved, _ROWS_KEY: rows, _WEIGHTS_KEY: chosen.coreset.weights}
+    invitation = Invitation(bytes.fromhex(request["public"]), request["generation"])
+    payload = pack_rows(CoresetRows(chosen.coreset.x, chosen.coreset.y, chosen.coreset.weights))
+    fingerprint = plan.vault_fingerprint or (plan.vault.fingerprint if plan.vault is not None else "")
+    return replace(
+        report, encrypted_coreset=encrypt_coreset(invitation, payload, request["run"], party.name, fingerprint)
+    ), reserved

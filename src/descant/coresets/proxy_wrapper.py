@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..core.algorithm import Algorithm, StandIn
+from ..core.algorithm import Algorithm, ProxySettings
 from ..errors import SettingError
 from .selection import Selection
 
 
-def StandIns(
+def CoresetProxies(
     base: Algorithm, share: float | None = None, selection: Selection | None = None, work: int | None = None
 ) -> Algorithm:
     """Any method, with stand-ins for those who are away: eq. (5) with the proxy training of eq. (6).
@@ -35,8 +35,8 @@ def StandIns(
     0.1
     """
     if share is not None and selection is not None:
-        raise SettingError("Give StandIns a share, or a selection that has its own, not both.")
-    if base.stand_in is not None:
+        raise SettingError("Give CoresetProxies a share, or a selection that has its own, not both.")
+    if base.coreset_proxy is not None:
         raise SettingError(f"{base.name} has stand-ins already. Wrap a method once.")
     chosen = selection or Selection(share=0.05 if share is None else share)
-    return replace(base, name=f"{base.name}+stand-ins", stand_in=StandIn(chosen, work))
+    return replace(base, name=f"{base.name}+stand-ins", coreset_proxy=ProxySettings(chosen, work))

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from ..core.seeds import stream
-from ..core.settings import check, setting
+from ..core.settings import check_settings, setting
 from ..errors import PartyError, SettingError
-from ..parties.partition import Rows
+from ..parties.partition import RowIndices
 from ..parties.party import Party
-from .constructions import Choice, k_center, k_means, sensitivity
-from .features import SPACES, Features, Space
+from .constructions import WeightedRows, k_center, k_means_seeding, sensitivity_sampling
+from .features import FEATURE_SPACES, Features, FeatureSpace
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,96 +34,98 @@ class Coreset:
     y: Tensor  # [m, ...]
     weights: Tensor  # [m], float64
 
-    def party(self, name: str) -> Party:
+    def as_party(self, name: str) -> Party:
         """A party that trains on these rows, and draws them in proportion to their weights; it has no test set."""
-        m, whose = len(self.x), f"The coreset of party {name!r}"
+        m, label = len(self.x), f"The coreset of party {name!r}"
         if not m or len(self.y) != m or self.weights.shape != (m,):
             found = f"{m} rows, {len(self.y)} targets and weights {tuple(self.weights.shape)}"
-            raise PartyError(f"{whose} must have rows, one target and one weight each. Got {found}.")
+            raise PartyError(f"{label} must have rows, one target and one weight each. Got {found}.")
         if self.x.is_floating_point() and not bool(self.x.isfinite().all()):
-            raise PartyError(f"{whose} holds numbers that are not finite. The party must make a new one.")
+            raise PartyError(f"{label} holds numbers that are not finite. The party must make a new one.")
         if not bool(((self.weights > 0) & self.weights.isfinite()).all()):
-            raise PartyError(f"{whose} has a weight that is not a number > 0. The party must make a new one.")
+            raise PartyError(f"{label} has a weight that is not a number > 0. The party must make a new one.")
         return Party(name, self.x, self.y, self.x[:0], self.y[:0], self.weights)
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class SelectedCoreset:
     """A coreset together with where it is from, which stays with the party."""
 
-    rows: Rows  # [m] of the party's training rows, rising
+    rows: RowIndices  # [m] of the party's training rows, rising
     coreset: Coreset
 
 
-def uniform(space: Space, count: int, rng: np.random.Generator) -> Choice:
+def uniform_rows(space: FeatureSpace, count: int, rng: np.random.Generator) -> WeightedRows:
     """Rows drawn evenly, all of one weight."""
     n = len(space.order)
     return rng.choice(n, count, replace=False), np.full(count, n / count)
 
 
-def balanced(space: Space, count: int, rng: np.random.Generator) -> Choice:
+def balanced_rows(space: FeatureSpace, count: int, rng: np.random.Generator) -> WeightedRows:
     """As many rows of every class as of the others, where it has so many, drawn evenly within it."""
-    counts = level(space.sizes, count)
+    counts = balanced_counts(space.class_sizes, count)
     parts = [
         own.start + rng.choice(size, k, replace=False)
-        for own, size, k in zip(space.classes, space.sizes, counts, strict=True)
+        for own, size, k in zip(space.class_slices, space.class_sizes, counts, strict=True)
     ]
-    return np.concatenate(parts), _class_weights(space.sizes, counts)
+    return np.concatenate(parts), _class_weights(space.class_sizes, counts)
 
 
-def herding(space: Space, count: int, rng: np.random.Generator) -> Choice:
+def herding_rows(space: FeatureSpace, count: int, rng: np.random.Generator) -> WeightedRows:
     """Rows of every class whose mean follows the mean of the class, one after the other; as many a class as `balanced`.
 
     S.-A. Rebuffi et al., "iCaRL: incremental classifier and representation learning" (2017), Algorithm 4, here without
     scaling points to a length of 1, and never a row twice. It draws nothing.
     """
-    counts = level(space.sizes, count)
-    parts = [own.start + _herd(space.points[own], int(k)) for own, k in zip(space.classes, counts, strict=True)]
-    return np.concatenate(parts), _class_weights(space.sizes, counts)
+    counts = balanced_counts(space.class_sizes, count)
+    parts = [
+        own.start + _herd_class(space.points[own], int(k)) for own, k in zip(space.class_slices, counts, strict=True)
+    ]
+    return np.concatenate(parts), _class_weights(space.class_sizes, counts)
 
 
-def _herd(points: Tensor, count: int) -> Rows:
+def _herd_class(points: Tensor, count: int) -> RowIndices:
     """argmin over rows z of |mean - (s + z) / k|² for k = 1, 2, …, where s is the sum of those chosen before."""
     squares, mean = points.square().sum(1), points.mean(0, dtype=torch.float64)
-    lacking, chosen = torch.zeros_like(mean), list[int]()  # k·mean - s, which stays as small as a row
+    residual, chosen = torch.zeros_like(mean), list[int]()  # k·mean - s, which stays as small as a row
     for _ in range(count):
-        lacking += mean
-        worse = squares - 2 * (points @ lacking.to(points.dtype))
-        worse[chosen] = torch.inf
-        chosen.append(int(worse.argmin()))
-        lacking -= points[chosen[-1]]
+        residual += mean
+        costs = squares - 2 * (points @ residual.to(points.dtype))
+        costs[chosen] = torch.inf
+        chosen.append(int(costs.argmin()))
+        residual -= points[chosen[-1]]
     return np.array(chosen, dtype=np.int64)
 
 
-def level(sizes: Rows, count: int) -> Rows:
+def balanced_counts(sizes: RowIndices, count: int) -> RowIndices:
     """How many rows each class gives: as equal as their sizes allow, and what is left over to the largest classes.
 
     >>> level(np.array([100, 3, 50]), 20).tolist()
     [9, 3, 8]
     """
-    given = np.zeros_like(sizes)
+    counts = np.zeros_like(sizes)
     by_size = np.argsort(-sizes, kind="stable")
-    while (left := count - int(given.sum())) > 0:
-        able = by_size[given[by_size] < sizes[by_size]]
-        each = left // len(able)
-        able = able if each else able[:left]
-        given[able] = np.minimum(sizes[able], given[able] + max(each, 1))
-    return given
+    while (remaining := count - int(counts.sum())) > 0:
+        open_classes = by_size[counts[by_size] < sizes[by_size]]
+        share = remaining // len(open_classes)
+        open_classes = open_classes if share else open_classes[:remaining]
+        counts[open_classes] = np.minimum(sizes[open_classes], counts[open_classes] + max(share, 1))
+    return counts
 
 
-def _class_weights(sizes: Rows, counts: Rows) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _class_weights(sizes: RowIndices, counts: RowIndices) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Every chosen row stands for an equal part of its class."""
     return np.repeat(sizes / np.maximum(counts, 1), counts)
 
 
-METHODS: Mapping[str, Callable[[Space, int, np.random.Generator], Choice]] = MappingProxyType(
+CONSTRUCTIONS: Mapping[str, Callable[[FeatureSpace, int, np.random.Generator], WeightedRows]] = MappingProxyType(
     {
-        "uniform": uniform,
-        "balanced": balanced,
-        "k-means++": k_means,
+        "uniform": uniform_rows,
+        "balanced": balanced_rows,
+        "k-means++": k_means_seeding,
         "k-center": k_center,
-        "herding": herding,
-        "sensitivity": sensitivity,
+        "herding": herding_rows,
+        "sensitivity": sensitivity_sampling,
     }
 )
 
@@ -163,37 +165,37 @@ class Selection:
 
     share: float = setting(0.05, "the share of its rows that a party gives", above=0, most=1)
     count: int | None = setting(None, "how many rows it gives, instead of a share", least=1, whole=True)
-    by: str = setting("uniform", "how they are chosen", one_of=tuple(METHODS))
-    space: str = setting("input", "where distances are measured", one_of=("input", *SPACES))
-    drop: tuple[int, ...] = setting((), "columns that must not leave", least=0, whole=True)
+    method: str = setting("uniform", "how they are chosen", one_of=tuple(CONSTRUCTIONS))
+    space: str = setting("input", "where distances are measured", one_of=("input", *FEATURE_SPACES))
+    drop_columns: tuple[int, ...] = setting((), "columns that must not leave", least=0, whole=True)
 
     def __call__(self, party: Party, seed: int, features: Features | None = None) -> Coreset:
         """The party's coreset."""
         return self.choose(party, seed, features).coreset
 
-    def choose(self, party: Party, seed: int, features: Features | None = None) -> Chosen:
+    def choose(self, party: Party, seed: int, features: Features | None = None) -> SelectedCoreset:
         """The party's coreset, and which of its rows they are.
 
         Spaces other than the input need `features`: ``spaces.embedding(module)`` or ``spaces.gradient(module)``.
         """
-        check(self)
-        x, count = self._kept(party), self.size_for(party)
+        check_settings(self)
+        x, count = self._remaining_features(party), self.coreset_size(party)
         rows, weights = np.arange(party.samples), np.ones(party.samples)
         if count < party.samples:
-            space = Space.of(party.y, partial(self._points, party, x, features))
-            places, weights = METHODS[self.by](space, count, stream(seed, 0, party.name, "coreset"))
-            rows = space.order[places]
-            rising = np.argsort(rows)
-            rows, weights = rows[rising], weights[rising] * (party.samples / weights.sum())
+            space = FeatureSpace.from_targets(party.y, partial(self._space_points, party, x, features))
+            indices, weights = CONSTRUCTIONS[self.method](space, count, stream(seed, 0, party.name, "coreset"))
+            rows = space.order[indices]
+            order = np.argsort(rows)
+            rows, weights = rows[order], weights[order] * (party.samples / weights.sum())
             x = x[torch.from_numpy(rows)]
         y = party.y[torch.from_numpy(rows)]
-        return Chosen(rows, Coreset(x, y, torch.from_numpy(weights)))
+        return SelectedCoreset(rows, Coreset(x, y, torch.from_numpy(weights)))
 
-    def again(self, party: Party, rows: Tensor, weights: Tensor) -> Coreset:
+    def rebuild(self, party: Party, rows: Tensor, weights: Tensor) -> Coreset:
         """The coreset of rows that were chosen before."""
-        return Coreset(self._kept(party)[rows], party.y[rows], weights)
+        return Coreset(self._remaining_features(party)[rows], party.y[rows], weights)
 
-    def size_for(self, party: Party) -> int:
+    def coreset_size(self, party: Party) -> int:
         """How many rows a party is asked for."""
         if self.count is None:
             return max(1, round(self.share * party.samples))
@@ -206,16 +208,16 @@ class Selection:
             )
         return self.count
 
-    def _kept(self, party: Party) -> Tensor:
+    def _remaining_features(self, party: Party) -> Tensor:
         """The features with 0 in the columns that must not leave."""
-        check_columns(party, self.drop, "drop", "Selection")
-        if not self.drop:
+        check_columns(party, self.drop_columns, "drop_columns", "Selection")
+        if not self.drop_columns:
             return party.x
         x = party.x.clone()
-        x[:, list(self.drop)] = 0
+        x[:, list(self.drop_columns)] = 0
         return x
 
-    def _points(self, party: Party, x: Tensor, features: Features | None) -> Tensor:
+    def _space_points(self, party: Party, x: Tensor, features: Features | None) -> Tensor:
         if self.space != "input":
             if features is None:
                 raise SettingError(
@@ -226,6 +228,6 @@ class Selection:
         if not x.is_floating_point():
             raise SettingError(
                 f"The features of party {party.name!r} are whole numbers (of words, say), between which there is no "
-                f"distance. Take by='uniform' or 'balanced', or space='embedding'; not by={self.by!r} in the input."
+                f"distance. Take by='uniform' or 'balanced', or space='embedding'; not by={self.method!r} in the input."
             )
         return x

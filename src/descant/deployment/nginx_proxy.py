@@ -22,20 +22,20 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address
 from pathlib import Path
 
-from ..core.settings import check, setting
+from ..core.settings import check_settings, setting
 from ..errors import EngineError, SettingError
 from ..storage import atomic
-from ..storage.atomic_folder import clear_errors
-from .child_process import Child
-from .pki.certificates import AUTHORITY, REVOKED, SERVER
-from .pki.federation_setup import KEYS, RUN
-from .pki.name_checks import address, as_ip, check_address
+from ..storage.atomic_folder import write_errors
+from .child_process import ChildProcess
+from .pki.certificates import AUTHORITY_NAME, REVOCATION_FILE, SERVER_NAME
+from .pki.federation_setup import KEYS_FOLDER, RUN_FOLDER
+from .pki.name_checks import join_address, parse_address, parse_ip
 
-FOLDER, CONFIGURATION, ACCESS, ERRORS = "proxy", "nginx.conf", "access.log", "error.log"
-_PLACES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/bin", "/usr/local/nginx/sbin")  # often not in the path
-_TICK = 0.02
-_LETTING_GO = 5.0  # seconds that a worker has to be gone
-_MISSING = (
+PROXY_FOLDER, CONFIGURATION, ACCESS_LOG, ERROR_LOG = "proxy", "nginx.conf", "access.log", "error.log"
+_NGINX_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/bin", "/usr/local/nginx/sbin")  # often not in the path
+_POLL_INTERVAL = 0.02
+_PORT_RELEASE_TIMEOUT = 5.0  # seconds that a worker has to be gone
+_NGINX_MISSING = (
     "The proxy needs nginx (1.19.5 or later), and there is none. Install it (apt-get install nginx-light, dnf install "
     "nginx, brew install nginx); the service that comes with it is not needed: systemctl disable --now nginx"
 )
@@ -103,52 +103,52 @@ class Proxy:
     upstream: int = setting(help="port of the server on 127.0.0.1, with TLS", least=1, most=65535, whole=True)
     host: str = setting("0.0.0.0", "the address of this machine to listen at; 0.0.0.0: all")
     port: int = setting(8443, "to listen at", least=1, most=65535, whole=True)
-    body: int = setting(16, "megabytes of a request; Flower cuts at 5", least=1, most=2**20, whole=True)
-    patience: int = setting(300, "seconds to wait for the server's answer", least=1, most=86400, whole=True)
+    max_body_megabytes: int = setting(16, "megabytes of a request; Flower cuts at 5", least=1, most=2**20, whole=True)
+    timeout: int = setting(300, "seconds to wait for the server's answer", least=1, most=86400, whole=True)
 
     @classmethod
-    def before(cls, upstream: int, at: str) -> Proxy:
+    def for_address(cls, upstream: int, public_address: str) -> Proxy:
         """The proxy of a federation that parties reach at an address of this machine, or by a name for all of them.
 
         >>> Proxy.before(8000, "[::1]:8443").host, Proxy.before(8000, "fl.example.org:8443").host
         ('::1', '0.0.0.0')
         """
-        host, port = check_address(at)
-        if as_ip(host) is None:
+        host, port = parse_address(public_address)
+        if parse_ip(host) is None:
             host = "127.0.0.1" if host.lower() == "localhost" else "0.0.0.0"
         return cls(upstream, host, port)
 
     def configuration(self) -> str:
         """What nginx reads; its paths are relative, so that no folder's name can mean something in it."""
-        check(self)
-        if as_ip(self.host) is None or "%" in self.host:
+        check_settings(self)
+        if parse_ip(self.host) is None or "%" in self.host:
             raise SettingError(f"The 'host' of Proxy must be an address such as 0.0.0.0 or ::. Got {self.host!r:.80}.")
         return _TEMPLATE.format(
-            listen=address(self.host, self.port),
+            listen=join_address(self.host, self.port),
             upstream=self.upstream,
-            body=self.body,
-            patience=self.patience,
-            keys=f"../../{KEYS}",
-            server=SERVER,
-            authority=AUTHORITY,
-            revoked=REVOKED,
-            access=ACCESS,
-            errors=ERRORS,
+            body=self.max_body_megabytes,
+            patience=self.timeout,
+            keys=f"../../{KEYS_FOLDER}",
+            server=SERVER_NAME,
+            authority=AUTHORITY_NAME,
+            revoked=REVOCATION_FILE,
+            access=ACCESS_LOG,
+            errors=ERROR_LOG,
         )
 
-    def start(self, server: str | Path, patience: float = 20.0) -> RunningProxy:
+    def start(self, server: str | Path, timeout: float = 20.0) -> RunningProxy:
         """Write the configuration into the server's folder, check it, start nginx, and wait until it answers."""
-        check_free(self.host, self.port)  # before anything is written: another one may run by what is there
+        check_port_free(self.host, self.port)  # before anything is written: another one may run by what is there
         text, nginx = self.configuration(), find_nginx()
-        folder = Path(server).resolve() / RUN / FOLDER
-        with clear_errors(folder):
-            atomic.make(folder, 0o700)
+        folder = Path(server).resolve() / RUN_FOLDER / PROXY_FOLDER
+        with write_errors(folder):
+            atomic.make_folder(folder, 0o700)
             atomic.replace(folder / CONFIGURATION, text.encode(), f"{CONFIGURATION}.new")
         running = RunningProxy(self, nginx, folder)
         try:
-            running.wait(patience)
+            running.wait_until_ready(timeout)
         except BaseException:
-            running.end()
+            running.terminate()
             raise
         return running
 
@@ -158,131 +158,135 @@ class RunningProxy:
 
     def __init__(self, proxy: Proxy, nginx: str, folder: Path) -> None:
         self.proxy, self.folder = proxy, folder
-        self._command = [nginx, "-p", f"{folder}/", "-c", CONFIGURATION, "-e", ERRORS]
-        self._keys = folder.parents[1] / KEYS
-        self._check()
-        self._known = self._revoked()
-        self._begun = self._size()
-        self._child = Child(self._command, folder / ERRORS, folder)
+        self._command = [nginx, "-p", f"{folder}/", "-c", CONFIGURATION, "-e", ERROR_LOG]
+        self._keys = folder.parents[1] / KEYS_FOLDER
+        self._check_configuration()
+        self._loaded_revocations = self._read_revocations()
+        self._log_start = self._log_size()
+        self._child = ChildProcess(self._command, folder / ERROR_LOG, folder)
 
     @property
-    def alive(self) -> bool:
-        return self._child.alive
+    def is_alive(self) -> bool:
+        return self._child.is_alive
 
-    def wait(self, patience: float) -> None:
+    def wait_until_ready(self, timeout: float) -> None:
         """Wait until it answers as this federation's server."""
-        until, why = time.monotonic() + patience, ""
-        while time.monotonic() < until:
-            if not self.alive:
-                raise EngineError(f"nginx has ended: {_words(self._said(self._begun))}. See {self.folder / ERRORS}.")
+        stop_at, why = time.monotonic() + timeout, ""
+        while time.monotonic() < stop_at:
+            if not self.is_alive:
+                raise EngineError(
+                    f"nginx has ended: {_error_line(self._read_log(self._log_start))}. See {self.folder / ERROR_LOG}."
+                )
             try:
-                return self._greet()
+                return self._connect_once()
             except OSError as error:
                 why = str(error)
-            time.sleep(_TICK)
-        raise EngineError(f"nginx does not answer at port {self.proxy.port}: {why}. See {self.folder / ERRORS}.")
+            time.sleep(_POLL_INTERVAL)
+        raise EngineError(f"nginx does not answer at port {self.proxy.port}: {why}. See {self.folder / ERROR_LOG}.")
 
-    def keep_up(self) -> bool:
+    def reload_if_revoked(self) -> bool:
         """Read the list of revoked certificates again if it has changed, by whatever process; whether it had."""
-        changed = self._revoked() != self._known
+        changed = self._read_revocations() != self._loaded_revocations
         if changed:
             self.reload()
         return changed
 
-    def reload(self, patience: float = 20.0) -> None:
+    def reload(self, timeout: float = 20.0) -> None:
         """Read keys and the list of revoked certificates again; when this returns, no new connection goes by the old.
 
         What was begun before may be finished, for 30 seconds at most.
         """
-        self._check()
-        known, begun = self._revoked(), self._size()
-        self._child.tell(signal.SIGHUP)
-        until = time.monotonic() + patience
-        while b"gracefully shutting down" not in self._said(begun):  # what a worker says when it takes no more
-            if not self.alive or time.monotonic() > until:
+        self._check_configuration()
+        known, log_start = self._read_revocations(), self._log_size()
+        self._child.send_signal(signal.SIGHUP)
+        stop_at = time.monotonic() + timeout
+        while b"gracefully shutting down" not in self._read_log(log_start):  # what a worker says when it takes no more
+            if not self.is_alive or time.monotonic() > stop_at:
                 raise EngineError(
-                    f"nginx does not read its keys again: {_words(self._said(begun))}. Until it is started anew, those "
-                    f"who were revoked are let in. See {self.folder / ERRORS}."
+                    f"nginx does not read its keys again: {_error_line(self._read_log(log_start))}. Until it is started anew, those "
+                    f"who were revoked are let in. See {self.folder / ERROR_LOG}."
                 )
-            time.sleep(_TICK)
-        self._known = known
+            time.sleep(_POLL_INTERVAL)
+        self._loaded_revocations = known
 
-    def end(self) -> None:
+    def terminate(self) -> None:
         """End it, its worker, too, which holds the port a moment longer if the master was killed."""
-        self._child.end()
-        until = time.monotonic() + _LETTING_GO
-        while time.monotonic() < until:
+        self._child.terminate()
+        stop_at = time.monotonic() + _PORT_RELEASE_TIMEOUT
+        while time.monotonic() < stop_at:
             with suppress(EngineError):
-                check_free(self.proxy.host, self.proxy.port)
+                check_port_free(self.proxy.host, self.proxy.port)
                 return
-            time.sleep(_TICK)
+            time.sleep(_POLL_INTERVAL)
 
     def __enter__(self) -> RunningProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end()
+        self.terminate()
 
-    def _check(self) -> None:
+    def _check_configuration(self) -> None:
         """nginx's own check of the configuration and of the files that it names."""
         done = subprocess.run(
             [*self._command, "-t", "-q"], cwd=self.folder, capture_output=True, stdin=subprocess.DEVNULL, check=False
         )
         if done.returncode:
-            raise EngineError(f"nginx does not take {self.folder / CONFIGURATION}: {_words(done.stderr)}")
+            raise EngineError(f"nginx does not take {self.folder / CONFIGURATION}: {_error_line(done.stderr)}")
 
-    def _greet(self) -> None:
+    def _connect_once(self) -> None:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.proxy.host, self.proxy.host)
-        context = ssl.create_default_context(cafile=self._keys / f"{AUTHORITY}.crt")
+        context = ssl.create_default_context(cafile=self._keys / f"{AUTHORITY_NAME}.crt")
         with (
             socket.create_connection((host, self.proxy.port), 5.0) as plain,
             context.wrap_socket(plain, server_hostname="localhost"),
         ):
             pass
 
-    def _revoked(self) -> bytes:
-        return (self._keys / REVOKED).read_bytes()
+    def _read_revocations(self) -> bytes:
+        return (self._keys / REVOCATION_FILE).read_bytes()
 
-    def _size(self) -> int:
+    def _log_size(self) -> int:
         with suppress(FileNotFoundError):
-            return (self.folder / ERRORS).stat().st_size
+            return (self.folder / ERROR_LOG).stat().st_size
         return 0
 
-    def _said(self, since: int) -> bytes:
-        with (self.folder / ERRORS).open("rb") as stream:
-            stream.seek(since)
+    def _read_log(self, offset: int) -> bytes:
+        with (self.folder / ERROR_LOG).open("rb") as stream:
+            stream.seek(offset)
             return stream.read()
 
 
 def find_nginx() -> str:
     """Where nginx is, or how to get it."""
-    found = shutil.which("nginx") or shutil.which("nginx", path=":".join(_PLACES))
+    found = shutil.which("nginx") or shutil.which("nginx", path=":".join(_NGINX_FOLDERS))
     if found is None:
-        raise EngineError(_MISSING)
+        raise EngineError(_NGINX_MISSING)
     return found
 
 
-def check_free(host: str, port: int) -> None:
+def check_port_free(host: str, port: int) -> None:
     """Raise EngineError unless this process could listen there."""
-    family = socket.AF_INET6 if isinstance(as_ip(host), IPv6Address) else socket.AF_INET
-    anew = "make a federation anew, because invites name the port: descant server init NEW recipe.toml --port"
-    told = {
-        errno.EADDRINUSE: f"another process listens there. Stop that one, or {anew}",
-        errno.EACCES: f"ports below 1024 need rights that the server should not have: {anew}",
+    family = socket.AF_INET6 if isinstance(parse_ip(host), IPv6Address) else socket.AF_INET
+    new_federation_hint = (
+        "make a federation anew, because invites name the port: descant server init NEW recipe.toml --port"
+    )
+    hints = {
+        errno.EADDRINUSE: f"another process listens there. Stop that one, or {new_federation_hint}",
+        errno.EACCES: f"ports below 1024 need rights that the server should not have: {new_federation_hint}",
         errno.EADDRNOTAVAIL: "this machine does not have that address: give one that it has, 0.0.0.0 for all, or to "
         "descant server init a name, which means all",
     }
-    with socket.socket(family) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            trial.bind((host, port))
+            probe.bind((host, port))
         except OSError as error:
-            why = told.get(error.errno or 0, error.strerror)
-            raise EngineError(f"The proxy cannot listen at {address(host, port)}: {why}.") from None
+            why = hints.get(error.errno or 0, error.strerror)
+            raise EngineError(f"The proxy cannot listen at {join_address(host, port)}: {why}.") from None
 
 
-def _words(log: bytes) -> str:
+def _error_line(log: bytes) -> str:
     """The line of nginx's log that says what is wrong."""
     lines = [line.strip() for line in log.decode(errors="replace").splitlines() if line.strip()]
-    wrong = [line for line in lines if "[emerg]" in line or "[alert]" in line]
-    return (wrong or lines[-1:] or ["it said nothing"])[0][:400]
+    error_lines = [line for line in lines if "[emerg]" in line or "[alert]" in line]
+    return (error_lines or lines[-1:] or ["it said nothing"])[0][:400]

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from .in_process import InProcess
     from .processes.process_engine import Processes
     from .ray.ray_engine import Ray
-    from .virtual_clock import Clocked
+    from .virtual_clock import VirtualClock
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
@@ -16,12 +16,12 @@ else:
             ".in_process": ("InProcess",),
             ".processes.process_engine": ("Processes",),
             ".ray.ray_engine": ("Ray",),
-            ".virtual_clock": ("Clocked",),
+            ".virtual_clock": ("VirtualClock",),
         },
     )
 
 __all__ = [
-    "Clocked",
+    "VirtualClock",
     "InProcess",
     "Processes",
     "Ray",

@@ -12,109 +12,109 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from ..core.algorithm import Memory
+from ..core.algorithm import NamedTensors
 from ..core.interfaces import Store
-from ..core.messages import Report, Status, Task
-from ..rounds.party_side import Answer
-from ..serialization.wire import parcel_of
+from ..core.messages import Reply, Status, Task
+from ..rounds.party_side import TaskResult
+from ..serialization.wire import from_fields
 
-NUMBER = partial(next, itertools.count())
+next_id = partial(next, itertools.count())
 """A number that nothing else in this process has."""
 
-_TRIES = 2
+_MAX_DEATHS = 2
 _ADVICE = "Use fewer workers, smaller batches or a smaller model, or leave the party out."
 
 
-class Submitted(Protocol):
+class TaskBatch(Protocol):
     """The tasks of one `submit`, and what their parties remember."""
 
     @property
     def tasks(self) -> Sequence[Task]: ...
     @property
-    def memories(self) -> Sequence[Memory]: ...
+    def party_states(self) -> Sequence[NamedTensors]: ...
 
 
-All = TypeVar("All", bound=Submitted)
+BatchT = TypeVar("BatchT", bound=TaskBatch)
 
 
 @dataclass(eq=False)
-class Piece(Generic[All]):
+class WorkPiece(Generic[BatchT]):
     """Some of the tasks of one `submit`, for one worker."""
 
-    of: All
+    batch: BatchT
     rows: range
     deaths: int = 0
-    number: int = field(default_factory=NUMBER)
-    begun: float = field(default_factory=time.monotonic)
+    number: int = field(default_factory=next_id)
+    started: float = field(default_factory=time.monotonic)
 
     @property
     def tasks(self) -> Sequence[Task]:
-        return self.of.tasks[self.rows.start : self.rows.stop]
+        return self.batch.tasks[self.rows.start : self.rows.stop]
 
     @property
-    def memories(self) -> Sequence[Memory]:
-        return self.of.memories[self.rows.start : self.rows.stop]
+    def party_states(self) -> Sequence[NamedTensors]:
+        return self.batch.party_states[self.rows.start : self.rows.stop]
 
-    def overdue(self) -> bool:
+    def is_overdue(self) -> bool:
         """Whether its deadline is over, or so near that whoever waits for it, who began a little earlier, has left."""
-        return time.monotonic() - self.begun > 0.95 * max(task.deadline for task in self.tasks)
+        return time.monotonic() - self.started > 0.95 * max(task.deadline for task in self.tasks)
 
-    def anew(self, rows: range, deaths: int) -> Piece[All]:
+    def renumbered(self, rows: range, deaths: int) -> WorkPiece[BatchT]:
         """These rows once more: what was asked before is not answered by it."""
-        return replace(self, rows=rows, deaths=deaths, number=NUMBER(), begun=time.monotonic())
+        return replace(self, rows=rows, deaths=deaths, number=next_id(), started=time.monotonic())
 
 
-class Owed(Generic[All]):
+class WorkQueue(Generic[BatchT]):
     """The pieces that answers are owed for, those of them that wait for a worker, and the answers that came."""
 
-    def __init__(self, pieces: Sequence[Piece[All]] = ()) -> None:
-        self.pieces: dict[int, Piece[All]] = {}
-        self.waiting: deque[Piece[All]] = deque()
-        self.answers: list[Answer] = []
+    def __init__(self, pieces: Sequence[WorkPiece[BatchT]] = ()) -> None:
+        self.pieces: dict[int, WorkPiece[BatchT]] = {}
+        self.waiting: deque[WorkPiece[BatchT]] = deque()
+        self.results: list[TaskResult] = []
         self.add(pieces)
 
     def __bool__(self) -> bool:
-        return bool(self.pieces or self.answers)
+        return bool(self.pieces or self.results)
 
-    def add(self, pieces: Sequence[Piece[All]]) -> None:
+    def add(self, pieces: Sequence[WorkPiece[BatchT]]) -> None:
         self.pieces |= {piece.number: piece for piece in pieces}
         self.waiting.extendleft(reversed(pieces))
 
-    def again(self, piece: Piece[All], why: str) -> None:
+    def retry(self, piece: WorkPiece[BatchT], reason: str) -> None:
         """A piece whose worker died is repeated, then cut in two, and a party that does it alone is given up."""
         if self.pieces.pop(piece.number, None) is None:
             return
-        if piece.deaths < _TRIES:
-            self.add([piece.anew(piece.rows, piece.deaths)])
+        if piece.deaths < _MAX_DEATHS:
+            self.add([piece.renumbered(piece.rows, piece.deaths)])
         elif len(piece.rows) > 1:
             middle = (piece.rows.start + piece.rows.stop) // 2
             halves = (range(piece.rows.start, middle), range(middle, piece.rows.stop))
-            self.add([piece.anew(half, deaths=1) for half in halves])
+            self.add([piece.renumbered(half, deaths=1) for half in halves])
         else:
-            self.refuse(piece, "lost", f"{why}. {_ADVICE}")
+            self.fail(piece, "lost", f"{reason}. {_ADVICE}")
 
-    def refuse(self, piece: Piece[All], status: Status, reason: str) -> None:
+    def fail(self, piece: WorkPiece[BatchT], status: Status, reason: str) -> None:
         """Say of every task of a piece that there is no answer."""
-        self.answers += [(Report(t.party, t.round, t.kind, status, reason=reason), None) for t in piece.tasks]
+        self.results += [(Reply(t.party, t.round, t.kind, status, reason=reason), None) for t in piece.tasks]
         self.pieces.pop(piece.number, None)
 
-    def answer(self, piece: Piece[All], answers: Sequence[Answer]) -> None:
+    def record_results(self, piece: WorkPiece[BatchT], results: Sequence[TaskResult]) -> None:
         """The answers to a piece, if they are still wanted."""
         if piece.number in self.pieces:
-            self.answers += answers
+            self.results += results
             del self.pieces[piece.number]  # last: an interrupt must not lose them
 
-    def reports(self, memory: Store) -> list[Report]:
+    def take_replies(self, party_states: Store) -> list[Reply]:
         """What has come; what parties remember goes into the store."""
-        answers, self.answers = self.answers, []
-        for report, kept in answers:
-            if kept is not None:
-                memory.stage(report.party, kept)
+        answers, self.results = self.results, []
+        for report, party_state in answers:
+            if party_state is not None:
+                party_states.stage(report.party, party_state)
         return [report for report, _ in answers]
 
 
-def answer_of(fields: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> Answer:
+def read_task_result(fields: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> TaskResult:
     """A report and what its party remembers, as a worker wrote them."""
-    memory = fields["memory"]
-    kept = None if memory is None else {name: arrays[key] for name, key in memory.items()}
-    return parcel_of(fields["report"], arrays, Report), kept
+    keys = fields["party_state"]
+    party_state = None if keys is None else {name: arrays[key] for name, key in keys.items()}
+    return from_fields(fields["report"], arrays, Reply), party_state

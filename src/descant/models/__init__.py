@@ -11,13 +11,13 @@ from ..core.lazy_imports import lazy_exports
 if TYPE_CHECKING:
     from .eiie_network import eiie
     from .lstm_network import lstm
-    from .network_names import NETS
+    from .network_names import NETWORKS
     from .networks import cnn, keyword_cnn, logistic, mlp
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            ".network_names": ("NETS",),
+            ".network_names": ("NETWORKS",),
             ".eiie_network": ("eiie",),
             ".lstm_network": ("lstm",),
             ".networks": ("cnn", "keyword_cnn", "logistic", "mlp"),
@@ -25,7 +25,7 @@ else:
     )
 
 __all__ = [
-    "NETS",
+    "NETWORKS",
     "cnn",
     "eiie",
     "keyword_cnn",

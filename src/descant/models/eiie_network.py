@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..core.settings import check, setting
+from ..core.settings import check_settings, setting
 
 if TYPE_CHECKING:
     from ..training.kernels.layers import Operation
 
-FILTERS, UNITS = 3, 10  # of Jiang's convolutions
+DAY_FILTERS, DENSE_UNITS = 3, 10  # of Jiang's convolutions
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ def eiie(kind: Literal["cnn", "rnn", "lstm"] = "cnn", window: int = 30, hidden: 
     >>> eiie("rnn")(torch.ones(5, 9, 31)).shape
     torch.Size([5, 10])
     """
-    check(_Sizes(kind, window, hidden), "eiie")
-    return Eiie(Convolved(window) if kind == "cnn" else (Recurrent if kind == "rnn" else LongShort)(hidden))
+    check_settings(_Sizes(kind, window, hidden), "eiie")
+    return Eiie(ConvEvaluator(window) if kind == "cnn" else (RnnEvaluator if kind == "rnn" else LstmEvaluator)(hidden))
 
 
 class Evaluator(nn.Module):
@@ -51,23 +51,25 @@ class Evaluator(nn.Module):
     width: int
 
 
-class Convolved(Evaluator):
+class ConvEvaluator(Evaluator):
     """A convolution over two days, and one over all that is left; ReLU behind both."""
 
     def __init__(self, window: int) -> None:
         super().__init__()
-        self.width = UNITS
-        self.days = nn.Parameter(_scaled(FILTERS, 2, fan_in=2))  # [filters, 2]
-        self.days_bias = nn.Parameter(torch.zeros(FILTERS))
-        self.all = nn.Parameter(_scaled(UNITS, FILTERS * (window - 1), fan_in=FILTERS * (window - 1)))
-        self.all_bias = nn.Parameter(torch.zeros(UNITS))
+        self.width = DENSE_UNITS
+        self.days = nn.Parameter(_scaled_uniform(DAY_FILTERS, 2, fan_in=2))  # [filters, 2]
+        self.days_bias = nn.Parameter(torch.zeros(DAY_FILTERS))
+        self.all = nn.Parameter(
+            _scaled_uniform(DENSE_UNITS, DAY_FILTERS * (window - 1), fan_in=DAY_FILTERS * (window - 1))
+        )
+        self.all_bias = nn.Parameter(torch.zeros(DENSE_UNITS))
 
     def forward(self, x: Tensor) -> Tensor:
         pairs = torch.relu(functional.conv1d(x.unsqueeze(1), self.days.unsqueeze(1), self.days_bias))
         return torch.relu(functional.linear(pairs.flatten(1), self.all, self.all_bias))
 
 
-class Recurrent(Evaluator):
+class RnnEvaluator(Evaluator):
     """h ← tanh(U·[h, price, 1]), and the last h."""
 
     gates = 1
@@ -75,7 +77,9 @@ class Recurrent(Evaluator):
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self.width = hidden
-        self.step = nn.Parameter(_scaled(self.gates * hidden, hidden + 2, fan_in=hidden + 1))  # [gates·h, h + 2]
+        self.step = nn.Parameter(
+            _scaled_uniform(self.gates * hidden, hidden + 2, fan_in=hidden + 1)
+        )  # [gates·h, h + 2]
         with torch.no_grad():
             self.step[:, -1] = 0
 
@@ -86,7 +90,7 @@ class Recurrent(Evaluator):
         return h
 
 
-class LongShort(Recurrent):
+class LstmEvaluator(RnnEvaluator):
     """A long short-term memory: c ← σ(f)·c + σ(i)·tanh(g), h ← σ(o)·tanh(c); it forgets little to begin with."""
 
     gates = 4
@@ -99,8 +103,8 @@ class LongShort(Recurrent):
     def forward(self, x: Tensor) -> Tensor:
         h = c = x.new_zeros(len(x), self.width)
         for price in x.unsqueeze(-1).unbind(1):
-            told = functional.linear(torch.cat([h, price], 1), self.step[:, :-1], self.step[:, -1])
-            i, f, g, o = told.chunk(4, 1)
+            gate_inputs = functional.linear(torch.cat([h, price], 1), self.step[:, :-1], self.step[:, -1])
+            i, f, g, o = gate_inputs.chunk(4, 1)
             c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
             h = torch.sigmoid(o) * torch.tanh(c)
         return h
@@ -112,23 +116,25 @@ class Eiie(nn.Module):
     def __init__(self, evaluator: Evaluator) -> None:
         super().__init__()
         self.evaluator = evaluator
-        self.vote = nn.Parameter(_scaled(evaluator.width + 2, fan_in=evaluator.width + 1))  # of units, held, and 1
+        self.vote = nn.Parameter(
+            _scaled_uniform(evaluator.width + 2, fan_in=evaluator.width + 1)
+        )  # of units, held, and 1
         with torch.no_grad():
             self.vote[-1] = 0
         self.cash = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
         n, assets, _ = x.shape
-        told = self.evaluator(x[..., :-1].flatten(0, 1)).view(n, assets, -1)
-        votes = told @ self.vote[:-2] + x[..., -1] * self.vote[-2] + self.vote[-1]
+        features = self.evaluator(x[..., :-1].flatten(0, 1)).view(n, assets, -1)
+        votes = features @ self.vote[:-2] + x[..., -1] * self.vote[-2] + self.vote[-1]
         return torch.cat([self.cash.expand(n, 1), votes], 1)
 
     def operation(self, prefix: str, lead: int) -> Operation:
         """What computes it for a stack of parties."""
-        from ..training.kernels.eiie_layers import Votes
+        from ..training.kernels.eiie_layers import EiieOperation
 
-        return Votes(type(self.evaluator).__name__, prefix, lead)
+        return EiieOperation(type(self.evaluator).__name__, prefix, lead)
 
 
-def _scaled(*shape: int, fan_in: int) -> Tensor:
+def _scaled_uniform(*shape: int, fan_in: int) -> Tensor:
     return torch.empty(*shape).uniform_(-sqrt(3 / fan_in), sqrt(3 / fan_in))

@@ -31,16 +31,16 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from ..errors import ModelError
-from .tracing import Traced, trace
+from .tracing import TracedModule, trace_module
 
-ONE_AT_A_TIME = threading.RLock()
+MODULE_LOCK = threading.RLock()
 """Held while modules run: torch's own random numbers, warnings and a module's tensors belong to the whole process."""
 
-Room: TypeAlias = Callable[[tuple[int, ...], torch.dtype], Tensor]
+Allocator: TypeAlias = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Makes a tensor to be filled, of a shape and a kind: in memory, or where there is more of it (see `store.room`)."""
 
-_STATISTICS = ("running_mean", "running_var")
-_COUNTER = "num_batches_tracked"
+_STATISTICS_NAMES = ("running_mean", "running_var")
+_COUNTER_NAME = "num_batches_tracked"
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,16 @@ class Layout:
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
-    parameters: int  # how many of the names, counted from the first, are trainable parameters
+    parameter_count: int  # how many of the names, counted from the first, are trainable parameters
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, module: nn.Module) -> Layout:
-        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        statistics = {name: b for name, b in module.named_buffers() if name.rsplit(".", 1)[-1] in _STATISTICS}
-        if not trained:
+    def from_module(cls, module: nn.Module) -> Layout:
+        trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        statistics = {name: b for name, b in module.named_buffers() if name.rsplit(".", 1)[-1] in _STATISTICS_NAMES}
+        if not trainable:
             raise ModelError(f"{type(module).__name__} has no trainable parameter: there is nothing to federate.")
-        tensors = {**trained, **statistics}
+        tensors = {**trainable, **statistics}
         for name in (name for name, tensor in tensors.items() if is_lazy(tensor)):
             raise ModelError(
                 f"{name!r} of {type(module).__name__} has no shape before it is first used (a lazy layer). Give layers "
@@ -74,7 +74,7 @@ class Layout:
             raise ModelError(
                 f"All parameters must have one floating dtype; found {found}. Use module.to(torch.float32)."
             )
-        return cls(tuple(tensors), tuple(tuple(t.shape) for t in tensors.values()), len(trained), dtypes.pop())
+        return cls(tuple(tensors), tuple(tuple(t.shape) for t in tensors.values()), len(trainable), dtypes.pop())
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -86,9 +86,9 @@ class Layout:
         return sum(self.sizes)
 
     @cached_property
-    def size(self) -> int:
+    def trainable_width(self) -> int:
         """d: how many of the columns are trainable parameters; the rest are statistics."""
-        return sum(self.sizes[: self.parameters])
+        return sum(self.sizes[: self.parameter_count])
 
     @cached_property
     def _ranges(self) -> dict[str, tuple[int, int]]:
@@ -104,15 +104,15 @@ class Layout:
         return hashlib.blake2b(repr((self.names, self.shapes, str(self.dtype))).encode(), digest_size=8).hexdigest()
 
     @property
-    def layers(self) -> tuple[str, ...]:
+    def parameter_names(self) -> tuple[str, ...]:
         """The names of the trainable parameters."""
-        return self.names[: self.parameters]
+        return self.names[: self.parameter_count]
 
-    def range_of(self, name: str) -> tuple[int, int]:
+    def column_range(self, name: str) -> tuple[int, int]:
         """The first column of a tensor and the one after its last."""
         return self._ranges[name]
 
-    def matching(self, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    def matching_names(self, patterns: tuple[str, ...]) -> tuple[str, ...]:
         """The tensors whose name matches one of the patterns; a pattern without a match is an error."""
         for pattern in patterns:
             if not fnmatch.filter(self.names, pattern):
@@ -121,7 +121,7 @@ class Layout:
 
     def split(self, rows: Tensor) -> dict[str, Tensor]:
         """Named views of ``rows [..., width]``, or of its parameters alone when it is ``[..., size]``."""
-        sizes = self.sizes if rows.shape[-1] == self.width else self.sizes[: self.parameters]
+        sizes = self.sizes if rows.shape[-1] == self.width else self.sizes[: self.parameter_count]
         # one split, not many slices: its gradient is one concatenation
         parts = torch.split_with_sizes(rows, sizes, dim=-1)
         shapes, lead = self.shapes[: len(sizes)], rows.shape[:-1]
@@ -132,7 +132,7 @@ class Layout:
         return torch.cat([tensors[name].reshape(-1) for name in self.names], out=out)
 
 
-def in_memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def allocate_in_memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Room as torch has it."""
     return torch.empty(shape, dtype=dtype)
 
@@ -162,64 +162,71 @@ def bind(record: Any, net: Net) -> Any:
 class Net:
     """A copy of a user's module without its numbers: rows go in, outputs come out."""
 
-    def __init__(self, module: nn.Module, room: Room = in_memory) -> None:
-        self.layout, self.room = Layout.of(module), room  # room for what is as large as a row, and seldom used
+    def __init__(self, module: nn.Module, allocate: Allocator = allocate_in_memory) -> None:
+        self.layout, self.allocate = (
+            Layout.from_module(module),
+            allocate,
+        )  # room for what is as large as a row, and seldom used
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        first = room((self.layout.width,), self.layout.dtype)
-        self._first = self.layout.join({name: tensors[name].detach() for name in self.layout.names}, first)
-        self.module = module = _copied(module, self.layout, self._first)
-        self.kept: dict[object, Any] = {}  # what a solver need not make anew each time; nothing depends on it
+        first = allocate((self.layout.width,), self.layout.dtype)
+        self._initial_row = self.layout.join({name: tensors[name].detach() for name in self.layout.names}, first)
+        self.module = module = _copy_module(module, self.layout, self._initial_row)
+        self.solver_cache: dict[object, Any] = {}  # what a solver need not make anew each time; nothing depends on it
         everything = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-        self._tied = len(everything) > len({id(tensor) for _, tensor in everything})  # torch need not look each time
+        self._has_tied_weights = len(everything) > len(
+            {id(tensor) for _, tensor in everything}
+        )  # torch need not look each time
         parameters = dict(module.named_parameters())
-        self._own: dict[str, Tensor] = {**parameters, **dict(module.named_buffers())}
-        self._trained = [parameters[name] for name in self.layout.layers]
-        self.rest()
-        counted = (name for name in self._own if name.rsplit(".", 1)[-1] == _COUNTER)
-        self._counters = {name: self._own[name].clone() for name in counted}
+        self._tensors: dict[str, Tensor] = {**parameters, **dict(module.named_buffers())}
+        self._trainable = [parameters[name] for name in self.layout.parameter_names]
+        self.restore_views()
+        counted = (name for name in self._tensors if name.rsplit(".", 1)[-1] == _COUNTER_NAME)
+        self._counters = {name: self._tensors[name].clone() for name in counted}
         for name, part in module.named_modules():
-            if getattr(part, _COUNTER, None) is not None and getattr(part, "momentum", 0.1) is None:
+            if getattr(part, _COUNTER_NAME, None) is not None and getattr(part, "momentum", 0.1) is None:
                 raise ModelError(f"{name!r} averages its statistics by a counter (momentum=None); give it a momentum.")
 
     @classmethod
     @torch.inference_mode(False)
-    def made(cls, model: nn.Module | Callable[[], nn.Module], seed: int, room: Room = in_memory) -> Net:
+    def from_model(
+        cls, model: nn.Module | Callable[[], nn.Module], seed: int, allocate: Allocator = allocate_in_memory
+    ) -> Net:
         """A net of a module, a class or a factory."""
         if isinstance(model, nn.Module):
-            return cls(model, room)
-        with ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
+            return cls(model, allocate)
+        with MODULE_LOCK, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = model()
         if not isinstance(module, nn.Module):
             raise ModelError(f"The model must be an nn.Module or make one when called; it made {module!r}.")
-        return cls(module, room)
+        return cls(module, allocate)
 
-    def rest(self) -> None:
+    def restore_views(self) -> None:
         """Let the module's parameters be views of its first numbers: it has no memory of its own, nor anybody's."""
-        for name, parameter in zip(self.layout.layers, self._trained, strict=True):
-            begin, end = self.layout.range_of(name)
+        for name, parameter in zip(self.layout.parameter_names, self._trainable, strict=True):
+            begin, end = self.layout.column_range(name)
             if parameter.is_contiguous():
-                parameter.data = self._first[begin:end].view(parameter.shape)
+                parameter.data = self._initial_row[begin:end].view(parameter.shape)
 
     @property
-    def first(self) -> Tensor:
+    def initial_row(self) -> Tensor:
         """The numbers that the module came with, ``[width]``: they are its own memory, and not to be written to."""
-        return self._first
+        return self._initial_row
 
-    def row(self) -> Tensor:
+    def copy_initial_row(self) -> Tensor:
         """The same, as a copy: for whoever lets the module run, which may write into its own parameters."""
-        return self.room((self.layout.width,), self.layout.dtype).copy_(self._first)
+        return self.allocate((self.layout.width,), self.layout.dtype).copy_(self._initial_row)
 
     @cached_property
-    def constants(self) -> str:
+    def constants_digest(self) -> str:
         """A fingerprint of what the module holds beside its row: frozen parameters, masks, other buffers."""
         sha = hashlib.blake2b(digest_size=8)
-        for name, tensor in sorted(self._own.items()):
+        for name, tensor in sorted(self._tensors.items()):
             if name not in self.layout.names and name not in self._counters:
                 sha.update(name.encode() + tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         return sha.hexdigest()
 
-    def module_of(self, row: Tensor) -> nn.Module:
+    def module_from_row(self, row: Tensor) -> nn.Module:
         """A module of the user's own kind that holds the numbers of a row, ready to be used."""
         module = copy.deepcopy(self.module)
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -233,72 +240,74 @@ class Net:
         output, after = self._call(self.module, "", parameters, statistics, x)
         return output, after
 
-    def watched(
+    def apply_with_points(
         self, parameters: Tensor, statistics: Tensor, x: Tensor, points: tuple[str, ...]
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The same as :meth:`apply`, with the values at some points of the module (see `traced`)."""
         key = ("tapped", points)
-        if key not in self.kept:
-            self.kept[key] = self.graph.tapped(points)
-        (output, seen), after = self._call(self.kept[key], "0.", parameters, statistics, x)
-        return output, after, seen
+        if key not in self.solver_cache:
+            self.solver_cache[key] = self.graph.with_point_outputs(points)
+        (output, point_values), after = self._call(self.solver_cache[key], "0.", parameters, statistics, x)
+        return output, after, point_values
 
     def _call(
         self, module: nn.Module, prefix: str, parameters: Tensor, statistics: Tensor, x: Tensor
     ) -> tuple[Any, Tensor]:
-        moving = self._moving(statistics)
+        statistics_copies = self._copy_statistics(statistics)
         counters = {name: value.clone() for name, value in self._counters.items()}
-        tensors = {prefix + name: t for name, t in {**self.layout.split(parameters), **moving, **counters}.items()}
-        output = functional_call(module, tensors, (x,), tie_weights=self._tied)
-        after = torch.cat([part.flatten() for part in moving.values()]) if moving else statistics
+        tensors = {
+            prefix + name: t for name, t in {**self.layout.split(parameters), **statistics_copies, **counters}.items()
+        }
+        output = functional_call(module, tensors, (x,), tie_weights=self._has_tied_weights)
+        after = torch.cat([part.flatten() for part in statistics_copies.values()]) if statistics_copies else statistics
         return output, after
 
     @cached_property
-    def traced(self) -> Traced | str:
+    def trace_result(self) -> TracedModule | str:
         """The module's graph, or why there is none."""
-        return trace(self.module)
+        return trace_module(self.module)
 
     @property
-    def graph(self) -> Traced:
+    def graph(self) -> TracedModule:
         """The module's graph; an error if there is none."""
-        if isinstance(self.traced, str):
+        if isinstance(self.trace_result, str):
             parts = ", ".join(name for name, _ in self.module.named_modules() if name)
             raise ModelError(
-                f"The points of {type(self.module).__name__} cannot be found: {self.traced}. Its submodules: {parts}. "
+                f"The points of {type(self.module).__name__} cannot be found: {self.trace_result}. Its submodules: {parts}. "
                 "Write its forward without conditions and loops on values, and let it return one tensor."
             )
-        return self.traced
+        return self.trace_result
 
-    def run(self, parameters: Tensor, statistics: Tensor, x: Tensor) -> tuple[Tensor, list[nn.Parameter]]:
+    def run_in_place(self, parameters: Tensor, statistics: Tensor, x: Tensor) -> tuple[Tensor, list[nn.Parameter]]:
         """The output of the module itself, its tensors made views of these; with its parameters, to take gradients by.
 
         As fast as plain torch, where :meth:`apply` spends time on putting tensors in and out; statistics move in place.
         """
-        tensors = {**self.layout.split(parameters), **self._views(statistics)}
+        tensors = {**self.layout.split(parameters), **self._statistics_views(statistics)}
         for name, view in tensors.items():
-            self._own[name].data = view
+            self._tensors[name].data = view
         for name, value in self._counters.items():
-            self._own[name].data = value.clone()
+            self._tensors[name].data = value.clone()
         output: Tensor = self.module(x)
-        return output, self._trained
+        return output, self._trainable
 
-    def _moving(self, statistics: Tensor) -> dict[str, Tensor]:
+    def _copy_statistics(self, statistics: Tensor) -> dict[str, Tensor]:
         """Tensors of their own for the statistics: vmap would lose what a module writes into a view."""
-        return {name: view.clone() for name, view in self._views(statistics).items()}
+        return {name: view.clone() for name, view in self._statistics_views(statistics).items()}
 
-    def _views(self, statistics: Tensor) -> dict[str, Tensor]:
-        first, layout = self.layout.parameters, self.layout
+    def _statistics_views(self, statistics: Tensor) -> dict[str, Tensor]:
+        first, layout = self.layout.parameter_count, self.layout
         if first == len(layout.names):
             return {}
         parts = zip(torch.split_with_sizes(statistics, layout.sizes[first:]), layout.shapes[first:], strict=True)
         return dict(zip(layout.names[first:], (part.view(shape) for part, shape in parts), strict=True))
 
 
-def _copied(module: nn.Module, layout: Layout, row: Tensor) -> nn.Module:
+def _copy_module(module: nn.Module, layout: Layout, row: Tensor) -> nn.Module:
     """A copy of a module, whose parameters are views of a row that has their numbers already.
 
     The module itself stays untouched: a factory may hand out one that somebody else has, too.
     """
     views, trained = layout.split(row), (pair for pair in module.named_parameters() if pair[1].requires_grad)
-    alike = {name: one for name, one in trained if type(one) is nn.Parameter and one.is_contiguous()}
-    return copy.deepcopy(module, {id(one): nn.Parameter(views[name]) for name, one in alike.items()})
+    replaceable = {name: one for name, one in trained if type(one) is nn.Parameter and one.is_contiguous()}
+    return copy.deepcopy(module, {id(one): nn.Parameter(views[name]) for name, one in replaceable.items()})

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..core.settings import check, setting
-from ..parties.text import VECTORS, word_vectors
+from ..core.settings import check_settings, setting
+from ..parties.text import VECTOR_SIZES, word_vectors
 
 
 @dataclass(frozen=True)
-class _Lstm:
-    vectors: str = setting("glove100", "whose numbers stand for the words", one_of=tuple(VECTORS))
+class _LstmSettings:
+    vectors: str = setting("glove100", "whose numbers stand for the words", one_of=tuple(VECTOR_SIZES))
     hidden: int = setting(256, "units of each LSTM layer", least=1, whole=True)
     layers: int = setting(2, "LSTM layers", least=1, whole=True)
     dense: int = setting(30, "units of the dense layer behind them", least=1, whole=True)
     outputs: int = setting(2, "how many classes there are", least=1, whole=True)
-    forget: float = setting(1.0, "the first bias of the forget gates", least=0)
+    forget_bias: float = setting(1.0, "the first bias of the forget gates", least=0)
 
 
 def lstm(
@@ -30,7 +30,7 @@ def lstm(
     layers: int = 2,
     dense: int = 30,
     outputs: int = 2,
-    forget: float = 1.0,
+    forget_bias: float = 1.0,
     data: str | Path | None = None,
 ) -> nn.Module:
     """Two LSTM layers of 256 units over word vectors that never learn, then 30 units and a linear layer.
@@ -41,12 +41,12 @@ def lstm(
     FedProx's code has by TensorFlow's default; with torch's own start learning is much slower, because the state is
     lost in the padding. `data` is the folder that the vectors are read from.
     """
-    check(_Lstm(vectors, hidden, layers, dense, outputs, forget), "lstm")
-    reader = Reader(word_vectors(vectors, data).table, hidden, layers, dense, outputs)
+    check_settings(_LstmSettings(vectors, hidden, layers, dense, outputs, forget_bias), "lstm")
+    reader = LstmClassifier(word_vectors(vectors, data).table, hidden, layers, dense, outputs)
     with torch.no_grad():
         for name, bias in reader.lstm.named_parameters():
             if name.startswith("bias_ih"):  # the gates stand in the order input, forget, cell, output
-                bias[hidden : 2 * hidden] = forget
+                bias[hidden : 2 * hidden] = forget_bias
     return reader
 
 
@@ -67,7 +67,7 @@ class WordVectors(nn.Module):
         return WordVectors(self.table)
 
 
-class Reader(nn.Module):
+class LstmClassifier(nn.Module):
     """Word numbers ``[batch, words]`` -> outputs ``[batch, outputs]``."""
 
     def __init__(self, table: Tensor, hidden: int, layers: int, dense: int, outputs: int) -> None:

@@ -17,59 +17,59 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..core.algorithm import Sight
+from ..core.algorithm import LossContext
 from ..core.settings import setting
 
 Shape: TypeAlias = tuple[int, ...]
 Reduction: TypeAlias = Literal["mean", "sum"]
-LINE = 16
+CACHE_LINE = 16
 """How many numbers fill a cache line."""
 
 
-class Back(Protocol):
+class InverseLayer(Protocol):
     """The way back through one layer."""
 
     @property
-    def below(self) -> str:
+    def input_point(self) -> str:
         """The point that the layer reads."""
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def parameter_shapes(self) -> tuple[Shape, ...]:
         """Those of its private columns: nothing, or a weight and a bias."""
 
     @property
     def fan_in(self) -> int:
         """How many numbers each of its outputs is made of."""
 
-    def __call__(self, y: Tensor, below: Tensor, *own: Tensor) -> Tensor:
+    def __call__(self, y: Tensor, layer_input: Tensor, *parameters: Tensor) -> Tensor:
         """From what is above the layer to the shape of what is ``below`` it in the trained model."""
 
 
 @dataclass(frozen=True)
-class Linear:
+class InverseLinear:
     """Fully connected, from as many numbers as the model's linear layer makes to as many as it reads."""
 
-    below: str
+    input_point: str
     inputs: int
     outputs: int
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def parameter_shapes(self) -> tuple[Shape, ...]:
         return (self.inputs, self.outputs), (self.inputs,)
 
     @property
     def fan_in(self) -> int:
         return self.outputs
 
-    def __call__(self, y: Tensor, below: Tensor, *own: Tensor) -> Tensor:
-        return functional.linear(y, *own)
+    def __call__(self, y: Tensor, layer_input: Tensor, *parameters: Tensor) -> Tensor:
+        return functional.linear(y, *parameters)
 
 
 @dataclass(frozen=True)
-class Convolution:
+class InverseConvolution:
     """A transposed convolution with the kernel, stride and padding of the model's."""
 
-    below: str
+    input_point: str
     inputs: int
     outputs: int
     kernel: Shape
@@ -79,111 +79,113 @@ class Convolution:
     groups: int
 
     @classmethod
-    def of(cls, below: str, layer: nn.Conv1d | nn.Conv2d) -> Convolution:
+    def from_layer(cls, input_point: str, layer: nn.Conv1d | nn.Conv2d) -> InverseConvolution:
         padding = layer.padding
         if isinstance(padding, str):  # "same" is for stride 1 alone, and "valid" is none
             reach = zip(layer.dilation, layer.kernel_size, strict=True)
             padding = tuple(d * (k - 1) // 2 if padding == "same" else 0 for d, k in reach)
         parts = (layer.kernel_size, layer.stride, padding, layer.dilation, layer.groups)
-        return cls(below, layer.in_channels, layer.out_channels, *parts)
+        return cls(input_point, layer.in_channels, layer.out_channels, *parts)
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def parameter_shapes(self) -> tuple[Shape, ...]:
         return (self.outputs, self.inputs // self.groups, *self.kernel), (self.inputs,)
 
     @property
     def fan_in(self) -> int:
         return self.outputs // self.groups * math.prod(self.kernel)
 
-    def missing(self, y: Tensor, below: Tensor) -> list[int]:
+    def output_padding(self, y: Tensor, layer_input: Tensor) -> list[int]:
         """How many lines at the far edges the stride has passed over."""
-        reach = zip(y.shape[2:], self.stride, self.padding, self.dilation, self.kernel, below.shape[2:], strict=True)
+        reach = zip(
+            y.shape[2:], self.stride, self.padding, self.dilation, self.kernel, layer_input.shape[2:], strict=True
+        )
         return [max(0, to - ((n - 1) * s - 2 * p + d * (k - 1) + 1)) for n, s, p, d, k, to in reach]
 
-    def cut(self, output: Tensor, below: Tensor) -> Tensor:
+    def crop(self, output: Tensor, layer_input: Tensor) -> Tensor:
         """Without the line too much that there is for "same" with an even kernel."""
-        if output.shape[2:] == below.shape[2:]:
+        if output.shape[2:] == layer_input.shape[2:]:
             return output
-        return output[(slice(None), slice(None), *map(slice, below.shape[2:]))]
+        return output[(slice(None), slice(None), *map(slice, layer_input.shape[2:]))]
 
-    def __call__(self, y: Tensor, below: Tensor, *own: Tensor) -> Tensor:
+    def __call__(self, y: Tensor, layer_input: Tensor, *parameters: Tensor) -> Tensor:
         line, plane = functional.conv_transpose1d, functional.conv_transpose2d
         function: Callable[..., Tensor] = line if len(self.kernel) == 1 else plane
-        parts = (self.stride, self.padding, self.missing(y, below), self.groups, self.dilation)
-        return self.cut(function(y, *own, *parts), below)
+        parts = (self.stride, self.padding, self.output_padding(y, layer_input), self.groups, self.dilation)
+        return self.crop(function(y, *parameters, *parts), layer_input)
 
 
 @dataclass(frozen=True)
-class Unpooling:
+class InverseMaxPool:
     """Every number goes back to where the trained model's pool took its own from (Zhao et al., 2015); 0 elsewhere."""
 
-    below: str
-    sides: int  # 2 for pictures, 1 for lines
+    input_point: str
+    spatial_dims: int  # 2 for pictures, 1 for lines
     options: tuple[tuple[str, Any], ...]  # of the model's pool
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def parameter_shapes(self) -> tuple[Shape, ...]:
         return ()
 
     @property
     def fan_in(self) -> int:
         return 0
 
-    def __call__(self, y: Tensor, below: Tensor, *own: Tensor) -> Tensor:
-        pool = functional.max_pool2d if self.sides == 2 else functional.max_pool1d
-        _, switches = pool(below.detach(), **dict(self.options), return_indices=True)
-        flat = y.new_zeros(*y.shape[:2], math.prod(below.shape[2:]))
-        return flat.scatter(2, switches.flatten(2), y.flatten(2)).view(below.shape)
+    def __call__(self, y: Tensor, layer_input: Tensor, *parameters: Tensor) -> Tensor:
+        pool = functional.max_pool2d if self.spatial_dims == 2 else functional.max_pool1d
+        _, switches = pool(layer_input.detach(), **dict(self.options), return_indices=True)
+        flat = y.new_zeros(*y.shape[:2], math.prod(layer_input.shape[2:]))
+        return flat.scatter(2, switches.flatten(2), y.flatten(2)).view(layer_input.shape)
 
 
 @dataclass(frozen=True)
-class Reshaping:
+class InverseReshape:
     """The shape that was there before."""
 
-    below: str
+    input_point: str
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def parameter_shapes(self) -> tuple[Shape, ...]:
         return ()
 
     @property
     def fan_in(self) -> int:
         return 0
 
-    def __call__(self, y: Tensor, below: Tensor, *own: Tensor) -> Tensor:
-        return y.reshape(below.shape)
+    def __call__(self, y: Tensor, layer_input: Tensor, *parameters: Tensor) -> Tensor:
+        return y.reshape(layer_input.shape)
 
 
 @dataclass(frozen=True)
-class Link:
+class MatchingLayer:
     """One matching layer f_j: from a point of the trained model back to the point before it in the received one."""
 
-    above: str
-    below: str
-    way: tuple[Back, ...]
+    from_point: str
+    to_point: str
+    inverse_layers: tuple[InverseLayer, ...]
 
 
 @dataclass(frozen=True)
-class Matching:
+class MatchingLoss:
     """Σ_j ‖f_j(a_{j+1}(x; w_i); θ_j) - a_j(x; w)‖², eq. (1): what the received model saw, from what this one sees.
 
     "mean" is over the numbers of a tensor, "sum" a sample's own as eq. (1) prints it (ERRATA 5); both over the batch.
     A term of the loss for one party; solvers know it, and write its gradient out where they do so for the model's.
     """
 
-    links: tuple[Link, ...]
+    layers: tuple[MatchingLayer, ...]
     reduction: Reduction = setting("mean", "of the squares (ERRATA 5)", one_of=("mean", "sum"))
-    gap: int = 0  # columns before the first of θ, which then begins at a cache line: products are faster so
+    first_gap: int = 0  # columns before the first of θ, which then begins at a cache line: products are faster so
 
     @cached_property
     def _shapes(self) -> list[Shape]:
-        return [shape for link in self.links for back in link.way for shape in back.shapes]
+        return [shape for link in self.layers for back in link.inverse_layers for shape in back.parameter_shapes]
 
     @cached_property
     def _sizes(self) -> list[int]:
         """Columns by turns: nobody's, and a tensor's."""
         sizes = [math.prod(shape) for shape in self._shapes]
-        gaps = [self.gap, *(-size % LINE for size in sizes)]
+        gaps = [self.first_gap, *(-size % CACHE_LINE for size in sizes)]
         return [size for pair in zip(gaps, [*sizes, 0], strict=True) for size in pair]
 
     @property
@@ -191,21 +193,21 @@ class Matching:
         """How many private columns there are."""
         return sum(self._sizes)
 
-    def split(self, own: Tensor) -> Iterator[Tensor]:
+    def split(self, private: Tensor) -> Iterator[Tensor]:
         """θ ``[..., width]`` tensor by tensor."""
-        parts = torch.split_with_sizes(own, self._sizes, dim=-1)[1:-1:2]
+        parts = torch.split_with_sizes(private, self._sizes, dim=-1)[1:-1:2]
         for part, shape in zip(parts, self._shapes, strict=True):
-            yield part.view(*own.shape[:-1], *shape)
+            yield part.view(*private.shape[:-1], *shape)
 
-    def share(self, shape: Shape) -> float:
+    def square_weight(self, shape: Shape) -> float:
         """What a square counts in a tensor of this shape, ``[batch, ...]``."""
         return 1 / (math.prod(shape) if self.reduction == "mean" else shape[0])
 
-    def __call__(self, sight: Sight) -> Tensor:
-        own, total = self.split(sight.own), sight.output.new_zeros(())
-        for link in self.links:
-            value, aim = sight.seen[link.above], sight.seen_received[link.below]
-            for back in link.way:
-                value = back(value, sight.seen[back.below], *(next(own) for _ in back.shapes))
-            total = total + self.share(aim.shape) * (value - aim).square().sum()
+    def __call__(self, context: LossContext) -> Tensor:
+        private, total = self.split(context.private_params), context.output.new_zeros(())
+        for link in self.layers:
+            value, target = context.features[link.from_point], context.received_features[link.to_point]
+            for back in link.inverse_layers:
+                value = back(value, context.features[back.input_point], *(next(private) for _ in back.parameter_shapes))
+            total = total + self.square_weight(target.shape) * (value - target).square().sum()
         return total

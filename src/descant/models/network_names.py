@@ -15,6 +15,6 @@ from .eiie_network import eiie
 from .lstm_network import lstm
 from .networks import cnn, keyword_cnn, logistic, mlp
 
-NETS: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
+NETWORKS: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
     {made.__name__: made for made in (logistic, mlp, cnn, keyword_cnn, lstm, eiie)}
 )

@@ -8,10 +8,10 @@ from typing import Literal, TypeAlias
 
 from torch import nn
 
-from ..core.settings import check, setting
+from ..core.settings import check_settings, setting
 from ..errors import SettingError
 
-Init: TypeAlias = Literal["torch", "he"]
+Initialization: TypeAlias = Literal["torch", "he"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class _Sizes:
     hidden: Sequence[int] = setting((200,), "how many units each layer between has", least=1, whole=True)
     channels: Sequence[int] = setting((32, 64), "how many channels each convolution has", least=1, whole=True)
     dense: int = setting(512, "how many units stand behind the convolutions", least=1, whole=True)
-    init: Init = setting("torch", "how weights are drawn", one_of=("torch", "he"))
+    init: Initialization = setting("torch", "how weights are drawn", one_of=("torch", "he"))
 
 
 def logistic(inputs: int = 784, outputs: int = 10) -> nn.Module:
@@ -30,7 +30,7 @@ def logistic(inputs: int = 784, outputs: int = 10) -> nn.Module:
     >>> sum(p.numel() for p in logistic(60, 10).parameters())
     610
     """
-    check(_Sizes(inputs, outputs), "logistic")
+    check_settings(_Sizes(inputs, outputs), "logistic")
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, outputs))
 
 
@@ -40,7 +40,7 @@ def mlp(inputs: int = 784, outputs: int = 10, hidden: Sequence[int] = (200, 200)
     >>> [tuple(p.shape) for p in mlp(64, 10, [32]).parameters()]
     [(32, 64), (32,), (10, 32), (10,)]
     """
-    check(_Sizes(inputs, outputs, tuple(hidden)), "mlp")
+    check_settings(_Sizes(inputs, outputs, tuple(hidden)), "mlp")
     layers, width = list[nn.Module]([nn.Flatten()]), inputs
     for units in hidden:
         layers += [nn.Linear(width, units), nn.ReLU()]
@@ -53,7 +53,7 @@ def cnn(
     shape: Sequence[int] = (1, 28, 28),
     channels: Sequence[int] = (32, 64),
     dense: int = 512,
-    init: Init = "torch",
+    init: Initialization = "torch",
 ) -> nn.Module:
     """5 x 5 convolutions, each with ReLU and 2 x 2 pooling, and a dense layer: for pictures of 28 x 28 or 32 x 32.
 
@@ -64,7 +64,7 @@ def cnn(
     >>> sum(p.numel() for p in cnn(shape=(3, 32, 32)).parameters())
     2156490
     """
-    return _convolutional("cnn", outputs, shape, channels, dense, init, kernel=5, pool=1)
+    return _convolutional("cnn", outputs, shape, channels, dense, init, kernel=5, pool_every=1)
 
 
 def keyword_cnn(
@@ -72,7 +72,7 @@ def keyword_cnn(
     shape: Sequence[int] = (1, 32, 32),
     channels: Sequence[int] = (64, 64, 64, 64),
     dense: int = 1024,
-    init: Init = "torch",
+    init: Initialization = "torch",
 ) -> nn.Module:
     """3 x 3 convolutions with ReLU, 2 x 2 pooling after each pair, and a dense layer: keyword spotting (Mostafa, §4).
 
@@ -84,7 +84,7 @@ def keyword_cnn(
     """
     if len(channels) % 2:
         raise SettingError(f"The 'channels' of keyword_cnn must be pairs: two, four, … numbers. Got {channels!r}.")
-    return _convolutional("keyword_cnn", outputs, shape, channels, dense, init, kernel=3, pool=2)
+    return _convolutional("keyword_cnn", outputs, shape, channels, dense, init, kernel=3, pool_every=2)
 
 
 def _convolutional(
@@ -93,21 +93,21 @@ def _convolutional(
     shape: Sequence[int],
     channels: Sequence[int],
     dense: int,
-    init: Init,
+    init: Initialization,
     kernel: int,
-    pool: int,  # after so many convolutions each
+    pool_every: int,  # after so many convolutions each
 ) -> nn.Module:
-    check(_Sizes(outputs=outputs, channels=tuple(channels), dense=dense, init=init), owner)
-    factor = 2 ** (len(channels) // pool)
+    check_settings(_Sizes(outputs=outputs, channels=tuple(channels), dense=dense, init=init), owner)
+    factor = 2 ** (len(channels) // pool_every)
     if len(shape) != 3 or shape[1] % factor or shape[2] % factor:
         raise SettingError(
             f"The 'shape' of {owner} must be (channels, height, width), both sides divisible by {factor}. "
             f"Got {shape!r}."
         )
     layers, depth = list[nn.Module](), shape[0]
-    for at, units in enumerate(channels, 1):
+    for index, units in enumerate(channels, 1):
         layers += [nn.Conv2d(depth, units, kernel, padding=kernel // 2), nn.ReLU()]
-        layers += [nn.MaxPool2d(2)] * (at % pool == 0)
+        layers += [nn.MaxPool2d(2)] * (index % pool_every == 0)
         depth = units
     flat = depth * (shape[1] // factor) * (shape[2] // factor)
     layers += [nn.Flatten(), nn.Linear(flat, dense), nn.ReLU(), nn.Linear(dense, outputs)]

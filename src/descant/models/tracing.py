@@ -18,39 +18,39 @@ from torch import fx, nn
 from ..errors import ModelError
 
 INPUT, OUTPUT = "input", "output"
-_WRAPPER = "0"  # what torch.fx calls the user's module within ours
+_WRAPPER_NAME = "0"  # what torch.fx calls the user's module within ours
 
 
-class Traced:
+class TracedModule:
     """The graph of a module: its live nodes in order, what they are, and what they are called."""
 
     def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
         self._root, self._graph = root, graph
-        self.parts = dict(root.named_modules())  # the submodules by the targets of their nodes
+        self.submodules = dict(root.named_modules())  # the submodules by the targets of their nodes
         *nodes, end = graph.nodes
-        self.result: fx.Node = end.all_input_nodes[0]
-        live = _before(self.result) | {nodes[0]}
-        self.lengths: set[fx.Node] = set()  # nodes that are the length of the batch, not values
+        self.output_node: fx.Node = end.all_input_nodes[0]
+        live = _ancestors(self.output_node) | {nodes[0]}
+        self.batch_size_nodes: set[fx.Node] = set()  # nodes that are the length of the batch, not values
         for node in nodes:
-            if _is_length(node, self.lengths):
-                self.lengths.add(node)
-        self.nodes = tuple(node for node in nodes if node in live and node not in self.lengths)
+            if _is_batch_size(node, self.batch_size_nodes):
+                self.batch_size_nodes.add(node)
+        self.nodes = tuple(node for node in nodes if node in live and node not in self.batch_size_nodes)
 
-    def sources(self, node: fx.Node) -> list[fx.Node]:
+    def input_values(self, node: fx.Node) -> list[fx.Node]:
         """The values that a node is made of."""
-        return [source for source in node.all_input_nodes if source not in self.lengths]
+        return [source for source in node.all_input_nodes if source not in self.batch_size_nodes]
 
-    def module(self, node: fx.Node) -> nn.Module | None:
+    def submodule(self, node: fx.Node) -> nn.Module | None:
         """The submodule that a node calls, if it calls one."""
-        return self.parts[str(node.target)] if node.op == "call_module" else None
+        return self.submodules[str(node.target)] if node.op == "call_module" else None
 
-    def path(self, node: fx.Node) -> str:
+    def submodule_path(self, node: fx.Node) -> str:
         """Where the user's module has the submodule that a node calls."""
         return str(node.target).partition(".")[2]
 
     def kind(self, node: fx.Node) -> str:
         """What a node does: the name of its layer, function or method."""
-        module = self.module(node)
+        module = self.submodule(node)
         return getattr(node.target, "__name__", str(node.target)) if module is None else type(module).__name__
 
     @cached_property
@@ -59,17 +59,17 @@ class Traced:
         calls = Counter(node.target for node in self.nodes if node.op == "call_module")
         found = {INPUT: self.nodes[0]}
         for node in self.nodes[1:]:
-            path = self.path(node) if calls[node.target] == 1 else ""
-            names = (path, node.name.removeprefix(f"_{_WRAPPER}_"), node.name)
+            path = self.submodule_path(node) if calls[node.target] == 1 else ""
+            names = (path, node.name.removeprefix(f"_{_WRAPPER_NAME}_"), node.name)
             found[next(name for name in names if name and name not in (*found, OUTPUT))] = node
-        return {**found, OUTPUT: self.result}
+        return {**found, OUTPUT: self.output_node}
 
     @cached_property
-    def names(self) -> dict[fx.Node, str]:
+    def point_names(self) -> dict[fx.Node, str]:
         """What each value is called; the last is the output, whatever makes it."""
         return {node: name for name, node in self.points.items()}
 
-    def find(self, names: Iterable[str]) -> list[fx.Node]:
+    def find_points(self, names: Iterable[str]) -> list[fx.Node]:
         """The values of these names, in the order of the graph; an unknown name is an error."""
         for name in names:
             if name not in self.points:
@@ -77,30 +77,32 @@ class Traced:
         chosen = {self.points[name] for name in names}
         return [node for node in self.nodes if node in chosen]
 
-    def tapped(self, points: Iterable[str]) -> fx.GraphModule:
+    def with_point_outputs(self, points: Iterable[str]) -> fx.GraphModule:
         """The module, with the user's own submodules in it, that gives its output and the values at the points."""
-        self.find(points)
+        self.find_points(points)
         graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
         output = graph.graph_copy(self._graph, copies)
         taps = {}
         for name in points:
             taps[name] = copies[self.points[name]]
-            if self._is_overwritten(self.points[name]):
+            if self._is_modified_in_place(self.points[name]):
                 with graph.inserting_after(taps[name]):
                     taps[name] = graph.call_function(torch.clone, (taps[name],))
         graph.output((output, taps))
         module = fx.GraphModule(self._root, graph)
-        module.add_module(_WRAPPER, self.parts[_WRAPPER])  # whole: parts that the output does not use have names, too
+        module.add_module(
+            _WRAPPER_NAME, self.submodules[_WRAPPER_NAME]
+        )  # whole: parts that the output does not use have names, too
         return module
 
-    def _is_overwritten(self, node: fx.Node) -> bool:
+    def _is_modified_in_place(self, node: fx.Node) -> bool:
         """Whether somebody behind it changes a value in place, maybe through another shape of it."""
         for user in node.users:
-            module = self.module(user)
+            module = self.submodule(user)
             in_place = user.kwargs.get("inplace") or getattr(module, "inplace", False)
             if in_place or (user.op == "call_method" and str(user.target).endswith("_")):
                 return True
-            if is_reshape(self.kind(user)) and self._is_overwritten(user):
+            if is_reshape(self.kind(user)) and self._is_modified_in_place(user):
                 return True
         return False
 
@@ -117,7 +119,7 @@ class _Tracer(fx.Tracer):
         return hasattr(m, "operation") or super().is_leaf_module(m, module_qualified_name)
 
 
-def trace(module: nn.Module) -> Traced | str:
+def trace_module(module: nn.Module) -> TracedModule | str:
     """A module's graph, or why there is none. Traced as it is while it learns: nothing else looks at it."""
     wrapped, mode = nn.Sequential(module), module.training  # wrapped, so that a lone layer is a layer, too
     try:
@@ -128,20 +130,20 @@ def trace(module: nn.Module) -> Traced | str:
         module.train(mode)
     end = list(graph.nodes)[-1]
     one = len(end.args) == 1 and end.args == tuple(end.all_input_nodes)
-    return Traced(wrapped, graph) if one else "it does not return one tensor"
+    return TracedModule(wrapped, graph) if one else "it does not return one tensor"
 
 
-def _before(node: fx.Node) -> set[fx.Node]:
+def _ancestors(node: fx.Node) -> set[fx.Node]:
     """A node, and all that it is made of."""
-    found, waiting = {node}, [node]
-    while waiting:
-        new = set(waiting.pop().all_input_nodes) - found
+    found, pending = {node}, [node]
+    while pending:
+        new = set(pending.pop().all_input_nodes) - found
         found |= new
-        waiting += new
+        pending += new
     return found
 
 
-def _is_length(node: fx.Node, lengths: set[fx.Node]) -> bool:
+def _is_batch_size(node: fx.Node, batch_size_nodes: set[fx.Node]) -> bool:
     """Whether a node is x.size(0), x.shape[0], or x.shape on the way to it."""
     if node.op == "call_method":
         return node.target == "size" and node.args[1:] == (0,)
@@ -150,4 +152,4 @@ def _is_length(node: fx.Node, lengths: set[fx.Node]) -> bool:
     if node.target is not operator.getitem:
         return False
     of, index = node.args
-    return of in lengths and isinstance(index, int) and index == 0
+    return of in batch_size_nodes and isinstance(index, int) and index == 0

@@ -8,38 +8,62 @@ from typing import TYPE_CHECKING
 from ..core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
-    from .expected_results import Kept, check_keepable, differences, keep, kept
-    from .experiment import Experiment, Point, carry_out, check_folder, legend, means, summary, told
-    from .recipe_index import home, keys, recipe_of
+    from .expected_results import ExpectedResult, check_recordable, compare_with_expected, read_expected, write_expected
+    from .experiment import (
+        Experiment,
+        SweepPoint,
+        check_report_folder,
+        findings_text,
+        method_means,
+        run_experiment,
+        study_summary,
+        table_legend,
+    )
+    from .recipe_index import experiment_keys, load_recipe, papers_folder
     from .sweep_report import MANIFEST, write_sweep
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            ".expected_results": ("Kept", "check_keepable", "differences", "keep", "kept"),
-            ".experiment": ("Experiment", "Point", "carry_out", "check_folder", "legend", "means", "summary", "told"),
-            ".recipe_index": ("home", "keys", "recipe_of"),
+            ".expected_results": (
+                "ExpectedResult",
+                "check_recordable",
+                "compare_with_expected",
+                "write_expected",
+                "read_expected",
+            ),
+            ".experiment": (
+                "Experiment",
+                "SweepPoint",
+                "run_experiment",
+                "check_report_folder",
+                "table_legend",
+                "method_means",
+                "study_summary",
+                "findings_text",
+            ),
+            ".recipe_index": ("papers_folder", "experiment_keys", "load_recipe"),
             ".sweep_report": ("MANIFEST", "write_sweep"),
         },
     )
 
 __all__ = [
     "Experiment",
-    "Kept",
+    "ExpectedResult",
     "MANIFEST",
-    "Point",
-    "carry_out",
-    "check_folder",
-    "check_keepable",
-    "differences",
-    "home",
-    "keep",
-    "kept",
-    "keys",
-    "legend",
-    "means",
-    "recipe_of",
-    "summary",
-    "told",
+    "SweepPoint",
+    "run_experiment",
+    "check_report_folder",
+    "check_recordable",
+    "compare_with_expected",
+    "papers_folder",
+    "write_expected",
+    "read_expected",
+    "experiment_keys",
+    "table_legend",
+    "method_means",
+    "load_recipe",
+    "study_summary",
+    "findings_text",
     "write_sweep",
 ]

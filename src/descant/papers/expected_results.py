@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..config import Recipe
 from ..errors import SettingError, StateError
-from .experiment import Experiment, means
-from .recipe_index import home
+from .experiment import Experiment, method_means
+from .recipe_index import papers_folder
 
 if TYPE_CHECKING:
     from ..studies.study import Study
 
-CLOSE = 0.005  # half a point: other processors round otherwise, and a party judges itself on few samples
+TOLERANCE = 0.005  # half a point: other processors round otherwise, and a party judges itself on few samples
 FORMAT = 1
-ONCE = "one seed"  # so its `about` says, where an experiment is too large for more
+ONE_SEED_MARK = "one seed"  # so its `about` says, where an experiment is too large for more
 BASELINES = ("FedAvg", "FedProx", "RFA", "CoordinateMedian")  # those that the papers hold Fed+ against
 
 
 @dataclass(frozen=True)
-class Kept:
+class ExpectedResult:
     """What is kept of one form of an experiment."""
 
     digest: str  # of the settings that it was run with
@@ -42,35 +42,37 @@ class Kept:
     who "left" after which round."""
 
 
-def kept(key: str, quick: bool, folder: Path | None = None) -> Kept | None:
+def read_expected(key: str, quick: bool, folder: Path | None = None) -> ExpectedResult | None:
     """What is kept of an experiment, if anything is."""
     found = _read(_file(key, folder)).get(key.partition("/")[2], {}).get(_form(quick))
     return (
-        None if found is None else Kept(**{**found, "seeds": tuple(found["seeds"]), "points": tuple(found["points"])})
+        None
+        if found is None
+        else ExpectedResult(**{**found, "seeds": tuple(found["seeds"]), "points": tuple(found["points"])})
     )
 
 
-def check_keepable(recipe: Recipe) -> None:
+def check_recordable(recipe: Recipe) -> None:
     """Raise unless the numbers of a recipe can be kept: to be asked before the work."""
-    if len(recipe.seeds) < 2 and ONCE not in recipe.about:
+    if len(recipe.seeds) < 2 and ONE_SEED_MARK not in recipe.about:
         raise SettingError("Numbers are kept with their spread: give at least --seeds 2.")
 
 
-def keep(key: str, done: Experiment, folder: Path | None = None) -> Path:
+def write_expected(key: str, experiment: Experiment, folder: Path | None = None) -> Path:
     """Put the numbers of an experiment into expected.json, in place of those that are there."""
-    check_keepable(done.recipe)
+    check_recordable(experiment.recipe)
     file = _file(key, folder)
-    everything = _read(file)
-    points = [{"at": dict(point.at), **_numbers(point.study)} for point in done.points]
+    experiments = _read(file)
+    points = [{"at": dict(point.at), **study_numbers(point.study)} for point in experiment.points]
     record = {
-        "digest": done.recipe.digest,
-        "seeds": done.recipe.seeds,
-        "seconds": round(done.seconds, 1),
+        "digest": experiment.recipe.digest,
+        "seeds": experiment.recipe.seeds,
+        "seconds": round(experiment.seconds, 1),
         "descant": __version__,
         "points": points,
     }
-    everything.setdefault(key.partition("/")[2], {})[_form(done.quick)] = record
-    text = json.dumps({"version": FORMAT, "experiments": dict(sorted(everything.items()))}, indent=1)
+    experiments.setdefault(key.partition("/")[2], {})[_form(experiment.quick)] = record
+    text = json.dumps({"version": FORMAT, "experiments": dict(sorted(experiments.items()))}, indent=1)
     try:
         file.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
@@ -78,95 +80,108 @@ def keep(key: str, done: Experiment, folder: Path | None = None) -> Path:
     return file
 
 
-def _numbers(study: Study) -> dict[str, Any]:
-    own = {method: [round(value, 6) for value in values] for method, values in means(study).items()}
-    learned = {method: [round(r.learned.mean, 6) for r in study.of(method)] for method in study.methods}
+def study_numbers(study: Study) -> dict[str, Any]:
+    personal = {method: [round(value, 6) for value in values] for method, values in method_means(study).items()}
+    trained_means = {method: [round(r.trained_scores.mean, 6) for r in study.of(method)] for method in study.methods}
     majority = study.results[0].scores.majority
-    better = {
+    parties_above = {
         name: {method: int((study.gains(method, over) > 0).sum()) for method in study.methods}
-        for name, over in (("above alone", None), *((f"above {name}", name) for name in BASELINES))
+        for name, over in (("above local", None), *((f"above {name}", name) for name in BASELINES))
         if over is None or over in study.methods
     }
     return {
-        "own": own,
-        "learned": learned,
+        "personal": personal,
+        "personal_trained": trained_means,
         "majority": round(majority.mean, 6),
         "parties": len(majority.values),
-        **better,
-        **_courses(study),
-        **_ledger(study),
+        **parties_above,
+        **global_model_curves(study),
+        **portfolio_numbers(study),
     }
 
 
-def _ledger(study: Study) -> dict[str, Any]:
+def portfolio_numbers(study: Study) -> dict[str, Any]:
     """Of portfolio desks: every measure of what they made of it, a mean over desks and seeds, by method."""
-    from ..studies.portfolio_tables import is_traded, ledger
-    from ..studies.result import plain
+    from ..studies.portfolio_tables import has_backtests, portfolio_table
+    from ..studies.result import to_json_numbers
 
-    if not is_traded(study):
+    if not has_backtests(study):
         return {}
     rows = {
-        row["method"]: {name: value for name, value in row.items() if name != "method"} for row in ledger(study).rows
+        row["method"]: {name: value for name, value in row.items() if name != "method"}
+        for row in portfolio_table(study).rows
     }
     return {
-        "ledger": {
-            method: {name: plain(round(value, 6)) for name, value in row.items()} for method, row in rows.items()
+        "portfolio": {
+            method: {name: to_json_numbers(round(value, 6)) for name, value in row.items()}
+            for method, row in rows.items()
         }
     }
 
 
-def _courses(study: Study) -> dict[str, Any]:
+def global_model_curves(study: Study) -> dict[str, Any]:
     """Where parties come and go: the centre's score by party on the way, the mean over seeds and its deviation."""
     import numpy as np
 
-    from ..studies.result import LOCAL, plain
+    from ..studies.result import LOCAL, to_json_numbers
 
-    if not any(result.comes_and_goes for result in study.results):
+    if not any(result.has_absences for result in study.results):
         return {}
-    names, courses = study.results[0].scores.names, {}
-    yardsticks = {result.beside for result in study.results}  # alone there is no centre
-    for method in (method for method in study.methods if method not in yardsticks):
+    names, curves = study.results[0].scores.names, {}
+    baselines = {result.baseline for result in study.results}  # alone there is no centre
+    for method in (method for method in study.methods if method not in baselines):
         results = study.of(method)
-        scores = np.array([[values for _, values in one.centers] for one in results])  # [seeds, points, parties]
-        mean, deviation = (plain(np.round(part, 4).T) for part in (scores.mean(0), scores.std(0)))
-        last = {name: _last_seen([letters[k] for letters in results[0].presence]) for k, name in enumerate(names)}
-        left = {name: at for name, at in last.items() if at < len(results[0].presence)}
-        courses[method] = {"rounds": [at for at, _ in results[0].centers], "mean": mean, "sd": deviation, "left": left}
-    alone = np.array([one.scores.own.values for one in study.of(LOCAL)]).mean(0)
-    return {"names": list(names), "alone": plain(np.round(alone, 4)), "courses": courses}
+        scores = np.array(
+            [[values for _, values in one.global_model_scores] for one in results]
+        )  # [seeds, points, parties]
+        mean, deviation = (to_json_numbers(np.round(part, 4).T) for part in (scores.mean(0), scores.std(0)))
+        last_seen = {
+            name: last_round_present([letters[k] for letters in results[0].presence]) for k, name in enumerate(names)
+        }
+        departures = {name: at for name, at in last_seen.items() if at < len(results[0].presence)}
+        curves[method] = {
+            "rounds": [at for at, _ in results[0].global_model_scores],
+            "mean": mean,
+            "sd": deviation,
+            "left": departures,
+        }
+    local_scores = np.array([one.scores.personal.values for one in study.of(LOCAL)]).mean(0)
+    return {"names": list(names), "local": to_json_numbers(np.round(local_scores, 4)), "global_model_curves": curves}
 
 
-def _last_seen(letters: list[str]) -> int:
+def last_round_present(presence_codes: list[str]) -> int:
     """The last round in which a party was there."""
     from ..rounds.state import PRESENT
 
-    return max((round for round, letter in enumerate(letters, 1) if letter == PRESENT), default=0)
+    return max((round for round, letter in enumerate(presence_codes, 1) if letter == PRESENT), default=0)
 
 
-def differences(done: Experiment, before: Kept | None) -> list[str]:
+def compare_with_expected(experiment: Experiment, expected: ExpectedResult | None) -> list[str]:
     """In sentences, where an experiment came out otherwise than what is kept: outside of what the kept seeds span."""
-    if before is None:
+    if expected is None:
         return ["No numbers of this experiment are kept to compare with."]
-    if before.digest != done.recipe.digest:
+    if expected.digest != experiment.recipe.digest:
         return ["The numbers that are kept are of other settings, and are not compared."]
     found, compared = [], 0
-    old = {json.dumps(point["at"], sort_keys=True): point["own"] for point in before.points}
-    for point in done.points:
-        own = old.get(json.dumps(dict(point.at), sort_keys=True), {})
-        for method, values in means(point.study).items():
+    expected_by_point = {json.dumps(point["at"], sort_keys=True): point["personal"] for point in expected.points}
+    for point in experiment.points:
+        expected_means = expected_by_point.get(json.dumps(dict(point.at), sort_keys=True), {})
+        for method, values in method_means(point.study).items():
             mean = sum(values) / len(values)
-            low, high = (min(own[method]), max(own[method])) if method in own else (mean, mean)
+            low, high = (
+                (min(expected_means[method]), max(expected_means[method])) if method in expected_means else (mean, mean)
+            )
             compared += 1
-            if not low - CLOSE <= mean <= high + CLOSE:
+            if not low - TOLERANCE <= mean <= high + TOLERANCE:
                 at = f" at {point.name}" if point.at else ""
-                span = f"{low:.3f} to {high:.3f} over {len(before.seeds)} seeds"
+                span = f"{low:.3f} to {high:.3f} over {len(expected.seeds)} seeds"
                 found.append(f"{method}{at} came to {mean:.3f}; kept are {span}.")
-    within = f"All {compared} means are within what the kept runs span ({len(before.seeds)} seeds, ± {CLOSE})."
+    within = f"All {compared} means are within what the kept runs span ({len(expected.seeds)} seeds, ± {TOLERANCE})."
     return found or [within]
 
 
 def _file(key: str, folder: Path | None) -> Path:
-    return (folder or home() / key.partition("/")[0]) / "expected.json"
+    return (folder or papers_folder() / key.partition("/")[0]) / "expected.json"
 
 
 def _form(quick: bool) -> str:

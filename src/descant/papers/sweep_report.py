@@ -7,14 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StateError
-from ..reporting.html import figure, linked, page_of, pairs, paragraph, scores, sentences
+from ..reporting.html import (
+    figure_section,
+    key_value_table,
+    link_list,
+    paragraph,
+    render_page,
+    score_table,
+    sentence_list,
+)
 from ..reporting.table import Table
 
 MANIFEST, PICTURE, PAGE = "sweep.json", "sweep.png", "report.html"
 _CAPTION = "The mean over parties at every value; the spread is over seeds, and a star is what the paper prints."
 
 
-def name_of(at: dict[str, Any]) -> str:
+def point_name(at: dict[str, Any]) -> str:
     """The name of a point, and of the folder of its study."""
     return " ".join(f"{key}={value}" for key, value in at.items())
 
@@ -33,30 +41,36 @@ def write_sweep(folder: Path) -> tuple[str, Path]:
 
 
 def _page(found: dict[str, Any], picture: bytes) -> tuple[str, str]:
-    points = [(name_of(point["at"]), point) for point in found["points"]]
+    points = [(point_name(point["at"]), point) for point in found["points"]]
     verdict = _verdict(points)
     methods = [row["method"] for row in points[0][1]["table"]]
     rows = [
-        {"at": name, **{row["method"]: _number(row["mean"]) for row in point["table"]}, "helped": _helped(point)}
+        {
+            "at": name,
+            **{row["method"]: _number(row["mean"]) for row in point["table"]},
+            "helped": helpful_methods(point),
+        }
         for name, point in points
     ]
     figures = [{**row, "paper": _number(row["paper"]), "ours": _number(row["ours"])} for row in found["figures"]]
     notes = {point["note"] for _, point in points if point["note"]}
-    page = page_of(
+    page = render_page(
         found["title"],
         verdict,
         *map(paragraph, [*sorted(notes), found["about"]]),
-        figure("At a glance", _CAPTION, picture),
-        scores(
+        figure_section("At a glance", _CAPTION, picture),
+        score_table(
             "Value by value",
             Table(("at", *methods, "helped"), rows),
             "The mean over parties and seeds. Helped: the methods with which more parties gained by joining than lost, "
             "and the mean is above training alone.",
         ),
-        linked("The reports", [(f"{name}/{PAGE}", name, point["verdict"]) for name, point in points]),
-        scores("The paper's figures", Table(("the paper says", "where", "paper", "ours"), figures)) if figures else "",
-        sentences("What it took", [found["cost"]]),
-        pairs("Made by", [("descant", found["descant"]), ("recipe", found["recipe"])]),
+        link_list("The reports", [(f"{name}/{PAGE}", name, point["verdict"]) for name, point in points]),
+        score_table("The paper's figures", Table(("the paper says", "where", "paper", "ours"), figures))
+        if figures
+        else "",
+        sentence_list("What it took", [found["cost"]]),
+        key_value_table("Made by", [("descant", found["descant"]), ("recipe", found["recipe"])]),
     )
     return verdict, page
 
@@ -70,7 +84,7 @@ def _verdict(points: list[tuple[str, dict[str, Any]]]) -> str:
     return f"Some method served the parties better than training alone at {where} {len(points)} values{named}."
 
 
-def _helped(point: dict[str, Any]) -> str:
+def helpful_methods(point: dict[str, Any]) -> str:
     return ", ".join(point["helped"]) or "none"
 
 

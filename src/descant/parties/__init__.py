@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from ..rl.agent import Agent, agents
     from . import partition
     from .adapters import arrays_of
-    from .audio import mel_spectrogram, words
+    from .audio import mel_spectrogram, spoken_words
     from .data_files import data_folder
     from .datasets.async_silos_paper import mnist_svhn, newsgroups, rotated_mnist
     from .datasets.digits import digits
     from .datasets.fed_plus_paper import femnist, mnist, sentiment
     from .datasets.generic import cifar10, csv, npz, svhn
-    from .datasets.representation_matching_paper import clients
-    from .datasets.synthetic import shared, synthetic
-    from .population import Party, People, from_arrays, from_rows
+    from .datasets.representation_matching_paper import representation_matching_clients
+    from .datasets.synthetic import shared_structure, synthetic
+    from .population import Party, Population, from_arrays, from_rows
     from .population_names import POPULATIONS
-    from .population_plot import draw
+    from .population_plot import plot_population
     from .readers import read_wave
 else:
     __getattr__, __dir__ = lazy_exports(
@@ -37,16 +37,16 @@ else:
             "..rl.agent": ("Agent", "agents"),
             ".": ("partition",),
             ".adapters": ("arrays_of",),
-            ".audio": ("mel_spectrogram", "words"),
+            ".audio": ("mel_spectrogram", "spoken_words"),
             ".data_files": ("data_folder",),
             ".datasets.async_silos_paper": ("mnist_svhn", "newsgroups", "rotated_mnist"),
             ".datasets.digits": ("digits",),
             ".datasets.fed_plus_paper": ("femnist", "mnist", "sentiment"),
             ".datasets.generic": ("cifar10", "csv", "npz", "svhn"),
-            ".datasets.representation_matching_paper": ("clients",),
-            ".datasets.synthetic": ("shared", "synthetic"),
-            ".population": ("Party", "People", "from_arrays", "from_rows"),
-            ".population_plot": ("draw",),
+            ".datasets.representation_matching_paper": ("representation_matching_clients",),
+            ".datasets.synthetic": ("shared_structure", "synthetic"),
+            ".population": ("Party", "Population", "from_arrays", "from_rows"),
+            ".population_plot": ("plot_population",),
             ".readers": ("read_wave",),
         },
     )
@@ -57,17 +57,17 @@ __all__ = [
     "Desk",
     "POPULATIONS",
     "Party",
-    "People",
+    "Population",
     "Selection",
     "agents",
     "arrays_of",
     "cifar10",
-    "clients",
+    "representation_matching_clients",
     "csv",
     "data_folder",
     "desks",
     "digits",
-    "draw",
+    "plot_population",
     "femnist",
     "from_arrays",
     "from_rows",
@@ -80,8 +80,8 @@ __all__ = [
     "read_wave",
     "rotated_mnist",
     "sentiment",
-    "shared",
+    "shared_structure",
     "svhn",
     "synthetic",
-    "words",
+    "spoken_words",
 ]

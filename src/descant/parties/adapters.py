@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import TensorDataset
 
-from ..core.settings import unknown
+from ..core.settings import unknown_name_error
 from ..errors import PartyError
 from .party import Array, as_array
 
@@ -25,7 +25,7 @@ def arrays_of(dataset: Any, x: str | None = None, y: str = "label") -> tuple[Arr
     ((3, 2), [0, 1, 0])
     """
     if hasattr(dataset, "column_names"):
-        return _by_columns(dataset, x, y)
+        return _from_columns(dataset, x, y)
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
         features, labels = dataset.tensors
         return as_array(features, "The features"), as_array(labels, "The labels")
@@ -35,28 +35,28 @@ def arrays_of(dataset: Any, x: str | None = None, y: str = "label") -> tuple[Arr
     for row, item in enumerate(items):
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise PartyError(f"Item {row} of the data set must be a pair (x, y). Got a {type(item).__name__}.")
-    return _stacked("features", (item[0] for item in items)), _stacked("labels", (item[1] for item in items))
+    return _stack_rows("features", (item[0] for item in items)), _stack_rows("labels", (item[1] for item in items))
 
 
-def _by_columns(dataset: Any, x: str | None, y: str) -> tuple[Array, Array]:
+def _from_columns(dataset: Any, x: str | None, y: str) -> tuple[Array, Array]:
     if isinstance(dataset.column_names, Mapping):
-        parts = ", ".join(map(repr, dataset.column_names))
-        raise PartyError(f"This data set has parts: {parts}. Give one of them, such as dataset['train'].")
+        splits = ", ".join(map(repr, dataset.column_names))
+        raise PartyError(f"This data set has parts: {splits}. Give one of them, such as dataset['train'].")
     for name in (x, y):
         if name not in dataset.column_names:
-            raise unknown("column", str(name), dataset.column_names)
-    return _stacked(f"column {x!r}", dataset[x]), _stacked(f"column {y!r}", dataset[y])
+            raise unknown_name_error("column", str(name), dataset.column_names)
+    return _stack_rows(f"column {x!r}", dataset[x]), _stack_rows(f"column {y!r}", dataset[y])
 
 
-def _stacked(what: str, values: Iterable[Any]) -> Array:
+def _stack_rows(label: str, values: Iterable[Any]) -> Array:
     """One array of many that are alike: numbers, lists, tensors, or pictures that know how to be an array."""
     rows = [np.asarray(value) for value in values]
     for row, found in enumerate(rows):
         if found.dtype.kind not in "fiub" or found.shape != rows[0].shape:
             raise PartyError(
-                f"Row {row} of the {what} has shape {found.shape} of {found.dtype}; expected numbers of shape "
+                f"Row {row} of the {label} has shape {found.shape} of {found.dtype}; expected numbers of shape "
                 f"{rows[0].shape}, like row 0. Make them alike."
             )
     if not rows:
-        raise PartyError(f"The data set has no rows in its {what}.")
+        raise PartyError(f"The data set has no rows in its {label}.")
     return np.stack(rows)

@@ -15,21 +15,21 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..core.seeds import EVERYBODY, stream
-from ..core.settings import check, setting
+from ..core.seeds import ALL_PARTIES, stream
+from ..core.settings import check_settings, setting
 from ..errors import PartyError, SettingError
 from . import partition
 from .party import Array
-from .population import People, from_rows
-from .readers import damaged, read_wave
+from .population import Population, from_rows
+from .readers import damaged_file_error, read_wave
 
 Scale = Literal["slaney", "htk"]
-_FLOOR = 1e-10  # of a band's power: silence has no logarithm
+_MIN_POWER = 1e-10  # of a band's power: silence has no logarithm
 _KNEE_HZ, _KNEE_MEL, _STEP = 1000.0, 15.0, np.log(6.4) / 27  # Slaney: linear below 1000 Hz, logarithmic above
 
 
 @dataclass(frozen=True)
-class _Mel:
+class _MelSettings:
     rate: int = setting(16_000, "samples a second", least=1, whole=True)
     window: float = setting(0.03, "seconds that a line of the picture hears", above=0)
     hop: float = setting(0.01, "seconds from one line to the next", above=0)
@@ -61,75 +61,81 @@ def mel_spectrogram(
     >>> picture.shape, int(picture.mean(0).argmax())
     ((32, 32), 13)
     """
-    check(_Mel(rate, window, hop, mels, low, high, scale, size), "mel_spectrogram")
+    check_settings(_MelSettings(rate, window, hop, mels, low, high, scale, size), "mel_spectrogram")
     if size is not None and np.shape(size) != (2,):
         raise SettingError(
             f"The 'size' of mel_spectrogram must be two numbers, lines and columns, or None. Got {size!r}."
         )
-    long, step = round(window * rate), max(1, round(hop * rate))
-    if long < 2:
+    window_samples, step = round(window * rate), max(1, round(hop * rate))
+    if window_samples < 2:
         raise SettingError(f"The 'window' of mel_spectrogram must be at least 2 samples of 1/{rate} s. Got {window:g}.")
-    sound = _clip(wave, long, window)
-    hann = np.sin(np.pi * np.arange(long) / long) ** 2  # periodic: it begins again where it would end
-    frames = np.lib.stride_tricks.sliding_window_view(sound, long)[::step]  # [time, long]
+    signal = _validated_signal(wave, window_samples, window)
+    hann = (
+        np.sin(np.pi * np.arange(window_samples) / window_samples) ** 2
+    )  # periodic: it begins again where it would end
+    frames = np.lib.stride_tricks.sliding_window_view(signal, window_samples)[::step]  # [time, long]
     power = np.abs(np.fft.rfft(frames * hann)) ** 2  # [time, long // 2 + 1]
-    found: Array = np.log(np.maximum(power @ mel_bands(rate, long, mels, low, high, scale).T, _FLOOR))  # [time, mels]
+    log_power: Array = np.log(
+        np.maximum(power @ mel_filter_bank(rate, window_samples, mels, low, high, scale).T, _MIN_POWER)
+    )  # [time, mels]
     if size is not None:
-        found = area_means(len(found), size[0]) @ found @ area_means(mels, size[1]).T
-    picture: NDArray[np.float32] = found.astype(np.float32)
+        log_power = area_mean_matrix(len(log_power), size[0]) @ log_power @ area_mean_matrix(mels, size[1]).T
+    picture: NDArray[np.float32] = log_power.astype(np.float32)
     return picture
 
 
-def _clip(wave: ArrayLike, long: int, window: float) -> Array:
+def _validated_signal(wave: ArrayLike, window_samples: int, window: float) -> Array:
     """A clip as numbers in a row, of a window at the least."""
-    given = np.asarray(wave)
-    numbers = given.dtype.kind in "buif"
-    sound = given.astype(np.float64) if numbers else np.empty(0)
-    if sound.ndim != 1 or len(sound) < long or not np.isfinite(sound).all():
+    samples = np.asarray(wave)
+    numeric = samples.dtype.kind in "buif"
+    signal = samples.astype(np.float64) if numeric else np.empty(0)
+    if signal.ndim != 1 or len(signal) < window_samples or not np.isfinite(signal).all():
         raise PartyError(
-            f"A clip must be finite numbers in a row, at least the {long} samples of a window of {window:g} s. "
-            f"Got {f'shape {sound.shape}' if numbers else given.dtype}."
+            f"A clip must be finite numbers in a row, at least the {window_samples} samples of a window of {window:g} s. "
+            f"Got {f'shape {signal.shape}' if numeric else samples.dtype}."
         )
-    return sound
+    return signal
 
 
-def mel_bands(rate: int, long: int, mels: int, low: float, high: float, scale: Scale = "slaney") -> Array:
+def mel_filter_bank(
+    rate: int, window_samples: int, mels: int, low: float, high: float, scale: Scale = "slaney"
+) -> Array:
     """How much each frequency of a spectrum of `long` samples counts in each band, ``[mels, long // 2 + 1]``."""
     if not low < high <= rate / 2:
         raise SettingError(
             f"The bands must lie between 0 and the {rate / 2:g} Hz that {rate} samples a second can hold. "
             f"Got low={low:g}, high={high:g}."
         )
-    heard = np.fft.rfftfreq(long, 1 / rate)
-    first, last = _mel(np.array([low, high]), scale)
-    edges = _hz(np.linspace(first, last, mels + 2), scale)  # [mels + 2]
-    rise = (heard - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
-    fall = (edges[2:, None] - heard) / (edges[2:] - edges[1:-1])[:, None]
+    frequencies = np.fft.rfftfreq(window_samples, 1 / rate)
+    first, last = _hz_to_mel(np.array([low, high]), scale)
+    edges = _mel_to_hz(np.linspace(first, last, mels + 2), scale)  # [mels + 2]
+    rise = (frequencies - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
+    fall = (edges[2:, None] - frequencies) / (edges[2:] - edges[1:-1])[:, None]
     bands: Array = np.maximum(0, np.minimum(rise, fall)) * (2 / (edges[2:] - edges[:-2]))[:, None]
-    deaf = np.flatnonzero(~bands.any(1))
-    if len(deaf):
+    empty_bands = np.flatnonzero(~bands.any(1))
+    if len(empty_bands):
         raise SettingError(
-            f"{len(deaf)} of {mels} bands, the first at {edges[deaf[0] + 1]:.0f} Hz, hold no frequency of a window of "
-            f"{long} samples. Take fewer bands or a longer window."
+            f"{len(empty_bands)} of {mels} bands, the first at {edges[empty_bands[0] + 1]:.0f} Hz, hold no frequency of a window of "
+            f"{window_samples} samples. Take fewer bands or a longer window."
         )
     return bands
 
 
-def _mel(hz: Array, scale: Scale) -> Array:
+def _hz_to_mel(hz: Array, scale: Scale) -> Array:
     if scale == "htk":
         return np.asarray(2595 * np.log10(1 + hz / 700))
     above = _KNEE_MEL + np.log(np.maximum(hz, _KNEE_HZ) / _KNEE_HZ) / _STEP
     return np.where(hz < _KNEE_HZ, hz * _KNEE_MEL / _KNEE_HZ, above)
 
 
-def _hz(mel: Array, scale: Scale) -> Array:
+def _mel_to_hz(mel: Array, scale: Scale) -> Array:
     if scale == "htk":
         return np.asarray(700 * (10 ** (mel / 2595) - 1))
     above = _KNEE_HZ * np.exp(_STEP * (np.maximum(mel, _KNEE_MEL) - _KNEE_MEL))
     return np.where(mel < _KNEE_MEL, mel * _KNEE_HZ / _KNEE_MEL, above)
 
 
-def area_means(n: int, size: int) -> Array:
+def area_mean_matrix(n: int, size: int) -> Array:
     """What makes `size` numbers of `n`: each is the mean over its share of the length, ``[size, n]``.
 
     >>> area_means(3, 2).round(3).tolist()
@@ -141,7 +147,7 @@ def area_means(n: int, size: int) -> Array:
     return means
 
 
-def words(
+def spoken_words(
     folder: str | Path,
     count: int = 10,
     split: str = "dirichlet",
@@ -151,7 +157,7 @@ def words(
     exponent: float = 2.0,
     test: float = 0.2,
     seed: int = 0,
-) -> People:
+) -> Population:
     """WAV files of yours over `count` parties, in one folder a word: pictures [1, 32, 32] of their first second.
 
     Files are 16-bit PCM of one channel, 16,000 samples a second (as Speech Commands has them); shorter ones end
@@ -159,16 +165,16 @@ def words(
     All numbers are standardised together. `split` and the numbers behind it are those of :func:`.splits.cut`.
     """
     folder = Path(folder)
-    named = sorted(part for part in folder.glob("[!_.]*") if part.is_dir())
-    files = [(file, label) for label, part in enumerate(named) for file in sorted(part.glob("*.wav"))]
+    word_folders = sorted(part for part in folder.glob("[!_.]*") if part.is_dir())
+    files = [(file, label) for label, part in enumerate(word_folders) for file in sorted(part.glob("*.wav"))]
     if not files:
-        raise damaged(folder, "it has no WAV files", "one folder a word with *.wav in it")
-    pictures = np.stack([mel_spectrogram(_second(file)) for file, _ in files])[:, None]
+        raise damaged_file_error(folder, "it has no WAV files", "one folder a word with *.wav in it")
+    pictures = np.stack([mel_spectrogram(_first_second(file)) for file, _ in files])[:, None]
     x, y = (pictures - pictures.mean()) / (pictures.std() or 1.0), np.array([label for _, label in files])
-    rows = partition.cut(y, split, count, stream(seed, 0, EVERYBODY, "words"), alpha, classes, sigma, exponent)
+    rows = partition.split_rows(y, split, count, stream(seed, 0, ALL_PARTIES, "words"), alpha, classes, sigma, exponent)
     return from_rows(x, y, rows, test, seed)
 
 
-def _second(file: Path, rate: int = 16_000) -> Array:
-    sound = read_wave(file, rate)[:rate]
-    return np.pad(sound, (0, rate - len(sound)))
+def _first_second(file: Path, rate: int = 16_000) -> Array:
+    signal = read_wave(file, rate)[:rate]
+    return np.pad(signal, (0, rate - len(signal)))

@@ -7,27 +7,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.settings import unknown
+from ..core.settings import unknown_name_error
 from ..errors import PartyError
 
-VARIABLE = "DESCANT_DATA"
-WITHOUT = "digits, synthetic and shared run without any file."
-_PACKED = ("", ".gz", ".xz")
+DATA_VARIABLE = "DESCANT_DATA"
+BUNDLED_DATA_HINT = "digits, synthetic and shared run without any file."
+_COMPRESSION_SUFFIXES = ("", ".gz", ".xz")
 
 
 @dataclass(frozen=True)
-class DataSet:
+class DatasetFiles:
     """Where a data set comes from, and the files that hold it: one of these groups must be there, whole."""
 
     title: str
-    home: str
-    files: tuple[tuple[str, ...], ...]
+    homepage: str
+    file_groups: tuple[tuple[str, ...], ...]
 
     def __str__(self) -> str:
-        return f"{self.title}: {' or '.join(map(_group, self.files))}. From {self.home}."
+        return f"{self.title}: {' or '.join(map(_format_files, self.file_groups))}. From {self.homepage}."
 
 
-def _group(files: tuple[str, ...]) -> str:
+def _format_files(files: tuple[str, ...]) -> str:
     return files[0] if len(files) == 1 else f"{files[0]} … {files[-1]} ({len(files)} files)"
 
 
@@ -38,66 +38,66 @@ _CIFAR = (*(f"cifar-10-batches-bin/data_batch_{k}.bin" for k in range(1, 6)), "c
 _MATLAB = ("train_32x32.mat", "test_32x32.mat")
 _SHEETS = ("labels.npz", "train_00.webp", "test_00.webp")
 
-DATA_SETS: Mapping[str, DataSet] = {
-    "mnist": DataSet(
+DATASETS: Mapping[str, DatasetFiles] = {
+    "mnist": DatasetFiles(
         "MNIST, as mnist.npz (x_train, y_train, x_test, y_test) or as the four IDX files, packed by gzip or not",
         "yann.lecun.com/exdb/mnist",
         (("mnist.npz",), _MNIST, tuple(f"MNIST/raw/{name}" for name in _MNIST)),
     ),
-    "emnist": DataSet(
+    "emnist": DatasetFiles(
         "EMNIST, as an npz of the letters a to j (x, y = 0..9) or as the four IDX files of its by-class split",
         "www.nist.gov/itl/products-and-services/emnist-dataset",
         (("emnist_lower_aj.npz",), _EMNIST),
     ),
-    "cifar10": DataSet(
+    "cifar10": DatasetFiles(
         "CIFAR-10, as its six binary batches, as an npz (x_train, y_train, x_test, y_test) or as WebP sheets",
         "www.cs.toronto.edu/~kriz/cifar.html",
         (_CIFAR, ("cifar10.npz",), tuple(f"cifar10/{name}" for name in _SHEETS)),
     ),
-    "svhn": DataSet(
+    "svhn": DatasetFiles(
         "SVHN, its cropped digits, as the two files of MATLAB, as an npz (x_train, y_train, x_test, y_test) or as WebP "
         "sheets",
         "ufldl.stanford.edu/housenumbers",
         (_MATLAB, tuple(f"svhn/{name}" for name in _MATLAB), ("svhn.npz",), tuple(f"svhn/{name}" for name in _SHEETS)),
     ),
-    "newsgroups": DataSet(
+    "newsgroups": DatasetFiles(
         "20 Newsgroups, as a CSV with the columns label (0 to 19, in the order of the groups' names) and text, packed "
         "or not",
         "qwone.com/~jason/20Newsgroups",
         (("20newsgroups.csv",),),
     ),
-    "speech": DataSet(
+    "speech": DatasetFiles(
         "Speech Commands v0.02, ten of its words as log-mel pictures: an npz with x (bytes of shape [n, 32, 32], rows "
         "are time), y = 0..9 and split (0 train, 1 validation, 2 test); a folder of WAV files is parties.words",
         "www.tensorflow.org/datasets/catalog/speech_commands",
         (("speech_commands_32x32.npz",),),
     ),
-    "sp500": DataSet(
+    "sp500": DatasetFiles(
         "daily prices of assets, as an npz (dates, tickers, adj_close of shape [days, assets])",
         "any source of adjusted closing prices; desks read a CSV of dates and assets, too, by its path",
         (("sp500_tech50_2006_2019.npz",),),
     ),
-    "critics": DataSet(
+    "critics": DatasetFiles(
         "film reviews, a CSV with the columns account, label (1 is fresh) and text, packed or not",
         "any collection of critics' reviews with their authors, such as rt.reviews.tsv",
         (("rt_critics.csv",),),
     ),
-    "sent140": DataSet(
+    "sent140": DatasetFiles(
         "Sentiment140, as its training CSV or as a CSV with the columns account, label and text, packed or not",
         "help.sentiment140.com/for-students",
         (("training.1600000.processed.noemoticon.csv",), ("sent140_sample.csv",)),
     ),
-    "glove100": DataSet(
+    "glove100": DatasetFiles(
         "GloVe 6B, 100 numbers a word, as its text file or as an npz (words joined by line breaks, vectors)",
         "nlp.stanford.edu/projects/glove",
         (("glove6b_100d_subset.npz",), ("glove.6B.100d.txt",)),
     ),
-    "glove300": DataSet(
+    "glove300": DatasetFiles(
         "GloVe 6B, 300 numbers a word, as its text file",
         "nlp.stanford.edu/projects/glove",
         (("glove.6B.300d.txt",),),
     ),
-    "word2vec300": DataSet(
+    "word2vec300": DatasetFiles(
         "word2vec of Google News, 300 numbers a word, as an npz (words joined by line breaks, vectors)",
         "code.google.com/archive/p/word2vec",
         (("word2vec_gnews_300d_subset.npz",),),
@@ -105,31 +105,33 @@ DATA_SETS: Mapping[str, DataSet] = {
 }
 
 
-def data_folder(given: str | Path | None = None) -> Path:
+def data_folder(folder_argument: str | Path | None = None) -> Path:
     """The folder with the data sets: the one that is given, else the one that DESCANT_DATA names."""
-    said = str(given) if given is not None else os.environ.get(VARIABLE, "")
-    folder = Path(said).expanduser()
-    if said and folder.is_dir():
+    location = str(folder_argument) if folder_argument is not None else os.environ.get(DATA_VARIABLE, "")
+    folder = Path(location).expanduser()
+    if location and folder.is_dir():
         return folder
-    found = f"{folder} is not a folder" if said else "No data folder is given"
-    each = "\n".join(f"  {name}: {data_set}" for name, data_set in DATA_SETS.items())
+    problem = f"{folder} is not a folder" if location else "No data folder is given"
+    dataset_list = "\n".join(f"  {name}: {data_set}" for name, data_set in DATASETS.items())
     raise PartyError(
-        f"{found}. Give data=..., or set {VARIABLE} to a folder with the files that you need:\n{each}\n{WITHOUT}"
+        f"{problem}. Give data=..., or set {DATA_VARIABLE} to a folder with the files that you need:\n{dataset_list}\n{BUNDLED_DATA_HINT}"
     )
 
 
-def locate(name: str, data: str | Path | None = None) -> tuple[Path, ...]:
+def locate_files(name: str, data: str | Path | None = None) -> tuple[Path, ...]:
     """The files of a data set, the first of its groups that is there; an error says what it is and where to get it."""
-    if name not in DATA_SETS:
-        raise unknown("data set", name, DATA_SETS)
+    if name not in DATASETS:
+        raise unknown_name_error("data set", name, DATASETS)
     folder = data_folder(data)
-    for group in DATA_SETS[name].files:
-        found = [_existing(folder / file) for file in group]
+    for group in DATASETS[name].file_groups:
+        found = [_find_file(folder / file) for file in group]
         if all(found):
             return tuple(file for file in found if file is not None)
-    raise PartyError(f"{folder} does not hold {name}. {DATA_SETS[name]} Put it there; {WITHOUT}")
+    raise PartyError(f"{folder} does not hold {name}. {DATASETS[name]} Put it there; {BUNDLED_DATA_HINT}")
 
 
-def _existing(file: Path) -> Path | None:
+def _find_file(file: Path) -> Path | None:
     """The file, or the same one packed."""
-    return next((packed for end in _PACKED if (packed := file.with_name(file.name + end)).is_file()), None)
+    return next(
+        (packed for end in _COMPRESSION_SUFFIXES if (packed := file.with_name(file.name + end)).is_file()), None
+    )

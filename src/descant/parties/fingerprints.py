@@ -8,13 +8,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from .population import KEPT, Party, People
+from .population import PARTY_CACHE_SIZE, Party, Population
 
-_BYTES = 2**28  # of features that are read, about: a quarter of a second
-_KNOWN: WeakKeyDictionary[People, dict[str, str]] = WeakKeyDictionary()
+_SAMPLED_BYTES = 2**28  # of features that are read, about: a quarter of a second
+_CACHE: WeakKeyDictionary[Population, dict[str, str]] = WeakKeyDictionary()
 
 
-def fingerprints(people: People) -> dict[str, str]:
+def data_fingerprints(population: Population) -> dict[str, str]:
     """Party -> a digest of what it trains and is tested on; reckoned once.
 
     All of it is read up to 256 MB; beyond that evenly spaced rows, and of many parties evenly spaced ones.
@@ -24,24 +24,24 @@ def fingerprints(people: People) -> dict[str, str]:
     >>> [fingerprints(here)[name] == fingerprints(there)[name] for name in "ab"]
     [True, False]
     """
-    if people not in _KNOWN:
-        chosen = people.names[:: -(-len(people) // KEPT)]
-        row = people[chosen[0]].data[0][:1]
-        rows = sum(people.samples[name] for name in chosen)
-        every = max(1, -(-rows * row.numel() * row.element_size() // _BYTES))
-        _KNOWN[people] = {name: _fingerprint(people[name], every) for name in chosen}
-    return _KNOWN[people]
+    if population not in _CACHE:
+        chosen = population.names[:: -(-len(population) // PARTY_CACHE_SIZE)]
+        first_row = population[chosen[0]].data[0][:1]
+        rows = sum(population.samples[name] for name in chosen)
+        stride = max(1, -(-rows * first_row.numel() * first_row.element_size() // _SAMPLED_BYTES))
+        _CACHE[population] = {name: _party_fingerprint(population[name], stride) for name in chosen}
+    return _CACHE[population]
 
 
-def _fingerprint(party: Party, every: int) -> str:
-    return fingerprint(*party.data, every=every)
+def _party_fingerprint(party: Party, stride: int) -> str:
+    return tensor_fingerprint(*party.data, stride=stride)
 
 
-def fingerprint(*tensors: Tensor, every: int = 1) -> str:
+def tensor_fingerprint(*tensors: Tensor, stride: int = 1) -> str:
     """A digest of some tensors, of each one row out of ``every``."""
     sha = sha256()
     for tensor in tensors:
         sha.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
-        rows = tensor[torch.arange(0, len(tensor), every)]  # a copy, whose strides are as `view` wants them
+        rows = tensor[torch.arange(0, len(tensor), stride)]  # a copy, whose strides are as `view` wants them
         sha.update(rows.reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()[:16]

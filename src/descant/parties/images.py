@@ -12,112 +12,118 @@ import torch
 from torch.nn import functional
 
 from ..errors import PartyError
-from .data_files import locate
+from .data_files import locate_files
 from .party import Array
-from .readers import checked_labels, damaged, read_cifar, read_idx, read_npz, read_svhn, reading
+from .readers import damaged_file_error, read_cifar, read_errors, read_idx, read_npz, read_svhn, validate_labels
 
 _TILE, _COLUMNS = 32, 50  # of a WebP sheet
 _LOWER_A = 36  # the label of "a" in EMNIST's by-class split: ten digits and 26 capitals come before
-_LETTERS = 10  # "a" to "j"
+_LETTER_COUNT = 10  # "a" to "j"
 
 
-Pairs: TypeAlias = list[tuple[Array, Array]]
+LabeledImages: TypeAlias = list[tuple[Array, Array]]
 """Images and their labels: the training set, in one part or more, and last, where there is one, the test set."""
 
 
 _SHAPES = {"mnist": (1, 28, 28), "emnist": (1, 28, 28), "speech": (1, 32, 32)}
 
 
-def image_set(name: str, data: str | Path | None = None) -> tuple[Array, Array]:
+def all_images(name: str, data: str | Path | None = None) -> tuple[Array, Array]:
     """All images of mnist, emnist (a to j), cifar10, svhn or speech and their labels 0..9, training and test set."""
-    return parted(name, data)[:2]
+    return images_with_test_start(name, data)[:2]
 
 
-def image_sets(name: str, data: str | Path | None = None) -> tuple[Array, Array, Array, Array]:
+def train_and_test_images(name: str, data: str | Path | None = None) -> tuple[Array, Array, Array, Array]:
     """The training set, and its own test set: x, y, x_test, y_test."""
-    x, y, begin = parted(name, data)
-    return x[:begin], y[:begin], x[begin:], y[begin:]
+    x, y, test_start = images_with_test_start(name, data)
+    return x[:test_start], y[:test_start], x[test_start:], y[test_start:]
 
 
-def parted(name: str, data: str | Path | None = None) -> tuple[Array, Array, int]:
+def images_with_test_start(name: str, data: str | Path | None = None) -> tuple[Array, Array, int]:
     """Training and test set in a row, and the row at which the test set begins."""
-    xs, ys = zip(*_pairs(name, data), strict=True)
-    tested = len(xs[-1]) if len(xs) > 1 else 0
-    return np.concatenate(xs), np.concatenate(ys), sum(map(len, xs)) - tested
+    xs, ys = zip(*_load_images(name, data), strict=True)
+    test_count = len(xs[-1]) if len(xs) > 1 else 0
+    return np.concatenate(xs), np.concatenate(ys), sum(map(len, xs)) - test_count
 
 
-def _pairs(name: str, data: str | Path | None) -> Pairs:
+def _load_images(name: str, data: str | Path | None) -> LabeledImages:
     """The parts of a data set, checked, with images as ``[n, channels, height, width]``."""
-    files = locate(name, data)
+    files = locate_files(name, data)
     expected = _SHAPES.get(name, (3, 32, 32))
     pairs = []
-    for x, y in _READERS.get(files[0].name, _from_npz)(files):
+    for x, y in _READERS.get(files[0].name, _read_npz_images)(files):
         if x.ndim == 3:
             x = x[:, None]
         elif x.shape[-1] == 3:
             x = x.transpose(0, 3, 1, 2)
         if x.dtype != np.uint8 or x.shape[1:] != expected:
-            raise damaged(files[0], f"its images have shape {x.shape[1:]} of {x.dtype}", f"bytes of shape {expected}")
+            raise damaged_file_error(
+                files[0], f"its images have shape {x.shape[1:]} of {x.dtype}", f"bytes of shape {expected}"
+            )
         if len(x) != len(y):
-            raise damaged(files[0], f"it has {len(x)} images and {len(y)} labels", "as many of one as of the other")
+            raise damaged_file_error(
+                files[0], f"it has {len(x)} images and {len(y)} labels", "as many of one as of the other"
+            )
         pairs.append((x, y))
     return pairs
 
 
-def _from_npz(files: Sequence[Path]) -> Pairs:
+def _read_npz_images(files: Sequence[Path]) -> LabeledImages:
     x, x_test, y, y_test = read_npz(files[0], ("x_train", "x_test", "y_train", "y_test"))
-    return [(x, checked_labels(files[0], y, 10)), (x_test, checked_labels(files[0], y_test, 10))]
+    return [(x, validate_labels(files[0], y, 10)), (x_test, validate_labels(files[0], y_test, 10))]
 
 
-def _letters(files: Sequence[Path]) -> Pairs:
+def _read_emnist_letters(files: Sequence[Path]) -> LabeledImages:
     x, y = read_npz(files[0], ("x", "y"))
-    return [(x, checked_labels(files[0], y, _LETTERS))]
+    return [(x, validate_labels(files[0], y, _LETTER_COUNT))]
 
 
-def _words(files: Sequence[Path]) -> Pairs:
+def _read_speech_commands(files: Sequence[Path]) -> LabeledImages:
     """Speech Commands, cut by its authors' rule into training (0), validation (1), which is left out, and test (2)."""
     x, y, split = read_npz(files[0], ("x", "y", "split"))
-    part = checked_labels(files[0], split, 3, "split")
-    if not len(x) == len(y) == len(part):
-        found = f"it has {len(x)} pictures, {len(y)} labels and {len(part)} splits"
-        raise damaged(files[0], found, "as many of each")
-    y = checked_labels(files[0], y, 10)
-    return [(x[part == which], y[part == which]) for which in (0, 2)]
+    split_labels = validate_labels(files[0], split, 3, "split")
+    if not len(x) == len(y) == len(split_labels):
+        found = f"it has {len(x)} pictures, {len(y)} labels and {len(split_labels)} splits"
+        raise damaged_file_error(files[0], found, "as many of each")
+    y = validate_labels(files[0], y, 10)
+    return [(x[split_labels == split_index], y[split_labels == split_index]) for split_index in (0, 2)]
 
 
-def _digits(files: Sequence[Path]) -> Pairs:
-    return _from_idx(files, 10)
+def _read_mnist_idx(files: Sequence[Path]) -> LabeledImages:
+    return _read_idx_pairs(files, 10)
 
 
-def _by_class(files: Sequence[Path]) -> Pairs:
+def _read_emnist_by_class(files: Sequence[Path]) -> LabeledImages:
     pairs = []
-    for x, y in _from_idx(files, 62):
-        chosen = (y >= _LOWER_A) & (y < _LOWER_A + _LETTERS)
+    for x, y in _read_idx_pairs(files, 62):
+        chosen = (y >= _LOWER_A) & (y < _LOWER_A + _LETTER_COUNT)
         pairs.append((x[chosen].transpose(0, 2, 1), y[chosen] - _LOWER_A))  # the originals lie on their side
     return pairs
 
 
-def _from_idx(files: Sequence[Path], classes: int) -> Pairs:
+def _read_idx_pairs(files: Sequence[Path], classes: int) -> LabeledImages:
     pairs = []
     for file, label_file in zip(files[::2], files[1::2], strict=True):
-        x, y = read_idx(file), checked_labels(label_file, read_idx(label_file), classes)
+        x, y = read_idx(file), validate_labels(label_file, read_idx(label_file), classes)
         if len(x) != len(y):
-            raise damaged(label_file, f"it has {len(y)} labels", f"one for each of the {len(x)} in {file.name}")
+            raise damaged_file_error(
+                label_file, f"it has {len(y)} labels", f"one for each of the {len(x)} in {file.name}"
+            )
         pairs.append((x, y))
     return pairs
 
 
-def _batches(files: Sequence[Path]) -> Pairs:
+def _read_cifar_batches(files: Sequence[Path]) -> LabeledImages:
     return list(map(read_cifar, files))
 
 
-def _matlab(files: Sequence[Path]) -> Pairs:
+def _read_svhn_matlab(files: Sequence[Path]) -> LabeledImages:
     return list(map(read_svhn, files))
 
 
-def _sheets(files: Sequence[Path]) -> Pairs:
+def _read_webp_sheets(files: Sequence[Path]) -> LabeledImages:
     """A folder of sheets of 50 tiles a line, train_00.webp and so on, and labels.npz."""
-    labels = [checked_labels(files[0], y, 10) for y in read_npz(files[0], ("y_train", "y_test"))]
+    labels = [validate_labels(files[0], y, 10) for y in read_npz(files[0], ("y_train", "y_test"))]
     return [
         (read_sheets(files[0].parent, split, len(y)), y) for split, y in zip(("train", "test"), labels, strict=True)
     ]
@@ -132,11 +138,11 @@ def read_sheets(folder: str | Path, split: str, count: int) -> Array:
     folder, found, sheets = Path(folder), 0, list[Array]()
     while found < count:
         file = folder / f"{split}_{len(sheets):02}.webp"
-        with reading(file, f"a sheet of tiles of 32 x 32, {_COLUMNS} a line"), Image.open(file) as sheet:
+        with read_errors(file, f"a sheet of tiles of 32 x 32, {_COLUMNS} a line"), Image.open(file) as sheet:
             pixels = np.asarray(sheet.convert("RGB"))
         lines = pixels.shape[0] // _TILE
         if pixels.shape != (lines * _TILE, _COLUMNS * _TILE, 3) or not lines:
-            raise damaged(
+            raise damaged_file_error(
                 file, f"it has {pixels.shape[1]} x {pixels.shape[0]} pixels", f"{_COLUMNS * _TILE} x n·{_TILE}"
             )
         tiles = pixels.reshape(lines, _TILE, _COLUMNS, _TILE, 3).swapaxes(1, 2).reshape(-1, _TILE, _TILE, 3)
@@ -145,14 +151,16 @@ def read_sheets(folder: str | Path, split: str, count: int) -> Array:
     return np.concatenate(sheets)
 
 
-_READERS: dict[str, Callable[[Sequence[Path]], Pairs]] = {
-    "speech_commands_32x32.npz": _words,
-    "train_32x32.mat": _matlab,
-    "emnist_lower_aj.npz": _letters,
-    "labels.npz": _sheets,
-    "data_batch_1.bin": _batches,
-    **dict.fromkeys(("train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"), _digits),
-    **dict.fromkeys(("emnist-byclass-train-images-idx3-ubyte", "emnist-byclass-train-images-idx3-ubyte.gz"), _by_class),
+_READERS: dict[str, Callable[[Sequence[Path]], LabeledImages]] = {
+    "speech_commands_32x32.npz": _read_speech_commands,
+    "train_32x32.mat": _read_svhn_matlab,
+    "emnist_lower_aj.npz": _read_emnist_letters,
+    "labels.npz": _read_webp_sheets,
+    "data_batch_1.bin": _read_cifar_batches,
+    **dict.fromkeys(("train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"), _read_mnist_idx),
+    **dict.fromkeys(
+        ("emnist-byclass-train-images-idx3-ubyte", "emnist-byclass-train-images-idx3-ubyte.gz"), _read_emnist_by_class
+    ),
 }
 
 
@@ -168,29 +176,29 @@ def rotate(images: Array, degrees: float) -> Array:
     height, width = images.shape[-2:]
     angle = np.deg2rad(degrees)
     cos, sin = float(np.cos(angle)), float(np.sin(angle))
-    turn = torch.tensor([[[cos, -sin * height / width, 0], [sin * width / height, cos, 0]]], dtype=torch.float32)
+    transform = torch.tensor([[[cos, -sin * height / width, 0], [sin * width / height, cos, 0]]], dtype=torch.float32)
     pixels = torch.from_numpy(np.ascontiguousarray(images.reshape(1, -1, height, width), dtype=np.float32))
-    grid = functional.affine_grid(turn, [1, 1, height, width], align_corners=False)
-    turned = functional.grid_sample(pixels, grid, align_corners=False).numpy().reshape(images.shape)
-    return turned if images.dtype.kind == "f" else np.rint(turned).astype(images.dtype)
+    grid = functional.affine_grid(transform, [1, 1, height, width], align_corners=False)
+    rotated = functional.grid_sample(pixels, grid, align_corners=False).numpy().reshape(images.shape)
+    return rotated if images.dtype.kind == "f" else np.rint(rotated).astype(images.dtype)
 
 
 @dataclass(frozen=True, eq=False)
-class Scaling:
+class ImageScaling:
     """What is done to the bytes of party k: turned by `angles[k]` (begun again at its end), then (x - mean) / scale."""
 
     mean: Any = 0.0
     scale: Any = 255.0
     angles: tuple[float, ...] = ()
 
-    def __call__(self, k: int, x: Array) -> Array:
-        turned = rotate(x, self.angles[k % len(self.angles)]) if self.angles else x
-        scaled: Array = np.subtract(turned, self.mean, dtype=np.float32)
+    def __call__(self, party_index: int, x: Array) -> Array:
+        rotated = rotate(x, self.angles[party_index % len(self.angles)]) if self.angles else x
+        scaled: Array = np.subtract(rotated, self.mean, dtype=np.float32)
         scaled /= self.scale
         return scaled
 
 
-def moments(x: Array) -> tuple[Array, Array]:
+def pixel_moments(x: Array) -> tuple[Array, Array]:
     """The mean and the standard deviation of every pixel over all images, ``[channels, height, width]`` each."""
     total = squares = np.zeros(x.shape[1:])
     for part in np.array_split(x, max(1, len(x) // 1000)):  # a whole data set in floating point would be large
@@ -202,9 +210,9 @@ def moments(x: Array) -> tuple[Array, Array]:
     return mean.astype(np.float32), deviation.astype(np.float32)
 
 
-def by_color(x: Array, angles: Sequence[float] = ()) -> Scaling:
+def scaling_by_color(x: Array, angles: Sequence[float] = ()) -> ImageScaling:
     """What standardises each colour over all pixels of these images."""
-    mean, deviation = moments(x)
-    center = mean.mean((1, 2), keepdims=True)  # [channels, 1, 1]
-    scale = np.sqrt((deviation**2 + (mean - center) ** 2).mean((1, 2), keepdims=True))
-    return Scaling(center, scale, tuple(angles))
+    mean, deviation = pixel_moments(x)
+    channel_mean = mean.mean((1, 2), keepdims=True)  # [channels, 1, 1]
+    scale = np.sqrt((deviation**2 + (mean - channel_mean) ** 2).mean((1, 2), keepdims=True))
+    return ImageScaling(channel_mean, scale, tuple(angles))

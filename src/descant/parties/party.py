@@ -45,7 +45,7 @@ class Party:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SplitSettings:
     """How parties are made of arrays."""
 
     test: float = setting(help="share of its samples that a party keeps for its test set", least=0, below=1)
@@ -54,7 +54,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Form:
+class SampleSpec:
     """What must be alike for all parties: the shapes of one sample, and the dtypes."""
 
     x_shape: tuple[int, ...]
@@ -63,9 +63,9 @@ class Form:
     y_dtype: torch.dtype
 
     @classmethod
-    def of(cls, x: Array, y: Array, dtype: torch.dtype | None) -> Form:
-        half = torch.float16 if x.dtype == np.float16 else torch.float32
-        x_dtype = dtype or (torch.int64 if x.dtype.kind in "iu" else half)
+    def of(cls, x: Array, y: Array, dtype: torch.dtype | None) -> SampleSpec:
+        default_float = torch.float16 if x.dtype == np.float16 else torch.float32
+        x_dtype = dtype or (torch.int64 if x.dtype.kind in "iu" else default_float)
         y_float = x_dtype if x_dtype.is_floating_point else torch.float32
         return cls(x.shape[1:], x_dtype, y.shape[1:], y_float if y.dtype.kind == "f" else torch.int64)
 
@@ -74,7 +74,7 @@ class Form:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class PartySource:
     """A party before it is cut: arrays that many parties may share, which rows are its own, and how to cut them.
 
     Nothing is copied before somebody asks for the party: a thousand of them cost as much memory as their data set.
@@ -83,9 +83,9 @@ class Source:
     name: str
     x: Array
     y: Array
-    own_test: tuple[Array, Array] | None
-    plan: Plan
-    form: Form
+    test_set: tuple[Array, Array] | None
+    split_settings: SplitSettings
+    sample_spec: SampleSpec
     rows: NDArray[np.int64] | None = None  # of x and y; None: all of them
     prepare: Callable[[Array], Array] | None = None  # what is done to its features, such as scaling or rotating
 
@@ -99,70 +99,72 @@ class Source:
         return self.y if self.rows is None else self.y[self.rows]
 
     @property
-    def held_out(self) -> int:
-        if self.own_test is not None or self.plan.test == 0:
+    def held_out_count(self) -> int:
+        if self.test_set is not None or self.split_settings.test == 0:
             return 0
-        return min(max(1, round(self.size * self.plan.test)), self.size - 1)
+        return min(max(1, round(self.size * self.split_settings.test)), self.size - 1)
 
     @property
-    def tested(self) -> int:
-        return len(self.own_test[0]) if self.own_test else self.held_out
+    def test_count(self) -> int:
+        return len(self.test_set[0]) if self.test_set else self.held_out_count
 
-    def party(self) -> Party:
+    def build_party(self) -> Party:
         train: slice | NDArray[np.int64] = slice(None)
         test: slice | NDArray[np.int64] = slice(0)
-        if self.held_out:
-            order = stream(self.plan.seed, 0, self.name, "split").permutation(self.size)
-            train, test = np.sort(order[self.held_out :]), np.sort(order[: self.held_out])
+        if self.held_out_count:
+            order = stream(self.split_settings.seed, 0, self.name, "split").permutation(self.size)
+            train, test = np.sort(order[self.held_out_count :]), np.sort(order[: self.held_out_count])
         if self.rows is not None:
             train, test = self.rows[train], self.rows[test]
-        x_test, y_test = self.own_test or (self.x[test], self.y[test])
-        arrays = (self._prepared(self.x[train]), self.y[train], self._prepared(x_test), y_test)
-        return Party(self.name, *map(_tensor, arrays, (self.form.x_dtype, self.form.y_dtype) * 2))
+        x_test, y_test = self.test_set or (self.x[test], self.y[test])
+        arrays = (self._apply_prepare(self.x[train]), self.y[train], self._apply_prepare(x_test), y_test)
+        return Party(self.name, *map(_to_tensor, arrays, (self.sample_spec.x_dtype, self.sample_spec.y_dtype) * 2))
 
-    def _prepared(self, x: Array) -> Array:
+    def _apply_prepare(self, x: Array) -> Array:
         return x if self.prepare is None else self.prepare(x)
 
-    def line(self) -> str:
+    def table_row(self) -> str:
         """Its line in a table of parties."""
-        sizes = f"{self.name:8} {self.size - self.held_out:5} {self.tested:5}"
+        sizes = f"{self.name:8} {self.size - self.held_out_count:5} {self.test_count:5}"
         if self.y.ndim > 1 or self.y.dtype.kind == "f":
             return f"{sizes}       -  -"
         labels, counts = np.unique(self.labels, return_counts=True)
         return f"{sizes} {len(labels):7}  {labels[counts.argmax()]} ({100 * counts.max() / counts.sum():.0f} %)"
 
 
-def read(name: str, entry: Sequence[Any], plan: Plan) -> Source:
+def party_source(name: str, arrays: Sequence[Any], split_settings: SplitSettings) -> PartySource:
     """A party of its own arrays, checked."""
-    if not isinstance(entry, tuple | list) or len(entry) not in (2, 4):
-        raise PartyError(f"Party {name!r} must be (x, y) or (x, y, x_test, y_test). Got a {type(entry).__name__}.")
-    x, y, form = checked_pair(f"party {name!r}", "", entry[:2], plan)
-    own_test = None
-    if len(entry) == 4:
-        x_test, y_test, test_form = checked_pair(f"party {name!r}", "test ", entry[2:], plan)
-        own_test = (x_test, y_test) if len(x_test) else (x[:0], y[:0])
+    if not isinstance(arrays, tuple | list) or len(arrays) not in (2, 4):
+        raise PartyError(f"Party {name!r} must be (x, y) or (x, y, x_test, y_test). Got a {type(arrays).__name__}.")
+    x, y, sample_spec = validate_pair(f"party {name!r}", "", arrays[:2], split_settings)
+    test_set = None
+    if len(arrays) == 4:
+        x_test, y_test, test_spec = validate_pair(f"party {name!r}", "test ", arrays[2:], split_settings)
+        test_set = (x_test, y_test) if len(x_test) else (x[:0], y[:0])
         if len(x) and len(x_test):
-            check_alike(f"The test set of party {name!r}", test_form, "its training set", form)
-    return Source(name, x, y, own_test, plan, form)
+            check_same_spec(f"The test set of party {name!r}", test_spec, "its training set", sample_spec)
+    return PartySource(name, x, y, test_set, split_settings, sample_spec)
 
 
-def checked_pair(whose: str, kind: str, pair: Sequence[Any], plan: Plan) -> tuple[Array, Array, Form]:
+def validate_pair(
+    owner: str, kind: str, pair: Sequence[Any], split_settings: SplitSettings
+) -> tuple[Array, Array, SampleSpec]:
     """Features and targets as arrays of equal length, without anything that is not finite, and their form."""
-    x = as_array(pair[0], f"The {kind}features of {whose}")
-    y = as_array(pair[1], f"The {kind}targets of {whose}")
+    x = as_array(pair[0], f"The {kind}features of {owner}")
+    y = as_array(pair[1], f"The {kind}targets of {owner}")
     if len(x) != len(y):
-        found = f"{len(x)} {kind}samples but {len(y)} {kind}targets"
-        raise PartyError(f"{whose[0].upper()}{whose[1:]} has {found}. Give one for each.")
-    form = Form.of(x, y, plan.dtype)
-    check_finite(x, form.x_dtype, f"the {kind}features of {whose}")
-    check_finite(y, form.y_dtype, f"the {kind}targets of {whose}")
+        counts = f"{len(x)} {kind}samples but {len(y)} {kind}targets"
+        raise PartyError(f"{owner[0].upper()}{owner[1:]} has {counts}. Give one for each.")
+    sample_spec = SampleSpec.of(x, y, split_settings.dtype)
+    check_finite(x, sample_spec.x_dtype, f"the {kind}features of {owner}")
+    check_finite(y, sample_spec.y_dtype, f"the {kind}targets of {owner}")
     if y.dtype.kind == "i" and y.size and y.min() < 0:
         row = np.argwhere(y < 0)[0][0]
-        raise PartyError(f"Row {row} of the {kind}targets of {whose} is {y[row]}. Labels must be 0 or more.")
-    return x, y, form
+        raise PartyError(f"Row {row} of the {kind}targets of {owner} is {y[row]}. Labels must be 0 or more.")
+    return x, y, sample_spec
 
 
-def as_array(values: Any, what: str) -> Array:
+def as_array(values: Any, label: str) -> Array:
     """The values as an array; a tensor's or an array's memory is shared."""
     if isinstance(values, Tensor):
         values = values.detach().cpu()
@@ -170,36 +172,36 @@ def as_array(values: Any, what: str) -> Array:
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise PartyError(f"{what} must be numbers in rows of one length: {error}") from error
+        raise PartyError(f"{label} must be numbers in rows of one length: {error}") from error
     if array.ndim == 0 or array.dtype.kind not in "fiub":
-        raise PartyError(f"{what} must be numbers, one row a sample. Got shape {array.shape} of {array.dtype}.")
+        raise PartyError(f"{label} must be numbers, one row a sample. Got shape {array.shape} of {array.dtype}.")
     return array
 
 
-def _tensor(array: Array, dtype: torch.dtype) -> Tensor:
+def _to_tensor(array: Array, dtype: torch.dtype) -> Tensor:
     """The array as a tensor; its memory is shared where dtype and layout allow, and it may be written."""
-    via = _numpy(torch.float32 if dtype == torch.bfloat16 else dtype)
-    ready = array.dtype == via and array.flags.carray
-    return torch.from_numpy(array if ready else np.require(array, via, ["C", "W"])).to(dtype)
+    numpy_dtype = _numpy_dtype(torch.float32 if dtype == torch.bfloat16 else dtype)
+    shareable = array.dtype == numpy_dtype and array.flags.carray
+    return torch.from_numpy(array if shareable else np.require(array, numpy_dtype, ["C", "W"])).to(dtype)
 
 
 @cache
-def _numpy(dtype: torch.dtype) -> np.dtype[Any]:
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     return torch.empty(0, dtype=dtype).numpy().dtype
 
 
-def check_finite(array: Array, dtype: torch.dtype, what: str) -> None:
+def check_finite(array: Array, dtype: torch.dtype, label: str) -> None:
     """Refuse NaN, infinities and what does not fit in the dtype, with the first such row."""
     if array.dtype.kind != "f" or not array.size:
         return
-    most = torch.finfo(dtype).max
-    if not (-most <= float(array.min()) and float(array.max()) <= most):  # a NaN makes both of them NaN
-        row, *rest = np.argwhere(~(np.abs(array.astype(np.float64)) <= most))[0]
-        found = f"Row {row} of {what} holds {array[(row, *rest)]}"
+    max_value = torch.finfo(dtype).max
+    if not (-max_value <= float(array.min()) and float(array.max()) <= max_value):  # a NaN makes both of them NaN
+        row, *rest = np.argwhere(~(np.abs(array.astype(np.float64)) <= max_value))[0]
+        found = f"Row {row} of {label} holds {array[(row, *rest)]}"
         raise PartyError(f"{found}. Every number must be finite and fit in {dtype}: mend or drop that row.")
 
 
-def check_alike(who: str, form: Form, other: str, expected: Form) -> None:
+def check_same_spec(subject: str, sample_spec: SampleSpec, reference: str, expected: SampleSpec) -> None:
     """Refuse a form that differs from another one's."""
-    if form != expected:
-        raise PartyError(f"{who} has {form}; expected {expected}, like {other}. Make the data agree.")
+    if sample_spec != expected:
+        raise PartyError(f"{subject} has {sample_spec}; expected {expected}, like {reference}. Make the data agree.")

@@ -19,24 +19,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..core.settings import check
+from ..core.settings import check_settings
 from ..errors import DescantWarning, PartyError, SettingError
-from .partition import Rows
-from .party import Array, Form, Party, Plan, Source, check_alike, checked_pair, read
+from .partition import RowIndices
+from .party import Array, Party, PartySource, SampleSpec, SplitSettings, check_same_spec, party_source, validate_pair
 
-__all__ = ["Party", "People", "from_arrays", "from_rows"]
+__all__ = ["Party", "Population", "from_arrays", "from_rows"]
 
-KEPT = 1024  # parties kept ready: all of a few large silos, but not all of a hundred thousand telephones
-SHOWN = 20  # parties that a table or a message lists
+PARTY_CACHE_SIZE = 1024  # parties kept ready: all of a few large silos, but not all of a hundred thousand telephones
+MAX_LISTED_NAMES = 20  # parties that a table or a message lists
 
 
-class _NoSuchParty(PartyError, KeyError):
+class _UnknownParty(PartyError, KeyError):
     """Also a KeyError, so that `in` and `get` work as they do for any mapping."""
 
     __str__ = Exception.__str__  # KeyError would print the message in quotes
 
 
-class People(Mapping[str, Party]):
+class Population(Mapping[str, Party]):
     """Parties by name, in order; they never change. Made by :func:`from_arrays`, a :class:`Party` at a time.
 
     >>> people = from_arrays({"north": ([[0.0], [1.0]], [0, 1]), "south": ([[2.0], [3.0]], [1, 1])}, test=0)
@@ -46,22 +46,22 @@ class People(Mapping[str, Party]):
 
     def __init__(
         self,
-        sources: Iterable[Source],
+        sources: Iterable[PartySource],
         note: str = "",
         validation: tuple[Tensor, Tensor] | None = None,
-        since: Mapping[str, int] = MappingProxyType({}),
-        before: Mapping[str, Source] = MappingProxyType({}),
+        joined_after: Mapping[str, int] = MappingProxyType({}),
+        placeholders: Mapping[str, PartySource] = MappingProxyType({}),
     ) -> None:
         self.note = note
         """What whoever sees a result must know of the data ("the critics' reviews stand in for Sent140"), or ""."""
         self.validation = validation
         """The server's own small set (x, y), on which the loss of every new centre is measured, or None."""
-        self.since = since
+        self.joined_after = joined_after
         """The round behind which each of those has come who were not there from the beginning."""
-        self.before = before
+        self.placeholders = placeholders
         """What was taken for some of those until then, because nothing was known of them but that they would come."""
         self._sources = {source.name: source for source in sources}
-        self._ready: dict[str, Party] = {}
+        self._cache: dict[str, Party] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -71,19 +71,19 @@ class People(Mapping[str, Party]):
     @property
     def samples(self) -> dict[str, int]:
         """How many samples each party trains on, without reading its data."""
-        return {name: source.size - source.held_out for name, source in self._sources.items()}
+        return {name: source.size - source.held_out_count for name, source in self._sources.items()}
 
     def __getitem__(self, name: str) -> Party:
-        if name in self._ready:
-            return self._ready[name]
+        if name in self._cache:
+            return self._cache[name]
         source = self._source(name)
-        if len(self._ready) >= KEPT:
-            self._ready.pop(next(iter(self._ready)), None)
-        return self._ready.setdefault(name, source.party())
+        if len(self._cache) >= PARTY_CACHE_SIZE:
+            self._cache.pop(next(iter(self._cache)), None)
+        return self._cache.setdefault(name, source.build_party())
 
-    def _source(self, name: str) -> Source:
+    def _source(self, name: str) -> PartySource:
         if name not in self._sources:
-            raise _NoSuchParty(f"There is no party {name!r}. There are {len(self)}: {_some(self.names)}.")
+            raise _UnknownParty(f"There is no party {name!r}. There are {len(self)}: {_format_names(self.names)}.")
         return self._sources[name]
 
     def __contains__(self, name: object) -> bool:
@@ -98,22 +98,30 @@ class People(Mapping[str, Party]):
     __eq__, __hash__ = object.__eq__, object.__hash__  # by identity, like a Party
 
     def __repr__(self) -> str:
-        return f"People({len(self)}: {_some(self.names)})"
+        return f"People({len(self)}: {_format_names(self.names)})"
 
-    def subset(self, names: Iterable[str]) -> People:
+    def subset(self, names: Iterable[str]) -> Population:
         """Only these parties, in this order, each with the data and the test set that it has here."""
-        chosen = check_names([names] if isinstance(names, str) else list(names))
-        return People(map(self._source, chosen), self.note, self.validation, self.since, self.before)
+        selected = validate_names([names] if isinstance(names, str) else list(names))
+        return Population(map(self._source, selected), self.note, self.validation, self.joined_after, self.placeholders)
 
-    def at(self, round: int) -> People:
+    def at_round(self, round: int) -> Population:
         """Those who were there in the round with that number, as they were known then."""
-        late = {name for name, behind in self.since.items() if behind >= round}
+        late = {name for name, behind in self.joined_after.items() if behind >= round}
         if not late & self._sources.keys():
             return self
-        there = [self.before.get(name) if name in late else source for name, source in self._sources.items()]
-        return People([one for one in there if one is not None], self.note, self.validation, self.since, self.before)
+        present_sources = [
+            self.placeholders.get(name) if name in late else source for name, source in self._sources.items()
+        ]
+        return Population(
+            [one for one in present_sources if one is not None],
+            self.note,
+            self.validation,
+            self.joined_after,
+            self.placeholders,
+        )
 
-    def with_validation(self, x: Any, y: Any) -> People:
+    def with_validation(self, x: Any, y: Any) -> Population:
         """The same parties, and a small set of the server's own, prepared as theirs are; it must represent them.
 
         >>> people = from_arrays({"a": ([[0.0], [1.0]], [0, 1])}).with_validation([[0.5]], [1])
@@ -121,42 +129,52 @@ class People(Mapping[str, Party]):
         (tensor([[0.5000]]), tensor([1]))
         """
         first = self._source(self.names[0])
-        x, y, form = checked_pair("the validation set", "", (x, y), first.plan)
+        x, y, form = validate_pair("the validation set", "", (x, y), first.split_settings)
         if not len(x):
             raise PartyError("The validation set is empty. Give it at least one sample, or leave it out.")
-        check_alike("The validation set", form, f"party {first.name!r}", first.form)
+        check_same_spec("The validation set", form, f"party {first.name!r}", first.sample_spec)
         if not form.y_shape and not form.y_dtype.is_floating_point:
             unknown = np.setdiff1d(y, self.label_counts()[0])
             if len(unknown):
-                raise PartyError(f"The validation set has labels that no party has: {_some(unknown.tolist())}.")
-        made = Source("validation", x, y, None, replace(first.plan, test=0.0), form).party()
-        return People(self._sources.values(), self.note, (made.x, made.y), self.since, self.before)
+                raise PartyError(f"The validation set has labels that no party has: {_format_names(unknown.tolist())}.")
+        validation_party = PartySource(
+            "validation", x, y, None, replace(first.split_settings, test=0.0), form
+        ).build_party()
+        return Population(
+            self._sources.values(),
+            self.note,
+            (validation_party.x, validation_party.y),
+            self.joined_after,
+            self.placeholders,
+        )
 
     def label_counts(self) -> tuple[Array, NDArray[np.int64]]:
         """The labels there are, and how many rows of each every party has, ``[parties, labels]``."""
         sources = tuple(self._sources.values())
-        if sources[0].form.y_shape or sources[0].form.y_dtype.is_floating_point:
-            raise PartyError(f"Only parties with one whole number a row as target have labels. Got {sources[0].form}.")
-        found = [np.unique(source.labels, return_counts=True) for source in sources]
-        labels = np.unique(np.concatenate([one for one, _ in found]))
-        counts = np.zeros((len(found), len(labels)), dtype=np.int64)
-        for row, (one, times) in zip(counts, found, strict=True):
+        if sources[0].sample_spec.y_shape or sources[0].sample_spec.y_dtype.is_floating_point:
+            raise PartyError(
+                f"Only parties with one whole number a row as target have labels. Got {sources[0].sample_spec}."
+            )
+        counts_by_party = [np.unique(source.labels, return_counts=True) for source in sources]
+        labels = np.unique(np.concatenate([one for one, _ in counts_by_party]))
+        counts = np.zeros((len(counts_by_party), len(labels)), dtype=np.int64)
+        for row, (one, times) in zip(counts, counts_by_party, strict=True):
             row[np.searchsorted(labels, one)] = times
         return labels, counts
 
-    def label_beyond(self, classes: int) -> str:
+    def find_invalid_label(self, classes: int) -> str:
         """Who has a label that is not below `classes`, in words; "" if nobody has. It reads no features.
 
         >>> from_arrays({"a": ([[0.0], [1.0]], [0, 7])}).label_beyond(2)
         "Party 'a' has the label 7 in row 1"
         """
-        fine: set[int] = set()  # targets that many parties share are looked through once
+        checked_targets: set[int] = set()  # targets that many parties share are looked through once
         for source in self._sources.values():
-            if id(source.y) not in fine and source.y.max() < classes:
-                fine.add(id(source.y))
-            own = () if id(source.y) in fine else ((source.labels, ""),)
-            tested = () if source.own_test is None else ((source.own_test[1], " of its test set"),)
-            for labels, where in (*own, *tested):
+            if id(source.y) not in checked_targets and source.y.max() < classes:
+                checked_targets.add(id(source.y))
+            own_labels = () if id(source.y) in checked_targets else ((source.labels, ""),)
+            test_labels = () if source.test_set is None else ((source.test_set[1], " of its test set"),)
+            for labels, where in (*own_labels, *test_labels):
                 if labels.max(initial=0) >= classes:
                     row = int(np.argmax(labels >= classes))
                     return f"Party {source.name!r} has the label {labels[row]} in row {row}{where}"
@@ -164,9 +182,9 @@ class People(Mapping[str, Party]):
 
     def plot(self, file: str | Path) -> Path:
         """Draw the map of parties and classes into a PNG file."""
-        from .population_plot import draw
+        from .population_plot import plot_population
 
-        return draw(self, Path(file))
+        return plot_population(self, Path(file))
 
     def describe(self) -> str:
         """A table for people to read: the sizes of each party and the label it has most of.
@@ -178,10 +196,14 @@ class People(Mapping[str, Party]):
         b            1     0       1  0 (100 %)
         """
         sources = tuple(self._sources.values())
-        train, test = sum(self.samples.values()), sum(source.tested for source in sources)
-        title = f"{len(self)} parties: {train} samples to train, {test} to test; {sources[0].form}"
-        lines = [title, "party    train  test  labels  most common", *(source.line() for source in sources[:SHOWN])]
-        lines += [f"and {len(self) - SHOWN} more"] * (len(self) > SHOWN)
+        train, test = sum(self.samples.values()), sum(source.test_count for source in sources)
+        title = f"{len(self)} parties: {train} samples to train, {test} to test; {sources[0].sample_spec}"
+        lines = [
+            title,
+            "party    train  test  labels  most common",
+            *(source.table_row() for source in sources[:MAX_LISTED_NAMES]),
+        ]
+        lines += [f"and {len(self) - MAX_LISTED_NAMES} more"] * (len(self) > MAX_LISTED_NAMES)
         lines += [] if self.validation is None else [f"the server validates on {len(self.validation[0])} of its own"]
         return "\n".join([*lines, self.note] if self.note else lines)
 
@@ -194,7 +216,7 @@ def from_arrays(
     dtype: torch.dtype | None = None,
     note: str = "",
     validation: Sequence[Any] | None = None,
-) -> People:
+) -> Population:
     """Parties from pairs (x, y), or (x, y, x_test, y_test) where a party brings its own test set.
 
     Arrays, tensors and nested lists will do. From a pair the share `test` is held out, at least one sample of two.
@@ -205,38 +227,40 @@ def from_arrays(
     >>> people["north"]
     Party('north', 3 to train, 1 to test, x (1,))
     """
-    plan = _plan("from_arrays", test, seed, dtype)
+    split_settings = _split_settings("from_arrays", test, seed, dtype)
     if isinstance(data, Mapping):
         if names is not None:
             raise PartyError("The keys of a mapping name the parties. Leave names= out, or give a list of pairs.")
         names, data = data.keys(), data.values()
     entries = list(data)
-    given = check_names(list(range(len(entries)) if names is None else names))
-    if len(given) != len(entries):
-        raise PartyError(f"Every party needs one name. There are {len(entries)} parties and {len(given)} names.")
-    sources = [read(name, entry, plan) for name, entry in zip(given, entries, strict=True)]
-    people = _whole(sources, note)
-    first = people._source(people.names[0])
-    for name in people:
-        check_alike(f"Party {name!r}", people._source(name).form, f"party {first.name!r}", first.form)
+    party_names = validate_names(list(range(len(entries)) if names is None else names))
+    if len(party_names) != len(entries):
+        raise PartyError(f"Every party needs one name. There are {len(entries)} parties and {len(party_names)} names.")
+    sources = [party_source(name, entry, split_settings) for name, entry in zip(party_names, entries, strict=True)]
+    population = _non_empty_population(sources, note)
+    first = population._source(population.names[0])
+    for name in population:
+        check_same_spec(
+            f"Party {name!r}", population._source(name).sample_spec, f"party {first.name!r}", first.sample_spec
+        )
     if validation is None:
-        return people
+        return population
     if not isinstance(validation, tuple | list) or len(validation) != 2:
         raise PartyError(f"The validation set must be a pair (x, y). Got a {type(validation).__name__}.")
-    return people.with_validation(*validation)
+    return population.with_validation(*validation)
 
 
 def from_rows(
     x: Any,
     y: Any,
-    rows: Mapping[str, Rows] | Sequence[Rows],
+    rows: Mapping[str, RowIndices] | Sequence[RowIndices],
     test: float = 0.2,
     seed: int = 0,
     dtype: torch.dtype | None = None,
     prepare: Callable[[int, Array], Array] | None = None,
     note: str = "",
-    tests: Sequence[Rows] | None = None,
-) -> People:
+    test_rows: Sequence[RowIndices] | None = None,
+) -> Population:
     """Parties that share one data set: each has some rows of it, as :mod:`.splits` deals them out.
 
     The data set is checked once and not copied; a party's rows are taken out of it when it is asked for. Then `prepare`
@@ -247,56 +271,70 @@ def from_rows(
     >>> people["north"].x.tolist(), people["north"].x_test.tolist()
     ([[2.0]], [[0.0]])
     """
-    plan = _plan("from_rows", test, seed, dtype)
-    x, y, form = checked_pair("the data", "", (x, y), plan)
+    split_settings = _split_settings("from_rows", test, seed, dtype)
+    x, y, sample_spec = validate_pair("the data", "", (x, y), split_settings)
     if prepare is not None:
-        form = Form.of(prepare(0, x[:1]), y, dtype)
-    named = rows if isinstance(rows, Mapping) else {str(k): part for k, part in enumerate(rows)}
-    if tests is not None and len(tests) != len(named):
-        raise PartyError(f"Every party needs its test rows. There are {len(named)} parties and {len(tests)} of these.")
+        sample_spec = SampleSpec.of(prepare(0, x[:1]), y, dtype)
+    rows_by_name = rows if isinstance(rows, Mapping) else {str(k): part for k, part in enumerate(rows)}
+    if test_rows is not None and len(test_rows) != len(rows_by_name):
+        raise PartyError(
+            f"Every party needs its test rows. There are {len(rows_by_name)} parties and {len(test_rows)} of these."
+        )
     sources = []
-    for k, name in enumerate(check_names(list(named))):
-        own = _checked_rows(name, named[name], len(x))
-        tested = None if tests is None else _checked_rows(name, tests[k], len(x))
-        own_test = None if tested is None else (x[tested], y[tested])
-        sources.append(Source(name, x, y, own_test, plan, form, own, prepare and partial(prepare, k)))
-    return _whole(sources, note)
+    for k, name in enumerate(validate_names(list(rows_by_name))):
+        party_rows = _validated_rows(name, rows_by_name[name], len(x))
+        party_test_rows = None if test_rows is None else _validated_rows(name, test_rows[k], len(x))
+        test_set = None if party_test_rows is None else (x[party_test_rows], y[party_test_rows])
+        sources.append(
+            PartySource(name, x, y, test_set, split_settings, sample_spec, party_rows, prepare and partial(prepare, k))
+        )
+    return _non_empty_population(sources, note)
 
 
-def _checked_rows(name: str, rows: Rows, most: int) -> Rows:
-    own = np.asarray(rows)
-    if own.ndim != 1 or own.dtype.kind not in "iu" or (own.size and not 0 <= own.min() <= own.max() < most):
-        raise PartyError(f"The rows of party {name!r} must be whole numbers from 0 to {most - 1}, one a row.")
-    return own
+def _validated_rows(name: str, rows: RowIndices, row_count: int) -> RowIndices:
+    indices = np.asarray(rows)
+    if (
+        indices.ndim != 1
+        or indices.dtype.kind not in "iu"
+        or (indices.size and not 0 <= indices.min() <= indices.max() < row_count)
+    ):
+        raise PartyError(f"The rows of party {name!r} must be whole numbers from 0 to {row_count - 1}, one a row.")
+    return indices
 
 
-def _plan(owner: str, test: float, seed: int, dtype: torch.dtype | None) -> Plan:
-    plan = Plan(float(test), int(seed), dtype)
-    check(plan, owner)
+def _split_settings(function_name: str, test: float, seed: int, dtype: torch.dtype | None) -> SplitSettings:
+    settings = SplitSettings(float(test), int(seed), dtype)
+    check_settings(settings, function_name)
     if dtype is not None and not dtype.is_floating_point:
-        raise SettingError(f"The 'dtype' of {owner} must be a floating dtype such as torch.float32. Got {dtype}.")
-    return plan
+        raise SettingError(
+            f"The 'dtype' of {function_name} must be a floating dtype such as torch.float32. Got {dtype}."
+        )
+    return settings
 
 
-def _whole(sources: Sequence[Source], note: str) -> People:
+def _non_empty_population(sources: Sequence[PartySource], note: str) -> Population:
     """The parties that have samples; a warning names the others."""
     empty = [source.name for source in sources if not source.size]
     if len(empty) == len(sources):
-        raise PartyError(f"All {len(empty)} parties are empty: {_some(empty)}. At least one needs a sample.")
+        raise PartyError(f"All {len(empty)} parties are empty: {_format_names(empty)}. At least one needs a sample.")
     if empty:
-        warnings.warn(f"Left out, because they have no samples: {_some(empty)}.", DescantWarning, stacklevel=3)
-    return People((source for source in sources if source.size), note)
+        warnings.warn(f"Left out, because they have no samples: {_format_names(empty)}.", DescantWarning, stacklevel=3)
+    return Population((source for source in sources if source.size), note)
 
 
-def check_names(given: Sequence[Any]) -> list[str]:
-    names = [str(name) for name in given]
+def validate_names(raw_names: Sequence[Any]) -> list[str]:
+    names = [str(name) for name in raw_names]
     if not names:
         raise PartyError("There must be at least one party. Got none.")
     bad = [name for name, times in Counter(names).items() if times > 1 or not name]
     if bad:
-        raise PartyError(f"Every party needs a name of its own that is not empty. Given twice or empty: {_some(bad)}.")
+        raise PartyError(
+            f"Every party needs a name of its own that is not empty. Given twice or empty: {_format_names(bad)}."
+        )
     return names
 
 
-def _some(names: Sequence[Any]) -> str:
-    return ", ".join(map(repr, names[:SHOWN])) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+def _format_names(names: Sequence[Any]) -> str:
+    return ", ".join(map(repr, names[:MAX_LISTED_NAMES])) + (
+        f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
+    )

@@ -7,21 +7,32 @@ from types import MappingProxyType
 
 from ..portfolio.desk import desks
 from ..rl.agent import agents
-from .audio import words
+from .audio import spoken_words
 from .datasets.async_silos_paper import mnist_svhn, newsgroups, rotated_mnist
 from .datasets.digits import digits
 from .datasets.fed_plus_paper import femnist, mnist, sentiment
 from .datasets.generic import cifar10, csv, npz, svhn
-from .datasets.representation_matching_paper import clients
-from .datasets.synthetic import shared, synthetic
-from .population import People
+from .datasets.representation_matching_paper import representation_matching_clients
+from .datasets.synthetic import shared_structure, synthetic
+from .population import Population
 
-POPULATIONS: Mapping[str, Callable[..., People]] = MappingProxyType(
+POPULATIONS: Mapping[str, Callable[..., Population]] = MappingProxyType(
     {
         made.__name__: made
         for made in (
-            *(digits, synthetic, shared, mnist, femnist, sentiment, clients, mnist_svhn, rotated_mnist, newsgroups),
-            *(cifar10, svhn, npz, csv, words, agents, desks),
+            *(
+                digits,
+                synthetic,
+                shared_structure,
+                mnist,
+                femnist,
+                sentiment,
+                representation_matching_clients,
+                mnist_svhn,
+                rotated_mnist,
+                newsgroups,
+            ),
+            *(cifar10, svhn, npz, csv, spoken_words, agents, desks),
         )
     }
 )

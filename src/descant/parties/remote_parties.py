@@ -15,27 +15,37 @@ import torch
 
 from ..errors import PartyError
 from ..portfolio.desk import Desk
-from ..rl.agent import Agent, Bare
-from .party import Form, Party, Plan, Source
-from .population import People
+from ..rl.agent import Agent, DatalessSource
+from .party import Party, PartySource, SampleSpec, SplitSettings
+from .population import Population
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.float32, torch.float64, torch.int64)
 }
-_MOST = 10**9  # samples; more than that nobody has
-_LARGEST = 2**27  # numbers of a sample: two of them are tried when a party comes
-_SEEN = 2**22  # numbers that an agent or a desk sees at once: eight of these are tried, and drawn before that
-_ROWS, _AGENT, _DESK = ("x", "x_dtype", "y", "y_dtype"), ("observations", "actions"), ("assets", "window")
-_COUNTS = {_ROWS: ("samples", "tested"), _AGENT: ("tested",), _DESK: ("tested",)}  # beside the form: may differ
-_UNKNOWN = {"samples": 1, "tested": 0}
-SINCE = "since"
+_MAX_COUNT = 10**9  # samples; more than that nobody has
+_MAX_SAMPLE_VALUES = 2**27  # numbers of a sample: two of them are tried when a party comes
+_MAX_OBSERVED_VALUES = (
+    2**22
+)  # numbers that an agent or a desk sees at once: eight of these are tried, and drawn before that
+_SAMPLES_FIELDS, _AGENT_FIELDS, _DESK_FIELDS = (
+    ("x", "x_dtype", "y", "y_dtype"),
+    ("observations", "actions"),
+    ("assets", "window"),
+)
+_COUNT_FIELDS = {
+    _SAMPLES_FIELDS: ("samples", "test_count"),
+    _AGENT_FIELDS: ("test_count",),
+    _DESK_FIELDS: ("test_count",),
+}  # beside the form: may differ
+_UNKNOWN_COUNTS = {"samples": 1, "test_count": 0}
+JOINED_AFTER = "joined_after"
 """The round behind which a party has come, where it was not there from the beginning."""
-KNOWN = "known"
+DESCRIBED_AFTER = "described_after"
 """The round behind which a party that was there from the beginning has said this of its data; None: not yet."""
-UNSEEN: tuple[Mapping[str, Any], ...] = (
-    {"x": [0], "x_dtype": "float32", "y": [0], "y_dtype": "int64", "samples": _MOST, "tested": 0},
-    {"observations": [0], "actions": 1, "tested": 0},
-    {"assets": 1, "window": 2, "tested": 0},
+PLACEHOLDER_DESCRIPTIONS: tuple[Mapping[str, Any], ...] = (
+    {"x": [0], "x_dtype": "float32", "y": [0], "y_dtype": "int64", "samples": _MAX_COUNT, "test_count": 0},
+    {"observations": [0], "actions": 1, "test_count": 0},
+    {"assets": 1, "window": 2, "test_count": 0},
 )
 """What a party of each kind could say of which nothing is known: as many samples as there can be, and nothing in them.
 
@@ -43,7 +53,7 @@ So ε is the least that it can be.
 """
 
 
-def description(party: Any) -> dict[str, Any]:
+def describe_party(party: Any) -> dict[str, Any]:
     """What a party says of its data: shapes, dtypes and counts, as JSON values. No number of them, and no name.
 
     >>> description(Party("a", torch.zeros(3, 2), torch.zeros(3).long(), torch.zeros(1, 2), torch.zeros(1).long()))
@@ -55,9 +65,13 @@ def description(party: Any) -> dict[str, Any]:
     {'assets': 4, 'window': 30, 'tested': 261}
     """
     if isinstance(party, Agent):
-        return {"observations": list(party.world.shape), "actions": party.world.actions, "tested": party.tests}
+        return {
+            "observations": list(party.environment.observation_shape),
+            "actions": party.environment.actions,
+            "test_count": party.test_count,
+        }
     if isinstance(party, Desk):
-        return {"assets": len(party.assets), "window": party.window, "tested": party.tests}
+        return {"assets": len(party.assets), "window": party.window, "test_count": party.test_count}
     dtypes = [str(part.dtype).removeprefix("torch.") for part in (party.x, party.y)]
     shapes = [list(part.shape[1:]) for part in (party.x, party.y)]
     return {
@@ -66,41 +80,48 @@ def description(party: Any) -> dict[str, Any]:
         "y": shapes[1],
         "y_dtype": dtypes[1],
         "samples": party.samples,
-        "tested": len(party.x_test),
+        "test_count": len(party.x_test),
     }
 
 
-def in_common(said: Mapping[str, Any]) -> dict[str, Any]:
+def common_fields(description: Mapping[str, Any]) -> dict[str, Any]:
     """What is the same for all parties of a federation, of what one of them says."""
-    return {name: said[name] for name in _kind(said)}
+    return {name: description[name] for name in _schema(description)}
 
 
-def only_known(said: Mapping[str, Any]) -> dict[str, Any]:
+def known_fields(description: Mapping[str, Any]) -> dict[str, Any]:
     """What a party says of its data, and nothing else that it may have sent along."""
-    return {name: said[name] for name in (*_kind(said), *_COUNTS[_kind(said)])}
+    return {name: description[name] for name in (*_schema(description), *_COUNT_FIELDS[_schema(description)])}
 
 
-def not_yet_known(said: Mapping[str, Any]) -> dict[str, Any]:
+def placeholder_description(description: Mapping[str, Any]) -> dict[str, Any]:
     """What is taken for true of a party that has not come, like one that says this of its data."""
-    return {**in_common(said), **{name: _UNKNOWN[name] for name in _COUNTS[_kind(said)]}}
+    return {
+        **common_fields(description),
+        **{name: _UNKNOWN_COUNTS[name] for name in _COUNT_FIELDS[_schema(description)]},
+    }
 
 
-def told(said: Mapping[str, Any]) -> str:
+def summarize_description(description: Mapping[str, Any]) -> str:
     """What a party brings, in words.
 
     >>> told({"observations": [4], "actions": 2, "tested": 20}), told({"assets": 9, "window": 30, "tested": 261})
     ('an environment of its own', '9 assets to trade')
     """
-    if _kind(said) == _ROWS:
-        return f"{said['samples']} samples"
-    return "an environment of its own" if _kind(said) == _AGENT else f"{said['assets']} assets to trade"
+    if _schema(description) == _SAMPLES_FIELDS:
+        return f"{description['samples']} samples"
+    return (
+        "an environment of its own"
+        if _schema(description) == _AGENT_FIELDS
+        else f"{description['assets']} assets to trade"
+    )
 
 
-def _kind(said: Mapping[str, Any]) -> tuple[str, ...]:
-    return next((kind for kind in _COUNTS if kind[0] in said), _ROWS)
+def _schema(description: Mapping[str, Any]) -> tuple[str, ...]:
+    return next((kind for kind in _COUNT_FIELDS if kind[0] in description), _SAMPLES_FIELDS)
 
 
-def elsewhere(described: Mapping[str, Mapping[str, Any]], note: str = "") -> People:
+def remote_population(descriptions: Mapping[str, Mapping[str, Any]], note: str = "") -> Population:
     """The parties that were described, without their data.
 
     >>> said = {"x": [2], "x_dtype": "float32", "y": [], "y_dtype": "int64", "samples": 3, "tested": 1}
@@ -108,92 +129,126 @@ def elsewhere(described: Mapping[str, Mapping[str, Any]], note: str = "") -> Peo
     >>> people["a"], people.samples
     (Party('a', 3 to train, 1 to test, x (2,)), {'a': 3})
     """
-    if not described:
+    if not descriptions:
         raise PartyError("There must be at least one party. Got none.")
-    sources = [_source(name, said) for name, said in described.items()]
+    sources = [_build_source(name, said) for name, said in descriptions.items()]
     for source in sources:
         if source.form != sources[0].form:
             first = sources[0]
             raise PartyError(
                 f"Party {source.name!r} has {source.form}, party {first.name!r} {first.form}. They must be alike."
             )
-    late = {name: said for name, said in described.items() if said.get(KNOWN) is not None}
-    before = {name: _source(name, not_yet_known(said)) for name, said in late.items()}
-    since = {name: said[SINCE] for name, said in described.items() if SINCE in said}
-    return People(sources, note, None, since | {name: said[KNOWN] for name, said in late.items()}, before)
+    described_late = {name: said for name, said in descriptions.items() if said.get(DESCRIBED_AFTER) is not None}
+    placeholders = {name: _build_source(name, placeholder_description(said)) for name, said in described_late.items()}
+    joined_after = {name: said[JOINED_AFTER] for name, said in descriptions.items() if JOINED_AFTER in said}
+    return Population(
+        sources,
+        note,
+        None,
+        joined_after | {name: said[DESCRIBED_AFTER] for name, said in described_late.items()},
+        placeholders,
+    )
 
 
 @dataclass(frozen=True, eq=False)
-class _Elsewhere(Source):
+class _RemoteSource(PartySource):
     """One number, seen as often as there are samples: it takes no memory, however many they are."""
 
-    def party(self) -> Party:
-        x_test, y_test = self.own_test or (self.x[:0], self.y[:0])
-        parts = zip((self.x, self.y, x_test, y_test), (self.form.x_dtype, self.form.y_dtype) * 2, strict=True)
+    def build_party(self) -> Party:
+        x_test, y_test = self.test_set or (self.x[:0], self.y[:0])
+        parts = zip(
+            (self.x, self.y, x_test, y_test), (self.sample_spec.x_dtype, self.sample_spec.y_dtype) * 2, strict=True
+        )
         return Party(self.name, *(torch.zeros(1, dtype=dtype).expand(part.shape) for part, dtype in parts))
 
 
 @dataclass(frozen=True)
-class _World:
+class _RemoteEnvironment:
     """An environment that is on another machine."""
 
-    shape: tuple[int, ...]
+    observation_shape: tuple[int, ...]
     actions: int
     name: str = "an environment of its own"
 
-    def beside(self, worlds: Sequence[Any], names: Sequence[str], kept: Any = None) -> Any:
-        raise PartyError(f"The environment of {names[0]!r} is on its own machine, and nobody acts in it here.")
+    def make_vector(self, environments: Sequence[Any], agent_names: Sequence[str], cache: Any = None) -> Any:
+        raise PartyError(f"The environment of {agent_names[0]!r} is on its own machine, and nobody acts in it here.")
 
     def __str__(self) -> str:
         return self.name
 
 
-class _Desk(Desk):
+class _RemoteDesk(Desk):
     """A desk whose prices are on another machine: as many days as there can be, of which none is written down."""
 
     @property
     def data(self) -> tuple[torch.Tensor, ...]:
-        return (torch.tensor([len(self.assets), self.window, self.tests]),)
+        return (torch.tensor([len(self.assets), self.window, self.test_count]),)
 
     def __str__(self) -> str:
         return f"{len(self.assets)} assets of its own"
 
 
-def _source(name: str, said: Mapping[str, Any]) -> Any:
-    make: Callable[[str, Mapping[str, Any]], Any] = {_ROWS: _rows, _AGENT: _agent, _DESK: _desk}[_kind(said)]
+def _build_source(name: str, description: Mapping[str, Any]) -> Any:
+    make: Callable[[str, Mapping[str, Any]], Any] = {
+        _SAMPLES_FIELDS: _samples_source,
+        _AGENT_FIELDS: _agent_source,
+        _DESK_FIELDS: _desk_source,
+    }[_schema(description)]
     try:
-        return make(name, said)
+        return make(name, description)
     except (KeyError, TypeError, ValueError) as error:
         raise PartyError(f"What party {name!r:.40} says of its data is not understood: {error}.") from error
 
 
-def _rows(name: str, said: Mapping[str, Any]) -> Source:
-    form = Form(tuple(said["x"]), _DTYPES[said["x_dtype"]], tuple(said["y"]), _DTYPES[said["y_dtype"]])
-    samples, tested = said["samples"], said["tested"]
-    _check([*form.x_shape, *form.y_shape, samples, tested], [samples], [form.x_shape, form.y_shape], _LARGEST)
+def _samples_source(name: str, description: Mapping[str, Any]) -> PartySource:
+    sample_spec = SampleSpec(
+        tuple(description["x"]),
+        _DTYPES[description["x_dtype"]],
+        tuple(description["y"]),
+        _DTYPES[description["y_dtype"]],
+    )
+    samples, test_count = description["samples"], description["test_count"]
+    _check_counts(
+        [*sample_spec.x_shape, *sample_spec.y_shape, samples, test_count],
+        [samples],
+        [sample_spec.x_shape, sample_spec.y_shape],
+        _MAX_SAMPLE_VALUES,
+    )
     x, y = (
         np.broadcast_to(np.zeros(1, kind), (samples, *shape))
-        for kind, shape in zip("fi", (form.x_shape, form.y_shape), strict=True)
+        for kind, shape in zip("fi", (sample_spec.x_shape, sample_spec.y_shape), strict=True)
     )
-    own_test = tuple(np.broadcast_to(part[:1], (tested, *part.shape[1:])) for part in (x, y))
-    return _Elsewhere(name, x, y, (own_test[0], own_test[1]), Plan(0.0), form)
+    test_set = tuple(np.broadcast_to(part[:1], (test_count, *part.shape[1:])) for part in (x, y))
+    return _RemoteSource(name, x, y, (test_set[0], test_set[1]), SplitSettings(0.0), sample_spec)
 
 
-def _agent(name: str, said: Mapping[str, Any]) -> Bare:
-    world, tested = _World(tuple(said["observations"]), said["actions"]), said["tested"]
-    _check([*world.shape, world.actions, tested], [world.actions], [[*world.shape, world.actions]], _SEEN)
-    return Bare(Agent(name, world, tested, seed=0))
+def _agent_source(name: str, description: Mapping[str, Any]) -> DatalessSource:
+    environment, test_count = (
+        _RemoteEnvironment(tuple(description["observations"]), description["actions"]),
+        description["test_count"],
+    )
+    _check_counts(
+        [*environment.observation_shape, environment.actions, test_count],
+        [environment.actions],
+        [[*environment.observation_shape, environment.actions]],
+        _MAX_OBSERVED_VALUES,
+    )
+    return DatalessSource(Agent(name, environment, test_count, seed=0))
 
 
-def _desk(name: str, said: Mapping[str, Any]) -> Bare:
-    assets, window, tested = said["assets"], said["window"], said["tested"]
-    _check([assets, window, tested], [assets, window - 1], [[assets, window + 1]], _SEEN)
-    prices, dates = (np.broadcast_to(np.zeros(1), shape) for shape in ((_MOST, assets), (tested,)))
-    return Bare(_Desk(name, ("",) * assets, prices, prices[: window + tested], dates, window, 0.0, ""))
+def _desk_source(name: str, description: Mapping[str, Any]) -> DatalessSource:
+    assets, window, test_count = description["assets"], description["window"], description["test_count"]
+    _check_counts([assets, window, test_count], [assets, window - 1], [[assets, window + 1]], _MAX_OBSERVED_VALUES)
+    prices, dates = (np.broadcast_to(np.zeros(1), shape) for shape in ((_MAX_COUNT, assets), (test_count,)))
+    return DatalessSource(
+        _RemoteDesk(name, ("",) * assets, prices, prices[: window + test_count], dates, window, 0.0, "")
+    )
 
 
-def _check(numbers: Sequence[Any], positive: Sequence[int], shapes: Sequence[Sequence[int]], largest: int) -> None:
+def _check_counts(
+    numbers: Sequence[Any], positive: Sequence[int], shapes: Sequence[Sequence[int]], max_values: int
+) -> None:
     """Numbers that anybody may have written: whole ones, within reason, before anything is made of them."""
-    whole = len(numbers) < 12 and all(type(number) is int and 0 <= number <= _MOST for number in numbers)
-    if not whole or min(positive) < 1 or max(map(math.prod, shapes)) > largest:
+    valid = len(numbers) < 12 and all(type(number) is int and 0 <= number <= _MAX_COUNT for number in numbers)
+    if not valid or min(positive) < 1 or max(map(math.prod, shapes)) > max_values:
         raise ValueError(f"its numbers are {[*numbers]!r:.120}")

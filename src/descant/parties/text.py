@@ -12,18 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .data_files import locate
+from .data_files import locate_files
 from .party import Array
-from .readers import damaged, read_npz, read_text
+from .readers import damaged_file_error, read_npz, read_text
 
 _TOKEN = re.compile(r"[\w']+|[.,!?;]")  # FedProx's
 
-VECTORS = {"glove100": 100, "glove300": 300, "word2vec300": 300}
+VECTOR_SIZES = {"glove100": 100, "glove300": 300, "word2vec300": 300}
 """The sets of word vectors, and how many numbers a word has in each."""
 
 
 @dataclass(frozen=True, eq=False)
-class Words:
+class WordEmbeddings:
     """Word vectors ``[1 + words, size]``; row 0 is zero, for padding and for words that have none."""
 
     ids: Mapping[str, int]
@@ -35,7 +35,7 @@ class Words:
         return torch.tensor(self.vectors)
 
 
-def tokens(text: str) -> list[str]:
+def split_tokens(text: str) -> list[str]:
     """Words and marks, by FedProx's rule; in small letters, because the vectors are (FedProx does not say).
 
     >>> tokens("It's GOOD, isn't it?")
@@ -44,33 +44,35 @@ def tokens(text: str) -> list[str]:
     return _TOKEN.findall(text.lower())
 
 
-def encode(texts: Sequence[str], ids: Mapping[str, int], words: int) -> Array:
+def encode_texts(texts: Sequence[str], ids: Mapping[str, int], max_words: int) -> Array:
     """The numbers of the first `words` words of each text, 0 for unknown ones and behind the last.
 
     >>> encode(["a b c", "b ?"], {"a": 1, "b": 2}, 2).tolist()
     [[1, 2], [2, 0]]
     """
-    rows = np.zeros((len(texts), words), dtype=np.int32)
+    rows = np.zeros((len(texts), max_words), dtype=np.int32)
     for row, text in zip(rows, texts, strict=True):
-        found = [ids.get(word, 0) for word in tokens(text)[:words]]
+        found = [ids.get(word, 0) for word in split_tokens(text)[:max_words]]
         row[: len(found)] = found
     return rows
 
 
-def word_vectors(name: str, data: str | Path | None = None) -> Words:
+def word_vectors(name: str, data: str | Path | None = None) -> WordEmbeddings:
     """The words of a set of vectors and their numbers; read once, however many models use it."""
-    (file,) = locate(name, data)
-    return _read(file, VECTORS[name], file.stat().st_mtime_ns)
+    (file,) = locate_files(name, data)
+    return _load_vectors(file, VECTOR_SIZES[name], file.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=2)
-def _read(file: Path, size: int, changed: int) -> Words:
+def _load_vectors(file: Path, size: int, modified_ns: int) -> WordEmbeddings:
     words, vectors = _from_text(file, size) if ".txt" in file.suffixes else _from_npz(file)
     if vectors.ndim != 2 or vectors.shape != (len(words), size) or vectors.dtype.kind != "f":
-        raise damaged(file, f"it has {len(words)} words and vectors {vectors.shape}", f"{size} numbers a word")
+        raise damaged_file_error(
+            file, f"it has {len(words)} words and vectors {vectors.shape}", f"{size} numbers a word"
+        )
     table = np.concatenate([np.zeros((1, size), dtype=vectors.dtype), vectors])
     table.flags.writeable = False  # everybody shares it
-    return Words({word: row for row, word in enumerate(words, 1)}, table)
+    return WordEmbeddings({word: row for row, word in enumerate(words, 1)}, table)
 
 
 def _from_npz(file: Path) -> tuple[list[str], Array]:
@@ -87,9 +89,9 @@ def _from_text(file: Path, size: int) -> tuple[list[str], Array]:
         try:
             vector = np.array(rest, dtype=np.float32)
         except ValueError as error:
-            raise damaged(file, f"line {number}: {error}", expected) from error
+            raise damaged_file_error(file, f"line {number}: {error}", expected) from error
         if len(vector) != size or not np.isfinite(vector).all():
-            raise damaged(file, f"line {number} begins with {line[:30]!r}", expected)
+            raise damaged_file_error(file, f"line {number} begins with {line[:30]!r}", expected)
         words.append(word)
         vectors.append(vector.astype(np.float16))
     return words, np.array(vectors, dtype=np.float16).reshape(len(words), -1)

@@ -11,29 +11,29 @@ from ..core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from . import performance_measures, transaction_costs
-    from .backtest import Path, drift, follow, hold, uniform
-    from .market import Market, generated
-    from .price_files import read
+    from .backtest import BacktestResult, buy_and_hold, drift, run_backtest, uniform_rebalancing
+    from .market import Market, generate_market
+    from .price_files import read_market
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
             ".": ("performance_measures", "transaction_costs"),
-            ".backtest": ("Path", "drift", "follow", "hold", "uniform"),
-            ".market": ("Market", "generated"),
-            ".price_files": ("read",),
+            ".backtest": ("BacktestResult", "drift", "run_backtest", "buy_and_hold", "uniform_rebalancing"),
+            ".market": ("Market", "generate_market"),
+            ".price_files": ("read_market",),
         },
     )
 
 __all__ = [
     "Market",
-    "Path",
+    "BacktestResult",
     "drift",
-    "follow",
-    "generated",
-    "hold",
+    "run_backtest",
+    "generate_market",
+    "buy_and_hold",
     "performance_measures",
-    "read",
+    "read_market",
     "transaction_costs",
-    "uniform",
+    "uniform_rebalancing",
 ]

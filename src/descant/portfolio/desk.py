@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.seeds import stream
-from ..core.settings import check, setting, unknown
+from ..core.settings import check_settings, setting, unknown_name_error
 from ..errors import PartyError, SettingError
-from ..parties.data_files import locate
-from ..parties.population import People, check_names
-from ..rl.agent import Bare
-from . import Market, generated, read
-from .market import period
+from ..parties.data_files import locate_files
+from ..parties.population import Population, validate_names
+from ..rl.agent import DatalessSource
+from . import Market, generate_market, read_market
+from .market import parse_period
 from .price_augmentation import AUGMENTERS
-from .price_warnings import remarks
+from .price_warnings import find_price_warnings
 
 Array = NDArray[Any]
 
@@ -34,12 +34,12 @@ class Desk:
     name: str
     assets: tuple[str, ...]
     prices: Array  # [days, assets] to learn by
-    test: Array  # [window + days, assets] to be tested by: the first `window` are the days before
-    dates: Array  # [days] of the test
+    test_prices: Array  # [window + days, assets] to be tested by: the first `window` are the days before
+    test_dates: Array  # [days] of the test
     window: int
     cost: float
     augment: str
-    known: dict[Any, Any] = field(default_factory=dict)  # what was reckoned once
+    cache: dict[Any, Any] = field(default_factory=dict)  # what was reckoned once
 
     @property
     def samples(self) -> int:
@@ -47,27 +47,27 @@ class Desk:
         return 0
 
     @property
-    def form(self) -> str:
+    def sample_spec(self) -> str:
         """What the desks of a federation have in common."""
         return f"{len(self.assets)} assets, a window of {self.window} days"
 
     @property
-    def tests(self) -> int:
+    def test_count(self) -> int:
         """How many days it is tested on."""
-        return len(self.dates)
+        return len(self.test_dates)
 
     @property
     def relatives(self) -> Array:
         """What the prices of each day of the test are over those of the day before, ``[days, assets]``."""
-        found: Array = self.test[self.window :] / self.test[self.window - 1 : -1]
+        found: Array = self.test_prices[self.window :] / self.test_prices[self.window - 1 : -1]
         return found
 
     @property
     def data(self) -> tuple[Tensor, ...]:
         """What tells it from another desk."""
-        said = ",".join([*self.assets, str(self.window), repr(self.cost), self.augment]).encode()
-        words = torch.frombuffer(bytearray(said), dtype=torch.uint8)
-        return torch.from_numpy(self.prices), torch.from_numpy(self.test), words
+        description = ",".join([*self.assets, str(self.window), repr(self.cost), self.augment]).encode()
+        description_bytes = torch.frombuffer(bytearray(description), dtype=torch.uint8)
+        return torch.from_numpy(self.prices), torch.from_numpy(self.test_prices), description_bytes
 
     @property
     def x(self) -> Tensor:
@@ -82,7 +82,7 @@ class Desk:
         return f"{self.augment}, {', '.join(self.assets)}"
 
     def __repr__(self) -> str:
-        return f"Desk({self.name!r}, {len(self.assets)} assets, {len(self.prices)} days, {self.tests} to test)"
+        return f"Desk({self.name!r}, {len(self.assets)} assets, {len(self.prices)} days, {self.test_count} to test)"
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def desks(
     seed: int = 0,
     data: str | Path | None = None,
     holdings: Mapping[str, Sequence[str]] | None = None,
-) -> People:
+) -> Population:
     """Portfolio desks, each with assets of its own out of a market's (Fed+ v1 §4.2, v2 §8.2).
 
     `market` is "sp500" (a file of the data folder), "generated", the path of a file with prices, or a
@@ -126,104 +126,117 @@ def desks(
     ('A02', 'A07')
     """
     settings = _Settings(count, assets, universe, window, cost, missing)
-    check(settings, "desks")
-    own = None if holdings is None else _held(holdings, settings)
-    kinds = _kinds(augment)
-    whole = _market(market, data)
-    if own is not None:
-        whole = whole.only(_all(own))
-    learned, tested = _period("train", train), _period("test", test)
-    for first, last in (learned, tested):
-        whole.between(first, last)  # where there are no prices, that is told first
-    used = whole.between(min(learned[0], tested[0]), max(learned[1], tested[1])).complete(missing)
-    before, after = _parted(used, learned, tested, window)
-    if own is None:
-        names = _chosen(used.names, universe, assets, seed)
-        own = {str(k): _drawn(names, assets, seed, k) for k in range(count)}
-    _check_late(own, used)
-    made = [
-        _desk(name, used, before, after, held, window, cost, kinds[k % len(kinds)])
-        for k, (name, held) in enumerate(own.items())
+    check_settings(settings, "desks")
+    holdings_by_desk = None if holdings is None else _check_holdings(holdings, settings)
+    kinds = _augmentation_kinds(augment)
+    full_market = _load_market(market, data)
+    if holdings_by_desk is not None:
+        full_market = full_market.select(_all_assets(holdings_by_desk))
+    train_period, test_period = _check_period("train", train), _check_period("test", test)
+    for first, last in (train_period, test_period):
+        full_market.between(first, last)  # where there are no prices, that is told first
+    market_used = full_market.between(
+        min(train_period[0], test_period[0]), max(train_period[1], test_period[1])
+    ).complete(missing)
+    train_market, test_market = _split_periods(market_used, train_period, test_period, window)
+    if holdings_by_desk is None:
+        universe_names = _draw_universe(market_used.names, universe, assets, seed)
+        holdings_by_desk = {str(k): _draw_assets(universe_names, assets, seed, k) for k in range(count)}
+    _check_late(holdings_by_desk, market_used)
+    sources = [
+        _make_desk(name, market_used, train_market, test_market, asset_names, window, cost, kinds[k % len(kinds)])
+        for k, (name, asset_names) in enumerate(holdings_by_desk.items())
     ]
-    said = [used.note, *remarks(used.only(_all(own)), learned, tested)]
-    return People(made, note="; ".join(filter(None, said)))  # type: ignore[arg-type]
+    notes = [
+        market_used.note,
+        *find_price_warnings(market_used.select(_all_assets(holdings_by_desk)), train_period, test_period),
+    ]
+    return Population(sources, note="; ".join(filter(None, notes)))  # type: ignore[arg-type]
 
 
-def _all(own: Mapping[str, Sequence[str]]) -> list[str]:
+def _all_assets(holdings: Mapping[str, Sequence[str]]) -> list[str]:
     """The assets of all desks, each once."""
-    return list(dict.fromkeys(chain(*own.values())))
+    return list(dict.fromkeys(chain(*holdings.values())))
 
 
-def _kinds(augment: Sequence[str] | str) -> list[str]:
+def _augmentation_kinds(augment: Sequence[str] | str) -> list[str]:
     kinds = [augment] if isinstance(augment, str) else list(augment)
     for kind in kinds or ["(none is given)"]:
         if kind not in AUGMENTERS:
-            raise unknown("augmentation", str(kind), AUGMENTERS)
+            raise unknown_name_error("augmentation", str(kind), AUGMENTERS)
     return kinds
 
 
-def _held(holdings: Mapping[str, Sequence[str]], settings: _Settings) -> dict[str, tuple[str, ...]]:
+def _check_holdings(holdings: Mapping[str, Sequence[str]], settings: _Settings) -> dict[str, tuple[str, ...]]:
     """The assets of each desk, as they were given."""
-    drawn = [name for name in ("count", "assets", "universe") if getattr(settings, name) != getattr(_Settings, name)]
-    if drawn:
-        raise SettingError(f"Give desks 'holdings', or how they are drawn ({', '.join(map(repr, drawn))}), not both.")
-    if not isinstance(holdings, Mapping) or not all(map(_are_names, holdings.values())):
+    conflicting = [
+        name for name in ("count", "assets", "universe") if getattr(settings, name) != getattr(_Settings, name)
+    ]
+    if conflicting:
+        raise SettingError(
+            f"Give desks 'holdings', or how they are drawn ({', '.join(map(repr, conflicting))}), not both."
+        )
+    if not isinstance(holdings, Mapping) or not all(map(_is_name_list, holdings.values())):
         form = "give each desk a list of assets, such as {'north': ['AAPL', 'MSFT']}"
         raise SettingError(f"The 'holdings' of desks {form}. Got {holdings!r:.80}.")
-    found = dict(zip(check_names(list(holdings)), map(tuple, holdings.values()), strict=True))
-    for name, assets in found.items():
-        twice = [asset for asset in assets if assets.count(asset) > 1]
-        if twice:
-            raise SettingError(f"Desk {name!r} holds {twice[0]} twice.")
-    sizes = {len(assets): f"{len(assets)} in {name!r}" for name, assets in found.items()}
+    holdings_by_desk = dict(zip(validate_names(list(holdings)), map(tuple, holdings.values()), strict=True))
+    for name, assets in holdings_by_desk.items():
+        repeated = [asset for asset in assets if assets.count(asset) > 1]
+        if repeated:
+            raise SettingError(f"Desk {name!r} holds {repeated[0]} twice.")
+    sizes = {len(assets): f"{len(assets)} in {name!r}" for name, assets in holdings_by_desk.items()}
     if len(sizes) > 1:
-        told = "A desk must hold as many assets as the others, because their models are computed as one stack"
-        raise SettingError(f"{told}. Got {', '.join(sizes.values())}.")
-    return found
+        problem = "A desk must hold as many assets as the others, because their models are computed as one stack"
+        raise SettingError(f"{problem}. Got {', '.join(sizes.values())}.")
+    return holdings_by_desk
 
 
-def _check_late(own: Mapping[str, Sequence[str]], used: Market) -> None:
-    for name, assets in own.items():
-        late = [asset for asset in assets if asset not in used.names]
+def _check_late(holdings: Mapping[str, Sequence[str]], market: Market) -> None:
+    for name, assets in holdings.items():
+        late = [asset for asset in assets if asset not in market.names]
         if late:
-            told = f"Desk {name!r} holds {', '.join(late)}, which begins after {used.dates[0]}"
-            raise PartyError(f"{told}: let 'train' begin later, or set missing = 'later'.")
+            problem = f"Desk {name!r} holds {', '.join(late)}, which begins after {market.dates[0]}"
+            raise PartyError(f"{problem}: let 'train' begin later, or set missing = 'later'.")
 
 
-def _are_names(assets: Any) -> bool:
+def _is_name_list(assets: Any) -> bool:
     listed = isinstance(assets, Sequence) and not isinstance(assets, str) and len(assets) > 0
     return listed and all(isinstance(asset, str) for asset in assets)
 
 
-def _market(given: Market | str | Path, data: str | Path | None) -> Market:
-    if isinstance(given, Market):
-        return given
-    if given == "generated":
-        return generated()
-    if not isinstance(given, str | Path) or not (given == "sp500" or Path(given).suffix):
+def _load_market(market: Market | str | Path, data: str | Path | None) -> Market:
+    if isinstance(market, Market):
+        return market
+    if market == "generated":
+        return generate_market()
+    if not isinstance(market, str | Path) or not (market == "sp500" or Path(market).suffix):
         raise SettingError(
             "The 'market' of desks must be 'sp500', 'generated', the path of a .csv, .npz or .parquet file of daily "
-            f"prices, or a portfolio.Market. Got {given!r}."
+            f"prices, or a portfolio.Market. Got {market!r}."
         )
-    return read(locate("sp500", data)[0] if given == "sp500" else given)
+    return read_market(locate_files("sp500", data)[0] if market == "sp500" else market)
 
 
-def _parted(used: Market, learned: tuple[str, str], tested: tuple[str, str], window: int) -> tuple[Market, Market]:
+def _split_periods(
+    market: Market, train_period: tuple[str, str], test_period: tuple[str, str], window: int
+) -> tuple[Market, Market]:
     """The days to learn by, and those of the test."""
-    after = used.between(*tested)
-    if used.dates[0] > period(learned[1])[1] and used.note:
-        raise PartyError(f"No day to learn by is left: {used.note}. Set missing = 'exclude' to do without that asset.")
-    before = used.between(*learned)
-    if before.dates[-1] >= after.dates[0]:
-        raise SettingError(
-            f"The test begins on {after.dates[0]}, and training ends on {before.dates[-1]}: it must end before."
+    test_market = market.between(*test_period)
+    if market.dates[0] > parse_period(train_period[1])[1] and market.note:
+        raise PartyError(
+            f"No day to learn by is left: {market.note}. Set missing = 'exclude' to do without that asset."
         )
-    if len(before.dates) < 2 * window:
-        raise PartyError(f"{len(before.dates)} days to learn by are too few for a window of {window} days.")
-    return before, after
+    train_market = market.between(*train_period)
+    if train_market.dates[-1] >= test_market.dates[0]:
+        raise SettingError(
+            f"The test begins on {test_market.dates[0]}, and training ends on {train_market.dates[-1]}: it must end before."
+        )
+    if len(train_market.dates) < 2 * window:
+        raise PartyError(f"{len(train_market.dates)} days to learn by are too few for a window of {window} days.")
+    return train_market, test_market
 
 
-def _period(name: str, days: Sequence[str]) -> tuple[str, str]:
+def _check_period(name: str, days: Sequence[str]) -> tuple[str, str]:
     if not isinstance(days, Sequence) or isinstance(days, str) or len(days) != 2:
         raise SettingError(
             f"The '{name}' of desks is a first and a last day (or year), such as 2006, 2018. Got {days!r}."
@@ -231,37 +244,41 @@ def _period(name: str, days: Sequence[str]) -> tuple[str, str]:
     return str(days[0]), str(days[1])
 
 
-def _chosen(names: Sequence[str], universe: int | None, assets: int, seed: int) -> tuple[str, ...]:
+def _draw_universe(names: Sequence[str], universe: int | None, assets: int, seed: int) -> tuple[str, ...]:
     """The assets that desks draw theirs from."""
-    wanted = len(names) if universe is None else universe
-    if max(wanted, assets) > len(names):
+    size = len(names) if universe is None else universe
+    if max(size, assets) > len(names):
         raise PartyError(
-            f"There are {len(names)} assets with prices in all of that time, fewer than {max(wanted, assets)}."
+            f"There are {len(names)} assets with prices in all of that time, fewer than {max(size, assets)}."
         )
-    if assets > wanted:
-        raise SettingError(f"A desk cannot draw {assets} assets out of {wanted}.")
-    return _some(names, wanted, stream(seed, 0, "", "universe"))
+    if assets > size:
+        raise SettingError(f"A desk cannot draw {assets} assets out of {size}.")
+    return _random_subset(names, size, stream(seed, 0, "", "universe"))
 
 
-def _drawn(names: Sequence[str], assets: int, seed: int, k: int) -> tuple[str, ...]:
-    return _some(names, assets, stream(seed, 0, str(k), "assets"))
+def _draw_assets(names: Sequence[str], assets: int, seed: int, k: int) -> tuple[str, ...]:
+    return _random_subset(names, assets, stream(seed, 0, str(k), "assets"))
 
 
-def _some(names: Sequence[str], count: int, rng: np.random.Generator) -> tuple[str, ...]:
+def _random_subset(names: Sequence[str], count: int, rng: np.random.Generator) -> tuple[str, ...]:
     return tuple(names[i] for i in sorted(rng.permutation(len(names))[:count]))
 
 
-def _desk(
+def _make_desk(
     name: str,
-    used: Market,
-    before: Market,
-    after: Market,
+    market: Market,
+    train_market: Market,
+    test_market: Market,
     assets: Sequence[str],
     window: int,
     cost: float,
     augment: str,
-) -> Bare:
-    prices, first = used.only(assets).prices, int(np.searchsorted(used.dates, after.dates[0]))
-    shown = prices[first - window : first + len(after.dates)]  # the days before a test are seen, learned by or not
-    desk = Desk(name, tuple(assets), before.only(assets).prices, shown, after.dates, window, cost, augment)
-    return Bare(desk)
+) -> DatalessSource:
+    prices, first = market.select(assets).prices, int(np.searchsorted(market.dates, test_market.dates[0]))
+    test_prices = prices[
+        first - window : first + len(test_market.dates)
+    ]  # the days before a test are seen, learned by or not
+    desk = Desk(
+        name, tuple(assets), train_market.select(assets).prices, test_prices, test_market.dates, window, cost, augment
+    )
+    return DatalessSource(desk)

@@ -13,15 +13,15 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.seeds import EVERYBODY, stream
-from ..core.settings import unknown
+from ..core.seeds import ALL_PARTIES, stream
+from ..core.settings import unknown_name_error
 from ..errors import PartyError, SettingError
 
 Array: TypeAlias = NDArray[Any]
 
 _DAY = re.compile(r"\d{4}-\d\d-\d\d(?!\d)")
 _PERIOD = re.compile(r"\d{4}(-\d\d(-\d\d)?)?\Z")
-EXPECTED = (
+EXPECTED_FORMAT = (
     "daily prices: an .npz file with dates, tickers and a matrix [dates, tickers],"
     " or a .csv or .parquet file with a column of dates and one for each asset"
 )
@@ -43,16 +43,18 @@ class Market:
     note: str = ""  # what was left out to make it complete
 
     @classmethod
-    def made(cls, dates: Any, names: Sequence[str], prices: Any, source: str = "") -> Market:
+    def create(cls, dates: Any, names: Sequence[str], prices: Any, source: str = "") -> Market:
         """A market, once it is clear that there is nothing wrong with it."""
-        days, called = _days(dates, source), tuple(map(str, names))
+        checked_dates, asset_names = _parse_dates(dates, source), tuple(map(str, names))
         try:
-            table = np.array(prices, dtype=np.float64)
+            price_table = np.array(prices, dtype=np.float64)
         except (TypeError, ValueError) as error:
-            raise refused(source, f"its prices are no numbers ({error})", "a price for every asset and date") from error
-        _check_form(days, called, table, source)
-        _check_prices(days, called, table, source)
-        return cls(days, called, table, source)
+            raise market_error(
+                source, f"its prices are no numbers ({error})", "a price for every asset and date"
+            ) from error
+        _check_shapes(checked_dates, asset_names, price_table, source)
+        _check_prices(checked_dates, asset_names, price_table, source)
+        return cls(checked_dates, asset_names, price_table, source)
 
     @property
     def relatives(self) -> Array:
@@ -61,7 +63,7 @@ class Market:
 
     def between(self, first: str | int, last: str | int) -> Market:
         """The days from `first` to `last`, both included: dates such as 2018-12-31, or whole years or months."""
-        begin, end = period(first)[0], period(last)[1]
+        begin, end = parse_period(first)[0], parse_period(last)[1]
         kept = (self.dates >= begin) & (self.dates <= end)
         if not kept.any():
             raise SettingError(
@@ -70,13 +72,13 @@ class Market:
             )
         return replace(self, dates=self.dates[kept], prices=self.prices[kept])
 
-    def only(self, names: Sequence[str]) -> Market:
+    def select(self, names: Sequence[str]) -> Market:
         """These assets, in this order."""
         for name in names:
             if name not in self.names:
-                raise self._no_asset(name)
-        places = [self.names.index(name) for name in names]
-        return replace(Market.made(self.dates, names, self.prices[:, places], self.source), note=self.note)
+                raise self._unknown_asset_error(name)
+        indices = [self.names.index(name) for name in names]
+        return replace(Market.create(self.dates, names, self.prices[:, indices], self.source), note=self.note)
 
     def complete(self, missing: str) -> Market:
         """A market in which no price is missing, and a note on what that took.
@@ -84,36 +86,40 @@ class Market:
         "exclude" leaves out the assets that begin after the first day, "later" the days before all have begun.
         """
         if missing not in ("exclude", "later"):
-            raise unknown("way to complete a market", missing, ("exclude", "later"))
+            raise unknown_name_error("way to complete a market", missing, ("exclude", "later"))
         absent = np.isnan(self.prices).sum(0)  # days before an asset begins
         late = [name for name, days in zip(self.names, absent, strict=True) if days]
         if not late:
             return self
         if missing == "exclude":
             if len(late) == len(self.names):
-                raise self._nothing_left(f"every asset begins after {self.dates[0]}", "later")
-            kept = self.only([name for name in self.names if name not in late])
-            told = f"for a history that begins after {self.dates[0]}: {', '.join(late)}"
-            return replace(kept, note=f"without {len(late)} of {len(self.names)} assets, {told}")
-        begun, last = int(absent.max()), self.names[int(absent.argmax())]
-        if begun == len(self.dates):
-            raise self._nothing_left(f"{last} has no price up to {self.dates[-1]}", "exclude")
-        note = f"without {begun} of {len(self.dates)} days, those before {self.dates[begun]}, when {last} begins"
-        return replace(self, dates=self.dates[begun:], prices=self.prices[begun:], note=note)
+                raise self._empty_market_error(f"every asset begins after {self.dates[0]}", "later")
+            market = self.select([name for name in self.names if name not in late])
+            reason = f"for a history that begins after {self.dates[0]}: {', '.join(late)}"
+            return replace(market, note=f"without {len(late)} of {len(self.names)} assets, {reason}")
+        first_row, last = int(absent.max()), self.names[int(absent.argmax())]
+        if first_row == len(self.dates):
+            raise self._empty_market_error(f"{last} has no price up to {self.dates[-1]}", "exclude")
+        note = (
+            f"without {first_row} of {len(self.dates)} days, those before {self.dates[first_row]}, when {last} begins"
+        )
+        return replace(self, dates=self.dates[first_row:], prices=self.prices[first_row:], note=note)
 
-    def _no_asset(self, name: str) -> SettingError:
+    def _unknown_asset_error(self, name: str) -> SettingError:
         known = {each.casefold(): each for each in self.names}
-        near = [known[each] for each in get_close_matches(name.casefold(), known)]
-        told = f"near it {', '.join(near)}" if near else f"such as {', '.join(self.names[:5])}"
+        similar = [known[each] for each in get_close_matches(name.casefold(), known)]
+        hint = f"near it {', '.join(similar)}" if similar else f"such as {', '.join(self.names[:5])}"
         return SettingError(
-            f"There is no asset {name!r} in {self.source or 'the market'}: it has {len(self.names)}, {told}."
+            f"There is no asset {name!r} in {self.source or 'the market'}: it has {len(self.names)}, {hint}."
         )
 
-    def _nothing_left(self, why: str, other: str) -> PartyError:
-        return refused(self.source, f"{why}, so nothing is left", f"a market to complete by {other!r}, or fewer assets")
+    def _empty_market_error(self, why: str, other: str) -> PartyError:
+        return market_error(
+            self.source, f"{why}, so nothing is left", f"a market to complete by {other!r}, or fewer assets"
+        )
 
 
-def generated(assets: int = 30, years: int = 14, first: str = "2006-01-02", seed: int = 0) -> Market:
+def generate_market(assets: int = 30, years: int = 14, first: str = "2006-01-02", seed: int = 0) -> Market:
     """Prices for those who have none: business days from `first` on, in so many calendar years.
 
     They are geometric Brownian motions, moved by one market and each by itself. Two things can be learnt: an asset's
@@ -126,42 +132,42 @@ def generated(assets: int = 30, years: int = 14, first: str = "2006-01-02", seed
     for name, value in (("assets", assets), ("years", years)):
         if not isinstance(value, int) or value < 1:
             raise SettingError(f"The {name!r} of generated must be a whole number >= 1. Got {value!r}.")
-    begin = period(first)[0]
+    begin = parse_period(first)[0]
     end = (begin.astype("datetime64[Y]") + years).astype("datetime64[D]")
     dates = np.busday_offset(begin, np.arange(np.busday_count(begin, end)), roll="forward")
-    market = stream(seed, 0, EVERYBODY, "market").normal(0.08 / 252, 0.16 / math.sqrt(252), len(dates))
+    market = stream(seed, 0, ALL_PARTIES, "market").normal(0.08 / 252, 0.16 / math.sqrt(252), len(dates))
     names = [f"A{number:02}" for number in range(1, assets + 1)]
-    prices = np.stack([_asset(market, stream(seed, 0, name, "market")) for name in names], axis=1)
-    return Market.made(dates, names, prices, "the generated market")
+    prices = np.stack([_generate_asset(market, stream(seed, 0, name, "market")) for name in names], axis=1)
+    return Market.create(dates, names, prices, "the generated market")
 
 
-def _asset(market: Array, draws: np.random.Generator) -> Array:
+def _generate_asset(market: Array, draws: np.random.Generator) -> Array:
     start, beta, sigma = draws.uniform([10, 0.5, 0.1], [100, 1.5, 0.25])
-    own, trend, stray = draws.standard_normal((len(market), 3)).T
-    steps = beta * market + sigma / math.sqrt(252) * own + 0.3 / 252 * _lasting(trend, 60)
-    prices: Array = start * np.exp(np.cumsum(steps) + 0.02 * _lasting(stray, 5))
+    noise, trend, deviation = draws.standard_normal((len(market), 3)).T
+    steps = beta * market + sigma / math.sqrt(252) * noise + 0.3 / 252 * _autoregressive_noise(trend, 60)
+    prices: Array = start * np.exp(np.cumsum(steps) + 0.02 * _autoregressive_noise(deviation, 5))
     return prices
 
 
-def _lasting(noise: Array, days: float) -> Array:
+def _autoregressive_noise(noise: Array, days: float) -> Array:
     """Noise of variance 1 that remembers so many days."""
-    kept = math.exp(-1 / days)
+    decay = math.exp(-1 / days)
 
     def step(now: float, drawn: float) -> float:
-        return kept * now + math.sqrt(1 - kept**2) * drawn
+        return decay * now + math.sqrt(1 - decay**2) * drawn
 
     return np.array(list(accumulate(noise.tolist(), step)))
 
 
-def period(text: str | int) -> tuple[np.datetime64, np.datetime64]:
+def parse_period(text: str | int) -> tuple[np.datetime64, np.datetime64]:
     """The first and the last day of a date, a month or a year."""
-    begin = _date(str(text), _PERIOD)
+    begin = _parse_date(str(text), _PERIOD)
     if begin is None:
         raise SettingError(f"A period begins and ends with a date such as 2018-12-31, or a year. Got {text!r}.")
     return begin.astype("datetime64[D]"), (begin + 1).astype("datetime64[D]") - 1
 
 
-def _date(text: str, form: re.Pattern[str]) -> np.datetime64 | None:
+def _parse_date(text: str, form: re.Pattern[str]) -> np.datetime64 | None:
     """The date that a text begins with, where it is in this form and in the calendar."""
     found = form.match(text)
     try:
@@ -170,39 +176,39 @@ def _date(text: str, form: re.Pattern[str]) -> np.datetime64 | None:
         return None
 
 
-def refused(source: str, found: str, expected: str) -> PartyError:
+def market_error(source: str, problem: str, expected_form: str) -> PartyError:
     """The error for a market with something wrong in it."""
-    return PartyError(f"{source or 'The market'} cannot be used: {found}. Expected {expected}.")
+    return PartyError(f"{source or 'The market'} cannot be used: {problem}. Expected {expected_form}.")
 
 
-def _days(dates: Any, source: str) -> Array:
+def _parse_dates(dates: Any, source: str) -> Array:
     """Days, from dates or from texts that begin with one."""
     found, expected = np.asarray(dates), "dates such as 2018-12-31, one a row"
     if found.ndim != 1 or (len(found) and found.dtype.kind not in "MOSU"):
-        raise refused(source, f"its dates have shape {found.shape} of {found.dtype}", expected)
+        raise market_error(source, f"its dates have shape {found.shape} of {found.dtype}", expected)
     days = np.empty(len(found), dtype="datetime64[D]")
     for row, text in enumerate(found.astype(str).tolist()):
-        day = _date(text, _DAY)
+        day = _parse_date(text, _DAY)
         if day is None:
-            raise refused(source, f"date {row + 1} of {len(found)} is {text!r}", expected)
+            raise market_error(source, f"date {row + 1} of {len(found)} is {text!r}", expected)
         days[row] = day
     return days
 
 
-def _check_form(days: Array, names: tuple[str, ...], prices: Array, source: str) -> None:
+def _check_shapes(days: Array, names: tuple[str, ...], prices: Array, source: str) -> None:
     if not len(days) or not names:
-        raise refused(source, f"it has no {'assets' if len(days) else 'rows'}", EXPECTED)
+        raise market_error(source, f"it has no {'assets' if len(days) else 'rows'}", EXPECTED_FORMAT)
     if prices.shape != (len(days), len(names)):
         found = f"{len(days)} dates and {len(names)} assets, and prices of shape {list(prices.shape)}"
-        raise refused(source, f"it has {found}", "a price for every asset and date")
+        raise market_error(source, f"it has {found}", "a price for every asset and date")
     for name in names:
         if not name.strip() or names.count(name) > 1:
-            raise refused(source, f"the asset {name!r} occurs {names.count(name)} times", "a name for each asset")
+            raise market_error(source, f"the asset {name!r} occurs {names.count(name)} times", "a name for each asset")
     steps = np.diff(days).astype(int)
     if (steps <= 0).any():
         at = int(np.argmax(steps <= 0))
         found = f"{days[at + 1]} comes behind {days[at]}" if steps[at] else f"{days[at]} occurs twice"
-        raise refused(source, f"the date {found}", "every date once, the earliest first")
+        raise market_error(source, f"the date {found}", "every date once, the earliest first")
 
 
 def _check_prices(days: Array, names: tuple[str, ...], prices: Array, source: str) -> None:
@@ -211,12 +217,12 @@ def _check_prices(days: Array, names: tuple[str, ...], prices: Array, source: st
     if len(wrong):
         row, asset = wrong[0]
         found = f"the price of {names[asset]} on {days[row]} is {prices[row, asset]:g}"
-        raise refused(source, found, "finite prices > 0")
+        raise market_error(source, found, "finite prices > 0")
     gaps = np.argwhere(absent & np.logical_or.accumulate(~absent, axis=0))
     if len(gaps):
         row, asset = gaps[0]
         begun = days[np.argmin(absent[:, asset])]
         found = f"{names[asset]} has no price on {days[row]}, though it has one on {begun}"
-        raise refused(
+        raise market_error(
             source, found, "a price on every day once an asset has begun: fill the gap, or leave the asset out"
         )

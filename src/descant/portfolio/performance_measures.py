@@ -12,63 +12,63 @@ import numpy as np
 from ..errors import PartyError
 from .market import Array
 
-_STILL = 1e-12  # a standard deviation below it is rounding
+_ZERO_DEVIATION = 1e-12  # a standard deviation below it is rounding
 
 
-def values(growth: Array) -> Array:
+def portfolio_values(growth: Array) -> Array:
     """The value after every day, ``[..., days + 1]``, which is 1 at the start.
 
     >>> values(np.array([1.5, 0.5])).tolist()
     [1.0, 1.5, 0.75]
     """
-    growth = _days(growth)
+    growth = _check_growth(growth)
     start = np.ones((*growth.shape[:-1], 1))
     return np.concatenate([start, np.cumprod(growth, axis=-1)], axis=-1)
 
 
-def annual(growth: Array, days: int = 252) -> Array:
+def annual_return(growth: Array, days: int = 252) -> Array:
     """The return of a year, were all its days like these on geometric average.
 
     >>> round(float(annual(np.array([1.1, 1.1]), days=1)), 3)
     0.1
     """
-    growth = _days(growth)
-    whole: Array = np.prod(growth, axis=-1) ** (days / growth.shape[-1])
-    return whole - 1
+    growth = _check_growth(growth)
+    annual_growth: Array = np.prod(growth, axis=-1) ** (days / growth.shape[-1])
+    return annual_growth - 1
 
 
 def volatility(growth: Array, days: int = 252) -> Array:
     """The standard deviation of daily returns, times √252; NaN for a single day."""
-    growth = _days(growth)
+    growth = _check_growth(growth)
     if growth.shape[-1] < 2:
         return np.full(growth.shape[:-1], math.nan)
     spread: Array = np.std(growth, axis=-1, ddof=1)
     return spread * math.sqrt(days)
 
 
-def sharpe(growth: Array, days: int = 252) -> Array:
+def sharpe_ratio(growth: Array, days: int = 252) -> Array:
     """The mean of daily returns over their standard deviation, times √252, without which no value of Fed+ is reached.
 
     A path that never varies has no such ratio: NaN, as for a single day.
     """
-    mean: Array = np.mean(_days(growth) - 1, axis=-1)
+    mean: Array = np.mean(_check_growth(growth) - 1, axis=-1)
     spread = volatility(growth, days=1)
-    return mean / np.where(spread > _STILL, spread, math.nan) * math.sqrt(days)
+    return mean / np.where(spread > _ZERO_DEVIATION, spread, math.nan) * math.sqrt(days)
 
 
-def drawdown(growth: Array) -> Array:
+def max_drawdown(growth: Array) -> Array:
     """The largest share of a peak in value, the start included, that was ever lost after it.
 
     >>> float(drawdown(np.array([0.5, 4.0, 0.75])))
     0.5
     """
-    value = values(growth)
-    lost: Array = 1 - value / np.maximum.accumulate(value, axis=-1)
-    deepest: Array = np.max(lost, axis=-1)
-    return deepest
+    value = portfolio_values(growth)
+    loss_from_peak: Array = 1 - value / np.maximum.accumulate(value, axis=-1)
+    largest_loss: Array = np.max(loss_from_peak, axis=-1)
+    return largest_loss
 
 
-def _days(growth: Array) -> Array:
+def _check_growth(growth: Array) -> Array:
     growth = np.asarray(growth, dtype=np.float64)
     if not growth.ndim or not growth.shape[-1]:
         raise PartyError(f"A portfolio is judged by one day or more. Got growth of shape {growth.shape}.")

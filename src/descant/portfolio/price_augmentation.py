@@ -19,16 +19,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..core.settings import check, setting, unknown
+from ..core.settings import check_settings, setting, unknown_name_error
 from ..errors import PartyError
 from .market import Array
 
 AUGMENTERS = ("none", "gbm", "vom", "gan")
-YEAR = 252
-_MOST = 100.0
-UNFIT, UNSOUND = 1.0, 2.0
-_WHY = {UNFIT: "no generator could be fitted", UNSOUND: "what was made up was of no use"}
-_NAMED = 10  # desks that a sentence names
+TRADING_DAYS = 252
+_MAX_YEARLY_FACTOR = 100.0
+FIT_FAILED, SAMPLES_UNUSABLE = 1.0, 2.0
+_REASONS = {FIT_FAILED: "no generator could be fitted", SAMPLES_UNUSABLE: "what was made up was of no use"}
+_MAX_NAMED = 10  # desks that a sentence names
 
 
 class Augmenter(Protocol):
@@ -41,69 +41,71 @@ class Augmenter(Protocol):
         """Prices ``[days, m]`` after the last row of `prices`; whether they are of use is for :func:`sound` to say."""
 
 
-def augmenter(name: str, **settings: Any) -> Augmenter:
+def make_augmenter(name: str, **settings: Any) -> Augmenter:
     """A kind by its name: "gbm", "vom", "gan", or "none" to train on real prices alone."""
     from .price_gan import Gan
 
-    kinds = dict(zip(AUGMENTERS, (Nothing, Gbm, Vom, Gan), strict=True))
+    kinds = dict(zip(AUGMENTERS, (NoAugmentation, GeometricBrownianMotion, VariableOrderMarkov, Gan), strict=True))
     if name not in kinds:
-        raise unknown("augmenter", name, AUGMENTERS)
+        raise unknown_name_error("augmenter", name, AUGMENTERS)
     known = [field.name for field in fields(kinds[name])]
     for key in settings:
         if key not in known:
-            raise unknown(f"setting of {name}", key, known)
-    found: Augmenter = kinds[name](**settings)
-    check(found)
-    return found
+            raise unknown_name_error(f"setting of {name}", key, known)
+    instance: Augmenter = kinds[name](**settings)
+    check_settings(instance)
+    return instance
 
 
-def returns_of(prices: Array, least: int, owner: str) -> Array:
+def daily_returns(prices: Array, min_days: int, owner: str) -> Array:
     """p_t = v_{t+1} / v_t - 1 of v1 §9.3, ``[T - 1, m]``; prices that nothing can be learnt from are refused."""
-    if prices.ndim != 2 or len(prices) < least:
-        raise PartyError(f"{owner} needs prices [days, assets] of at least {least} days. Got {list(prices.shape)}.")
+    if prices.ndim != 2 or len(prices) < min_days:
+        raise PartyError(f"{owner} needs prices [days, assets] of at least {min_days} days. Got {list(prices.shape)}.")
     if not (np.isfinite(prices) & (prices > 0)).all():
         raise PartyError(f"{owner} needs a price > 0 for every asset and day. Got others: complete the market first.")
     returns: Array = prices[1:] / prices[:-1] - 1
     return returns
 
 
-def sound(prices: Array, assets: Sequence[str] = ()) -> str:
+def unusable_reason(prices: Array, assets: Sequence[str] = ()) -> str:
     """Why synthetic prices ``[days, m]`` are of no use, or "" if they may be trained on; assets may have names.
 
     A price must be a number > 0 and move less than a hundredfold a year. Put the last real day first to have the step
     into the synthetic year judged as well.
     """
     names = assets or [f"asset {asset}" for asset in range(prices.shape[1])]
-    wrong = ~(np.isfinite(prices) & (prices > 0))
-    if wrong.any():
-        day, asset = np.argwhere(wrong)[0]
+    invalid = ~(np.isfinite(prices) & (prices > 0))
+    if invalid.any():
+        day, asset = np.argwhere(invalid)[0]
         return f"{names[asset]} has the price {prices[day, asset]:.6g} on synthetic day {day}"
     if len(prices) == 0:
         return ""
-    years = max(1.0, len(prices) / YEAR)  # a few days are not drawn out to a year
-    moved = np.abs(np.log(prices) - np.log(prices[0])).max(axis=0) / years  # [m]
-    asset = int(moved.argmax())
-    if moved[asset] <= math.log(_MOST):
+    years = max(1.0, len(prices) / TRADING_DAYS)  # a few days are not drawn out to a year
+    yearly_log_move = np.abs(np.log(prices) - np.log(prices[0])).max(axis=0) / years  # [m]
+    asset = int(yearly_log_move.argmax())
+    if yearly_log_move[asset] <= math.log(_MAX_YEARLY_FACTOR):
         return ""
-    return f"{names[asset]} moves by a factor of more than {_MOST:g} a year"
+    return f"{names[asset]} moves by a factor of more than {_MAX_YEARLY_FACTOR:g} a year"
 
 
-def lacking(said: Mapping[str, float]) -> str:
+def real_only_message(codes: Mapping[str, float]) -> str:
     """Whose prices could not be made up, and why, by what desks said of themselves; "" if all could.
 
     >>> lacking({"0": UNSOUND, "1": UNFIT, "2": UNSOUND})
     'Trained on real prices alone: 1 (no generator could be fitted); 0, 2 (what was made up was of no use)'
     """
-    told = []
-    for code, why in _WHY.items():
-        names = sorted((name for name, one in said.items() if one == code), key=lambda name: (len(name), name))
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        told += [f"{', '.join(names[:_NAMED])}{more} ({why})"] if names else []
-    return f"Trained on real prices alone: {'; '.join(told)}" if told else ""
+    parts = []
+    for code, reason in _REASONS.items():
+        names = sorted(
+            (name for name, reported in codes.items() if reported == code), key=lambda name: (len(name), name)
+        )
+        more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+        parts += [f"{', '.join(names[:_MAX_NAMED])}{more} ({reason})"] if names else []
+    return f"Trained on real prices alone: {'; '.join(parts)}" if parts else ""
 
 
 @dataclass(frozen=True)
-class Nothing:
+class NoAugmentation:
     """No synthetic days: a party trains on real prices alone."""
 
     def fit(self, prices: Array, rng: np.random.Generator) -> Array:
@@ -114,31 +116,31 @@ class Nothing:
 
 
 @dataclass(frozen=True)
-class Gbm:
+class GeometricBrownianMotion:
     """Geometric Brownian motion, v1 §9.3: v_t = v_0 exp((μ - σ²/2) t + σ W_t), μ and σ those of the daily returns.
 
     The paper has one W_t and does not say whether assets share it. Here each has its own, correlated as the returns
     are; not from the paper.
     """
 
-    common: bool = setting(False, "one Brownian motion moves all assets, as printed")
+    shared_motion: bool = setting(False, "one Brownian motion moves all assets, as printed")
 
     def fit(self, prices: Array, rng: np.random.Generator) -> Array:
-        returns = returns_of(prices, 3, "Gbm")
-        return _packed(returns.mean(axis=0), _covariance(returns))
+        returns = daily_returns(prices, 3, "GeometricBrownianMotion")
+        return _pack(returns.mean(axis=0), _covariance(returns))
 
     def draw(self, fitted: Array, prices: Array, days: int, rng: np.random.Generator) -> Array:
-        mu, covariance = _unpacked(fitted, prices.shape[1])
+        mu, covariance = _unpack(fitted, prices.shape[1])
         variance = np.diagonal(covariance)
-        if self.common:
+        if self.shared_motion:
             moves = rng.standard_normal((days, 1)) * np.sqrt(variance)
         else:
-            moves = rng.standard_normal((days, len(mu))) @ _factor(covariance).T
-        return _onwards(prices, mu - variance / 2 + moves)
+            moves = rng.standard_normal((days, len(mu))) @ _covariance_factor(covariance).T
+        return _continue_prices(prices, mu - variance / 2 + moves)
 
 
 @dataclass(frozen=True)
-class Vom:
+class VariableOrderMarkov:
     """A variable-order Markov model, v1 §9.3: a day's ln(1 + p) is normal, given what came before (ERRATA 31).
 
     The context is whether the assets' mean rose on each of the last k days, with the largest k up to `order` for which
@@ -147,40 +149,40 @@ class Vom:
     """
 
     order: int = setting(3, "days that a context has at most", least=0, most=10, whole=True)
-    least: int = setting(60, "times that a context must have been seen", least=1, whole=True)
+    min_count: int = setting(60, "times that a context must have been seen", least=1, whole=True)
 
     def fit(self, prices: Array, rng: np.random.Generator) -> Array:
-        logs = np.log1p(returns_of(prices, self.order + 3, "Vom"))
-        codes, after = _codes(logs, self.order)[:-1], logs[self.order :]
+        logs = np.log1p(daily_returns(prices, self.order + 3, "VariableOrderMarkov"))
+        codes, after = _context_codes(logs, self.order)[:-1], logs[self.order :]
         mean, covariance = after.mean(axis=0), _covariance(after)
         rows = []
         for code in range(2**self.order):
-            own = after[self._seen(codes, code)]
-            share = len(own) / (len(own) + self.least)
-            mixed = share * _covariance(own) + (1 - share) * covariance
-            rows.append(_packed(share * own.mean(axis=0) + (1 - share) * mean, mixed))
+            following = after[self._similar_days(codes, code)]
+            share = len(following) / (len(following) + self.min_count)
+            mixed = share * _covariance(following) + (1 - share) * covariance
+            rows.append(_pack(share * following.mean(axis=0) + (1 - share) * mean, mixed))
         return np.concatenate(rows)
 
-    def _seen(self, codes: Array, code: int) -> Array:
+    def _similar_days(self, codes: Array, code: int) -> Array:
         """The days after the longest end of a context that was seen often enough; all days if none was."""
         for k in range(self.order, 0, -1):
-            seen: Array = codes % 2**k == code % 2**k
-            if np.count_nonzero(seen) >= self.least:
-                return seen
+            matches: Array = codes % 2**k == code % 2**k
+            if np.count_nonzero(matches) >= self.min_count:
+                return matches
         return np.ones(len(codes), dtype=bool)
 
     def draw(self, fitted: Array, prices: Array, days: int, rng: np.random.Generator) -> Array:
-        means, covariances = _unpacked(fitted.reshape(2**self.order, -1), prices.shape[1])
-        factors, noise = _factor(covariances), rng.standard_normal((days, prices.shape[1]))
-        code = int(_codes(np.diff(np.log(prices[-self.order - 1 :]), axis=0), self.order)[-1])
+        means, covariances = _unpack(fitted.reshape(2**self.order, -1), prices.shape[1])
+        factors, noise = _covariance_factor(covariances), rng.standard_normal((days, prices.shape[1]))
+        code = int(_context_codes(np.diff(np.log(prices[-self.order - 1 :]), axis=0), self.order)[-1])
         logs = np.empty_like(noise)
         for day in range(days):
             logs[day] = means[code] + factors[code] @ noise[day]
             code = (2 * code + int(logs[day].mean() > 0)) % 2**self.order
-        return _onwards(prices, logs)
+        return _continue_prices(prices, logs)
 
 
-def _codes(logs: Array, order: int) -> Array:
+def _context_codes(logs: Array, order: int) -> Array:
     """The context after each day that has one, ``[T - order + 1]``, in bits: the last k days are it modulo 2^k."""
     rose = (logs.mean(axis=1) > 0).astype(np.int64)
     count = len(rose) - order + 1
@@ -193,29 +195,29 @@ def _codes(logs: Array, order: int) -> Array:
 
 def _covariance(returns: Array) -> Array:
     """That of the rows, also of a single one."""
-    apart = returns - returns.mean(axis=0)
-    covariance: Array = apart.T @ apart / len(returns)
+    centered = returns - returns.mean(axis=0)
+    covariance: Array = centered.T @ centered / len(returns)
     return covariance
 
 
-def _packed(mean: Array, covariance: Array) -> Array:
+def _pack(mean: Array, covariance: Array) -> Array:
     return np.concatenate([mean, covariance.ravel()]).astype(np.float32)
 
 
-def _unpacked(fitted: Array, m: int) -> tuple[Array, Array]:
+def _unpack(fitted: Array, m: int) -> tuple[Array, Array]:
     numbers = fitted.astype(np.float64)
     return numbers[..., :m], numbers[..., m:].reshape(*fitted.shape[:-1], m, m)
 
 
-def _factor(covariance: Array) -> Array:
+def _covariance_factor(covariance: Array) -> Array:
     """A with A Aᵀ = covariance, also where an asset stands still or two are one; ``[..., m, m]``."""
     values, vectors = np.linalg.eigh(covariance)
     factor: Array = vectors * np.sqrt(np.maximum(values, 0))[..., None, :]
     return factor
 
 
-def _onwards(prices: Array, logs: Array) -> Array:
+def _continue_prices(prices: Array, logs: Array) -> Array:
     """Prices after the last of those given, by log returns ``[days, m]``."""
     with np.errstate(over="ignore"):  # what grows out of bounds is found by `sound`
-        after: Array = prices[-1] * np.exp(np.cumsum(logs, axis=0))
-    return after
+        prices_after: Array = prices[-1] * np.exp(np.cumsum(logs, axis=0))
+    return prices_after

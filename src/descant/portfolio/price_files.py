@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import DescantError, PartyError
-from .market import EXPECTED, Market, refused
+from .market import EXPECTED_FORMAT, Market, market_error
 
 
-def read(file: str | Path, column: str = "adj_close") -> Market:
+def read_market(file: str | Path, price_column: str = "adj_close") -> Market:
     """The market in a file: .npz, .csv or .parquet. `column` names the matrix of prices in an npz file.
 
     In a CSV file the first column has the dates, the others are called by their assets, and an empty cell is a price
@@ -26,38 +26,42 @@ def read(file: str | Path, column: str = "adj_close") -> Market:
     """
     file = Path(file)
     readers: dict[str, Callable[[Path], tuple[Any, Any, Any]]] = {
-        ".npz": partial(_read_npz, column=column),
+        ".npz": partial(_read_npz, column=price_column),
         ".csv": _read_csv,
         ".parquet": _read_parquet,
     }
     if file.suffix.lower() not in readers:
-        raise PartyError(f"{file} cannot be used: it is called {file.suffix or 'nothing'!r}. Expected {EXPECTED}.")
-    with _reading(file):
+        raise PartyError(
+            f"{file} cannot be used: it is called {file.suffix or 'nothing'!r}. Expected {EXPECTED_FORMAT}."
+        )
+    with _convert_errors(file):
         dates, names, prices = readers[file.suffix.lower()](file)
-    return Market.made(dates, names, prices, str(file))
+    return Market.create(dates, names, prices, str(file))
 
 
 @contextmanager
-def _reading(file: Path) -> Iterator[None]:
+def _convert_errors(file: Path) -> Iterator[None]:
     """What goes wrong inside becomes an error that names the file."""
     try:
         yield
     except DescantError:
         raise
     except FileNotFoundError as error:
-        raise PartyError(f"There is no file {file}. Expected {EXPECTED}.") from error
+        raise PartyError(f"There is no file {file}. Expected {EXPECTED_FORMAT}.") from error
     except Exception as error:  # whatever a damaged file leads numpy, csv or pyarrow into
         reason = (str(error).strip().splitlines() or ["it is damaged"])[0]
         if "pickle" in reason:  # numpy would advise to trust it
             reason = "it holds objects, or no arrays at all"
-        raise refused(str(file), f"{reason} ({type(error).__name__})", EXPECTED) from error
+        raise market_error(str(file), f"{reason} ({type(error).__name__})", EXPECTED_FORMAT) from error
 
 
 def _read_npz(file: Path, column: str) -> tuple[Any, Any, Any]:
     with file.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:  # noqa: TID251
         for name in ("dates", "tickers", column):
             if name not in archive.files:
-                raise refused(str(file), f"it has no {name!r}, only {', '.join(archive.files) or 'nothing'}", EXPECTED)
+                raise market_error(
+                    str(file), f"it has no {name!r}, only {', '.join(archive.files) or 'nothing'}", EXPECTED_FORMAT
+                )
         return archive["dates"], archive["tickers"], archive[column]
 
 
@@ -65,24 +69,25 @@ def _read_csv(file: Path) -> tuple[Any, Any, Any]:
     with file.open(encoding="utf-8-sig", newline="") as opened:
         header, *rows = [line for line in csv.reader(opened, strict=True) if line] or [[]]
     if header and header[0][:1].isdigit():  # a date; names of assets may be numbers
-        raise refused(str(file), f"its first line is {','.join(header):.60}", "a first line of names")
+        raise market_error(str(file), f"its first line is {','.join(header):.60}", "a first line of names")
     if len(header) == 1 and re.search(r"[;\t]", header[0]):
         commas = "a .csv file with commas between the fields and points in the prices"
-        raise refused(str(file), f"its first line is {header[0]:.60}", commas)
+        raise market_error(str(file), f"its first line is {header[0]:.60}", commas)
     for line in rows:
         if len(line) != len(header):
-            raise refused(str(file), f"the row of {line[0]} has {len(line)} fields", f"{len(header)} fields a row")
+            raise market_error(str(file), f"the row of {line[0]} has {len(line)} fields", f"{len(header)} fields a row")
     prices = [
-        [_price(file, line[0], name, cell) for name, cell in zip(header[1:], line[1:], strict=True)] for line in rows
+        [_parse_price(file, line[0], name, cell) for name, cell in zip(header[1:], line[1:], strict=True)]
+        for line in rows
     ]
     return [line[0] for line in rows], header[1:], prices
 
 
-def _price(file: Path, date: str, name: str, cell: str) -> float:
+def _parse_price(file: Path, date: str, name: str, cell: str) -> float:
     try:
         return float(cell) if cell.strip() else math.nan
     except ValueError:
-        raise refused(str(file), f"the price of {name} on {date} is {cell!r}", "a number, or nothing") from None
+        raise market_error(str(file), f"the price of {name} on {date} is {cell!r}", "a number, or nothing") from None
 
 
 def _read_parquet(file: Path) -> tuple[Any, Any, Any]:
@@ -96,6 +101,6 @@ def _read_parquet(file: Path) -> tuple[Any, Any, Any]:
     prices = {name: column.to_numpy() for name, column in columns.items()}
     dates = [name for name, column in prices.items() if column.dtype.kind not in "fiu"]
     if len(dates) != 1:
-        raise refused(str(file), f"its columns without numbers are {', '.join(dates) or 'none'}", EXPECTED)
+        raise market_error(str(file), f"its columns without numbers are {', '.join(dates) or 'none'}", EXPECTED_FORMAT)
     matrix = [column for name, column in prices.items() if name not in dates]
     return columns[dates[0]].to_pylist(), [name for name in prices if name not in dates], np.array(matrix).T

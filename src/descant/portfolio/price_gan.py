@@ -23,86 +23,97 @@ from torch.nn import functional as F
 
 from ..core.settings import setting
 from .market import Array
-from .price_augmentation import returns_of
+from .price_augmentation import daily_returns
 
-_NOISE, _CHANNELS, _JUDGED = 32, 32, 64  # widths: of z, of the convolutions, of the discriminator's dense layer
+_NOISE_WIDTH, _CHANNELS, _DENSE_WIDTH = (
+    32,
+    32,
+    64,
+)  # widths: of z, of the convolutions, of the discriminator's dense layer
 _RATES, _BETAS = (5e-4, 2e-3), (0.5, 0.99)  # Adam's, of the generator and of the discriminator
-_KEPT = 0.99  # of the running mean, a step
-_SLOPE = 0.2  # of the rectifiers below 0
-_PROBES = 8192  # paths that the last layer is rescaled by
+_AVERAGE_DECAY = 0.99  # of the running mean, a step
+_LEAKY_SLOPE = 0.2  # of the rectifiers below 0
+_RESCALE_PATHS = 8192  # paths that the last layer is rescaled by
 
 
 @dataclass(frozen=True)
 class Gan:
     """A generator of return paths of all assets at once, from noise: v1 §9.3."""
 
-    path: int = setting(21, "days of a path", least=5, whole=True)
+    path_days: int = setting(21, "days of a path", least=5, whole=True)
     steps: int = setting(600, "of either player", least=0, whole=True)
     batch: int = setting(64, "real paths a step, and as many made", least=1, whole=True)
     hidden: int = setting(128, "width of the generator's two hidden layers", least=1, whole=True)
 
     def fit(self, prices: Array, rng: np.random.Generator) -> Array:
         """The means and deviations of the returns, ``[m]`` each, and the generator's weights."""
-        returns = returns_of(prices, self.path + 2, "Gan")
+        returns = daily_returns(prices, self.path_days + 2, "Gan")
         means, deviations = returns.mean(axis=0), returns.std(axis=0)
         standard = (returns - means) / np.where(deviations > 0, deviations, 1)
         with _one_thread():
-            weights = _levelled(self._trained(torch.from_numpy(standard.astype(np.float32)), rng), rng)
+            weights = _normalize_outputs(self._train(torch.from_numpy(standard.astype(np.float32)), rng), rng)
         numbers = [means, deviations, *(weight.numpy().ravel() for weight in weights)]
         return np.concatenate(numbers).astype(np.float32)
 
     def draw(self, fitted: Array, prices: Array, days: int, rng: np.random.Generator) -> Array:
         m = prices.shape[1]
         means, deviations = fitted[: 2 * m].reshape(2, m).astype(np.float64)
-        sizes = [(after, before) for before, after in pairwise(self._widths(m))]
+        sizes = [(prices_after, before) for before, prices_after in pairwise(self._widths(m))]
         shapes = [shape for size in sizes for shape in (size, size[:1])]
         parts = np.split(fitted[2 * m :], np.cumsum([np.prod(shape) for shape in shapes])[:-1])
         weights = [torch.tensor(part).view(shape) for part, shape in zip(parts, shapes, strict=True)]
         with _one_thread():
-            made = generate(weights, _noise(rng, -(-days // self.path))).numpy().reshape(-1, m)[:days]
+            standard_returns = (
+                generate(weights, _draw_noise(rng, -(-days // self.path_days))).numpy().reshape(-1, m)[:days]
+            )
         with np.errstate(over="ignore", invalid="ignore"):  # what grows out of bounds is found by `sound`
-            after: Array = prices[-1] * np.cumprod(1 + means + deviations * made, axis=0)
+            after: Array = prices[-1] * np.cumprod(1 + means + deviations * standard_returns, axis=0)
         return after
 
     def _widths(self, m: int) -> tuple[int, ...]:
-        return (_NOISE, self.hidden, self.hidden, self.path * m)
+        return (_NOISE_WIDTH, self.hidden, self.hidden, self.path_days * m)
 
-    def _trained(self, standard: Tensor, rng: np.random.Generator) -> list[Tensor]:
+    def _train(self, standard: Tensor, rng: np.random.Generator) -> list[Tensor]:
         """The generator after the game: min_G max_D E[log D(x)] + E[log(1 - D(G(z)))]."""
         m = standard.shape[1]
-        maker = [w for before, after in pairwise(self._widths(m)) for w in _layer(rng, after, before)]
-        judge = _judge(rng, m, self.path)
-        kept = [weight.clone() for weight in maker]
-        for weight in (*maker, *judge):
+        generator = [w for before, after in pairwise(self._widths(m)) for w in _make_layer(rng, after, before)]
+        discriminator = _make_discriminator(rng, m, self.path_days)
+        averaged = [weight.clone() for weight in generator]
+        for weight in (*generator, *discriminator):
             weight.requires_grad_()
-        adams = [torch.optim.Adam(ours, rate, _BETAS) for ours, rate in zip((maker, judge), _RATES, strict=True)]
+        optimizers = [
+            torch.optim.Adam(weights, rate, _BETAS)
+            for weights, rate in zip((generator, discriminator), _RATES, strict=True)
+        ]
         with torch.enable_grad():
             for _ in range(self.steps):
-                first = rng.integers(0, len(standard) - self.path + 1, self.batch)
-                real = standard[torch.from_numpy(first[:, None] + np.arange(self.path))].flatten(1)
-                fake = generate(maker, _noise(rng, self.batch))
-                losses = -F.logsigmoid(judged(judge, real, m)) - F.logsigmoid(-judged(judge, fake.detach(), m))
-                _step(adams[1], judge, losses.mean())
-                _step(adams[0], maker, F.logsigmoid(-judged(judge, fake, m)).mean())
-                for mean, weight in zip(kept, maker, strict=True):
-                    mean.lerp_(weight.detach(), 1 - _KEPT)
-        return kept
+                first = rng.integers(0, len(standard) - self.path_days + 1, self.batch)
+                real = standard[torch.from_numpy(first[:, None] + np.arange(self.path_days))].flatten(1)
+                fake = generate(generator, _draw_noise(rng, self.batch))
+                losses = -F.logsigmoid(discriminate(discriminator, real, m)) - F.logsigmoid(
+                    -discriminate(discriminator, fake.detach(), m)
+                )
+                _step(optimizers[1], discriminator, losses.mean())
+                _step(optimizers[0], generator, F.logsigmoid(-discriminate(discriminator, fake, m)).mean())
+                for mean, weight in zip(averaged, generator, strict=True):
+                    mean.lerp_(weight.detach(), 1 - _AVERAGE_DECAY)
+        return averaged
 
 
 def generate(weights: Sequence[Tensor], noise: Tensor) -> Tensor:
     """G(z; θ_g) of v1 §9.3: dense layers from noise ``[B, z]`` to paths ``[B, path * m]``."""
     x = noise
     for weight, bias in zip(weights[:-2:2], weights[1:-2:2], strict=True):
-        x = F.leaky_relu(F.linear(x, weight, bias), _SLOPE)
+        x = F.leaky_relu(F.linear(x, weight, bias), _LEAKY_SLOPE)
     return F.linear(x, weights[-2], weights[-1])
 
 
-def judged(weights: Sequence[Tensor], paths: Tensor, m: int) -> Tensor:
+def discriminate(weights: Sequence[Tensor], paths: Tensor, m: int) -> Tensor:
     """The log-odds of D(x; θ_d) of v1 §9.3, ``[B]``: convolutions along the days of ``[B, path * m]``, then dense."""
     x = paths.view(len(paths), -1, m).transpose(1, 2)  # [B, m, path]
-    x = F.leaky_relu(F.conv1d(x, weights[0], weights[1]), _SLOPE)
-    x = F.leaky_relu(F.conv1d(x, weights[2], weights[3], stride=2), _SLOPE)
-    x = F.leaky_relu(F.linear(x.flatten(1), weights[4], weights[5]), _SLOPE)
+    x = F.leaky_relu(F.conv1d(x, weights[0], weights[1]), _LEAKY_SLOPE)
+    x = F.leaky_relu(F.conv1d(x, weights[2], weights[3], stride=2), _LEAKY_SLOPE)
+    x = F.leaky_relu(F.linear(x.flatten(1), weights[4], weights[5]), _LEAKY_SLOPE)
     return F.linear(x, weights[6], weights[7])[:, 0]
 
 
@@ -117,31 +128,31 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _judge(rng: np.random.Generator, m: int, path: int) -> list[Tensor]:
-    days = (path - 5) // 2 + 1  # that are left by the two convolutions
-    shapes = [(_CHANNELS, m, 3), (_CHANNELS, _CHANNELS, 3), (_JUDGED, _CHANNELS * days), (1, _JUDGED)]
-    return [weight for shape in shapes for weight in _layer(rng, *shape)]
+def _make_discriminator(rng: np.random.Generator, m: int, path_days: int) -> list[Tensor]:
+    days = (path_days - 5) // 2 + 1  # that are left by the two convolutions
+    shapes = [(_CHANNELS, m, 3), (_CHANNELS, _CHANNELS, 3), (_DENSE_WIDTH, _CHANNELS * days), (1, _DENSE_WIDTH)]
+    return [weight for shape in shapes for weight in _make_layer(rng, *shape)]
 
 
-def _layer(rng: np.random.Generator, *shape: int) -> tuple[Tensor, Tensor]:
+def _make_layer(rng: np.random.Generator, *shape: int) -> tuple[Tensor, Tensor]:
     """Weights that keep the size of what goes through them, and biases of 0."""
     drawn = rng.standard_normal(shape, dtype=np.float32) * np.float32(np.sqrt(2 / np.prod(shape[1:])))
     return torch.from_numpy(drawn), torch.zeros(shape[0], dtype=torch.float32)
 
 
-def _noise(rng: np.random.Generator, count: int) -> Tensor:
-    return torch.from_numpy(rng.standard_normal((count, _NOISE), dtype=np.float32))
+def _draw_noise(rng: np.random.Generator, count: int) -> Tensor:
+    return torch.from_numpy(rng.standard_normal((count, _NOISE_WIDTH), dtype=np.float32))
 
 
 def _step(adam: torch.optim.Adam, weights: Sequence[Tensor], loss: Tensor) -> None:
-    for weight, slope in zip(weights, torch.autograd.grad(loss, weights), strict=True):
-        weight.grad = slope
+    for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+        weight.grad = gradient
     adam.step()
 
 
-def _levelled(weights: Sequence[Tensor], rng: np.random.Generator) -> list[Tensor]:
+def _normalize_outputs(weights: Sequence[Tensor], rng: np.random.Generator) -> list[Tensor]:
     """The same generator with every output at mean 0 and deviation 1."""
     *hidden, weight, bias = weights
-    made = generate(weights, _noise(rng, _PROBES)).double()
-    mean, deviation = made.mean(dim=0), made.std(dim=0).clamp_min(1e-6)
+    outputs = generate(weights, _draw_noise(rng, _RESCALE_PATHS)).double()
+    mean, deviation = outputs.mean(dim=0), outputs.std(dim=0).clamp_min(1e-6)
     return [*hidden, (weight / deviation[:, None]).float(), ((bias - mean) / deviation).float()]

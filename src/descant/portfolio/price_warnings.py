@@ -4,40 +4,40 @@ from __future__ import annotations
 
 import numpy as np
 
-from .market import Market, period
+from .market import Market, parse_period
 
-_LONG = 10  # days without prices that no holiday explains
-_FAR = 3.0  # a factor by which hardly a price moves in a day
+_MAX_GAP_DAYS = 10  # days without prices that no holiday explains
+_MAX_DAILY_FACTOR = 3.0  # a factor by which hardly a price moves in a day
 
 
-def remarks(market: Market, train: tuple[str, str], test: tuple[str, str]) -> list[str]:
+def find_price_warnings(market: Market, train: tuple[str, str], test: tuple[str, str]) -> list[str]:
     """Days that were asked for and are not there, the longest hole, and moves that may be splits."""
     return [
-        *_period("learned by", market, *train),
-        *_period("tested on", market, *test),
-        *_hole(market),
-        *_moves(market),
+        *_check_coverage("learned by", market, *train),
+        *_check_coverage("tested on", market, *test),
+        *_longest_gap(market),
+        *_large_moves(market),
     ]
 
 
-def _period(used: str, market: Market, first: str, last: str) -> list[str]:
+def _check_coverage(purpose: str, market: Market, first: str, last: str) -> list[str]:
     begin, end = market.between(first, last).dates[[0, -1]]
-    short = max(begin - period(first)[0], period(last)[1] - end).astype(int)
-    return [f"{used} {begin} to {end} only"] if short > _LONG else []
+    missing_days = max(begin - parse_period(first)[0], parse_period(last)[1] - end).astype(int)
+    return [f"{purpose} {begin} to {end} only"] if missing_days > _MAX_GAP_DAYS else []
 
 
-def _hole(market: Market) -> list[str]:
+def _longest_gap(market: Market) -> list[str]:
     missing = np.diff(market.dates).astype(int) - 1
     longest = int(missing.argmax())
     before, after = market.dates[longest : longest + 2]
-    return [f"no prices between {before} and {after}"] if missing[longest] > _LONG else []
+    return [f"no prices between {before} and {after}"] if missing[longest] > _MAX_GAP_DAYS else []
 
 
-def _moves(market: Market) -> list[str]:
+def _large_moves(market: Market) -> list[str]:
     factors = market.relatives
-    far = np.argwhere((factors > _FAR) | (factors < 1 / _FAR))
-    if not len(far):
+    large = np.argwhere((factors > _MAX_DAILY_FACTOR) | (factors < 1 / _MAX_DAILY_FACTOR))
+    if not len(large):
         return []
-    day, asset = far[0]
-    more = f", and {len(far) - 1} more" if len(far) > 1 else ""
+    day, asset = large[0]
+    more = f", and {len(large) - 1} more" if len(large) > 1 else ""
     return [f"{market.names[asset]} moves by × {factors[day, asset]:.3g} on {market.dates[day + 1]} (a split?){more}"]

@@ -14,45 +14,47 @@ from typing import Any
 
 import numpy as np
 
-from ..core.settings import check, setting
+from ..core.settings import check_settings, setting
 from ..errors import PartyError, SettingError
 from .market import Array
 
 
 @dataclass(frozen=True)
 class _Settings:
-    every: int = setting(1, "take each n-th day", least=1, whole=True)
+    stride: int = setting(1, "take each n-th day", least=1, whole=True)
 
 
 def distance(a: Array, b: Array) -> float:
     """Between the returns ``[T, m]`` and ``[S, m]`` of two asset universes, which may differ in length."""
-    _check(a, b)
-    return float(_library("dtw_ndim").distance_fast(_plain(a), _plain(b), inner_dist="euclidean"))
+    _check_returns(a, b)
+    return float(_import_dtaidistance("dtw_ndim").distance_fast(_contiguous(a), _contiguous(b), inner_dist="euclidean"))
 
 
 def alignment(a: Array, b: Array) -> Array:
     """The way through both that the distance is measured on: ``[L, 2]`` pairs of days, for v1's figure 5."""
-    _check(a, b)
+    _check_returns(a, b)
     # dtaidistance's warping_path_fast would take squared distances, whatever it is asked for (2.5.1)
-    _, sums = _library("dtw_ndim").warping_paths_fast(_plain(a), _plain(b), inner_dist="euclidean")
-    return np.array(_library("dtw").best_path(sums), dtype=np.int64)
+    _, sums = _import_dtaidistance("dtw_ndim").warping_paths_fast(
+        _contiguous(a), _contiguous(b), inner_dist="euclidean"
+    )
+    return np.array(_import_dtaidistance("dtw").best_path(sums), dtype=np.int64)
 
 
-def pairwise(universes: Sequence[Array], every: int = 1) -> tuple[float, Array]:
+def pairwise_distances(universes: Sequence[Array], stride: int = 1) -> tuple[float, Array]:
     """The mean distance of all pairs of universes, and their matrix ``[K, K]``.
 
     With `every` = n each n-th day is taken and the distance multiplied by n, about the same in 1/n² of the time.
     """
-    check(_Settings(every), "pairwise")
+    check_settings(_Settings(stride), "pairwise_distances")
     if len(universes) < 2:
         raise PartyError(f"Distances need at least 2 asset universes. Got {len(universes)}.")
     matrix = np.zeros((len(universes), len(universes)))
     for i, j in combinations(range(len(universes)), 2):
-        matrix[i, j] = matrix[j, i] = every * distance(universes[i][::every], universes[j][::every])
+        matrix[i, j] = matrix[j, i] = stride * distance(universes[i][::stride], universes[j][::stride])
     return float(matrix[np.triu_indices_from(matrix, 1)].mean()), matrix
 
 
-def spread(returns: Array) -> tuple[float, float]:
+def covariance_norms(returns: Array) -> tuple[float, float]:
     """The ℓ2 and the Frobenius norm of the covariance of returns ``[T, m]``: v1's table 2.
 
     >>> spread(np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
@@ -62,7 +64,7 @@ def spread(returns: Array) -> tuple[float, float]:
     return float(np.linalg.norm(covariance, 2)), float(np.linalg.norm(covariance))
 
 
-def _check(a: Array, b: Array) -> None:
+def _check_returns(a: Array, b: Array) -> None:
     shapes = f"{list(a.shape)} and {list(b.shape)}"
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1] or not a.size or not b.size:
         raise PartyError(f"Asset universes must be returns [days, assets] of as many assets. Got {shapes}.")
@@ -70,14 +72,14 @@ def _check(a: Array, b: Array) -> None:
         raise PartyError("Asset universes must have a return for every asset and day. Got NaN or infinity.")
 
 
-def _plain(returns: Array) -> Array:
+def _contiguous(returns: Array) -> Array:
     return np.ascontiguousarray(returns, dtype=np.float64)
 
 
-def _library(part: str) -> Any:
+def _import_dtaidistance(module: str) -> Any:
     try:
         import_module("dtaidistance.dtw_cc")
-        return import_module(f"dtaidistance.{part}")
+        return import_module(f"dtaidistance.{module}")
     except ImportError as error:
         raise SettingError(
             "Distances between asset universes need dtaidistance with its compiled library: pip install"

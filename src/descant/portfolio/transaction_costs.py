@@ -14,7 +14,7 @@ import numpy as np
 from .market import Array
 
 
-def approximate(before: Array, after: Array, c: float | Array) -> Array:
+def approximate_factor(before: Array, after: Array, c: float | Array) -> Array:
     """1 - c·Σ_{i≥1} |w'_i - w_i|: as in training, where a gradient goes through it.
 
     >>> float(approximate(np.array([1.0, 0.0]), np.array([0.0, 1.0]), c=0.01))
@@ -23,7 +23,7 @@ def approximate(before: Array, after: Array, c: float | Array) -> Array:
     return 1 - c * turnover(before, after)
 
 
-def exact(before: Array, after: Array, c: float | Array) -> Array:
+def exact_factor(before: Array, after: Array, c: float | Array) -> Array:
     """The μ at which the trade pays for itself, to 1e-10: equation 14 of Jiang, Xu, Liang (2017), by its iteration.
 
     A Deep Reinforcement Learning Framework for the Financial Portfolio Management Problem. Its map brings any two μ
@@ -32,18 +32,18 @@ def exact(before: Array, after: Array, c: float | Array) -> Array:
     >>> float(exact(np.array([0.0, 1.0, 0.0]), np.array([0.0, 0.0, 1.0]), c=0.5))
     0.25
     """
-    both = 2 * c - c * c
-    times = np.reshape([_times(one) for one in np.ravel(both).tolist()], np.shape(both))
+    contraction = 2 * c - c * c
+    iterations = np.reshape([_iterations(one) for one in np.ravel(contraction).tolist()], np.shape(contraction))
     mu = np.ones(np.broadcast_shapes(before.shape, after.shape)[:-1])
-    for applied in range(times.max()):
+    for applied in range(iterations.max()):
         sold = np.maximum(before[..., 1:] - mu[..., None] * after[..., 1:], 0).sum(-1)
-        mu = np.where(applied < times, (1 - c * before[..., 0] - both * sold) / (1 - c * after[..., 0]), mu)
+        mu = np.where(applied < iterations, (1 - c * before[..., 0] - contraction * sold) / (1 - c * after[..., 0]), mu)
     return mu
 
 
-def _times(both: float) -> int:
+def _iterations(contraction: float) -> int:
     """How often to shrink a distance by this factor until 1e-10 of it is left."""
-    return math.ceil(math.log(1e-10) / math.log(both)) if both else 0
+    return math.ceil(math.log(1e-10) / math.log(contraction)) if contraction else 0
 
 
 def turnover(before: Array, after: Array) -> Array:

@@ -12,27 +12,29 @@ from dataclasses import dataclass, replace
 
 from ..aggregation.aggregators import Mean
 from ..aggregation.penalties import HalfSquare
-from ..algorithms.components import by_samples, stay, take_share, uniformly
-from ..algorithms.fed_plus import Central
+from ..algorithms.components import keep_global_model, sample_weights, take_sample_share, uniform_weights
+from ..algorithms.fed_plus import PenaltyAggregator
 from ..algorithms.fedavg import FedAvg
 from ..core import seeds
-from ..core.algorithm import Aggregate, Algorithm, Attend, Attending, Hyper
-from ..core.settings import check, setting
+from ..core.algorithm import Aggregate, Algorithm, Hyper, Participation, ParticipationContext
+from ..core.settings import check_settings, setting
 from ..errors import SettingError
-from .gaussian_mechanism import Privacy, Source
+from .gaussian_mechanism import NoiseSource, PrivacySettings
 
-_ROWS = "stand-ins are trained on rows of the parties' data, which leave them: no ε counts that."
-_LOSSES = "hyper-parameters that go by clients' losses tell these without noise. Use a validation set."
-_WEIGHED = "it weighs reports by what parties say of them, without noise and without a bound. Weigh uniformly."
+_PROXY_OBJECTION = "stand-ins are trained on rows of the parties' data, which leave them: no ε counts that."
+_LOSSES_OBJECTION = "hyper-parameters that go by clients' losses tell these without noise. Use a validation set."
+_WEIGHTS_OBJECTION = (
+    "it weighs reports by what parties say of them, without noise and without a bound. Weigh uniformly."
+)
 
 
-def CentralPrivacy(
+def CentralDP(
     base: Algorithm = FedAvg(),  # noqa: B008  a frozen value
     clip: float | None = 1.0,
     noise: float = 1.0,
     delta: float = 1e-5,
     budget: float | None = None,
-    source: Source = "system",
+    source: NoiseSource = "system",
 ) -> Algorithm:
     """Any method whose centre is the mean, with noise on it: (ε, δ)-differential privacy of a whole party.
 
@@ -52,16 +54,16 @@ def CentralPrivacy(
     >>> CentralPrivacy(clip=0.5).name
     'FedAvg+DP'
     """
-    return _private(base, Privacy("center", clip, noise, delta, budget, source), "CentralPrivacy", "DP")
+    return _with_privacy(base, PrivacySettings("server", clip, noise, delta, budget, source), "CentralDP", "DP")
 
 
-def LocalPrivacy(
+def LocalDP(
     base: Algorithm = FedAvg(),  # noqa: B008  a frozen value
     clip: float | None = 1.0,
     noise: float = 1.0,
     delta: float = 1e-5,
     budget: float | None = None,
-    source: Source = "system",
+    source: NoiseSource = "system",
 ) -> Algorithm:
     """Any method in which parties begin at the centre, each of them clipping and noising its change before it leaves.
 
@@ -78,39 +80,42 @@ def LocalPrivacy(
     >>> LocalPrivacy().privacy.at
     'party'
     """
-    return _private(base, Privacy("party", clip, noise, delta, budget, source), "LocalPrivacy", "LDP")
+    return _with_privacy(base, PrivacySettings("party", clip, noise, delta, budget, source), "LocalDP", "LDP")
 
 
-def _private(base: Algorithm, privacy: Privacy, owner: str, suffix: str) -> Algorithm:
-    check(privacy, owner)
+def _with_privacy(base: Algorithm, privacy: PrivacySettings, owner: str, suffix: str) -> Algorithm:
+    check_settings(privacy, owner)
     if base.privacy is not None:
         raise SettingError(f"{base.name} is private already. Wrap a method once.")
     if privacy.clip is None and privacy.noise:
         raise SettingError(f"{owner} without a 'clip' hides nothing, whatever the noise. Give both, or noise=0.")
     if privacy.budget is not None and not privacy.noise:
         raise SettingError(f"{owner} cannot keep a budget without noise. Give some, or leave 'budget' out.")
-    weigh = uniformly if base.weigh is by_samples else base.weigh
-    made = replace(base, name=f"{base.name}+{suffix}", weigh=weigh, privacy=privacy)
-    check_sound(made, f"{owner} cannot wrap {base.name}")
-    return made
+    compute_weights = uniform_weights if base.compute_weights is sample_weights else base.compute_weights
+    wrapped = replace(base, name=f"{base.name}+{suffix}", compute_weights=compute_weights, privacy=privacy)
+    check_private(wrapped, f"{owner} cannot wrap {base.name}")
+    return wrapped
 
 
-def check_sound(algorithm: Algorithm, told: str = "") -> None:
+def check_private(algorithm: Algorithm, message: str = "") -> None:
     """Raise if an algorithm promises a privacy that it does not have; once more when all that wraps it is known."""
     privacy = algorithm.privacy
     if privacy is None:
         return
-    reasons = (*(_of_the_mean(algorithm) if privacy.at == "center" else _of_parties(algorithm)), *_of_all(algorithm))
+    reasons = (
+        *(_central_objections(algorithm) if privacy.at == "server" else _local_objections(algorithm)),
+        *_general_objections(algorithm),
+    )
     if reasons:
-        raise SettingError(f"{told or f'{algorithm.name} is not private'}: {reasons[0]}")
+        raise SettingError(f"{message or f'{algorithm.name} is not private'}: {reasons[0]}")
 
 
-def check_waits_for_all(algorithm: Algorithm, quorum: int | None) -> None:
+def check_quorum_is_private(algorithm: Algorithm, quorum: int | None) -> None:
     """Raise if a server that goes on with a quorum would tell more than an algorithm promises.
 
     Without one each party is waited for by itself: who does not answer in time counts as no change, and nobody else.
     """
-    if quorum is not None and algorithm.privacy is not None and algorithm.privacy.at == "center":
+    if quorum is not None and algorithm.privacy is not None and algorithm.privacy.at == "server":
         raise SettingError(
             f"{algorithm.name} is not private with a quorum: the answer that makes it decides whether slower ones "
             "still count, so that one party can move the centre by more than clip/K. Leave --quorum out: each party is "
@@ -118,53 +123,53 @@ def check_waits_for_all(algorithm: Algorithm, quorum: int | None) -> None:
         )
 
 
-def check_samples_hidden(algorithm: Algorithm) -> None:
+def check_sample_privacy(algorithm: Algorithm) -> None:
     """Raise if an algorithm tells more of samples than the model that a solver has hidden them in."""
     reasons = (
         [] if algorithm.privacy is None else ["it hides whole parties, and PrivateSgd samples. Choose one of them."]
     )
-    if algorithm.stand_in is not None:
-        reasons.append(_ROWS)
-    if algorithm.measure:
-        reasons.append(_LOSSES)
-    if algorithm.weigh not in (by_samples, uniformly):
-        reasons.append(_WEIGHED)
+    if algorithm.coreset_proxy is not None:
+        reasons.append(_PROXY_OBJECTION)
+    if algorithm.loss_samples:
+        reasons.append(_LOSSES_OBJECTION)
+    if algorithm.compute_weights not in (sample_weights, uniform_weights):
+        reasons.append(_WEIGHTS_OBJECTION)
     if reasons:
         raise SettingError(f"PrivateSgd cannot hide samples in {algorithm.name}: {reasons[0]}")
 
 
-def _of_all(algorithm: Algorithm) -> Iterator[str]:
-    if algorithm.advance is stay:
+def _general_objections(algorithm: Algorithm) -> Iterator[str]:
+    if algorithm.server_update is keep_global_model:
         yield "it has no common model, and shares nothing that would have to be private."
-    if algorithm.advance is take_share:
+    if algorithm.server_update is take_sample_share:
         yield 'normalise="total" moves the centre by numbers of samples, which are not noised. Use "selected".'
-    if algorithm.weigh is not uniformly:
-        yield _WEIGHED
-    if algorithm.stand_in is not None:
-        yield _ROWS
-    if algorithm.measure:
-        yield _LOSSES
+    if algorithm.compute_weights is not uniform_weights:
+        yield _WEIGHTS_OBJECTION
+    if algorithm.coreset_proxy is not None:
+        yield _PROXY_OBJECTION
+    if algorithm.loss_samples:
+        yield _LOSSES_OBJECTION
 
 
-def _of_the_mean(algorithm: Algorithm) -> Iterator[str]:
+def _central_objections(algorithm: Algorithm) -> Iterator[str]:
     """What only a sum of bounded changes, each in its round, can promise."""
     if not is_mean(algorithm.aggregate):
-        center = center_name(algorithm.aggregate)
+        aggregator = aggregator_name(algorithm.aggregate)
         yield (
-            f"noise of clip/K hides a party in a mean, and one party can move {center} by more. "
+            f"noise of clip/K hides a party in a mean, and one party can move {aggregator} by more. "
             "Use FedAvg, FedProx or FedAvgPlus, or LocalPrivacy, which fits any centre."
         )
-    if algorithm.over == "all":
+    if algorithm.aggregate_over == "all":
         yield 'over="all" counts the last models of the absent again in every round. Use "active".'
-    if algorithm.quorum is not None or algorithm.max_staleness or algorithm.discount is not None:
+    if algorithm.quorum is not None or algorithm.max_staleness or algorithm.staleness_discount is not None:
         yield (
             "its centre does not wait for all, so that a report may count in another round than the one it was asked "
             "for, and how many there are is told by how fast parties are. Use a method that waits, such as FedAvg."
         )
 
 
-def _of_parties(algorithm: Algorithm) -> Iterator[str]:
-    if algorithm.keep is not None:
+def _local_objections(algorithm: Algorithm) -> Iterator[str]:
+    if algorithm.personalize is not None:
         yield (
             "its parties go on from models of their own as they reported them, which would be noise on noise. Use a "
             "method that begins at the centre, such as FedAvg, FedProx or Ditto."
@@ -173,20 +178,22 @@ def _of_parties(algorithm: Algorithm) -> Iterator[str]:
 
 def is_mean(aggregate: Aggregate) -> bool:
     """Whether what reports add up to is their mean."""
-    return isinstance(aggregate, Mean) or (isinstance(aggregate, Central) and isinstance(aggregate.penalty, HalfSquare))
+    return isinstance(aggregate, Mean) or (
+        isinstance(aggregate, PenaltyAggregator) and isinstance(aggregate.penalty, HalfSquare)
+    )
 
 
-def center_name(aggregate: Aggregate) -> str:
+def aggregator_name(aggregate: Aggregate) -> str:
     """What a centre is called in messages."""
-    of = aggregate.penalty if isinstance(aggregate, Central) else aggregate
-    return f"the centre of {type(of).__name__}"
+    named = aggregate.penalty if isinstance(aggregate, PenaltyAggregator) else aggregate
+    return f"the centre of {type(named).__name__}"
 
 
 # ── who takes part, without anybody knowing ───────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
-class Chance:
+class PoissonSampling:
     """Every party comes with some probability, by a draw of its own that nobody knows: Poisson sampling.
 
     It is the one attendance by which ε is smaller (amplification by sampling) for `CentralPrivacy`: draws by the run's
@@ -195,18 +202,26 @@ class Chance:
     """
 
     probability: float = setting(0.5, "that a party comes", above=0, most=1)
-    source: Source = setting("system", "where draws come from", one_of=("system", "seed"))
+    source: NoiseSource = setting("system", "where draws come from", one_of=("system", "seed"))
 
-    def __call__(self, attending: Attending) -> dict[str, Hyper]:
-        return {name: attending.hyper for name in attending.names if self._draw(attending, name) < self.probability}
+    def __call__(self, context: ParticipationContext) -> dict[str, Hyper]:
+        return {
+            name: context.hyper for name in context.available_parties if self._draw(context, name) < self.probability
+        }
 
-    def _draw(self, attending: Attending, name: str) -> float:
+    def _draw(self, context: ParticipationContext, name: str) -> float:
         if self.source == "seed":
-            return float(seeds.stream(attending.seed, attending.round, name, "chance").random())
+            return float(seeds.stream(context.seed, context.round, name, "chance").random())
         return int.from_bytes(os.urandom(7), "little") / 2**56
 
 
-def rate_of(privacy: Privacy, attend: Attend) -> float:
+def sampling_rate(privacy: PrivacySettings, participation: Participation) -> float:
     """With what probability a party is in a round, as far as nobody can know whether it is; else 1."""
-    hidden = isinstance(attend, Chance) and (attend.source == "system" or privacy.source == "seed")
-    return attend.probability if isinstance(attend, Chance) and hidden and privacy.at == "center" else 1.0
+    is_secret = isinstance(participation, PoissonSampling) and (
+        participation.source == "system" or privacy.source == "seed"
+    )
+    return (
+        participation.probability
+        if isinstance(participation, PoissonSampling) and is_secret and privacy.at == "server"
+        else 1.0
+    )

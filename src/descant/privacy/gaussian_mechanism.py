@@ -24,13 +24,13 @@ from ..core import seeds
 from ..core.settings import setting
 from ..errors import SettingError
 
-Source: TypeAlias = Literal["system", "seed"]
-_ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)  # Rényi orders: whole ones have a finite sum
+NoiseSource: TypeAlias = Literal["system", "seed"]
+_RENYI_ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)  # Rényi orders: whole ones have a finite sum
 _SECRET_BYTES = 32
 
 
 @dataclass(frozen=True)
-class Privacy:
+class PrivacySettings:
     """Clip to a length, add Gaussian noise: to the mean at the centre, to a party's change, or to a sum over samples.
 
     The first two hide a whole party. At the centre, neighbours are the same parties with and without the change of one
@@ -38,23 +38,23 @@ class Privacy:
     which lie up to 2C apart, and the noise is z·C. The last hides a sample, which is there or is not: z·C on the sum.
     """
 
-    at: Literal["center", "party", "sample"]
+    at: Literal["server", "party", "sample"]
     clip: float | None = setting(1.0, "C: the length that a change has at most; not from a paper", above=0)
     noise: float = setting(1.0, "z: the deviation of the noise, in clips; not from a paper", least=0)
     delta: float = setting(1e-5, "δ, at which ε is told: below 1/parties; not from a paper", above=0, below=1)
     budget: float | None = setting(None, "the ε that no round may exceed; None: it is told, and nothing ends", above=0)
-    source: Source = setting(
+    source: NoiseSource = setting(
         "system",
         "where noise comes from: the operating system, or the run's seed, for simulations",
         one_of=("system", "seed"),
     )
 
     @property
-    def deviation(self) -> float:
+    def noise_std(self) -> float:
         """Of the noise on one party's change, or on the sum of all."""
         return self.noise * self.clip if self.clip is not None and self.noise else 0.0
 
-    def factors(self, lengths: Tensor) -> Tensor:
+    def clip_factors(self, lengths: Tensor) -> Tensor:
         """What changes of these lengths are multiplied by, to be no longer than the clip: min(1, C/‖Δ‖).
 
         >>> Privacy("center", clip=2.0).factors(torch.tensor([1.0, 4.0]))
@@ -79,15 +79,15 @@ def epsilon(noise: float, releases: int, delta: float, rate: float = 1.0) -> flo
     Without sampling it is exact: Balle & Wang (2018), Theorem 8, with noise/√releases. With Poisson sampling it is a
     bound by Rényi differential privacy.
     """
-    accounting = _accounting()
+    accounting = _import_dp_accounting()
     if rate >= 1:
         return float(accounting.get_epsilon_gaussian(noise / math.sqrt(releases), delta))
-    one = accounting.PoissonSampledDpEvent(rate, accounting.GaussianDpEvent(noise))
-    spent = accounting.rdp.RdpAccountant(_ORDERS).compose(one, releases)
-    return float(spent.get_epsilon(delta))
+    event = accounting.PoissonSampledDpEvent(rate, accounting.GaussianDpEvent(noise))
+    accountant = accounting.rdp.RdpAccountant(_RENYI_ORDERS).compose(event, releases)
+    return float(accountant.get_epsilon(delta))
 
 
-def _accounting() -> Any:
+def _import_dp_accounting() -> Any:
     try:
         import dp_accounting
         import dp_accounting.rdp
@@ -99,32 +99,34 @@ def _accounting() -> Any:
 # ── noise ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def by_seed(seed: int, round: int, party: str, count: int) -> Tensor:
+def seeded_noise(seed: int, round: int, party: str, count: int) -> Tensor:
     """Standard normal numbers that whoever knows the seed can draw again."""
     return torch.from_numpy(seeds.stream(seed, round, party, "noise").standard_normal(count))
 
 
-def by_system(count: int) -> Tensor:
+def system_noise(count: int) -> Tensor:
     """Standard normal numbers from the operating system's randomness: never the same again."""
-    return _normal(os.urandom(_needed(count)), count)
+    return _normal_from_bytes(os.urandom(_random_bytes_needed(count)), count)
 
 
-def by_secret(secret: bytes, round: int, party: str, work: Tensor) -> Tensor:
+def secret_noise(secret: bytes, round: int, party: str, message: Tensor) -> Tensor:
     """As many standard normal numbers as the work has, that only the holder of a secret can draw again.
 
     They are keyed by the work, too: the same answer asked for again is the same to the bit and tells nothing new, and
     another answer never has the same noise, by which a difference could be told.
     """
-    return _normal(_keyed(secret, f"{round}/{party}", work, _needed(work.numel())), work.numel())
+    return _normal_from_bytes(
+        _expand_secret(secret, f"{round}/{party}", message, _random_bytes_needed(message.numel())), message.numel()
+    )
 
 
-def uniform_by_secret(secret: bytes, round: int, party: str, work: Tensor, count: int) -> Tensor:
+def secret_uniform(secret: bytes, round: int, party: str, message: Tensor, count: int) -> Tensor:
     """Numbers from 0 to 1, keyed likewise."""
-    return torch.from_numpy(_uniform(_keyed(secret, f"uniform/{round}/{party}", work, 8 * count)))
+    return torch.from_numpy(_uniform_from_bytes(_expand_secret(secret, f"uniform/{round}/{party}", message, 8 * count)))
 
 
-def _keyed(secret: bytes, name: str, work: Tensor, size: int) -> bytes:
-    return hashlib.shake_256(secret + f"{name}/".encode() + work.contiguous().numpy().tobytes()).digest(size)
+def _expand_secret(secret: bytes, name: str, message: Tensor, size: int) -> bytes:
+    return hashlib.shake_256(secret + f"{name}/".encode() + message.contiguous().numpy().tobytes()).digest(size)
 
 
 def new_secret() -> Tensor:
@@ -132,18 +134,18 @@ def new_secret() -> Tensor:
     return torch.frombuffer(bytearray(os.urandom(_SECRET_BYTES)), dtype=torch.uint8)
 
 
-def _needed(count: int) -> int:
+def _random_bytes_needed(count: int) -> int:
     return 16 * -(-count // 2)
 
 
-def _normal(drawn: bytes, count: int) -> Tensor:
+def _normal_from_bytes(drawn: bytes, count: int) -> Tensor:
     """Box & Muller (1958): two uniform numbers are two normal ones."""
-    first, second = _uniform(drawn).reshape(2, -1)
+    first, second = _uniform_from_bytes(drawn).reshape(2, -1)
     length, angle = np.sqrt(-2 * np.log(1 - first)), 2 * np.pi * second  # 1 - first is never 0
     return torch.from_numpy(np.concatenate([length * np.cos(angle), length * np.sin(angle)])[:count])
 
 
-def _uniform(drawn: bytes) -> NDArray[Any]:
+def _uniform_from_bytes(drawn: bytes) -> NDArray[Any]:
     """Numbers in [0, 1) of 53 bits each."""
     uniform: NDArray[Any] = (np.frombuffer(drawn, np.uint64) >> np.uint64(11)) * 2.0**-53
     return uniform

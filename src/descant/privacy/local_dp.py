@@ -7,65 +7,70 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..core.algorithm import SECRET_STATE, Memory
-from ..core.messages import Report, Task
+from ..core.algorithm import SECRET_STATE, NamedTensors
+from ..core.messages import Reply, Task
 from ..errors import BudgetError
-from ..rounds.validation import finite
+from ..rounds.validation import is_finite
 from . import gaussian_mechanism
-from .gaussian_mechanism import Privacy
+from .gaussian_mechanism import PrivacySettings
 
 if TYPE_CHECKING:
-    from ..rounds.party_side import Answer
+    from ..rounds.party_side import TaskResult
     from ..rounds.plan import Plan
 
-_OWN = f"{SECRET_STATE}noise"
+_NOISE_SECRET = f"{SECRET_STATE}noise"
 
 
-def disguised(plan: Plan, task: Task, before: Memory, center: Tensor, answer: Answer) -> Answer:
+def privatize_reply(
+    plan: Plan, task: Task, party_state: NamedTensors, global_model: Tensor, answer: TaskResult
+) -> TaskResult:
     """An answer to training as it may leave the party."""
-    privacy, (report, memory) = plan.algorithm.privacy, answer
-    if privacy is None or privacy.at == "center" or report.status != "ok":
+    privacy, (report, new_party_state) = plan.algorithm.privacy, answer
+    if privacy is None or privacy.at == "server" or report.status != "ok":
         return answer
     check_budget(privacy, task.round)
-    received = {name: tensor.double() for name, tensor in plan.net.layout.split(center).items()}
-    from_center = plan.algorithm.report == "model"
-    changes = {name: sent.double() - received[name] * from_center for name, sent in report.arrays.items()}
+    received = {name: tensor.double() for name, tensor in plan.net.layout.split(global_model).items()}
+    sends_model = plan.algorithm.reply_content == "model"
+    changes = {name: sent.double() - received[name] * sends_model for name, sent in report.arrays.items()}
     change = torch.cat([part.reshape(-1) for part in changes.values()])
-    secret = before.get(_OWN)
+    secret = party_state.get(_NOISE_SECRET)
     if privacy.source == "system" and secret is None:
         secret = gaussian_mechanism.new_secret()
-    clipped = clip(privacy, change)
-    hidden = clipped + noise(privacy, task, clipped, secret)
-    parts = torch.split_with_sizes(hidden, [part.numel() for part in changes.values()])
+    clipped = clip_update(privacy, change)
+    noised = clipped + update_noise(privacy, task, clipped, secret)
+    parts = torch.split_with_sizes(noised, [part.numel() for part in changes.values()])
     arrays = {
-        name: (received[name] * from_center + part.view_as(sent)).to(sent.dtype)
+        name: (received[name] * sends_model + part.view_as(sent)).to(sent.dtype)
         for (name, sent), part in zip(report.arrays.items(), parts, strict=True)
     }
-    if torch.equal(hidden, change):  # bit for bit as without
+    if torch.equal(noised, change):  # bit for bit as without
         arrays = dict(report.arrays)
-    told = Report(task.party, task.round, task.kind, arrays=arrays, metrics={"samples": 1})
-    return told, memory if memory is None or secret is None else {**memory, _OWN: secret}
+    private_reply = Reply(task.party, task.round, task.kind, arrays=arrays, metrics={"samples": 1})
+    return private_reply, new_party_state if new_party_state is None or secret is None else {
+        **new_party_state,
+        _NOISE_SECRET: secret,
+    }
 
 
-def check_budget(privacy: Privacy, round: int) -> None:
+def check_budget(privacy: PrivacySettings, round: int) -> None:
     """Raise if a party may not answer in a round; or cannot count that, for want of what counts it."""
     if privacy.at == "party" and privacy.budget is not None and privacy.epsilon(round) > privacy.budget:
         raise BudgetError(f"its budget of ε={privacy.budget:g} does not allow an answer in round {round}")
 
 
-def clip(privacy: Privacy, change: Tensor) -> Tensor:
+def clip_update(privacy: PrivacySettings, update: Tensor) -> Tensor:
     """A change ``[d]``, no longer than it may be; one that is not finite is none."""
-    if not finite(change):
-        return torch.zeros_like(change)
-    return change * privacy.factors(torch.linalg.vector_norm(change))
+    if not is_finite(update):
+        return torch.zeros_like(update)
+    return update * privacy.clip_factors(torch.linalg.vector_norm(update))
 
 
-def noise(privacy: Privacy, task: Task, clipped: Tensor, secret: Tensor | None) -> Tensor:
+def update_noise(privacy: PrivacySettings, task: Task, clipped: Tensor, secret: Tensor | None) -> Tensor:
     """What is added to a clipped change."""
-    if not privacy.deviation:
+    if not privacy.noise_std:
         return torch.zeros_like(clipped)
     if secret is None:
-        drawn = gaussian_mechanism.by_seed(task.settings["seed"], task.round, task.party, len(clipped))
+        drawn = gaussian_mechanism.seeded_noise(task.settings["seed"], task.round, task.party, len(clipped))
     else:
-        drawn = gaussian_mechanism.by_secret(secret.numpy().tobytes(), task.round, task.party, clipped)
-    return privacy.deviation * drawn
+        drawn = gaussian_mechanism.secret_noise(secret.numpy().tobytes(), task.round, task.party, clipped)
+    return privacy.noise_std * drawn

@@ -35,13 +35,13 @@ CAPTIONS = {
         "beyond training alone up to then: a line that turns down for good has lost what it had learned. Below, the "
         "length of the common model, which leaps where a training breaks down. A dotted upright marks a collapse.",
     ),
-    "walk": (
+    "interpolation": (
         "From the own model to the common one",
         "What one more round would do. On the left, the parties' models after their local work; on the right, the "
         "centre made of them; between them, mixtures. A line that falls to the right says that taking over the common "
         "model would cost the parties; a line that rises, that it would serve them.",
     ),
-    "hyper": (
+    "hyperparameters": (
         "What was tuned",
         "Learning rate and work by round: dots are what was drawn (with the first seed), lines the mean of the "
         "distribution, or the value itself where nothing is drawn. A dotted upright marks where a training had "

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.metrics import UNLEARNED
+from ..core.metrics import TRIVIAL_BASELINES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Numbers = NDArray[np.float64]
 Styles: TypeAlias = dict[str, dict[str, Any]]
-ALONE = "Local"
+LOCAL_LABEL = "Local"
 
 # Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that white swallows; then two of
 # Tol's, for those who compare eight methods.
@@ -31,7 +31,7 @@ _DASHES = ("-", (0, (6, 1.5)), (0, (4, 1, 1, 1)), (0, (2, 1)), (0, (8, 2, 2, 2))
 
 
 @dataclass(frozen=True)
-class Line:
+class BandLine:
     """A line, and the band around it if it has one."""
 
     x: Numbers
@@ -40,39 +40,42 @@ class Line:
     high: Numbers | None = None
 
     @classmethod
-    def over(cls, x: Any, each: Any) -> Line:
+    def from_repeats(cls, x: Any, repeats: Any) -> BandLine:
         """The mean of some lines ``[n, points]``, and the band that they span."""
-        values = np.asarray(each, dtype=float)
+        values = np.asarray(repeats, dtype=float)
         band = (values.min(0), values.max(0)) if len(values) > 1 else (None, None)
         return cls(np.asarray(x, dtype=float), values.mean(0), *band)
 
 
-_NOTE: ContextVar[str] = ContextVar("note", default="")
+FOOTNOTE: ContextVar[str] = ContextVar("note", default="")
 
 
 @contextmanager
-def noted(note: str) -> Iterator[None]:
+def with_footnote(note: str) -> Iterator[None]:
     """Every picture that is drawn inside says so at its foot: whoever sees it must know it of its data."""
-    before = _NOTE.set(note)
+    token = FOOTNOTE.set(note)
     try:
         yield
     finally:
-        _NOTE.reset(before)
+        FOOTNOTE.reset(token)
 
 
-def lines_on(axes: Axes, lines: Mapping[str, Line], styles: Styles, markersize: float) -> None:
+def draw_lines(axes: Axes, lines: Mapping[str, BandLine], styles: Styles, markersize: float) -> None:
     """Draw lines, each with its band."""
-    for at, (method, line) in enumerate(lines.items()):
-        every = max(1, len(line.x) // 12)
-        style = {**styles[method], "markevery": (at * every // len(lines), every)}  # beside those of a like line
+    for index, (method, line) in enumerate(lines.items()):
+        marker_step = max(1, len(line.x) // 12)
+        style = {
+            **styles[method],
+            "markevery": (index * marker_step // len(lines), marker_step),
+        }  # beside those of a like line
         if line.low is not None and line.high is not None:
             axes.fill_between(line.x, line.low, line.high, color=style["color"], alpha=0.15, linewidth=0)
         axes.plot(line.x, line.y, label=label(method), markersize=markersize, **{"linewidth": 1.8, **style})
 
 
 @contextmanager
-def picture(
-    file: Path, labels: Mapping[str, Any], rows: int = 1, whole: bool = True
+def open_figure(
+    file: Path, labels: Mapping[str, Any], rows: int = 1, integer_rounds: bool = True
 ) -> Iterator[tuple[list[Axes], Styles]]:
     """Axes to draw on, and a style by label; afterwards they have a legend and are in the file. ``whole``: x counts."""
     from matplotlib.figure import Figure  # here, because it takes a second
@@ -86,15 +89,15 @@ def picture(
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
-        if whole:
+        if integer_rounds:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set_xlabel("round")
-    yield panels, styles_of(labels)
+    yield panels, label_styles(labels)
     for axes in panels:  # the legend is beside them, and a long title would run into it
         axes.set_title(textwrap.fill(axes.get_title(loc="left"), 66), loc="left")
-    if _NOTE.get():
-        told = textwrap.fill(label(_NOTE.get(), 400), 120)
-        figure.supxlabel(told, x=0.01, ha="left", fontsize=8, color="#555555")
+    if FOOTNOTE.get():
+        footnote = textwrap.fill(label(FOOTNOTE.get(), 400), 120)
+        figure.supxlabel(footnote, x=0.01, ha="left", fontsize=8, color="#555555")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
     file.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
@@ -102,23 +105,31 @@ def picture(
         figure.savefig(file, format="png", backend="agg")
 
 
-def styles_of(labels: Collection[str]) -> Styles:
+def label_styles(labels: Collection[str]) -> Styles:
     """A colour, a marker and a line of its own for each method."""
     parts = {"color": _COLORS, "linestyle": _DASHES, "marker": _MARKERS}
-    styles: Styles = {ALONE: {"color": "black", "linestyle": "--", "marker": "|"}}
-    styles |= {method: {**styles[ALONE], "color": "#777777"} for method in labels if method.startswith(f"{ALONE}, ")}
-    styles |= {name: {"color": "#999999", "linestyle": ":", "marker": "_"} for name in labels if name in UNLEARNED}
+    styles: Styles = {LOCAL_LABEL: {"color": "black", "linestyle": "--", "marker": "|"}}
+    styles |= {
+        method: {**styles[LOCAL_LABEL], "color": "#777777"}
+        for method in labels
+        if method.startswith(f"{LOCAL_LABEL}, ")
+    }
+    styles |= {
+        name: {"color": "#999999", "linestyle": ":", "marker": "_"} for name in labels if name in TRIVIAL_BASELINES
+    }
     for at, method in enumerate(method for method in labels if method not in styles):
         styles[method] = {name: choices[at % len(choices)] for name, choices in parts.items()}
     return styles
 
 
-def label(text: str, most: int = 28) -> str:
+def label(text: str, max_length: int = 28) -> str:
     r"""Text as matplotlib takes it literally: no formulas, no line breaks, not too long.
 
     >>> print(label("costs $5\nand $6"), label("_hidden"), label("party number 17", most=8))
     costs \$5 and \$6  _hidden part… 17
     """
     line = " ".join(text.split())
-    line = line if len(line) <= most else line[: most // 2] + "…" + line[1 - most // 2 :]  # ends tell names apart
+    line = (
+        line if len(line) <= max_length else line[: max_length // 2] + "…" + line[1 - max_length // 2 :]
+    )  # ends tell names apart
     return (" " if line.startswith("_") else "") + line.replace("$", r"\$")

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from .table import Table
 
 
-def page_of(title: str, verdict: str, *sections: str) -> str:
+def render_page(title: str, verdict: str, *sections: str) -> str:
     """One HTML page that needs nothing else: a title, the verdict, and sections that are HTML already."""
     body = "\n".join(section for section in sections if section)
     return _PAGE.format(title=html.escape(title), verdict=html.escape(verdict), body=body, style=_STYLE)
@@ -23,36 +23,36 @@ def paragraph(text: str) -> str:
     return f"<p>{html.escape(text)}</p>" if text else ""
 
 
-def scores(heading: str, table: Table, note: str = "") -> str:
+def score_table(heading: str, table: Table, note: str = "") -> str:
     """A table of numbers, and how to read it."""
     shown = replace(table, verdict="", notes=())._repr_html_()
     return f'{_h2(heading)}<div class="wide scores">{shown}</div>{paragraph(note)}'
 
 
-def figure(heading: str, caption: str, png: bytes, side: str = "above") -> str:
+def figure_section(heading: str, caption: str, png: bytes, better_side: str = "above") -> str:
     """A picture, inside the page, with its caption."""
-    told = html.escape(caption.format(side=side))
+    caption_html = html.escape(caption.format(side=better_side))
     source = f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
     image = f'<img alt="{html.escape(heading)}" src="{source}">'
-    return f"{_h2(heading)}<figure>{image}<figcaption>{told}</figcaption></figure>"
+    return f"{_h2(heading)}<figure>{image}<figcaption>{caption_html}</figcaption></figure>"
 
 
-def sentences(heading: str, told: Iterable[str]) -> str:
+def sentence_list(heading: str, items_text: Iterable[str]) -> str:
     """A list of sentences; nothing where there are none."""
-    items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in told)
+    items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in items_text)
     return f"{_h2(heading)}<ul>{items}</ul>" if items else ""
 
 
-def linked(heading: str, rows: Iterable[tuple[str, str, str]]) -> str:
+def link_list(heading: str, rows: Iterable[tuple[str, str, str]]) -> str:
     """Other pages: where each is, its name, and what it says."""
     items = "".join(
-        f'<li><a href="{html.escape(quote(where), quote=True)}">{html.escape(name)}</a>: {html.escape(says)}</li>'
-        for where, name, says in rows
+        f'<li><a href="{html.escape(quote(href), quote=True)}">{html.escape(name)}</a>: {html.escape(says)}</li>'
+        for href, name, says in rows
     )
     return f"{_h2(heading)}<ul>{items}</ul>"
 
 
-def pairs(heading: str, rows: Iterable[tuple[str, str]]) -> str:
+def key_value_table(heading: str, rows: Iterable[tuple[str, str]]) -> str:
     """Names and what they stand for."""
     body = "\n".join(f"<tr><th>{html.escape(key)}</th><td>{html.escape(text)}</td></tr>" for key, text in rows)
     return f'{_h2(heading)}<div class="wide"><table><tbody>{body}</tbody></table></div>'
@@ -93,15 +93,17 @@ _PAGE = """<!doctype html>
 """
 
 
-def phrase(value: Any) -> str:
+def format_setting(value: Any) -> str:
     """A described record as a person would write it.
 
     >>> phrase({"is": "Sgd", "lr": 0.1, "steps": None, "options": {}})
     'Sgd(lr=0.1)'
     """
     if isinstance(value, dict):
-        parts = [f"{key}={phrase(part)}" for key, part in value.items() if key != "is" and part not in (None, {}, [])]
+        parts = [
+            f"{key}={format_setting(part)}" for key, part in value.items() if key != "is" and part not in (None, {}, [])
+        ]
         return f"{value.get('is', '')}({', '.join(parts)})" if parts else str(value.get("is", "–"))
     if isinstance(value, list):
-        return ", ".join(phrase(part) for part in value) or "none"
+        return ", ".join(format_setting(part) for part in value) or "none"
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

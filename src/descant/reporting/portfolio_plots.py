@@ -8,28 +8,28 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .figure import Line, Numbers, label, lines_on, picture
+from .figure import BandLine, Numbers, draw_lines, label, open_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 UNIFORM, HOLD = "uniform rebalancing", "buy and hold"
-MOST = 3  # desks or methods whose holdings are shown
-_SEEN = 0.03  # a share whose name is written beside it
-MANY = 30  # desks whose names fit below a picture
+MAX_PANELS = 3  # desks or methods whose holdings are shown
+MIN_LABELED_SHARE = 0.03  # a share whose name is written beside it
+MAX_NAMED_DESKS = 30  # desks whose names fit below a picture
 
 
 def draw_values(file: Path, values: Mapping[str, Numbers], dates: Sequence[str]) -> Path:
     """Values by day, ``[days + 1]`` each, and below how far each stands under its peak."""
     days = np.arange(len(dates) + 1, dtype=float)
-    with picture(file, values, rows=2, whole=False) as ((above, below), styles):
+    with open_figure(file, values, rows=2, integer_rounds=False) as ((above, below), styles):
         for name, dash in ((UNIFORM, ":"), (HOLD, "-.")):
             if name in styles:
                 styles[name] = {"color": "#777777", "linestyle": dash, "marker": "", "linewidth": 1.0, "zorder": 1}
-        fallen = {name: 100 * (value / np.maximum.accumulate(value) - 1) for name, value in values.items()}
-        for axes, lines in ((above, values), (below, fallen)):
-            lines_on(axes, {name: Line(days, line) for name, line in lines.items()}, styles, markersize=4)
-            _dated(axes, dates)
+        drawdowns = {name: 100 * (value / np.maximum.accumulate(value) - 1) for name, value in values.items()}
+        for axes, lines in ((above, values), (below, drawdowns)):
+            draw_lines(axes, {name: BandLine(days, line) for name, line in lines.items()}, styles, markersize=4)
+            _set_date_ticks(axes, dates)
         above.set_xlabel("")
         below.set_xlabel("")
         above.set_ylabel("value, mean of the desks")
@@ -38,9 +38,9 @@ def draw_values(file: Path, values: Mapping[str, Numbers], dates: Sequence[str])
     return file
 
 
-def _dated(axes: Axes, dates: Sequence[str]) -> None:
-    places = np.linspace(1, len(dates), min(7, len(dates))).astype(int)
-    axes.set_xticks(places, [label(dates[place - 1]) for place in places])
+def _set_date_ticks(axes: Axes, dates: Sequence[str]) -> None:
+    tick_indices = np.linspace(1, len(dates), min(7, len(dates))).astype(int)
+    axes.set_xticks(tick_indices, [label(dates[place - 1]) for place in tick_indices])
 
 
 def draw_weights(
@@ -51,52 +51,52 @@ def draw_weights(
     title: str = "What is held, day by day",
 ) -> Path:
     """What is held by day, one panel a label: cash at the bottom, and every asset above it."""
-    with picture(file, {}, rows=len(weights), whole=False) as (panels, _):
-        for axes, (name, held) in zip(panels, weights.items(), strict=True):
+    with open_figure(file, {}, rows=len(weights), integer_rounds=False) as (panels, _):
+        for axes, (name, shares) in zip(panels, weights.items(), strict=True):
             axes.stackplot(
-                np.arange(1, len(held) + 1), held.T, colors=["#dddddd", *map(_color, range(len(held.T) - 1))]
+                np.arange(1, len(shares) + 1), shares.T, colors=["#dddddd", *map(asset_color, range(len(shares.T) - 1))]
             )
-            _name(axes, ["cash", *assets[name]], held)
+            _label_assets(axes, ["cash", *assets[name]], shares)
             axes.set_ylim(0, 1)
-            axes.set_xlim(1, len(held))
+            axes.set_xlim(1, len(shares))
             axes.set_xlabel("")
             axes.set_ylabel(f"{label(name)}: share")
-            _dated(axes, dates)
+            _set_date_ticks(axes, dates)
         panels[0].set_title(label(title, 90), loc="left")
     return file
 
 
-def _color(asset: int) -> str:
+def asset_color(asset: int) -> str:
     """One of twenty: the ten strong ones first."""
     from matplotlib import colormaps, colors  # here, because it takes a second
 
     return colors.to_hex(colormaps["tab20"](2 * asset % 20 + asset // 10 % 2))
 
 
-def _name(axes: Axes, assets: Sequence[str], held: Numbers) -> None:
+def _label_assets(axes: Axes, assets: Sequence[str], shares: Numbers) -> None:
     """Each asset's name beside what is held of it at the end; of what was sold, where most was held."""
-    tops = held.cumsum(1)
+    tops = shares.cumsum(1)
     for k, asset in enumerate(assets):
-        kept = held[-1, k] >= _SEEN
-        day = len(held) - 1 if kept else int(held[:, k].argmax())
-        side = "left" if kept or day < 0.04 * len(held) else "right" if day > 0.96 * len(held) else "center"
-        if held[day, k] >= _SEEN:
-            at = len(held) * 1.005 if kept else day + 1
-            axes.text(at, tops[day, k] - held[day, k] / 2, label(asset, 10), fontsize=8, va="center", ha=side)
+        held_at_end = shares[-1, k] >= MIN_LABELED_SHARE
+        day = len(shares) - 1 if held_at_end else int(shares[:, k].argmax())
+        side = "left" if held_at_end or day < 0.04 * len(shares) else "right" if day > 0.96 * len(shares) else "center"
+        if shares[day, k] >= MIN_LABELED_SHARE:
+            at = len(shares) * 1.005 if held_at_end else day + 1
+            axes.text(at, tops[day, k] - shares[day, k] / 2, label(asset, 10), fontsize=8, va="center", ha=side)
 
 
-def draw_universes(file: Path, days: Numbers, apart: Numbers, means: Mapping[str, float]) -> Path:
+def draw_universes(file: Path, aligned_days: Numbers, cumulative_distance: Numbers, means: Mapping[str, float]) -> Path:
     """How the distance of two desks grows by the day (v1 fig. 5), and how far each is from the others."""
     first, second, *_ = means
-    with picture(file, {}, rows=3, whole=False) as ((top, middle, bottom), _):
-        top.plot(days[:, 0], apart, color="#0072B2", linewidth=1.8)
+    with open_figure(file, {}, rows=3, integer_rounds=False) as ((top, middle, bottom), _):
+        top.plot(aligned_days[:, 0], cumulative_distance, color="#0072B2", linewidth=1.8)
         top.set_ylabel(f"distance of {label(first, 12)} and {label(second, 12)}")
         top.set_title("How unlike the returns of two desks are, time warped, day by day", loc="left")
-        middle.plot(days[:, 0], days[:, 1] - days[:, 0], color="#D55E00", linewidth=1.2)
+        middle.plot(aligned_days[:, 0], aligned_days[:, 1] - aligned_days[:, 0], color="#D55E00", linewidth=1.2)
         middle.set_ylabel("days apart")
         middle.set_xlabel(f"day of desk {label(first, 12)}")
         bottom.bar(range(len(means)), list(means.values()), color="#56B4E9")
-        names = [label(name, 12) for name in means] if len(means) <= MANY else []
+        names = [label(name, 12) for name in means] if len(means) <= MAX_NAMED_DESKS else []
         bottom.set_xticks(range(len(names)), names)
         bottom.set_xlabel("desk")
         bottom.set_ylabel("mean distance")

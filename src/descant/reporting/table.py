@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..storage.event_log import plain
+from ..storage.event_log import replace_non_finite
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class Table:
     columns: tuple[str, ...]
     rows: Sequence[Mapping[str, Any]]
     verdict: str = ""
-    places: Mapping[str, int] = field(default_factory=dict)  # decimals of a column, where they are not 3
+    decimals: Mapping[str, int] = field(default_factory=dict)  # decimals of a column, where they are not 3
     notes: tuple[str, ...] = ()  # what else should be known, a sentence each
 
     def __str__(self) -> str:
-        cells = [list(self.columns), *(self._texts(row) for row in self.rows)]
+        cells = [list(self.columns), *(self._format_row(row) for row in self.rows)]
         widths = [max(len(line[i]) for line in cells) for i in range(len(self.columns))]
         lines = [
             "  ".join(_pad(cell, width, i) for i, (cell, width) in enumerate(zip(line, widths, strict=True)))
@@ -36,14 +36,14 @@ class Table:
         below = [self.verdict] if self.verdict else []
         return "\n".join([*(line.rstrip() for line in lines), *below, *(f"- {note}" for note in self.notes)])
 
-    def plain(self) -> list[dict[str, Any]]:
+    def to_json_rows(self) -> list[dict[str, Any]]:
         """The rows as JSON has them: there are no nan and no infinities in it."""
-        return [plain(row) for row in self.rows]
+        return [replace_non_finite(row) for row in self.rows]
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
         body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in self._texts(row)) + "</tr>"
+            "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in self._format_row(row)) + "</tr>"
             for row in self.rows
         )
         verdict = f"<p>{html.escape(self.verdict)}</p>" if self.verdict else ""
@@ -51,13 +51,13 @@ class Table:
         below = verdict + (f"<ul>{notes}</ul>" if notes else "")
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
 
-    def _texts(self, row: Mapping[str, Any]) -> list[str]:
-        return [_text(row.get(name), self.places.get(name, 3)) for name in self.columns]
+    def _format_row(self, row: Mapping[str, Any]) -> list[str]:
+        return [format_cell(row.get(name), self.decimals.get(name, 3)) for name in self.columns]
 
 
-def _text(value: Any, places: int) -> str:
+def format_cell(value: Any, decimals: int) -> str:
     if isinstance(value, float):
-        return "–" if value != value else f"{value:.{places}f}"
+        return "–" if value != value else f"{value:.{decimals}f}"
     return "–" if value is None else str(value)
 
 

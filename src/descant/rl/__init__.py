@@ -11,7 +11,7 @@ from ..core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from .cartpole import CartPole
-    from .environment import World, Worlds, world
+    from .environment import Environment, VectorEnvironment, make_environment
     from .episode_animation import film
     from .gymnasium_environment import Gym
 else:
@@ -19,7 +19,7 @@ else:
         __name__,
         {
             ".cartpole": ("CartPole",),
-            ".environment": ("World", "Worlds", "world"),
+            ".environment": ("Environment", "VectorEnvironment", "make_environment"),
             ".episode_animation": ("film",),
             ".gymnasium_environment": ("Gym",),
         },
@@ -28,8 +28,8 @@ else:
 __all__ = [
     "CartPole",
     "Gym",
-    "World",
-    "Worlds",
+    "Environment",
+    "VectorEnvironment",
     "film",
-    "world",
+    "make_environment",
 ]

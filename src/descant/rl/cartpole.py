@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.settings import check, setting, unknown
+from ..core.settings import check_settings, setting, unknown_name_error
 from ..errors import PartyError
-from .environment import Array, Kept, Moved, Worlds
+from .environment import Array, EnvironmentCache, StepResult, VectorEnvironment
 
-CAPS = {"CartPole-v0": 200, "CartPole-v1": 500}
-_FAR, _TILTED = 2.4, 12 * 2 * math.pi / 360
-_ODD = 1e3  # a physics that is so many times the usual may be no physics
+STEP_LIMITS = {"CartPole-v0": 200, "CartPole-v1": 500}
+_MAX_POSITION, _MAX_ANGLE = 2.4, 12 * 2 * math.pi / 360
+_UNUSUAL_FACTOR = 1e3  # a physics that is so many times the usual may be no physics
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class CartPole:
     'CartPole-v1'
     """
 
-    name: str = setting("CartPole-v1", "v0 breaks off after 200 steps, v1 after 500", one_of=tuple(CAPS))
+    name: str = setting("CartPole-v1", "v0 breaks off after 200 steps, v1 after 500", one_of=tuple(STEP_LIMITS))
     gravity: float = setting(9.8, "in m/s²", above=0)
     length: float = setting(0.5, "half the pole's, in m", above=0)
     force_mag: float = setting(10.0, "of a push, in N", above=0)
@@ -39,76 +39,89 @@ class CartPole:
     tau: float = setting(0.02, "seconds a step", above=0)
 
     @classmethod
-    def made(cls, name: str, **physics: float) -> CartPole:
+    def create(cls, name: str, **physics: float) -> CartPole:
         known = [field.name for field in fields(cls) if field.name != "name"]
         for key in physics:
             if key not in known:
-                raise unknown(f"setting of {name}", key, known)
-        found = cls(name, **physics)
-        check(found, name)
-        return found
+                raise unknown_name_error(f"setting of {name}", key, known)
+        environment = cls(name, **physics)
+        check_settings(environment, name)
+        return environment
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def observation_shape(self) -> tuple[int, ...]:
         return (4,)
 
     @property
     def actions(self) -> int:
         return 2
 
-    def beside(self, worlds: Sequence[CartPole], names: Sequence[str], kept: Kept | None = None) -> Worlds:
-        return _CartPoles(worlds, names)
+    def make_vector(
+        self, environments: Sequence[CartPole], agent_names: Sequence[str], cache: EnvironmentCache | None = None
+    ) -> VectorEnvironment:
+        return _CartPoleVector(environments, agent_names)
 
 
-class _CartPoles:
-    def __init__(self, worlds: Sequence[CartPole], names: Sequence[str]) -> None:
+class _CartPoleVector:
+    def __init__(self, environments: Sequence[CartPole], agent_names: Sequence[str]) -> None:
         def each(name: str) -> Array:
-            return np.array([getattr(world, name) for world in worlds], dtype=np.float64)
+            return np.array([getattr(world, name) for world in environments], dtype=np.float64)
 
         self._gravity, self._length, self._force, self._tau = map(each, ("gravity", "length", "force_mag", "tau"))
         self._masspole = each("masspole")
         self._mass = self._masspole + each("masscart")
         self._polemass_length = self._masspole * self._length
-        self._cap = np.array([CAPS[world.name] for world in worlds])
-        self._at = np.zeros((4, len(worlds)))  # x, ẋ, θ, θ̇
-        self._steps = np.zeros(len(worlds), dtype=np.int64)
-        physics = np.array([astuple(world)[1:] for world in worlds]) / astuple(CartPole())[1:]
-        odd = np.flatnonzero(~((physics > 1 / _ODD) & (physics < _ODD)).all(1))
-        self._odd = {at: (names[at], worlds[at]) for at in odd.tolist()}  # of others nothing becomes too large
+        self._step_limits = np.array([STEP_LIMITS[world.name] for world in environments])
+        self._state = np.zeros((4, len(environments)))  # x, ẋ, θ, θ̇
+        self._steps = np.zeros(len(environments), dtype=np.int64)
+        physics = np.array([astuple(world)[1:] for world in environments]) / astuple(CartPole())[1:]
+        odd = np.flatnonzero(~((physics > 1 / _UNUSUAL_FACTOR) & (physics < _UNUSUAL_FACTOR)).all(1))
+        self._unusual = {
+            at: (agent_names[at], environments[at]) for at in odd.tolist()
+        }  # of others nothing becomes too large
 
     @property
     def observations(self) -> Array:
-        return self._at.T.astype(np.float32, order="C")
+        return self._state.T.astype(np.float32, order="C")
 
-    def begin(self, at: int, key: int) -> None:
-        self._at[:, at] = np.random.Generator(np.random.Philox(key=key)).uniform(-0.05, 0.05, 4)
-        self._steps[at] = 0
+    def reset(self, index: int, key: int) -> None:
+        self._state[:, index] = np.random.Generator(np.random.Philox(key=key)).uniform(-0.05, 0.05, 4)
+        self._steps[index] = 0
 
-    def step(self, actions: Array, alive: Array | None = None) -> Moved:
+    def step(self, actions: Array, active: Array | None = None) -> StepResult:
         """gymnasium's step, operation for operation, so that not even the last bit differs."""
-        x, x_dot, theta, theta_dot = self._at
+        x, x_dot, theta, theta_dot = self._state
         force = np.where(actions == 1, self._force, -self._force)
         cosine, sine = np.cos(theta), np.sin(theta)
         temp = (force + self._polemass_length * np.square(theta_dot) * sine) / self._mass
-        turn = (self._gravity * sine - cosine * temp) / (
+        theta_acceleration = (self._gravity * sine - cosine * temp) / (
             self._length * (4.0 / 3.0 - self._masspole * np.square(cosine) / self._mass)
         )
-        push = temp - self._polemass_length * turn * cosine / self._mass
+        x_acceleration = temp - self._polemass_length * theta_acceleration * cosine / self._mass
         tau = self._tau
-        after = np.stack([x + tau * x_dot, x_dot + tau * push, theta + tau * theta_dot, theta_dot + tau * turn])
+        after = np.stack(
+            [
+                x + tau * x_dot,
+                x_dot + tau * x_acceleration,
+                theta + tau * theta_dot,
+                theta_dot + tau * theta_acceleration,
+            ]
+        )
         steps = self._steps + 1
-        if alive is not None:
-            after, steps = np.where(alive, after, self._at), np.where(alive, steps, self._steps)
-        self._at, self._steps = after, steps
-        fell = (np.abs(after[0]) > _FAR) | (np.abs(after[2]) > _TILTED)
-        for at, (name, world) in self._odd.items():
+        if active is not None:
+            after, steps = np.where(active, after, self._state), np.where(active, steps, self._steps)
+        self._state, self._steps = after, steps
+        terminated = (np.abs(after[0]) > _MAX_POSITION) | (np.abs(after[2]) > _MAX_ANGLE)
+        for at, (name, environment) in self._unusual.items():
             if not np.isfinite(after[:, at].astype(np.float32)).all():
-                raise PartyError(f"The physics of {world.name} of agent {name!r} lead beyond all numbers: {world}.")
-        rewards = np.ones(len(steps)) if alive is None else alive.astype(np.float64)
-        return Moved(self.observations, rewards, fell, steps >= self._cap)
+                raise PartyError(
+                    f"The physics of {environment.name} of agent {name!r} lead beyond all numbers: {environment}."
+                )
+        rewards = np.ones(len(steps)) if active is None else active.astype(np.float64)
+        return StepResult(self.observations, rewards, terminated, steps >= self._step_limits)
 
-    def state(self, at: int) -> Tensor:
-        return torch.from_numpy(np.append(self._at[:, at], self._steps[at]))
+    def get_state(self, index: int) -> Tensor:
+        return torch.from_numpy(np.append(self._state[:, index], self._steps[index]))
 
-    def restore(self, at: int, key: int, state: Tensor) -> None:
-        self._at[:, at], self._steps[at] = state[:4].numpy(), int(state[4])
+    def restore(self, index: int, key: int, state: Tensor) -> None:
+        self._state[:, index], self._steps[index] = state[:4].numpy(), int(state[4])

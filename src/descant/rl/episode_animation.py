@@ -18,54 +18,54 @@ from .environment import Array
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_FRAMES = 8  # of a strip
-_EVERY = 4  # steps between two frames of a film
+_STRIP_FRAMES = 8  # of a strip
+_STEPS_PER_FRAME = 4  # steps between two frames of a film
 
 
-def film(policy: nn.Module, world: CartPole, file: str | Path, seed: int = 0) -> Path:
+def film(policy: nn.Module, environment: CartPole, file: str | Path, seed: int = 0) -> Path:
     """One episode of greedy play on CartPole, as a GIF or, into a PNG file, as a strip of eight moments.
 
     ``policy`` is what a federation has learned (`fed.center_`, or one of `fed.models_`), and ``world`` where it acts
     (`people["0"].world`).
     """
-    if not isinstance(world, CartPole):
-        raise SettingError(f"Only CartPole can be filmed here. Got {world!r:.80}.")
+    if not isinstance(environment, CartPole):
+        raise SettingError(f"Only CartPole can be filmed here. Got {environment!r:.80}.")
     file = Path(file)
     if file.suffix not in (".gif", ".png"):
         raise SettingError(f"A film is a .gif file, or a strip in a .png file. Got {file.name!r}.")
-    places = _played(policy, world, seed)
+    states = _run_episode(policy, environment, seed)
     file.parent.mkdir(parents=True, exist_ok=True)
-    _strip(places, world, file) if file.suffix == ".png" else _gif(places, world, file)
+    _save_strip(states, environment, file) if file.suffix == ".png" else _save_gif(states, environment, file)
     return file
 
 
 @torch.no_grad()
-def _played(policy: nn.Module, world: CartPole, seed: int) -> list[Array]:
+def _run_episode(policy: nn.Module, environment: CartPole, seed: int) -> list[Array]:
     """Where cart and pole are, step by step, until the episode is over."""
-    worlds, before = world.beside([world], ["0"]), policy.training
+    vector, before = environment.make_vector([environment], ["0"]), policy.training
     policy.eval()
-    worlds.begin(0, seed)
-    places, over = [worlds.observations[0]], False
-    while not over:
-        seen = torch.from_numpy(worlds.observations)
-        moved = worlds.step(policy(seen)[:, : world.actions].argmax(1).numpy())
-        places.append(moved.observations[0])
-        over = bool(moved.terminated[0] or moved.truncated[0])
+    vector.reset(0, seed)
+    states, done = [vector.observations[0]], False
+    while not done:
+        observations = torch.from_numpy(vector.observations)
+        result = vector.step(policy(observations)[:, : environment.actions].argmax(1).numpy())
+        states.append(result.observations[0])
+        done = bool(result.terminated[0] or result.truncated[0])
     policy.train(before)
-    return places
+    return states
 
 
-def _strip(places: Sequence[Array], world: CartPole, file: Path) -> None:
+def _save_strip(states: Sequence[Array], environment: CartPole, file: Path) -> None:
     from matplotlib.figure import Figure  # here, because it takes a second
 
     figure = Figure(figsize=(12.0, 1.2), dpi=150, layout="constrained")
-    steps = np.linspace(0, len(places) - 1, _FRAMES).round().astype(int)
-    for axes, step in zip(figure.subplots(1, _FRAMES), steps, strict=True):
-        _draw(axes, places[step], world, f"step {step}")
+    steps = np.linspace(0, len(states) - 1, _STRIP_FRAMES).round().astype(int)
+    for axes, step in zip(figure.subplots(1, _STRIP_FRAMES), steps, strict=True):
+        _draw(axes, states[step], environment, f"step {step}")
     figure.savefig(file, format="png", backend="agg")
 
 
-def _gif(places: Sequence[Array], world: CartPole, file: Path) -> None:
+def _save_gif(states: Sequence[Array], environment: CartPole, file: Path) -> None:
     from matplotlib.animation import FuncAnimation, PillowWriter
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -73,22 +73,22 @@ def _gif(places: Sequence[Array], world: CartPole, file: Path) -> None:
     figure = Figure(figsize=(4.0, 3.0), dpi=80)
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    steps = range(0, len(places), _EVERY)
+    steps = range(0, len(states), _STEPS_PER_FRAME)
 
     def draw(step: int) -> list[Any]:
         axes.clear()
-        _draw(axes, places[step], world, f"step {step}")
+        _draw(axes, states[step], environment, f"step {step}")
         return []
 
-    moving = FuncAnimation(figure, draw, frames=steps)
-    moving.save(file, writer=PillowWriter(fps=round(1 / (world.tau * _EVERY))))
+    animation = FuncAnimation(figure, draw, frames=steps)
+    animation.save(file, writer=PillowWriter(fps=round(1 / (environment.tau * _STEPS_PER_FRAME))))
 
 
-def _draw(axes: Axes, place: Array, world: CartPole, title: str) -> None:
+def _draw(axes: Axes, state: Array, environment: CartPole, title: str) -> None:
     """Cart, pole and track; 12 degrees from upright or 2.4 m from the middle, an episode is over."""
     from matplotlib.patches import Rectangle
 
-    x, angle, length = float(place[0]), float(place[2]), 2 * world.length
+    x, angle, length = float(state[0]), float(state[2]), 2 * environment.length
     axes.axhline(0, color="#999999", linewidth=1.0)
     axes.add_patch(Rectangle((x - 0.25, 0), 0.5, 0.3, color="#0072B2"))
     tip = (x + length * math.sin(angle), 0.3 + length * math.cos(angle))

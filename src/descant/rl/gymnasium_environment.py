@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from ..errors import PartyError, SettingError
-from .environment import Array, Kept, Moved, Worlds
+from .environment import Array, EnvironmentCache, StepResult, VectorEnvironment
 
-_MOST_KEPT = 1024  # environments that are kept for the next time
-_SAME = 1e-3  # how far an observation may be, in parts of it, from what it was on another machine
+_MAX_CACHED = 1024  # environments that are kept for the next time
+_TOLERANCE = 1e-3  # how far an observation may be, in parts of it, from what it was on another machine
 
 
 @dataclass(frozen=True)
@@ -35,36 +35,40 @@ class Gym:
     options: tuple[tuple[str, Any], ...] = ()
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self._form[0]
+    def observation_shape(self) -> tuple[int, ...]:
+        return self._spaces[0]
 
     @property
     def actions(self) -> int:
-        return self._form[1]
+        return self._spaces[1]
 
     @property
-    def first(self) -> int:
+    def first_action(self) -> int:
         """The number of the first action."""
-        return self._form[2]
+        return self._spaces[2]
 
     @cached_property
-    def _form(self) -> tuple[tuple[int, ...], int, int]:
-        made = self.made()
-        spaces, seen, acted = _gymnasium().spaces, made.observation_space, made.action_space
-        made.close()
-        if not isinstance(acted, spaces.Discrete):
+    def _spaces(self) -> tuple[tuple[int, ...], int, int]:
+        instance = self.create()
+        spaces, observation_space, action_space = _gymnasium().spaces, instance.observation_space, instance.action_space
+        instance.close()
+        if not isinstance(action_space, spaces.Discrete):
             raise SettingError(
-                f"The actions of {self.name} are {acted}. Dqn and PolicyGradient need discrete ones: Discrete(n)."
+                f"The actions of {self.name} are {action_space}. Dqn and PolicyGradient need discrete ones: Discrete(n)."
             )
-        if not seen.is_np_flattenable:
+        if not observation_space.is_np_flattenable:
             raise SettingError(
-                f"The observations of {self.name} are {seen}, now more numbers and now fewer. Dqn and PolicyGradient "
+                f"The observations of {self.name} are {observation_space}, now more numbers and now fewer. Dqn and PolicyGradient "
                 "need as many each time: wrap the environment so that it gives a Box."
             )
-        shape = seen.shape if isinstance(seen, spaces.Box) and seen.shape else (spaces.utils.flatdim(seen),)
-        return shape, int(acted.n), int(acted.start)
+        shape = (
+            observation_space.shape
+            if isinstance(observation_space, spaces.Box) and observation_space.shape
+            else (spaces.utils.flatdim(observation_space),)
+        )
+        return shape, int(action_space.n), int(action_space.start)
 
-    def made(self) -> Any:
+    def create(self) -> Any:
         """A new environment."""
         gymnasium = _gymnasium()
         try:
@@ -78,8 +82,10 @@ class Gym:
         except (TypeError, ImportError) as error:
             raise SettingError(f"The environment {self.name!r} cannot be made: {error}") from error
 
-    def beside(self, worlds: Sequence[Gym], names: Sequence[str], kept: Kept | None = None) -> Worlds:
-        return _Gyms(worlds, names, {} if kept is None else kept)
+    def make_vector(
+        self, environments: Sequence[Gym], agent_names: Sequence[str], cache: EnvironmentCache | None = None
+    ) -> VectorEnvironment:
+        return _GymVector(environments, agent_names, {} if cache is None else cache)
 
 
 def _gymnasium() -> Any:
@@ -90,58 +96,60 @@ def _gymnasium() -> Any:
     return gymnasium
 
 
-def _reader(world: Gym, space: Any) -> Callable[[Any], Array]:
+def _observation_reader(environment: Gym, space: Any) -> Callable[[Any], Array]:
     spaces = _gymnasium().spaces
     if isinstance(space, spaces.Box):
         return partial(np.asarray, dtype=np.float32)
     return lambda seen: np.asarray(spaces.utils.flatten(space, seen), dtype=np.float32)
 
 
-class _Live:
+class _LiveEnvironment:
     """An environment and where it is: the key of its episode, and the actions so far."""
 
-    def __init__(self, world: Gym, name: str) -> None:
-        self._name, self.world, self._env = name, world, world.made()
-        self._read = _reader(world, self._env.observation_space)
+    def __init__(self, environment: Gym, name: str) -> None:
+        self._name, self.environment, self._env = name, environment, environment.create()
+        self._read = _observation_reader(environment, self._env.observation_space)
         self.key, self.actions = -1, list[int]()
-        self.observation = np.zeros(world.shape, dtype=np.float32)
+        self.observation = np.zeros(environment.observation_shape, dtype=np.float32)
         weakref.finalize(self, _close, self._env)
 
-    def begin(self, key: int) -> None:
+    def reset(self, key: int) -> None:
         self.key, self.actions = -1, []
-        found, _ = self._try("reset", partial(self._env.reset, seed=key % 2**31))
-        self.observation = self._seen(found)
+        observation, _ = self._call("reset", partial(self._env.reset, seed=key % 2**31))
+        self.observation = self._read_observation(observation)
         self.key = key
 
     def step(self, action: int) -> tuple[float, bool, bool]:
-        seen, reward, terminated, truncated, _ = self._try("step", partial(self._env.step, self.world.first + action))
+        observation, reward, terminated, truncated, _ = self._call(
+            "step", partial(self._env.step, self.environment.first_action + action)
+        )
         self.actions.append(action)
-        self.observation = self._seen(seen)
+        self.observation = self._read_observation(observation)
         with suppress(TypeError, ValueError):
             reward = float(reward)
         if not isinstance(reward, float) or not math.isfinite(reward):
             raise self._error("gave", f"the reward {reward!r:.40}: it must be a finite number")
         return reward, bool(terminated), bool(truncated)
 
-    def reach(self, key: int, actions: list[int], mark: float) -> None:
+    def replay_to(self, key: int, actions: list[int], fingerprint: float) -> None:
         """Be at this place of this episode."""
         if self.key == key and self.actions == actions:
             return
-        self.begin(key)
+        self.reset(key)
         for action in actions:
             self.step(action)
-        if not math.isclose(self.mark, mark, rel_tol=_SAME, abs_tol=_SAME):
+        if not math.isclose(self.fingerprint, fingerprint, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE):
             raise self._error("shows", "other things than before, though seeded and acted in the same: it must not")
 
     @property
-    def mark(self) -> float:
+    def fingerprint(self) -> float:
         """A number by which what is seen now is told from other observations."""
         seen = self.observation.ravel()
         return float(seen.astype(np.float64) @ np.cos(np.arange(1, len(seen) + 1)))
 
-    def _seen(self, found: Any) -> Array:
+    def _read_observation(self, observation: Any) -> Array:
         try:
-            seen = self._read(found).reshape(self.world.shape)
+            seen = self._read(observation).reshape(self.environment.observation_shape)
         except Exception as error:
             what = f"an observation that is not in its {self._env.observation_space}: {type(error).__name__}: {error}"
             raise self._error("gave", what) from error
@@ -149,20 +157,20 @@ class _Live:
             raise self._error("gave", "an observation that is not finite")
         return seen
 
-    def _try(self, verb: str, act: Callable[[], Any]) -> Any:
-        wanted = {"reset": 2, "step": 5}[verb]
+    def _call(self, verb: str, function: Callable[[], Any]) -> Any:
+        expected_length = {"reset": 2, "step": 5}[verb]
         try:
-            found = tuple(act())
+            found = tuple(function())
         except Exception as error:
             raise self._error(f"failed in {verb}:", f"{type(error).__name__}: {error}") from error
-        if len(found) != wanted:
-            raise self._error(f"gave in {verb}", f"{len(found)} things, where gymnasium has {wanted}")
+        if len(found) != expected_length:
+            raise self._error(f"gave in {verb}", f"{len(found)} things, where gymnasium has {expected_length}")
         return found
 
-    def _error(self, did: str, what: str) -> PartyError:
+    def _error(self, failure: str, what: str) -> PartyError:
         self.key = -1  # it may have moved: whoever wants to be anywhere in it begins anew
         at = f"after {len(self.actions)} steps of an episode"
-        return PartyError(f"The environment {self.world.name} of agent {self._name!r} {did} {what} ({at}).")
+        return PartyError(f"The environment {self.environment.name} of agent {self._name!r} {failure} {what} ({at}).")
 
 
 def _close(env: Any) -> None:
@@ -170,39 +178,39 @@ def _close(env: Any) -> None:
         env.close()
 
 
-class _Gyms:
-    def __init__(self, worlds: Sequence[Gym], names: Sequence[str], kept: Kept) -> None:
-        self._live, times = list[_Live](), Counter[str]()
-        for world, name in zip(worlds, names, strict=True):
-            place = (name, times[name])
-            times[name] += 1
-            live = kept.pop(place, None)
+class _GymVector:
+    def __init__(self, environments: Sequence[Gym], agent_names: Sequence[str], cache: EnvironmentCache) -> None:
+        self._live, occurrences = list[_LiveEnvironment](), Counter[str]()
+        for world, name in zip(environments, agent_names, strict=True):
+            cache_key = (name, occurrences[name])
+            occurrences[name] += 1
+            live = cache.pop(cache_key, None)
             if live is None or live.world is not world:
-                live = _Live(world, name)
-            kept[place] = live
+                live = _LiveEnvironment(world, name)
+            cache[cache_key] = live
             self._live.append(live)
-        while len(kept) > max(_MOST_KEPT, len(self._live)):
-            kept.pop(next(iter(kept)))  # it closes when nobody has it
+        while len(cache) > max(_MAX_CACHED, len(self._live)):
+            cache.pop(next(iter(cache)))  # it closes when nobody has it
 
     @property
     def observations(self) -> Array:
         return np.stack([live.observation for live in self._live])
 
-    def begin(self, at: int, key: int) -> None:
-        self._live[at].begin(key)
+    def reset(self, index: int, key: int) -> None:
+        self._live[index].reset(key)
 
-    def step(self, actions: Array, alive: Array | None = None) -> Moved:
+    def step(self, actions: Array, active: Array | None = None) -> StepResult:
         n = len(self._live)
         rewards, terminated, truncated = np.zeros(n), np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
         for i, (live, action) in enumerate(zip(self._live, actions.tolist(), strict=True)):
-            if alive is None or alive[i]:
+            if active is None or active[i]:
                 rewards[i], terminated[i], truncated[i] = live.step(action)
-        return Moved(self.observations, rewards, terminated, truncated)
+        return StepResult(self.observations, rewards, terminated, truncated)
 
-    def state(self, at: int) -> Tensor:
-        live = self._live[at]
-        return torch.tensor([*live.actions, live.mark], dtype=torch.float64)
+    def get_state(self, index: int) -> Tensor:
+        live = self._live[index]
+        return torch.tensor([*live.actions, live.fingerprint], dtype=torch.float64)
 
-    def restore(self, at: int, key: int, state: Tensor) -> None:
-        *actions, mark = state.tolist()
-        self._live[at].reach(key, [int(action) for action in actions], mark)
+    def restore(self, index: int, key: int, state: Tensor) -> None:
+        *actions, fingerprint = state.tolist()
+        self._live[index].replay_to(key, [int(action) for action in actions], fingerprint)

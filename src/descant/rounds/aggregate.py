@@ -9,35 +9,37 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..aggregation.aggregators import Center
-from ..aggregation.order_statistics import centred_blocks, weighted_sum
+from ..aggregation.aggregators import AggregatePoint
+from ..aggregation.order_statistics import centered_blocks, weighted_sum
 from ..core import seeds
-from ..core.algorithm import Aggregated, Hyper, Memory
-from ..core.messages import Report
+from ..core.algorithm import AggregateResult, Hyper, NamedTensors
+from ..core.messages import Reply
 from ..errors import DescantError
-from ..storage.spill import room
-from .dispatch import own_row
+from ..storage.spill import spill_buffer
+from .dispatch import personal_row
 from .plan import Plan
 from .state import STALENESS, State
-from .validation import finite
+from .validation import is_finite
 
 if TYPE_CHECKING:
-    from ..privacy.gaussian_mechanism import Privacy
+    from ..privacy.gaussian_mechanism import PrivacySettings
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AggregationOutcome:
     """The new centre, and what the parties that trained keep."""
 
-    center: Tensor
-    memory: Memory
+    global_model: Tensor
+    server_update_state: NamedTensors
     gap: float = 0.0
     note: str = ""
-    models: Tensor | None = None  # [K, width] as those who trained reported them
-    kept: Tensor | None = None  # [K, width] what they keep
+    reported_models: Tensor | None = None  # [K, width] as those who trained reported them
+    personal_models: Tensor | None = None  # [K, width] what they keep
 
 
-def settled(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report], asked: Collection[str]) -> Outcome:
+def aggregate_replies(
+    plan: Plan, state: State, hyper: Hyper, replies: Sequence[Reply], asked_parties: Collection[str]
+) -> AggregationOutcome:
     """What came of the reports of those who were asked.
 
     A centre that fails on them (numbers that overflow, say) leaves the model unchanged.
@@ -46,70 +48,96 @@ def settled(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report], 
     """
     try:
         with torch.inference_mode(False), torch.no_grad():
-            return _settle(plan, state, hyper, accepted, asked)
+            return _aggregate_replies(plan, state, hyper, replies, asked_parties)
     except (DescantError, ArithmeticError, RuntimeError, ValueError) as error:
-        state.own.rollback(state.round)
+        state.personal_models.rollback(state.round)
         reason = f"{type(error).__name__}: {error}"
-        return Outcome(state.center, state.memories.get("advance", {}), note=f"the model is unchanged: {reason}")
+        return AggregationOutcome(
+            state.global_model, state.server_state.get("server_update", {}), note=f"the model is unchanged: {reason}"
+        )
 
 
-def _settle(plan: Plan, state: State, hyper: Hyper, accepted: Sequence[Report], asked: Collection[str]) -> Outcome:
+def _aggregate_replies(
+    plan: Plan, state: State, hyper: Hyper, replies: Sequence[Reply], asked_parties: Collection[str]
+) -> AggregationOutcome:
     """aggregate -> advance -> keep: the new centre, and what each party keeps (staged)."""
-    algorithm, size, memory = plan.algorithm, plan.net.layout.size, state.memories.get("advance", {})
-    if algorithm.secure is not None:
-        return _added(plan, state, accepted, asked)
-    count = _counting(plan, len(asked))
-    if not accepted and not count:
-        return Outcome(state.center, memory, note="no report was accepted: the model is unchanged")
-    models = models_of(plan, state, accepted)  # [K, width]
-    weights = algorithm.weigh([report.metrics for report in accepted])
-    everybody, all_weights = _with_absent(plan, state, accepted, _discounted(plan, state, accepted, models), weights)
-    if count:
-        aggregated: Aggregated = released(plan, state, everybody, count)
+    algorithm, size, update_state_before = (
+        plan.algorithm,
+        plan.net.layout.trainable_width,
+        state.server_state.get("server_update", {}),
+    )
+    if algorithm.secure_aggregation is not None:
+        return _aggregate_masked_sum(plan, state, replies, asked_parties)
+    dp_count = _dp_denominator(plan, len(asked_parties))
+    if not replies and not dp_count:
+        return AggregationOutcome(
+            state.global_model, update_state_before, note="no report was accepted: the model is unchanged"
+        )
+    models = stack_models(plan, state, replies)  # [K, width]
+    weights = algorithm.compute_weights([report.metrics for report in replies])
+    all_models, all_weights = _add_absent_parties(
+        plan, state, replies, _apply_staleness_discount(plan, state, replies, models), weights
+    )
+    if dp_count:
+        aggregated: AggregateResult = noisy_mean(plan, state, all_models, dp_count)
     else:
-        aggregated = algorithm.aggregate(everybody[:, :size], all_weights)
-    point, remembered = algorithm.advance(state.center[:size], aggregated.point, memory, _share(plan, accepted))
-    center = point
-    if everybody.shape[1] > size:
-        center = torch.cat([point, algorithm.statistics(everybody[:, size:], all_weights).point])
-    if not finite(center):
-        return Outcome(state.center, memory, note="the aggregate is not finite: the model is unchanged")
-    trained = [i for i, report in enumerate(accepted) if report.kind == "train"]
-    if not trained:  # stand-ins alone: nobody keeps anything
-        return Outcome(center, remembered, aggregated.gap)
-    models = models if len(trained) == len(accepted) else _stacked(plan, [models[i] for i in trained])
-    kept = center.expand_as(models)
-    if algorithm.keep is not None:
-        kept = algorithm.keep(models, center, hyper)
-        for i, row in zip(trained, kept, strict=True):
-            state.own.stage(accepted[i].party, {"model": row})
-    return Outcome(center, remembered, aggregated.gap, models=models, kept=kept)
+        aggregated = algorithm.aggregate(all_models[:, :size], all_weights)
+    new_parameters, update_state = algorithm.server_update(
+        state.global_model[:size], aggregated.point, update_state_before, _sample_share(plan, replies)
+    )
+    global_model = new_parameters
+    if all_models.shape[1] > size:
+        global_model = torch.cat(
+            [new_parameters, algorithm.aggregate_statistics(all_models[:, size:], all_weights).point]
+        )
+    if not is_finite(global_model):
+        return AggregationOutcome(
+            state.global_model, update_state_before, note="the aggregate is not finite: the model is unchanged"
+        )
+    trained_rows = [i for i, report in enumerate(replies) if report.kind == "train"]
+    if not trained_rows:  # stand-ins alone: nobody keeps anything
+        return AggregationOutcome(global_model, update_state, aggregated.gap)
+    models = models if len(trained_rows) == len(replies) else _stack_rows(plan, [models[i] for i in trained_rows])
+    personal_models = global_model.expand_as(models)
+    if algorithm.personalize is not None:
+        personal_models = algorithm.personalize(models, global_model, hyper)
+        for i, row in zip(trained_rows, personal_models, strict=True):
+            state.personal_models.stage(replies[i].party, {"model": row})
+    return AggregationOutcome(
+        global_model, update_state, aggregated.gap, reported_models=models, personal_models=personal_models
+    )
 
 
-def _added(plan: Plan, state: State, accepted: Sequence[Report], asked: Collection[str]) -> Outcome:
+def _aggregate_masked_sum(
+    plan: Plan, state: State, accepted: Sequence[Reply], asked: Collection[str]
+) -> AggregationOutcome:
     """aggregate -> advance where the sum is all that is known."""
-    size, memory = plan.net.layout.size, state.memories.get("advance", {})
+    size, update_state_before = plan.net.layout.trainable_width, state.server_state.get("server_update", {})
     from ..privacy.secure_aggregation import secure_sum
 
-    why = secure_sum.unopened(plan, accepted, asked)
-    if why:
-        return Outcome(state.center, memory, note=f"{why}: the model is unchanged")
-    mean = secure_sum.mean_of(plan, state.center, accepted)
-    point, remembered = plan.algorithm.advance(state.center[:size], mean[:size], memory, _share(plan, accepted))
-    if not finite(point):
-        return Outcome(state.center, memory, note="the aggregate is not finite: the model is unchanged")
-    return Outcome(torch.cat([point, mean[size:]]), remembered)
+    failure = secure_sum.missing_masks_reason(plan, accepted, asked)
+    if failure:
+        return AggregationOutcome(state.global_model, update_state_before, note=f"{failure}: the model is unchanged")
+    mean = secure_sum.secure_mean(plan, state.global_model, accepted)
+    new_parameters, update_state = plan.algorithm.server_update(
+        state.global_model[:size], mean[:size], update_state_before, _sample_share(plan, accepted)
+    )
+    if not is_finite(new_parameters):
+        return AggregationOutcome(
+            state.global_model, update_state_before, note="the aggregate is not finite: the model is unchanged"
+        )
+    return AggregationOutcome(torch.cat([new_parameters, mean[size:]]), update_state)
 
 
-def _share(plan: Plan, accepted: Sequence[Report]) -> float:
+def _sample_share(plan: Plan, accepted: Sequence[Reply]) -> float:
     """The part of all samples that was heard in this round; where parties are hidden, nobody is told."""
     if not plan.samples or plan.algorithm.privacy is not None:
         return 1.0
-    heard: float = sum(report.metrics["samples"] for report in accepted)
-    return min(1.0, heard / plan.samples)
+    reported_samples: float = sum(report.metrics["samples"] for report in accepted)
+    return min(1.0, reported_samples / plan.samples)
 
 
-def _counting(plan: Plan, asked: int) -> float:
+def _dp_denominator(plan: Plan, asked_count: int) -> float:
     """Over how many a mean with noise is taken, whoever answers: all that were asked, or that come on average.
 
     0: the mean has no noise here.
@@ -117,90 +145,96 @@ def _counting(plan: Plan, asked: int) -> float:
     privacy = plan.algorithm.privacy
     if privacy is None or privacy.at == "party":
         return 0.0
-    from ..privacy.dp_wrappers import rate_of
+    from ..privacy.dp_wrappers import sampling_rate
 
-    rate = rate_of(privacy, plan.algorithm.attend)
-    return float(asked) if rate == 1 else rate * len(plan.people)
+    rate = sampling_rate(privacy, plan.algorithm.participation)
+    return float(asked_count) if rate == 1 else rate * len(plan.population)
 
 
-def released(plan: Plan, state: State, models: Tensor, count: float) -> Aggregated:
+def noisy_mean(plan: Plan, state: State, models: Tensor, denominator: float) -> AggregateResult:
     """w̃ + (Σ clipped changes + noise)/K: who does not answer counts as no change, so that nobody moves it by over C/K.
 
     McMahan et al. (2018), Algorithm 1, with a fixed denominator.
     """
-    privacy, size = plan.algorithm.privacy, plan.net.layout.size
+    privacy, size = plan.algorithm.privacy, plan.net.layout.trainable_width
     assert privacy is not None
-    center, rows = state.center[:size].double(), models[:, :size]
-    factors = privacy.factors(_lengths(rows, center))
-    if not privacy.deviation and len(rows) == count and bool((factors == 1).all()):
+    global_model, rows = state.global_model[:size].double(), models[:, :size]
+    factors = privacy.clip_factors(_update_norms(rows, global_model))
+    if not privacy.noise_std and len(rows) == denominator and bool((factors == 1).all()):
         return plan.algorithm.aggregate(rows, torch.ones_like(factors))  # bit for bit as without
-    total = weighted_sum(rows, factors, center) if len(rows) else torch.zeros_like(center)
-    if privacy.deviation:
-        total += privacy.deviation * _noise(plan, privacy, state.round + 1)
-    return Center((center + total / count).to(models.dtype), gap=0.0)
+    total = weighted_sum(rows, factors, global_model) if len(rows) else torch.zeros_like(global_model)
+    if privacy.noise_std:
+        total += privacy.noise_std * _draw_noise(plan, privacy, state.round + 1)
+    return AggregatePoint((global_model + total / denominator).to(models.dtype), gap=0.0)
 
 
-def _lengths(rows: Tensor, center: Tensor) -> Tensor:
+def _update_norms(rows: Tensor, global_model: Tensor) -> Tensor:
     """‖w_k - w̃‖₂ of every row, in float64."""
-    squares = center.new_zeros(len(rows))
-    for _, block in centred_blocks(rows, center, torch.float64) if len(rows) else ():
+    squares = global_model.new_zeros(len(rows))
+    for _, block in centered_blocks(rows, global_model, torch.float64) if len(rows) else ():
         squares += block.square().sum(1)
     return squares.sqrt()
 
 
-def _noise(plan: Plan, privacy: Privacy, round: int) -> Tensor:
+def _draw_noise(plan: Plan, privacy: PrivacySettings, round: int) -> Tensor:
     """One standard normal number a column, 0 for layers that are private to their parties."""
     from ..privacy import gaussian_mechanism
 
     layout = plan.net.layout
     by_seed = privacy.source == "seed"
-    drawn = (
-        gaussian_mechanism.by_seed(plan.seed, round, seeds.EVERYBODY, layout.size)
+    noise = (
+        gaussian_mechanism.seeded_noise(plan.seed, round, seeds.ALL_PARTIES, layout.trainable_width)
         if by_seed
-        else gaussian_mechanism.by_system(layout.size)
+        else gaussian_mechanism.system_noise(layout.trainable_width)
     )
-    for begin, end in map(layout.range_of, plan.private):
-        drawn[begin:end] = 0
-    return drawn
+    for begin, end in map(layout.column_range, plan.private_layers):
+        noise[begin:end] = 0
+    return noise
 
 
-def models_of(plan: Plan, state: State, accepted: Sequence[Report]) -> Tensor:
+def stack_models(plan: Plan, state: State, accepted: Sequence[Reply]) -> Tensor:
     """The reported models as rows; columns that are private to their party keep the centre's values."""
-    models = room((len(accepted), len(state.center)), state.center.dtype, plan.budget)
-    if plan.private:
-        models[:] = state.center
+    models = spill_buffer((len(accepted), len(state.global_model)), state.global_model.dtype, plan.memory_budget)
+    if plan.private_layers:
+        models[:] = state.global_model
     for name in accepted[0].arrays if accepted else ():  # whole models alone pass the gate: all have the same names
-        begin, end = plan.net.layout.range_of(name)
+        begin, end = plan.net.layout.column_range(name)
         for row, report in zip(models, accepted, strict=True):
             row[begin:end].view(report.arrays[name].shape).copy_(report.arrays[name])
-        if plan.algorithm.report == "change":
-            models[:, begin:end] += state.center[begin:end]
+        if plan.algorithm.reply_content == "update":
+            models[:, begin:end] += state.global_model[begin:end]
     return models
 
 
-def _with_absent(
-    plan: Plan, state: State, accepted: Sequence[Report], models: Tensor, weights: Tensor
+def _add_absent_parties(
+    plan: Plan, state: State, accepted: Sequence[Reply], models: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
     """A over all W^t instead of S_t (ERRATA 14): absent parties count with their last model, and with weight 1."""
-    if plan.algorithm.over == "active":
+    if plan.algorithm.aggregate_over == "active":
         return models, weights
-    heard = {report.party: i for i, report in enumerate(accepted)}
-    rows = [models[heard[p]] if p in heard else own_row(plan, state, p, state.round + 1, True) for p in plan.people]
-    return _stacked(plan, rows), torch.ones(len(rows), dtype=weights.dtype)
+    index_by_party = {report.party: i for i, report in enumerate(accepted)}
+    rows = [
+        models[index_by_party[p]] if p in index_by_party else personal_row(plan, state, p, state.round + 1, True)
+        for p in plan.population
+    ]
+    return _stack_rows(plan, rows), torch.ones(len(rows), dtype=weights.dtype)
 
 
-def _stacked(plan: Plan, rows: Sequence[Tensor]) -> Tensor:
-    return torch.stack(list(rows), out=room((len(rows), len(rows[0])), rows[0].dtype, plan.budget))
+def _stack_rows(plan: Plan, rows: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(rows), out=spill_buffer((len(rows), len(rows[0])), rows[0].dtype, plan.memory_budget))
 
 
-def _discounted(plan: Plan, state: State, accepted: Sequence[Report], models: Tensor) -> Tensor:
+def _apply_staleness_discount(plan: Plan, state: State, accepted: Sequence[Reply], models: Tensor) -> Tensor:
     """Models as far from the centre as late reports count."""
-    if plan.algorithm.discount is None:
+    if plan.algorithm.staleness_discount is None:
         return models
-    factors = [plan.algorithm.discount(int(report.metrics[STALENESS])) for report in accepted]
+    factors = [plan.algorithm.staleness_discount(int(report.metrics[STALENESS])) for report in accepted]
     if all(factor == 1 for factor in factors):  # bit for bit as without
         return models
     weights = models.new_tensor(factors).unsqueeze(1)
     return torch.lerp(
-        state.center.expand_as(models), models, weights, out=room(tuple(models.shape), models.dtype, plan.budget)
+        state.global_model.expand_as(models),
+        models,
+        weights,
+        out=spill_buffer(tuple(models.shape), models.dtype, plan.memory_budget),
     )

@@ -19,86 +19,88 @@ from torch import Tensor
 
 from .. import __version__
 from ..core.interfaces import Store
-from ..core.settings import describe
+from ..core.settings import to_json_values
 from ..errors import StateError
-from ..parties.fingerprints import fingerprint, fingerprints
-from ..serialization.wire import apart
-from ..storage import PartyStore, atomic, check_replaceable, clear_errors
-from ..storage.compressed_list import Kept, pieces
-from ..storage.event_log import plain
-from ..storage.mapped_tensors import tensors_in
+from ..parties.fingerprints import data_fingerprints, tensor_fingerprint
+from ..serialization.wire import unshare_storage
+from ..storage import PartyStore, atomic, check_replaceable, write_errors
+from ..storage.compressed_list import CompressedList, manifest_chunks
+from ..storage.event_log import replace_non_finite
+from ..storage.mapped_tensors import map_tensors
 from .plan import Plan
-from .state import NEVER_SEEN, Judged, State, with_room
-from .validation import Refusal
+from .state import NEVER_SEEN, LocalScores, State, pad_for_parties
+from .validation import Rejection
 
 _VERSION = 2
 _FILES = (
     "state.json",
     "state-*.json",
-    "center-*.safetensors",
-    "server-*.safetensors",
-    "own-*.safetensors",
-    "memory-*.safetensors",
+    "global_model-*.safetensors",
+    "server_state-*.safetensors",
+    "personal-*.safetensors",
+    "party_state-*.safetensors",
 )
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
-_PART = 2**28  # bytes a file
-_CHUNK = 2**16  # bytes of a manifest that are written at once
+_MAX_FILE_BYTES = 2**28  # bytes a file
+_WRITE_BYTES = 2**16  # bytes of a manifest that are written at once
 _SEPARATOR = "\x1f"  # between a party's name and a tensor's
-_SEALED = f"stand_in{_SEPARATOR}digest"  # sealing draws keys that nobody knows: not alike in two runs that are alike
+_PROXY_DIGEST_KEY = (
+    f"stand_in{_SEPARATOR}digest"  # sealing draws keys that nobody knows: not alike in two runs that are alike
+)
 
 
-def history_of(entries: Iterable[dict[str, Any]] = ()) -> Kept[dict[str, Any]]:
+def make_history(entries: Iterable[dict[str, Any]] = ()) -> CompressedList[dict[str, Any]]:
     """What happened, a record a round."""
-    return Kept(entries, dict, dict)
+    return CompressedList(entries, dict, dict)
 
 
-def refusals_of(entries: Iterable[Refusal] = ()) -> Kept[Refusal]:
+def make_rejections(entries: Iterable[Rejection] = ()) -> CompressedList[Rejection]:
     """What did not count."""
-    return Kept(entries, asdict, _refusal)
+    return CompressedList(entries, asdict, _rejection_from_dict)
 
 
-def _refusal(entry: dict[str, Any]) -> Refusal:
-    return Refusal(**entry)
+def _rejection_from_dict(entry: dict[str, Any]) -> Rejection:
+    return Rejection(**entry)
 
 
-def digest(state: State, memory: Store) -> str:
+def run_digest(state: State, party_states: Store) -> str:
     """A digest of the centre, of what the server remembers, and of every party's model and memory, by tensor."""
     sha = hashlib.sha256()
-    _feed(sha, "center", state.center)
-    for name, tensor in sorted(_server(state).items()):
-        if name != _SEALED:
-            _feed(sha, name, tensor)
-    for label, store in (("own", state.own), ("memory", memory)):
-        _feed_all(sha, label, store)
+    _hash_tensor(sha, "global_model", state.global_model)
+    for name, tensor in sorted(_flatten_server_state(state).items()):
+        if name != _PROXY_DIGEST_KEY:
+            _hash_tensor(sha, name, tensor)
+    for label, store in (("personal", state.personal_models), ("party_state", party_states)):
+        _hash_store(sha, label, store)
     return sha.hexdigest()
 
 
-def models_digest(state: State) -> str:
+def digest_of_models(state: State) -> str:
     """The same of the models alone, for commands to print: memories stay with parties on machines of their own."""
     sha = hashlib.sha256()
-    _feed(sha, "center", state.center)
-    _feed_all(sha, "own", state.own)
+    _hash_tensor(sha, "global_model", state.global_model)
+    _hash_store(sha, "personal", state.personal_models)
     return sha.hexdigest()
 
 
-def _feed_all(sha: Any, label: str, store: Store) -> None:
+def _hash_store(sha: Any, label: str, store: Store) -> None:
     for party in store.names():
         for name, tensor in sorted(store.get(party).items()):
-            _feed(sha, f"{label}{_SEPARATOR}{party}{_SEPARATOR}{name}", tensor)
+            _hash_tensor(sha, f"{label}{_SEPARATOR}{party}{_SEPARATOR}{name}", tensor)
 
 
-def _feed(sha: Any, name: str, tensor: Tensor) -> None:
+def _hash_tensor(sha: Any, name: str, tensor: Tensor) -> None:
     sha.update(name.encode())
     sha.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
     if tensor.numel():  # torch cannot view an empty one as bytes
         sha.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
 
 
-def _server(state: State) -> dict[str, Tensor]:
+def _flatten_server_state(state: State) -> dict[str, Tensor]:
     """What the server's answers remember, in one mapping."""
     return {
-        f"{answer}{_SEPARATOR}{name}": tensor
-        for answer, memory in state.memories.items()
+        f"{part}{_SEPARATOR}{name}": tensor
+        for part, memory in state.server_state.items()
         for name, tensor in memory.items()
     }
 
@@ -107,122 +109,138 @@ def save(
     folder: Path,
     plan: Plan,
     state: State,
-    memory: Store,
-    history: Kept[dict[str, Any]],
-    refusals: Kept[Refusal],
+    party_states: Store,
+    history: CompressedList[dict[str, Any]],
+    rejections: CompressedList[Rejection],
 ) -> Path:
     """Write the run as it stands: new files beside the old ones, then one rename of the manifest makes them count.
 
     Killed at any moment, or at a power cut, the folder holds the old run or the new one, whole, and the new one once
     this returns; what is left over goes with the next save.
     """
-    manifest = {**_identity(plan), "round": state.round, "way": state.way, "feedback": plain(state.feedback)}
+    manifest = {
+        **_identity(plan),
+        "round": state.round,
+        "execution_mode": state.execution_mode,
+        "feedback": replace_non_finite(state.feedback),
+    }
     manifest |= {
-        "judged": {name: [found.round, repr(found.before), repr(found.after)] for name, found in state.judged.items()},
+        "local_scores": {
+            name: [found.round, repr(found.before), repr(found.after)] for name, found in state.local_scores.items()
+        },
         "history": history,
-        "refusals": refusals,
+        "rejections": rejections,
     }
     manifest |= {"descant": __version__, "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
     check_replaceable(folder, _FILES, in_place=True)
-    place, mark = folder.resolve(), secrets.token_hex(4)
-    written: list[str] = []
-    saved = False
-    with clear_errors(folder):
-        atomic.make(place)
+    target, save_id = folder.resolve(), secrets.token_hex(4)
+    written_files: list[str] = []
+    is_complete = False
+    with write_errors(folder):
+        atomic.make_folder(target)
         try:
-            for label, tensors in _files(state, memory):
-                written.append(f"{label}-{mark}-{len(written):04d}.safetensors")
-                atomic.fill(place / written[-1], partial(save_file, tensors))
-            manifest |= {"files": written, "digest": digest(state, memory)}
-            text = _chunks(pieces({**manifest, "seal": _seal(manifest)}))
-            atomic.replace(place / "state.json", text, f"state-{mark}.json")
-            saved = True
+            for label, tensors in _tensor_files(state, party_states):
+                written_files.append(f"{label}-{save_id}-{len(written_files):04d}.safetensors")
+                atomic.write_with(target / written_files[-1], partial(save_file, tensors))
+            manifest |= {"files": written_files, "digest": run_digest(state, party_states)}
+            text = _join_chunks(manifest_chunks({**manifest, "seal": _manifest_digest(manifest)}))
+            atomic.replace(target / "state.json", text, f"state-{save_id}.json")
+            is_complete = True
         finally:
-            _sweep(place, written if saved else _named(place))
-    history.shrink()
-    refusals.shrink()
+            _remove_unlisted(target, written_files if is_complete else _files_in_manifest(target))
+    history.compress()
+    rejections.compress()
     return folder
 
 
-def _files(state: State, memory: Store) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    yield "center", apart({"center": state.center, "initial": state.initial})
-    yield "server", apart(_server(state))
-    for label, store in (("own", state.own), ("memory", memory)):
-        for part in _parts(store):
+def _tensor_files(state: State, party_states: Store) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    yield "global_model", unshare_storage({"global_model": state.global_model, "initial": state.initial_model})
+    yield "server_state", unshare_storage(_flatten_server_state(state))
+    for label, store in (("personal", state.personal_models), ("party_state", party_states)):
+        for part in _split_into_files(store):
             yield label, part
 
 
-def _seal(manifest: Mapping[str, Any]) -> str:
+def _manifest_digest(manifest: Mapping[str, Any]) -> str:
     """A digest of the manifest itself; the tensors have one in it."""
     sha = hashlib.sha256()
-    for piece in pieces(manifest, ordered=True):
+    for piece in manifest_chunks(manifest, sort_keys=True):
         sha.update(piece)
     return sha.hexdigest()
 
 
-def _chunks(some: Iterable[bytes]) -> Iterator[bytes]:
+def _join_chunks(pieces_in: Iterable[bytes]) -> Iterator[bytes]:
     """The same bytes, many at a time."""
     chunk = b""
-    for piece in some:
+    for piece in pieces_in:
         chunk += piece
-        if len(chunk) >= _CHUNK:
+        if len(chunk) >= _WRITE_BYTES:
             yield chunk
             chunk = b""
     yield chunk
 
 
-def _named(place: Path) -> list[str]:
+def _files_in_manifest(folder: Path) -> list[str]:
     """The files that the manifest of a folder names, if there is one."""
-    file = place / "state.json"
+    file = folder / "state.json"
     return list(json.loads(file.read_text(encoding="utf-8"))["files"]) if file.exists() else []
 
 
-def _sweep(place: Path, named: Iterable[str]) -> None:
+def _remove_unlisted(folder: Path, listed: Iterable[str]) -> None:
     """Remove what the manifest does not name: files of an older save, or of one that failed."""
-    kept = {"state.json", *named}
-    for entry in (entry for pattern in _FILES for entry in place.glob(pattern)):
-        if entry.name not in kept:
+    listed_files = {"state.json", *listed}
+    for entry in (entry for pattern in _FILES for entry in folder.glob(pattern)):
+        if entry.name not in listed_files:
             atomic.remove(entry)
 
 
-def load(folder: Path, plan: Plan, memory: Store) -> tuple[State, Kept[dict[str, Any]], Kept[Refusal]]:
+def load(
+    folder: Path, plan: Plan, party_states: Store
+) -> tuple[State, CompressedList[dict[str, Any]], CompressedList[Rejection]]:
     """The state, the history and the refusals of a saved run; the memories go into the store when all is checked.
 
     It may be of a time when some of the parties had not come yet.
     """
     try:
         manifest = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        _check_identity(folder, manifest, _identity(replace(plan, people=plan.people.at(manifest["round"]))))
-        seal = manifest.pop("seal")
-        state, remembered = _read(folder, plan, manifest)
-        if seal != _seal(manifest) or digest(state, remembered) != manifest["digest"]:
+        _check_identity(
+            folder, manifest, _identity(replace(plan, population=plan.population.at_round(manifest["round"])))
+        )
+        manifest_digest = manifest.pop("seal")
+        state, loaded_party_states = _read_tensors(folder, plan, manifest)
+        if (
+            manifest_digest != _manifest_digest(manifest)
+            or run_digest(state, loaded_party_states) != manifest["digest"]
+        ):
             raise StateError(f"{folder} is damaged: it does not have the digest that was saved with it.")
-        state = with_room(state, len(plan.people))
-        history = history_of(_with_room(_with_nan(entry), len(plan.people)) for entry in manifest["history"])
-        refusals = refusals_of(Refusal(**entry) for entry in manifest["refusals"])
+        state = pad_for_parties(state, len(plan.population))
+        history = make_history(
+            _pad_history_entry(_restore_nan(entry), len(plan.population)) for entry in manifest["history"]
+        )
+        rejections = make_rejections(Rejection(**entry) for entry in manifest["rejections"])
     except _UNREADABLE as error:
         raise StateError(f"{folder} does not hold a run that can be continued: {error}") from error
-    memory.clear()
-    for party in remembered.names():
-        memory.stage(party, remembered.get(party))
-        memory.commit(state.round, [party])
-    memory.commit(state.round, ())
-    return state, history, refusals
+    party_states.clear()
+    for party in loaded_party_states.names():
+        party_states.stage(party, loaded_party_states.get(party))
+        party_states.commit(state.round, [party])
+    party_states.commit(state.round, ())
+    return state, history, rejections
 
 
-def _read(folder: Path, plan: Plan, manifest: Mapping[str, Any]) -> tuple[State, PartyStore]:
+def _read_tensors(folder: Path, plan: Plan, manifest: Mapping[str, Any]) -> tuple[State, PartyStore]:
     """Every file that the manifest names, checked against the model."""
-    stores = {"own": PartyStore(plan.budget), "memory": PartyStore(plan.budget)}
-    memories: dict[str, dict[str, Tensor]] = {}
+    stores = {"personal": PartyStore(plan.memory_budget), "party_state": PartyStore(plan.memory_budget)}
+    server_state: dict[str, dict[str, Tensor]] = {}
     models: dict[str, Tensor] = {}
     for name in manifest["files"]:
         label = name.split("-")[0]
-        for key, tensor in tensors_in(folder / Path(name).name).items():
-            if label == "center":
+        for key, tensor in map_tensors(folder / Path(name).name).items():
+            if label == "global_model":
                 models[key] = tensor
-            elif label == "server":
-                answer, inner = key.split(_SEPARATOR, 1)
-                memories.setdefault(answer, {})[inner] = tensor
+            elif label == "server_state":
+                part, inner = key.split(_SEPARATOR, 1)
+                server_state.setdefault(part, {})[inner] = tensor
             else:
                 party, inner = key.rsplit(_SEPARATOR, 1)
                 stores[label].stage(party, {**stores[label].get(party), inner: tensor})
@@ -230,73 +248,82 @@ def _read(folder: Path, plan: Plan, manifest: Mapping[str, Any]) -> tuple[State,
     for store in stores.values():
         store.commit(manifest["round"], ())
     rows = [
-        models["center"],
+        models["global_model"],
         models["initial"],
-        *(stores["own"].get(party)["model"] for party in stores["own"].names()),
+        *(stores["personal"].get(party)["model"] for party in stores["personal"].names()),
     ]
     width, dtype = plan.net.layout.width, plan.net.layout.dtype
     if any(row.shape != (width,) or row.dtype != dtype or not torch.isfinite(row).all() for row in rows):
         raise StateError(f"{folder} is damaged: its models are not rows of {width} finite {dtype} numbers.")
-    initial = plan.net.first if torch.equal(models["initial"], plan.net.first) else models["initial"]  # not held twice
-    numbers = (manifest["round"], models["center"], initial, manifest["way"])
-    judged = {name: Judged(at, float(a), float(b)) for name, (at, a, b) in manifest.get("judged", {}).items()}
-    return State(*numbers, stores["own"], memories, _with_nan(manifest["feedback"]), judged), stores["memory"]
+    initial = (
+        plan.net.initial_row if torch.equal(models["initial"], plan.net.initial_row) else models["initial"]
+    )  # not held twice
+    numbers = (manifest["round"], models["global_model"], initial, manifest["execution_mode"])
+    local_scores = {
+        name: LocalScores(at, float(a), float(b)) for name, (at, a, b) in manifest.get("local_scores", {}).items()
+    }
+    return State(*numbers, stores["personal"], server_state, _restore_nan(manifest["feedback"]), local_scores), stores[
+        "party_state"
+    ]
 
 
 def _identity(plan: Plan) -> dict[str, Any]:
     """What must be equal for a run to go on as if it had never stopped, the parties' data included."""
-    people = json.dumps(plan.people.samples).encode()
-    validation = plan.people.validation
+    sample_counts = json.dumps(plan.population.samples).encode()
+    validation = plan.population.validation
     return {
         "version": _VERSION,
         "seed": plan.seed,
         "layout": plan.net.layout.digest,
-        "constants": plan.net.constants,
-        "algorithm": describe(plan.algorithm),
-        "solver": describe(plan.solver),
-        "loss": describe(plan.loss),
+        "constants": plan.net.constants_digest,
+        "algorithm": to_json_values(plan.algorithm),
+        "solver": to_json_values(plan.solver),
+        "loss": to_json_values(plan.loss),
         "metric": plan.metric.name,
-        "parties": hashlib.sha256(people).hexdigest()[:16],
-        "data": fingerprints(plan.people),
-        "validation": None if validation is None else fingerprint(*validation),
-        "vault": None if plan.vault is None or plan.algorithm.stand_in is None else plan.vault.identity,
+        "parties": hashlib.sha256(sample_counts).hexdigest()[:16],
+        "data": data_fingerprints(plan.population),
+        "validation": None if validation is None else tensor_fingerprint(*validation),
+        "vault": None if plan.vault is None or plan.algorithm.coreset_proxy is None else plan.vault.identity,
     }
 
 
-def _check_identity(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any], within: str = "") -> None:
-    for key, value in ours.items():
-        other = theirs.get(key)
+def _check_identity(folder: Path, saved: Mapping[str, Any], expected: Mapping[str, Any], prefix: str = "") -> None:
+    for key, value in expected.items():
+        other = saved.get(key)
         if isinstance(value, Mapping) and isinstance(other, Mapping) and value.keys() == other.keys():
-            _check_identity(folder, other, value, f"{within}{key}.")
+            _check_identity(folder, other, value, f"{prefix}{key}.")
         elif json.loads(json.dumps(value)) != other:
             raise StateError(
-                f"{folder} was saved by another federation: {within}{key} {other!r:.80}, here {value!r:.80}."
+                f"{folder} was saved by another federation: {prefix}{key} {other!r:.80}, here {value!r:.80}."
             )
 
 
-def _with_nan(numbers: Mapping[str, Any]) -> dict[str, Any]:
+def _restore_nan(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """What `plain` left out is nan again."""
     return {key: math.nan if value is None else value for key, value in numbers.items()}
 
 
-def _with_room(entry: dict[str, Any], count: int) -> dict[str, Any]:
+def _pad_history_entry(entry: dict[str, Any], count: int) -> dict[str, Any]:
     """The record of a round, where it has something of each party, for those who have come since, too."""
     if "presence" in entry:
         entry["presence"] = entry["presence"].ljust(count, NEVER_SEEN)
-    if "centers" in entry:
-        entry["centers"] = [*entry["centers"], *[math.nan] * (count - len(entry["centers"]))]
+    if "global_model_scores" in entry:
+        entry["global_model_scores"] = [
+            *entry["global_model_scores"],
+            *[math.nan] * (count - len(entry["global_model_scores"])),
+        ]
     return entry
 
 
-def _parts(store: Store) -> Iterator[dict[str, Tensor]]:
+def _split_into_files(store: Store) -> Iterator[dict[str, Tensor]]:
     part: dict[str, Tensor] = {}
     size = 0
     for party in store.names():
         for name, tensor in store.get(party).items():
             part[f"{party}{_SEPARATOR}{name}"] = tensor
             size += tensor.numel() * tensor.element_size()
-        if size > _PART:
-            yield apart(part)  # logs of several parties may lie in one array
+        if size > _MAX_FILE_BYTES:
+            yield unshare_storage(part)  # logs of several parties may lie in one array
             part, size = {}, 0
     if part:
-        yield apart(part)
+        yield unshare_storage(part)

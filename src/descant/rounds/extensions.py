@@ -10,25 +10,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..core.algorithm import Hyper, Memory, Metrics
+from ..core.algorithm import Hyper, Metrics, NamedTensors
 from ..core.interfaces import Engine
 from .plan import Plan
 from .state import State
 
 if TYPE_CHECKING:
-    from ..coresets.proxy_rounds import Left
-    from ..privacy.secure_aggregation.secure_sum import Gathered
+    from ..coresets.proxy_rounds import DepositedCoresets
+    from ..privacy.secure_aggregation.secure_sum import KeyExchange
 
 PRIVACY = "privacy"
 """The server state of the privacy accountant."""
 
 
 @dataclass(frozen=True)
-class Spent:
+class PrivacyCost:
     """The privacy spent by the end of a round."""
 
-    memory: Memory = field(default_factory=dict)
-    numbers: Metrics = field(default_factory=dict)
+    server_state: NamedTensors = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
 
 
 def is_private(plan: Plan) -> bool:
@@ -38,23 +38,23 @@ def is_private(plan: Plan) -> bool:
 
 def check(plan: Plan) -> None:
     """Raise if the run promises privacy or coreset proxies that it cannot have."""
-    if is_private(plan) or plan.algorithm.secure is not None:
+    if is_private(plan) or plan.algorithm.secure_aggregation is not None:
         from ..privacy import budget
 
-        budget.check(plan)
-    if plan.algorithm.stand_in is not None or plan.vault is not None or plan.agreed is not None:
-        from ..coresets.proxy_rounds import check_stand_ins
+        budget.check_privacy(plan)
+    if plan.algorithm.coreset_proxy is not None or plan.vault is not None or plan.coreset_limit is not None:
+        from ..coresets.proxy_rounds import check_coreset_proxies
 
-        check_stand_ins(plan)
+        check_coreset_proxies(plan)
 
 
-def privacy_spent(plan: Plan, state: State, hypers: Iterable[Hyper]) -> Spent:
+def privacy_spent(plan: Plan, state: State, hypers: Iterable[Hyper]) -> PrivacyCost:
     """Return the privacy spent by the end of the next round; raise if that exceeds the budget."""
     if not is_private(plan):
-        return Spent()
+        return PrivacyCost()
     from ..privacy import budget
 
-    return budget.after(plan, state, hypers)
+    return budget.cost_after_round(plan, state, hypers)
 
 
 def public_feedback(plan: Plan, feedback: Metrics) -> Metrics:
@@ -63,31 +63,31 @@ def public_feedback(plan: Plan, feedback: Metrics) -> Metrics:
         return feedback
     from ..privacy import budget
 
-    return budget.public(plan, feedback)
+    return budget.public_feedback(plan, feedback)
 
 
-def key_exchange(plan: Plan, engine: Engine, present: Mapping[str, Hyper], index: int) -> Gathered | None:
+def key_exchange(plan: Plan, engine: Engine, present: Mapping[str, Hyper], index: int) -> KeyExchange | None:
     """Exchange the keys of a round of secure aggregation; None where sums are not hidden."""
-    if plan.algorithm.secure is None:
+    if plan.algorithm.secure_aggregation is None:
         return None
-    from ..privacy.secure_aggregation.secure_sum import gathered
+    from ..privacy.secure_aggregation.secure_sum import exchange_keys
 
-    return gathered(plan, engine, present, index)
+    return exchange_keys(plan, engine, present, index)
 
 
-def proxies(plan: Plan, state: State) -> Left | None:
+def proxies(plan: Plan, state: State) -> DepositedCoresets | None:
     """Return the coresets that parties have deposited; None where nothing stands in for absent parties."""
-    if plan.algorithm.stand_in is None:
+    if plan.algorithm.coreset_proxy is None:
         return None
-    from ..coresets.proxy_rounds import Left
+    from ..coresets.proxy_rounds import DepositedCoresets
 
-    return Left.of(plan, state)
+    return DepositedCoresets.from_state(plan, state)
 
 
 def most_sealed(plan: Plan) -> int:
     """Return the most bytes that an encrypted coreset may have; 0 where none is asked for."""
-    if plan.algorithm.stand_in is None or plan.vault is None:
+    if plan.algorithm.coreset_proxy is None or plan.vault is None:
         return 0
     from ..coresets import proxy_training
 
-    return proxy_training.most_sealed(plan)
+    return proxy_training.max_encrypted_size(plan)

@@ -16,102 +16,102 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..algorithms.components import fixed
+from ..algorithms.components import fixed_hyper
 from ..core import seeds
-from ..core.algorithm import Attending, Hyper, Memory, Tuned, Tuning
+from ..core.algorithm import Hyper, NamedTensors, ParticipationContext, TuneContext, TuneResult
 from ..core.interfaces import Engine
-from ..core.messages import Report, Task
-from ..core.settings import check
+from ..core.messages import Reply, Task
+from ..core.settings import check_settings
 from ..errors import BudgetError, DescantError, DescantWarning, ModelError, SettingError
-from ..models.flat import ONE_AT_A_TIME
+from ..models.flat import MODULE_LOCK
 from ..storage import PartyStore
-from ..storage.spill import room
+from ..storage.spill import spill_buffer
 from . import extensions, rollback
-from .aggregate import Outcome, settled
-from .diagnostics import Gauges, distances, gauged, reach
-from .dispatch import CLOCK, hear, tasks_for
+from .aggregate import AggregationOutcome, aggregate_replies
+from .diagnostics import Diagnostics, aggregation_diagnostics, max_distance, row_distances
+from .dispatch import ARRIVAL_TIME, collect_replies, make_tasks
 from .party_evaluation import loss_on
-from .pending import AT, Flight
-from .plan import VALIDATION, Plan, check_labels
-from .state import STALENESS, Round, State, feedback_of, judgements_of, presence_of, used_of
-from .validation import Gate, Refusal
+from .pending import SENT_AT, PendingTasks
+from .plan import VALIDATION_LOSS, Plan, check_labels
+from .state import STALENESS, Round, State, local_scores_of, mean_metrics, presence_letters, usable_share
+from .validation import Rejection, UpdateValidator
 
 if TYPE_CHECKING:
-    from ..coresets.proxy_rounds import Left
+    from ..coresets.proxy_rounds import DepositedCoresets
 
-__all__ = ["Round", "State", "begin", "check_unseen", "possible_ways", "run"]
+__all__ = ["Round", "State", "initial_state", "check_without_data", "possible_execution_modes", "run"]
 
 
-def begin(plan: Plan) -> State:
+def initial_state(plan: Plan) -> State:
     """The state before the first round; a model, a loss or a setting that cannot work is an error here."""
-    return _begun(plan, seen=True)
+    return _initial_state(plan, with_data=True)
 
 
-def check_unseen(plan: Plan) -> None:
+def check_without_data(plan: Plan) -> None:
     """Raise for what cannot work whatever rows the parties will have: nobody has seen any yet."""
-    _begun(plan, seen=False)
+    _initial_state(plan, with_data=False)
 
 
 @torch.inference_mode(False)
 @torch.enable_grad()
-def _begun(plan: Plan, seen: bool) -> State:
-    check(plan.algorithm, plan.algorithm.name)
+def _initial_state(plan: Plan, with_data: bool) -> State:
+    check_settings(plan.algorithm, plan.algorithm.name)
     extensions.check(plan)
-    if plan.budget < 0:
-        raise SettingError(f"The budget for party state must be >= 0 bytes. Got {plan.budget}.")
-    way = ""
-    with nullcontext() if seen else suppress(ModelError):  # which may only not fit rows that are not there
-        way = next(way for way, reason in possible_ways(plan).items() if not reason)
-    if seen:
+    if plan.memory_budget < 0:
+        raise SettingError(f"The budget for party state must be >= 0 bytes. Got {plan.memory_budget}.")
+    execution_mode = ""
+    with nullcontext() if with_data else suppress(ModelError):  # which may only not fit rows that are not there
+        execution_mode = next(way for way, reason in possible_execution_modes(plan).items() if not reason)
+    if with_data:
         check_labels(plan)
-    row = plan.net.first
-    first = State(0, row, row, way, PartyStore(plan.budget))
-    first = replace(first, feedback=_validated(plan, first, row))
+    row = plan.net.initial_row
+    first = State(0, row, row, execution_mode, PartyStore(plan.memory_budget))
+    first = replace(first, feedback=_validation_loss(plan, first, row))
     with torch.no_grad():
-        _rehearse(plan, row, plan.solver.hyper, leaving=seen)
-        _tuned(plan, first, 1)
+        _dry_run(plan, row, plan.solver.hyper, with_coresets=with_data)
+        _tune(plan, first, 1)
     extensions.privacy_spent(plan, first, [plan.solver.hyper])  # fail before the first round, not after it
     return first
 
 
 @torch.inference_mode(False)
 @torch.enable_grad()
-def possible_ways(plan: Plan) -> dict[str, str]:
+def possible_execution_modes(plan: Plan) -> dict[str, str]:
     """The solver's ways to compute a stack of as many parties as the first round has; a bad model is an error here."""
-    sizes = plan.people.samples
-    present = _present(plan, plan.people.names, plan.solver.hyper, 1)
-    with ONE_AT_A_TIME:
-        largest = plan.people[max(sizes, key=sizes.__getitem__)]
-        return plan.solver.ways(plan.net, plan.loss, plan.terms, largest, len(present))
+    sizes = plan.population.samples
+    participants = _select_participants(plan, plan.population.names, plan.solver.hyper, 1)
+    with MODULE_LOCK:
+        largest = plan.population[max(sizes, key=sizes.__getitem__)]
+        return plan.solver.execution_modes(plan.net, plan.loss, plan.terms, largest, len(participants))
 
 
-def _rehearse(plan: Plan, row: Tensor, hyper: Hyper, leaving: bool) -> None:
+def _dry_run(plan: Plan, row: Tensor, hyper: Hyper, with_coresets: bool) -> None:
     """Every answer once, on two copies of the first model: what does not fit the model is found before the work."""
-    algorithm, size = plan.algorithm, plan.net.layout.size
+    algorithm, size = plan.algorithm, plan.net.layout.trainable_width
     names = [term.name for term in plan.terms]
     if len(set(names)) < len(names):
         raise SettingError(f"The terms of {algorithm.name} must have names of their own. Got {names}.")
-    if set(plan.private) >= set(plan.net.layout.layers):
+    if set(plan.private_layers) >= set(plan.net.layout.parameter_names):
         raise SettingError(f"All layers of the model are private in {algorithm.name}: nothing is left to share.")
-    if algorithm.over == "all" and algorithm.keep is None:
+    if algorithm.aggregate_over == "all" and algorithm.personalize is None:
         raise SettingError(f"{algorithm.name} aggregates over all, but its parties keep no models of their own.")
-    if algorithm.measure and not plan.samples:
+    if algorithm.loss_samples and not plan.samples:
         raise SettingError(
             f"{algorithm.name} lets parties measure the loss on samples of theirs, and agents and desks have none."
         )
-    rows = room((2, len(row)), row.dtype, plan.budget).copy_(row)
+    rows = spill_buffer((2, len(row)), row.dtype, plan.memory_budget).copy_(row)
     try:
-        if algorithm.stand_in is not None and leaving:
-            from ..coresets.proxy_rounds import rehearse_leaving
+        if algorithm.coreset_proxy is not None and with_coresets:
+            from ..coresets.proxy_rounds import dry_run_selection
 
-            rehearse_leaving(plan, row, algorithm.stand_in.selection)
-        algorithm.start(rows, rows)
-        if algorithm.pull is not None:
-            algorithm.pull.anchor(rows[:, :size], rows[:, :size], 1, ["", ""])
+            dry_run_selection(plan, row, algorithm.coreset_proxy.selection)
+        algorithm.local_start(rows, rows)
+        if algorithm.proximal_step is not None:
+            algorithm.proximal_step.anchor(rows[:, :size], rows[:, :size], 1, ["", ""])
         point = algorithm.aggregate(rows[:, :size], torch.ones(2)).point
-        algorithm.advance(row[:size], point, {}, 1.0)
-        if algorithm.keep is not None:
-            algorithm.keep(rows, row, hyper)
+        algorithm.server_update(row[:size], point, {}, 1.0)
+        if algorithm.personalize is not None:
+            algorithm.personalize(rows, row, hyper)
     except DescantError:
         raise
     except Exception as error:
@@ -119,188 +119,218 @@ def _rehearse(plan: Plan, row: Tensor, hyper: Hyper, leaving: bool) -> None:
         raise SettingError(f"{algorithm.name} does not fit a model of {size} parameters: {reason}") from error
 
 
-def run(plan: Plan, engine: Engine, state: State, rounds: int, judge: Collection[int] = ()) -> Iterator[Round]:
+def run(
+    plan: Plan, engine: Engine, state: State, rounds: int, evaluate_local_in: Collection[int] = ()
+) -> Iterator[Round]:
     """The rounds that follow a state, one at a time; in those of ``judge`` parties judge their own local work.
 
     Before a round for which a privacy budget does not do they end, with a warning.
     """
-    algorithm, masked = plan.algorithm, plan.algorithm.secure is not None
-    gate = Gate(
+    algorithm, is_masked = plan.algorithm, plan.algorithm.secure_aggregation is not None
+    validator = UpdateValidator(
         layout=plan.net.layout,
-        known=plan.people,
-        private=plan.private,
+        known_parties=plan.population,
+        private_layers=plan.private_layers,
         max_staleness=algorithm.max_staleness,
-        most_sealed=extensions.most_sealed(plan),
-        masked=masked,
+        max_coreset_bytes=extensions.most_sealed(plan),
+        is_masked=is_masked,
     )
     for index in range(state.round + 1, state.round + rounds + 1):
-        began = time.perf_counter()
-        engine.memory.rollback(state.round)  # of a round that was broken off
-        state.own.rollback(state.round)
+        started = time.perf_counter()
+        engine.party_states.rollback(state.round)  # of a round that was broken off
+        state.personal_models.rollback(state.round)
         try:
-            found = _round(plan, engine, gate, state, index, index in judge)
+            result = _run_round(plan, engine, validator, state, index, index in evaluate_local_in)
         except BudgetError as error:
             warnings.warn(f"{error}.", DescantWarning, stacklevel=4)
             return
-        engine.memory.commit(index, found.accepted)
-        state.own.commit(index, found.accepted)
-        state = found.state
-        yield replace(found, seconds=time.perf_counter() - began)
+        engine.party_states.commit(index, result.accepted)
+        state.personal_models.commit(index, result.accepted)
+        state = result.state
+        yield replace(result, seconds=time.perf_counter() - started)
 
 
-def _round(plan: Plan, engine: Engine, gate: Gate, state: State, index: int, judge: bool) -> Round:
+def _run_round(
+    plan: Plan, engine: Engine, validator: UpdateValidator, state: State, index: int, evaluate_local: bool
+) -> Round:
     """tune -> attend -> tasks -> reports -> outcome; what parties keep of it is staged."""
-    algorithm, d = plan.algorithm, plan.net.layout.size
-    tuned, state = _tuned(plan, state, index)
-    flight, proxies = Flight.of(plan, state), extensions.proxies(plan, state)
-    busy, idle = flight.parties, engine.members(begin=True)
-    if busy:  # else nothing goes through all parties
-        idle = [name for name in idle if name not in busy]
-    present = _present(plan, idle, tuned.hyper, index)
-    spent = extensions.privacy_spent(plan, state, present.values())
-    met = extensions.key_exchange(plan, engine, present, index)
-    present = present if met is None else dict(met.present)
-    there = {*present, *busy}
-    asked, faults = proxies.asking(plan, [*present, *sorted(busy)]) if proxies else ({}, {})
-    tasks = list(_training(plan, state, present, index, judge, flight, asked))
-    if met is not None:
-        tasks = met.told(tasks)
+    algorithm, d = plan.algorithm, plan.net.layout.trainable_width
+    tune_result, state = _tune(plan, state, index)
+    pending_tasks, proxies = PendingTasks.from_state(plan, state), extensions.proxies(plan, state)
+    busy_parties, idle_parties = pending_tasks.busy_parties, engine.available_parties(starting_round=True)
+    if busy_parties:  # else nothing goes through all parties
+        idle_parties = [name for name in idle_parties if name not in busy_parties]
+    participants = _select_participants(plan, idle_parties, tune_result.hyper, index)
+    privacy_spent = extensions.privacy_spent(plan, state, participants.values())
+    key_exchange = extensions.key_exchange(plan, engine, participants, index)
+    participants = participants if key_exchange is None else dict(key_exchange.participants)
+    reachable = {*participants, *busy_parties}
+    coreset_requests, faults = (
+        proxies.coreset_requests(plan, [*participants, *sorted(busy_parties)]) if proxies else ({}, {})
+    )
+    tasks = list(_train_tasks(plan, state, participants, index, evaluate_local, pending_tasks, coreset_requests))
+    if key_exchange is not None:
+        tasks = key_exchange.add_cohort(tasks)
     if proxies is not None:
-        tasks += proxies.stand_ins(plan, state, tuned.hyper, there, index)
-    tasks.sort(key=lambda task: plan.places[task.party])  # sums do not depend on who is stood in for
-    gate.changes_from = state.center if algorithm.report == "change" else None
-    heard = hear(engine, gate, tasks, index, algorithm.quorum)
-    accepted = _dated(plan, heard.accepted, index)
+        tasks += proxies.proxy_tasks(plan, state, tune_result.hyper, reachable, index)
+    tasks.sort(key=lambda task: plan.party_indices[task.party])  # sums do not depend on who is stood in for
+    validator.update_base = state.global_model if algorithm.reply_content == "update" else None
+    replies = collect_replies(engine, validator, tasks, index, algorithm.quorum)
+    accepted = _add_staleness(plan, replies.accepted, index)
     trained = [report for report in accepted if report.kind == "train"]
-    outcome = settled(plan, state, tuned.hyper, accepted, present)
+    outcome = aggregate_replies(plan, state, tune_result.hyper, accepted, participants)
     counted = [] if outcome.note else trained
-    stood_in = () if outcome.note else tuple(report.party for report in accepted if report.kind == "stand_in")
-    refusals = (*(met.refusals if met else ()), *heard.refusals)
+    proxied = () if outcome.note else tuple(report.party for report in accepted if report.kind == "proxy")
+    rejections = (*(key_exchange.rejections if key_exchange else ()), *replies.rejections)
     if proxies is not None:
-        proxies, not_left = proxies.after(plan, counted, there, faults)
-        refusals += tuple(not_left)
-    came = reach(algorithm, [task.arrays["own"] for task in tasks if "own" in task.arrays], state.center, d)
-    flight = flight.after(state, heard)
-    names = tuple(report.party for report in counted)
-    judged = judgements_of(counted, index) if judge else {}
+        proxies, deposit_rejections = proxies.after_round(plan, counted, reachable, faults)
+        rejections += tuple(deposit_rejections)
+    start_distance = max_distance(
+        algorithm, [task.arrays["personal"] for task in tasks if "personal" in task.arrays], state.global_model, d
+    )
+    pending_tasks = pending_tasks.after_round(state, replies)
+    trained_parties = tuple(report.party for report in counted)
+    local_scores = local_scores_of(counted, index) if evaluate_local else {}
     after = replace(
         state,
         round=index,
-        center=outcome.center,
-        memories=_remembered(plan, state, tuned, outcome, counted, flight, proxies, spent),
-        feedback=_feedback(plan, state, accepted, heard.refusals, flight, outcome),
-        judged={**state.judged, **judged} if judged else state.judged,
+        global_model=outcome.global_model,
+        server_state=_next_server_state(
+            plan, state, tune_result, outcome, counted, pending_tasks, proxies, privacy_spent
+        ),
+        feedback=_feedback(plan, state, accepted, replies.rejections, pending_tasks, outcome),
+        local_scores={**state.local_scores, **local_scores} if local_scores else state.local_scores,
     )
-    change, norm = distances(outcome.center[None], state.center[None]), torch.linalg.vector_norm(outcome.center)
-    note = outcome.note + (f" ({refusals[0]})" if refusals and not accepted else "")
-    gauges = _gauges(plan, outcome).reaching(came)
-    tuning = {} if algorithm.tune is fixed else {**vars(tuned.hyper), **tuned.numbers}
-    tuning |= spent.numbers
-    presence = presence_of(plan, after, names, stood_in)
+    change, norm = (
+        row_distances(outcome.global_model[None], state.global_model[None]),
+        torch.linalg.vector_norm(outcome.global_model),
+    )
+    note = outcome.note + (f" ({rejections[0]})" if rejections and not accepted else "")
+    diagnostics = _diagnostics(plan, outcome).with_max_distance(start_distance)
+    tuning = {} if algorithm.tune is fixed_hyper else {**vars(tune_result.hyper), **tune_result.metrics}
+    tuning |= privacy_spent.metrics
+    presence = presence_letters(plan, after, trained_parties, proxied)
     numbers = (outcome.gap, float(change), 0.0, note, float(norm))
-    told = (*numbers, gauges, tuple(judged), tuning, tuned.note, stood_in, presence)
-    said = {report.party: report.metrics for report in accepted}
-    return Round(index, after, present, names, refusals, *told, said)
+    details = (*numbers, diagnostics, tuple(local_scores), tuning, tune_result.note, proxied, presence)
+    metrics_by_party = {report.party: report.metrics for report in accepted}
+    return Round(index, after, participants, trained_parties, rejections, *details, metrics_by_party)
 
 
-def _present(plan: Plan, names: Sequence[str], hyper: Hyper, index: int) -> dict[str, Hyper]:
+def _select_participants(plan: Plan, names: Sequence[str], hyper: Hyper, index: int) -> dict[str, Hyper]:
     """Who takes part, of those who can be reached and are idle."""
-    rng = seeds.stream(plan.seed, index, seeds.EVERYBODY, "attend")
-    return plan.algorithm.attend(Attending(index, names, hyper, rng, plan.seed, plan.people))
+    rng = seeds.stream(plan.seed, index, seeds.ALL_PARTIES, "attend")
+    return plan.algorithm.participation(ParticipationContext(index, names, hyper, rng, plan.seed, plan.population))
 
 
-def _training(
+def _train_tasks(
     plan: Plan,
     state: State,
-    present: Mapping[str, Hyper],
+    participants: Mapping[str, Hyper],
     index: int,
-    judge: bool,
-    flight: Flight,
-    asking: Mapping[str, Mapping[str, Any]],
+    evaluate_local: bool,
+    pending_tasks: PendingTasks,
+    coreset_requests: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[Task]:
     """Tasks for those who take part, and once more what others are still at work on, as they were asked."""
-    asked = {index: present}
-    for one in flight.asked:
-        asked[one.round] = {**asked.get(one.round, {}), one.party: one.hyper}
-    since = {one.party: one.at for one in flight.asked}
-    timed = plan.algorithm.quorum is not None or flight.clock > 0
-    for round, hypers in asked.items():
-        more: dict[str, dict[str, Any]] = {party: {**asking.get(party, {})} for party in hypers}
-        for party, settings in more.items():
-            settings |= {"judge": True} if judge else {}
-            settings |= {AT: since.get(party, flight.clock)} if timed else {}
-        begun = state if round == index else flight.begun(state, round)
-        yield from tasks_for(plan, begun, hypers, "train", round, more)
+    hypers_by_round = {index: participants}
+    for one in pending_tasks.tasks:
+        hypers_by_round[one.round] = {**hypers_by_round.get(one.round, {}), one.party: one.hyper}
+    sent_at = {one.party: one.sent_at for one in pending_tasks.tasks}
+    timed = plan.algorithm.quorum is not None or pending_tasks.clock > 0
+    for round, hypers in hypers_by_round.items():
+        party_settings: dict[str, dict[str, Any]] = {party: {**coreset_requests.get(party, {})} for party in hypers}
+        for party, settings in party_settings.items():
+            settings |= {"evaluate_local": True} if evaluate_local else {}
+            settings |= {SENT_AT: sent_at.get(party, pending_tasks.clock)} if timed else {}
+        start_state = state if round == index else pending_tasks.state_at(state, round)
+        yield from make_tasks(plan, start_state, hypers, "train", round, party_settings)
 
 
-def _dated(plan: Plan, accepted: Sequence[Report], index: int) -> list[Report]:
+def _add_staleness(plan: Plan, accepted: Sequence[Reply], index: int) -> list[Reply]:
     """Reports with how late each of them is, where they may be late."""
-    if plan.algorithm.quorum is None and plan.algorithm.discount is None and not plan.algorithm.max_staleness:
+    if plan.algorithm.quorum is None and plan.algorithm.staleness_discount is None and not plan.algorithm.max_staleness:
         return list(accepted)
     return [replace(r, metrics={**r.metrics, STALENESS: float(index - r.round)}) for r in accepted]
 
 
-def _remembered(
+def _next_server_state(
     plan: Plan,
     state: State,
-    tuned: Tuned,
-    outcome: Outcome,
-    counted: Sequence[Report],
-    flight: Flight,
-    proxies: Left | None,
-    spent: extensions.Spent,
-) -> dict[str, Memory]:
+    tune_result: TuneResult,
+    outcome: AggregationOutcome,
+    counted: Sequence[Reply],
+    pending_tasks: PendingTasks,
+    proxies: DepositedCoresets | None,
+    privacy_spent: extensions.PrivacyCost,
+) -> dict[str, NamedTensors]:
     """What the server remembers after a round, by the answer that it belongs to."""
-    attended = state.attended(plan).clone()
-    attended.numpy()[[plan.places[report.party] for report in counted]] += 1
-    memories: dict[str, Memory] = {"tune": tuned.memory, "advance": outcome.memory, "attend": {"rounds": attended}}
+    rounds_trained = state.rounds_trained(plan).clone()
+    rounds_trained.numpy()[[plan.party_indices[report.party] for report in counted]] += 1
+    server_state: dict[str, NamedTensors] = {
+        "tune": tune_result.tuner_state,
+        "server_update": outcome.server_update_state,
+        "attend": {"rounds": rounds_trained},
+    }
     if proxies is not None:
-        memories["stand_in"] = proxies.memory()
-    if plan.algorithm.quorum is not None or flight.clock > 0:
-        memories["flight"] = flight.memory(plan)
-    if owed := rollback.after(plan, state, counted):
-        memories[rollback.KEY] = owed
-    if spent.memory:
-        memories[extensions.PRIVACY] = spent.memory
-    return memories
+        server_state["proxy"] = proxies.to_tensors()
+    if plan.algorithm.quorum is not None or pending_tasks.clock > 0:
+        server_state["pending_tasks"] = pending_tasks.to_tensors(plan)
+    if resets := rollback.remaining_resets(plan, state, counted):
+        server_state[rollback.RESETS_KEY] = resets
+    if privacy_spent.server_state:
+        server_state[extensions.PRIVACY] = privacy_spent.server_state
+    return server_state
 
 
-def _gauges(plan: Plan, outcome: Outcome) -> Gauges:
-    if outcome.models is None or outcome.kept is None:
-        return Gauges()
-    return gauged(plan.algorithm, outcome.models, outcome.kept, outcome.center, plan.net.layout.size)
+def _diagnostics(plan: Plan, outcome: AggregationOutcome) -> Diagnostics:
+    if outcome.reported_models is None or outcome.personal_models is None:
+        return Diagnostics()
+    return aggregation_diagnostics(
+        plan.algorithm,
+        outcome.reported_models,
+        outcome.personal_models,
+        outcome.global_model,
+        plan.net.layout.trainable_width,
+    )
 
 
 def _feedback(
-    plan: Plan, state: State, accepted: Sequence[Report], refusals: Sequence[Refusal], flight: Flight, outcome: Outcome
+    plan: Plan,
+    state: State,
+    accepted: Sequence[Reply],
+    rejections: Sequence[Rejection],
+    pending_tasks: PendingTasks,
+    outcome: AggregationOutcome,
 ) -> dict[str, float]:
     """What the tuner will know of a round."""
-    trained = feedback_of([report for report in accepted if report.kind == "train"])
-    clock = {CLOCK: flight.clock} if flight.clock > 0 else {}
-    used = used_of(accepted, refusals, outcome.note)
-    return {**trained, **used, **clock, **_validated(plan, state, outcome.center)}
+    trained = mean_metrics([report for report in accepted if report.kind == "train"])
+    clock = {ARRIVAL_TIME: pending_tasks.clock} if pending_tasks.clock > 0 else {}
+    usable = usable_share(accepted, rejections, outcome.note)
+    return {**trained, **usable, **clock, **_validation_loss(plan, state, outcome.global_model)}
 
 
-def _tuned(plan: Plan, state: State, index: int) -> tuple[Tuned, State]:
+def _tune(plan: Plan, state: State, index: int) -> tuple[TuneResult, State]:
     """What the tuner says before a round, and the state to go on from: it may go back to another centre.
 
     What the server remembers of its moves is then forgotten: they led away from there. So did what parties keep.
     """
-    rng = seeds.stream(plan.seed, index, seeds.EVERYBODY, "tune")
-    memory, seen = state.memories.get("tune", {}), extensions.public_feedback(plan, state.feedback)
-    tuned = plan.algorithm.tune(Tuning(index, plan.solver.hyper, memory, seen, state.center, rng))
-    if tuned.center is None:
-        return tuned, state
-    memories = {answer: memory for answer, memory in state.memories.items() if answer != "advance"}
-    memories[rollback.KEY] = rollback.owe(plan, state, index)
-    return tuned, replace(state, center=tuned.center, memories=memories, feedback={})
+    rng = seeds.stream(plan.seed, index, seeds.ALL_PARTIES, "tune")
+    tuner_state, public_feedback = state.server_state.get("tune", {}), extensions.public_feedback(plan, state.feedback)
+    result = plan.algorithm.tune(
+        TuneContext(index, plan.solver.hyper, tuner_state, public_feedback, state.global_model, rng)
+    )
+    if result.global_model is None:
+        return result, state
+    server_state = {answer: memory for answer, memory in state.server_state.items() if answer != "server_update"}
+    server_state[rollback.RESETS_KEY] = rollback.mark_for_reset(plan, state, index)
+    return result, replace(state, global_model=result.global_model, server_state=server_state, feedback={})
 
 
-def _validated(plan: Plan, before: State, center: Tensor) -> dict[str, float]:
+def _validation_loss(plan: Plan, before: State, global_model: Tensor) -> dict[str, float]:
     """The loss of the new centre on the server's own set, where there is one; a centre that stayed keeps its loss."""
-    if plan.people.validation is None:
+    if plan.population.validation is None:
         return {}
-    known = before.feedback.get(VALIDATION)
-    if known is None or not torch.equal(center, before.center):
-        known = loss_on(plan, center, *plan.people.validation)
-    return {VALIDATION: known}
+    known = before.feedback.get(VALIDATION_LOSS)
+    if known is None or not torch.equal(global_model, before.global_model):
+        known = loss_on(plan, global_model, *plan.population.validation)
+    return {VALIDATION_LOSS: known}

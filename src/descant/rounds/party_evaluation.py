@@ -8,88 +8,101 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Memory, Metrics
-from ..core.interfaces import Exam, Judgement
-from ..core.messages import Report, Task
-from ..models.flat import ONE_AT_A_TIME
+from ..core.algorithm import Metrics, NamedTensors
+from ..core.interfaces import EvaluationJob, EvaluationResult
+from ..core.messages import Reply, Task
+from ..models.flat import MODULE_LOCK
 from ..parties.population import Party
-from ..training.evaluation import mean_of
+from ..training.evaluation import mean_metric
 
 if TYPE_CHECKING:
-    from .party_side import Answer
+    from .party_side import TaskResult
     from .plan import Plan
 
-JUDGED = ("before", "after")  # a party's test score before and after its local work, where a task asks to judge it
+LOCAL_SCORE_NAMES = (
+    "before",
+    "after",
+)  # a party's test score before and after its local work, where a task asks to judge it
 
 
-def completed(plan: Plan, row: Tensor, memory: Memory) -> Tensor:
+def with_private_layers(plan: Plan, row: Tensor, party_state: NamedTensors) -> Tensor:
     """A row that came from outside, with the party's private layers put in."""
-    held = [name for name in plan.private if f"layer.{name}" in memory]
-    if not held:
+    held_layers = [name for name in plan.private_layers if f"layer.{name}" in party_state]
+    if not held_layers:
         return row
     row = row.clone()
-    for name in held:
-        begin, end = plan.net.layout.range_of(name)
-        row[begin:end] = memory[f"layer.{name}"]
+    for name in held_layers:
+        begin, end = plan.net.layout.column_range(name)
+        row[begin:end] = party_state[f"layer.{name}"]
     return row
 
 
-def owned(plan: Plan, row: Tensor, memory: Memory) -> Tensor:
+def personal_model_of(plan: Plan, row: Tensor, party_state: NamedTensors) -> Tensor:
     """The party's own model, where a term holds it."""
-    return row if plan.algorithm.personal is None else plan.algorithm.personal(row, memory)
+    return row if plan.algorithm.personal_model is None else plan.algorithm.personal_model(row, party_state)
 
 
-def personal(plan: Plan, task: Task, memory: Memory) -> Tensor:
+def personal_model(plan: Plan, task: Task, party_state: NamedTensors) -> Tensor:
     """The party's own model, whole."""
-    return owned(plan, completed(plan, task.arrays.get("own", task.arrays["center"]), memory), memory)
+    return personal_model_of(
+        plan,
+        with_private_layers(plan, task.arrays.get("personal", task.arrays["global_model"]), party_state),
+        party_state,
+    )
 
 
-def shown(plan: Plan, task: Task, memory: Memory) -> tuple[Tensor, Tensor]:
+def models_in_use(plan: Plan, task: Task, party_state: NamedTensors) -> tuple[Tensor, Tensor]:
     """The common model and the party's own, as the party uses them: with its private layers in both."""
-    return completed(plan, task.arrays["center"], memory), personal(plan, task, memory)
+    return with_private_layers(plan, task.arrays["global_model"], party_state), personal_model(plan, task, party_state)
 
 
-def evaluated(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> list[Answer]:
+def evaluate(plan: Plan, tasks: Sequence[Task], party_states: Sequence[NamedTensors]) -> list[TaskResult]:
     """What the common model and a party's own reach on its test set, and what is reached without learning."""
-    both = (shown(plan, task, memory) for task, memory in zip(tasks, memories, strict=True))
-    rows = [(center,) if own is center else (center, own) for center, own in both]
-    answers: list[Answer] = []
-    found = _examined(plan, [task.party for task in tasks], rows, trivial=True) if tasks else ()
-    for task, one in zip(tasks, found, strict=True):
+    models = (models_in_use(plan, task, memory) for task, memory in zip(tasks, party_states, strict=True))
+    rows = [(center,) if own is center else (center, own) for center, own in models]
+    answers: list[TaskResult] = []
+    results = _evaluate_models(plan, [task.party for task in tasks], rows, trivial=True) if tasks else ()
+    for task, one in zip(tasks, results, strict=True):
         metrics: dict[str, float] = {"test_samples": one.samples}
         if one.samples:
-            metrics |= {"center": one.scores[0], "own": one.scores[-1]}
+            metrics |= {"global_model": one.scores[0], "personal": one.scores[-1]}
         if one.trivial is not None:
             metrics["majority"] = one.trivial
-        answers.append((Report(task.party, task.round, task.kind, metrics=metrics), None))
+        answers.append((Reply(task.party, task.round, task.kind, metrics=metrics), None))
     return answers
 
 
-def scored(plan: Plan, names: Sequence[str], states: Sequence[Sequence[Tensor]]) -> dict[str, Metrics]:
+def score_local_training(plan: Plan, names: Sequence[str], models: Sequence[Sequence[Tensor]]) -> dict[str, Metrics]:
     """The parties' test scores with what each had before its local work, and with what it has after it."""
     try:
-        found = _examined(plan, names, states)
+        results = _evaluate_models(plan, names, models)
     except Exception:  # what fails says so when the party is evaluated; here it must not cost it its round
-        alone = [scored(plan, [name], [rows]) for name, rows in zip(names, states, strict=True) if len(names) > 1]
-        return {name: scores for one in alone for name, scores in one.items()}
-    judged = ((name, one) for name, one in zip(names, found, strict=True) if one.samples)
-    return {name: dict(zip(JUDGED, one.scores, strict=True)) for name, one in judged}
+        one_by_one = [
+            score_local_training(plan, [name], [rows])
+            for name, rows in zip(names, models, strict=True)
+            if len(names) > 1
+        ]
+        return {name: scores for one in one_by_one for name, scores in one.items()}
+    with_test_set = ((name, one) for name, one in zip(names, results, strict=True) if one.samples)
+    return {name: dict(zip(LOCAL_SCORE_NAMES, one.scores, strict=True)) for name, one in with_test_set}
 
 
-def _examined(
-    plan: Plan, names: Sequence[str], rows: Sequence[Sequence[Tensor]], trivial: bool = False
-) -> Sequence[Judgement]:
-    return plan.solver.examine(Exam(plan.net, plan.metric, [plan.people[name] for name in names], rows, trivial))
+def _evaluate_models(
+    plan: Plan, names: Sequence[str], models: Sequence[Sequence[Tensor]], trivial: bool = False
+) -> Sequence[EvaluationResult]:
+    return plan.solver.evaluate(
+        EvaluationJob(plan.net, plan.metric, [plan.population[name] for name in names], models, trivial)
+    )
 
 
-def received_loss(plan: Plan, row: Tensor, party: Party) -> float:
+def received_model_loss(plan: Plan, row: Tensor, party: Party) -> float:
     """The loss of the model that came from the centre, on evenly spaced samples of the party's own."""
-    rows = torch.arange(0, party.samples, -(-party.samples // plan.algorithm.measure))
-    return loss_on(plan, row, party.x[rows], party.y[rows])
+    sample_rows = torch.arange(0, party.samples, -(-party.samples // plan.algorithm.loss_samples))
+    return loss_on(plan, row, party.x[sample_rows], party.y[sample_rows])
 
 
 def loss_on(plan: Plan, row: Tensor, x: Tensor, y: Tensor) -> float:
     """The mean loss of a model on some samples, as it is used and not as it is trained."""
-    with ONE_AT_A_TIME, torch.inference_mode(False):
+    with MODULE_LOCK, torch.inference_mode(False):
         plan.net.module.eval()
-        return mean_of(plan.net, row, x, y, plan.loss)
+        return mean_metric(plan.net, row, x, y, plan.loss)

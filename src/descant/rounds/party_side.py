@@ -11,158 +11,191 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..core.algorithm import LOG, Hyper, Memory, hidden_state, solver_state
-from ..core.interfaces import Job, Trained
-from ..core.messages import Report, Task
+from ..core.algorithm import APPEND_ONLY, Hyper, NamedTensors, hidden_state, solver_state
+from ..core.interfaces import TrainJob, TrainResult
+from ..core.messages import Reply, Task
 from ..errors import DescantError, ModelError
-from ..models.flat import ONE_AT_A_TIME, Unbound
+from ..models.flat import MODULE_LOCK, Unbound
 from ..parties.population import Party
-from .party_evaluation import completed, evaluated, owned, personal, received_loss, scored
-from .plan import ANEW, RECEIVED, Plan
-from .validation import finite
+from .party_evaluation import (
+    evaluate,
+    personal_model,
+    personal_model_of,
+    received_model_loss,
+    score_local_training,
+    with_private_layers,
+)
+from .plan import RECEIVED_MODEL_LOSS, RESET, Plan
+from .validation import is_finite
 
-Answer = tuple[Report, Memory | None]  # the memory is None where it does not change
+TaskResult = tuple[Reply, NamedTensors | None]  # the memory is None where it does not change
 
 
-def work(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> list[Answer]:
+def perform_tasks(plan: Plan, tasks: Sequence[Task], party_states: Sequence[NamedTensors]) -> list[TaskResult]:
     """Answer every task; a party that fails is reported as such, and the others are not harmed.
 
     A "personal" task shows a party's whole model, private layers included: it is for those who simulate their parties.
     """
     try:
-        with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
-            return _by_kind(plan, tasks, memories)
+        with MODULE_LOCK, torch.inference_mode(False), torch.enable_grad():
+            return _dispatch_by_kind(plan, tasks, party_states)
     except Exception as error:
         if len(tasks) == 1:
             task, reason = tasks[0], f"{type(error).__name__}: {error}"  # a silo sends what is before the colon
-            return [(Report(task.party, task.round, task.kind, "error", reason=reason), None)]
-        alone = (work(plan, [task], [memory]) for task, memory in zip(tasks, memories, strict=True))
-        return [answer for answers in alone for answer in answers]
+            return [(Reply(task.party, task.round, task.kind, "error", reason=reason), None)]
+        one_by_one = (perform_tasks(plan, [task], [memory]) for task, memory in zip(tasks, party_states, strict=True))
+        return [answer for answers in one_by_one for answer in answers]
 
 
-def _by_kind(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]) -> list[Answer]:
+def _dispatch_by_kind(plan: Plan, tasks: Sequence[Task], party_states: Sequence[NamedTensors]) -> list[TaskResult]:
     for task in tasks:
         if task.settings["layout"] != plan.net.layout.digest:
             raise ModelError(f"Party {task.party!r} has another model than the federation: {plan.net.layout.names}.")
-    memories = [hidden_state(m) if t.settings.get(ANEW) else m for t, m in zip(tasks, memories, strict=True)]
-    learning, answers = _learning(plan, tasks, memories)
-    for round in {tasks[i].round for i in learning}:  # draws and schedules go by the round: a stack has only one
-        some = [i for i in learning if tasks[i].round == round]
-        trained = _train(plan, [tasks[i] for i in some], [memories[i] for i in some], [learning[i] for i in some])
-        answers.update(zip(some, trained, strict=True))
-    judging = [i for i, task in enumerate(tasks) if task.kind == "evaluate"]
-    judged = evaluated(plan, [tasks[i] for i in judging], [memories[i] for i in judging])
-    answers.update(zip(judging, judged, strict=True))
+    party_states = [hidden_state(m) if t.settings.get(RESET) else m for t, m in zip(tasks, party_states, strict=True)]
+    trainees, answers = _trainees(plan, tasks, party_states)
+    for round in {tasks[i].round for i in trainees}:  # draws and schedules go by the round: a stack has only one
+        rows_of_round = [i for i in trainees if tasks[i].round == round]
+        trained = _train(
+            plan,
+            [tasks[i] for i in rows_of_round],
+            [party_states[i] for i in rows_of_round],
+            [trainees[i] for i in rows_of_round],
+        )
+        answers.update(zip(rows_of_round, trained, strict=True))
+    evaluation_rows = [i for i, task in enumerate(tasks) if task.kind == "evaluate"]
+    evaluations = evaluate(plan, [tasks[i] for i in evaluation_rows], [party_states[i] for i in evaluation_rows])
+    answers.update(zip(evaluation_rows, evaluations, strict=True))
     for i, task in enumerate(tasks):
         if task.kind == "keys":
             from ..privacy.secure_aggregation import party_masking
 
-            answers[i] = party_masking.keyed(plan, task)
+            answers[i] = party_masking.key_reply(plan, task)
         if task.kind == "personal":
-            row = personal(plan, task, memories[i])
-            answers[i] = (Report(task.party, task.round, task.kind, arrays=plan.net.layout.split(row)), None)
+            row = personal_model(plan, task, party_states[i])
+            answers[i] = (Reply(task.party, task.round, task.kind, arrays=plan.net.layout.split(row)), None)
     return [answers[i] for i in range(len(tasks))]
 
 
-def _learning(
-    plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory]
-) -> tuple[dict[int, Party], dict[int, Answer]]:
+def _trainees(
+    plan: Plan, tasks: Sequence[Task], party_states: Sequence[NamedTensors]
+) -> tuple[dict[int, Party], dict[int, TaskResult]]:
     """Who learns by which task, and why nobody can stand in for some."""
-    learning: dict[int, Party] = {}
-    failed: dict[int, Answer] = {}
+    trainees: dict[int, Party] = {}
+    failed: dict[int, TaskResult] = {}
     for i, task in enumerate(tasks):
         if task.kind == "train":
-            learning[i] = plan.people[task.party]
-        elif task.kind == "stand_in":
+            trainees[i] = plan.population[task.party]
+        elif task.kind == "proxy":
             from ..coresets import proxy_training
 
             try:
-                learning[i] = proxy_training.stand_in(plan, task, memories[i])
+                trainees[i] = proxy_training.proxy_party(plan, task, party_states[i])
             except DescantError as error:
-                failed[i] = (Report(task.party, task.round, task.kind, "error", reason=str(error)), None)
-    return learning, failed
+                failed[i] = (Reply(task.party, task.round, task.kind, "error", reason=str(error)), None)
+    return trainees, failed
 
 
-def _stacked(rows: Sequence[Tensor]) -> Tensor:
+def _stack_rows(rows: Sequence[Tensor]) -> Tensor:
     """``[K, width]``; one row that all parties share is not copied."""
     shared = all(row is rows[0] for row in rows)
     return rows[0].expand(len(rows), -1) if shared else torch.stack(list(rows))
 
 
-def _train(plan: Plan, tasks: Sequence[Task], memories: Sequence[Memory], parties: Sequence[Party]) -> list[Answer]:
-    before = memories  # a stand-in has none, and what a party has left is no business of its solver
-    memories = [{} if t.kind == "stand_in" else solver_state(m) for t, m in zip(tasks, before, strict=True)]
-    center = _stacked([completed(plan, t.arrays["center"], m) for t, m in zip(tasks, memories, strict=True)])
-    own = _stacked(
-        [completed(plan, t.arrays.get("own", t.arrays["center"]), m) for t, m in zip(tasks, memories, strict=True)]
+def _train(
+    plan: Plan, tasks: Sequence[Task], party_states: Sequence[NamedTensors], parties: Sequence[Party]
+) -> list[TaskResult]:
+    states_before = party_states  # a stand-in has none, and what a party has left is no business of its solver
+    party_states = [{} if t.kind == "proxy" else solver_state(m) for t, m in zip(tasks, states_before, strict=True)]
+    global_models = _stack_rows(
+        [with_private_layers(plan, t.arrays["global_model"], m) for t, m in zip(tasks, party_states, strict=True)]
     )
-    algorithm, size, names = plan.algorithm, plan.net.layout.size, [task.party for task in tasks]
+    personal_models = _stack_rows(
+        [
+            with_private_layers(plan, t.arrays.get("personal", t.arrays["global_model"]), m)
+            for t, m in zip(tasks, party_states, strict=True)
+        ]
+    )
+    algorithm, size, names = plan.algorithm, plan.net.layout.trainable_width, [task.party for task in tasks]
     anchor = alphas = None
-    if algorithm.pull is not None:
-        alphas = algorithm.pull.alphas(tasks[0].round, names, center)
-        anchor = algorithm.pull.anchor(own[:, :size], center[:, :size], tasks[0].round, names) if alphas.any() else None
-    job = Job(
+    if algorithm.proximal_step is not None:
+        alphas = algorithm.proximal_step.alphas(tasks[0].round, names, global_models)
+        anchor = (
+            algorithm.proximal_step.anchor(personal_models[:, :size], global_models[:, :size], tasks[0].round, names)
+            if alphas.any()
+            else None
+        )
+    job = TrainJob(
         net=plan.net,
         loss=plan.loss,
         parties=parties,
-        hypers=[Hyper(task.settings["lr"], task.settings["work"]) for task in tasks],
-        memories=memories,
+        hyperparameters=[Hyper(task.settings["lr"], task.settings["work"]) for task in tasks],
+        party_states=party_states,
         seed=tasks[0].settings["seed"],
         round=tasks[0].round,
-        way=tasks[0].settings["way"],
-        start=algorithm.start(own, center),
-        received=center,
+        execution_mode=tasks[0].settings["execution_mode"],
+        start=algorithm.local_start(personal_models, global_models),
+        received=global_models,
         anchor=anchor,
         alphas=alphas,
         terms=plan.terms,
-        hold=None if isinstance(algorithm.hold, Unbound) else algorithm.hold,  # a plan's algorithm is bound
+        freeze=None if isinstance(algorithm.freeze, Unbound) else algorithm.freeze,  # a plan's algorithm is bound
     )
-    answers = _answers(plan, tasks, job, plan.solver.train(job))
-    return list(_protected(plan, tasks, before, center, answers))
+    answers = _make_replies(plan, tasks, job, plan.solver.train(job))
+    return list(_protected(plan, tasks, states_before, global_models, answers))
 
 
 def _protected(
-    plan: Plan, tasks: Sequence[Task], before: Sequence[Memory], center: Tensor, answers: Iterator[Answer]
-) -> Iterator[Answer]:
+    plan: Plan, tasks: Sequence[Task], before: Sequence[NamedTensors], center: Tensor, answers: Iterator[TaskResult]
+) -> Iterator[TaskResult]:
     """Apply local privacy, then masks, then coreset encryption: the order is a security property."""
     if plan.algorithm.privacy is not None:
         from ..privacy import local_dp
 
-        answers = (local_dp.disguised(plan, *one) for one in zip(tasks, before, center, answers, strict=True))
-    if plan.algorithm.secure is not None:
+        answers = (local_dp.privatize_reply(plan, *one) for one in zip(tasks, before, center, answers, strict=True))
+    if plan.algorithm.secure_aggregation is not None:
         from ..privacy.secure_aggregation import party_masking
 
-        answers = (party_masking.masked(plan, *one) for one in zip(tasks, answers, strict=True))
-    if plan.algorithm.stand_in is not None or any(map(hidden_state, before)):
+        answers = (party_masking.mask_reply(plan, *one) for one in zip(tasks, answers, strict=True))
+    if plan.algorithm.coreset_proxy is not None or any(map(hidden_state, before)):
         from ..coresets import proxy_training
 
-        answers = (proxy_training.answered(plan, *one) for one in zip(tasks, before, center, answers, strict=True))
+        answers = (proxy_training.finish_reply(plan, *one) for one in zip(tasks, before, center, answers, strict=True))
     return answers
 
 
-def _answers(plan: Plan, tasks: Sequence[Task], job: Job, trained: Trained) -> Iterator[Answer]:
-    layout, rows = plan.net.layout, trained.rows
-    sent = layout.split(rows if plan.algorithm.report == "model" else rows - job.received)  # [K, ...] each
-    memories = [_kept(plan, rows[k], trained.memories[k]) for k in range(len(tasks))]
-    asked = [k for k, task in enumerate(tasks) if task.settings.get("judge")]
-    states = [(owned(plan, job.start[k], job.memories[k]), owned(plan, rows[k], memories[k])) for k in asked]
-    judged = scored(plan, [tasks[k].party for k in asked], states) if asked else {}
-    for k, (task, memory) in enumerate(zip(tasks, memories, strict=True)):
-        arrays = {name: tensor[k] for name, tensor in sent.items() if name not in plan.private}
-        metrics = {**trained.metrics[k], **judged.get(task.party, {})}
-        if plan.algorithm.measure:
-            metrics[RECEIVED] = received_loss(plan, job.received[k], job.parties[k])
-        report = Report(task.party, task.round, task.kind, arrays=arrays, metrics=metrics)
-        numbers = [tensor for name, tensor in memory.items() if not name.startswith(LOG)]
-        healthy = not memory or all(map(finite, (rows[k], *numbers)))
-        forgotten: Memory | None = {} if task.settings.get(ANEW) else None
-        yield report, memory if healthy else forgotten  # a party that diverged forgets it, so that it can come back
+def _make_replies(plan: Plan, tasks: Sequence[Task], job: TrainJob, train_result: TrainResult) -> Iterator[TaskResult]:
+    layout, rows = plan.net.layout, train_result.models
+    reply_tensors = layout.split(
+        rows if plan.algorithm.reply_content == "model" else rows - job.received
+    )  # [K, ...] each
+    party_states = [_next_party_state(plan, rows[k], train_result.party_states[k]) for k in range(len(tasks))]
+    scored_rows = [k for k, task in enumerate(tasks) if task.settings.get("evaluate_local")]
+    models_before_after = [
+        (personal_model_of(plan, job.start[k], job.party_states[k]), personal_model_of(plan, rows[k], party_states[k]))
+        for k in scored_rows
+    ]
+    local_scores = (
+        score_local_training(plan, [tasks[k].party for k in scored_rows], models_before_after) if scored_rows else {}
+    )
+    for k, (task, memory) in enumerate(zip(tasks, party_states, strict=True)):
+        arrays = {name: tensor[k] for name, tensor in reply_tensors.items() if name not in plan.private_layers}
+        metrics = {**train_result.metrics[k], **local_scores.get(task.party, {})}
+        if plan.algorithm.loss_samples:
+            metrics[RECEIVED_MODEL_LOSS] = received_model_loss(plan, job.received[k], job.parties[k])
+        report = Reply(task.party, task.round, task.kind, arrays=arrays, metrics=metrics)
+        numbers = [tensor for name, tensor in memory.items() if not name.startswith(APPEND_ONLY)]
+        healthy = not memory or all(map(is_finite, (rows[k], *numbers)))
+        state_after_divergence: NamedTensors | None = {} if task.settings.get(RESET) else None
+        yield (
+            report,
+            memory if healthy else state_after_divergence,
+        )  # a party that diverged forgets it, so that it can come back
 
 
-def _kept(plan: Plan, row: Tensor, memory: Memory) -> dict[str, Tensor]:
+def _next_party_state(plan: Plan, row: Tensor, solver_state: NamedTensors) -> dict[str, Tensor]:
     """What a party keeps: what its solver remembers, and of its model what nobody else sees."""
-    ranges = {name: plan.net.layout.range_of(name) for name in plan.private}
-    kept = {**memory, **{f"layer.{name}": row[begin:end] for name, (begin, end) in ranges.items()}}
-    if plan.algorithm.personal is not None:
-        kept["statistics"] = row[plan.net.layout.size :]
+    ranges = {name: plan.net.layout.column_range(name) for name in plan.private_layers}
+    kept = {**solver_state, **{f"layer.{name}": row[begin:end] for name, (begin, end) in ranges.items()}}
+    if plan.algorithm.personal_model is not None:
+        kept["statistics"] = row[plan.net.layout.trainable_width :]
     return kept

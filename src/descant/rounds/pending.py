@@ -12,73 +12,82 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Hyper, Memory
+from ..core.algorithm import Hyper, NamedTensors
 from ..core.messages import Task
-from .dispatch import Heard
+from .dispatch import CollectedReplies
 from .plan import Plan
 from .state import State
 
-AT = "at"
+SENT_AT = "sent_at"
 """The setting that says when a task was handed out, in the engine's own seconds."""
-_CENTER = "center."
+_GLOBAL_MODEL_PREFIX = "global_model."
 
 
 @dataclass(frozen=True)
-class Asked:
+class PendingTask:
     """A task that is not answered yet."""
 
     party: str
     round: int
     hyper: Hyper
-    at: float
+    sent_at: float
 
 
 @dataclass(frozen=True)
-class Flight:
+class PendingTasks:
     """Every such task, the centres that they began with, and the engine's clock."""
 
     clock: float = 0.0
-    asked: tuple[Asked, ...] = ()
-    centers: dict[int, Tensor] = field(default_factory=dict)  # by round: [width]
+    tasks: tuple[PendingTask, ...] = ()
+    global_models: dict[int, Tensor] = field(default_factory=dict)  # by round: [width]
 
     @classmethod
-    def of(cls, plan: Plan, state: State) -> Flight:
+    def from_state(cls, plan: Plan, state: State) -> PendingTasks:
         """As a state has it."""
-        held = state.memories.get("flight")
-        if held is None:
+        saved = state.server_state.get("pending_tasks")
+        if saved is None:
             return cls()
-        columns = (held[name].tolist() for name in ("place", "round", "lr", "work", AT))
-        names = plan.people.names
-        asked = [Asked(names[k], round, Hyper(lr, work), at) for k, round, lr, work, at in zip(*columns, strict=True)]
-        centers = {int(name.removeprefix(_CENTER)): row for name, row in held.items() if name.startswith(_CENTER)}
-        return cls(float(held["clock"]), tuple(asked), centers)
+        columns = (saved[name].tolist() for name in ("party_index", "round", "lr", "work", SENT_AT))
+        names = plan.population.names
+        tasks = [
+            PendingTask(names[k], round, Hyper(lr, work), at) for k, round, lr, work, at in zip(*columns, strict=True)
+        ]
+        global_models = {
+            int(name.removeprefix(_GLOBAL_MODEL_PREFIX)): row
+            for name, row in saved.items()
+            if name.startswith(_GLOBAL_MODEL_PREFIX)
+        }
+        return cls(float(saved["clock"]), tuple(tasks), global_models)
 
-    def memory(self, plan: Plan) -> Memory:
+    def to_tensors(self, plan: Plan) -> NamedTensors:
         """As tensors, to be saved."""
         numbers = {
-            "place": torch.tensor([plan.places[one.party] for one in self.asked], dtype=torch.int64),
-            "round": torch.tensor([one.round for one in self.asked], dtype=torch.int64),
-            "lr": torch.tensor([one.hyper.lr for one in self.asked], dtype=torch.float64),
-            "work": torch.tensor([one.hyper.work for one in self.asked], dtype=torch.int64),
-            AT: torch.tensor([one.at for one in self.asked], dtype=torch.float64),
+            "party_index": torch.tensor([plan.party_indices[one.party] for one in self.tasks], dtype=torch.int64),
+            "round": torch.tensor([one.round for one in self.tasks], dtype=torch.int64),
+            "lr": torch.tensor([one.hyper.lr for one in self.tasks], dtype=torch.float64),
+            "work": torch.tensor([one.hyper.work for one in self.tasks], dtype=torch.int64),
+            SENT_AT: torch.tensor([one.sent_at for one in self.tasks], dtype=torch.float64),
             "clock": torch.tensor(self.clock, dtype=torch.float64),
         }
-        return {**numbers, **{f"{_CENTER}{round}": row for round, row in self.centers.items()}}
+        return {**numbers, **{f"{_GLOBAL_MODEL_PREFIX}{round}": row for round, row in self.global_models.items()}}
 
     @property
-    def parties(self) -> set[str]:
+    def busy_parties(self) -> set[str]:
         """Who is still at work."""
-        return {one.party for one in self.asked}
+        return {one.party for one in self.tasks}
 
-    def begun(self, state: State, round: int) -> State:
+    def state_at(self, state: State, round: int) -> State:
         """The state as far as a task of that round saw it."""
-        return replace(state, center=self.centers[round])
+        return replace(state, global_model=self.global_models[round])
 
-    def after(self, state: State, heard: Heard) -> Flight:
+    def after_round(self, state: State, replies: CollectedReplies) -> PendingTasks:
         """What is still asked when a round is over."""
-        owed: Sequence[Task] = [task for task in heard.owed if task.kind == "train"]
-        asked = tuple(
-            Asked(t.party, t.round, Hyper(t.settings["lr"], t.settings["work"]), float(t.settings[AT])) for t in owed
+        unanswered: Sequence[Task] = [task for task in replies.pending if task.kind == "train"]
+        tasks = tuple(
+            PendingTask(t.party, t.round, Hyper(t.settings["lr"], t.settings["work"]), float(t.settings[SENT_AT]))
+            for t in unanswered
         )
-        centers = {round: self.centers.get(round, state.center) for round in sorted({one.round for one in asked})}
-        return Flight(max(self.clock, heard.clock), asked, centers)
+        global_models = {
+            round: self.global_models.get(round, state.global_model) for round in sorted({one.round for one in tasks})
+        }
+        return PendingTasks(max(self.clock, replies.clock), tasks, global_models)

@@ -12,37 +12,37 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Memory
-from ..core.messages import Report
+from ..core.algorithm import NamedTensors
+from ..core.messages import Reply
 from .plan import Plan
 from .state import State
 
-KEY = "anew"
+RESETS_KEY = "reset"
 
 
-def owe(plan: Plan, state: State, round: int) -> Memory:
+def mark_for_reset(plan: Plan, state: State, round: int) -> NamedTensors:
     """Who has ever trained owes a new beginning from this round on; who owes one already owes it since then."""
-    owed = _since(plan, state)
-    return {"since": torch.where((owed == 0) & (state.attended(plan) > 0), round, owed)}
+    since = _reset_rounds(plan, state)
+    return {"since": torch.where((since == 0) & (state.rounds_trained(plan) > 0), round, since)}
 
 
-def is_owed(plan: Plan, state: State, party: str, round: int) -> bool:
+def needs_reset(plan: Plan, state: State, party: str, round: int) -> bool:
     """Whether a task of that round tells the party to begin anew."""
-    return KEY in state.memories and 0 < int(_since(plan, state)[plan.places[party]]) <= round
+    return RESETS_KEY in state.server_state and 0 < int(_reset_rounds(plan, state)[plan.party_indices[party]]) <= round
 
 
-def after(plan: Plan, state: State, counted: Sequence[Report]) -> Memory:
+def remaining_resets(plan: Plan, state: State, counted: Sequence[Reply]) -> NamedTensors:
     """Who owes it when these reports have counted; nothing if nobody does."""
-    if KEY not in state.memories:
+    if RESETS_KEY not in state.server_state:
         return {}
-    since = _since(plan, state).clone()
+    since = _reset_rounds(plan, state).clone()
     for report in counted:
-        if is_owed(plan, state, report.party, report.round):
-            since[plan.places[report.party]] = 0
+        if needs_reset(plan, state, report.party, report.round):
+            since[plan.party_indices[report.party]] = 0
     return {"since": since} if since.any() else {}
 
 
-def _since(plan: Plan, state: State) -> Tensor:
+def _reset_rounds(plan: Plan, state: State) -> Tensor:
     """The round from which each party owes it, 0 where it does not, ``[parties]``."""
-    held = state.memories.get(KEY)
-    return torch.zeros(len(plan.people), dtype=torch.int32) if held is None else held["since"]
+    held = state.server_state.get(RESETS_KEY)
+    return torch.zeros(len(plan.population), dtype=torch.int32) if held is None else held["since"]

@@ -14,15 +14,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..core.messages import Kind, Report, Task
+from ..core.messages import Reply, Task, TaskKind
 from ..models.flat import Layout
 
-MOST_SAMPLES = 10**12
-_SHOWN = 300  # letters of what others have written
+MAX_SAMPLES = 10**12
+_MAX_SHOWN_CHARS = 300  # letters of what others have written
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Rejection:
     """Why a report did not count."""
 
     party: str
@@ -40,17 +40,17 @@ class Refusal:
 
 
 @dataclass
-class Gate:
+class UpdateValidator:
     """What was asked and what was answered, as far back as the algorithm allows reports to be."""
 
     layout: Layout
-    known: Collection[str]  # the parties of the federation
-    private: Collection[str] = ()  # tensors that must not arrive: they never leave their party
+    known_parties: Collection[str]  # the parties of the federation
+    private_layers: Collection[str] = ()  # tensors that must not arrive: they never leave their party
     max_staleness: int = 0
-    most_sealed: int = 0  # bytes of a sealed coreset; 0: nobody was asked for one
-    masked: bool = False  # whether reports are whole numbers that mean something only in the sum of all
-    changes_from: Tensor | None = None  # [width] where reports carry a model's change: what it is the change of
-    asked: dict[tuple[str, int], Kind] = field(default_factory=dict)
+    max_coreset_bytes: int = 0  # bytes of a sealed coreset; 0: nobody was asked for one
+    is_masked: bool = False  # whether reports are whole numbers that mean something only in the sum of all
+    update_base: Tensor | None = None  # [width] where reports carry a model's change: what it is the change of
+    asked: dict[tuple[str, int], TaskKind] = field(default_factory=dict)
     answered: set[tuple[str, int]] = field(default_factory=set)
 
     def expect(self, tasks: Iterable[Task], round: int) -> None:
@@ -60,15 +60,15 @@ class Gate:
         self.answered = {(party, at) for party, at in self.answered if at >= oldest}
         self.asked |= {(task.party, task.round): task.kind for task in tasks}
 
-    def admit(self, report: Report, round: int) -> Refusal | None:
+    def validate(self, reply: Reply, round: int) -> Rejection | None:
         """None for a report that may count."""
-        refusal = self._typed(report) or self._addressed(report, round) or self._counted(report)
-        refusal = refusal or self._bounded(report) or self.shaped(report)
-        if refusal is None:
-            self.answered.add((report.party, report.round))
-        return refusal
+        rejection = self._check_types(reply) or self._check_address(reply, round) or self._check_samples(reply)
+        rejection = rejection or self._check_coreset_size(reply) or self.check_model(reply)
+        if rejection is None:
+            self.answered.add((reply.party, reply.round))
+        return rejection
 
-    def _typed(self, r: Report) -> Refusal | None:
+    def _check_types(self, r: Reply) -> Rejection | None:
         """Whatever came over a wire may be anything."""
         plain = (
             isinstance(r.party, str) and type(r.round) is int and isinstance(r.kind, str) and isinstance(r.status, str)
@@ -76,97 +76,101 @@ class Gate:
         if not plain or not isinstance(r.arrays, Mapping) or not isinstance(r.metrics, Mapping):
             expected = "a party's name, a whole round, a kind, a status, arrays and metrics"
             found = f"{r.party!r:.40}, {r.round!r:.40}, {r.kind!r:.40}, {r.status!r:.40}"
-            return Refusal(f"{r.party!s:.40}", -1, "malformed report", "", expected, found)
+            return Rejection(f"{r.party!s:.40}", -1, "malformed report", "", expected, found)
         for name, value in r.metrics.items():
             if name != "samples" and not is_number(value):  # samples are looked at below
-                return Refusal(
+                return Rejection(
                     r.party, r.round, f"the metric {name!r:.40} is not a number", "", "numbers", f"{value!r:.40}"
                 )
         return None
 
-    def _addressed(self, r: Report, round: int) -> Refusal | None:
-        if r.party not in self.known:
-            return Refusal(r.party, r.round, "unknown party")
+    def _check_address(self, r: Reply, round: int) -> Rejection | None:
+        if r.party not in self.known_parties:
+            return Rejection(r.party, r.round, "unknown party")
         if r.status != "ok":
-            return Refusal(r.party, r.round, f"{r.status}: {r.reason}" if r.reason else r.status)
+            return Rejection(r.party, r.round, f"{r.status}: {r.reason}" if r.reason else r.status)
         kind = self.asked.get((r.party, r.round), "train")
         if r.kind != kind:
-            return Refusal(r.party, r.round, "an answer to another kind of task", "", kind, r.kind)
+            return Rejection(r.party, r.round, "an answer to another kind of task", "", kind, r.kind)
         if (r.party, r.round) in self.answered:
-            return Refusal(r.party, r.round, "replayed: this party has already answered for this round")
+            return Rejection(r.party, r.round, "replayed: this party has already answered for this round")
         age = round - r.round
         if not 0 <= age <= self.max_staleness:
             allowed = f"round {round}" if not self.max_staleness else f"rounds {round - self.max_staleness} to {round}"
-            return Refusal(r.party, r.round, "stale" if age > 0 else "from the future", "", allowed, f"round {r.round}")
+            return Rejection(
+                r.party, r.round, "stale" if age > 0 else "from the future", "", allowed, f"round {r.round}"
+            )
         if (r.party, r.round) not in self.asked:
-            return Refusal(r.party, r.round, "not asked in this round")
+            return Rejection(r.party, r.round, "not asked in this round")
         return None
 
-    def _counted(self, r: Report) -> Refusal | None:
+    def _check_samples(self, r: Reply) -> Rejection | None:
         samples = r.metrics.get("samples")
-        if not counts(samples):
-            expected = f"a whole number from 1 to {MOST_SAMPLES:.0e}"
-            return Refusal(r.party, r.round, "absurd sample count", "", expected, f"{samples!r:.40}")
+        if not is_sample_count(samples):
+            expected = f"a whole number from 1 to {MAX_SAMPLES:.0e}"
+            return Rejection(r.party, r.round, "absurd sample count", "", expected, f"{samples!r:.40}")
         return None
 
-    def _bounded(self, r: Report) -> Refusal | None:
-        size = len(r.sealed) if isinstance(r.sealed, bytes) else math.inf
-        if size > (self.most_sealed if r.kind == "train" else 0):
-            reason = "its sealed coreset is too large" if self.most_sealed else "sealed bytes that nobody asked for"
-            return Refusal(r.party, r.round, reason, "", f"at most {self.most_sealed} bytes", f"{size}")
+    def _check_coreset_size(self, r: Reply) -> Rejection | None:
+        size = len(r.encrypted_coreset) if isinstance(r.encrypted_coreset, bytes) else math.inf
+        if size > (self.max_coreset_bytes if r.kind == "train" else 0):
+            reason = (
+                "its sealed coreset is too large" if self.max_coreset_bytes else "sealed bytes that nobody asked for"
+            )
+            return Rejection(r.party, r.round, reason, "", f"at most {self.max_coreset_bytes} bytes", f"{size}")
         return None
 
     @cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """What a whole report holds."""
         shapes = zip(self.layout.names, self.layout.shapes, strict=True)
-        return {name: shape for name, shape in shapes if name not in self.private}
+        return {name: shape for name, shape in shapes if name not in self.private_layers}
 
-    def shaped(self, r: Report) -> Refusal | None:
+    def check_model(self, r: Reply) -> Rejection | None:
         """None for a report that carries a whole and healthy model."""
         shapes = self._shapes
         for name in r.arrays:
             if name not in shapes:
-                reason = "private tensor" if name in self.private else "unexpected tensor"
-                return Refusal(r.party, r.round, reason, plain(name), ", ".join(shapes), plain(name))
+                reason = "private tensor" if name in self.private_layers else "unexpected tensor"
+                return Rejection(r.party, r.round, reason, printable(name), ", ".join(shapes), printable(name))
         for name, shape in shapes.items():
             if name not in r.arrays:
-                found = plain(", ".join(r.arrays)) or "none"
-                return Refusal(r.party, r.round, "missing tensor", name, ", ".join(shapes), found)
-            refusal = self._tensor(r, name, shape, r.arrays[name])
-            if refusal is not None:
-                return refusal
+                found = printable(", ".join(r.arrays)) or "none"
+                return Rejection(r.party, r.round, "missing tensor", name, ", ".join(shapes), found)
+            rejection = self._check_tensor(r, name, shape, r.arrays[name])
+            if rejection is not None:
+                return rejection
         return None
 
-    def _tensor(self, r: Report, name: str, shape: tuple[int, ...], tensor: Tensor) -> Refusal | None:
+    def _check_tensor(self, r: Reply, name: str, shape: tuple[int, ...], tensor: Tensor) -> Rejection | None:
         dense = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_nested
         if not dense or tensor.device.type != "cpu":
             found = f"{type(tensor).__name__} {getattr(tensor, 'layout', '')} {getattr(tensor, 'device', '')}"
-            return Refusal(r.party, r.round, "not a dense tensor", name, "a dense tensor in memory", found)
+            return Rejection(r.party, r.round, "not a dense tensor", name, "a dense tensor in memory", found)
         if tuple(tensor.shape) != shape:
-            return Refusal(r.party, r.round, "wrong shape", name, str(list(shape)), str(list(tensor.shape)))
-        dtype = torch.int64 if self.masked else self.layout.dtype
+            return Rejection(r.party, r.round, "wrong shape", name, str(list(shape)), str(list(tensor.shape)))
+        dtype = torch.int64 if self.is_masked else self.layout.dtype
         if tensor.dtype != dtype:
-            return Refusal(r.party, r.round, "wrong dtype", name, str(dtype), str(tensor.dtype))
-        if self.masked:
+            return Rejection(r.party, r.round, "wrong dtype", name, str(dtype), str(tensor.dtype))
+        if self.is_masked:
             return None
-        if not finite(tensor):
+        if not is_finite(tensor):
             bad = tensor[~torch.isfinite(tensor)]
             found = f"{len(bad)} of {tensor.numel()}, the first {bad[0]}"
-            return Refusal(r.party, r.round, "not finite", name, "finite numbers", found)
+            return Rejection(r.party, r.round, "not finite", name, "finite numbers", found)
         least = self._least_variance(name, tensor) if name.endswith("running_var") else 0.0
         if least < 0:
-            return Refusal(r.party, r.round, "negative variance", name, ">= 0", str(least))
+            return Rejection(r.party, r.round, "negative variance", name, ">= 0", str(least))
         return None
 
     def _least_variance(self, name: str, tensor: Tensor) -> float:
-        if self.changes_from is None:
+        if self.update_base is None:
             return float(tensor.min())
-        begin, end = self.layout.range_of(name)
-        return float((self.changes_from[begin:end] + tensor.detach().reshape(-1)).min())
+        begin, end = self.layout.column_range(name)
+        return float((self.update_base[begin:end] + tensor.detach().reshape(-1)).min())
 
 
-def finite(tensor: Tensor) -> bool:
+def is_finite(tensor: Tensor) -> bool:
     """Whether every number is finite; a finite sum says so at a tenth of the cost.
 
     >>> finite(torch.tensor([3e38, 3e38])), finite(torch.tensor([1.0, torch.nan]))
@@ -183,17 +187,17 @@ def is_number(value: object) -> bool:
         return False
 
 
-def counts(samples: object) -> bool:
+def is_sample_count(samples: object) -> bool:
     """Whether somebody can have so many samples."""
     if isinstance(samples, bool) or not isinstance(samples, int | float):
         return False
-    return 0 < samples <= MOST_SAMPLES and samples == int(samples)  # nan compares false
+    return 0 < samples <= MAX_SAMPLES and samples == int(samples)  # nan compares false
 
 
-def plain(text: str) -> str:
+def printable(text: str) -> str:
     r"""What others have written, as it may be shown: short, and nothing that a terminal would obey.
 
     >>> plain("gone\x1b[2J")
     'gone?[2J'
     """
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:_SHOWN])
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:_MAX_SHOWN_CHARS])

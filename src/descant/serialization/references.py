@@ -24,58 +24,60 @@ from torch import Tensor, nn
 
 from ..errors import SettingError
 
-_HOW = (
+_ADVICE = (
     "Define it at the top level of a module and give it as it is, as functools.partial(it, ...), or as 'module:name'."
 )
 
 
-def address_of(thing: Any) -> str:
+def address_of(target: Any) -> str:
     """Where a function or a class is found.
 
     >>> address_of(torch.nn.functional.cross_entropy)
     'torch.nn.functional:cross_entropy'
     """
-    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
-        raise SettingError(f"{thing!r:.80} has no address that another process could find it by. {_HOW}")
+        raise SettingError(f"{target!r:.80} has no address that another process could find it by. {_ADVICE}")
     if module == "__main__" or module.startswith("descant_file_"):
         file = getattr(sys.modules[module], "__file__", None)
         if file is None:
-            raise SettingError(f"{name!r} was defined in an interactive session, which no other process sees. {_HOW}")
+            raise SettingError(
+                f"{name!r} was defined in an interactive session, which no other process sees. {_ADVICE}"
+            )
         module = str(Path(file).resolve())
     address = f"{module}:{name}"
-    if "<" in name or find(address) is not thing:
-        raise SettingError(f"{name!r} of {module} cannot be found by another process. {_HOW}")
+    if "<" in name or resolve(address) is not target:
+        raise SettingError(f"{name!r} of {module} cannot be found by another process. {_ADVICE}")
     return address
 
 
-def find(address: str) -> Any:
+def resolve(address: str) -> Any:
     """What stands at an address; an error says which half of it is wrong.
 
     >>> find("torch.nn:Linear")
     <class 'torch.nn.modules.linear.Linear'>
     """
-    place, _, name = address.rpartition(":")
-    if not place or not name:
+    module_path, _, name = address.rpartition(":")
+    if not module_path or not name:
         raise SettingError(f"An address looks like 'package.module:name' or 'file.py:name'. Got {address!r}.")
-    found: Any = module_at(place)
+    target: Any = import_module_or_file(module_path)
     for part in name.split("."):
-        if not hasattr(found, part):
-            raise SettingError(f"There is no {name!r} in {place}.")
-        found = getattr(found, part)
-    return found
+        if not hasattr(target, part):
+            raise SettingError(f"There is no {name!r} in {module_path}.")
+        target = getattr(target, part)
+    return target
 
 
-def module_at(place: str) -> ModuleType:
+def import_module_or_file(path: str) -> ModuleType:
     """The module of this name, or that a file makes, imported once."""
-    if not place.endswith(".py"):
+    if not path.endswith(".py"):
         try:
-            return importlib.import_module(place)
+            return importlib.import_module(path)
         except ModuleNotFoundError as error:
-            if error.name is not None and place.startswith(error.name):
-                raise SettingError(f"There is no module {place!r} on the path of this process.") from error
+            if error.name is not None and path.startswith(error.name):
+                raise SettingError(f"There is no module {path!r} on the path of this process.") from error
             raise
-    file = Path(place).resolve()
+    file = Path(path).resolve()
     main = sys.modules["__main__"]
     if getattr(main, "__file__", None) and Path(str(main.__file__)).resolve() == file:
         return main
@@ -83,10 +85,10 @@ def module_at(place: str) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     if not file.is_file():
-        raise SettingError(f"There is no file {place}.")
+        raise SettingError(f"There is no file {path}.")
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise SettingError(f"{place} is not a Python file.")
+        raise SettingError(f"{path} is not a Python file.")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -96,7 +98,7 @@ def module_at(place: str) -> ModuleType:
     return module
 
 
-def spell(value: Any, arrays: dict[str, Tensor]) -> Any:
+def encode(value: Any, arrays: dict[str, Tensor]) -> Any:
     """A value as JSON, its tensors apart: plain values, records (dataclasses), functions, classes, partials, dtypes.
 
     >>> spell((1, functools.partial(torch.nn.Linear, 2)), {})
@@ -104,7 +106,7 @@ def spell(value: Any, arrays: dict[str, Tensor]) -> Any:
     """
     if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    again = functools.partial(spell, arrays=arrays)
+    encode_part = functools.partial(encode, arrays=arrays)
     if isinstance(value, float):
         return {"float": repr(value)}
     if isinstance(value, Tensor):
@@ -113,40 +115,40 @@ def spell(value: Any, arrays: dict[str, Tensor]) -> Any:
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, tuple | list):
-        return {type(value).__name__: [again(part) for part in value]}
+        return {type(value).__name__: [encode_part(part) for part in value]}
     if isinstance(value, dict):
-        return {"dict": [[again(key), again(part)] for key, part in value.items()]}
+        return {"dict": [[encode_part(key), encode_part(part)] for key, part in value.items()]}
     if isinstance(value, functools.partial):
-        keywords = {key: again(part) for key, part in value.keywords.items()}
-        return {"partial": address_of(value.func), "of": [again(part) for part in value.args], "with": keywords}
+        keywords = {key: encode_part(part) for key, part in value.keywords.items()}
+        return {"partial": address_of(value.func), "of": [encode_part(part) for part in value.args], "with": keywords}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: again(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+        fields = {f.name: encode_part(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
         return {"record": address_of(type(value)), "with": fields}
     if isinstance(value, nn.Module):
-        raise SettingError(f"A live {type(value).__name__} cannot go to another process; give what makes it. {_HOW}")
+        raise SettingError(f"A live {type(value).__name__} cannot go to another process; give what makes it. {_ADVICE}")
     return {"at": address_of(value)}
 
 
-def read(text: Any, arrays: Mapping[str, Tensor]) -> Any:
+def decode(encoded: Any, arrays: Mapping[str, Tensor]) -> Any:
     """The value that was spelled.
 
     >>> read(spell({"a": (1.5, math.inf)}, {}), {})
     {'a': (1.5, inf)}
     """
-    if not isinstance(text, dict):
-        return text
-    again = functools.partial(read, arrays=arrays)
-    kind, value = next(iter(text.items()))
+    if not isinstance(encoded, dict):
+        return encoded
+    decode_part = functools.partial(decode, arrays=arrays)
+    kind, value = next(iter(encoded.items()))
     if kind in ("tuple", "list"):
-        return {"tuple": tuple, "list": list}[kind](map(again, value))
+        return {"tuple": tuple, "list": list}[kind](map(decode_part, value))
     if kind == "dict":
-        return {again(key): again(part) for key, part in value}
+        return {decode_part(key): decode_part(part) for key, part in value}
     if kind in ("partial", "record"):
-        made, keywords = find(value), {key: again(part) for key, part in text["with"].items()}
+        target, keywords = resolve(value), {key: decode_part(part) for key, part in encoded["with"].items()}
         if kind == "partial":
-            return functools.partial(made, *map(again, text["of"]), **keywords)
-        if not (isinstance(made, type) and dataclasses.is_dataclass(made)):
+            return functools.partial(target, *map(decode_part, encoded["of"]), **keywords)
+        if not (isinstance(target, type) and dataclasses.is_dataclass(target)):
             raise SettingError(f"{value} is not a record.")
-        return made(**keywords)
-    simple = {"float": float, "tensor": arrays.__getitem__, "dtype": functools.partial(getattr, torch), "at": find}
+        return target(**keywords)
+    simple = {"float": float, "tensor": arrays.__getitem__, "dtype": functools.partial(getattr, torch), "at": resolve}
     return simple[kind](value)  # type: ignore[operator]

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 from ..core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
-    from .atomic_folder import check_replaceable, clear_errors, replacing
+    from .atomic_folder import check_replaceable, replace_folder, write_errors
     from .party_state import DEFAULT_BUDGET, PartyStore
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            ".atomic_folder": ("check_replaceable", "clear_errors", "replacing"),
+            ".atomic_folder": ("check_replaceable", "write_errors", "replace_folder"),
             ".party_state": ("DEFAULT_BUDGET", "PartyStore"),
         },
     )
@@ -20,6 +20,6 @@ __all__ = [
     "DEFAULT_BUDGET",
     "PartyStore",
     "check_replaceable",
-    "clear_errors",
-    "replacing",
+    "write_errors",
+    "replace_folder",
 ]

@@ -19,16 +19,16 @@ def _do(change: Callable[..., Any], *arguments: Any) -> Any:
     return change(*arguments)
 
 
-_NOT_THROUGH_LINKS = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
-PRIVATE = 0o600  # the mode of a file that only its owner may read
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
+PRIVATE_MODE = 0o600  # the mode of a file that only its owner may read
 
 
-def make(folder: Path, mode: int = 0o777) -> None:
+def make_folder(folder: Path, mode: int = 0o777) -> None:
     """A folder, with its parents as far as they are missing."""
     if not folder.is_dir():
-        make(folder.parent)
+        make_folder(folder.parent)
         _do(os.mkdir, folder, mode)
-        settle(folder.parent)
+        sync_folder(folder.parent)
 
 
 def write(file: Path, data: bytes | mmap | Iterator[bytes], mode: int = 0o666) -> None:
@@ -39,7 +39,7 @@ def write(file: Path, data: bytes | mmap | Iterator[bytes], mode: int = 0o666) -
 def write_once(file: Path, data: bytes, mode: int = 0o666) -> None:
     """A new file with these bytes; FileExistsError if there is one already, and that one is not touched."""
     _append(file, data, os.O_CREAT | os.O_EXCL, mode)
-    settle(file.parent)
+    sync_folder(file.parent)
 
 
 def append(file: Path, data: bytes, size: int) -> None:
@@ -48,32 +48,32 @@ def append(file: Path, data: bytes, size: int) -> None:
     if found < size:
         raise StateError(f"{file} has lost {size - found} of its {size} bytes since it was written. Restore it.")
     if found > size:
-        cut(file, size)
+        truncate(file, size)
     _append(file, data, 0)
 
 
-def fill(file: Path, writer: Callable[[Path], None]) -> None:
+def write_with(file: Path, writer: Callable[[Path], None]) -> None:
     """A new file that another library writes."""
     _do(writer, file)
     _sync(file, os.O_RDWR)
 
 
-def replace(file: Path, data: bytes | mmap | Iterator[bytes], beside: str, mode: int = 0o666) -> None:
+def replace(file: Path, data: bytes | mmap | Iterator[bytes], temporary_name: str, mode: int = 0o666) -> None:
     """A file's new content, whole or not at all: under another name first, then one rename makes it count."""
-    write(file.with_name(beside), data, mode)
-    settle(file.parent)  # what the file speaks of is there before it
-    rename(file.with_name(beside), file)
+    write(file.with_name(temporary_name), data, mode)
+    sync_folder(file.parent)  # what the file speaks of is there before it
+    rename(file.with_name(temporary_name), file)
 
 
 def rename(file: Path, to: Path) -> None:
     """The file under another name of the same folder, in place of what had it."""
     _do(os.replace, file, to)
-    settle(to.parent)
+    sync_folder(to.parent)
 
 
-def blank(file: Path) -> None:
+def overwrite_with_zeros(file: Path) -> None:
     """Zeros in place of a file's bytes, if the file system writes in place; copies that it keeps are out of reach."""
-    descriptor = opened(file, os.O_WRONLY)
+    descriptor = open_no_follow(file, os.O_WRONLY)
     try:
         for begin in range(0, size := os.fstat(descriptor).st_size, 2**20):
             _write_all(descriptor, bytes(min(2**20, size - begin)))
@@ -82,7 +82,7 @@ def blank(file: Path) -> None:
         os.close(descriptor)
 
 
-def cut(file: Path, size: int) -> None:
+def truncate(file: Path, size: int) -> None:
     """Only the first bytes of a file."""
     _do(os.truncate, file, size)
     _sync(file, os.O_RDWR)
@@ -101,16 +101,16 @@ def commit(connection: sqlite3.Connection) -> None:
     _do(connection.execute, "COMMIT")
 
 
-def settle(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """The names in a folder are on the disk."""
     if os.name != "nt":  # which has no such thing
         _sync(folder, os.O_RDONLY)
 
 
-def opened(file: Path, flags: int, mode: int = 0o666) -> int:
+def open_no_follow(file: Path, flags: int, mode: int = 0o666) -> int:
     """A descriptor of a file that is to be overwritten: never of what a link points to, which may be anybody's."""
     try:
-        return os.open(file, flags | _NOT_THROUGH_LINKS, mode)
+        return os.open(file, flags | _NO_FOLLOW, mode)
     except OSError as error:
         if file.is_symlink():
             raise StateError(
@@ -120,7 +120,7 @@ def opened(file: Path, flags: int, mode: int = 0o666) -> int:
 
 
 def _append(file: Path, data: bytes | mmap | Iterator[bytes], flags: int, mode: int = 0o666) -> None:
-    descriptor = opened(file, os.O_WRONLY | os.O_APPEND | flags, mode)
+    descriptor = open_no_follow(file, os.O_WRONLY | os.O_APPEND | flags, mode)
     try:
         for part in data if isinstance(data, Iterator) else (data,):
             _write_all(descriptor, part)
@@ -130,9 +130,9 @@ def _append(file: Path, data: bytes | mmap | Iterator[bytes], flags: int, mode: 
 
 
 def _write_all(descriptor: int, data: bytes | mmap) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[_do(os.write, descriptor, left) :]
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[_do(os.write, descriptor, remaining) :]
 
 
 def _sync(path: Path, flags: int) -> None:

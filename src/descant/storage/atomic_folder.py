@@ -17,27 +17,27 @@ from ..errors import StateError
 
 
 @contextmanager
-def replacing(folder: Path, files: Sequence[str]) -> Iterator[Path]:
+def replace_folder(folder: Path, files: Sequence[str]) -> Iterator[Path]:
     """A new folder to fill, which takes the place of ``folder`` when the block ends well; else nothing has changed.
 
     What is replaced must be of our own making: a folder is refused if it holds anything else than ``files`` (shell
     patterns), or if the first of them, the manifest, is not JSON with the key "descant".
     """
     check_replaceable(folder, files)
-    place = folder.resolve()
-    with clear_errors(folder):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as made:
-            new, old = Path(made, "new"), Path(made, "old")
+    target = folder.resolve()
+    with write_errors(folder):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
+            new, old = Path(temporary, "new"), Path(temporary, "old")
             new.mkdir()
             yield new
             try:
-                if place.exists():
-                    place.replace(old)
-                new.replace(place)
+                if target.exists():
+                    target.replace(old)
+                new.replace(target)
             except BaseException:  # an interrupt, too: the old folder goes back before the temporary one is cleared
-                if old.exists() and not place.exists():
-                    old.replace(place)
+                if old.exists() and not target.exists():
+                    old.replace(target)
                 raise
 
 
@@ -47,30 +47,30 @@ def check_replaceable(folder: Path, files: Sequence[str], in_place: bool = False
     ``in_place`` is for files that are written into the folder, which itself stays: hidden files of others may lie there
     (a desktop's .DS_Store), and such files without their manifest, of a first save that was killed.
     """
-    place = folder.resolve()
-    if place.is_dir():
-        found = sorted(entry.name for entry in place.iterdir())
+    target = folder.resolve()
+    if target.is_dir():
+        found = sorted(entry.name for entry in target.iterdir())
         if in_place:
             found = [name for name in found if name in files or not name.startswith(".")]
-        strange = [name for name in found if not any(fnmatchcase(name, pattern) for pattern in files)]
-        known = _is_manifest(place / files[0]) or (in_place and files[0] not in found)
-        if strange:
+        foreign = [name for name in found if not any(fnmatchcase(name, pattern) for pattern in files)]
+        recognized = _is_manifest(target / files[0]) or (in_place and files[0] not in found)
+        if foreign:
             raise StateError(
-                f"{folder} holds {strange[0]!r}, which Descant did not write for a result of this kind. "
+                f"{folder} holds {foreign[0]!r}, which Descant did not write for a result of this kind. "
                 "Give a new or an empty folder."
             )
-        if found and not known:
+        if found and not recognized:
             raise StateError(
                 f"{folder} holds {found[0]!r}, but no {files[0]} that says that Descant wrote it. "
                 "Give a new or an empty folder."
             )
-        if place.is_mount() and not in_place:
+        if target.is_mount() and not in_place:
             raise StateError(f"{folder} is a mount point, which cannot be replaced. Give a folder inside it.")
-    elif place.exists():
+    elif target.exists():
         raise StateError(f"{folder} is a file, and a folder is needed. Give a new or an empty folder.")
-    within = [place, *place.parents] if in_place else place.parents
+    within = [target, *target.parents] if in_place else target.parents
     nearest = next(parent for parent in within if parent.exists())
-    with clear_errors(folder), tempfile.TemporaryDirectory(prefix=".descant-", dir=nearest):
+    with write_errors(folder), tempfile.TemporaryDirectory(prefix=".descant-", dir=nearest):
         pass
 
 
@@ -83,14 +83,18 @@ def _is_manifest(file: Path) -> bool:
 
 
 @contextmanager
-def clear_errors(folder: Path) -> Iterator[None]:
+def write_errors(folder: Path) -> Iterator[None]:
     """What goes wrong while a folder is written, as one sentence."""
     try:
         yield
     except (OSError, SafetensorError, sqlite3.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or any(
+        disk_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or any(
             said in reason for said in ("disk is full", "No space left")
         )
-        hint = "What was saved before is whole: free some space and go on" if full else "Give one that you may write to"
+        hint = (
+            "What was saved before is whole: free some space and go on"
+            if disk_full
+            else "Give one that you may write to"
+        )
         raise StateError(f"{folder} cannot be written: {reason}. {hint}.") from error

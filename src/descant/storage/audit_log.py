@@ -37,10 +37,10 @@ from typing import Any
 
 from ..errors import StateError
 from . import atomic, event_log
-from .event_log import START, Line, Lines, Log
+from .event_log import LOG_START, EventLog, LogContent, LogLine
 
-LOG, HEAD = "audit.jsonl", "audit.head"
-CHANGES = (
+AUDIT_LOG, AUDIT_HEAD = "audit.jsonl", "audit.head"
+CUSTODY_EVENTS = (
     "invited",
     "sealed",
     "refreshed",
@@ -48,19 +48,21 @@ CHANGES = (
     "forgotten",
 )  # what is held of a party
 _ADVICE = "Somebody or something changed it after it was written: find out who, and compare with a copy. "
-_VAULT = "The vault is not used until it is restored; the run and its models are not concerned."
-_WRONG = (ValueError, TypeError, KeyError, RecursionError)
+_VAULT_CONSEQUENCE = "The vault is not used until it is restored; the run and its models are not concerned."
+_PARSE_ERRORS = (ValueError, TypeError, KeyError, RecursionError)
 
 
 @dataclass(frozen=True)
 class _Head:
     n: int
-    seal: str
+    chain_hash: str
     secret: str
 
-    def after(self, seal: str) -> _Head:
+    def advance(self, chain_hash: str) -> _Head:
         """The head when one more line, with this seal, is there."""
-        return _Head(self.n + 1, seal, hmac.digest(bytes.fromhex(self.secret), seal.encode(), "sha256").hex())
+        return _Head(
+            self.n + 1, chain_hash, hmac.digest(bytes.fromhex(self.secret), chain_hash.encode(), "sha256").hex()
+        )
 
     @property
     def mark(self) -> str:
@@ -68,7 +70,7 @@ class _Head:
         return hashlib.sha256(b"descant mark" + bytes.fromhex(self.secret)).hexdigest()[:32]
 
 
-class Audit:
+class AuditLog:
     """A log that is read as far as it goes, and then written to; its user holds a lock on the folder meanwhile.
 
     `secret` is the first one, which only the owner's key gives: without it the chain is checked, but not the marks.
@@ -76,35 +78,41 @@ class Audit:
     """
 
     def __init__(
-        self, folder: Path, secret: bytes | None, changes: Collection[str] = CHANGES, meanwhile: str = _VAULT
+        self,
+        folder: Path,
+        secret: bytes | None,
+        custody_events: Collection[str] = CUSTODY_EVENTS,
+        consequence: str = _VAULT_CONSEQUENCE,
     ) -> None:
-        self._file, self._head_file = folder / LOG, folder / HEAD
-        self._changes, self._advice = changes, _ADVICE + meanwhile
-        self._first = None if secret is None else _Head(0, "", secret.hex())
+        self._file, self._head_file = folder / AUDIT_LOG, folder / AUDIT_HEAD
+        self._custody_events, self._advice = custody_events, _ADVICE + consequence
+        self._initial_head = None if secret is None else _Head(0, "", secret.hex())
         self.rewind()
 
     def rewind(self) -> None:
         """Forget what was read, so that :meth:`catch_up` begins with the first line again."""
-        self.last: Line = START
-        self._known = self._first  # the head as it must have been after the last line that was read, if that is known
-        self.latest: dict[str, dict[str, Any]] = {}  # by party, the last event that changed what is held of it
-        self.opened: dict[str, int] = {}  # by party, how often its coreset was opened
+        self.last_line: LogLine = LOG_START
+        self._verified_head = (
+            self._initial_head
+        )  # the head as it must have been after the last line that was read, if that is known
+        self.latest_events: dict[str, dict[str, Any]] = {}  # by party, the last event that changed what is held of it
+        self.open_counts: dict[str, int] = {}  # by party, how often its coreset was opened
 
-    def begin(self, event: str, **fields: Any) -> None:
+    def start(self, event: str, **fields: Any) -> None:
         """The first line of a new log; it needs the first secret."""
-        if self._first is None:
+        if self._initial_head is None:
             raise StateError(f"{self._file} cannot be begun without its owner's key.")
-        self._known = self._first
+        self._verified_head = self._initial_head
         self.add(event, **fields)
 
     def add(self, event: str, **fields: Any) -> None:
         """One more line, on the disk when this returns; the head follows it."""
-        if self._known is None:
+        if self._verified_head is None:
             raise StateError(f"{self._file} must be read before it is written to.")
-        lines = Log(self._file, self.last)
-        lines.add(event, **fields, mark=self._known.mark)
+        lines = EventLog(self._file, self.last_line)
+        lines.add(event, **fields, mark=self._verified_head.mark)
         lines.flush()
-        self._write(self._known.after(lines.written.seal))
+        self._write_head(self._verified_head.advance(lines.last_written.chain_hash))
         self.catch_up()
 
     def catch_up(self) -> tuple[str, ...]:
@@ -113,88 +121,94 @@ class Audit:
         It gives the seals of the lines that it has read; none are kept, because a log grows with the rounds.
         """
         head = self._read_head()
-        if head.n < self.last.number:
-            raise self._damage(f"{self._file} and its head have gone back from line {self.last.number} to {head.n}.")
-        if not self._file.exists() or self._file.stat().st_size < self.last.end:
-            raise self._damage(f"{self._file} has lost lines that were there before.")
-        found = event_log.read(self._file, self.last, self._advice)
+        if head.n < self.last_line.number:
+            raise self._damage_error(
+                f"{self._file} and its head have gone back from line {self.last_line.number} to {head.n}."
+            )
+        if not self._file.exists() or self._file.stat().st_size < self.last_line.end:
+            raise self._damage_error(f"{self._file} has lost lines that were there before.")
+        found = event_log.read_log(self._file, self.last_line, self._advice)
         ahead = found.last.number - head.n
         if ahead < 0:
-            raise self._damage(
+            raise self._damage_error(
                 f"Line {found.last.number + 1} of {self._file} is damaged or missing: {head.n} were written."
             )
         if ahead > 1:
-            raise self._damage(f"Line {head.n + 1} of {self._file} and what follows was added by somebody else.")
-        self._check(found, head)
+            raise self._damage_error(f"Line {head.n + 1} of {self._file} and what follows was added by somebody else.")
+        self._check_chain(found, head)
         if ahead == 1:  # a kill came between the line and the head
-            head = head.after(found.last.seal)
-            self._write(head)
-        self._take(found, head)
-        if found.torn:
-            atomic.cut(self._file, found.last.end)
-            self.add("mended", torn=found.torn)
-        return found.seals
+            head = head.advance(found.last.chain_hash)
+            self._write_head(head)
+        self._apply(found, head)
+        if found.torn_bytes:
+            atomic.truncate(self._file, found.last.end)
+            self.add("repaired", torn=found.torn_bytes)
+        return found.chain_hashes
 
-    def read_again(self, line: int = 0, seal: str = "") -> None:
+    def verify_all(self, line: int = 0, chain_hash: str = "") -> None:
         """Check all from the first line on; a line and its seal that were noted elsewhere must be there."""
         self.rewind()
-        seals = self.catch_up()
-        if line and (line > len(seals) or seals[line - 1] != seal):
+        chain_hashes = self.catch_up()
+        if line and (line > len(chain_hashes) or chain_hashes[line - 1] != chain_hash):
             raise StateError(
-                f"Line {line} of {self._file} is not the one that was noted, {seal!r:.80}: the folder was "
+                f"Line {line} of {self._file} is not the one that was noted, {chain_hash!r:.80}: the folder was "
                 "put back to an older copy, or its log was written anew."
             )
 
-    def _check(self, found: Lines, head: _Head) -> None:
+    def _check_chain(self, content: LogContent, head: _Head) -> None:
         """The head is that of these lines; with the key, or behind what was read before, so is everything in them."""
-        if [self.last.seal, *found.seals][head.n - self.last.number] != head.seal:
-            raise self._damage(f"The lines of {self._file} were sealed anew, or its head was: line {head.n} differs.")
-        known = self._known
-        self._compare(known, head)
-        for event, seal in zip(found.events, found.seals, strict=True):
+        if [self.last_line.chain_hash, *content.chain_hashes][head.n - self.last_line.number] != head.chain_hash:
+            raise self._damage_error(
+                f"The lines of {self._file} were sealed anew, or its head was: line {head.n} differs."
+            )
+        expected_head = self._verified_head
+        self._compare_heads(expected_head, head)
+        for event, seal in zip(content.events, content.chain_hashes, strict=True):
             n = event["n"]
-            known = head if n == head.n + 1 else known
-            if known is not None and event.get("mark") != known.mark:
-                raise self._damage(f"Line {max(1, n - 1)} or {n} of {self._file} was changed and sealed anew.")
-            known = None if known is None else known.after(seal)
-            self._compare(known, head)
+            expected_head = head if n == head.n + 1 else expected_head
+            if expected_head is not None and event.get("mark") != expected_head.mark:
+                raise self._damage_error(f"Line {max(1, n - 1)} or {n} of {self._file} was changed and sealed anew.")
+            expected_head = None if expected_head is None else expected_head.advance(seal)
+            self._compare_heads(expected_head, head)
 
-    def _compare(self, known: _Head | None, head: _Head) -> None:
-        if known is not None and known.n == head.n and known != head:
-            raise self._damage(f"Line {head.n} of {self._file}, or its head, was changed and sealed anew.")
+    def _compare_heads(self, expected_head: _Head | None, head: _Head) -> None:
+        if expected_head is not None and expected_head.n == head.n and expected_head != head:
+            raise self._damage_error(f"Line {head.n} of {self._file}, or its head, was changed and sealed anew.")
 
-    def _take(self, found: Lines, head: _Head) -> None:
-        for event in found.events:
+    def _apply(self, content: LogContent, head: _Head) -> None:
+        for event in content.events:
             party = event.get("party", "")
-            if event.get("event") in self._changes:
-                self.latest[party] = event
+            if event.get("event") in self._custody_events:
+                self.latest_events[party] = event
             elif event.get("event") == "opened":
-                self.opened[party] = self.opened.get(party, 0) + 1
-        self.last, self._known = found.last, head
+                self.open_counts[party] = self.open_counts.get(party, 0) + 1
+        self.last_line, self._verified_head = content.last, head
 
     def _read_head(self) -> _Head:
         try:
             found = _Head(**json.loads(self._head_file.read_bytes()))
-            whole = type(found.n) is int and isinstance(found.seal, str) and len(bytes.fromhex(found.secret)) == 32
+            whole = (
+                type(found.n) is int and isinstance(found.chain_hash, str) and len(bytes.fromhex(found.secret)) == 32
+            )
         except OSError as error:
-            raise self._damage(f"{self._head_file} cannot be read: {error.strerror}.") from None
-        except _WRONG:
+            raise self._damage_error(f"{self._head_file} cannot be read: {error.strerror}.") from None
+        except _PARSE_ERRORS:
             whole = False
         if not whole:
-            raise self._damage(f"{self._head_file} is damaged.")
+            raise self._damage_error(f"{self._head_file} is damaged.")
         return found
 
-    def _write(self, head: _Head) -> None:
-        atomic.replace(self._head_file, json.dumps(asdict(head)).encode(), f"{HEAD}.new", atomic.PRIVATE)
+    def _write_head(self, head: _Head) -> None:
+        atomic.replace(self._head_file, json.dumps(asdict(head)).encode(), f"{AUDIT_HEAD}.new", atomic.PRIVATE_MODE)
 
-    def _damage(self, what: str) -> StateError:
-        return StateError(f"{what} {self._advice}")
+    def _damage_error(self, problem: str) -> StateError:
+        return StateError(f"{problem} {self._advice}")
 
 
-def somebody() -> str:
+def current_user() -> str:
     """Who does it, for the log: user, machine and process."""
     try:
         name = getpass.getuser()
     except (OSError, KeyError, ImportError):  # a container whose user has no name
-        name = "somebody"
+        name = "unknown_user"
     return f"{name}@{socket.gethostname()}:{os.getpid()}"

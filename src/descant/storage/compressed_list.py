@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar, overload
 
-from .event_log import plain
+from .event_log import replace_non_finite
 
 T = TypeVar("T")
 
-_TOGETHER = 32  # entries
+_BLOCK_SIZE = 32  # entries
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -25,8 +25,8 @@ class _Block:
     """Entries as JSON without its brackets, compressed."""
 
     exact: bytes  # with nan and infinities
-    written: bytes  # as :meth:`Kept.json` has them
-    ordered: bytes  # and the same by their keys
+    finite_json: bytes  # as :meth:`Kept.json` has them
+    sorted_json: bytes  # and the same by their keys
 
     def entries(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads(
@@ -35,7 +35,7 @@ class _Block:
         return found
 
 
-class Kept(Sequence[T]):
+class CompressedList(Sequence[T]):
     """Reads like a list. `packed` makes an entry a mapping that JSON has, but for numbers; `opened` is its inverse.
 
     >>> kept = Kept([{"round": 1, "loss": math.inf}], dict, dict)
@@ -45,57 +45,62 @@ class Kept(Sequence[T]):
     """
 
     def __init__(
-        self, entries: Iterable[T], packed: Callable[[T], Mapping[str, Any]], opened: Callable[[dict[str, Any]], T]
+        self, entries: Iterable[T], encode: Callable[[T], Mapping[str, Any]], decode: Callable[[dict[str, Any]], T]
     ) -> None:
-        self._packed, self._opened = packed, opened
-        self._held: tuple[list[_Block], list[T]] = ([], list(entries))  # replaced whole, for whoever interrupts
+        self._encode, self._decode = encode, decode
+        self._blocks_and_tail: tuple[list[_Block], list[T]] = (
+            [],
+            list(entries),
+        )  # replaced whole, for whoever interrupts
 
-    def __copy__(self) -> Kept[T]:
-        copy = Kept[T]((), self._packed, self._opened)
-        copy._held = (self._held[0], [*self._held[1]])
+    def __copy__(self) -> CompressedList[T]:
+        copy = CompressedList[T]((), self._encode, self._decode)
+        copy._blocks_and_tail = (self._blocks_and_tail[0], [*self._blocks_and_tail[1]])
         return copy
 
     def append(self, entry: T) -> None:
-        self._held[1].append(entry)
+        self._blocks_and_tail[1].append(entry)
 
     def extend(self, entries: Iterable[T]) -> None:
-        self._held[1].extend(entries)
+        self._blocks_and_tail[1].extend(entries)
 
-    def json(self, ordered: bool = False) -> Iterator[bytes]:
+    def json_chunks(self, sort_keys: bool = False) -> Iterator[bytes]:
         """All of it as one JSON array, in pieces; where a number is not finite there is none."""
-        blocks, entries = self._held
-        found = (zlib.decompress(block.ordered if ordered else block.written) for block in blocks)
+        blocks, entries = self._blocks_and_tail
+        found = (zlib.decompress(block.sorted_json if sort_keys else block.finite_json) for block in blocks)
         between = b"["
-        for piece in chain(found, [self._text(entries, ordered)] if entries else []):
+        for piece in chain(found, [self._json_text(entries, sort_keys)] if entries else []):
             yield between + piece
             between = b", "
         yield b"]" if blocks or entries else b"[]"
 
-    def shrink(self) -> None:
+    def compress(self) -> None:
         """Keep all but the last entries small. Whoever changes one that was kept so changes a copy; never the last."""
-        blocks, entries = self._held
-        whole = (len(entries) - 1) // _TOGETHER * _TOGETHER
-        if whole > 0:
-            made = [self._block(entries[at : at + _TOGETHER]) for at in range(0, whole, _TOGETHER)]
-            self._held = ([*blocks, *made], entries[whole:])
+        blocks, entries = self._blocks_and_tail
+        compressible = (len(entries) - 1) // _BLOCK_SIZE * _BLOCK_SIZE
+        if compressible > 0:
+            made = [self._compress_block(entries[at : at + _BLOCK_SIZE]) for at in range(0, compressible, _BLOCK_SIZE)]
+            self._blocks_and_tail = ([*blocks, *made], entries[compressible:])
 
-    def _block(self, entries: Sequence[T]) -> _Block:
-        exact = json.dumps([*map(self._packed, entries)])[1:-1].encode()
-        texts = (exact, self._text(entries), self._text(entries, ordered=True))
+    def _compress_block(self, entries: Sequence[T]) -> _Block:
+        exact = json.dumps([*map(self._encode, entries)])[1:-1].encode()
+        texts = (exact, self._json_text(entries), self._json_text(entries, sort_keys=True))
         small = {text: zlib.compress(text) for text in texts}  # mostly all numbers are finite, and two are one
         return _Block(*(small[text] for text in texts))
 
-    def _text(self, entries: Sequence[T], ordered: bool = False) -> bytes:
-        return json.dumps(plain([*map(self._packed, entries)]), sort_keys=ordered, allow_nan=False)[1:-1].encode()
+    def _json_text(self, entries: Sequence[T], sort_keys: bool = False) -> bytes:
+        return json.dumps(replace_non_finite([*map(self._encode, entries)]), sort_keys=sort_keys, allow_nan=False)[
+            1:-1
+        ].encode()
 
     def __len__(self) -> int:
-        blocks, entries = self._held
-        return len(blocks) * _TOGETHER + len(entries)
+        blocks, entries = self._blocks_and_tail
+        return len(blocks) * _BLOCK_SIZE + len(entries)
 
     def __iter__(self) -> Iterator[T]:
-        blocks, entries = self._held
+        blocks, entries = self._blocks_and_tail
         for block in blocks:
-            yield from map(self._opened, block.entries())
+            yield from map(self._decode, block.entries())
         yield from entries
 
     @overload
@@ -104,22 +109,22 @@ class Kept(Sequence[T]):
     def __getitem__(self, at: slice) -> list[T]: ...
     def __getitem__(self, at: int | slice) -> T | list[T]:
         if isinstance(at, slice):
-            return self._some(range(len(self))[at])
-        blocks, entries = self._held
-        block, place = divmod(range(len(self))[at], _TOGETHER)
+            return self._select(range(len(self))[at])
+        blocks, entries = self._blocks_and_tail
+        block, place = divmod(range(len(self))[at], _BLOCK_SIZE)
         if block >= len(blocks):
-            return entries[range(len(self))[at] - len(blocks) * _TOGETHER]
-        return self._opened(blocks[block].entries()[place])
+            return entries[range(len(self))[at] - len(blocks) * _BLOCK_SIZE]
+        return self._decode(blocks[block].entries()[place])
 
-    def _some(self, places: Sequence[int]) -> list[T]:
+    def _select(self, indices: Sequence[int]) -> list[T]:
         """These entries; no block before them is opened."""
-        blocks, entries = self._held
-        first = min(min(places, default=len(self)) // _TOGETHER, len(blocks))
-        found = [*(self._opened(one) for block in blocks[first:] for one in block.entries()), *entries]
-        return [found[place - first * _TOGETHER] for place in places]
+        blocks, entries = self._blocks_and_tail
+        first = min(min(indices, default=len(self)) // _BLOCK_SIZE, len(blocks))
+        found = [*(self._decode(one) for block in blocks[first:] for one in block.entries()), *entries]
+        return [found[place - first * _BLOCK_SIZE] for place in indices]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Kept | list) and list(self) == list(other)
+        return isinstance(other, CompressedList | list) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -127,19 +132,19 @@ class Kept(Sequence[T]):
         return repr(list(self))
 
 
-def pieces(manifest: Mapping[str, Any], ordered: bool = False) -> Iterator[bytes]:
+def manifest_chunks(manifest: Mapping[str, Any], sort_keys: bool = False) -> Iterator[bytes]:
     """A mapping as JSON, in pieces, with all that is kept in it.
 
     >>> b"".join(pieces({"b": 1, "a": Kept([], dict, dict)}, ordered=True))
     b'{"a": [], "b": 1}'
     """
-    between = "{"
-    for key in sorted(manifest) if ordered else manifest:
-        yield f"{between}{json.dumps(key)}: ".encode()
+    separator = "{"
+    for key in sorted(manifest) if sort_keys else manifest:
+        yield f"{separator}{json.dumps(key)}: ".encode()
         value = manifest[key]
-        if isinstance(value, Kept):
-            yield from value.json(ordered)
+        if isinstance(value, CompressedList):
+            yield from value.json_chunks(sort_keys)
         else:
-            yield json.dumps(value, sort_keys=ordered, allow_nan=False).encode()
-        between = ", "
+            yield json.dumps(value, sort_keys=sort_keys, allow_nan=False).encode()
+        separator = ", "
     yield b"}"

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-_KINDS = {
+_DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
     "I8": torch.int8,
@@ -34,23 +34,25 @@ _KINDS = {
 }
 
 
-def tensors_in(file: Path) -> dict[str, Tensor]:
+def map_tensors(file: Path) -> dict[str, Tensor]:
     """All of them, by name. Whoever writes into one changes no file; `SafetensorError` if it is not one of these."""
     with safe_open(file, "pt"):  # every place in it is within it, and has as many bytes as its shape
         pass
     with file.open("rb") as opened:
-        held = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
-    begin = 8 + int.from_bytes(held[:8], "little")
+        mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+    data_start = 8 + int.from_bytes(mapping[:8], "little")
     found = {}
-    for name, said in json.loads(held[8:begin]).items():
+    for name, entry in json.loads(mapping[8:data_start]).items():
         if name != "__metadata__":
-            kind, at = _KINDS[said["dtype"]], said["data_offsets"]
-            found[name] = _between(held, kind, begin + at[0], begin + at[1]).view(said["shape"])
+            dtype, offsets = _DTYPES[entry["dtype"]], entry["data_offsets"]
+            found[name] = _tensor_at(mapping, dtype, data_start + offsets[0], data_start + offsets[1]).view(
+                entry["shape"]
+            )
     return found
 
 
-def _between(held: mmap.mmap, kind: torch.dtype, begin: int, end: int) -> Tensor:
+def _tensor_at(mapping: mmap.mmap, dtype: torch.dtype, begin: int, end: int) -> Tensor:
     """Numbers of a map, which they keep; torch makes none of no bytes."""
     if begin == end:
-        return torch.empty(0, dtype=kind)
-    return torch.frombuffer(held, dtype=kind, count=(end - begin) // kind.itemsize, offset=begin)
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(mapping, dtype=dtype, count=(end - begin) // dtype.itemsize, offset=begin)

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..errors import StateError
 
 
-def room(shape: tuple[int, ...], dtype: torch.dtype, budget: int) -> Tensor:
+def spill_buffer(shape: tuple[int, ...], dtype: torch.dtype, budget: int) -> Tensor:
     """A tensor to be filled: in memory while it is within a budget of bytes, in a file beyond.
 
     >>> room((2, 3), torch.float32, budget=0).fill_(1).sum()
@@ -30,13 +30,13 @@ def room(shape: tuple[int, ...], dtype: torch.dtype, budget: int) -> Tensor:
     size = math.prod(shape) * dtype.itemsize
     if size <= budget:
         return torch.empty(shape, dtype=dtype)
-    with wanted(size), tempfile.TemporaryFile(prefix="descant-") as file:
+    with allocation_errors(size), tempfile.TemporaryFile(prefix="descant-") as file:
         reserve(file.fileno(), size)
-        held = mmap.mmap(file.fileno(), size)
-    return torch.frombuffer(held, dtype=dtype).view(shape)  # keeps the map alive
+        mapping = mmap.mmap(file.fileno(), size)
+    return torch.frombuffer(mapping, dtype=dtype).view(shape)  # keeps the map alive
 
 
-class Filed:
+class SpillFile:
     """Bytes in a file without a name, which goes when nobody holds it and nothing is mapped from it any more.
 
     >>> filed = Filed()
@@ -45,16 +45,16 @@ class Filed:
     """
 
     def __init__(self) -> None:
-        with wanted(0), tempfile.TemporaryFile(prefix="descant-") as file:
+        with allocation_errors(0), tempfile.TemporaryFile(prefix="descant-") as file:
             self._descriptor = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._descriptor)
 
-    def add(self, some: bytes | memoryview) -> None:
+    def append(self, data: bytes | memoryview) -> None:
         """Put more behind what is there."""
-        with wanted(len(some)):
-            left = memoryview(some)
-            while left:
-                left = left[os.write(self._descriptor, left) :]
+        with allocation_errors(len(data)):
+            remaining = memoryview(data)
+            while remaining:
+                remaining = remaining[os.write(self._descriptor, remaining) :]
 
     def __len__(self) -> int:
         return os.fstat(self._descriptor).st_size
@@ -63,26 +63,26 @@ class Filed:
         begin, end, _ = part.indices(len(self))
         return os.pread(self._descriptor, end - begin, begin)
 
-    def mapped(self) -> mmap.mmap:
+    def memory_map(self) -> mmap.mmap:
         """All of it, to be read: in memory only as long as nobody else needs the memory."""
         return mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
 
     @property
-    def place(self) -> Path | None:
+    def path(self) -> Path | None:
         """By which others in this process can open it; None where the system gives it none."""
         place = Path(f"/proc/self/fd/{self._descriptor}")
         return place if place.exists() else None
 
 
 @contextmanager
-def wanted(size: int) -> Iterator[None]:
+def allocation_errors(size: int) -> Iterator[None]:
     """Room for so many bytes is asked for inside: an error says where it could not be had."""
     try:
         yield
     except OSError as error:
-        place = tempfile.tempdir or os.environ.get("TMPDIR", "the folder for temporary files")
+        folder = tempfile.tempdir or os.environ.get("TMPDIR", "the folder for temporary files")
         raise StateError(
-            f"{size / 1e6:.0f} MB for models cannot be had in {place}: {error.strerror}. Make room there, or set "
+            f"{size / 1e6:.0f} MB for models cannot be had in {folder}: {error.strerror}. Make room there, or set "
             "TMPDIR to a folder that has it."
         ) from error
 

@@ -17,23 +17,23 @@ from typing import Any
 import numpy as np
 
 from ..analysis.scores import Numbers
-from ..analysis.shapley_values import Coalition, coalitions, orders_of, shapley, standard_error
-from ..core.algorithm import Algorithm, Attend
-from ..core.progress import bar
+from ..analysis.shapley_values import Coalition, draw_orders, needed_coalitions, shapley, standard_error
+from ..core.algorithm import Algorithm, Participation
+from ..core.progress import progress_bar
 from ..errors import SettingError
-from ..federation import Federation, attending
-from ..reporting.figure import label, picture
-from ..reporting.plots import MANY
+from ..federation import Federation, with_participation
+from ..reporting.figure import label, open_figure
+from ..reporting.plots import MAX_NAMED_PARTIES
 from ..reporting.table import Table
-from ..rounds.plan import Data, Model, parties_of
-from .coalitions import Values
-from .result import mean_of_known
+from ..rounds.plan import ModelSource, PopulationSource, make_population
+from .coalitions import CoalitionScores
+from .result import nanmean
 
-_COLUMNS = ("party", "samples", "alone", "together", "gain", "share", "± share", "gives", "± gives", "leave-one-out")
+_COLUMNS = ("party", "samples", "local", "joint", "gain", "share", "± share", "given", "± gives", "leave-one-out")
 
 
 @dataclass(frozen=True)
-class Worth:
+class Contributions:
     """What every party is worth. Differences are gains: above 0 is better, whichever way the metric goes.
 
     ``each`` has one draw a seed, or one an order of arrival if there is a single seed; a draw is ``[parties, parties +
@@ -43,41 +43,41 @@ class Worth:
     names: tuple[str, ...]
     samples: tuple[int, ...]
     metric: str
-    alone: Numbers  # [parties] the score on its own test set, of a coalition of one
-    together: Numbers  # [parties] the same, of all
+    local: Numbers  # [parties] the score on its own test set, of a coalition of one
+    joint: Numbers  # [parties] the same, of all
     gain: Numbers  # [parties] together - alone
-    without: Numbers  # [parties, parties] what the score of each (column) loses when one (row) is left out
-    each: Numbers  # [draws, parties, parties + 1] Shapley values
-    how: str  # what was trained, in a sentence
+    left_out: Numbers  # [parties, parties] what the score of each (column) loses when one (row) is left out
+    draws: Numbers  # [draws, parties, parties + 1] Shapley values
+    description: str  # what was trained, in a sentence
 
     @property
-    def between(self) -> Numbers:
+    def pairwise(self) -> Numbers:
         """Who gives what to whom: the Shapley value of a party (row) for the score of another (column)."""
-        mean: Numbers = self.each.mean(0)[:, :-1]
+        mean: Numbers = self.draws.mean(0)[:, :-1]
         return mean
 
     @property
-    def share(self) -> tuple[Numbers, Numbers]:
+    def fair_share(self) -> tuple[Numbers, Numbers]:
         """A party's fair share of what all gain over being alone, in sum, and its standard error.
 
         It adds up to the sum of the gains. Who has a larger share than its own gain puts in more than it gets out.
         """
-        return self.each.mean(0)[:, -1], standard_error(self.each[..., -1])
+        return self.draws.mean(0)[:, -1], standard_error(self.draws[..., -1])
 
     @property
-    def gives(self) -> tuple[Numbers, Numbers]:
+    def given_to_others(self) -> tuple[Numbers, Numbers]:
         """What a party adds to the score of another one, the mean over the others, and its standard error."""
-        to_others = np.stack([_over_others(draw[:, :-1]) for draw in self.each])
+        to_others = np.stack([mean_over_others(draw[:, :-1]) for draw in self.draws])
         return to_others.mean(0), standard_error(to_others)
 
     @property
     def leave_one_out(self) -> Numbers:
         """What the others lose when a party is left out of all, the mean over them."""
-        return _over_others(self.without)
+        return mean_over_others(self.left_out)
 
     def table(self) -> Table:
         """One row a party: alone and together, its share of the joint gain, and what it gives to the others."""
-        numbers = (self.alone, self.together, self.gain, *self.share, *self.gives, self.leave_one_out)
+        numbers = (self.local, self.joint, self.gain, *self.fair_share, *self.given_to_others, self.leave_one_out)
         rows: list[dict[str, Any]] = [
             dict(zip(_COLUMNS, (name, size, *map(float, values)), strict=True))
             for name, size, *values in zip(self.names, self.samples, *numbers, strict=True)
@@ -85,25 +85,31 @@ class Worth:
         return Table(_COLUMNS, rows, self._verdict(), notes=tuple(self._notes()))
 
     def _verdict(self) -> str:
-        alone, together = (float(mean_of_known(each)) for each in (self.alone, self.together))
-        gives, most, gains = self.gives[0], int(np.nanargmax(self.gives[0])), int(np.nanargmax(self.gain))
-        giver = f"Party {self.names[most]!r} gives most to the others ({gives[most]:+.3f} each)"
-        giver = giver if gives[most] > 0 else "No party gives anything to the others"
-        gainer = f"party {self.names[gains]!r} gains most ({self.gain[gains]:+.3f})"
-        gainer = gainer if self.gain[gains] > 0 else "no party gains"
-        return f"{self.metric}: alone {alone:.3f}, together {together:.3f}. {giver}, {gainer}."
+        local, joint = (float(nanmean(each)) for each in (self.local, self.joint))
+        given, top_giver, top_gainer = (
+            self.given_to_others[0],
+            int(np.nanargmax(self.given_to_others[0])),
+            int(np.nanargmax(self.gain)),
+        )
+        giver = f"Party {self.names[top_giver]!r} gives most to the others ({given[top_giver]:+.3f} each)"
+        giver = giver if given[top_giver] > 0 else "No party gives anything to the others"
+        gainer = f"party {self.names[top_gainer]!r} gains most ({self.gain[top_gainer]:+.3f})"
+        gainer = gainer if self.gain[top_gainer] > 0 else "no party gains"
+        return f"{self.metric}: alone {local:.3f}, together {joint:.3f}. {giver}, {gainer}."
 
     def _notes(self) -> list[str]:
-        share = self.share[0]
-        credit = np.where(share > 0, np.nan_to_num(share - self.gain), 0.0)  # who takes from the others puts in nothing
-        best = int(credit.argmax())
-        notes = [self.how]
-        if credit[best] > 0:
+        share = self.fair_share[0]
+        surplus = np.where(
+            share > 0, np.nan_to_num(share - self.gain), 0.0
+        )  # who takes from the others puts in nothing
+        top_contributor = int(surplus.argmax())
+        notes = [self.description]
+        if surplus[top_contributor] > 0:
             notes.append(
-                f"Party {self.names[best]!r} puts in the most beyond what it gets: its share of the joint gain is "
-                f"{share[best]:+.3f}, its own gain {self.gain[best]:+.3f}."
+                f"Party {self.names[top_contributor]!r} puts in the most beyond what it gets: its share of the joint gain is "
+                f"{share[top_contributor]:+.3f}, its own gain {self.gain[top_contributor]:+.3f}."
             )
-        if len(self.each) < 2:
+        if len(self.draws) < 2:
             notes.append("With one seed it is not known how much another seed would change: give seeds=3.")
         return notes
 
@@ -112,40 +118,42 @@ class Worth:
         unknown = np.full(len(self.names), np.nan)
         lines = {
             "its own gain": (self.gain, unknown),
-            "its share of all gains": self.share,
-            "gives to each other party": self.gives,
+            "its share of all gains": self.fair_share,
+            "gives to each other party": self.given_to_others,
             "leave-one-out": (self.leave_one_out, unknown),
         }
-        places = np.arange(len(self.names))
-        with picture(Path(file), lines, whole=False) as ((axes,), styles):
-            for place in places[::2]:
-                axes.axvspan(place - 0.5, place + 0.5, color="#f2f2f2", linewidth=0, zorder=0)  # below the grid
+        positions = np.arange(len(self.names))
+        with open_figure(Path(file), lines, integer_rounds=False) as ((axes,), styles):
+            for position in positions[::2]:
+                axes.axvspan(position - 0.5, position + 0.5, color="#f2f2f2", linewidth=0, zorder=0)  # below the grid
             axes.axhline(0, color="black", linewidth=1.0)
-            for aside, (told, (mean, error)) in zip((-0.27, -0.09, 0.09, 0.27), lines.items(), strict=True):
-                style = {**styles[told], "linestyle": "none", "markersize": 5}
-                axes.errorbar(places + aside, mean, 2 * error, label=told, **style)
-            axes.set_xlim(-0.5, len(places) - 0.5)
-            few = len(places) <= MANY
-            axes.set_xticks(places if few else [], [label(name, 18) for name in self.names] if few else [])
+            for offset, (series_name, (mean, error)) in zip((-0.27, -0.09, 0.09, 0.27), lines.items(), strict=True):
+                style = {**styles[series_name], "linestyle": "none", "markersize": 5}
+                axes.errorbar(positions + offset, mean, 2 * error, label=series_name, **style)
+            axes.set_xlim(-0.5, len(positions) - 0.5)
+            show_names = len(positions) <= MAX_NAMED_PARTIES
+            axes.set_xticks(
+                positions if show_names else [], [label(name, 18) for name in self.names] if show_names else []
+            )
             axes.set_xlabel("party")
             axes.set_ylabel(f"{label(self.metric, 40)}: above 0 is better")
             axes.set_title("What each party gets and gives", loc="left")
         return Path(file)
 
 
-def worth(
+def contributions(
     algorithm: Algorithm,
-    model: Model,
-    people: Data,
+    model: ModelSource,
+    population: PopulationSource,
     *,
     rounds: int,
     seeds: int | Sequence[int] = 1,
     permutations: int | None = None,
     file: str | Path | None = None,
     progress: bool = True,
-    attend: Attend | int | None = None,
+    participation: Participation | int | None = None,
     **settings: Any,
-) -> Worth:
+) -> Contributions:
     """Shapley values and leave-one-out of the parties, and alone against together. ``settings`` are Federation's.
 
     Up to 10 parties all coalitions train (2^n - 1 trainings a seed) and the values are exact for that seed; of more,
@@ -159,89 +167,95 @@ def worth(
     >>> bool(abs(found.share[0].sum() - found.gain.sum()) < 1e-9)
     True
     """
-    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    made, algorithm = parties_of(people), attending(algorithm, attend)
-    _check(rounds, chosen, made.names, settings)
-    groups = [_needed(made.names, permutations, seed) for seed in chosen]
-    trainings = sum(len(group) - 1 for group in groups)  # nobody does not train
-    values, found = Values(None if file is None else Path(file)), list[_Seed]()
-    with bar(disable=not progress) as shown:
-        line = shown.add_task(f"{trainings} trainings", total=trainings + len(chosen), told="–")
-        for seed, group in zip(chosen, groups, strict=True):
-            everybody = Federation(model, made, algorithm, seed=seed, **settings)
-            values.begin(everybody, rounds)
-            began, scores = time.perf_counter(), dict[Coalition, Numbers]()
+    chosen_seeds = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    population_object, algorithm = make_population(population), with_participation(algorithm, participation)
+    check_arguments(rounds, chosen_seeds, population_object.names, settings)
+    coalitions_by_seed = [coalitions_to_train(population_object.names, permutations, seed) for seed in chosen_seeds]
+    trainings = sum(len(group) - 1 for group in coalitions_by_seed)  # nobody does not train
+    values, seed_results = CoalitionScores(None if file is None else Path(file)), list[_SeedResult]()
+    with progress_bar(disable=not progress) as shown:
+        progress_task = shown.add_task(f"{trainings} trainings", total=trainings + len(chosen_seeds), told="–")
+        for seed, group in zip(chosen_seeds, coalitions_by_seed, strict=True):
+            full_federation = Federation(model, population_object, algorithm, seed=seed, **settings)
+            values.load(full_federation, rounds)
+            started, scores = time.perf_counter(), dict[Coalition, Numbers]()
             for one in group:
-                scores[one] = values.of(everybody, one, rounds, settings)
-                shown.update(line, advance=1)
-                if progress and len(scores) == 1 and seed == chosen[0]:
-                    shown.console.print(_cost(trainings, time.perf_counter() - began))
-            plan = everybody.plan_
+                scores[one] = values.get_or_train(full_federation, one, rounds, settings)
+                shown.update(progress_task, advance=1)
+                if progress and len(scores) == 1 and seed == chosen_seeds[0]:
+                    shown.console.print(cost_sentence(trainings, time.perf_counter() - started))
+            plan = full_federation.plan_
             sign = 1 if plan.metric.higher_is_better else -1
-            found.append(_Seed.of(made.names, scores, sign, permutations, seed))
-    orders = orders_of(made.names, permutations, 0)
-    drawn = "all coalitions, so exact" if orders is None else f"{len(orders)} orders of arrival drawn"
-    how = f"{algorithm.name}, {rounds} rounds: {trainings} trainings with {len(chosen)} seeds ({drawn})."
-    return _gathered(made.samples, plan.metric.name, found, how)
+            seed_results.append(_SeedResult.from_scores(population_object.names, scores, sign, permutations, seed))
+    orders = draw_orders(population_object.names, permutations, 0)
+    orders_sentence = "all coalitions, so exact" if orders is None else f"{len(orders)} orders of arrival drawn"
+    description = (
+        f"{algorithm.name}, {rounds} rounds: {trainings} trainings with {len(chosen_seeds)} seeds ({orders_sentence})."
+    )
+    return average_over_seeds(population_object.samples, plan.metric.name, seed_results, description)
 
 
-def _cost(trainings: int, took: float) -> str:
-    whole = f"at most {trainings * took / 60:.1f} min in all"  # nobody takes longer than all together
-    return f"What each party is worth: {trainings} trainings; the first, of all parties, took {took:.1f} s: {whole}."
+def cost_sentence(trainings: int, first_seconds: float) -> str:
+    total_sentence = f"at most {trainings * first_seconds / 60:.1f} min in all"  # nobody takes longer than all together
+    return f"What each party is worth: {trainings} trainings; the first, of all parties, took {first_seconds:.1f} s: {total_sentence}."
 
 
 @dataclass(frozen=True)
-class _Seed:
+class _SeedResult:
     """What came of one seed: scores as they are, differences as gains."""
 
-    alone: Numbers
-    together: Numbers
+    local: Numbers
+    joint: Numbers
     gain: Numbers
-    without: Numbers
-    each: Numbers
+    left_out: Numbers
+    draws: Numbers
 
     @classmethod
-    def of(
+    def from_scores(
         cls, names: tuple[str, ...], scores: dict[Coalition, Numbers], sign: int, permutations: int | None, seed: int
-    ) -> _Seed:
-        whole = frozenset(names)
-        alone = np.array([scores[frozenset({name})][i] for i, name in enumerate(names)])
+    ) -> _SeedResult:
+        all_parties = frozenset(names)
+        local = np.array([scores[frozenset({name})][i] for i, name in enumerate(names)])
 
         def value(one: Coalition) -> Numbers:
             """Every party's score and, in the end, what those who are in it gain over being alone, in sum."""
             inside = np.array([name in one for name in names])
-            return sign * np.append(scores[one], np.nansum((scores[one] - alone)[inside]))
+            return sign * np.append(scores[one], np.nansum((scores[one] - local)[inside]))
 
-        without = np.stack([scores[whole] - scores[whole - {name}] for name in names])
-        each = shapley(names, value, permutations, seed).each
-        return cls(alone, scores[whole], sign * (scores[whole] - alone), sign * without, each)
+        left_out = np.stack([scores[all_parties] - scores[all_parties - {name}] for name in names])
+        draws = shapley(names, value, permutations, seed).draws
+        return cls(local, scores[all_parties], sign * (scores[all_parties] - local), sign * left_out, draws)
 
 
-def _gathered(samples: dict[str, int], metric: str, found: list[_Seed], how: str) -> Worth:
+def average_over_seeds(
+    samples: dict[str, int], metric: str, seed_results: list[_SeedResult], description: str
+) -> Contributions:
     """The mean over seeds; where there are several, they are the draws that errors are reckoned from."""
-    each = found[0].each if len(found) == 1 else np.stack([one.each.mean(0) for one in found])
-    means = {name: np.mean([getattr(s, name) for s in found], 0) for name in ("alone", "together", "gain", "without")}
-    return Worth(tuple(samples), tuple(samples.values()), metric, each=each, how=how, **means)
+    draws = seed_results[0].draws if len(seed_results) == 1 else np.stack([one.draws.mean(0) for one in seed_results])
+    means = {
+        name: np.mean([getattr(s, name) for s in seed_results], 0) for name in ("local", "joint", "gain", "left_out")
+    }
+    return Contributions(tuple(samples), tuple(samples.values()), metric, draws=draws, description=description, **means)
 
 
-def _needed(names: Sequence[str], permutations: int | None, seed: int) -> list[Coalition]:
+def coalitions_to_train(names: Sequence[str], permutations: int | None, seed: int) -> list[Coalition]:
     """All first, then those of the Shapley values, of training alone, and of leaving one out; each once."""
-    orders, whole = orders_of(names, permutations, seed), frozenset(names)
-    more = [one for name in names for one in (frozenset({name}), whole - {name})]
-    return list(dict.fromkeys([*coalitions(names, orders), *more]))
+    orders, all_parties = draw_orders(names, permutations, seed), frozenset(names)
+    more = [one for name in names for one in (frozenset({name}), all_parties - {name})]
+    return list(dict.fromkeys([*needed_coalitions(names, orders), *more]))
 
 
-def _check(rounds: int, seeds: Sequence[int], names: Sequence[str], settings: dict[str, Any]) -> None:
+def check_arguments(rounds: int, seeds: Sequence[int], names: Sequence[str], settings: dict[str, Any]) -> None:
     if not isinstance(rounds, int) or rounds < 1 or not seeds or "seed" in settings or len(names) < 2:
-        told = " and a 'seed'" if "seed" in settings else ""
+        extra = " and a 'seed'" if "seed" in settings else ""
         raise SettingError(
             "worth needs at least two parties, one round and one seed (seeds=3, or seeds=[1, 2]). Got "
-            f"{len(names)} parties, rounds={rounds!r:.40}, seeds={seeds!r:.40}{told}."
+            f"{len(names)} parties, rounds={rounds!r:.40}, seeds={seeds!r:.40}{extra}."
         )
     if settings.get("vault") is not None:
         raise SettingError("worth trains many coalitions, each of which would seal coresets: leave 'vault' out.")
 
 
-def _over_others(rows: Numbers) -> Numbers:
+def mean_over_others(rows: Numbers) -> Numbers:
     """The mean of every row without its own entry, ``[parties]``; who has no test set does not count."""
-    return mean_of_known(np.where(np.eye(len(rows), dtype=bool), np.nan, rows).T)
+    return nanmean(np.where(np.eye(len(rows), dtype=bool), np.nan, rows).T)

@@ -15,176 +15,213 @@ from typing import Any
 
 import numpy as np
 
-from ..analysis import Finding, Traded
-from ..analysis.desk_results import traded
-from ..analysis.findings import collapse, of_a_coreset, refused
-from ..analysis.scores import Column, Numbers, Scores
-from ..config import how_to_end
+from ..analysis import BacktestResults, Finding
+from ..analysis.desk_results import backtest_federation
+from ..analysis.findings import detect_collapse, is_coreset_rejection, rejection_findings
+from ..analysis.scores import Numbers, ScoreColumn, Scores
+from ..config import resume_hint
 from ..errors import StateError
 from ..reporting.table import Table
-from ..rounds.state import presence_in
-from ..storage import clear_errors
-from ..tracking import Recorded, Run, read
-from .result import AGENTS, SERIES, numbers, plain, series_of
-from .study import LOCAL, Result, Study
+from ..rounds.state import presence_from_arrays
+from ..storage import write_errors
+from ..tracking import RecordedRun, Run, read_run
+from .result import AGENT_SERIES, SERIES, available_series, from_json_numbers, to_json_numbers
+from .study import LOCAL, Study, StudyResult
 
-_ENDS = "Training alone was scored at the end of the run only: its line by round stands at that score."
+LOCAL_CURVE_NOTE = "Training alone was scored at the end of the run only: its line by round stands at that score."
 
-_UNTOLD = ("algorithm", "seed", "version", "layout", "constants")  # told elsewhere, or of the folder's form
+OMITTED_SETTINGS = ("algorithm", "seed", "version", "layout", "constants")  # told elsewhere, or of the folder's form
 
 
-def judge(run: Run) -> Table:
+def evaluate_run(run: Run) -> Table:
     """Party by party, whether joining helped; what a party reaches alone is noted for later."""
     table = run.federation.table()
-    own = {row["party"]: row["alone"] for row in table.plain()}
-    twin = run.federation._twin  # the table trained it
-    history = twin.history_
-    known = SERIES + tuple(name for name in AGENTS if any("steps" in entry for entry in history))
-    series = {name: plain([entry.get(name, np.nan) for entry in history]) for name in known}
-    walked = {name: traded(each) for name, each in (("own", run.federation), ("alone", twin))}
-    desks = {"traded": {name: each.to_json() for name, each in walked.items() if each is not None}}
-    run.log("alone", round=run.round, own=own, series=series, **(desks if desks["traded"] else {}))
+    local_scores = {row["party"]: row["local"] for row in table.to_json_rows()}
+    local_federation = run.federation._twin  # the table trained it
+    history = local_federation.history_
+    series_names = SERIES + tuple(name for name in AGENT_SERIES if any("steps" in entry for entry in history))
+    series = {name: to_json_numbers([entry.get(name, np.nan) for entry in history]) for name in series_names}
+    backtests = {
+        name: backtest_federation(each) for name, each in (("personal", run.federation), ("local", local_federation))
+    }
+    desks = {"backtest": {name: each.to_json() for name, each in backtests.items() if each is not None}}
+    run.log("local", round=run.round, own=local_scores, series=series, **(desks if desks["backtest"] else {}))
     for note in table.notes:
         run.log("warning", text=note)
     return table
 
 
-def scored_in(folder: Path) -> tuple[Recorded, Result]:
+def read_scored_run(folder: Path) -> tuple[RecordedRun, StudyResult]:
     """The run in a folder, and what is on record of it; an error if nothing was scored yet."""
-    found = read(folder)
-    if not len(found.numbers.scored):
-        raise StateError(f"The run in {folder} has no scores yet. {how_to_end(found)}")
-    return found, _result(found, str(found.settings["algorithm"]["name"]))
+    recorded = read_run(folder)
+    if not len(recorded.numbers.scored_rounds):
+        raise StateError(f"The run in {folder} has no scores yet. {resume_hint(recorded)}")
+    return recorded, _result(recorded, str(recorded.settings["algorithm"]["name"]))
 
 
-def study_of(folder: Path) -> Study:
+def study_from_run(folder: Path) -> Study:
     """What came of the run in a folder."""
-    found, method = scored_in(folder)
-    if method.method == LOCAL:
-        return Study((method,), _settings(found))
-    events = [event for event in found.events if event["event"] == "alone"]
+    recorded, result = read_scored_run(folder)
+    if result.method == LOCAL:
+        return Study((result,), _settings(recorded))
+    events = [event for event in recorded.events if event["event"] == "local"]
     if not events:
         raise StateError(
             f"Whether the run in {folder} helped is not known yet: nobody has trained alone beside it. "
-            f"{how_to_end(found)}"
+            f"{resume_hint(recorded)}"
         )
-    held = events[-1].get("traded", {})
-    ways = {name: Traded.from_json(held[name]) if name in held else None for name in ("own", "alone")}
-    both = (replace(_alone(found, method, events[-1]), traded=ways["alone"]), replace(method, traded=ways["own"]))
-    return Study(both, _settings(found))
+    backtest_records = events[-1].get("backtest", {})
+    backtests = {
+        name: BacktestResults.from_json(backtest_records[name]) if name in backtest_records else None
+        for name in ("personal", "local")
+    }
+    results = (
+        replace(_local_result(recorded, result, events[-1]), backtest=backtests["local"]),
+        replace(result, backtest=backtests["personal"]),
+    )
+    return Study(results, _settings(recorded))
 
 
-def write_page(study: Study, folder: Path) -> Path:
+def write_report(study: Study, folder: Path) -> Path:
     """Put report.html into a run's folder."""
-    with clear_errors(folder), tempfile.TemporaryDirectory() as place:
-        made = study.save(Path(place) / "study")
-        shutil.copyfile(made / "report.html", folder / "report.html")
+    with write_errors(folder), tempfile.TemporaryDirectory() as temporary_folder:
+        study_folder = study.save(Path(temporary_folder) / "study")
+        shutil.copyfile(study_folder / "report.html", folder / "report.html")
     return folder / "report.html"
 
 
-def _result(found: Recorded, method: str) -> Result:
-    held = found.numbers
-    columns = {name: Column(values[-1], found.higher_is_better) for name, values in held.scores.items()}
-    means = {name: [Column(row).mean for row in held.scores[name]] for name in ("own", "center")}
-    curve = tuple(zip(held.scored.tolist(), means["own"], means["center"], strict=True))
-    return Result(
+def _result(recorded: RecordedRun, method: str) -> StudyResult:
+    numbers_by_round = recorded.numbers
+    columns = {
+        name: ScoreColumn(values[-1], recorded.higher_is_better) for name, values in numbers_by_round.scores.items()
+    }
+    means = {
+        name: [ScoreColumn(row).mean for row in numbers_by_round.scores[name]] for name in ("personal", "global_model")
+    }
+    curve = tuple(zip(numbers_by_round.scored_rounds.tolist(), means["personal"], means["global_model"], strict=True))
+    return StudyResult(
         method,
-        int(found.settings["seed"]),
-        _scores(found, columns),
+        int(recorded.settings["seed"]),
+        _scores(recorded, columns),
         curve,
-        float(np.nansum(held.metrics.get("seconds", np.zeros(1)))),
-        sum(not of_a_coreset(text) for _, text in _refusals(found)),
-        attended=held.accepted.sum(axis=0).astype(float),
-        presence=tuple(presence_in(held.accepted, held.stood_in)),
-        centers=tuple(zip(held.scored.tolist(), held.scores["center"], strict=True)),
-        series=_series(found, held.metrics),
-        findings=tuple(_findings(found, method)),
+        float(np.nansum(numbers_by_round.metrics.get("seconds", np.zeros(1)))),
+        sum(not is_coreset_rejection(text) for _, text in _rejections(recorded)),
+        rounds_trained=numbers_by_round.accepted.sum(axis=0).astype(float),
+        presence=tuple(presence_from_arrays(numbers_by_round.accepted, numbers_by_round.proxied)),
+        global_model_scores=tuple(
+            zip(numbers_by_round.scored_rounds.tolist(), numbers_by_round.scores["global_model"], strict=True)
+        ),
+        series=_series(recorded, numbers_by_round.metrics),
+        findings=tuple(_findings(recorded, method)),
     )
 
 
-def _alone(found: Recorded, method: Result, event: Mapping[str, Any]) -> Result:
+def _local_result(recorded: RecordedRun, method: StudyResult, event: Mapping[str, Any]) -> StudyResult:
     """Training alone, as the run's log has it."""
-    own: Mapping[str, float | None] = event["own"]
-    values = np.array([np.nan if own.get(name) is None else own[name] for name in method.scores.names], dtype=float)
-    column = Column(values, found.higher_is_better)
-    scores = _scores(found, {"own": column, "majority": method.scores.majority})
+    local_scores: Mapping[str, float | None] = event["personal"]
+    values = np.array(
+        [np.nan if local_scores.get(name) is None else local_scores[name] for name in method.scores.names], dtype=float
+    )
+    column = ScoreColumn(values, recorded.higher_is_better)
+    scores = _scores(recorded, {"personal": column, "majority": method.scores.majority})
     curve = tuple((at, column.mean, column.mean) for at, _, _ in method.curve)
-    series = _series(found, {name: numbers(each) for name, each in event.get("series", {}).items()})
-    told = (Finding("alone", _ENDS),)
-    return Result(LOCAL, method.seed, scores, curve, 0.0, 0, attended=method.attended, series=series, findings=told)
+    series = _series(recorded, {name: from_json_numbers(each) for name, each in event.get("series", {}).items()})
+    findings = (Finding("local", LOCAL_CURVE_NOTE),)
+    return StudyResult(
+        LOCAL,
+        method.seed,
+        scores,
+        curve,
+        0.0,
+        0,
+        rounds_trained=method.rounds_trained,
+        series=series,
+        findings=findings,
+    )
 
 
-def _series(found: Recorded, known: Mapping[str, Numbers]) -> dict[str, Numbers]:
+def _series(recorded: RecordedRun, known: Mapping[str, Numbers]) -> dict[str, Numbers]:
     """Numbers by round; nan where they are not known, or are not of these rounds."""
-    rounds = found.numbers.round.astype(float)
-    fitting = {name: values for name, values in known.items() if len(values) == len(rounds)}
+    rounds = recorded.numbers.rounds.astype(float)
+    matching = {name: values for name, values in known.items() if len(values) == len(rounds)}
     unknown = np.full(len(rounds), np.nan)
-    return {name: rounds if name == "round" else fitting.get(name, unknown) for name in series_of(fitting)}
+    return {name: rounds if name == "round" else matching.get(name, unknown) for name in available_series(matching)}
 
 
-def _refusals(found: Recorded) -> set[tuple[int, str]]:
+def _rejections(recorded: RecordedRun) -> set[tuple[int, str]]:
     """Round and text of each; a round that was done again refused the same ones."""
-    return {(event["round"], event["text"]) for event in found.events if event["event"] == "refused"}
+    return {(event["round"], event["text"]) for event in recorded.events if event["event"] == "rejected"}
 
 
-def _learned(found: Recorded) -> dict[int, float]:
+def trained_means(recorded: RecordedRun) -> dict[int, float]:
     """By round, the mean score of the parties that had trained by then."""
-    held = found.numbers
-    trained = np.logical_or.accumulate(held.accepted, axis=0)[np.searchsorted(held.round, held.scored)]
+    numbers_by_round = recorded.numbers
+    trained = np.logical_or.accumulate(numbers_by_round.accepted, axis=0)[
+        np.searchsorted(numbers_by_round.rounds, numbers_by_round.scored_rounds)
+    ]
     return {
-        at: Column(own).only(some).mean
-        for at, own, some in zip(held.scored.tolist(), held.scores["own"], trained, strict=True)
+        at: ScoreColumn(personal).masked(trained_mask).mean
+        for at, personal, trained_mask in zip(
+            numbers_by_round.scored_rounds.tolist(), numbers_by_round.scores["personal"], trained, strict=True
+        )
     }
 
 
-def _findings(found: Recorded, method: str) -> Iterator[Finding]:
+def _findings(recorded: RecordedRun, method: str) -> Iterator[Finding]:
     """Whether it collapsed, and every warning on record, each once with the rounds at which it came."""
-    series, learned = _series(found, found.numbers.metrics), _learned(found)
-    rounds = found.numbers.round.tolist()
+    series, personal_trained = _series(recorded, recorded.numbers.metrics), trained_means(recorded)
+    rounds = recorded.numbers.rounds.tolist()
     history = [
-        {"round": round, "change": change, "loss": loss, "learned": learned.get(round, np.nan)}
+        {"round": round, "change": change, "loss": loss, "personal_trained": personal_trained.get(round, np.nan)}
         for round, change, loss in zip(rounds, series["change"].tolist(), series["loss"].tolist(), strict=True)
     ]
-    fell = collapse(method, history, found.higher_is_better)
-    if fell is not None:
-        yield fell
-    yield from refused(method, [text for _, text in sorted(_refusals(found))])
-    warned: dict[str, set[int]] = {}
-    for event in _current(found):
-        warned.setdefault(event["text"], set()).update([event["round"]] if "round" in event else [])
-    for text, at in warned.items():
-        said = (fell is not None and text == fell.text) or any(text in other for other in warned if other != text)
-        if not said:
-            yield Finding(text, text + _when(at))  # a kind of its own, because a study tells one finding a kind
+    collapse_finding = detect_collapse(method, history, recorded.higher_is_better)
+    if collapse_finding is not None:
+        yield collapse_finding
+    yield from rejection_findings(method, [text for _, text in sorted(_rejections(recorded))])
+    rounds_by_warning: dict[str, set[int]] = {}
+    for event in current_warnings(recorded):
+        rounds_by_warning.setdefault(event["text"], set()).update([event["round"]] if "round" in event else [])
+    for text, at in rounds_by_warning.items():
+        already_covered = (collapse_finding is not None and text == collapse_finding.text) or any(
+            text in other for other in rounds_by_warning if other != text
+        )
+        if not already_covered:
+            yield Finding(text, text + rounds_suffix(at))  # a kind of its own, because a study tells one finding a kind
 
 
-def _current(found: Recorded) -> Iterator[Mapping[str, Any]]:
+def current_warnings(recorded: RecordedRun) -> Iterator[Mapping[str, Any]]:
     """Every warning but those of a judgement that came before the last, which the run has outgrown."""
-    last = max((event["n"] for event in found.events if event["event"] == "alone"), default=None)
-    outgrown = False
-    for event in found.events:
+    last = max((event["n"] for event in recorded.events if event["event"] == "local"), default=None)
+    superseded = False
+    for event in recorded.events:
         if event["event"] != "warning":
-            outgrown = event["event"] == "alone" and event["n"] != last
-        elif "round" in event or not outgrown:
+            superseded = event["event"] == "local" and event["n"] != last
+        elif "round" in event or not superseded:
             yield event
 
 
-def _when(rounds: set[int]) -> str:
+def rounds_suffix(rounds: set[int]) -> str:
     if not rounds:
         return ""
     return f" (round {min(rounds)})" if len(rounds) == 1 else f" ({len(rounds)} rounds, the first {min(rounds)})"
 
 
-def _scores(found: Recorded, columns: Mapping[str, Column]) -> Scores:
+def _scores(recorded: RecordedRun, columns: Mapping[str, ScoreColumn]) -> Scores:
     """Scores of these columns; what is not known is nan."""
-    names = found.numbers.parties
-    unknown = Column(np.full(len(names), np.nan), found.higher_is_better)
+    names = recorded.numbers.parties
+    unknown = ScoreColumn(np.full(len(names), np.nan), recorded.higher_is_better)
     rest = [each.name for each in fields(Scores) if each.name not in ("names", "metric")]
-    return Scores(names, found.metric, **{name: columns.get(name, unknown) for name in rest})
+    return Scores(names, recorded.metric, **{name: columns.get(name, unknown) for name in rest})
 
 
-def _settings(found: Recorded) -> dict[str, Any]:
+def _settings(recorded: RecordedRun) -> dict[str, Any]:
     """What a reader asks for; the recipe stands in the folder."""
-    settings = {key: value for key, value in found.settings.items() if key not in _UNTOLD}
-    told = {"run": str(found.folder), "rounds": found.round, **settings, "parties": len(found.numbers.parties)}
-    return {**told, "algorithms": [found.settings["algorithm"]]}
+    settings = {key: value for key, value in recorded.settings.items() if key not in OMITTED_SETTINGS}
+    run_settings = {
+        "run": str(recorded.folder),
+        "rounds": recorded.round,
+        **settings,
+        "parties": len(recorded.numbers.parties),
+    }
+    return {**run_settings, "algorithms": [recorded.settings["algorithm"]]}

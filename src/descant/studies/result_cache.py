@@ -16,57 +16,59 @@ from typing import Any
 import torch
 
 from .. import __version__
-from ..core.settings import describe
+from ..core.settings import to_json_values
 from ..errors import DescantWarning, SettingError, StateError
 from ..federation import Federation
-from ..parties.fingerprints import fingerprint
+from ..parties.fingerprints import tensor_fingerprint
 from ..rounds.checkpoint import _identity
-from ..serialization.references import spell
-from ..storage import atomic, clear_errors
-from .result import Result
+from ..serialization.references import encode
+from ..storage import atomic, write_errors
+from .result import StudyResult
 
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+READ_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
-class Finished:
+class ResultCache:
     """A folder with a file of JSON a training; without one, nothing is kept."""
 
     def __init__(self, folder: Path | None) -> None:
         if folder is not None and folder.exists() and not folder.is_dir():
             raise StateError(f"{folder} is a file, and finished trainings are to be kept in a folder of that name.")
         self.folder = folder
-        self.used: set[Path] = set()  # the files of this comparison
-        self.spared = 0.0  # seconds that those took which need not be done again
+        self.used_files: set[Path] = set()  # the files of this comparison
+        self.saved_seconds = 0.0  # seconds that those took which need not be done again
 
     @classmethod
-    def at(cls, kept: str | Path | Finished | None) -> Finished:
+    def from_path(cls, cache: str | Path | ResultCache | None) -> ResultCache:
         """A folder by its name, if it is not one already."""
-        return kept if isinstance(kept, Finished) else cls(None if kept is None else Path(kept))
+        return cache if isinstance(cache, ResultCache) else cls(None if cache is None else Path(cache))
 
-    def of(self, federation: Federation, rounds: int, points: int, train: Callable[[], Result]) -> Result:
+    def get_or_train(
+        self, federation: Federation, rounds: int, points: int, train: Callable[[], StudyResult]
+    ) -> StudyResult:
         """What came of a federation that has not run yet: known, or trained now and kept at once."""
         if self.folder is None:
             return train()
         try:
-            file = self.folder / f"{_key(federation, rounds, points)}.json"
+            file = self.folder / f"{cache_key(federation, rounds, points)}.json"
         except SettingError as error:  # it could be taken for another one
             warnings.warn(f"These trainings are not kept on the way. {error}", DescantWarning, stacklevel=2)
             return train()
         if file.exists():
-            held = _read(file)
-            self.spared += held["seconds"]
+            record = read_record(file)
+            self.saved_seconds += record["seconds"]
         else:
-            began = time.perf_counter()
-            held = {"result": train().to_json(), "seconds": time.perf_counter() - began}
-            self._keep(file, held)
-        self.used.add(file)
-        return Result.from_json(held["result"])  # as it will be read again
+            started = time.perf_counter()
+            record = {"result": train().to_json(), "seconds": time.perf_counter() - started}
+            self._store(file, record)
+        self.used_files.add(file)
+        return StudyResult.from_json(record["result"])  # as it will be read again
 
-    def _keep(self, file: Path, held: dict[str, Any]) -> None:
-        text = json.dumps({"descant": __version__, "digest": _digest(held), **held}, allow_nan=False)
+    def _store(self, file: Path, record: dict[str, Any]) -> None:
+        text = json.dumps({"descant": __version__, "digest": _digest(record), **record}, allow_nan=False)
         try:
-            with clear_errors(file.parent):
-                atomic.make(file.parent)
+            with write_errors(file.parent):
+                atomic.make_folder(file.parent)
                 atomic.replace(file, text.encode(), f"{file.name}.{secrets.token_hex(4)}")
         except StateError as error:
             warnings.warn(f"A finished training cannot be kept: {error}", DescantWarning, stacklevel=3)
@@ -74,14 +76,14 @@ class Finished:
     def clear(self) -> None:
         """Remove what this comparison has kept, when the whole is safe elsewhere."""
         if self.folder is not None and self.folder.is_dir():
-            with clear_errors(self.folder):
-                for file in self.used:
+            with write_errors(self.folder):
+                for file in self.used_files:
                     file.unlink(missing_ok=True)
                 if not any(self.folder.iterdir()):
                     self.folder.rmdir()
 
 
-def _key(federation: Federation, rounds: int, points: int) -> str:
+def cache_key(federation: Federation, rounds: int, points: int) -> str:
     """A digest of all that decides what comes of it: settings, the parties' data, and the code that is the user's.
 
     What another process could not find by its address (a lambda, a live module) is an error: it says too little.
@@ -90,42 +92,42 @@ def _key(federation: Federation, rounds: int, points: int) -> str:
     parts = {
         "model": federation.model,
         "algorithm": federation.algorithm,
-        **{name: getattr(plan, name) for name in ("solver", "loss", "metric", "agreed")},
+        **{name: getattr(plan, name) for name in ("solver", "loss", "metric", "coreset_limit")},
     }
-    spelled = {name: spell(part, arrays) for name, part in parts.items()}
+    serialized_parts = {name: encode(part, arrays) for name, part in parts.items()}
     if isinstance(federation.model, str):
-        spelled["model"] = {"at": federation.model}
-    decides = {
+        serialized_parts["model"] = {"at": federation.model}
+    key_fields = {
         **{name: part for name, part in _identity(plan).items() if name not in parts},
-        **spelled,
-        "arrays": [fingerprint(array) for array in arrays.values()],
-        "code": {place: _code(place) for place in sorted(set(_places(spelled)))},
-        "engine": describe(federation.engine),
-        "first": fingerprint(federation.state.initial),
+        **serialized_parts,
+        "arrays": [tensor_fingerprint(array) for array in arrays.values()],
+        "code": {place: source_digest(place) for place in sorted(set(referenced_modules(serialized_parts)))},
+        "engine": to_json_values(federation.engine),
+        "first": tensor_fingerprint(federation.state.initial_model),
         "rounds": rounds,
         "points": points,
         "versions": [__version__, torch.__version__],
     }
-    return _digest(decides)[:32]
+    return _digest(key_fields)[:32]
 
 
-def _places(spelled: Any) -> Iterator[str]:
+def referenced_modules(serialized: Any) -> Iterator[str]:
     """The modules and files of what was spelled."""
-    if isinstance(spelled, list):
-        for part in spelled:
-            yield from _places(part)
-    elif isinstance(spelled, dict):
-        for key, part in spelled.items():
+    if isinstance(serialized, list):
+        for part in serialized:
+            yield from referenced_modules(part)
+    elif isinstance(serialized, dict):
+        for key, part in serialized.items():
             if key in ("at", "partial", "record") and isinstance(part, str):
                 yield part.rpartition(":")[0]
             else:
-                yield from _places(part)
+                yield from referenced_modules(part)
 
 
-def _code(place: str) -> str:
+def source_digest(module: str) -> str:
     """A digest of a file of the user's own; "" of what is installed, which has a version."""
-    spec = None if place.endswith(".py") else importlib.util.find_spec(place)
-    file = Path(place if spec is None else spec.origin or "").resolve()
+    spec = None if module.endswith(".py") else importlib.util.find_spec(module)
+    file = Path(module if spec is None else spec.origin or "").resolve()
     paths = sysconfig.get_paths()
     installed = [Path(__file__).parent, *(Path(paths[name]) for name in ("stdlib", "purelib", "platlib"))]
     if not file.is_file() or any(file.is_relative_to(folder.resolve()) for folder in installed):
@@ -133,14 +135,14 @@ def _code(place: str) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_record(file: Path) -> dict[str, Any]:
     try:
-        held = json.loads(file.read_bytes())
-        if held["digest"] != _digest({name: held[name] for name in ("result", "seconds")}):
+        record = json.loads(file.read_bytes())
+        if record["digest"] != _digest({name: record[name] for name in ("result", "seconds")}):
             raise ValueError("it does not have the digest that it was written with")
-        found: dict[str, Any] = held
+        found: dict[str, Any] = record
         return found
-    except _DAMAGED as error:
+    except READ_ERRORS as error:
         raise StateError(
             f"{file} does not hold a finished training ({type(error).__name__}: {error}). Remove it to train again."
         ) from error

@@ -9,9 +9,9 @@ import numpy as np
 
 from ..analysis.desk_results import MEASURES
 from ..analysis.scores import Numbers
-from ..core.metrics import trivial
+from ..core.metrics import trivial_baseline
 from ..reporting.portfolio_plots import HOLD
-from .result import LOCAL, Result, mean_of_known
+from .result import LOCAL, StudyResult, nanmean
 
 if TYPE_CHECKING:
     from .study import Study
@@ -19,87 +19,102 @@ if TYPE_CHECKING:
 
 def verdict(study: Study) -> str:
     """In a few sentences: which method served the parties best, if any did, who gained and lost, what collapsed."""
-    means, ahead = _means(study), _ahead(study)
+    means, leads = mean_scores(study), leads_over_local(study)
     if not means:
         return ""
     scores = study.results[0].scores
-    sign = 1 if scores.own.higher_is_better else -1
-    alone = {method: learned(study.alone(method)) for method in means}
-    served = helped(study)
-    if served:
-        best = max(served, key=lambda method: sign * means[method])
-        first = f"{best} served the parties best"
+    sign = 1 if scores.personal.higher_is_better else -1
+    local_means = {method: mean_over_trained(study.local_results(method)) for method in means}
+    helpful = helpful_methods(study)
+    if helpful:
+        best = max(helpful, key=lambda method: sign * means[method])
+        opening = f"{best} served the parties best"
     else:
-        best = max(means, key=lambda method: sign * (means[method] - alone[method]))
-        most = " for most parties" if ahead[best] > 0 else ""
-        close = "is level with it" if ahead[best] == 0 else "came closest"
-        first = f"Nothing beat training alone{most}; {best} {close}"
-    told = f"{first}: {means[best]:.3f} {scores.metric} against {alone[best]:.3f} alone."
-    return " ".join([told, *_who(study, best), *_events(study), *_unlearned(study)])
+        best = max(means, key=lambda method: sign * (means[method] - local_means[method]))
+        most = " for most parties" if leads[best] > 0 else ""
+        closeness = "is level with it" if leads[best] == 0 else "came closest"
+        opening = f"Nothing beat training alone{most}; {best} {closeness}"
+    first_sentence = f"{opening}: {means[best]:.3f} {scores.metric} against {local_means[best]:.3f} alone."
+    return " ".join(
+        [first_sentence, *gain_sentences(study, best), *incident_sentences(study), *trivial_sentences(study)]
+    )
 
 
-def helped(study: Study) -> list[str]:
+def helpful_methods(study: Study) -> list[str]:
     """The methods that serve parties better than training alone: in the mean, and more of them gained than lost."""
-    number = {method: counts(study.gains(method)) for method in study.methods}
-    ahead = _ahead(study)
-    return [method for method in ahead if ahead[method] > 0 and number[method]["gained"] > number[method]["lost"]]
+    number = {method: gain_counts(study.gains(method)) for method in study.methods}
+    leads = leads_over_local(study)
+    return [method for method in leads if leads[method] > 0 and number[method]["gained"] > number[method]["lost"]]
 
 
-def _means(study: Study) -> dict[str, float]:
+def mean_scores(study: Study) -> dict[str, float]:
     """Of every method that is no yardstick, the mean over those who trained; who has none is left out."""
-    yardsticks = {result.beside for result in study.results}
-    means = {method: learned(study.of(method)) for method in study.methods if method not in yardsticks}
+    baselines = {result.baseline for result in study.results}
+    means = {method: mean_over_trained(study.of(method)) for method in study.methods if method not in baselines}
     return {method: mean for method, mean in means.items() if mean == mean}
 
 
-def _ahead(study: Study) -> dict[str, float]:
+def leads_over_local(study: Study) -> dict[str, float]:
     """How far above training alone each method is, as it is printed."""
-    sign = 1 if study.results[0].scores.own.higher_is_better else -1
-    return {method: round(sign * (mean - learned(study.alone(method))), 3) for method, mean in _means(study).items()}
+    sign = 1 if study.results[0].scores.personal.higher_is_better else -1
+    return {
+        method: round(sign * (mean - mean_over_trained(study.local_results(method))), 3)
+        for method, mean in mean_scores(study).items()
+    }
 
 
-def _who(study: Study, method: str) -> Iterator[str]:
+def gain_sentences(study: Study, method: str) -> Iterator[str]:
     gains, scores = study.gains(method), study.results[0].scores
-    number, judged = counts(gains), int((~np.isnan(scores.own.values)).sum())
-    over = f", over {len(study.of(method))} seeds" if len(study.of(method)) > 1 else ""
+    gained_and_lost, evaluated_count = gain_counts(gains), int((~np.isnan(scores.personal.values)).sum())
+    seeds_suffix = f", over {len(study.of(method))} seeds" if len(study.of(method)) > 1 else ""
     trained = int((~np.isnan(gains)).sum())
-    who = f"{judged} parties" if trained == judged else f"the {trained} parties that ever trained"
-    yield f"{number['gained']} of {who} gained by joining, {number['lost']} lost{over}."
-    if number["lost"]:
-        place = int(np.nanargmin(gains))
-        lost = -float(gains[place])
-        much = f"{100 * lost:.1f} points" if scores.metric == "accuracy" else f"{lost:.3g} in {scores.metric}"
-        yield f"Party {scores.names[place]} lost most: {much}."
+    party_phrase = (
+        f"{evaluated_count} parties" if trained == evaluated_count else f"the {trained} parties that ever trained"
+    )
+    yield f"{gained_and_lost['gained']} of {party_phrase} gained by joining, {gained_and_lost['lost']} lost{seeds_suffix}."
+    if gained_and_lost["lost"]:
+        worst_index = int(np.nanargmin(gains))
+        largest_loss = -float(gains[worst_index])
+        loss_phrase = (
+            f"{100 * largest_loss:.1f} points"
+            if scores.metric == "accuracy"
+            else f"{largest_loss:.3g} in {scores.metric}"
+        )
+        yield f"Party {scores.names[worst_index]} lost most: {loss_phrase}."
 
 
-def _events(study: Study) -> Iterator[str]:
+def incident_sentences(study: Study) -> Iterator[str]:
     """Collapses and refusals."""
-    for method, at in study.collapses().items():
-        seeds = study.collapsed(method)
-        fell = sum(found is not None for found in seeds)
-        some = "" if fell == len(seeds) else f" with {fell} of {len(seeds)} seeds"
+    for method, at in study.collapse_rounds().items():
+        seeds = study.collapse_by_seed(method)
+        collapsed_seeds = sum(found is not None for found in seeds)
+        some = "" if collapsed_seeds == len(seeds) else f" with {collapsed_seeds} of {len(seeds)} seeds"
         yield f"{method} collapsed at round {at}{some}."
-    refused = sum(result.refused for result in study.results)
-    if refused:
-        yield f"{refused} updates were refused on the way."
+    rejected_count = sum(result.rejected for result in study.results)
+    if rejected_count:
+        yield f"{rejected_count} updates were refused on the way."
 
 
-def _unlearned(study: Study) -> Iterator[str]:
+def trivial_sentences(study: Study) -> Iterator[str]:
     """What is reached without learning, by those who trained."""
-    alone, metric = study.of(LOCAL), study.results[0].scores.metric
-    found = {trivial(metric): float(np.mean([result.of_trained(result.scores.majority).mean for result in alone]))}
-    if alone[0].traded is not None and metric in MEASURES:
-        found[HOLD] = float(mean_of_known(alone[0].traded.measured("hold")[metric]))
-    told = [f"{name} {mean:.3f}" for name, mean in found.items() if mean == mean]
-    if told:
-        yield f"Without learning: {', '.join(told)}."
+    local_results, metric = study.of(LOCAL), study.results[0].scores.metric
+    found = {
+        trivial_baseline(metric): float(
+            np.mean([result.mask_untrained(result.scores.majority).mean for result in local_results])
+        )
+    }
+    if local_results[0].backtest is not None and metric in MEASURES:
+        found[HOLD] = float(nanmean(local_results[0].backtest.measures("hold")[metric]))
+    parts = [f"{name} {mean:.3f}" for name, mean in found.items() if mean == mean]
+    if parts:
+        yield f"Without learning: {', '.join(parts)}."
 
 
-def counts(gains: Numbers) -> dict[str, int]:
+def gain_counts(gains: Numbers) -> dict[str, int]:
     """How many parties gained, and how many lost."""
     return {"gained": int((gains > 0).sum()), "lost": int((gains < 0).sum())}
 
 
-def learned(results: Sequence[Result]) -> float:
+def mean_over_trained(results: Sequence[StudyResult]) -> float:
     """The mean over the parties that trained."""
-    return float(np.mean([result.learned.mean for result in results]))
+    return float(np.mean([result.trained_scores.mean for result in results]))

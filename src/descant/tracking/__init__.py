@@ -36,21 +36,21 @@ from typing import TYPE_CHECKING
 from ..core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
-    from .run_reader import Recorded, is_run, read, runs
+    from .run_reader import RecordedRun, find_runs, is_run, read_run
     from .run_writer import Run
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            ".run_reader": ("Recorded", "is_run", "read", "runs"),
+            ".run_reader": ("RecordedRun", "is_run", "read_run", "find_runs"),
             ".run_writer": ("Run",),
         },
     )
 
 __all__ = [
-    "Recorded",
+    "RecordedRun",
     "Run",
     "is_run",
-    "read",
-    "runs",
+    "read_run",
+    "find_runs",
 ]

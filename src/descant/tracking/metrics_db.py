@@ -24,31 +24,31 @@ from ..storage import atomic
 
 Numbers = NDArray[np.float64]
 
-_KEY = "round INTEGER, id INTEGER REFERENCES parties, PRIMARY KEY (round, id)"
+_PRIMARY_KEY = "round INTEGER, id INTEGER REFERENCES parties, PRIMARY KEY (round, id)"
 _SCHEMA = (
     "CREATE TABLE parties (id INTEGER PRIMARY KEY, party TEXT UNIQUE, samples INTEGER)",
     "CREATE TABLE rounds (round INTEGER, metric TEXT, value REAL, PRIMARY KEY (round, metric)) WITHOUT ROWID",
-    f"CREATE TABLE attendance (accepted INTEGER, {_KEY}) WITHOUT ROWID",  # 0: no, 1: yes, 2: stood in for
-    f"CREATE TABLE scores (own REAL, center REAL, majority REAL, {_KEY}) WITHOUT ROWID",
+    f"CREATE TABLE attendance (accepted INTEGER, {_PRIMARY_KEY}) WITHOUT ROWID",  # 0: no, 1: yes, 2: stood in for
+    f"CREATE TABLE scores (own REAL, center REAL, majority REAL, {_PRIMARY_KEY}) WITHOUT ROWID",
 )
-_PATIENCE = 60.0  # seconds to wait for a reader
+_BUSY_TIMEOUT = 60.0  # seconds to wait for a reader
 
 
-class Tables:
+class MetricsDatabase:
     """What is added waits in memory for :meth:`commit`; a round that comes again replaces itself."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        with _damage_named(file):
+        with _database_errors(file):
             self._connection = _connect(file)
             held = self._connection.execute("SELECT party, id, samples FROM parties").fetchall()
             self._ids = {name: id for name, id, _ in held}
             self._samples = {name: samples for name, _, samples in held}
             self._columns = _columns(self._connection)
-        self._waiting: list[tuple[str, list[tuple[Any, ...]]]] = []
+        self._pending: list[tuple[str, list[tuple[Any, ...]]]] = []
 
     @classmethod
-    def create(cls, file: Path, samples: Mapping[str, int]) -> Tables:
+    def create(cls, file: Path, samples: Mapping[str, int]) -> MetricsDatabase:
         """A new file, in place of one that was left over."""
         for left in (file.with_name(f"{file.name}-journal"), file):
             atomic.remove(left)
@@ -59,7 +59,7 @@ class Tables:
             rows = [(id, name, count) for id, (name, count) in enumerate(samples.items())]
             connection.executemany("INSERT INTO parties VALUES (?, ?, ?)", rows)
             atomic.commit(connection)
-        atomic.settle(file.parent)
+        atomic.sync_folder(file.parent)
         return cls(file)
 
     def add_parties(self, samples: Mapping[str, int]) -> None:
@@ -67,14 +67,16 @@ class Tables:
         self._ids |= {name: id for id, name in enumerate(samples) if name not in self._ids}
         rows = [(self._ids[name], name, count) for name, count in samples.items() if self._samples.get(name) != count]
         self._samples = dict(samples)
-        self._waiting.append(("INSERT OR REPLACE INTO parties VALUES (?, ?, ?)", rows))
+        self._pending.append(("INSERT OR REPLACE INTO parties VALUES (?, ?, ?)", rows))
 
-    def add_round(self, round: int, numbers: Mapping[str, float], accepted: Mapping[str, int]) -> None:
+    def add_round(self, round: int, numbers: Mapping[str, float], participation: Mapping[str, int]) -> None:
         """The numbers of a round, and everybody who took part with whether the report was accepted, or stood in for."""
         rows = [(round, metric, value) for metric, value in numbers.items()]
-        self._waiting.append(("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", rows))
-        present = [(round, self._ids[name], counts) for name, counts in accepted.items()]
-        self._waiting.append(("INSERT OR REPLACE INTO attendance (round, id, accepted) VALUES (?, ?, ?)", present))
+        self._pending.append(("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", rows))
+        rows_by_party = [(round, self._ids[name], counts) for name, counts in participation.items()]
+        self._pending.append(
+            ("INSERT OR REPLACE INTO attendance (round, id, accepted) VALUES (?, ?, ?)", rows_by_party)
+        )
 
     def add_scores(self, round: int, names: Sequence[str], columns: Mapping[str, Numbers]) -> None:
         """A number a party in every column; one that is new becomes a column of the table."""
@@ -83,58 +85,58 @@ class Tables:
         marks = ", ".join("?" for _ in range(len(columns) + 2))
         values = zip(*(column.tolist() for column in columns.values()), strict=True)
         rows = [(round, self._ids[name], *found) for name, found in zip(names, values, strict=True)]
-        self._waiting.append((f"INSERT OR REPLACE INTO scores (round, id, {into}) VALUES ({marks})", rows))
+        self._pending.append((f"INSERT OR REPLACE INTO scores (round, id, {into}) VALUES ({marks})", rows))
 
-    def lacks_scores(self, round: int) -> bool:
+    def is_missing_scores(self, round: int) -> bool:
         """Whether a round is on record, and its scores are not."""
-        noted, scored = (f"EXISTS (SELECT 1 FROM {of} WHERE round = :round)" for of in ("rounds", "scores"))
-        return bool(self._connection.execute(f"SELECT {noted} AND NOT {scored}", {"round": round}).fetchone()[0])
+        recorded, scored = (f"EXISTS (SELECT 1 FROM {of} WHERE round = :round)" for of in ("rounds", "scores"))
+        return bool(self._connection.execute(f"SELECT {recorded} AND NOT {scored}", {"round": round}).fetchone()[0])
 
-    def cut(self, round: int) -> None:
+    def delete_after(self, round: int) -> None:
         """Forget what lies beyond a round: it comes again."""
-        for table in ("rounds", "attendance", "scores"):
-            self._waiting.append((f"DELETE FROM {table} WHERE round > ?", [(round,)]))
+        for table in ("rounds", "participation", "scores"):
+            self._pending.append((f"DELETE FROM {table} WHERE round > ?", [(round,)]))
 
     def commit(self) -> None:
         """All that was added is on the disk; if that fails it waits for the next time. Done twice, it is the same."""
-        if not self._waiting:
+        if not self._pending:
             return
-        with _damage_named(self._file):
+        with _database_errors(self._file):
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
-                there = _columns(self._connection)
+                existing = _columns(self._connection)
                 for name in self._columns:
-                    if name not in there:
+                    if name not in existing:
                         self._connection.execute(f"ALTER TABLE scores ADD COLUMN {_quoted(name)} REAL")
-                for statement, rows in self._waiting:
+                for statement, rows in self._pending:
                     self._connection.executemany(statement, rows)
                 atomic.commit(self._connection)
             except BaseException:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
-        self._waiting = []
+        self._pending = []
 
     def close(self) -> None:
         self._connection.close()
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class RunMetrics:
     """What the tables hold, as arrays: R rounds, S of them scored, K parties."""
 
     parties: tuple[str, ...]
     samples: NDArray[np.int64]  # [K]
-    round: NDArray[np.int64]  # [R]
+    rounds: NDArray[np.int64]  # [R]
     metrics: Mapping[str, Numbers]  # name -> [R], nan where a round has none
-    present: NDArray[np.bool_]  # [R, K]
+    participated: NDArray[np.bool_]  # [R, K]
     accepted: NDArray[np.bool_]  # [R, K]
-    stood_in: NDArray[np.bool_]  # [R, K]
-    scored: NDArray[np.int64]  # [S]
+    proxied: NDArray[np.bool_]  # [R, K]
+    scored_rounds: NDArray[np.int64]  # [S]
     scores: Mapping[str, Numbers]  # own, center, majority, ... -> [S, K], nan for a party without a score
 
 
-def read(file: Path) -> Held:
+def read_metrics(file: Path) -> RunMetrics:
     """Everything in the tables, at one moment."""
     with closing(_connect(file)) as connection:
         connection.execute("BEGIN")
@@ -143,32 +145,34 @@ def read(file: Path) -> Held:
         names = [name for name in _columns(connection) if name not in ("round", "id")]
         key = f"round * {len(parties)} + id"  # one number in place of two: there may be a million rows
         cells = connection.execute(f"SELECT ({key}) * 3 + accepted FROM attendance")
-        attendance = np.fromiter(chain.from_iterable(cells), dtype=np.int64)
+        participation = np.fromiter(chain.from_iterable(cells), dtype=np.int64)
         wanted = ", ".join(map(_quoted, names))
         rows = connection.execute(f"SELECT {key}, {wanted} FROM scores").fetchall()
         scores = np.array(rows, dtype=np.float64).reshape(-1, 1 + len(names))  # NULL becomes nan
     rounds = np.array(sorted({row[0] for row in values}), dtype=np.int64)
-    place = {round: i for i, round in enumerate(rounds.tolist())}
+    row_of = {round: i for i, round in enumerate(rounds.tolist())}
     metrics = {metric: np.full(len(rounds), np.nan) for _, metric, _ in values}
     for round, metric, value in values:
-        metrics[metric][place[round]] = np.nan if value is None else value
-    came = np.full((len(rounds), len(parties)), -1)
-    at, party = np.divmod(attendance // 3, len(parties))
-    came[np.searchsorted(rounds, at), party] = attendance % 3
+        metrics[metric][row_of[round]] = np.nan if value is None else value
+    status = np.full((len(rounds), len(parties)), -1)
+    at, party = np.divmod(participation // 3, len(parties))
+    status[np.searchsorted(rounds, at), party] = participation % 3
     at, party = np.divmod(scores[:, 0].astype(np.int64), len(parties))
     scored, row = np.unique(at, return_inverse=True)
     found = {name: np.full((len(scored), len(parties)), np.nan) for name in names}
     for i, name in enumerate(names, 1):
         found[name][row, party] = scores[:, i]
     samples = np.array([count for _, count in parties], dtype=np.int64)
-    whole, there = tuple(name for name, _ in parties), (came >= 0) & (came < 2)
-    return Held(whole, samples, rounds, metrics, there, came == 1, came == 2, scored, found)
+    whole, participated = tuple(name for name, _ in parties), (status >= 0) & (status < 2)
+    return RunMetrics(whole, samples, rounds, metrics, participated, status == 1, status == 2, scored, found)
 
 
 def _connect(file: Path, mode: str = "rw") -> sqlite3.Connection:
     """A file that may be read-only; a transaction that was killed is rolled back by SQLite."""
     address = f"{file.resolve().as_uri()}?mode={mode}"
-    connection = sqlite3.connect(address, uri=True, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(
+        address, uri=True, timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
+    )
     connection.execute("PRAGMA synchronous = FULL")
     return connection
 
@@ -178,7 +182,7 @@ def _columns(connection: sqlite3.Connection) -> list[str]:
 
 
 @contextmanager
-def _damage_named(file: Path) -> Iterator[None]:
+def _database_errors(file: Path) -> Iterator[None]:
     """A file that is damaged or gone is told from one that cannot be written."""
     try:
         yield

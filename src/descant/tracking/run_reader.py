@@ -14,20 +14,20 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from ..errors import StateError
 from ..storage import event_log
-from ..storage.lock import holder
+from ..storage.lock import lock_holder
 from . import metrics_db
-from .run_folder import EVENTS, LOCK, METRICS, RECIPE, reached, snapshots
+from .run_folder import EVENTS_FILE, LOCK_FILE, METRICS_FILE, RECIPE_FILE, last_round, snapshots
 
 T = TypeVar("T")
-Status: TypeAlias = Literal["running", "ended", "broken", "damaged"]
+RunStatus: TypeAlias = Literal["running", "finished", "interrupted", "damaged"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Recorded:
+class RecordedRun:
     """What a run's folder says. The arrays in :attr:`numbers` are read when they are first asked for."""
 
     folder: Path
-    state: Status
+    state: RunStatus
     round: int  # the last one on record
     reason: str  # who runs it, or why it is broken or damaged
     events: tuple[Mapping[str, Any], ...]
@@ -41,7 +41,7 @@ class Recorded:
         return dict(self.events[0]["settings"]) if self.events else {}
 
     @property
-    def begun(self) -> str:
+    def started_at(self) -> str:
         """When, in UTC."""
         return str(self.events[0]["at"]) if self.events else ""
 
@@ -54,11 +54,11 @@ class Recorded:
     @property
     def metric(self) -> str:
         """What the scores measure, such as "accuracy"; "" if nothing was scored."""
-        return str(self._scored.get("metric", ""))
+        return str(self._scored_event.get("metric", ""))
 
     @property
     def higher_is_better(self) -> bool:
-        return bool(self._scored.get("higher_is_better", True))
+        return bool(self._scored_event.get("higher_is_better", True))
 
     @property
     def snapshot(self) -> Path | None:
@@ -68,23 +68,23 @@ class Recorded:
     @cached_property
     def recipe(self) -> str:
         """The recipe as it was given."""
-        return _readable(self.folder / RECIPE, _text)
+        return _read_or_raise(self.folder / RECIPE_FILE, _text)
 
     @cached_property
-    def numbers(self) -> metrics_db.Held:
+    def numbers(self) -> metrics_db.RunMetrics:
         """Parties, rounds, attendance and scores as arrays."""
-        return _readable(self.folder / METRICS, metrics_db.read)
+        return _read_or_raise(self.folder / METRICS_FILE, metrics_db.read_metrics)
 
     def records(self) -> Iterator[dict[str, Any]]:
         """One record a round (round, loss, ...), then one a party where it was scored (round, party, own, ...)."""
-        held = self.numbers
-        row = {round: s for s, round in enumerate(held.scored.tolist())}
-        for r, round in enumerate(held.round.tolist()):
-            yield {"round": round, **{name: _plain(values[r]) for name, values in held.metrics.items()}}
+        tables = self.numbers
+        row = {round: s for s, round in enumerate(tables.scored_rounds.tolist())}
+        for r, round in enumerate(tables.rounds.tolist()):
+            yield {"round": round, **{name: _finite_or_none(values[r]) for name, values in tables.metrics.items()}}
             if round in row:
-                columns = {name: values[row[round]].tolist() for name, values in held.scores.items()}
-                for k, party in enumerate(held.parties):
-                    scores = {name: _plain(values[k]) for name, values in columns.items()}
+                columns = {name: values[row[round]].tolist() for name, values in tables.scores.items()}
+                for k, party in enumerate(tables.parties):
+                    scores = {name: _finite_or_none(values[k]) for name, values in columns.items()}
                     if any(value is not None for value in scores.values()):
                         yield {"round": round, "party": party, **scores}
 
@@ -105,42 +105,42 @@ class Recorded:
         return Path(file)
 
     @property
-    def _scored(self) -> Mapping[str, Any]:
+    def _scored_event(self) -> Mapping[str, Any]:
         return next((event for event in reversed(self.events) if event["event"] == "scored"), {})
 
 
 def is_run(folder: str | Path) -> bool:
     """Whether there is a run to resume; a start that was killed half-way left none, and can be done again."""
-    return (Path(folder) / EVENTS).is_file()
+    return (Path(folder) / EVENTS_FILE).is_file()
 
 
-def read(folder: str | Path) -> Recorded:
+def read_run(folder: str | Path) -> RecordedRun:
     """The run in a folder; a log that was damaged is an error that names the line."""
-    place = Path(folder)
-    if not is_run(place):
-        raise StateError(f"{place} holds no run: there is no {EVENTS} in it.")
-    events = _readable(place / EVENTS, event_log.read).events
-    at, last, running = reached(events), events[-1], holder(place / LOCK)
+    target = Path(folder)
+    if not is_run(target):
+        raise StateError(f"{target} holds no run: there is no {EVENTS_FILE} in it.")
+    events = _read_or_raise(target / EVENTS_FILE, event_log.read_log).events
+    at, last, running = last_round(events), events[-1], lock_holder(target / LOCK_FILE)
     if running:
-        return Recorded(place, "running", at, running, events)
-    if last["event"] == "ended":
-        return Recorded(place, "ended", at, "", events)
-    reason = last["reason"] if last["event"] == "stopped" else "it was killed, or could not write any more"
-    return Recorded(place, "broken", at, reason, events)
+        return RecordedRun(target, "running", at, running, events)
+    if last["event"] == "finished":
+        return RecordedRun(target, "finished", at, "", events)
+    reason = last["reason"] if last["event"] == "failed" else "it was killed, or could not write any more"
+    return RecordedRun(target, "interrupted", at, reason, events)
 
 
-def runs(folder: str | Path) -> list[Recorded]:
+def find_runs(folder: str | Path) -> list[RecordedRun]:
     """Every run in a folder and below it, the oldest first; a damaged one says so in its state."""
     found = []
-    for file in sorted(Path(folder).rglob(EVENTS)):
+    for file in sorted(Path(folder).rglob(EVENTS_FILE)):
         try:
-            found.append(read(file.parent))
+            found.append(read_run(file.parent))
         except StateError as error:
-            found.append(Recorded(file.parent, "damaged", 0, str(error), ()))
-    return sorted(found, key=lambda run: run.begun)
+            found.append(RecordedRun(file.parent, "damaged", 0, str(error), ()))
+    return sorted(found, key=lambda run: run.started_at)
 
 
-def _readable(file: Path, reader: Callable[[Path], T]) -> T:
+def _read_or_raise(file: Path, reader: Callable[[Path], T]) -> T:
     try:
         return reader(file)
     except (OSError, sqlite3.Error, UnicodeDecodeError) as error:
@@ -151,5 +151,5 @@ def _text(file: Path) -> str:
     return file.read_text(encoding="utf-8")
 
 
-def _plain(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None

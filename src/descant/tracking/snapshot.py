@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DescantWarning, StateError
-from ..storage.event_log import Lines
-from .run_folder import EVENTS, MODELS, reached, snapshots
+from ..storage.event_log import LogContent
+from .run_folder import EVENTS_FILE, MODELS_FOLDER, last_round, snapshots
 
 if TYPE_CHECKING:
     from ..federation import Federation
 
-_ABOUT_ONE_SAVE = ("files", "digest", "seal", "history", "refusals", "feedback", "round", "judged")
+_SNAPSHOT_ONLY_KEYS = ("files", "digest", "seal", "history", "rejections", "feedback", "round", "local_scores")
 _FINGERPRINTS = ("data", "validation")  # they tell a reader nothing
 
 
-def load_newest(folder: Path, federation: Federation, strict: bool) -> None:
+def load_newest_snapshot(folder: Path, federation: Federation, strict: bool) -> None:
     """The newest snapshot that can be read. Where rounds cannot be done again it must be the newest."""
     found = snapshots(folder)
     if not found:
-        raise StateError(f"{folder / MODELS} holds no snapshot, so that the run cannot be resumed.")
+        raise StateError(f"{folder / MODELS_FOLDER} holds no snapshot, so that the run cannot be resumed.")
     errors: list[StateError] = []
     for place in found[:1] if strict else found:
         try:
@@ -36,22 +36,26 @@ def load_newest(folder: Path, federation: Federation, strict: bool) -> None:
     raise errors[0]
 
 
-def check_reached(folder: Path, held: Lines, round: int) -> None:
+def check_log_reaches(folder: Path, content: LogContent, round: int) -> None:
     """The log is on the disk before a snapshot is: one that ends before it was cut later."""
-    if reached(held.events) < round:
+    if last_round(content.events) < round:
         raise StateError(
-            f"{folder / EVENTS} is damaged: it ends at round {reached(held.events)}, before the snapshot of round "
-            f"{round}. Restore it from a copy; the snapshots in {MODELS}/ can still be read by Federation.load."
+            f"{folder / EVENTS_FILE} is damaged: it ends at round {last_round(content.events)}, before the snapshot of round "
+            f"{round}. Restore it from a copy; the snapshots in {MODELS_FOLDER}/ can still be read by Federation.load."
         )
 
 
-def manifest(place: Path) -> dict[str, Any]:
+def read_snapshot_manifest(folder: Path) -> dict[str, Any]:
     """What a snapshot says of itself."""
-    found: dict[str, Any] = json.loads((place / "state.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     return found
 
 
-def settings_of(place: Path, note: str) -> dict[str, Any]:
+def run_settings(folder: Path, note: str) -> dict[str, Any]:
     """What the run was made of, as its first snapshot says it, and what must be known of its data, if anything."""
-    found = {key: value for key, value in manifest(place).items() if key not in _ABOUT_ONE_SAVE + _FINGERPRINTS}
+    found = {
+        key: value
+        for key, value in read_snapshot_manifest(folder).items()
+        if key not in _SNAPSHOT_ONLY_KEYS + _FINGERPRINTS
+    }
     return {**found, "note": note} if note else found

@@ -19,17 +19,17 @@ from typing import Any
 
 from ..errors import SettingError
 
-INSTALL = "pip install 'descant[track]'"
+INSTALL_HINT = "pip install 'descant[track]'"
 
 
 class TensorBoard:
     """Scalars in an event file."""
 
     def __init__(self, folder: str | Path) -> None:
-        self._writer = _library("torch.utils.tensorboard", "TensorBoard").SummaryWriter(str(folder))
+        self._writer = _import_library("torch.utils.tensorboard", "TensorBoard").SummaryWriter(str(folder))
 
     def __call__(self, entry: Mapping[str, Any]) -> None:
-        for name, value in _numbers(entry).items():
+        for name, value in _finite_numbers(entry).items():
             self._writer.add_scalar(name, value, entry["round"])
 
     def close(self) -> None:
@@ -42,14 +42,14 @@ class MLflow:
     def __init__(self, store: str | Path, experiment: str = "descant") -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("DO_NOT_TRACK", "true")
-        self._mlflow = _library("mlflow", "MLflow")
+        self._mlflow = _import_library("mlflow", "MLflow")
         remote = isinstance(store, str) and "://" in store
         self._mlflow.set_tracking_uri(store if remote else Path(store).resolve().as_uri())
         self._mlflow.set_experiment(experiment)
         self._mlflow.start_run()
 
     def __call__(self, entry: Mapping[str, Any]) -> None:
-        self._mlflow.log_metrics(_numbers(entry), step=entry["round"])
+        self._mlflow.log_metrics(_finite_numbers(entry), step=entry["round"])
 
     def close(self) -> None:
         self._mlflow.end_run()
@@ -63,23 +63,23 @@ class WeightsAndBiases:
             raise SettingError(f"The 'mode' of WeightsAndBiases must be one of 'offline', 'online'. Got {mode!r}.")
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         Path(folder).mkdir(parents=True, exist_ok=True)
-        self._run = _library("wandb", "Weights & Biases").init(project=project, dir=str(folder), mode=mode)
+        self._run = _import_library("wandb", "Weights & Biases").init(project=project, dir=str(folder), mode=mode)
 
     def __call__(self, entry: Mapping[str, Any]) -> None:
-        self._run.log(_numbers(entry), step=entry["round"])
+        self._run.log(_finite_numbers(entry), step=entry["round"])
 
     def close(self) -> None:
         self._run.finish()
 
 
-def _numbers(entry: Mapping[str, Any]) -> dict[str, float]:
+def _finite_numbers(entry: Mapping[str, Any]) -> dict[str, float]:
     """What can be drawn: finite numbers beside the round itself."""
     numbers = {name: value for name, value in entry.items() if isinstance(value, int | float) and name != "round"}
     return {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
 
 
-def _library(module: str, name: str) -> Any:
+def _import_library(module: str, name: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise SettingError(f"{name} is not installed here. Install it with: {INSTALL}") from error
+        raise SettingError(f"{name} is not installed here. Install it with: {INSTALL_HINT}") from error

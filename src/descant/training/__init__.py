@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
-    from .dp_sgd import PrivateSgd
+    from .dp_sgd import DpSgd
     from .dqn import Dqn
     from .policy_gradient import PolicyGradient
     from .portfolio_policy import Trader
@@ -20,7 +20,7 @@ else:
         __name__,
         {
             ".solver_names": ("SOLVERS",),
-            ".dp_sgd": ("PrivateSgd",),
+            ".dp_sgd": ("DpSgd",),
             ".dqn": ("Dqn",),
             ".policy_gradient": ("PolicyGradient",),
             ".portfolio_policy": ("Trader",),
@@ -31,7 +31,7 @@ else:
 __all__ = [
     "Dqn",
     "PolicyGradient",
-    "PrivateSgd",
+    "DpSgd",
     "SOLVERS",
     "Sgd",
     "Trader",

@@ -12,43 +12,56 @@ import torch
 from torch import Tensor
 
 from ..core import seeds
-from ..core.algorithm import LOG, Loss, Memory, Metrics, Term
-from ..core.interfaces import Exam, Job, Judgement, Trained
+from ..core.algorithm import APPEND_ONLY, Loss, LossTerm, Metrics, NamedTensors
+from ..core.interfaces import EvaluationJob, EvaluationResult, TrainJob, TrainResult
 from ..core.metrics import Metric
 from ..errors import DescantWarning, ModelError, PartyError
 from ..models.flat import Net
-from ..rl import Worlds
+from ..rl import VectorEnvironment
 from ..rl.agent import Agent
-from .gradient_descent import Optimised, parts_of, rows_of, threads, together, ways_of, without_moments
+from .gradient_descent import (
+    GradientSolver,
+    drop_optimizer_state,
+    limit_threads,
+    rank_modes,
+    split_stacks,
+    stack_capacity,
+    subset_job,
+)
 from .kernels.layers import Array
 from .kernels.traced_kernel import Stack, kernel_of
-from .model_probe import probe
-from .rl_losses import Sloped
-from .stacked_forward import Outputs
-from .stacked_gradient import LOOPED, STACKED, VECTORISED
-from .stacked_optimizer import age, check_elementwise, maker
+from .model_probe import probe_model
+from .rl_losses import LossWithGradient
+from .stacked_forward import StackedForward
+from .stacked_gradient import LOOPED, STACKED, VECTORIZED
+from .stacked_optimizer import check_elementwise, grouping_key, optimizer_factory
 
-LAST = "agent.last"  # the model that the agent ended its last local work with
-WORLD, REPLAY = "agent.world", f"{LOG}replay"  # where it is in its episode, and what it remembers of its steps
-LONGEST = 10_000  # steps of an episode that is tested, or that a policy gradient learns from
-_TESTED = 64  # models that are tested at once
-_APART = 10**6  # episodes a round that nobody plays: their numbers are for those whose environment has failed
+LAST_MODEL = "agent.last_model"  # the model that the agent ended its last local work with
+ENVIRONMENT_STATE, REPLAY = (
+    "agent.environment",
+    f"{APPEND_ONLY}replay",
+)  # where it is in its episode, and what it remembers of its steps
+MAX_EPISODE_STEPS = 10_000  # steps of an episode that is tested, or that a policy gradient learns from
+_TEST_BATCH = 64  # models that are tested at once
+_FALLBACK_EPISODES = (
+    10**6
+)  # episodes a round that nobody plays: their numbers are for those whose environment has failed
 
 
-class Learner(Optimised, Protocol):
+class AgentSolver(GradientSolver, Protocol):
     """A solver of agents."""
 
-    def loss(self, actions: int) -> Sloped: ...
+    def loss(self, actions: int) -> LossWithGradient: ...
 
 
-def ways_for(
-    solver: Learner,
+def agent_execution_modes(
+    solver: AgentSolver,
     owner: str,
     net: Net,
-    terms: tuple[Term, ...],
+    terms: tuple[LossTerm, ...],
     party: Any,
     count: int,
-    beside: Sequence[int] = (0,),
+    extra_outputs: Sequence[int] = (0,),
 ) -> dict[str, str]:
     """The ways to compute stacks of agents like this one; a model that cannot act here is an error.
 
@@ -56,52 +69,56 @@ def ways_for(
     """
     if not isinstance(party, Agent):
         raise PartyError(f"{owner} trains agents: give it parties.agents(...). Party {party.name!r} has data instead.")
-    x, y = acting(owner, net, party, beside), torch.zeros(8, 4)
-    reasons = reasons_for(solver, owner, net, solver.loss(party.world.actions), terms, x, y)
-    return ways_of(net.layout, reasons, together(net.layout, False), count)
+    x, y = probe_observations(owner, net, party, extra_outputs), torch.zeros(8, 4)
+    reasons = mode_obstacles(solver, owner, net, solver.loss(party.environment.actions), terms, x, y)
+    return rank_modes(net.layout, reasons, stack_capacity(net.layout, False), count)
 
 
-def acting(owner: str, net: Net, agent: Agent, beside: Sequence[int]) -> Tensor:
+def probe_observations(owner: str, net: Net, agent: Agent, extra_outputs: Sequence[int]) -> Tensor:
     """Made-up observations that a model answers as one must who acts in this agent's environment; else an error."""
-    world = agent.world
-    x, outputs = probing(world.shape), [world.actions + more for more in beside]
-    check_outputs(owner, net, x, outputs, f"observations of {world.name}", f", which has {world.actions} actions")
+    environment = agent.environment
+    x, outputs = random_probe(environment.observation_shape), [environment.actions + more for more in extra_outputs]
+    check_outputs(
+        owner, net, x, outputs, f"observations of {environment.name}", f", which has {environment.actions} actions"
+    )
     return x
 
 
-def probing(shape: Sequence[int]) -> Tensor:
+def random_probe(shape: Sequence[int]) -> Tensor:
     """Eight made-up observations."""
     return torch.from_numpy(seeds.stream(0, 0, "", "probe").standard_normal((8, *shape))).float()
 
 
-def check_outputs(owner: str, net: Net, x: Tensor, widths: Sequence[int], seen: str, which: str = "") -> None:
+def check_outputs(owner: str, net: Net, x: Tensor, widths: Sequence[int], input_kind: str, detail: str = "") -> None:
     """Raise for a model that cannot see ``x``, or whose outputs are not of these widths."""
     name = type(net.module).__name__
-    if net.layout.width > net.layout.size:
+    if net.layout.width > net.layout.trainable_width:
         raise ModelError(f"{name} has running statistics, which {owner} does not keep. Use nn.LayerNorm instead.")
     if net.layout.dtype != torch.float32:
         raise ModelError(f"{name} is {net.layout.dtype}; agents see torch.float32. Use module.to(torch.float32).")
     try:
-        found = tuple(net.apply(net.row(), x[:0].flatten(), x)[0].shape)
+        found = tuple(net.apply(net.copy_initial_row(), x[:0].flatten(), x)[0].shape)
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
-        raise ModelError(f"{name} fails on {seen}, {tuple(x.shape)}: {told}") from error
+        raise ModelError(f"{name} fails on {input_kind}, {tuple(x.shape)}: {told}") from error
     allowed = [(len(x), width) for width in widths]
     if found not in allowed:
         wanted = " or ".join(str(list(shape)) for shape in allowed)
-        raise ModelError(f"For {len(x)} {seen}{which}, {owner} needs outputs {wanted}. {name} gives {list(found)}.")
+        raise ModelError(
+            f"For {len(x)} {input_kind}{detail}, {owner} needs outputs {wanted}. {name} gives {list(found)}."
+        )
 
 
-def reasons_for(
-    solver: Optimised, owner: str, net: Net, loss: Loss, terms: tuple[Term, ...], x: Tensor, y: Tensor
+def mode_obstacles(
+    solver: GradientSolver, owner: str, net: Net, loss: Loss, terms: tuple[LossTerm, ...], x: Tensor, y: Tensor
 ) -> dict[str, str]:
     """Why each way of computing a stack cannot be taken; a model that acts by chance is an error."""
-    check_elementwise(maker(solver.optimizer, solver.options))
-    reasons = probe(net, loss, terms, x, y)
+    check_elementwise(optimizer_factory(solver.optimizer, solver.options))
+    reasons = probe_model(net, loss, terms, x, y)
     name = type(net.module).__name__
     if any("random numbers" in reason for reason in reasons.values()):
         raise ModelError(f"{name} draws random numbers (dropout, say), and would act by them. Leave that out.")
-    if not _answers_one(net, x):
+    if not _is_batch_independent(net, x):
         raise ModelError(
             f"{name} answers an observation otherwise when others are beside it, as nn.BatchNorm does, and an agent "
             "has one at a time. Use nn.LayerNorm instead."
@@ -109,201 +126,220 @@ def reasons_for(
     return reasons
 
 
-def _answers_one(net: Net, x: Tensor) -> bool:
+def _is_batch_independent(net: Net, x: Tensor) -> bool:
     """Whether a model says of one observation by itself what it says of it among others."""
     try:
-        alone, among = (net.apply(net.row(), x[:0].flatten(), some)[0] for some in (x[:1], x))
+        single, batched = (net.apply(net.copy_initial_row(), x[:0].flatten(), some)[0] for some in (x[:1], x))
     except Exception:
         return False
-    return torch.allclose(alone, among[:1], rtol=1e-3, atol=1e-3)
+    return torch.allclose(single, batched[:1], rtol=1e-3, atol=1e-3)
 
 
-def by_parts(job: Job, reset: bool, learn: Callable[[Job, Sequence[Life]], Trained]) -> Trained:
+def train_with_fallback(
+    job: TrainJob, reset: bool, learn: Callable[[TrainJob, Sequence[AgentProgress]], TrainResult]
+) -> TrainResult:
     """The local work of agents; one whose environment fails is tried once more, in other episodes.
 
     What has failed would fail in the same way for ever: an episode is its key. So an agent by itself (of a stack, each
     is tried by itself) leaves the episode that it is in, and plays those that are for this round alone.
     """
-    lives = [Life.of(memory) for memory in job.memories]
+    progress = [AgentProgress.from_state(memory) for memory in job.party_states]
     try:
-        return in_parts(job, lives, reset, learn)
+        return train_stacks(job, progress, reset, learn)
     except PartyError as error:
-        if len(lives) > 1:
+        if len(progress) > 1:
             raise
         failure = error
-    memory, life = _elsewhere(job.memories[0], lives[0], job.round)
-    trained = in_parts(replace(job, memories=[memory]), [life], reset, learn)
+    memory, life = _leave_episode(job.party_states[0], progress[0], job.round)
+    trained = train_stacks(replace(job, party_states=[memory]), [life], reset, learn)
     warnings.warn(f"{failure} The agent went on in other episodes.", DescantWarning, stacklevel=2)
     return trained
 
 
-def _elsewhere(memory: Memory, life: Life, round: int) -> tuple[Memory, Life]:
+def _leave_episode(memory: NamedTensors, progress: AgentProgress, round: int) -> tuple[NamedTensors, AgentProgress]:
     """What an agent remembers when it has left its episode: in its replay that was broken off."""
-    left = {name: tensor for name, tensor in memory.items() if name != WORLD}
-    if REPLAY in left:
-        left[REPLAY] = left[REPLAY].clone()
-        left[REPLAY][-1:, -1] = 1
-    return left, replace(life, episode=life.episode + _APART * round, so_far=0.0)
+    state = {name: tensor for name, tensor in memory.items() if name != ENVIRONMENT_STATE}
+    if REPLAY in state:
+        state[REPLAY] = state[REPLAY].clone()
+        state[REPLAY][-1:, -1] = 1
+    return state, replace(progress, episode=progress.episode + _FALLBACK_EPISODES * round, episode_return=0.0)
 
 
-def in_parts(
-    job: Job,
-    lives: Sequence[Life],
+def train_stacks(
+    job: TrainJob,
+    progress: Sequence[AgentProgress],
     reset: bool,
-    learn: Callable[[Job, Sequence[Life]], Trained],
-    at_once: int | None = None,
-    kinds: Sequence[float] | None = None,
-) -> Trained:
+    learn: Callable[[TrainJob, Sequence[AgentProgress]], TrainResult],
+    max_stack_size: int | None = None,
+    groups: Sequence[float] | None = None,
+) -> TrainResult:
     """The local work of agents, as many at once as the way allows, or ``at_once``; those of unlike kinds apart.
 
     A stack has one clock: in it are agents at one step of their lives, with equal work and moments of one age. A lone
     agent is worked on twice where it could have been with others, because one rounds otherwise than many.
     """
-    memories = [without_moments(m) if reset and moved(job, k) else m for k, m in enumerate(job.memories)]
-    job = replace(job, memories=memories)
-    each = zip(lives, job.hypers, memories, kinds or [0.0] * len(lives), strict=True)
-    keys = [(life.clock, h.work, h.lr, age(m), kind) for life, h, m, kind in each]
-    stacked = together(job.net.layout, False) if at_once is None else at_once
-    most = {STACKED: max(2, stacked), VECTORISED: len(keys)}.get(job.way, 1)
+    memories = [
+        drop_optimizer_state(m) if reset and model_changed(job, k) else m for k, m in enumerate(job.party_states)
+    ]
+    job = replace(job, party_states=memories)
+    each = zip(progress, job.hyperparameters, memories, groups or [0.0] * len(progress), strict=True)
+    keys = [(life.clock, h.work, h.lr, grouping_key(m), kind) for life, h, m, kind in each]
+    default_capacity = stack_capacity(job.net.layout, False) if max_stack_size is None else max_stack_size
+    capacity = {STACKED: max(2, default_capacity), VECTORIZED: len(keys)}.get(job.execution_mode, 1)
     rows = torch.empty_like(job.start, memory_format=torch.contiguous_format)
-    kept: list[Memory] = [{}] * len(keys)
+    party_states: list[NamedTensors] = [{}] * len(keys)
     metrics: list[Metrics] = [{}] * len(keys)
-    with threads(job.way, False), np.errstate(all="ignore"), torch.no_grad():  # what overflows is the gate's business
-        for part in parts_of(sorted(range(len(keys)), key=keys.__getitem__), keys, most):
-            stack = part * 2 if len(part) == 1 and job.way == STACKED else part
-            trained = learn(rows_of(job, stack), [lives[k] for k in stack])
-            rows[part] = trained.rows[: len(part)]
-            for k, memory, found in zip(part, trained.memories, trained.metrics, strict=False):
-                kept[k], metrics[k] = memory, found
-    return Trained(rows, kept, metrics)
+    with (
+        limit_threads(job.execution_mode, False),
+        np.errstate(all="ignore"),
+        torch.no_grad(),
+    ):  # what overflows is the gate's business
+        for indices in split_stacks(sorted(range(len(keys)), key=keys.__getitem__), keys, capacity):
+            stack = indices * 2 if len(indices) == 1 and job.execution_mode == STACKED else indices
+            trained = learn(subset_job(job, stack), [progress[k] for k in stack])
+            rows[indices] = trained.models[: len(indices)]
+            for k, memory, found in zip(indices, trained.party_states, trained.metrics, strict=False):
+                party_states[k], metrics[k] = memory, found
+    return TrainResult(rows, party_states, metrics)
 
 
-def moved(job: Job, k: int) -> bool:
+def model_changed(job: TrainJob, k: int) -> bool:
     """Whether an agent's model is another than it ended its last work with: whether merging has changed it."""
-    last = job.memories[k].get(LAST)
+    last = job.party_states[k].get(LAST_MODEL)
     return last is not None and not torch.equal(last, job.start[k])
 
 
 @dataclass(frozen=True)
-class Life:
+class AgentProgress:
     """How far an agent is, as it remembers it; its reward is the one that FedRL weighs by (§3)."""
 
     clock: int = 0  # steps that it has taken, or batches that it has learned from
     episode: int = 0  # the number of the episode that it is in
-    so_far: float = 0.0  # the return of that episode so far
-    reward: float = 0.0  # the mean return in the last round in which an episode ended
-    rounds: int = 0  # in how many rounds an episode has ended
+    episode_return: float = 0.0  # the return of that episode so far
+    mean_return: float = 0.0  # the mean return in the last round in which an episode ended
+    rounds_with_returns: int = 0  # in how many rounds an episode has ended
 
     @classmethod
-    def of(cls, memory: Memory) -> Life:
-        found = memory.get("agent.life")
+    def from_state(cls, memory: NamedTensors) -> AgentProgress:
+        found = memory.get("agent.progress")
         if found is None:
             return cls()
         clock, episode, so_far, reward, rounds = found.tolist()
         return cls(int(clock), int(episode), so_far, reward, int(rounds))
 
-    def after(self, steps: int, episode: int, so_far: float, returns: Sequence[float]) -> Life:
+    def after_round(
+        self, steps_taken: int, episode: int, episode_return: float, returns: Sequence[float]
+    ) -> AgentProgress:
         """The same after a round in which episodes ended with these returns."""
-        reward = sum(returns) / len(returns) if returns else self.reward
-        return Life(self.clock + steps, episode, so_far, reward, self.rounds + bool(returns))
+        reward = sum(returns) / len(returns) if returns else self.mean_return
+        return AgentProgress(
+            self.clock + steps_taken, episode, episode_return, reward, self.rounds_with_returns + bool(returns)
+        )
 
-    def memory(self) -> dict[str, Tensor]:
-        return {"agent.life": torch.tensor(astuple(self), dtype=torch.float64)}
+    def to_state(self) -> dict[str, Tensor]:
+        return {"agent.progress": torch.tensor(astuple(self), dtype=torch.float64)}
 
     def metrics(self) -> dict[str, float]:
         """Its reward: of this round, or else the last that is known; none before its first episode has ended."""
-        return {"reward": self.reward} if self.rounds else {}
+        return {"reward": self.mean_return} if self.rounds_with_returns else {}
 
 
-def episode(job: Job, k: int, number: int) -> int:
+def episode_key(job: TrainJob, k: int, number: int) -> int:
     """The key of an episode of one of the agents."""
-    return seeds.key(job.seed, number, job.parties[k].name, "episode")
+    return seeds.stream_key(job.seed, number, job.parties[k].name, "episode")
 
 
-def worlds_of(job: Job, each: int = 1) -> Worlds:
+def vector_environment(job: TrainJob, copies: int = 1) -> VectorEnvironment:
     """The worlds of a stack of agents, ``each`` for every agent; the same objects as last time, if they are alike."""
-    agents = [agent for agent in job.parties for _ in range(each)]
-    before = job.net.kept.get("worlds")
-    if before is None or before[0] != agents:
-        before = job.net.kept["worlds"] = (agents, _beside(job.net, agents, "environments"))
-    worlds: Worlds = before[1]
-    return worlds
+    agents = [agent for agent in job.parties for _ in range(copies)]
+    cached = job.net.solver_cache.get("worlds")
+    if cached is None or cached[0] != agents:
+        cached = job.net.solver_cache["worlds"] = (agents, _make_vector_environment(job.net, agents, "environments"))
+    environments: VectorEnvironment = cached[1]
+    return environments
 
 
-def _beside(net: Net, agents: Sequence[Agent], kept: str) -> Worlds:
-    worlds, names = [agent.world for agent in agents], [agent.name for agent in agents]
-    return worlds[0].beside(worlds, names, net.kept.setdefault(kept, {}))
+def _make_vector_environment(net: Net, agents: Sequence[Agent], cache_name: str) -> VectorEnvironment:
+    environments, names = [agent.environment for agent in agents], [agent.name for agent in agents]
+    return environments[0].make_vector(environments, names, net.solver_cache.setdefault(cache_name, {}))
 
 
 # ── how good are they? ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def in_test_episodes(exam: Exam) -> list[Judgement]:
+def evaluate_test_episodes(job: EvaluationJob) -> list[EvaluationResult]:
     """Each model in its agent's test episodes, acting by its largest output; and acting at random, beside."""
-    pairs = [(k, row) for k, rows in enumerate(exam.rows) for row in rows if exam.parties[k].tests]
-    found: list[list[float]] = [[] for _ in exam.parties]
-    for first in range(0, len(pairs), _TESTED):
-        some = pairs[first : first + _TESTED]
-        scores = _played(exam, [exam.parties[k] for k, _ in some], [row for _, row in some])
-        for (k, _), score in zip(some, scores, strict=True):
-            found[k].append(score)
+    pairs = [(k, row) for k, rows in enumerate(job.models) for row in rows if job.parties[k].tests]
+    scores_by_agent: list[list[float]] = [[] for _ in job.parties]
+    for first in range(0, len(pairs), _TEST_BATCH):
+        batch = pairs[first : first + _TEST_BATCH]
+        scores = _test_scores(job, [job.parties[k] for k, _ in batch], [row for _, row in batch])
+        for (k, _), score in zip(batch, scores, strict=True):
+            scores_by_agent[k].append(score)
     return [
-        Judgement(agent.tests, scores, _at_random(exam, agent) if exam.trivial and agent.tests else None)
-        for agent, scores in zip(exam.parties, found, strict=True)
+        EvaluationResult(agent.tests, scores, _random_policy_score(job, agent) if job.trivial and agent.tests else None)
+        for agent, scores in zip(job.parties, scores_by_agent, strict=True)
     ]
 
 
 @torch.no_grad()
-def _played(exam: Exam, agents: Sequence[Agent], rows: Sequence[Tensor]) -> list[float]:
+def _test_scores(job: EvaluationJob, agents: Sequence[Agent], rows: Sequence[Tensor]) -> list[float]:
     """What models come to in the test episodes of their agents, all at once; as two, where there is one."""
-    count, tests = len(rows), max(agent.tests for agent in agents)
+    count, tests = len(rows), max(agent.test_count for agent in agents)
     if count == 1:
         agents, rows = [*agents, *agents], [*rows, *rows]
-    way = LOOPED if isinstance(kernel_of(exam.net, 1), str) else STACKED
-    outputs = Outputs(exam.net, way, Stack(exam.net.layout, [torch.stack(list(rows))]))
+    mode = LOOPED if isinstance(kernel_of(job.net, 1), str) else STACKED
+    outputs = StackedForward(job.net, mode, Stack(job.net.layout, [torch.stack(list(rows))]))
 
     def choose(seen: Array, step: int) -> Array:
-        actions: Array = outputs(seen)[..., : agents[0].world.actions].argmax(-1)
+        actions: Array = outputs(seen)[..., : agents[0].environment.actions].argmax(-1)
         return actions
 
     with np.errstate(all="ignore"):
-        returns, lengths = _episodes(exam.net, agents, tests, choose)
-    return [_mean(exam.metric, returns[k, : agents[k].tests], lengths[k, : agents[k].tests]) for k in range(count)]
+        returns, lengths = _run_episodes(job.net, agents, tests, choose)
+    return [
+        _mean_metric(job.metric, returns[k, : agents[k].test_count], lengths[k, : agents[k].test_count])
+        for k in range(count)
+    ]
 
 
-def _at_random(exam: Exam, agent: Agent) -> float:
+def _random_policy_score(job: EvaluationJob, agent: Agent) -> float:
     """What acting at random comes to in an agent's test episodes; reckoned once."""
-    if exam.metric not in agent.known:
+    if job.metric not in agent.cache:
         draws = seeds.stream(agent.seed, 0, agent.name, "random policy")
 
         def choose(seen: Array, step: int) -> Array:
-            return draws.integers(agent.world.actions, size=seen.shape[:2])
+            return draws.integers(agent.environment.actions, size=seen.shape[:2])
 
-        returns, lengths = _episodes(exam.net, [agent], agent.tests, choose)
-        agent.known[exam.metric] = _mean(exam.metric, returns[0], lengths[0])
-    return agent.known[exam.metric]
+        returns, lengths = _run_episodes(job.net, [agent], agent.test_count, choose)
+        agent.cache[job.metric] = _mean_metric(job.metric, returns[0], lengths[0])
+    return agent.cache[job.metric]
 
 
-def _mean(metric: Metric, returns: Array, lengths: Array) -> float:
+def _mean_metric(metric: Metric, returns: Array, lengths: Array) -> float:
     return float(torch.as_tensor(metric.value(torch.from_numpy(returns), torch.from_numpy(lengths))).double().mean())
 
 
-def _episodes(
-    net: Net, agents: Sequence[Agent], tests: int, choose: Callable[[Array, int], Array]
+def _run_episodes(
+    net: Net, agents: Sequence[Agent], count: int, choose: Callable[[Array, int], Array]
 ) -> tuple[Array, Array]:
     """The returns and lengths ``[agents, tests]`` of the test episodes of some agents, side by side."""
-    shape = (len(agents), tests)
-    each = [agent for agent in agents for _ in range(tests)]
-    worlds = _beside(net, each, "tested environments")
-    for at, agent in enumerate(each):
-        worlds.begin(at, agent.test(at % tests))
-    returns, lengths, alive = np.zeros(len(each)), np.zeros(len(each)), np.ones(len(each), dtype=bool)
+    shape = (len(agents), count)
+    repeated_agents = [agent for agent in agents for _ in range(count)]
+    environments = _make_vector_environment(net, repeated_agents, "tested environments")
+    for at, agent in enumerate(repeated_agents):
+        environments.reset(at, agent.test_episode_key(at % count))
+    returns, lengths, alive = (
+        np.zeros(len(repeated_agents)),
+        np.zeros(len(repeated_agents)),
+        np.ones(len(repeated_agents), dtype=bool),
+    )
     step = 0
-    while alive.any() and step < LONGEST:
-        seen = worlds.observations
-        found = worlds.step(choose(seen.reshape(*shape, *seen.shape[1:]), step).reshape(-1), alive)
-        returns += found.rewards
+    while alive.any() and step < MAX_EPISODE_STEPS:
+        seen = environments.observations
+        result = environments.step(choose(seen.reshape(*shape, *seen.shape[1:]), step).reshape(-1), alive)
+        returns += result.rewards
         lengths += alive
-        alive &= ~(found.terminated | found.truncated)
+        alive &= ~(result.terminated | result.truncated)
         step += 1
     return returns.reshape(shape), lengths.reshape(shape)

@@ -8,44 +8,46 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.interfaces import Exam, Judgement
+from ..core.interfaces import EvaluationJob, EvaluationResult
 from ..core.metrics import Metric
 from ..models.flat import Net
-from ..portfolio import Path, follow, uniform
+from ..portfolio import BacktestResult, run_backtest, uniform_rebalancing
 from ..portfolio.desk import Desk
 from .kernels.layers import Array
 from .kernels.traced_kernel import Stack, kernel_of
 from .rl_losses import log_softmax
-from .stacked_forward import Outputs
+from .stacked_forward import StackedForward
 from .stacked_gradient import LOOPED, STACKED
 
-_TESTED = 50  # models that are tested at once
+_TEST_BATCH = 50  # models that are tested at once
 
 
-def in_test_years(exam: Exam) -> list[Judgement]:
+def evaluate_backtests(job: EvaluationJob) -> list[EvaluationResult]:
     """Each model in the days of its desk's test, fees paid exactly; and uniform rebalancing beside."""
-    pairs = [(k, row) for k, rows in enumerate(exam.rows) for row in rows]
-    found: list[list[float]] = [[] for _ in exam.parties]
-    for first in range(0, len(pairs), _TESTED):
-        some = pairs[first : first + _TESTED]
-        path = walked(exam.net, [exam.parties[k] for k, _ in some], [row for _, row in some])
-        for (k, _), growth, turnover in zip(some, path.growth, path.turnover, strict=True):
-            found[k].append(_value(exam.metric, growth, turnover))
+    pairs = [(k, row) for k, rows in enumerate(job.models) for row in rows]
+    scores_by_desk: list[list[float]] = [[] for _ in job.parties]
+    for first in range(0, len(pairs), _TEST_BATCH):
+        batch = pairs[first : first + _TEST_BATCH]
+        result = backtest_models(job.net, [job.parties[k] for k, _ in batch], [row for _, row in batch])
+        for (k, _), growth, turnover in zip(batch, result.growth, result.turnover, strict=True):
+            scores_by_desk[k].append(_metric_value(job.metric, growth, turnover))
     return [
-        Judgement(desk.tests, scores, _uniform(exam.metric, desk) if exam.trivial else None)
-        for desk, scores in zip(exam.parties, found, strict=True)
+        EvaluationResult(desk.tests, scores, _uniform_score(job.metric, desk) if job.trivial else None)
+        for desk, scores in zip(job.parties, scores_by_desk, strict=True)
     ]
 
 
 @torch.no_grad()
-def walked(net: Net, desks: Sequence[Desk], rows: Sequence[Tensor]) -> Path:
+def backtest_models(net: Net, desks: Sequence[Desk], rows: Sequence[Tensor]) -> BacktestResult:
     """What models do in the days of their desks' tests, ``[models, days, ...]``; as two, where there is one."""
     count = len(rows)
     if count == 1:
         desks, rows = [*desks, *desks], [*rows, *rows]
-    way = LOOPED if isinstance(kernel_of(net, 1), str) else STACKED
-    outputs = Outputs(net, way, Stack(net.layout, [torch.stack([row[: net.layout.size] for row in rows])]))
-    prices, window = np.stack([desk.test for desk in desks]), desks[0].window  # [models, window + days, assets]
+    mode = LOOPED if isinstance(kernel_of(net, 1), str) else STACKED
+    outputs = StackedForward(
+        net, mode, Stack(net.layout, [torch.stack([row[: net.layout.trainable_width] for row in rows])])
+    )
+    prices, window = np.stack([desk.test_prices for desk in desks]), desks[0].window  # [models, window + days, assets]
     chosen = np.zeros((len(rows), prices.shape[2]))
 
     def choose(t: int, before: Array) -> Array:
@@ -59,23 +61,23 @@ def walked(net: Net, desks: Sequence[Desk], rows: Sequence[Tensor]) -> Path:
         return weights
 
     with np.errstate(all="ignore"):
-        path = follow(choose, *terms_of(desks))
-    return Path(path.growth[:count], path.weights[:count], path.turnover[:count])
+        result = run_backtest(choose, *backtest_inputs(desks))
+    return BacktestResult(result.growth[:count], result.weights[:count], result.turnover[:count])
 
 
-def terms_of(desks: Sequence[Desk]) -> tuple[Array, Array]:
+def backtest_inputs(desks: Sequence[Desk]) -> tuple[Array, Array]:
     """What a walk of desks side by side needs: relatives ``[desks, days, assets]``, and what trading costs each."""
     return np.stack([desk.relatives for desk in desks]), np.array([desk.cost for desk in desks])
 
 
-def _value(metric: Metric, growth: Array, turnover: Array) -> float:
+def _metric_value(metric: Metric, growth: Array, turnover: Array) -> float:
     return float(torch.as_tensor(metric.value(torch.from_numpy(growth), torch.from_numpy(turnover))))
 
 
-def _uniform(metric: Metric, desk: Desk) -> float:
+def _uniform_score(metric: Metric, desk: Desk) -> float:
     """What uniform rebalancing comes to in a desk's test; reckoned once."""
-    if metric not in desk.known:
-        path = uniform(desk.relatives, desk.cost)
-        desk.known[metric] = _value(metric, path.growth, path.turnover)
-    known: float = desk.known[metric]
-    return known
+    if metric not in desk.cache:
+        result = uniform_rebalancing(desk.relatives, desk.cost)
+        desk.cache[metric] = _metric_value(metric, result.growth, result.turnover)
+    score: float = desk.cache[metric]
+    return score

@@ -17,16 +17,16 @@ _SCRATCH: dict[torch.dtype, Tensor] = {}  # a window by dtype: memory that is ne
 
 
 @dataclass(frozen=True)
-class Draws:
+class BatchSchedule:
     """The samples of one party's steps: step s takes ``index[s, :lengths[s]]``."""
 
-    index: Tensor  # [steps, batch]
+    indices: Tensor  # [steps, batch]
     lengths: tuple[int, ...]
 
 
-def draw(
+def draw_batches(
     n: int, batch: int | None, work: int, unit: str, rng: np.random.Generator, weights: Tensor | None = None
-) -> Draws:
+) -> BatchSchedule:
     """The batches of ``work`` steps or epochs over ``n`` samples, each epoch in a new order.
 
     Steps all have the same size, ``min(batch, n)``: what is left of an order is passed over, so that parties stay side
@@ -42,20 +42,20 @@ def draw(
     steps = work if unit == "steps" else work * per_epoch
     weighted = weights is not None and bool((weights != weights[0]).any())
     if size == n and not weighted:
-        return Draws(torch.arange(n).expand(steps, n), (n,) * steps)
-    epochs, taken = math.ceil(steps / per_epoch), min(n, per_epoch * size)
+        return BatchSchedule(torch.arange(n).expand(steps, n), (n,) * steps)
+    epochs, used = math.ceil(steps / per_epoch), min(n, per_epoch * size)
     lengths = [min(size, n - begin) for begin in range(0, per_epoch * size, size)]
     if weights is not None and weighted:
         ends = np.cumsum(weights.double().numpy())
         index = np.searchsorted(ends, rng.random((steps, size)) * ends[-1], side="right")  # a weight of 0 is never met
     else:
         index = np.zeros((epochs, per_epoch * size), dtype=np.int64)
-        index[:, :taken] = rng.random((epochs, n)).argsort(1)[:, :taken]  # a new order each; quicker than to shuffle
-    return Draws(torch.from_numpy(index.reshape(-1, size)[:steps]), tuple((lengths * epochs)[:steps]))
+        index[:, :used] = rng.random((epochs, n)).argsort(1)[:, :used]  # a new order each; quicker than to shuffle
+    return BatchSchedule(torch.from_numpy(index.reshape(-1, size)[:steps]), tuple((lengths * epochs)[:steps]))
 
 
 @dataclass(frozen=True)
-class Group:
+class BatchGroup:
     """The parties whose batches have one length in one step."""
 
     rows: list[int] | None  # None: all of them, in order
@@ -63,46 +63,48 @@ class Group:
     y: Tensor  # [k, batch, ...]
 
 
-def feed(parties: Sequence[Party], draws: Sequence[Draws]) -> Iterator[list[Group]]:
+def iterate_batches(parties: Sequence[Party], schedules: Sequence[BatchSchedule]) -> Iterator[list[BatchGroup]]:
     """For every step, the batches of the parties that still work, grouped by length; gathered a window at a time."""
-    steps = max((len(d.lengths) for d in draws), default=0)
-    widest = sum(d.index.shape[1] * p.x[0].numel() for p, d in zip(parties, draws, strict=True))
+    steps = max((len(d.lengths) for d in schedules), default=0)
+    widest = sum(d.indices.shape[1] * p.x[0].numel() for p, d in zip(parties, schedules, strict=True))
     window = max(1, _WINDOW // max(1, widest))
-    alike = len({d.lengths for d in draws}) == 1 and len(set(draws[0].lengths)) == 1
+    same_lengths = len({d.lengths for d in schedules}) == 1 and len(set(schedules[0].lengths)) == 1
     for begin in range(0, steps, window):
-        indices = [d.index[begin : begin + window] for d in draws]
-        if alike:
-            xs = _gathered([p.x for p in parties], indices, _SCRATCH)
-            ys = _gathered([p.y for p in parties], indices, {})
+        indices = [d.indices[begin : begin + window] for d in schedules]
+        if same_lengths:
+            xs = _gather([p.x for p in parties], indices, _SCRATCH)
+            ys = _gather([p.y for p in parties], indices, {})
             for x, y in zip(xs.unbind(1), ys.unbind(1), strict=True):
-                yield [Group(None, x, y)]
+                yield [BatchGroup(None, x, y)]
         else:
             by_party = [p.x[index] for p, index in zip(parties, indices, strict=True)]  # each [window, batch, ...]
             targets = [p.y[index] for p, index in zip(parties, indices, strict=True)]
             for step in range(begin, min(begin + window, steps)):
-                yield list(_grouped(step, step - begin, draws, by_party, targets))
+                yield list(_group_by_length(step, step - begin, schedules, by_party, targets))
 
 
-def _gathered(data: Sequence[Tensor], indices: Sequence[Tensor], kept: dict[torch.dtype, Tensor]) -> Tensor:
+def _gather(data: Sequence[Tensor], indices: Sequence[Tensor], scratch: dict[torch.dtype, Tensor]) -> Tensor:
     """``[K, window, batch, ...]``, copied once; into memory that is kept, where there is enough of it."""
     shape, like = (len(data), indices[0].numel(), *data[0].shape[1:]), data[0]
     needed = math.prod(shape)
     if needed > _WINDOW:  # one step of all that a party has, say: too much to keep
-        kept = {}
-    if like.dtype not in kept or kept[like.dtype].numel() < needed:
-        kept[like.dtype] = like.new_empty(needed)
-    gathered = kept[like.dtype][:needed].view(shape)
+        scratch = {}
+    if like.dtype not in scratch or scratch[like.dtype].numel() < needed:
+        scratch[like.dtype] = like.new_empty(needed)
+    gathered = scratch[like.dtype][:needed].view(shape)
     for into, values, index in zip(gathered, data, indices, strict=True):
         torch.index_select(values, 0, index.reshape(-1), out=into)
     return gathered.view(len(data), *indices[0].shape, *like.shape[1:])
 
 
-def _grouped(step: int, at: int, draws: Sequence[Draws], xs: list[Tensor], ys: list[Tensor]) -> Iterator[Group]:
+def _group_by_length(
+    step: int, offset: int, schedules: Sequence[BatchSchedule], xs: list[Tensor], ys: list[Tensor]
+) -> Iterator[BatchGroup]:
     by_length: dict[int, list[int]] = {}
-    for row, d in enumerate(draws):
+    for row, d in enumerate(schedules):
         if step < len(d.lengths):
             by_length.setdefault(d.lengths[step], []).append(row)
     for length, rows in by_length.items():
-        x = torch.stack([xs[row][at, :length] for row in rows])
-        y = torch.stack([ys[row][at, :length] for row in rows])
-        yield Group(None if len(rows) == len(draws) else rows, x, y)
+        x = torch.stack([xs[row][offset, :length] for row in rows])
+        y = torch.stack([ys[row][offset, :length] for row in rows])
+        yield BatchGroup(None if len(rows) == len(schedules) else rows, x, y)

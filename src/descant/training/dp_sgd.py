@@ -12,25 +12,25 @@ import torch
 from torch import Tensor
 
 from ..core import seeds
-from ..core.algorithm import Hyper, Loss, Memory, Term
-from ..core.interfaces import Exam, Job, Judgement, Trained
-from ..core.settings import check, setting
+from ..core.algorithm import Hyper, Loss, LossTerm, NamedTensors
+from ..core.interfaces import EvaluationJob, EvaluationResult, TrainJob, TrainResult
+from ..core.settings import check_settings, setting
 from ..errors import ModelError, SettingError
 from ..models.flat import Net
 from ..parties.population import Party
 from ..privacy import gaussian_mechanism
-from ..privacy.gaussian_mechanism import Privacy, Source
-from ..rounds.validation import finite
-from .evaluation import on_test_sets
-from .gradient_descent import Pulling, rows_of
+from ..privacy.gaussian_mechanism import NoiseSource, PrivacySettings
+from ..rounds.validation import is_finite
+from .evaluation import evaluate_test_sets
+from .gradient_descent import StackedProximalStep, subset_job
 
 PER_SAMPLE = "per sample"
 _SECRET = "noise.secret"  # in a party's memory
-_AT_ONCE = 2**24  # numbers of per-sample gradients that are in memory
+_MAX_GRADIENT_NUMBERS = 2**24  # numbers of per-sample gradients that are in memory
 
 
 @dataclass(frozen=True)
-class PrivateSgd:
+class DpSgd:
     """Sgd in which all that a party shares of its training hides each of its samples: (ε, δ) by `dp-accounting`.
 
     Nobody need be trusted, the driver included: each step takes every sample with probability ``batch``/n, clips its
@@ -50,7 +50,7 @@ class PrivateSgd:
     noise: float = setting(1.0, "z: the deviation of the noise, in clips; not from the paper", least=0)
     delta: float = setting(1e-5, "δ, at which ε is told: below 1/samples", above=0, below=1)
     budget: float | None = setting(None, "the ε that no round may exceed; None: it is told, and nothing ends", above=0)
-    source: Source = setting(
+    source: NoiseSource = setting(
         "system", "where batches and noise come from: the system, or the run's seed", one_of=("system", "seed")
     )
 
@@ -61,25 +61,27 @@ class PrivateSgd:
         return Hyper(self.lr, self.steps)
 
     @property
-    def privacy(self) -> Privacy:
+    def privacy(self) -> PrivacySettings:
         """What it hides, and how."""
-        return Privacy("sample", self.clip, self.noise, self.delta, self.budget, self.source)
+        return PrivacySettings("sample", self.clip, self.noise, self.delta, self.budget, self.source)
 
     @property
     def metric(self) -> None:
         """What the loss tells."""
 
-    def rate(self, samples: int) -> float:
+    def sampling_rate(self, samples: int) -> float:
         """With what probability a step takes a sample."""
         return min(1.0, self.batch / samples)
 
-    def examine(self, exam: Exam) -> Sequence[Judgement]:
+    def evaluate(self, job: EvaluationJob) -> Sequence[EvaluationResult]:
         """On the test sets of the parties."""
-        return on_test_sets(exam)
+        return evaluate_test_sets(job)
 
-    def ways(self, net: Net, loss: Loss, terms: tuple[Term, ...], party: Party, count: int) -> dict[str, str]:
+    def execution_modes(
+        self, net: Net, loss: Loss, terms: tuple[LossTerm, ...], party: Party, count: int
+    ) -> dict[str, str]:
         """One party after another; a model whose samples cannot be told apart is an error here."""
-        check(self)
+        check_settings(self)
         if self.budget is not None and not self.noise:
             raise SettingError("PrivateSgd cannot keep a budget without noise. Give some, or leave 'budget' out.")
         if terms:
@@ -89,7 +91,9 @@ class PrivateSgd:
             )
         net.module.train()
         try:
-            _gradients(net, loss)(net.row()[: net.layout.size], party.x[:2].clone(), party.y[:2].clone())
+            _per_sample_gradients(net, loss)(
+                net.copy_initial_row()[: net.layout.trainable_width], party.x[:2].clone(), party.y[:2].clone()
+            )
         except Exception as error:
             raise ModelError(
                 f"PrivateSgd needs the gradient of every single sample, and {type(net.module).__name__} does not give "
@@ -98,31 +102,35 @@ class PrivateSgd:
         return {PER_SAMPLE: ""}
 
     @torch.no_grad()
-    def train(self, job: Job) -> Trained:
+    def train(self, job: TrainJob) -> TrainResult:
         """The local work of every party in the job."""
         job.net.module.train()
-        learned = [self._descend(rows_of(job, [k])) for k in range(len(job.parties))]
+        results = [self._run_steps(subset_job(job, [k])) for k in range(len(job.parties))]
         metrics = [{"samples": party.samples} for party in job.parties]  # a loss would not be hidden
-        return Trained(torch.stack([row for row, _ in learned]), [memory for _, memory in learned], metrics)
+        return TrainResult(torch.stack([row for row, _ in results]), [memory for _, memory in results], metrics)
 
-    def _descend(self, job: Job) -> tuple[Tensor, Memory]:
-        (party,), (hyper,), (memory,) = job.parties, job.hypers, job.memories
+    def _run_steps(self, job: TrainJob) -> tuple[Tensor, NamedTensors]:
+        (party,), (hyper,), (memory,) = job.parties, job.hyperparameters, job.party_states
         memory = {_SECRET: memory.get(_SECRET, gaussian_mechanism.new_secret())} if self.source == "system" else {}
-        draws, rate = self._draws(job, memory.get(_SECRET)), self.rate(party.samples)
-        w = job.start[:, : job.net.layout.size].clone()  # [1, d]
-        gradients, pull = _gradients(job.net, job.loss), Pulling(job, w)
+        draws, rate = self._draws(job, memory.get(_SECRET)), self.sampling_rate(party.samples)
+        w = job.start[:, : job.net.layout.trainable_width].clone()  # [1, d]
+        gradients, proximal_step = _per_sample_gradients(job.net, job.loss), StackedProximalStep(job, w)
         for step in range(hyper.work):
             uniform, normal = draws(step, party.samples, w[0])
-            chosen = uniform < rate
-            total = self.privacy.deviation * normal
-            if chosen.any():
-                total += clipped_sum(self.privacy, gradients(w[0], party.x[chosen], party.y[chosen]))
-            move = (hyper.lr / (rate * party.samples) * total).to(w.dtype)
-            w -= move if job.hold is None else move * job.hold.moving(step, [hyper.work], len(move))
-            pull([True])
+            sampled = uniform < rate
+            total = self.privacy.noise_std * normal
+            if sampled.any():
+                total += clipped_sum(self.privacy, gradients(w[0], party.x[sampled], party.y[sampled]))
+            step_vector = (hyper.lr / (rate * party.samples) * total).to(w.dtype)
+            w -= (
+                step_vector
+                if job.freeze is None
+                else step_vector * job.freeze.trainable_mask(step, [hyper.work], len(step_vector))
+            )
+            proximal_step([True])
         return w[0], memory
 
-    def _draws(self, job: Job, secret: Tensor | None) -> Callable[[int, int, Tensor], tuple[Tensor, Tensor]]:
+    def _draws(self, job: TrainJob, secret: Tensor | None) -> Callable[[int, int, Tensor], tuple[Tensor, Tensor]]:
         """(step, samples, w) -> uniform numbers for the samples, and normal ones for the columns."""
         name, round = job.parties[0].name, job.round
         if secret is None:
@@ -135,30 +143,30 @@ class PrivateSgd:
         key = secret.numpy().tobytes()
 
         def by_secret(step: int, n: int, w: Tensor) -> tuple[Tensor, Tensor]:
-            uniform = gaussian_mechanism.uniform_by_secret(key, round, f"{name}/{step}/batch", w, n)
-            return uniform, gaussian_mechanism.by_secret(key, round, f"{name}/{step}", w)
+            uniform = gaussian_mechanism.secret_uniform(key, round, f"{name}/{step}/batch", w, n)
+            return uniform, gaussian_mechanism.secret_noise(key, round, f"{name}/{step}", w)
 
         return by_secret
 
 
-def _gradients(net: Net, loss: Loss) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def _per_sample_gradients(net: Net, loss: Loss) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """(w [d], x [n, ...], y [n, ...]) -> the gradient of every sample by itself, [n, d]."""
-    nothing = net.row()[net.layout.size :]
+    no_statistics = net.copy_initial_row()[net.layout.trainable_width :]
 
-    def of_one(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        output, _ = net.apply(w, nothing, x.unsqueeze(0))
+    def sample_loss(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        output, _ = net.apply(w, no_statistics, x.unsqueeze(0))
         return loss(output, y.unsqueeze(0)).mean()
 
-    most = max(1, _AT_ONCE // net.layout.size)
-    found: Callable[[Tensor, Tensor, Tensor], Tensor] = torch.vmap(
-        torch.func.grad(of_one), in_dims=(None, 0, 0), chunk_size=most
+    chunk_size = max(1, _MAX_GRADIENT_NUMBERS // net.layout.trainable_width)
+    per_sample: Callable[[Tensor, Tensor, Tensor], Tensor] = torch.vmap(
+        torch.func.grad(sample_loss), in_dims=(None, 0, 0), chunk_size=chunk_size
     )
-    return found
+    return per_sample
 
 
-def clipped_sum(privacy: Privacy, gradients: Tensor) -> Tensor:
+def clipped_sum(privacy: PrivacySettings, gradients: Tensor) -> Tensor:
     """Σ g_i·min(1, C/‖g_i‖) in float64; a gradient that is not finite is none, so that nobody is told of it."""
-    if not finite(gradients):
+    if not is_finite(gradients):
         gradients = torch.where(gradients.isfinite().all(1, keepdim=True), gradients, 0.0)
-    wide = gradients.double()
-    return privacy.factors(torch.linalg.vector_norm(wide, dim=1)) @ wide
+    double_gradients = gradients.double()
+    return privacy.clip_factors(torch.linalg.vector_norm(double_gradients, dim=1)) @ double_gradients

@@ -16,20 +16,31 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..core.algorithm import Hyper, Loss, Memory, Term
-from ..core.interfaces import Exam, Job, Judgement, Trained
-from ..core.metrics import RETURN, Metric
-from ..core.settings import check, setting
+from ..core.algorithm import Hyper, Loss, LossTerm, NamedTensors
+from ..core.interfaces import EvaluationJob, EvaluationResult, TrainJob, TrainResult
+from ..core.metrics import EPISODE_RETURN, Metric
+from ..core.settings import check_settings, setting
 from ..models.flat import Net
-from .agent_training import LAST, REPLAY, WORLD, Life, by_parts, episode, in_test_episodes, moved, ways_for, worlds_of
-from .gradient_descent import Pulling, Slope, held, losses_of, memories_of
+from .agent_training import (
+    ENVIRONMENT_STATE,
+    LAST_MODEL,
+    REPLAY,
+    AgentProgress,
+    agent_execution_modes,
+    episode_key,
+    evaluate_test_episodes,
+    model_changed,
+    train_with_fallback,
+    vector_environment,
+)
+from .gradient_descent import GradientDescent, StackedProximalStep, collect_party_states, freeze_parameters, mean_losses
 from .kernels.layers import Array
 from .kernels.traced_kernel import Stack
-from .replay_buffer import Replay, Transitions
+from .replay_buffer import ReplayBuffer, Transitions
 from .rl_losses import TemporalDifference
-from .stacked_forward import Keyed, Outputs
+from .stacked_forward import KeyedUniform, StackedForward
 
-_TARGET = "agent.target"
+_TARGET_NETWORK = "agent.target_network"
 
 
 @dataclass(frozen=True)
@@ -49,26 +60,26 @@ class Dqn:
     batch: int = setting(64, "transitions a gradient step", least=1, whole=True)
     gamma: float = setting(0.99, "γ: the discount of a later reward", above=0, most=1)
     n_step: int = setting(10, "rewards that are counted before the target network is asked", least=1, whole=True)
-    every: int = setting(1, "steps between two times of learning", least=1, whole=True)
-    updates: int = setting(1, "gradient steps each time", least=1, whole=True)
-    begin: int = setting(1000, "steps before the first gradient step", least=1, whole=True)
-    replay: int = setting(10_000, "transitions that an agent remembers", least=1, whole=True)
+    train_every: int = setting(1, "steps between two times of learning", least=1, whole=True)
+    gradient_steps: int = setting(1, "gradient steps each time", least=1, whole=True)
+    learning_starts: int = setting(1000, "steps before the first gradient step", least=1, whole=True)
+    buffer_size: int = setting(10_000, "transitions that an agent remembers", least=1, whole=True)
     target_every: int = setting(100, "gradient steps between two moves of the target network", least=1, whole=True)
     tau: float = setting(1.0, "how far the target network moves to the model: 1 copies it", above=0, most=1)
-    explore: float = setting(1.0, "ε at first: how often an agent acts at random", least=0, most=1)
-    explore_last: float = setting(0.02, "ε at last", least=0, most=1)
-    explore_steps: int = setting(5000, "steps in which ε goes from the first to the last", least=1, whole=True)
-    huber: float = setting(100.0, "errors of Q beyond it count linearly, not squared", above=0)
-    double: bool = setting(
+    epsilon_start: float = setting(1.0, "ε at first: how often an agent acts at random", least=0, most=1)
+    epsilon_end: float = setting(0.02, "ε at last", least=0, most=1)
+    epsilon_steps: int = setting(5000, "steps in which ε goes from the first to the last", least=1, whole=True)
+    huber_delta: float = setting(100.0, "errors of Q beyond it count linearly, not squared", above=0)
+    double_q: bool = setting(
         True, "whether the model chooses the action whose value the target network tells", one_of=(True, False)
     )
-    clip: float = setting(10.0, "the norm of an agent's gradient, at most", above=0)
+    max_grad_norm: float = setting(10.0, "the norm of an agent's gradient, at most", above=0)
     optimizer: str | type[Optimizer] = "Adam"
     options: Mapping[str, Any] = field(default_factory=dict)
     moments: Literal["keep", "reset"] = setting(
         "keep", "the optimiser's memory where merging changed the model", one_of=("keep", "reset")
     )
-    target: Literal["sync", "keep"] = setting(
+    target_network: Literal["sync", "keep"] = setting(
         "sync",
         "the target network where merging changed the model: it becomes the model, or stays",
         one_of=("sync", "keep"),
@@ -81,142 +92,159 @@ class Dqn:
     @property
     def metric(self) -> Metric:
         """The return."""
-        return RETURN
+        return EPISODE_RETURN
 
-    def ways(self, net: Net, loss: Loss, terms: tuple[Term, ...], party: Any, count: int) -> dict[str, str]:
+    def execution_modes(
+        self, net: Net, loss: Loss, terms: tuple[LossTerm, ...], party: Any, count: int
+    ) -> dict[str, str]:
         """As for data; the loss is the solver's own."""
-        check(self)
-        return ways_for(self, "Dqn", net, terms, party, count)
+        check_settings(self)
+        return agent_execution_modes(self, "Dqn", net, terms, party, count)
 
     def loss(self, actions: int) -> TemporalDifference:
         """What its steps go down."""
-        return TemporalDifference(self.huber)
+        return TemporalDifference(self.huber_delta)
 
-    def examine(self, exam: Exam) -> Sequence[Judgement]:
+    def evaluate(self, job: EvaluationJob) -> Sequence[EvaluationResult]:
         """In the agents' test episodes."""
-        return in_test_episodes(exam)
+        return evaluate_test_episodes(job)
 
-    def train(self, job: Job) -> Trained:
+    def train(self, job: TrainJob) -> TrainResult:
         """The local work of every agent in the job."""
         job = replace(job, loss=self.loss(job.parties[0].world.actions))
-        return by_parts(job, self.moments == "reset", self._learn)
+        return train_with_fallback(job, self.moments == "reset", self._train_stack)
 
     def epsilon(self, step: int) -> float:
         """ε at a step of an agent's life."""
-        return self.explore + (self.explore_last - self.explore) * min(1.0, step / self.explore_steps)
+        return self.epsilon_start + (self.epsilon_end - self.epsilon_start) * min(1.0, step / self.epsilon_steps)
 
-    def learning(self, step: int) -> range:
+    def gradient_step_numbers(self, step: int) -> range:
         """The numbers of the gradient steps that follow a step, in an agent's life."""
-        first = (step // self.every - 1) * self.updates
-        return range(first, first + self.updates if step >= self.begin and step % self.every == 0 else first)
+        first = (step // self.train_every - 1) * self.gradient_steps
+        return range(
+            first,
+            first + self.gradient_steps if step >= self.learning_starts and step % self.train_every == 0 else first,
+        )
 
-    def _learn(self, job: Job, lives: Sequence[Life]) -> Trained:
+    def _train_stack(self, job: TrainJob, progress: Sequence[AgentProgress]) -> TrainResult:
         """The work of a stack of agents that are at the same step."""
-        clock, work = lives[0].clock, job.hypers[0].work
-        acting = _Acting(self, job, lives)
-        taught = sum(len(self.learning(step)) for step in range(clock + 1, clock + work + 1))
-        learning = _Learning(self, job, taught)
+        clock, work = progress[0].clock, job.hyperparameters[0].work
+        actors = _Actors(self, job, progress)
+        step_count = sum(len(self.gradient_step_numbers(step)) for step in range(clock + 1, clock + work + 1))
+        learners = _Learners(self, job, step_count)
         for step in range(clock + 1, clock + work + 1):
-            acting.act(learning.outputs, step - 1)
-            for number in self.learning(step):
-                learning.learn(acting.replay, number)
-        return acting.kept(learning.trained(), work)
+            actors.act(learners.outputs, step - 1)
+            for number in self.gradient_step_numbers(step):
+                learners.take_step(actors.replay, number)
+        return actors.result(learners.result(), work)
 
 
-class _Acting:
+class _Actors:
     """Agents in their environments: what they do, what they remember of it, and what it brings them."""
 
-    def __init__(self, solver: Dqn, job: Job, lives: Sequence[Life]) -> None:
-        self._solver, self._job, self._lives = solver, job, lives
+    def __init__(self, solver: Dqn, job: TrainJob, progress: Sequence[AgentProgress]) -> None:
+        self._solver, self._job, self._progress = solver, job, progress
         names = [agent.name for agent in job.parties]
-        self._worlds, self._actions = worlds_of(job), job.parties[0].world.actions
-        self._draws = Keyed(job.seed, names, "act", (2,))
-        self._episodes = [life.episode for life in lives]
-        self._so_far = np.array([life.so_far for life in lives])
-        self._returns: list[list[float]] = [[] for _ in lives]
-        logs = [memory.get(REPLAY) for memory in job.memories]
-        self.replay = Replay(logs, job.parties[0].world.shape, solver.replay, job.hypers[0].work)
-        for k, memory in enumerate(job.memories):
-            key = episode(job, k, self._episodes[k])
-            self._worlds.restore(k, key, memory[WORLD]) if WORLD in memory else self._worlds.begin(k, key)
-        self._seen = self._worlds.observations
+        self._environments, self._actions = vector_environment(job), job.parties[0].world.actions
+        self._draws = KeyedUniform(job.seed, names, "act", (2,))
+        self._episodes = [life.episode for life in progress]
+        self._episode_returns = np.array([life.episode_return for life in progress])
+        self._returns: list[list[float]] = [[] for _ in progress]
+        logs = [memory.get(REPLAY) for memory in job.party_states]
+        self.replay = ReplayBuffer(logs, job.parties[0].world.shape, solver.buffer_size, job.hyperparameters[0].work)
+        for k, memory in enumerate(job.party_states):
+            key = episode_key(job, k, self._episodes[k])
+            self._environments.restore(
+                k, key, memory[ENVIRONMENT_STATE]
+            ) if ENVIRONMENT_STATE in memory else self._environments.reset(k, key)
+        self._observations = self._environments.observations
 
-    def act(self, outputs: Outputs, step: int) -> None:
+    def act(self, outputs: StackedForward, step: int) -> None:
         """One step of every agent: at random as often as ε says, else what promises most."""
-        chance, which = self._draws[step].T
-        best = outputs(self._seen[:, None])[:, 0].argmax(-1)
-        explores = chance < self._solver.epsilon(step)
-        actions = np.where(explores, (which * self._actions).astype(np.int64), best)
-        found = self._worlds.step(actions)
-        ended = found.terminated | found.truncated
-        self.replay.add(self._seen, found.observations, actions, found.rewards, found.terminated, ended)
-        self._so_far += found.rewards
-        self._seen = found.observations
+        explore_draw, action_draw = self._draws[step].T
+        best = outputs(self._observations[:, None])[:, 0].argmax(-1)
+        explores = explore_draw < self._solver.epsilon(step)
+        actions = np.where(explores, (action_draw * self._actions).astype(np.int64), best)
+        result = self._environments.step(actions)
+        ended = result.terminated | result.truncated
+        self.replay.add(self._observations, result.observations, actions, result.rewards, result.terminated, ended)
+        self._episode_returns += result.rewards
+        self._observations = result.observations
         if ended.any():
             for k in np.flatnonzero(ended).tolist():
-                self._returns[k].append(float(self._so_far[k]))
-                self._so_far[k], self._episodes[k] = 0.0, self._episodes[k] + 1
-                self._worlds.begin(k, episode(self._job, k, self._episodes[k]))
-            self._seen = self._worlds.observations
+                self._returns[k].append(float(self._episode_returns[k]))
+                self._episode_returns[k], self._episodes[k] = 0.0, self._episodes[k] + 1
+                self._environments.reset(k, episode_key(self._job, k, self._episodes[k]))
+            self._observations = self._environments.observations
 
-    def kept(self, trained: Trained, work: int) -> Trained:
+    def result(self, trained: TrainResult, work: int) -> TrainResult:
         """What came of it, with what the agents remember of their environments."""
-        memories, metrics = list[Memory](), list[dict[str, float]]()
-        for k, (log, life) in enumerate(zip(self.replay.logs(), self._lives, strict=True)):
-            after = life.after(work, self._episodes[k], float(self._so_far[k]), self._returns[k])
-            own = {REPLAY: log, WORLD: self._worlds.state(k), LAST: trained.rows[k].clone()}
-            memories.append({**trained.memories[k], **own, **after.memory()})
+        memories, metrics = list[NamedTensors](), list[dict[str, float]]()
+        for k, (log, before) in enumerate(zip(self.replay.logs(), self._progress, strict=True)):
+            after = before.after_round(work, self._episodes[k], float(self._episode_returns[k]), self._returns[k])
+            agent_state = {
+                REPLAY: log,
+                ENVIRONMENT_STATE: self._environments.get_state(k),
+                LAST_MODEL: trained.models[k].clone(),
+            }
+            memories.append({**trained.party_states[k], **agent_state, **after.to_state()})
             metrics.append({**trained.metrics[k], **after.metrics(), "samples": max(1, work)})
-        return Trained(trained.rows, memories, metrics)
+        return TrainResult(trained.models, memories, metrics)
 
 
-class _Learning:
+class _Learners:
     """Their networks, and the target networks that they learn by."""
 
-    def __init__(self, solver: Dqn, job: Job, taught: int) -> None:
-        self._solver, self._job, self._taught, self._done = solver, job, taught, 0
-        self._slope = Slope(solver, job, [0] * len(job.parties))
-        self._w = self._slope.w
-        self._target = Stack(job.net.layout, [_targets(job, solver.target == "sync")], self._slope.stack.lead)
-        self.outputs = Outputs(job.net, job.way, self._slope.stack)
-        self._told = Outputs(job.net, job.way, self._target)
-        self._pull = Pulling(job, self._w)
+    def __init__(self, solver: Dqn, job: TrainJob, step_count: int) -> None:
+        self._solver, self._job, self._step_count, self._steps_done = solver, job, step_count, 0
+        self._descent = GradientDescent(solver, job, [0] * len(job.parties))
+        self._w = self._descent.w
+        self._target = Stack(
+            job.net.layout, [_target_networks(job, solver.target_network == "sync")], self._descent.stack.lead
+        )
+        self.outputs = StackedForward(job.net, job.execution_mode, self._descent.stack)
+        self._target_forward = StackedForward(job.net, job.execution_mode, self._target)
+        self._proximal_step = StackedProximalStep(job, self._w)
         names = [agent.name for agent in job.parties]
-        self._draws = Keyed(job.seed, names, "batch", (solver.batch,))
+        self._draws = KeyedUniform(job.seed, names, "batch", (solver.batch,))
 
-    def learn(self, replay: Replay, number: int) -> None:
+    def take_step(self, replay: ReplayBuffer, number: int) -> None:
         """One gradient step of every agent, the so many-th of its life."""
-        everybody = [True] * len(self._w)
-        found = replay.sample(self._draws[number], self._solver.n_step, self._solver.gamma)
-        told = self._told(found.after)
-        best = self.outputs(found.after) if self._solver.double else told
-        self._slope.descent(torch.from_numpy(found.x), torch.from_numpy(targets_of(found, best, told)))
-        self._slope.clip(self._solver.clip)
-        with held(self._slope.stack, self._job, self._done, [self._taught] * len(self._w)):
-            self._slope.moments.step(everybody)
-            self._pull(everybody)
-        self._done += 1
+        all_alive = [True] * len(self._w)
+        transitions = replay.sample(self._draws[number], self._solver.n_step, self._solver.gamma)
+        target_values = self._target_forward(transitions.next_x)
+        choosing_values = self.outputs(transitions.next_x) if self._solver.double_q else target_values
+        self._descent.stack_gradient(
+            torch.from_numpy(transitions.x), torch.from_numpy(td_targets(transitions, choosing_values, target_values))
+        )
+        self._descent.clip_gradients(self._solver.max_grad_norm)
+        with freeze_parameters(self._descent.stack, self._job, self._steps_done, [self._step_count] * len(self._w)):
+            self._descent.optimizer.step(all_alive)
+            self._proximal_step(all_alive)
+        self._steps_done += 1
         if (number + 1) % self._solver.target_every == 0:
             self._target.columns.lerp_(self._w, self._solver.tau)
 
-    def trained(self) -> Trained:
+    def result(self) -> TrainResult:
         """The networks, and what their agents remember of how they were learned."""
-        kept = zip(memories_of(self._slope, self._job), self._target.columns, strict=True)
-        memories = [{**memory, _TARGET: row.clone()} for memory, row in kept]
-        return Trained(self._w.clone(), memories, [{"loss": loss} for loss in losses_of(self._slope, self._done)])
+        kept = zip(collect_party_states(self._descent, self._job), self._target.columns, strict=True)
+        memories = [{**memory, _TARGET_NETWORK: row.clone()} for memory, row in kept]
+        return TrainResult(
+            self._w.clone(), memories, [{"loss": loss} for loss in mean_losses(self._descent, self._steps_done)]
+        )
 
 
-def targets_of(found: Transitions, choosing: Array, telling: Array) -> Array:
+def td_targets(transitions: Transitions, choosing_values: Array, target_values: Array) -> Array:
     """The actions, and Σ γ^i r + γ^n Q(s', a') where one network chooses a' and the other tells its value."""
-    best = choosing.argmax(-1)[..., None]
-    value = np.take_along_axis(telling, best, -1)[..., 0]
-    return np.stack([found.actions, found.rewards + found.discount * value], -1)
+    best = choosing_values.argmax(-1)[..., None]
+    value = np.take_along_axis(target_values, best, -1)[..., 0]
+    return np.stack([transitions.actions, transitions.rewards + transitions.discount * value], -1)
 
 
-def _targets(job: Job, sync: bool) -> Tensor:
+def _target_networks(job: TrainJob, sync: bool) -> Tensor:
     """The target networks ``[K, d]``: remembered, or the model where there is none or where merging has changed it."""
     rows = [
-        job.start[k] if _TARGET not in memory or (sync and moved(job, k)) else memory[_TARGET]
-        for k, memory in enumerate(job.memories)
+        job.start[k] if _TARGET_NETWORK not in memory or (sync and model_changed(job, k)) else memory[_TARGET_NETWORK]
+        for k, memory in enumerate(job.party_states)
     ]
     return torch.stack(rows)

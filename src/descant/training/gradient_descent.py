@@ -18,21 +18,21 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..core import seeds
-from ..core.algorithm import Hold, Memory
-from ..core.interfaces import Job
+from ..core.algorithm import FreezeSchedule, NamedTensors
+from ..core.interfaces import TrainJob
 from ..models.flat import Layout
 from .kernels.traced_kernel import Stack
 from .objective import Objective, private_columns
-from .stacked_gradient import LOOPED, SINGLE, STACKED, VECTORISED, Descent
-from .stacked_optimizer import Moments, is_plain, maker
+from .stacked_gradient import LOOPED, SINGLE, STACKED, VECTORIZED, StackGradient
+from .stacked_optimizer import StackedOptimizer, is_plain_sgd, optimizer_factory
 
-CACHE = 2**20  # bytes of parameters that are stacked at once
-FAR = 2**24  # the same where they step at once, and need not stay in the nearest cache from step to step
-MOST_VECTORISED = 100_000  # parameters; above it one party fills the machine by itself
+STACK_BYTES = 2**20  # bytes of parameters that are stacked at once
+FUSED_STACK_BYTES = 2**24  # the same where they step at once, and need not stay in the nearest cache from step to step
+MAX_VECTORIZED_PARAMETERS = 100_000  # parameters; above it one party fills the machine by itself
 # Both measured by `python benchmarks/ways.py`.
 
 
-class Optimised(Protocol):
+class GradientSolver(Protocol):
     """A solver that steps by an optimiser of torch's."""
 
     @property
@@ -41,79 +41,89 @@ class Optimised(Protocol):
     def options(self) -> Mapping[str, Any]: ...
 
 
-class Slope:
+class GradientDescent:
     """What some parties go down: their columns, the gradient of their objective, and the optimiser."""
 
-    def __init__(self, solver: Optimised, job: Job, keys: Sequence[Any]) -> None:
-        size, names = job.net.layout.size, [party.name for party in job.parties]
-        private = [_private(job, row) for row in range(len(names))]
+    def __init__(self, solver: GradientSolver, job: TrainJob, keys: Sequence[Any]) -> None:
+        size, names = job.net.layout.trainable_width, [party.name for party in job.parties]
+        private = [_private_columns(job, row) for row in range(len(names))]
         self.objective = Objective(job.net, job.loss, job.terms, tuple(len(part) for part in private[0]))
-        beside = [torch.stack(parts) for parts in zip(*private, strict=True)]
-        self.stack = Stack(job.net.layout, [job.start[:, :size], *beside], lead=int(job.way != SINGLE))
-        make, rates = maker(solver.optimizer, solver.options), [hyper.lr for hyper in job.hypers]
-        self.at_once = not keys
-        self._for = (solver, keys, rates, job.way, job.loss)
-        self.reusable = is_plain(make) and not job.terms and job.way in (STACKED, SINGLE)
+        private_columns_of_stack = [torch.stack(parts) for parts in zip(*private, strict=True)]
+        self.stack = Stack(
+            job.net.layout, [job.start[:, :size], *private_columns_of_stack], lead=int(job.execution_mode != SINGLE)
+        )
+        make, rates = optimizer_factory(solver.optimizer, solver.options), [hyper.lr for hyper in job.hyperparameters]
+        self.fused_step = not keys
+        self._reuse_key = (solver, keys, rates, job.execution_mode, job.loss)
+        self.reusable = is_plain_sgd(make) and not job.terms and job.execution_mode in (STACKED, SINGLE)
         strengths = self.objective.strengths(job.round, names, self.stack.columns)
         parts = (job.start[:, size:].clone(), job.received[:, :size], strengths)
-        self.descent = Descent(self.objective, job.way, self.stack, *parts, rates[0] if self.at_once else None)
-        self.moments = Moments(make, self.stack, rates, job.memories, keys)
+        self.stack_gradient = StackGradient(
+            self.objective, job.execution_mode, self.stack, *parts, rates[0] if self.fused_step else None
+        )
+        self.optimizer = StackedOptimizer(make, self.stack, rates, job.party_states, keys)
 
     @property
     def w(self) -> Tensor:
         """The parameters ``[K, d]``, without the private columns beside them."""
-        return self.stack.columns[:, : self.stack.layout.size]
+        return self.stack.columns[:, : self.stack.layout.trainable_width]
 
-    def clip(self, most: float) -> None:
+    def clip_gradients(self, max_norm: float) -> None:
         """Shorten the gradient of every party whose norm is above ``most``."""
         norms = torch.linalg.vector_norm(self.stack.gradient, dim=1, keepdim=True)
-        self.stack.gradient.mul_((most / norms).clamp_(max=1))
+        self.stack.gradient.mul_((max_norm / norms).clamp_(max=1))
 
-    def serves(self, solver: Optimised, job: Job, keys: Sequence[Any]) -> bool:
+    def can_reuse_for(self, solver: GradientSolver, job: TrainJob, keys: Sequence[Any]) -> bool:
         """Whether the same can be done with other parties' numbers: with as many, and no memory of them."""
-        same = (solver, keys, [hyper.lr for hyper in job.hypers], job.way, job.loss)
-        return self.reusable and not job.terms and self._for == same
+        key = (solver, keys, [hyper.lr for hyper in job.hyperparameters], job.execution_mode, job.loss)
+        return self.reusable and not job.terms and self._reuse_key == key
 
-    def begin(self, job: Job) -> None:
+    def restart(self, job: TrainJob) -> None:
         """Put some parties' numbers in place of others'."""
-        self.stack.columns.copy_(job.start[:, : job.net.layout.size])
-        self.descent.begin()
+        self.stack.columns.copy_(job.start[:, : job.net.layout.trainable_width])
+        self.stack_gradient.reset_losses()
 
 
-def together(layout: Layout, at_once: bool) -> int:
+def stack_capacity(layout: Layout, fused_step: bool) -> int:
     """How many parties are stacked at once: as many as a cache holds, since every step goes through all of them."""
-    return max(1, (FAR if at_once else CACHE) // (layout.size * layout.dtype.itemsize))
+    return max(
+        1, (FUSED_STACK_BYTES if fused_step else STACK_BYTES) // (layout.trainable_width * layout.dtype.itemsize)
+    )
 
 
-def barred(layout: Layout, most: int, count: int) -> dict[str, str]:
+def unprofitable_modes(layout: Layout, capacity: int, count: int) -> dict[str, str]:
     """The ways that do not pay for ``count`` parties of which ``most`` are stacked at once, and why: by size alone."""
-    alone = "" if count > 1 else "one party a round works alone"
-    megabytes = layout.size * layout.dtype.itemsize / 1e6
-    full = "" if most > 1 else f"one model of {megabytes:.1f} MB fills the cache by itself"
-    large = "" if layout.size <= MOST_VECTORISED else f"above {MOST_VECTORISED} parameters it is slower than a loop"
-    reasons = {STACKED: full or alone, VECTORISED: large or alone}
+    alone_reason = "" if count > 1 else "one party a round works alone"
+    megabytes = layout.trainable_width * layout.dtype.itemsize / 1e6
+    size_reason = "" if capacity > 1 else f"one model of {megabytes:.1f} MB fills the cache by itself"
+    vectorized_reason = (
+        ""
+        if layout.trainable_width <= MAX_VECTORIZED_PARAMETERS
+        else f"above {MAX_VECTORIZED_PARAMETERS} parameters it is slower than a loop"
+    )
+    reasons = {STACKED: size_reason or alone_reason, VECTORIZED: vectorized_reason or alone_reason}
     return {way: reason for way, reason in reasons.items() if reason}
 
 
-def ways_of(layout: Layout, reasons: Mapping[str, str], most: int, count: int) -> dict[str, str]:
+def rank_modes(layout: Layout, reasons: Mapping[str, str], capacity: int, count: int) -> dict[str, str]:
     """The ways to compute stacks of ``count`` parties, the best first, and why each cannot be taken or does not pay."""
-    by_size = barred(layout, most, count)
-    found = {way: reasons.get(way) or by_size.get(way, "") for way in (STACKED, SINGLE, VECTORISED)}
+    by_size = unprofitable_modes(layout, capacity, count)
+    found = {way: reasons.get(way) or by_size.get(way, "") for way in (STACKED, SINGLE, VECTORIZED)}
     return {**found, LOOPED: ""}
 
 
-def parts_of(order: Sequence[int], keys: Sequence[Any], most: int) -> Iterator[list[int]]:
+def split_stacks(order: Sequence[int], keys: Sequence[Any], capacity: int) -> Iterator[list[int]]:
     """Some parties at a time, all of one key."""
     for _, rows in groupby(order, key=keys.__getitem__):
         run = list(rows)
-        yield from (run[first : first + most] for first in range(0, len(run), most))
+        yield from (run[first : first + capacity] for first in range(0, len(run), capacity))
 
 
 @contextmanager
-def threads(way: str, at_once: bool) -> Iterator[None]:
+def limit_threads(mode: str, fused_step: bool) -> Iterator[None]:
     """Small stacks are too small to share: a second thread gains nothing, and loses much on busy cores."""
     before = torch.get_num_threads()
-    if way == STACKED and not at_once:
+    if mode == STACKED and not fused_step:
         torch.set_num_threads(1)
     try:
         yield
@@ -121,33 +131,33 @@ def threads(way: str, at_once: bool) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _private(job: Job, row: int) -> list[Tensor]:
-    received = job.received[row, : job.net.layout.size]
+def _private_columns(job: TrainJob, row: int) -> list[Tensor]:
+    received = job.received[row, : job.net.layout.trainable_width]
     draws = partial(seeds.stream, job.seed, job.round, job.parties[row].name)
-    return private_columns(job.terms, received, job.memories[row], draws)
+    return private_columns(job.terms, received, job.party_states[row], draws)
 
 
-_NOTHING_HELD = nullcontext()
+_NOTHING_FROZEN = nullcontext()
 
 
-def held(stack: Stack, job: Job, step: int, lengths: Sequence[int]) -> AbstractContextManager[None]:
+def freeze_parameters(stack: Stack, job: TrainJob, step: int, lengths: Sequence[int]) -> AbstractContextManager[None]:
     """Parameters that stand still in this step have no gradient, and are afterwards what they were before."""
-    return _NOTHING_HELD if job.hold is None else _holding(stack, job.hold, step, lengths)
+    return _NOTHING_FROZEN if job.freeze is None else _frozen_parameters(stack, job.freeze, step, lengths)
 
 
 @contextmanager
-def _holding(stack: Stack, hold: Hold, step: int, lengths: Sequence[int]) -> Iterator[None]:
-    w = stack.columns[:, : stack.layout.size]
-    still, before = ~hold.moving(step, lengths, w.shape[1]), w.clone()
-    stack.gradient[:, : stack.layout.size][still] = 0
+def _frozen_parameters(stack: Stack, freeze: FreezeSchedule, step: int, lengths: Sequence[int]) -> Iterator[None]:
+    w = stack.columns[:, : stack.layout.trainable_width]
+    frozen, before = ~freeze.trainable_mask(step, lengths, w.shape[1]), w.clone()
+    stack.gradient[:, : stack.layout.trainable_width][frozen] = 0
     yield
-    w[still] = before[still]
+    w[frozen] = before[frozen]
 
 
-class Pulling:
+class StackedProximalStep:
     """w ← θ·w + (1-θ)·z in place, Fed+ v2 eq. (6), with θ = 1/(1+αη) of Proposition 2."""
 
-    def __init__(self, job: Job, w: Tensor) -> None:
+    def __init__(self, job: TrainJob, w: Tensor) -> None:
         self._job, self._w = job, w
         self._alive: Sequence[bool] | None = None
 
@@ -156,48 +166,54 @@ class Pulling:
         if self._job.anchor is None or self._job.alphas is None:
             return
         if alive != self._alive:
-            eta = self._w.new_tensor([h.lr * works for h, works in zip(self._job.hypers, alive, strict=True)])
+            eta = self._w.new_tensor([h.lr * works for h, works in zip(self._job.hyperparameters, alive, strict=True)])
             product = self._job.alphas * eta.unsqueeze(1)
-            self._alive, self._share = alive, product / (1 + product)  # 1-θ
-        self._w.lerp_(self._job.anchor, self._share)
+            self._alive, self._pull_share = alive, product / (1 + product)  # 1-θ
+        self._w.lerp_(self._job.anchor, self._pull_share)
 
 
-def with_private(moments: Sequence[Memory], private: Tensor, objective: Objective) -> list[Memory]:
-    kept: list[Memory] = []
-    for own, memory in zip(private, moments, strict=True):
-        parts = zip(objective.terms, torch.split_with_sizes(own, list(objective.widths)), strict=True)
+def add_private_columns(
+    optimizer_states: Sequence[NamedTensors], private: Tensor, objective: Objective
+) -> list[NamedTensors]:
+    kept: list[NamedTensors] = []
+    for columns, memory in zip(private, optimizer_states, strict=True):
+        parts = zip(objective.terms, torch.split_with_sizes(columns, list(objective.widths)), strict=True)
         kept.append({**memory, **{f"private.{term.name}": part.clone() for term, part in parts if len(part)}})
     return kept
 
 
-def memories_of(slope: Slope, job: Job) -> list[Memory]:
+def collect_party_states(descent: GradientDescent, job: TrainJob) -> list[NamedTensors]:
     """What the parties of a job remember of how they stepped: moments, and private columns."""
-    kept = slope.moments.memories()
-    return with_private(kept, slope.stack.columns[:, slope.w.shape[1] :], slope.objective) if job.terms else list(kept)
+    kept = descent.optimizer.optimizer_states()
+    return (
+        add_private_columns(kept, descent.stack.columns[:, descent.w.shape[1] :], descent.objective)
+        if job.terms
+        else list(kept)
+    )
 
 
-def losses_of(slope: Slope, steps: int) -> list[float]:
+def mean_losses(descent: GradientDescent, steps: int) -> list[float]:
     """The mean loss of every party over its steps; nan if there were none."""
-    losses: list[float] = (slope.descent.losses.total / (steps or torch.nan)).tolist()
+    losses: list[float] = (descent.stack_gradient.losses.total / (steps or torch.nan)).tolist()
     return losses
 
 
-def without_moments(memory: Memory) -> Memory:
+def drop_optimizer_state(memory: NamedTensors) -> NamedTensors:
     return {name: tensor for name, tensor in memory.items() if not name.startswith("moment.")}
 
 
-def rows_of(job: Job, rows: list[int]) -> Job:
+def subset_job(job: TrainJob, indices: list[int]) -> TrainJob:
     """The same job for some of its parties."""
-    at: slice | list[int] = rows
-    if rows == list(range(rows[0], rows[-1] + 1)):
-        at = slice(rows[0], rows[-1] + 1)  # a view
+    selection: slice | list[int] = indices
+    if indices == list(range(indices[0], indices[-1] + 1)):
+        selection = slice(indices[0], indices[-1] + 1)  # a view
     return replace(
         job,
-        parties=[job.parties[row] for row in rows],
-        hypers=[job.hypers[row] for row in rows],
-        memories=[job.memories[row] for row in rows],
-        start=job.start[at],
-        received=job.received[at],
-        anchor=None if job.anchor is None else job.anchor[at],
-        alphas=None if job.alphas is None else job.alphas[at],
+        parties=[job.parties[row] for row in indices],
+        hyperparameters=[job.hyperparameters[row] for row in indices],
+        party_states=[job.party_states[row] for row in indices],
+        start=job.start[selection],
+        received=job.received[selection],
+        anchor=None if job.anchor is None else job.anchor[selection],
+        alphas=None if job.alphas is None else job.alphas[selection],
     )

@@ -11,45 +11,45 @@ import torch
 from torch import Tensor
 
 from ..core import seeds
-from ..core.algorithm import Loss, Term
+from ..core.algorithm import Loss, LossTerm
 from ..errors import ModelError
 from ..models.flat import Net
 from .kernels.traced_kernel import Stack, kernel_of
 from .objective import Objective, private_columns
-from .stacked_gradient import LOOPED, SINGLE, STACKED, TOGETHER, VECTORISED, Descent
+from .stacked_gradient import BATCHED_MODES, LOOPED, SINGLE, STACKED, VECTORIZED, StackGradient
 
-WAYS = (STACKED, SINGLE, VECTORISED)
-_AT_ONCE = 2**18  # columns
-Parts: TypeAlias = tuple[Tensor, ...]
+PROBED_MODES = (STACKED, SINGLE, VECTORIZED)
+_CHUNK = 2**18  # columns
+ProbeInputs: TypeAlias = tuple[Tensor, ...]
 """What a party minimises with: columns, statistics, the received model, strengths of terms, and a batch."""
 
 
-def probe(
-    net: Net, loss: Loss, terms: tuple[Term, ...], x: Tensor, y: Tensor, ways: Sequence[str] = WAYS
+def probe_model(
+    net: Net, loss: Loss, terms: tuple[LossTerm, ...], x: Tensor, y: Tensor, modes: Sequence[str] = PROBED_MODES
 ) -> dict[str, str]:
     """Why each of some ways of computing parties cannot be taken ("" if it can); an error if the model cannot learn."""
     buffers = {name: buffer.clone() for name, buffer in net.module.named_buffers()}
     net.module.train()
-    row, size = net.row(), net.layout.size
+    row, size = net.copy_initial_row(), net.layout.trainable_width
     private = private_columns(terms, row[:size], {}, partial(seeds.stream, 0, 0, "probe"))
     objective = Objective(net, loss, terms, tuple(len(part) for part in private))
     columns = torch.cat([row[:size], *private]) if private else row[:size]
     parts = (columns, row[size:], row[:size], row.new_ones(len(terms)), x, y)
-    draws = _try(objective, parts)
+    draws = _dry_run(objective, parts)
     _check_buffers(net, buffers)
     if draws:
-        return dict.fromkeys(ways, "it draws random numbers (dropout, say), which are keyed by party")
-    return {way: _why_not(objective, way, parts) for way in ways}
+        return dict.fromkeys(modes, "it draws random numbers (dropout, say), which are keyed by party")
+    return {way: _obstacle(objective, way, parts) for way in modes}
 
 
-def _try(objective: Objective, parts: Parts) -> bool:
+def _dry_run(objective: Objective, parts: ProbeInputs) -> bool:
     """Whether the module draws random numbers; an error if it fails or is not finite at the start."""
     x, y = parts[-2:]
     name = type(objective.net.module).__name__
     with torch.random.fork_rng(devices=[]):
         state = torch.random.get_rng_state()
         try:
-            value, *_ = objective.one(*parts)
+            value, *_ = objective.party_objective(*parts)
         except ModelError:
             raise
         except Exception as error:
@@ -75,7 +75,7 @@ def _hint(net: Net, x: Tensor) -> str:
 
 
 def _check_buffers(net: Net, before: dict[str, Tensor]) -> None:
-    statistics = net.layout.names[net.layout.parameters :]
+    statistics = net.layout.names[net.layout.parameter_count :]
     for name, buffer in net.module.named_buffers():
         if name not in statistics and not torch.equal(buffer, before[name]):
             raise ModelError(
@@ -84,19 +84,21 @@ def _check_buffers(net: Net, before: dict[str, Tensor]) -> None:
             )
 
 
-def _why_not(objective: Objective, way: str, parts: Parts) -> str:
-    if way != VECTORISED:
-        kernel = kernel_of(objective.net, int(way == STACKED))
+def _obstacle(objective: Objective, mode: str, parts: ProbeInputs) -> str:
+    if mode != VECTORIZED:
+        kernel = kernel_of(objective.net, int(mode == STACKED))
         if isinstance(kernel, str):
             return kernel
-    largest = max(float(torch.linalg.vector_norm(_alone(objective, LOOPED, parts, k), torch.inf)) for k in range(2))
+    largest = max(
+        float(torch.linalg.vector_norm(_single_gradient(objective, LOOPED, parts, k), torch.inf)) for k in range(2)
+    )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # torch warns where it would fall back to a loop of its own
-            both = _together(objective, way, parts) if way in TOGETHER else None
+            batched = _batched_gradient(objective, mode, parts) if mode in BATCHED_MODES else None
             for k in range(2):
-                found = _alone(objective, way, parts, k) if both is None else both[k]
-                if not _close(found, _alone(objective, LOOPED, parts, k), 1e-4 * largest):
+                found = _single_gradient(objective, mode, parts, k) if batched is None else batched[k]
+                if not _is_close(found, _single_gradient(objective, LOOPED, parts, k), 1e-4 * largest):
                     return "it computes another gradient"
     except Exception as error:
         lines = str(error).strip().splitlines()
@@ -104,33 +106,33 @@ def _why_not(objective: Objective, way: str, parts: Parts) -> str:
     return ""
 
 
-def _close(found: Tensor, alone: Tensor, atol: float) -> bool:
+def _is_close(found: Tensor, reference: Tensor, atol: float) -> bool:
     """Whether two gradients are alike, a few columns at a time: a comparison takes several times what it compares."""
-    pieces = zip(torch.split(found, _AT_ONCE), torch.split(alone, _AT_ONCE), strict=True)
+    pieces = zip(torch.split(found, _CHUNK), torch.split(reference, _CHUNK), strict=True)
     return all(torch.allclose(*pair, rtol=1e-3, atol=atol) for pair in pieces)
 
 
-def _columns(parts: Parts, k: int) -> Tensor:
+def _unlike_columns(parts: ProbeInputs, k: int) -> Tensor:
     """Two unlike parties: a way that mixes them is found out."""
     return 1.1 * parts[0] if k else parts[0]
 
 
-def _together(objective: Objective, way: str, parts: Parts) -> Tensor:
-    columns = torch.stack([_columns(parts, k) for k in range(2)])
-    return _gradient(objective, way, [columns, *(part.expand(2, *part.shape) for part in parts[1:])])
+def _batched_gradient(objective: Objective, mode: str, parts: ProbeInputs) -> Tensor:
+    columns = torch.stack([_unlike_columns(parts, k) for k in range(2)])
+    return _gradient(objective, mode, [columns, *(part.expand(2, *part.shape) for part in parts[1:])])
 
 
-def _alone(objective: Objective, way: str, parts: Parts, k: int) -> Tensor:
+def _single_gradient(objective: Objective, mode: str, parts: ProbeInputs, k: int) -> Tensor:
     """The gradient of one of the two; computed when it is asked for, so that a large model is there few times."""
-    found = _gradient(objective, way, [_columns(parts, k)[None], *(part[None] for part in parts[1:])])
-    objective.net.rest()
+    found = _gradient(objective, mode, [_unlike_columns(parts, k)[None], *(part[None] for part in parts[1:])])
+    objective.net.restore_views()
     return found[0]
 
 
 @torch.no_grad()
-def _gradient(objective: Objective, way: str, parts: Sequence[Tensor]) -> Tensor:
+def _gradient(objective: Objective, mode: str, parts: Sequence[Tensor]) -> Tensor:
     columns, statistics, received, strengths, x, y = parts
-    stack = Stack(objective.net.layout, [columns], int(way != SINGLE), objective.net.room)
-    descent = Descent(objective, way, stack, statistics.clone(), received, strengths)
-    descent(x, y)
-    return descent.stack.gradient
+    stack = Stack(objective.net.layout, [columns], int(mode != SINGLE), objective.net.allocate)
+    stack_gradient = StackGradient(objective, mode, stack, statistics.clone(), received, strengths)
+    stack_gradient(x, y)
+    return stack_gradient.stack.gradient

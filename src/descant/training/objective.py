@@ -11,24 +11,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Loss, Memory, Sight, Term
+from ..core.algorithm import Loss, LossContext, LossTerm, NamedTensors
 from ..core.settings import value_at
 from ..models.flat import Net
 
-Outcome: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
+ObjectiveResult: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 """What is minimised, the loss alone, the statistics afterwards, and the outputs."""
 
 
 def private_columns(
-    terms: Sequence[Term], received: Tensor, memory: Memory, draws: Callable[[str], np.random.Generator]
+    terms: Sequence[LossTerm], received: Tensor, memory: NamedTensors, draws: Callable[[str], np.random.Generator]
 ) -> list[Tensor]:
     """The private columns of each term: remembered, or begun from what was received."""
     columns = []
     for term in terms:
-        own = memory.get(f"private.{term.name}")
-        if own is None:
-            own = received.new_empty(0) if term.begin is None else term.begin(received, draws(term.name))
-        columns.append(own)
+        private = memory.get(f"private.{term.name}")
+        if private is None:
+            private = (
+                received.new_empty(0)
+                if term.initial_values is None
+                else term.initial_values(received, draws(term.name))
+            )
+        columns.append(private)
     return columns
 
 
@@ -38,7 +42,7 @@ class Objective:
 
     net: Net
     loss: Loss
-    terms: tuple[Term, ...]
+    terms: tuple[LossTerm, ...]
     widths: tuple[int, ...]  # how many private columns each term owns
 
     def strengths(self, round: int, names: Sequence[str], like: Tensor) -> Tensor:
@@ -51,47 +55,49 @@ class Objective:
     @cached_property
     def points(self) -> tuple[str, ...]:
         """The values of both models that some term reads."""
-        return tuple(dict.fromkeys(point for term in self.terms for point in term.points))
+        return tuple(dict.fromkeys(point for term in self.terms for point in term.feature_names))
 
-    def one(
+    def party_objective(
         self, columns: Tensor, statistics: Tensor, received: Tensor, strengths: Tensor, x: Tensor, y: Tensor
-    ) -> Outcome:
+    ) -> ObjectiveResult:
         """What one party minimises on one batch."""
         parts = torch.split_with_sizes(columns, [received.shape[-1], *self.widths])
-        seen: dict[str, Tensor] = {}
-        frozen: dict[str, Tensor] = {}
+        features: dict[str, Tensor] = {}
+        received_features: dict[str, Tensor] = {}
         if self.points:
-            output, after, seen = self.net.watched(parts[0], statistics, x, self.points)
+            output, new_statistics, features = self.net.apply_with_points(parts[0], statistics, x, self.points)
             with torch.no_grad():
-                frozen = self.net.watched(received, statistics, x, self.points)[2]
+                received_features = self.net.apply_with_points(received, statistics, x, self.points)[2]
         else:
-            output, after = self.net.apply(parts[0], statistics, x)
+            output, new_statistics = self.net.apply(parts[0], statistics, x)
         loss = self.loss(output, y).mean()
         if not self.terms:
-            return loss, loss, after, output
-        more = self.added(parts, received, strengths, x, y, output, seen, frozen, statistics)
-        return loss + more, loss, after, output
+            return loss, loss, new_statistics, output
+        terms = self.weighted_terms(parts, received, strengths, x, y, output, features, received_features, statistics)
+        return loss + terms, loss, new_statistics, output
 
-    def added(
+    def weighted_terms(
         self,
-        parts: Sequence[Tensor],  # w, and the private columns of each term
+        columns: Sequence[Tensor],  # w, and the private columns of each term
         received: Tensor,
         strengths: Tensor,
         x: Tensor,
         y: Tensor,
         output: Tensor,
-        seen: Mapping[str, Tensor],
-        frozen: Mapping[str, Tensor],
+        features: Mapping[str, Tensor],
+        received_features: Mapping[str, Tensor],
         statistics: Tensor | None = None,  # none where there are none, as in models that have a kernel
     ) -> Tensor:
         """What the terms add for one party: Σ strength · value."""
 
-        def elsewhere(parameters: Tensor, inputs: Tensor) -> Tensor:
+        def apply_module(parameters: Tensor, inputs: Tensor) -> Tensor:
             running = parameters.new_empty(0) if statistics is None else statistics
             return self.net.apply(parameters, running, inputs)[0]
 
         total = output.new_zeros(())
-        for term, strength, own in zip(self.terms, strengths.unbind(), parts[1:], strict=True):
-            sight = Sight(parts[0], received, own, x, y, output, seen, frozen, elsewhere, self.loss)
-            total = total + strength * term.value(sight)
+        for term, strength, private in zip(self.terms, strengths.unbind(), columns[1:], strict=True):
+            context = LossContext(
+                columns[0], received, private, x, y, output, features, received_features, apply_module, self.loss
+            )
+            total = total + strength * term.value(context)
         return total

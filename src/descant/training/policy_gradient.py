@@ -15,17 +15,26 @@ import torch
 from torch.optim import Optimizer
 
 from ..core import seeds
-from ..core.algorithm import Hyper, Loss, Memory, Term
-from ..core.interfaces import Exam, Job, Judgement, Trained
-from ..core.metrics import RETURN, Metric
-from ..core.settings import check, setting
+from ..core.algorithm import Hyper, Loss, LossTerm, NamedTensors
+from ..core.interfaces import EvaluationJob, EvaluationResult, TrainJob, TrainResult
+from ..core.metrics import EPISODE_RETURN, Metric
+from ..core.settings import check_settings, setting
 from ..models.flat import Net
-from ..rl import Worlds
-from .agent_training import LAST, LONGEST, Life, by_parts, episode, in_test_episodes, ways_for, worlds_of
-from .gradient_descent import Pulling, Slope, held, losses_of, memories_of
+from ..rl import VectorEnvironment
+from .agent_training import (
+    LAST_MODEL,
+    MAX_EPISODE_STEPS,
+    AgentProgress,
+    agent_execution_modes,
+    episode_key,
+    evaluate_test_episodes,
+    train_with_fallback,
+    vector_environment,
+)
+from .gradient_descent import GradientDescent, StackedProximalStep, collect_party_states, freeze_parameters, mean_losses
 from .kernels.layers import Array
-from .rl_losses import Clipped, log_softmax
-from .stacked_forward import Keyed, Outputs
+from .rl_losses import ClippedSurrogate, log_softmax
+from .stacked_forward import KeyedUniform, StackedForward
 
 
 @dataclass(frozen=True)
@@ -43,17 +52,17 @@ class PolicyGradient:
     lr: float = setting(3e-3, "the learning rate η", above=0)
     iterations: int = setting(1, "times a round that an agent plays and learns", least=0, whole=True)
     episodes: int = setting(8, "episodes that it plays each time", least=1, whole=True)
-    updates: int = setting(16, "gradient steps each time", least=1, whole=True)
+    gradient_steps: int = setting(16, "gradient steps each time", least=1, whole=True)
     batch: int = setting(256, "of its steps, how many a gradient step takes", least=1, whole=True)
     gamma: float = setting(0.99, "γ: the discount of a later reward", above=0, most=1)
-    trace: float = setting(0.95, "λ, with a value: how far rewards are trusted before it is", least=0, most=1)
-    clip: float = setting(0.2, "how much more or less likely an action becomes each time, at most", above=0)
-    entropy: float = setting(0.0, "the bonus for acting at random", least=0)
-    value: float = setting(0.01, "how much the squared error of the value counts", least=0)
-    normalise: bool = setting(
+    gae_lambda: float = setting(0.95, "λ, with a value: how far rewards are trusted before it is", least=0, most=1)
+    clip_ratio: float = setting(0.2, "how much more or less likely an action becomes each time, at most", above=0)
+    entropy_coefficient: float = setting(0.0, "the bonus for acting at random", least=0)
+    value_coefficient: float = setting(0.01, "how much the squared error of the value counts", least=0)
+    normalize_advantages: bool = setting(
         True, "whether advantages of an iteration have mean 0 and deviation 1", one_of=(True, False)
     )
-    most: float = setting(0.5, "the norm of an agent's gradient, at most", above=0)
+    max_grad_norm: float = setting(0.5, "the norm of an agent's gradient, at most", above=0)
     optimizer: str | type[Optimizer] = "Adam"
     options: Mapping[str, Any] = field(default_factory=dict)
     moments: Literal["keep", "reset"] = setting(
@@ -67,68 +76,73 @@ class PolicyGradient:
     @property
     def metric(self) -> Metric:
         """The return."""
-        return RETURN
+        return EPISODE_RETURN
 
-    def ways(self, net: Net, loss: Loss, terms: tuple[Term, ...], party: Any, count: int) -> dict[str, str]:
+    def execution_modes(
+        self, net: Net, loss: Loss, terms: tuple[LossTerm, ...], party: Any, count: int
+    ) -> dict[str, str]:
         """As for data; the loss is the solver's own."""
-        check(self)
-        return ways_for(self, "PolicyGradient", net, terms, party, count, beside=(0, 1))
+        check_settings(self)
+        return agent_execution_modes(self, "PolicyGradient", net, terms, party, count, extra_outputs=(0, 1))
 
-    def examine(self, exam: Exam) -> Sequence[Judgement]:
+    def evaluate(self, job: EvaluationJob) -> Sequence[EvaluationResult]:
         """In the agents' test episodes."""
-        return in_test_episodes(exam)
+        return evaluate_test_episodes(job)
 
-    def loss(self, actions: int) -> Clipped:
+    def loss(self, actions: int) -> ClippedSurrogate:
         """What its steps go down."""
-        return Clipped(actions, self.clip, self.entropy, self.value)
+        return ClippedSurrogate(actions, self.clip_ratio, self.entropy_coefficient, self.value_coefficient)
 
-    def train(self, job: Job) -> Trained:
+    def train(self, job: TrainJob) -> TrainResult:
         """The local work of every agent in the job."""
         job = replace(job, loss=self.loss(job.parties[0].world.actions))
-        return by_parts(job, self.moments == "reset", self._learn)
+        return train_with_fallback(job, self.moments == "reset", self._train_stack)
 
-    def _learn(self, job: Job, lives: Sequence[Life]) -> Trained:
+    def _train_stack(self, job: TrainJob, progress: Sequence[AgentProgress]) -> TrainResult:
         """The work of a stack of agents that are at the same iteration."""
-        clock, work, count = lives[0].clock, job.hypers[0].work, len(lives)
-        slope = Slope(self, job, [0] * count)
-        outputs, pull = Outputs(job.net, job.way, slope.stack), Pulling(job, slope.w)
-        worlds, everybody = worlds_of(job, self.episodes), [True] * count
-        returns: list[list[float]] = [[] for _ in lives]
-        steps, done = np.zeros(count, dtype=np.int64), 0
+        clock, work, count = progress[0].clock, job.hyperparameters[0].work, len(progress)
+        descent = GradientDescent(self, job, [0] * count)
+        outputs, proximal_step = (
+            StackedForward(job.net, job.execution_mode, descent.stack),
+            StackedProximalStep(job, descent.w),
+        )
+        environments, all_alive = vector_environment(job, self.episodes), [True] * count
+        returns: list[list[float]] = [[] for _ in progress]
+        steps, steps_done = np.zeros(count, dtype=np.int64), 0
         for iteration in range(clock, clock + work):
-            first = [life.episode + (iteration - clock) * self.episodes for life in lives]
-            played = play(self, job, iteration, first, worlds, outputs)
-            for k, one in enumerate(played):
-                returns[k] += one.returns.tolist()
-                steps[k] += len(one.x)
-            for x, y in self._batches(job, iteration, played):
-                slope.descent(torch.from_numpy(x), torch.from_numpy(y))
-                slope.clip(self.most)
-                with held(slope.stack, job, done, [work * self.updates] * count):
-                    slope.moments.step(everybody)
-                    pull(everybody)
-                done += 1
-        memories, metrics, losses = list[Memory](), list[dict[str, float]](), losses_of(slope, done)
-        for k, (life, memory) in enumerate(zip(lives, memories_of(slope, job), strict=True)):
-            after = life.after(work, life.episode + work * self.episodes, 0.0, returns[k])
-            memories.append({**memory, **after.memory(), LAST: slope.w[k].clone()})
+            first_episodes = [life.episode + (iteration - clock) * self.episodes for life in progress]
+            rollouts = collect_rollouts(self, job, iteration, first_episodes, environments, outputs)
+            for k, rollout in enumerate(rollouts):
+                returns[k] += rollout.returns.tolist()
+                steps[k] += len(rollout.x)
+            for x, y in self._batches(job, iteration, rollouts):
+                descent.stack_gradient(torch.from_numpy(x), torch.from_numpy(y))
+                descent.clip_gradients(self.max_grad_norm)
+                with freeze_parameters(descent.stack, job, steps_done, [work * self.gradient_steps] * count):
+                    descent.optimizer.step(all_alive)
+                    proximal_step(all_alive)
+                steps_done += 1
+        memories, metrics, losses = list[NamedTensors](), list[dict[str, float]](), mean_losses(descent, steps_done)
+        for k, (life, memory) in enumerate(zip(progress, collect_party_states(descent, job), strict=True)):
+            after = life.after_round(work, life.episode + work * self.episodes, 0.0, returns[k])
+            memories.append({**memory, **after.to_state(), LAST_MODEL: descent.w[k].clone()})
             metrics.append({"loss": losses[k], "samples": max(1, int(steps[k])), **after.metrics()})
-        return Trained(slope.w.clone(), memories, metrics)
+        return TrainResult(descent.w.clone(), memories, metrics)
 
-    def _batches(self, job: Job, iteration: int, played: Sequence[Played]) -> Any:
+    def _batches(self, job: TrainJob, iteration: int, rollouts: Sequence[Rollout]) -> Any:
         """Batches ``[K, batch, ...]`` in which every agent takes its own steps in a new order, as often as need be."""
-        needed, chosen = self.updates * self.batch, []
-        for agent, one in zip(job.parties, played, strict=True):
+        needed, chosen = self.gradient_steps * self.batch, []
+        for agent, one in zip(job.parties, rollouts, strict=True):
             rng, n = seeds.stream(job.seed, iteration, agent.name, "batch"), len(one.x)
             orders = [rng.permutation(n) for _ in range(-(-needed // n))]
-            chosen.append(np.concatenate(orders)[:needed].reshape(self.updates, self.batch))
+            chosen.append(np.concatenate(orders)[:needed].reshape(self.gradient_steps, self.batch))
         for rows in zip(*chosen, strict=True):
-            pairs = list(zip(played, rows, strict=True))
+            pairs = list(zip(rollouts, rows, strict=True))
             yield np.stack([one.x[at] for one, at in pairs]), np.stack([one.y[at] for one, at in pairs])
 
 
 @dataclass(frozen=True)
-class Played:
+class Rollout:
     """The steps of one agent in one iteration, and what its loss says of them."""
 
     x: Array  # [steps, *shape]
@@ -136,59 +150,90 @@ class Played:
     returns: Array  # [episodes]
 
 
-def play(
-    solver: PolicyGradient, job: Job, iteration: int, first: Sequence[int], worlds: Worlds, outputs: Outputs
-) -> list[Played]:
+def collect_rollouts(
+    solver: PolicyGradient,
+    job: TrainJob,
+    iteration: int,
+    first_episodes: Sequence[int],
+    environments: VectorEnvironment,
+    outputs: StackedForward,
+) -> list[Rollout]:
     """Episodes of all agents side by side, each until it ends; ``first`` is the number of an agent's first one."""
-    count, each, actions = len(job.parties), solver.episodes, job.parties[0].world.actions
-    for at in range(count * each):
-        k, e = divmod(at, each)
-        worlds.begin(at, episode(job, k, first[k] + e))
-    draws = Keyed(job.seed, [agent.name for agent in job.parties], "act", (each,))
-    seen, alive = worlds.observations, np.ones(count * each, dtype=bool)
-    cut = np.zeros_like(alive)  # broken off, so that there is a value beyond the end
-    story = list[tuple[Array, ...]]()
-    while alive.any() and len(story) < LONGEST:
-        told = outputs(seen.reshape(count, each, *seen.shape[1:]))
-        chances = log_softmax(told[..., :actions])
-        draw = draws[iteration * LONGEST + len(story)]
-        chosen = np.minimum((draw[..., None] >= np.exp(chances).cumsum(-1)).sum(-1), actions - 1)
-        chance = np.take_along_axis(chances, chosen[..., None], -1)[..., 0]
-        found = worlds.step(chosen.reshape(-1), alive)
-        values = told[..., actions] if told.shape[-1] > actions else np.zeros_like(chance)
-        story.append((seen, chosen.reshape(-1), chance.reshape(-1), values.reshape(-1), found.rewards, alive))
-        cut |= alive & found.truncated & ~found.terminated
-        alive = alive & ~(found.terminated | found.truncated)
-        seen = found.observations
-    told = outputs(seen.reshape(count, each, *seen.shape[1:]))
-    beyond = np.where(cut | alive, told[..., -1].reshape(-1) if told.shape[-1] > actions else 0, 0)
-    return told_of(solver if told.shape[-1] > actions else replace(solver, trace=1.0), story, beyond, count)
+    count, episodes, actions = len(job.parties), solver.episodes, job.parties[0].world.actions
+    for index in range(count * episodes):
+        k, e = divmod(index, episodes)
+        environments.reset(index, episode_key(job, k, first_episodes[k] + e))
+    draws = KeyedUniform(job.seed, [agent.name for agent in job.parties], "act", (episodes,))
+    observations, alive = environments.observations, np.ones(count * episodes, dtype=bool)
+    truncated = np.zeros_like(alive)  # broken off, so that there is a value beyond the end
+    history = list[tuple[Array, ...]]()
+    while alive.any() and len(history) < MAX_EPISODE_STEPS:
+        output = outputs(observations.reshape(count, episodes, *observations.shape[1:]))
+        log_probabilities = log_softmax(output[..., :actions])
+        draw = draws[iteration * MAX_EPISODE_STEPS + len(history)]
+        actions_taken = np.minimum((draw[..., None] >= np.exp(log_probabilities).cumsum(-1)).sum(-1), actions - 1)
+        log_probability = np.take_along_axis(log_probabilities, actions_taken[..., None], -1)[..., 0]
+        result = environments.step(actions_taken.reshape(-1), alive)
+        values = output[..., actions] if output.shape[-1] > actions else np.zeros_like(log_probability)
+        history.append(
+            (
+                observations,
+                actions_taken.reshape(-1),
+                log_probability.reshape(-1),
+                values.reshape(-1),
+                result.rewards,
+                alive,
+            )
+        )
+        truncated |= alive & result.truncated & ~result.terminated
+        alive = alive & ~(result.terminated | result.truncated)
+        observations = result.observations
+    output = outputs(observations.reshape(count, episodes, *observations.shape[1:]))
+    bootstrap_values = np.where(truncated | alive, output[..., -1].reshape(-1) if output.shape[-1] > actions else 0, 0)
+    return compute_advantages(
+        solver if output.shape[-1] > actions else replace(solver, gae_lambda=1.0), history, bootstrap_values, count
+    )
 
 
-def told_of(solver: PolicyGradient, story: Sequence[tuple[Array, ...]], beyond: Array, count: int) -> list[Played]:
+def compute_advantages(
+    solver: PolicyGradient, history: Sequence[tuple[Array, ...]], bootstrap_values: Array, count: int
+) -> list[Rollout]:
     """What is learned from a story: A = Σ (γλ)^i (r + γV' - V) up to the end, and the return A + V."""
-    seen, chosen, chances, values, rewards, alive = (np.stack(part) for part in zip(*story, strict=True))  # [T, N, ...]
-    advantages, ahead, later = np.zeros_like(values), np.zeros_like(beyond), beyond.astype(values.dtype)
-    for t in range(len(story) - 1, -1, -1):
-        ahead = rewards[t] + solver.gamma * later - values[t] + solver.gamma * solver.trace * ahead
-        advantages[t] = ahead = np.where(alive[t], ahead, 0)
-        later = np.where(alive[t], values[t], later)
-    played = []
-    for own in np.split(np.arange(seen.shape[1]), count):
-        mine = alive[:, own].T  # [episodes, T]: an agent's steps in order, whatever the others did
+    observations, actions, log_probabilities, values, rewards, alive = (
+        np.stack(part) for part in zip(*history, strict=True)
+    )  # [T, N, ...]
+    advantages, next_advantage, next_value = (
+        np.zeros_like(values),
+        np.zeros_like(bootstrap_values),
+        bootstrap_values.astype(values.dtype),
+    )
+    for t in range(len(history) - 1, -1, -1):
+        next_advantage = (
+            rewards[t] + solver.gamma * next_value - values[t] + solver.gamma * solver.gae_lambda * next_advantage
+        )
+        advantages[t] = next_advantage = np.where(alive[t], next_advantage, 0)
+        next_value = np.where(alive[t], values[t], next_value)
+    rollouts = []
+    for episode_indices in np.split(np.arange(observations.shape[1]), count):
+        active = alive[:, episode_indices].T  # [episodes, T]: an agent's steps in order, whatever the others did
 
-        def part(values: Array, own: Array = own, mine: Array = mine) -> Array:
+        def flatten_steps(values: Array, own: Array = episode_indices, mine: Array = active) -> Array:
             return np.ascontiguousarray(np.swapaxes(values[:, own], 0, 1)[mine])
 
-        advantage, value = part(advantages), part(values)
-        columns = (part(chosen), normal(advantage) if solver.normalise else advantage, part(chances), advantage + value)
+        advantage, value = flatten_steps(advantages), flatten_steps(values)
+        columns = (
+            flatten_steps(actions),
+            standardize(advantage) if solver.normalize_advantages else advantage,
+            flatten_steps(log_probabilities),
+            advantage + value,
+        )
         y = np.stack(columns, -1).astype(values.dtype)
-        played.append(Played(part(seen), y, rewards[:, own].sum(0)))
-    return played
+        rollouts.append(Rollout(flatten_steps(observations), y, rewards[:, episode_indices].sum(0)))
+    return rollouts
 
 
-def normal(values: Array) -> Array:
+def standardize(values: Array) -> Array:
     """With mean 0 and deviation 1, as far as they differ."""
-    centred = values - values.mean()
-    found: Array = centred / (centred.std() + 1e-8)
-    return found
+    centered = values - values.mean()
+    standardized: Array = centered / (centered.std() + 1e-8)
+    return standardized

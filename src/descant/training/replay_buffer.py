@@ -17,8 +17,8 @@ from torch import Tensor
 
 from .kernels.layers import Array
 
-_LEAST = 1024  # rows of room, at least, where it runs out
-_ROOMS: WeakValueDictionary[int, Array] = WeakValueDictionary()
+_MIN_SPARE_ROWS = 1024  # rows of room, at least, where it runs out
+_BUFFERS: WeakValueDictionary[int, Array] = WeakValueDictionary()
 """Where a log ends in memory -> the array of a whole stack that it lies in, as long as anybody has a part of it."""
 
 
@@ -29,11 +29,11 @@ class Transitions:
     x: Array  # [K, batch, *shape]
     actions: Array  # [K, batch]
     rewards: Array  # [K, batch] Σ γ^i r
-    after: Array  # [K, batch, *shape]
+    next_x: Array  # [K, batch, *shape]
     discount: Array  # [K, batch] γ^n for what comes after; 0 where nothing does
 
 
-class Replay:
+class ReplayBuffer:
     """The last ``capacity`` steps of K agents that have all taken as many: one row a step (FedRL, §3).
 
     A row is: what was seen | what was seen next | action, reward, terminated, ended.
@@ -41,74 +41,82 @@ class Replay:
 
     def __init__(self, logs: Sequence[Tensor | None], shape: tuple[int, ...], capacity: int, steps: int) -> None:
         self._shape, self._capacity = shape, capacity
-        self._seen = int(np.prod(shape))
+        self._observation_size = int(np.prod(shape))
         found = [log for log in logs if log is not None]
         lengths = {len(log) for log in found} if len(found) == len(logs) else {0}
         assert len(lengths) == 1, "agents of one stack have taken as many steps"
         self._begin, self._end = 0, lengths.pop()
         kept = min(self._end, capacity)
-        adopted = _adopted(found, steps) if self._end else None
-        if adopted is not None:
-            self._rows, self._begin = adopted
+        reused = _reuse_buffer(found, steps) if self._end else None
+        if reused is not None:
+            self._rows, self._begin = reused
             self._end += self._begin
             return
-        room = steps + max(_LEAST, kept // 2)
-        self._rows = np.empty((len(logs), kept + room, 2 * self._seen + 4), dtype=np.float32)
+        spare_rows = steps + max(_MIN_SPARE_ROWS, kept // 2)
+        self._rows = np.empty((len(logs), kept + spare_rows, 2 * self._observation_size + 4), dtype=np.float32)
         for rows, log in zip(self._rows, found, strict=False):
             rows[:kept] = log[-kept:].numpy() if kept else 0
         self._end = kept
 
     @property
-    def _first(self) -> int:
+    def _oldest(self) -> int:
         return max(self._begin, self._end - self._capacity)
 
     def __len__(self) -> int:
-        return self._end - self._first
+        return self._end - self._oldest
 
-    def add(self, seen: Array, after: Array, actions: Array, rewards: Array, terminated: Array, ended: Array) -> None:
+    def add(
+        self,
+        observations: Array,
+        next_observations: Array,
+        actions: Array,
+        rewards: Array,
+        terminated: Array,
+        ended: Array,
+    ) -> None:
         """One step of every agent."""
-        row, n = self._rows[:, self._end], self._seen
-        row[:, :n], row[:, n : 2 * n] = seen.reshape(len(row), n), after.reshape(len(row), n)
+        row, n = self._rows[:, self._end], self._observation_size
+        row[:, :n], row[:, n : 2 * n] = observations.reshape(len(row), n), next_observations.reshape(len(row), n)
         row[:, -4], row[:, -3], row[:, -2], row[:, -1] = actions, rewards, terminated, ended
         self._end += 1
 
     def sample(self, uniform: Array, n_step: int, gamma: float) -> Transitions:
         """Steps at places that are uniform numbers ``[K, batch]``; rewards go on to the end of the episode, at most."""
-        lines = self._rows.reshape(-1, self._rows.shape[2])
-        at = self._first + (uniform * len(self)).astype(np.int64)
-        at = np.minimum(at, self._end - 1)
-        beside = (np.arange(len(at)) * self._rows.shape[1])[:, None]
-        rows = lines.take(at + beside, axis=0)  # [K, batch, columns]
-        rewards, last, discount = rows[..., -3].copy(), rows, np.full(at.shape, np.float32(gamma))
+        all_rows = self._rows.reshape(-1, self._rows.shape[2])
+        positions = self._oldest + (uniform * len(self)).astype(np.int64)
+        positions = np.minimum(positions, self._end - 1)
+        row_offsets = (np.arange(len(positions)) * self._rows.shape[1])[:, None]
+        rows = all_rows.take(positions + row_offsets, axis=0)  # [K, batch, columns]
+        rewards, final_rows, discount = rows[..., -3].copy(), rows, np.full(positions.shape, np.float32(gamma))
         for _ in range(1, n_step):
-            goes_on = (last[..., -1] == 0) & (at < self._end - 1)
-            at = at + goes_on
-            last = np.where(goes_on[..., None], lines.take(at + beside, axis=0), last)
-            rewards += np.where(goes_on, discount * last[..., -3], 0)
-            discount = np.where(goes_on, discount * np.float32(gamma), discount)
-        n, shape = self._seen, (*at.shape, *self._shape)
-        x, after = (np.ascontiguousarray(part).reshape(shape) for part in (rows[..., :n], last[..., n : 2 * n]))
-        return Transitions(x, rows[..., -4], rewards, after, discount * (1 - last[..., -2]))
+            continues = (final_rows[..., -1] == 0) & (positions < self._end - 1)
+            positions = positions + continues
+            final_rows = np.where(continues[..., None], all_rows.take(positions + row_offsets, axis=0), final_rows)
+            rewards += np.where(continues, discount * final_rows[..., -3], 0)
+            discount = np.where(continues, discount * np.float32(gamma), discount)
+        n, shape = self._observation_size, (*positions.shape, *self._shape)
+        x, next_x = (np.ascontiguousarray(part).reshape(shape) for part in (rows[..., :n], final_rows[..., n : 2 * n]))
+        return Transitions(x, rows[..., -4], rewards, next_x, discount * (1 - final_rows[..., -2]))
 
     def logs(self) -> list[Tensor]:
         """What each agent remembers, to be kept."""
-        found = [torch.from_numpy(rows[self._first : self._end]) for rows in self._rows]
+        found = [torch.from_numpy(rows[self._oldest : self._end]) for rows in self._rows]
         if len(self):
-            _ROOMS[_end_of(found[0])] = self._rows
+            _BUFFERS[_end_address(found[0])] = self._rows
         return found
 
 
-def _end_of(log: Tensor) -> int:
+def _end_address(log: Tensor) -> int:
     return log.data_ptr() + log.numel() * log.element_size()
 
 
-def _adopted(logs: Sequence[Tensor], steps: int) -> tuple[Array, int] | None:
+def _reuse_buffer(logs: Sequence[Tensor], steps: int) -> tuple[Array, int] | None:
     """The array that all these logs lie in, side by side, if there is room behind them; and where they begin."""
-    rows = _ROOMS.get(_end_of(logs[0]))
+    rows = _BUFFERS.get(_end_address(logs[0]))
     if rows is None or len(rows) != len(logs):
         return None
-    begin, left = divmod(logs[0].data_ptr() - rows.ctypes.data, rows.strides[1])
-    places = [log.data_ptr() - logs[0].data_ptr() for log in logs]
-    if left or begin < 0 or places != [k * rows.strides[0] for k in range(len(rows))]:
+    begin, remainder = divmod(logs[0].data_ptr() - rows.ctypes.data, rows.strides[1])
+    offsets = [log.data_ptr() - logs[0].data_ptr() for log in logs]
+    if remainder or begin < 0 or offsets != [k * rows.strides[0] for k in range(len(rows))]:
         return None
     return (rows, begin) if begin + len(logs[0]) + steps <= rows.shape[1] else None

@@ -17,7 +17,7 @@ from torch.nn import functional
 from .kernels.layers import Array
 
 
-class Sloped(ABC):
+class LossWithGradient(ABC):
     """A loss, and its gradient written out: recording it would cost more than computing it."""
 
     @abstractmethod
@@ -25,12 +25,12 @@ class Sloped(ABC):
         """One number a sample, of one party: output [n, outputs], y [n, columns]."""
 
     @abstractmethod
-    def slope(self, output: Array, y: Array) -> tuple[Array, Array]:
+    def output_gradient(self, output: Array, y: Array) -> tuple[Array, Array]:
         """The gradient of the mean loss along outputs [..., n, outputs], and the mean loss [...]."""
 
 
 @dataclass(frozen=True)
-class TemporalDifference(Sloped):
+class TemporalDifference(LossWithGradient):
     """The Huber loss of Q(s, a) against its target; the columns of y are the action and the target."""
 
     delta: float = 1.0
@@ -39,18 +39,18 @@ class TemporalDifference(Sloped):
         chosen = output.gather(1, y[:, :1].long()).squeeze(1)
         return functional.huber_loss(chosen, y[:, 1], reduction="none", delta=self.delta)
 
-    def slope(self, output: Array, y: Array) -> tuple[Array, Array]:
+    def output_gradient(self, output: Array, y: Array) -> tuple[Array, Array]:
         action, n = y[..., :1].astype(np.int64), y.shape[-2]
         error = np.take_along_axis(output, action, -1) - y[..., 1:2]  # [..., n, 1]
         size = np.abs(error)
         losses = np.where(size < self.delta, 0.5 * error * error, self.delta * (size - 0.5 * self.delta))
-        slope = np.zeros_like(output)
-        np.put_along_axis(slope, action, np.clip(error, -self.delta, self.delta) / n, -1)
-        return slope, losses[..., 0].mean(-1)
+        gradient = np.zeros_like(output)
+        np.put_along_axis(gradient, action, np.clip(error, -self.delta, self.delta) / n, -1)
+        return gradient, losses[..., 0].mean(-1)
 
 
 @dataclass(frozen=True)
-class Clipped(Sloped):
+class ClippedSurrogate(LossWithGradient):
     """The clipped surrogate of Schulman et al. (2017) with an entropy bonus, and the squared error of a value.
 
     The columns of y are the action, its advantage, its log-probability when it was taken, and the return. On the first
@@ -58,42 +58,51 @@ class Clipped(Sloped):
     """
 
     actions: int
-    clip: float
-    entropy: float
-    value: float
+    clip_ratio: float
+    entropy_coefficient: float
+    value_coefficient: float
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
-        chances = functional.log_softmax(output[:, : self.actions], 1)
-        ratio = (chances.gather(1, y[:, :1].long()).squeeze(1) - y[:, 2]).exp()
-        gain = torch.minimum(ratio * y[:, 1], ratio.clip(1 - self.clip, 1 + self.clip) * y[:, 1])
-        loss = self.entropy * (chances.exp() * chances).sum(1) - gain
+        log_probabilities = functional.log_softmax(output[:, : self.actions], 1)
+        ratio = (log_probabilities.gather(1, y[:, :1].long()).squeeze(1) - y[:, 2]).exp()
+        gain = torch.minimum(ratio * y[:, 1], ratio.clip(1 - self.clip_ratio, 1 + self.clip_ratio) * y[:, 1])
+        loss = self.entropy_coefficient * (log_probabilities.exp() * log_probabilities).sum(1) - gain
         if output.shape[1] > self.actions:
-            loss = loss + 0.5 * self.value * (output[:, self.actions] - y[:, 3]) ** 2
+            loss = loss + 0.5 * self.value_coefficient * (output[:, self.actions] - y[:, 3]) ** 2
         return loss
 
-    def slope(self, output: Array, y: Array) -> tuple[Array, Array]:
+    def output_gradient(self, output: Array, y: Array) -> tuple[Array, Array]:
         n, action, advantage = y.shape[-2], y[..., :1].astype(np.int64), y[..., 1:2]
-        chances = log_softmax(output[..., : self.actions])
-        shares = np.exp(chances)
-        ratio = np.exp(np.take_along_axis(chances, action, -1) - y[..., 2:3])
-        plain, kept = ratio * advantage, np.clip(ratio, 1 - self.clip, 1 + self.clip) * advantage
-        along = np.where(plain <= kept, plain, 0)  # beyond the clip nothing is gained any more
-        disorder = -(shares * chances).sum(-1, keepdims=True)
-        slope = np.zeros_like(output)
-        top = slope[..., : self.actions]
-        np.multiply(shares, along + self.entropy * (chances + disorder), out=top)
-        np.put_along_axis(top, action, np.take_along_axis(top, action, -1) - along, -1)
-        losses = -np.minimum(plain, kept) - self.entropy * disorder
+        log_probabilities = log_softmax(output[..., : self.actions])
+        probabilities = np.exp(log_probabilities)
+        ratio = np.exp(np.take_along_axis(log_probabilities, action, -1) - y[..., 2:3])
+        plain_gain, clipped_gain = (
+            ratio * advantage,
+            np.clip(ratio, 1 - self.clip_ratio, 1 + self.clip_ratio) * advantage,
+        )
+        ratio_gradient = np.where(
+            plain_gain <= clipped_gain, plain_gain, 0
+        )  # beyond the clip nothing is gained any more
+        entropy = -(probabilities * log_probabilities).sum(-1, keepdims=True)
+        gradient = np.zeros_like(output)
+        action_gradient = gradient[..., : self.actions]
+        np.multiply(
+            probabilities,
+            ratio_gradient + self.entropy_coefficient * (log_probabilities + entropy),
+            out=action_gradient,
+        )
+        np.put_along_axis(action_gradient, action, np.take_along_axis(action_gradient, action, -1) - ratio_gradient, -1)
+        losses = -np.minimum(plain_gain, clipped_gain) - self.entropy_coefficient * entropy
         if output.shape[-1] > self.actions:
             error = output[..., self.actions :] - y[..., 3:]
-            slope[..., self.actions :] = self.value * error
-            losses = losses + 0.5 * self.value * error**2
-        slope /= n
-        return slope, losses[..., 0].mean(-1)
+            gradient[..., self.actions :] = self.value_coefficient * error
+            losses = losses + 0.5 * self.value_coefficient * error**2
+        gradient /= n
+        return gradient, losses[..., 0].mean(-1)
 
 
 @dataclass(frozen=True)
-class LogReturn(Sloped):
+class LogReturn(LossWithGradient):
     """Minus the logarithm of what a day makes of a portfolio, its fee paid: Fed+ v1 §9.2, v2 §8.2 (ERRATA 27, 28, 29).
 
     Samples are days in a row. The softmax w_t of the outputs, cash first, earns the relatives y_t of the prices from
@@ -106,29 +115,29 @@ class LogReturn(Sloped):
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
         weights = output.softmax(1)
         earned = weights * y
-        grown = earned.sum(1)
-        drifted = earned[:-1] / grown[:-1, None]
+        growth = earned.sum(1)
+        drifted = earned[:-1] / growth[:-1, None]
         fees = self.cost * (weights[1:, 1:] - drifted[:, 1:]).abs().sum(1)
-        return -grown.log() - torch.cat([fees[:0].new_zeros(1), (1 - fees).log()])
+        return -growth.log() - torch.cat([fees[:0].new_zeros(1), (1 - fees).log()])
 
-    def slope(self, output: Array, y: Array) -> tuple[Array, Array]:
+    def output_gradient(self, output: Array, y: Array) -> tuple[Array, Array]:
         n = y.shape[-2]
         weights = np.exp(log_softmax(output))
         earned = weights * y
-        grown = earned.sum(-1, keepdims=True)
-        drifted = earned[..., :-1, :] / grown[..., :-1, :]
+        growth = earned.sum(-1, keepdims=True)
+        drifted = earned[..., :-1, :] / growth[..., :-1, :]
         traded = weights[..., 1:, :] - drifted
         traded[..., 0] = 0  # cash itself costs nothing
-        left = 1 - self.cost * np.abs(traded).sum(-1, keepdims=True)
-        along = -y / grown
-        fees = self.cost * np.sign(traded) / left  # along w_t; along w'_t it is the opposite
-        along[..., 1:, :] += fees
+        kept_share = 1 - self.cost * np.abs(traded).sum(-1, keepdims=True)
+        gradient = -y / growth
+        fees = self.cost * np.sign(traded) / kept_share  # along w_t; along w'_t it is the opposite
+        gradient[..., 1:, :] += fees
         mean = (fees * drifted).sum(-1, keepdims=True)
-        along[..., :-1, :] -= y[..., :-1, :] / grown[..., :-1, :] * (fees - mean)
-        along -= (along * weights).sum(-1, keepdims=True)
-        along *= weights / n
-        losses = -(np.log(grown).sum((-2, -1)) + np.log(left).sum((-2, -1))) / n
-        return along, losses
+        gradient[..., :-1, :] -= y[..., :-1, :] / growth[..., :-1, :] * (fees - mean)
+        gradient -= (gradient * weights).sum(-1, keepdims=True)
+        gradient *= weights / n
+        losses = -(np.log(growth).sum((-2, -1)) + np.log(kept_share).sum((-2, -1))) / n
+        return gradient, losses
 
 
 def log_softmax(logits: Array) -> Array:

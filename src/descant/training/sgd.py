@@ -13,30 +13,30 @@ import torch
 from torch.optim import Optimizer
 
 from ..core import seeds
-from ..core.algorithm import Hyper, Loss, Memory, Metrics, Term
-from ..core.interfaces import Exam, Job, Judgement, Trained
-from ..core.settings import check, setting
+from ..core.algorithm import Hyper, Loss, LossTerm, Metrics, NamedTensors
+from ..core.interfaces import EvaluationJob, EvaluationResult, TrainJob, TrainResult
+from ..core.settings import check_settings, setting
 from ..errors import SettingError
 from ..models.flat import Net
 from ..parties.population import Party
-from .batches import Draws, draw, feed
-from .evaluation import on_test_sets
+from .batches import BatchSchedule, draw_batches, iterate_batches
+from .evaluation import evaluate_test_sets
 from .gradient_descent import (
-    Pulling,
-    Slope,
-    barred,
-    held,
-    parts_of,
-    rows_of,
-    threads,
-    together,
-    ways_of,
-    with_private,
-    without_moments,
+    GradientDescent,
+    StackedProximalStep,
+    add_private_columns,
+    drop_optimizer_state,
+    freeze_parameters,
+    limit_threads,
+    rank_modes,
+    split_stacks,
+    stack_capacity,
+    subset_job,
+    unprofitable_modes,
 )
-from .model_probe import WAYS, probe
-from .stacked_gradient import LOOPED, SINGLE, STACKED, VECTORISED, steps_at_once
-from .stacked_optimizer import age, check_elementwise, is_plain, maker
+from .model_probe import PROBED_MODES, probe_model
+from .stacked_gradient import LOOPED, SINGLE, STACKED, VECTORIZED, supports_fused_step
+from .stacked_optimizer import check_elementwise, grouping_key, is_plain_sgd, optimizer_factory
 
 
 @dataclass(frozen=True)
@@ -69,122 +69,129 @@ class Sgd:
             return Hyper(self.lr, self.epochs)
         return Hyper(self.lr, 20 if self.steps is None else self.steps)
 
-    def ways(self, net: Net, loss: Loss, terms: tuple[Term, ...], party: Party, count: int) -> dict[str, str]:
+    def execution_modes(
+        self, net: Net, loss: Loss, terms: tuple[LossTerm, ...], party: Party, count: int
+    ) -> dict[str, str]:
         """A function of the model's shapes, the count and torch's version alone."""
-        check(self)
+        check_settings(self)
         if self.steps is not None and self.epochs is not None:
             raise SettingError(f"Give Sgd steps or epochs, not both. Got steps={self.steps} and epochs={self.epochs}.")
-        check_elementwise(maker(self.optimizer, self.options))
+        check_elementwise(optimizer_factory(self.optimizer, self.options))
         size = party.samples if self.batch is None else min(self.batch, party.samples)
-        most = together(net.layout, self._steps_at_once(net, STACKED))
-        tried = [way for way in WAYS if way not in barred(net.layout, most, count)]
-        reasons = probe(net, loss, terms, party.x[:size].clone(), party.y[:size].clone(), tried)  # a module may write
-        return ways_of(net.layout, reasons, most, count)
+        capacity = stack_capacity(net.layout, self._supports_fused_step(net, STACKED))
+        candidates = [way for way in PROBED_MODES if way not in unprofitable_modes(net.layout, capacity, count)]
+        reasons = probe_model(
+            net, loss, terms, party.x[:size].clone(), party.y[:size].clone(), candidates
+        )  # a module may write
+        return rank_modes(net.layout, reasons, capacity, count)
 
-    def _steps_at_once(self, net: Net, way: str) -> bool:
-        return is_plain(maker(self.optimizer, self.options)) and steps_at_once(net, way)
+    def _supports_fused_step(self, net: Net, way: str) -> bool:
+        return is_plain_sgd(optimizer_factory(self.optimizer, self.options)) and supports_fused_step(net, way)
 
     @property
     def metric(self) -> None:
         """What the loss tells."""
 
-    def examine(self, exam: Exam) -> Sequence[Judgement]:
+    def evaluate(self, job: EvaluationJob) -> Sequence[EvaluationResult]:
         """On the test sets of the parties."""
-        return on_test_sets(exam)
+        return evaluate_test_sets(job)
 
-    def train(self, job: Job) -> Trained:
+    def train(self, job: TrainJob) -> TrainResult:
         """The local work of every party in the job, as many at once as the way allows."""
         job.net.module.train()
-        at_once = job.hold is None and self._steps_at_once(job.net, job.way)
-        if job.way == STACKED and not at_once and together(job.net.layout, at_once) == 1:
-            return self.train(replace(job, way=SINGLE))  # a part of it stands still, and all of it is large
-        with threads(job.way, at_once):
-            return self._train(job, at_once)
+        fused_step = job.freeze is None and self._supports_fused_step(job.net, job.execution_mode)
+        if job.execution_mode == STACKED and not fused_step and stack_capacity(job.net.layout, fused_step) == 1:
+            return self.train(replace(job, execution_mode=SINGLE))  # a part of it stands still, and all of it is large
+        with limit_threads(job.execution_mode, fused_step):
+            return self._train(job, fused_step)
 
-    def _train(self, job: Job, at_once: bool) -> Trained:
+    def _train(self, job: TrainJob, fused_step: bool) -> TrainResult:
         draws_of = partial(seeds.stream, job.seed, job.round)
         draws = [
-            draw(p.samples, self.batch, h.work, self.unit, draws_of(p.name, "batch"), p.weights)
-            for p, h in zip(job.parties, job.hypers, strict=True)
+            draw_batches(p.samples, self.batch, h.work, self.unit, draws_of(p.name, "batch"), p.weights)
+            for p, h in zip(job.parties, job.hyperparameters, strict=True)
         ]
         if self.moments == "reset":
-            job = replace(job, memories=[without_moments(memory) for memory in job.memories])
-        alike = [self._alike(h, d, at_once) for h, d in zip(job.hypers, draws, strict=True)]
+            job = replace(job, party_states=[drop_optimizer_state(memory) for memory in job.party_states])
+        stack_keys = [self._stack_key(h, d, fused_step) for h, d in zip(job.hyperparameters, draws, strict=True)]
         keys = [
-            (a, h.lr, len(d.lengths), age(m)) for a, h, d, m in zip(alike, job.hypers, draws, job.memories, strict=True)
+            (a, h.lr, len(d.lengths), grouping_key(m))
+            for a, h, d, m in zip(stack_keys, job.hyperparameters, draws, job.party_states, strict=True)
         ]
         order = sorted(range(len(keys)), key=keys.__getitem__)  # rows of one age stand together: see moments.py
-        most = {STACKED: together(job.net.layout, at_once), VECTORISED: len(order)}.get(job.way, 1)
-        parts = list(parts_of(order, alike, most))
-        if parts == [list(range(len(keys)))] and job.way != LOOPED:  # nothing to put together
-            if at_once:
-                return self._descend(job, draws, [], None)[0]
-            trained, slope = self._descend(job, draws, keys, job.net.kept.pop("slope", None))
-            if slope.reusable:
-                job.net.kept["slope"] = slope
-            return replace(trained, rows=trained.rows.clone())
+        capacity = {STACKED: stack_capacity(job.net.layout, fused_step), VECTORIZED: len(order)}.get(
+            job.execution_mode, 1
+        )
+        parts = list(split_stacks(order, stack_keys, capacity))
+        if parts == [list(range(len(keys)))] and job.execution_mode != LOOPED:  # nothing to put together
+            if fused_step:
+                return self._run_steps(job, draws, [], None)[0]
+            trained, descent = self._run_steps(job, draws, keys, job.net.solver_cache.pop("descent", None))
+            if descent.reusable:
+                job.net.solver_cache["descent"] = descent
+            return replace(trained, models=trained.models.clone())
         rows = torch.empty_like(job.start, memory_format=torch.contiguous_format)
-        memories: list[Memory] = [{}] * len(order)
+        memories: list[NamedTensors] = [{}] * len(order)
         metrics: list[Metrics] = [{}] * len(order)
-        last: Slope | None = None
-        for part in parts:
-            some = [draws[i] for i in part], [] if at_once else [keys[i] for i in part]
-            with _own_draws(job, part):
-                trained, last = self._descend(rows_of(job, part), *some, last)
-            rows[part] = trained.rows
-            for i, memory, metric in zip(part, trained.memories, trained.metrics, strict=True):
+        last_descent: GradientDescent | None = None
+        for indices in parts:
+            part_settings = [draws[i] for i in indices], [] if fused_step else [keys[i] for i in indices]
+            with _party_random_state(job, indices):
+                trained, last_descent = self._run_steps(subset_job(job, indices), *part_settings, last_descent)
+            rows[indices] = trained.models
+            for i, memory, metric in zip(indices, trained.party_states, trained.metrics, strict=True):
                 memories[i], metrics[i] = memory, metric
-        return Trained(rows, memories, metrics)
+        return TrainResult(rows, memories, metrics)
 
-    def _alike(self, hyper: Hyper, draws: Draws, at_once: bool) -> tuple[Any, ...]:
+    def _stack_key(self, hyper: Hyper, draws: BatchSchedule, fused_step: bool) -> tuple[Any, ...]:
         """What parties of one stack have in common; what differs beside costs less than to take them apart."""
-        if at_once:
+        if fused_step:
             return hyper.lr, draws.lengths
-        return (draws.index.shape[1],) if self.unit == "steps" else ()
+        return (draws.indices.shape[1],) if self.unit == "steps" else ()
 
     @torch.no_grad()
     @np.errstate(all="ignore")  # numbers that overflow are the gate's business
-    def _descend(
-        self, job: Job, draws: Sequence[Draws], keys: Sequence[Any], slope: Slope | None
-    ) -> tuple[Trained, Slope]:
+    def _run_steps(
+        self, job: TrainJob, draws: Sequence[BatchSchedule], keys: Sequence[Any], descent: GradientDescent | None
+    ) -> tuple[TrainResult, GradientDescent]:
         """The local work of some parties; the slope that an earlier call used serves again where it can."""
-        if slope is None or not slope.serves(self, job, keys):
-            slope = Slope(self, job, keys)
+        if descent is None or not descent.can_reuse_for(self, job, keys):
+            descent = GradientDescent(self, job, keys)
         else:
-            slope.begin(job)
-        descent, columns, size = slope.descent, slope.stack.columns, job.net.layout.size
-        pull = Pulling(job, columns[:, :size])
+            descent.restart(job)
+        stack_gradient, columns, size = descent.stack_gradient, descent.stack.columns, job.net.layout.trainable_width
+        proximal_step = StackedProximalStep(job, columns[:, :size])
         lengths = [len(d.lengths) for d in draws]
-        everybody, shortest = [True] * len(draws), min(lengths)
-        for step, groups in enumerate(feed(job.parties, draws)):
+        all_alive, shortest = [True] * len(draws), min(lengths)
+        for step, groups in enumerate(iterate_batches(job.parties, draws)):
             for group in groups:
                 if group.rows is None:
-                    descent(group.x, group.y)
+                    stack_gradient(group.x, group.y)
                 else:
-                    descent.of(group.rows, group.x, group.y)
-            alive = everybody if step < shortest else [step < length for length in lengths]
-            with held(slope.stack, job, step, lengths):
-                slope.moments.step(alive)
-                pull(alive)
-        losses = descent.losses.total / columns.new_tensor(lengths)  # nan for a party that took no step
-        kept: Sequence[Memory] = [{}] * len(draws)
-        if self.moments == "keep" and not slope.at_once:
-            kept = slope.moments.memories()
+                    stack_gradient.compute_rows(group.rows, group.x, group.y)
+            alive = all_alive if step < shortest else [step < length for length in lengths]
+            with freeze_parameters(descent.stack, job, step, lengths):
+                descent.optimizer.step(alive)
+                proximal_step(alive)
+        losses = stack_gradient.losses.total / columns.new_tensor(lengths)  # nan for a party that took no step
+        kept: Sequence[NamedTensors] = [{}] * len(draws)
+        if self.moments == "keep" and not descent.fused_step:
+            kept = descent.optimizer.optimizer_states()
         if job.terms:
-            kept = with_private(kept, columns[:, size:], slope.objective)
+            kept = add_private_columns(kept, columns[:, size:], descent.objective)
         metrics = [{"loss": loss, "samples": p.samples} for p, loss in zip(job.parties, losses.tolist(), strict=True)]
         rows = columns[:, :size]
-        if descent.statistics.shape[1]:
-            rows = torch.cat([rows, descent.statistics], 1)
-        return Trained(rows, kept, metrics), slope
+        if stack_gradient.statistics.shape[1]:
+            rows = torch.cat([rows, stack_gradient.statistics], 1)
+        return TrainResult(rows, kept, metrics), descent
 
 
 @contextmanager
-def _own_draws(job: Job, part: Sequence[int]) -> Iterator[None]:
+def _party_random_state(job: TrainJob, indices: Sequence[int]) -> Iterator[None]:
     """What a looped module draws by itself is keyed by its party, too; in other ways modules do not draw."""
-    if job.way != LOOPED:
+    if job.execution_mode != LOOPED:
         yield
         return
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seeds.torch_seed(job.seed, job.round, job.parties[part[0]].name, "module"))
+        torch.manual_seed(seeds.torch_seed(job.seed, job.round, job.parties[indices[0]].name, "module"))
         yield

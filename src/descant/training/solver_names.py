@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from ..core.interfaces import Solver
-from .dp_sgd import PrivateSgd
+from .dp_sgd import DpSgd
 from .dqn import Dqn
 from .policy_gradient import PolicyGradient
 from .portfolio_policy import Trader
 from .sgd import Sgd
 
 SOLVERS: Mapping[str, Callable[..., Solver]] = MappingProxyType(
-    {"sgd": Sgd, "dqn": Dqn, "policy_gradient": PolicyGradient, "trader": Trader, "private_sgd": PrivateSgd}
+    {"sgd": Sgd, "dqn": Dqn, "policy_gradient": PolicyGradient, "trader": Trader, "dp_sgd": DpSgd}
 )
 """The solvers by the names that recipes use."""

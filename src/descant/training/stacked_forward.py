@@ -9,49 +9,51 @@ import torch
 
 from ..core import seeds
 from ..models.flat import Net
-from .kernels.layers import Array, Into
+from .kernels.layers import Array, GradientTarget
 from .kernels.traced_kernel import Kernel, Stack, kernel_of
 from .stacked_gradient import SINGLE, STACKED
 
 
-class Outputs:
+class StackedForward:
     """The outputs of K models on batches of their own; the columns of the stack may move meanwhile."""
 
-    def __init__(self, net: Net, way: str, stack: Stack) -> None:
+    def __init__(self, net: Net, mode: str, stack: Stack) -> None:
         self._net, self._stack = net, stack
-        kernel = kernel_of(net, stack.lead) if way in (STACKED, SINGLE) else ""
-        self._bound = kernel.bind(stack.w, Into(stack.w)) if isinstance(kernel, Kernel) else None  # forwards only
+        kernel = kernel_of(net, stack.lead) if mode in (STACKED, SINGLE) else ""
+        self._bound = (
+            kernel.bind(stack.w, GradientTarget(stack.w)) if isinstance(kernel, Kernel) else None
+        )  # forwards only
 
     @torch.no_grad()
     def __call__(self, x: Array) -> Array:
         """``[K, n, outputs]`` for ``x [K, n, ...]``."""
         if self._bound is None:
-            size = self._stack.layout.size
+            size = self._stack.layout.trainable_width
             rows = zip(self._stack.columns, torch.from_numpy(x), strict=True)
-            return torch.stack([self._net.apply(row[:size], row[:0], one)[0] for row, one in rows]).numpy()
+            return torch.stack([self._net.apply(row[:size], row[:0], party_x)[0] for row, party_x in rows]).numpy()
         if self._stack.lead:
             stacked: Array = self._bound.forward(x)
             return stacked
-        alone: Array = self._bound.forward(torch.from_numpy(x[0])).unsqueeze(0).numpy()
-        return alone
+        single: Array = self._bound.forward(torch.from_numpy(x[0])).unsqueeze(0).numpy()
+        return single
 
 
-class Keyed:
+class KeyedUniform:
     """Uniform numbers of each agent in [0, 1); the n-th are the same whenever and wherever they are asked for.
 
     So an agent does the same in ten rounds of a hundred steps as in one of a thousand.
     """
 
     def __init__(self, seed: int, names: Sequence[str], purpose: str, shape: tuple[int, ...], window: int = 64) -> None:
-        self._key, self._names, self._shape, self._size = (seed, purpose), names, shape, window
-        self._window, self._drawn = -1, np.empty(0)
+        self._key, self._names, self._shape, self._window_size = (seed, purpose), names, shape, window
+        self._window, self._numbers = -1, np.empty(0)
 
     def __getitem__(self, n: int) -> Array:
-        window, at = divmod(n, self._size)
+        window, offset = divmod(n, self._window_size)
         if window != self._window:
             seed, purpose = self._key
             streams = (seeds.stream(seed, window, name, purpose) for name in self._names)
-            self._drawn = np.stack([stream.random((self._size, *self._shape)) for stream in streams], 1)
+            self._numbers = np.stack([stream.random((self._window_size, *self._shape)) for stream in streams], 1)
             self._window = window
-        found: Array = self._drawn[at]  # [K, *shape]
-        return found
+        numbers: Array = self._numbers[offset]  # [K, *shape]
+        return numbers

@@ -21,11 +21,13 @@ from ...errors import SettingError
 
 Numbers = NDArray[np.float64]
 
-LEAST = 1.0  # ours: no precision is below it, at which a draw is from all over the grid
-NEAR = 2.0  # ours: nor is a deviation below the grid's spacing divided by it, or nothing would be tried any more
+MIN_PRECISION = 1.0  # ours: no precision is below it, at which a draw is from all over the grid
+MAX_CONCENTRATION = (
+    2.0  # ours: nor is a deviation below the grid's spacing divided by it, or nothing would be tried any more
+)
 
 
-def no_grid(name: str, given: object) -> SettingError:
+def invalid_grid_error(name: str, given: object) -> SettingError:
     """The error for what cannot be a grid."""
     return SettingError(
         f"The grid {name!r} of AdaptiveHyper must be two or more rising numbers > 0, or None to leave the solver's own "
@@ -34,7 +36,7 @@ def no_grid(name: str, given: object) -> SettingError:
 
 
 @dataclass(frozen=True)
-class Axis:
+class GridAxis:
     """The values that one hyper-parameter may take, and where they stand on an axis from -0.5 to 0.5.
 
     Mid-range is 0, not the mean, which cannot be 0 as well where values lie unevenly (ERRATA 3).
@@ -50,24 +52,24 @@ class Axis:
     def __post_init__(self) -> None:
         wrong = [value for value in self.values if not (math.isfinite(value) and value > 0)]
         if wrong or len(self.values) < 2 or not (np.diff(self._scaled(np.array(self.values, dtype=float))) > 0).all():
-            raise no_grid(self.name, self.values)
+            raise invalid_grid_error(self.name, self.values)
 
     @property
-    def places(self) -> Numbers:
+    def positions(self) -> Numbers:
         """Where the values stand."""
         scaled = self._scaled(np.array(self.values, dtype=float))
-        low, high = self._ends
-        places: Numbers = (scaled - (low + high) / 2) / (high - low)
-        return places
+        low, high = self._bounds
+        positions: Numbers = (scaled - (low + high) / 2) / (high - low)
+        return positions
 
-    def value_at(self, place: float) -> float:
+    def value_at(self, position: float) -> float:
         """The value at any place, between those of the grid too."""
-        low, high = self._ends
-        found = (low + high) / 2 + place * (high - low)
+        low, high = self._bounds
+        found = (low + high) / 2 + position * (high - low)
         return math.exp(found) if self.log else found
 
     @property
-    def _ends(self) -> tuple[float, float]:
+    def _bounds(self) -> tuple[float, float]:
         low, high = self._scaled(np.array([self.values[0], self.values[-1]], dtype=float)).tolist()
         return low, high
 
@@ -75,18 +77,18 @@ class Axis:
         return np.log(values) if self.log else values
 
 
-def points_of(axes: Sequence[Axis]) -> Numbers:
+def grid_points(axes: Sequence[GridAxis]) -> Numbers:
     """H: every combination of the axes' places, ``[points, D]``; the last axis counts fastest."""
-    found: Numbers = np.stack(np.meshgrid(*(axis.places for axis in axes), indexing="ij"), axis=-1)
+    found: Numbers = np.stack(np.meshgrid(*(axis.positions for axis in axes), indexing="ij"), axis=-1)
     return found.reshape(-1, len(axes))
 
 
-def spacing_of(axes: Sequence[Axis]) -> Numbers:
+def grid_spacing(axes: Sequence[GridAxis]) -> Numbers:
     """How far neighbours stand from one another, ``[D]``."""
     return np.array([1 / (len(axis.values) - 1) for axis in axes])
 
 
-def initial(size: int, precision: float) -> Numbers:
+def initial_psi(size: int, precision: float) -> Numbers:
     """ψ_1: the middle of the grid, with the same precision on every axis.
 
     >>> factor_of(initial(2, 4.0), 2)
@@ -97,22 +99,22 @@ def initial(size: int, precision: float) -> Numbers:
 
 
 @cache
-def _below(size: int) -> tuple[NDArray[np.int64], ...]:
+def _below_diagonal(size: int) -> tuple[NDArray[np.int64], ...]:
     """Where the numbers below a diagonal stand."""
     return np.tril_indices(size, -1)
 
 
-def factor_of(psi: Numbers, size: int) -> Numbers:
+def cholesky_factor(psi: Numbers, size: int) -> Numbers:
     """L of A = LLᵀ, ``[D, D]``."""
     factor = np.diag(np.exp(psi[size : 2 * size]))
-    factor[_below(size)] = psi[2 * size :]
+    factor[_below_diagonal(size)] = psi[2 * size :]
     return factor
 
 
 def log_probabilities(psi: Numbers, points: Numbers) -> Numbers:
     """log P(h|ψ) of every point of the grid, ``[points]``: §3.3."""
     size = points.shape[1]
-    exponents = -0.5 * (((points - psi[:size]) @ factor_of(psi, size)) ** 2).sum(axis=1)
+    exponents = -0.5 * (((points - psi[:size]) @ cholesky_factor(psi, size)) ** 2).sum(axis=1)
     highest = exponents.max()
     found: Numbers = exponents - highest - math.log(np.exp(exponents - highest).sum())
     return found
@@ -125,30 +127,32 @@ def score(psi: Numbers, points: Numbers, drawn: int) -> Numbers:
     expectations, which a continuous Gaussian would have as 0 and A⁻¹.
     """
     size = points.shape[1]
-    factor, away = factor_of(psi, size), points - psi[:size]
+    factor, offsets = cholesky_factor(psi, size), points - psi[:size]
     weights = np.exp(log_probabilities(psi, points))
-    off_mean = away[drawn] - weights @ away
-    off_square = np.outer(away[drawn], away[drawn]) - away.T @ (weights[:, None] * away)
+    off_mean = offsets[drawn] - weights @ offsets
+    off_square = np.outer(offsets[drawn], offsets[drawn]) - offsets.T @ (weights[:, None] * offsets)
     for_factor = -off_square @ factor
     diagonal = np.diag(for_factor) * np.diag(factor)  # of its logarithm
-    return np.concatenate([factor @ factor.T @ off_mean, diagonal, for_factor[_below(size)]])
+    return np.concatenate([factor @ factor.T @ off_mean, diagonal, for_factor[_below_diagonal(size)]])
 
 
-def draw(psi: Numbers, points: Numbers, rng: np.random.Generator) -> int:
+def draw_point(psi: Numbers, points: Numbers, rng: np.random.Generator) -> int:
     """The number of a point that is drawn from P(·|ψ)."""
     weights = np.exp(log_probabilities(psi, points))
     return int(rng.choice(len(points), p=weights / weights.sum()))
 
 
-def kept_within(psi: Numbers, spacing: Numbers) -> Numbers:
+def clip_psi(psi: Numbers, spacing: Numbers) -> Numbers:
     """ψ with its mean on the grid, as the paper has it, and a precision that still tries neighbours (ours)."""
     size = len(spacing)
-    most = NEAR / spacing
-    logs = np.clip(psi[size : 2 * size], math.log(LEAST) / 2, np.log(most))
-    return np.concatenate([np.clip(psi[:size], -0.5, 0.5), logs, np.clip(psi[2 * size :], -most.max(), most.max())])
+    max_factor = MAX_CONCENTRATION / spacing
+    logs = np.clip(psi[size : 2 * size], math.log(MIN_PRECISION) / 2, np.log(max_factor))
+    return np.concatenate(
+        [np.clip(psi[:size], -0.5, 0.5), logs, np.clip(psi[2 * size :], -max_factor.max(), max_factor.max())]
+    )
 
 
-def narrowed(psi: Numbers, size: int, times: float) -> Numbers:
+def scale_precision(psi: Numbers, size: int, multiplier: float) -> Numbers:
     """ψ with its precision so many times as large."""
-    logs = psi[size : 2 * size] + math.log(times) / 2
-    return np.concatenate([psi[:size], logs, psi[2 * size :] * math.sqrt(times)])
+    logs = psi[size : 2 * size] + math.log(multiplier) / 2
+    return np.concatenate([psi[:size], logs, psi[2 * size :] * math.sqrt(multiplier)])

@@ -10,37 +10,57 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.algorithm import Memory
+from ...core.algorithm import NamedTensors
 from .discrete_gaussian import Numbers
 
 
 @dataclass(frozen=True)
-class Past:
+class TunerState:
     """All of it, before a round."""
 
     psi: Numbers  # [P] ψ_t
-    waiting: Numbers  # [m, P] scores of draws whose reward is not known yet, the oldest first
+    pending_scores: Numbers  # [m, P] scores of draws whose reward is not known yet, the oldest first
     scores: Numbers  # [n, P] of the last draws whose reward is known, each at its own ψ_τ
     rewards: Numbers  # [n] theirs
     loss: float = math.nan  # L_t, the last that is known
-    first: float = math.nan  # L_1
-    lowest: float = math.inf
-    lowest_at: int = 0  # the round that ended with it
-    silent: int = 0  # rounds without a loss
-    level: Numbers | None = None  # [1] the running mean of clients' losses; None: none since it began, or went back
-    psi_there: Numbers | None = None  # [P] ψ when the loss was lowest
-    there: Tensor | None = None  # [width] the centre with the lowest loss
-    begun: Tensor | None = None  # [width] the centre that the last round began with
+    first_loss: float = math.nan  # L_1
+    lowest_loss: float = math.inf
+    lowest_loss_round: int = 0  # the round that ended with it
+    silent_rounds: int = 0  # rounds without a loss
+    loss_average: Numbers | None = (
+        None  # [1] the running mean of clients' losses; None: none since it began, or went back
+    )
+    lowest_loss_psi: Numbers | None = None  # [P] ψ when the loss was lowest
+    lowest_loss_model: Tensor | None = None  # [width] the centre with the lowest loss
+    start_model: Tensor | None = None  # [width] the centre that the last round began with
 
     @classmethod
-    def of(cls, memory: Memory) -> Past:
-        found: dict[str, Any] = {n: t if n in ("there", "begun") else t.numpy() for n, t in memory.items()}
+    def from_tensors(cls, tensors: NamedTensors) -> TunerState:
+        found: dict[str, Any] = {
+            n: t if n in ("lowest_loss_model", "start_model") else t.numpy() for n, t in tensors.items()
+        }
         loss, first, lowest, lowest_at, silent = found.pop("numbers").tolist()
-        return cls(**found, loss=loss, first=first, lowest=lowest, lowest_at=int(lowest_at), silent=int(silent))
+        return cls(
+            **found,
+            loss=loss,
+            first_loss=first,
+            lowest_loss=lowest,
+            lowest_loss_round=int(lowest_at),
+            silent_rounds=int(silent),
+        )
 
-    def memory(self) -> dict[str, Tensor]:
-        numbers = np.array([self.loss, self.first, self.lowest, self.lowest_at, self.silent])
-        names = ("psi", "waiting", "scores", "rewards", "level", "psi_there", "there", "begun")
+    def to_tensors(self) -> dict[str, Tensor]:
+        numbers = np.array([self.loss, self.first_loss, self.lowest_loss, self.lowest_loss_round, self.silent_rounds])
+        names = (
+            "psi",
+            "pending_scores",
+            "scores",
+            "rewards",
+            "loss_average",
+            "lowest_loss_psi",
+            "lowest_loss_model",
+            "start_model",
+        )
         parts = {name: getattr(self, name) for name in names} | {"numbers": numbers}
-        held = {name: part for name, part in parts.items() if part is not None}
-        return {name: part if isinstance(part, Tensor) else torch.tensor(part) for name, part in held.items()}
+        present = {name: part for name, part in parts.items() if part is not None}
+        return {name: part if isinstance(part, Tensor) else torch.tensor(part) for name, part in present.items()}

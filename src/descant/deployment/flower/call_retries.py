@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
-_TRYING = 5.0  # seconds
-_SOON = (502, 503, 504)  # statuses that may pass
-_ROUNDED = 1.0  # seconds by which times may differ that are the same
-_BACK_AT_ONCE = 5.0  # seconds: a party whose line was down goes in order, and comes again
+_RETRY_SECONDS = 5.0  # seconds
+_RETRIABLE_STATUSES = (502, 503, 504)  # statuses that may pass
+_TIME_TOLERANCE = 1.0  # seconds by which times may differ that are the same
+_RECONNECT_GRACE = 5.0  # seconds: a party whose line was down goes in order, and comes again
 
 
-def steadied(retries: Any) -> Any:
+def limit_retries(retries: Any) -> Any:
     """An invoker of Flower's that tries again for some seconds, and hands on what it is answered."""
-    retries.max_time = _TRYING  # else it would try for ever to reach a SuperLink that is dead
+    retries.max_time = _RETRY_SECONDS  # else it would try for ever to reach a SuperLink that is dead
     retries.should_giveup = _is_final
     return retries
 
@@ -26,40 +26,46 @@ def steadied(retries: Any) -> Any:
 def _is_final(error: Exception) -> bool:
     import httpx
 
-    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in _SOON
+    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in _RETRIABLE_STATUSES
 
 
-def heartbeat(client: Any) -> Callable[[], bool]:
+def heartbeat_sender(client: Any) -> Callable[[], bool]:
     """What is called to say that the driver is alive; whether it need not be said again at once."""
     import httpx
     from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
 
-    def beat() -> bool:
+    def send_heartbeat() -> bool:
         try:
             client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
         except httpx.HTTPError as error:
             return _is_final(error)  # a run that was stopped: the driver's next call says so, and no beat helps
         return True
 
-    return beat
+    return send_heartbeat
 
 
-def listed(control: Any) -> Any:
+def list_nodes(control: Any) -> Any:
     """All parties that the SuperLink was told of, and its time."""
     from flwr.proto.control_pb2 import ListNodesRequest
 
     return control.ListNodes(ListNodesRequest())
 
 
-def struck_off(found: Any, parties: Mapping[str, bytes]) -> list[str]:
+def unregistered_parties(nodes: Any, parties: Mapping[str, bytes]) -> list[str]:
     """Those of some parties, by their public keys, whom the SuperLink does not know; it takes no key a second time."""
-    known = {node.public_key for node in found.nodes_info if node.status != "unregistered"}
+    known = {node.public_key for node in nodes.nodes_info if node.status != "unregistered"}
     return [name for name, key in parties.items() if key not in known]
 
 
-def gone_in_order(found: Any, parties: Mapping[str, bytes], due: Mapping[str, float]) -> set[str]:
+def departed_parties(nodes: Any, parties: Mapping[str, bytes], online_until: Mapping[str, float]) -> set[str]:
     """Those who have said that they go, and not just now: who is silent is gone only when it was due to be heard."""
-    whose, now = {key: name for name, key in parties.items()}, datetime.fromisoformat(found.now).timestamp()
-    gone = [node for node in found.nodes_info if node.status == "offline" and node.last_deactivated_at]
-    went = {whose.get(n.public_key, ""): datetime.fromisoformat(n.last_deactivated_at).timestamp() for n in gone}
-    return {name for name, at in went.items() if at < due.get(name, 0.0) - _ROUNDED and now - at > _BACK_AT_ONCE}
+    names_by_key, now = {key: name for name, key in parties.items()}, datetime.fromisoformat(nodes.now).timestamp()
+    offline = [node for node in nodes.nodes_info if node.status == "offline" and node.last_deactivated_at]
+    deactivated_at = {
+        names_by_key.get(n.public_key, ""): datetime.fromisoformat(n.last_deactivated_at).timestamp() for n in offline
+    }
+    return {
+        name
+        for name, at in deactivated_at.items()
+        if at < online_until.get(name, 0.0) - _TIME_TOLERANCE and now - at > _RECONNECT_GRACE
+    }

@@ -13,56 +13,58 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import EngineError
-from ..child_process import Child
-from .flower_connection import QUIET, require
+from ..child_process import ChildProcess
+from .flower_connection import FLOWER_ENVIRONMENT, require_flower
 
-_STARTING = 120.0  # seconds
-HOST = "127.0.0.1"
+_START_TIMEOUT = 120.0  # seconds
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
-class Papers:
+class SuperLinkCredentials:
     """The files by which the SuperLink shows who it is, and by which it knows its driver."""
 
-    ca: Path
+    authority: Path
     certificate: Path
     key: Path
     secret: Path  # random bytes that only the driver reads: nobody else can take over a run
 
 
 @contextmanager
-def superlink(papers: Papers, port: int, folder: Path) -> Iterator[Child]:
+def run_superlink(credentials: SuperLinkCredentials, port: int, folder: Path) -> Iterator[ChildProcess]:
     """A SuperLink that answers, for as long as the block runs."""
-    require()
+    require_flower()
     program = shutil.which("flower-superlink", path=f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}")
     if program is None:
         raise EngineError('There is no flower-superlink beside this Python. pip install "descant[flower]".')
-    told = {
-        "--host": HOST,
+    options = {
+        "--host": LOOPBACK,
         "--port": port,
-        "--ssl-ca-certfile": papers.ca,
-        "--ssl-certfile": papers.certificate,
-        "--ssl-keyfile": papers.key,
+        "--ssl-ca-certfile": credentials.authority,
+        "--ssl-certfile": credentials.certificate,
+        "--ssl-keyfile": credentials.key,
         "--isolation": "process",
-        "--superexec-auth-secret-file": papers.secret,
+        "--superexec-auth-secret-file": credentials.secret,
     }
     flags = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
-    command = [program, *(str(part) for pair in told.items() for part in pair), *flags]
+    command = [program, *(str(part) for pair in options.items() for part in pair), *flags]
     log = folder / "superlink.log"
-    with Child(command, log, folder, {**os.environ, **QUIET, "FLWR_HOME": str(folder / "flwr")}) as child:
-        _wait(child, port, log)
+    with ChildProcess(
+        command, log, folder, {**os.environ, **FLOWER_ENVIRONMENT, "FLWR_HOME": str(folder / "flwr")}
+    ) as child:
+        _wait_until_listening(child, port, log)
         yield child
 
 
-def _wait(child: Child, port: int, log: Path) -> None:
-    end = time.monotonic() + _STARTING
-    while time.monotonic() < end:
-        if not child.alive:
-            last = log.read_text(errors="replace").strip().splitlines()[-3:]
-            raise EngineError(f"The SuperLink has ended with {child.end()}: {' '.join(last)}. See {log}.")
-        with socket.socket() as tried:
-            tried.settimeout(1)
-            if tried.connect_ex((HOST, port)) == 0:
+def _wait_until_listening(child: ChildProcess, port: int, log: Path) -> None:
+    stop_at = time.monotonic() + _START_TIMEOUT
+    while time.monotonic() < stop_at:
+        if not child.is_alive:
+            last_lines = log.read_text(errors="replace").strip().splitlines()[-3:]
+            raise EngineError(f"The SuperLink has ended with {child.terminate()}: {' '.join(last_lines)}. See {log}.")
+        with socket.socket() as probe:
+            probe.settimeout(1)
+            if probe.connect_ex((LOOPBACK, port)) == 0:
                 return
         time.sleep(0.1)
-    raise EngineError(f"The SuperLink has not answered for {_STARTING:.0f} s. See {log}.")
+    raise EngineError(f"The SuperLink has not answered for {_START_TIMEOUT:.0f} s. See {log}.")

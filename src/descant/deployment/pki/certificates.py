@@ -20,18 +20,24 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ...errors import StateError
 from ...storage import atomic
-from ...storage.vault.private_keys import secret_in, stretched
-from .name_checks import as_ip, check_hosts, check_name
+from ...storage.vault.private_keys import hkdf_sha256, read_secret_file
+from .name_checks import check_hosts, check_name, parse_ip
 
-AUTHORITY, SERVER, REVOKED = "ca", "server", "revoked.pem"  # files in a folder of keys: ca.crt, ca.key, ...
-_SKEW = timedelta(hours=1)  # certificates hold from before now on, because clocks differ
-_HERE = ("localhost", "127.0.0.1", "::1")
-_LOST = "Without the authority's key nobody can be invited or revoked: restore it from a copy, or make a new server."
-_WRONG = (ValueError, TypeError, UnsupportedAlgorithm)
+AUTHORITY_NAME, SERVER_NAME, REVOCATION_FILE = (
+    "ca",
+    "server",
+    "revoked.pem",
+)  # files in a folder of keys: ca.crt, ca.key, ...
+_CLOCK_SKEW = timedelta(hours=1)  # certificates hold from before now on, because clocks differ
+_LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+_KEY_LOST = (
+    "Without the authority's key nobody can be invited or revoked: restore it from a copy, or make a new server."
+)
+_PARSE_ERRORS = (ValueError, TypeError, UnsupportedAlgorithm)
 
 
 @dataclass(frozen=True)
-class Pair:
+class CertificateAndKey:
     """A certificate and its private key, both as PEM."""
 
     certificate: bytes
@@ -39,7 +45,7 @@ class Pair:
 
     def write(self, folder: Path, name: str) -> None:
         """Into two files of a folder; the key's is its owner's alone."""
-        atomic.replace(folder / f"{name}.key", self.key, f"{name}.key.new", atomic.PRIVATE)
+        atomic.replace(folder / f"{name}.key", self.key, f"{name}.key.new", atomic.PRIVATE_MODE)
         atomic.replace(folder / f"{name}.crt", self.certificate, f"{name}.crt.new")
 
 
@@ -48,7 +54,7 @@ class Authority:
 
     __slots__ = ("_key", "certificate")
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: CertificateAndKey) -> None:
         key = serialization.load_pem_private_key(pair.key, None)
         self.certificate = x509.load_pem_x509_certificate(pair.certificate)
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != self.certificate.public_key():
@@ -56,60 +62,60 @@ class Authority:
         self._key = key
 
     @classmethod
-    def new(cls, name: str, days: int) -> tuple[Authority, Pair]:
+    def new(cls, name: str, days: int) -> tuple[Authority, CertificateAndKey]:
         """An authority (EC P-256) for so many days, and what is to be kept of it."""
         key = ec.generate_private_key(ec.SECP256R1())
         until = datetime.now(UTC) + timedelta(days=days)
-        about = _begun(_named(name), _named(name), key.public_key(), key.public_key(), until)
-        about = about.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        about = about.add_extension(_usage(signs_certificates=True), critical=True)
-        pair = Pair(_pem(about.sign(key, hashes.SHA256())), _private_pem(key))
+        builder = _certificate_builder(_x509_name(name), _x509_name(name), key.public_key(), key.public_key(), until)
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        builder = builder.add_extension(_key_usage(signs_certificates=True), critical=True)
+        pair = CertificateAndKey(_pem(builder.sign(key, hashes.SHA256())), _private_pem(key))
         return cls(pair), pair
 
     @classmethod
     def read(cls, folder: Path) -> Authority:
         """The authority whose files are in a folder of keys."""
-        secret = secret_in(folder / f"{AUTHORITY}.key", _LOST)
+        secret = read_secret_file(folder / f"{AUTHORITY_NAME}.key", _KEY_LOST)
         try:
-            return cls(Pair((folder / f"{AUTHORITY}.crt").read_bytes(), secret))
-        except (OSError, *_WRONG) as error:
-            raise StateError(f"The authority in {folder} is damaged: {error}. {_LOST}") from None
+            return cls(CertificateAndKey((folder / f"{AUTHORITY_NAME}.crt").read_bytes(), secret))
+        except (OSError, *_PARSE_ERRORS) as error:
+            raise StateError(f"The authority in {folder} is damaged: {error}. {_KEY_LOST}") from None
 
     @property
-    def until(self) -> datetime:
+    def expires(self) -> datetime:
         """When it runs out."""
         return self.certificate.not_valid_after_utc
 
-    def server(self, hosts: Sequence[str]) -> Pair:
+    def issue_server_certificate(self, hosts: Sequence[str]) -> CertificateAndKey:
         """A certificate for a server that is reached by these hosts and from its own machine; it lasts as this does."""
-        wanted = dict.fromkeys([*check_hosts(hosts), *_HERE])
-        names = [x509.DNSName(host) if (ip := as_ip(host)) is None else x509.IPAddress(ip) for host in wanted]
-        return self._issue("descant server", ExtendedKeyUsageOID.SERVER_AUTH, self.until, names)
+        wanted = dict.fromkeys([*check_hosts(hosts), *_LOOPBACK_HOSTS])
+        names = [x509.DNSName(host) if (ip := parse_ip(host)) is None else x509.IPAddress(ip) for host in wanted]
+        return self._issue("descant server", ExtendedKeyUsageOID.SERVER_AUTH, self.expires, names)
 
-    def party(self, name: str, days: int) -> Pair:
+    def issue_party_certificate(self, name: str, days: int) -> CertificateAndKey:
         """A certificate by which a party is let in, for so many days, but not longer than the authority."""
-        until = min(datetime.now(UTC) + timedelta(days=days), self.until)
+        until = min(datetime.now(UTC) + timedelta(days=days), self.expires)
         return self._issue(check_name(name), ExtendedKeyUsageOID.CLIENT_AUTH, until)
 
-    def revocations(self, serials: Mapping[str, datetime]) -> bytes:
+    def revocation_list(self, serials: Mapping[str, datetime]) -> bytes:
         """The signed list of certificates that count no more, by their serials, and since when."""
-        made = x509.CertificateRevocationListBuilder(self.certificate.subject)
-        made = made.last_update(self.certificate.not_valid_before_utc).next_update(self.until)
+        builder = x509.CertificateRevocationListBuilder(self.certificate.subject)
+        builder = builder.last_update(self.certificate.not_valid_before_utc).next_update(self.expires)
         for serial, since in sorted(serials.items()):
             one = x509.RevokedCertificateBuilder().serial_number(int(serial, 16)).revocation_date(since)
-            made = made.add_revoked_certificate(one.build())
-        made = made.add_extension(x509.CRLNumber(len(serials) + 1), critical=False)
-        made = made.add_extension(_issuer(self._key.public_key()), critical=False)
-        return made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+            builder = builder.add_revoked_certificate(one.build())
+        builder = builder.add_extension(x509.CRLNumber(len(serials) + 1), critical=False)
+        builder = builder.add_extension(_authority_key_identifier(self._key.public_key()), critical=False)
+        return builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
-    def listed(self, file: Path) -> set[str] | None:
+    def read_revoked_serials(self, file: Path) -> set[str] | None:
         """The serials in such a list; None if there is no list in the file, or it is not this authority's."""
         try:
             found = x509.load_pem_x509_crl(file.read_bytes())
-        except (OSError, *_WRONG):
+        except (OSError, *_PARSE_ERRORS):
             return None
-        mine = found.is_signature_valid(self._key.public_key())
-        return {f"{one.serial_number:x}" for one in found} if mine else None
+        is_own_list = found.is_signature_valid(self._key.public_key())
+        return {f"{one.serial_number:x}" for one in found} if is_own_list else None
 
     def sign(self, data: bytes) -> bytes:
         """A signature of bytes that are no certificate: they begin with a mark of what they are."""
@@ -117,19 +123,19 @@ class Authority:
 
     def derive(self, purpose: bytes) -> bytes:
         """A secret for one purpose; neither the key nor those of other purposes follow from it."""
-        return stretched(self._key.private_numbers().private_value.to_bytes(32, "big"), purpose, 32)
+        return hkdf_sha256(self._key.private_numbers().private_value.to_bytes(32, "big"), purpose, 32)
 
     def _issue(
         self, name: str, use: x509.ObjectIdentifier, until: datetime, hosts: Sequence[x509.GeneralName] = ()
-    ) -> Pair:
+    ) -> CertificateAndKey:
         key, signer = ec.generate_private_key(ec.SECP256R1()), self._key.public_key()
-        about = _begun(_named(name), self.certificate.subject, key.public_key(), signer, until)
-        about = about.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        about = about.add_extension(_usage(signs_certificates=False), critical=True)
-        about = about.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+        builder = _certificate_builder(_x509_name(name), self.certificate.subject, key.public_key(), signer, until)
+        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        builder = builder.add_extension(_key_usage(signs_certificates=False), critical=True)
+        builder = builder.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
         if hosts:
-            about = about.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
-        return Pair(_pem(about.sign(self._key, hashes.SHA256())), _private_pem(key))
+            builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+        return CertificateAndKey(_pem(builder.sign(self._key, hashes.SHA256())), _private_pem(key))
 
     def __repr__(self) -> str:
         return f"Authority({fingerprint(self.certificate)[:32]})"
@@ -153,7 +159,7 @@ def common_name(certificate: x509.Certificate) -> str:
     return found[0] if len(found) == 1 else ""
 
 
-def lets_in(certificate: x509.Certificate) -> bool:
+def is_party_certificate(certificate: x509.Certificate) -> bool:
     """Whether it is one of those that parties have, not the server's own."""
     try:
         use = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
@@ -162,16 +168,16 @@ def lets_in(certificate: x509.Certificate) -> bool:
     return list(use) == [ExtendedKeyUsageOID.CLIENT_AUTH]
 
 
-def vouched(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
     """Whether the authority has signed the certificate."""
     try:
         certificate.verify_directly_issued_by(authority)
-    except (InvalidSignature, *_WRONG):
+    except (InvalidSignature, *_PARSE_ERRORS):
         return False
     return True
 
 
-def signed(data: bytes, signature: bytes, authority: x509.Certificate) -> bool:
+def is_signed_by(data: bytes, signature: bytes, authority: x509.Certificate) -> bool:
     """Whether the authority has signed these bytes."""
     key = authority.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey):
@@ -190,7 +196,7 @@ def new_node_key() -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
-def node_public(private: bytes) -> str:
+def public_node_key(private: bytes) -> str:
     """Its public half, as a line; ValueError if it is no such key."""
     key = serialization.load_ssh_private_key(private, None)
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
@@ -199,11 +205,11 @@ def node_public(private: bytes) -> str:
     return key.public_key().public_bytes(serialization.Encoding.OpenSSH, form).decode()
 
 
-def _named(name: str) -> x509.Name:
+def _x509_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _begun(
+def _certificate_builder(
     subject: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePublicKey,
@@ -211,17 +217,17 @@ def _begun(
     until: datetime,
 ) -> x509.CertificateBuilder:
     """What all certificates have, with a serial of their own."""
-    about = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number())
-    about = about.not_valid_before(datetime.now(UTC) - _SKEW).not_valid_after(until)
-    about = about.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-    return about.add_extension(_issuer(signer), critical=False)
+    builder = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number())
+    builder = builder.not_valid_before(datetime.now(UTC) - _CLOCK_SKEW).not_valid_after(until)
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    return builder.add_extension(_authority_key_identifier(signer), critical=False)
 
 
-def _issuer(key: ec.EllipticCurvePublicKey) -> x509.AuthorityKeyIdentifier:
+def _authority_key_identifier(key: ec.EllipticCurvePublicKey) -> x509.AuthorityKeyIdentifier:
     return x509.AuthorityKeyIdentifier.from_issuer_public_key(key)
 
 
-def _usage(signs_certificates: bool) -> x509.KeyUsage:
+def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,

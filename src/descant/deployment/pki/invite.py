@@ -25,16 +25,24 @@ from cryptography.hazmat.primitives import serialization
 from ... import __version__
 from ...errors import PartyError, SettingError, TrustError
 from ...storage import atomic
-from ...storage.atomic_folder import clear_errors
-from ...storage.vault.private_keys import secret_in
-from .certificates import Authority, common_name, fingerprint, lets_in, node_public, signed, vouched
-from .name_checks import check_address, check_name
+from ...storage.atomic_folder import write_errors
+from ...storage.vault.private_keys import read_secret_file
+from .certificates import (
+    Authority,
+    common_name,
+    fingerprint,
+    is_issued_by,
+    is_party_certificate,
+    is_signed_by,
+    public_node_key,
+)
+from .name_checks import check_name, parse_address
 
-VERSION = 1
-_MARK = b"descant invite 1\n"
-_MOST = 2**16  # bytes of an invite; it has about 4,000
-_ASK = "Ask the organiser for a new one."
-_WRONG = (  # what cryptography makes of bytes that are no certificate or key, and json of those that are no JSON
+INVITE_VERSION = 1
+_SIGNATURE_PREFIX = b"descant invite 1\n"
+_MAX_INVITE_BYTES = 2**16  # bytes of an invite; it has about 4,000
+_ASK_FOR_NEW = "Ask the organiser for a new one."
+_PARSE_ERRORS = (  # what cryptography makes of bytes that are no certificate or key, and json of those that are no JSON
     ValueError,
     TypeError,
     UnsupportedAlgorithm,
@@ -70,72 +78,82 @@ class Invite:
 
     def write(self, file: Path, authority: Authority) -> None:
         """Into a new file that only its owner may read, signed."""
-        signature = base64.b64encode(authority.sign(self._signed())).decode()
-        told = {"descant": __version__, "invite": VERSION, **self._told(), "signature": signature}
-        atomic.write_once(file, (json.dumps(told, indent=1) + "\n").encode(), atomic.PRIVATE)
+        signature = base64.b64encode(authority.sign(self._signed_bytes())).decode()
+        content = {"descant": __version__, "invite": INVITE_VERSION, **self._as_dict(), "signature": signature}
+        atomic.write_once(file, (json.dumps(content, indent=1) + "\n").encode(), atomic.PRIVATE_MODE)
 
     @classmethod
     def read(cls, file: Path, now: datetime | None = None) -> Invite:
         """The invite in a file, after everything about it was found to be right."""
-        data = secret_in(file, _ASK, _MOST, TrustError, partial(_opened, where=str(file)))
-        told, signature = _opened(data, str(file))
-        invite = cls(**told)
+        data = read_secret_file(
+            file, _ASK_FOR_NEW, _MAX_INVITE_BYTES, TrustError, partial(_parse_invite, where=str(file))
+        )
+        content, signature = _parse_invite(data, str(file))
+        invite = cls(**content)
         try:
             check_name(invite.party)
-            check_address(invite.address)
-            invite._check(signature, now or datetime.now(UTC))
+            parse_address(invite.address)
+            invite._verify(signature, now or datetime.now(UTC))
         except (PartyError, SettingError, TrustError) as error:
             raise TrustError(f"The invite {file} is refused: {error}") from None
-        except _WRONG:
-            raise TrustError(f"The invite {file} is refused: it holds a damaged certificate or key. {_ASK}") from None
+        except _PARSE_ERRORS:
+            raise TrustError(
+                f"The invite {file} is refused: it holds a damaged certificate or key. {_ASK_FOR_NEW}"
+            ) from None
         return invite
 
-    def unpack(self, folder: Path) -> Unpacked:
+    def unpack(self, folder: Path) -> CredentialFiles:
         """The keys as files of their own, for those who read them from files; only the owner may."""
-        place = Unpacked(folder)
-        with clear_errors(folder):
-            atomic.make(folder, 0o700)
+        files = CredentialFiles(folder)
+        with write_errors(folder):
+            atomic.make_folder(folder, 0o700)
             for file, text in (
-                (place.authority, self.authority),
-                (place.certificate, self.certificate),
-                (place.key, self.key),
-                (place.node_key, self.node_key),
-                (place.address, self.address),
+                (files.authority, self.authority),
+                (files.certificate, self.certificate),
+                (files.key, self.key),
+                (files.node_key, self.node_key),
+                (files.address, self.address),
             ):
-                atomic.replace(file, text.encode(), f"{file.name}.new", atomic.PRIVATE)
-        return place
+                atomic.replace(file, text.encode(), f"{file.name}.new", atomic.PRIVATE_MODE)
+        return files
 
-    def _check(self, signature: bytes, now: datetime) -> None:
+    def _verify(self, signature: bytes, now: datetime) -> None:
         authority = x509.load_pem_x509_certificate(self.authority.encode())
-        if not signed(self._signed(), signature, authority):
-            raise TrustError(f"something in it was changed after it was made. {_ASK}")
-        own = x509.load_pem_x509_certificate(self.certificate.encode())
+        if not is_signed_by(self._signed_bytes(), signature, authority):
+            raise TrustError(f"something in it was changed after it was made. {_ASK_FOR_NEW}")
+        certificate = x509.load_pem_x509_certificate(self.certificate.encode())
         key = serialization.load_pem_private_key(self.key.encode(), None)
-        node_public(self.node_key.encode())
-        if not vouched(own, authority) or not lets_in(own) or key.public_key() != own.public_key():
-            raise TrustError(f"its certificate, its key and its authority do not belong together. {_ASK}")
-        if common_name(own) != self.party:
-            raise TrustError(f"it is for {self.party!r}, and its certificate for {common_name(own)!r:.80}. {_ASK}")
-        if now < own.not_valid_before_utc:
+        public_node_key(self.node_key.encode())
+        if (
+            not is_issued_by(certificate, authority)
+            or not is_party_certificate(certificate)
+            or key.public_key() != certificate.public_key()
+        ):
+            raise TrustError(f"its certificate, its key and its authority do not belong together. {_ASK_FOR_NEW}")
+        if common_name(certificate) != self.party:
             raise TrustError(
-                f"it holds from {_spelled(own.not_valid_before_utc)} on, and the clock of this machine says "
-                f"{_spelled(now)}. Set the clock."
+                f"it is for {self.party!r}, and its certificate for {common_name(certificate)!r:.80}. {_ASK_FOR_NEW}"
             )
-        if now > own.not_valid_after_utc:
+        if now < certificate.not_valid_before_utc:
             raise TrustError(
-                f"it has expired on {_spelled(own.not_valid_after_utc)}, and the clock of this machine says "
-                f"{_spelled(now)}. If the clock is right: ask the organiser for a new one."
+                f"it holds from {_format_time(certificate.not_valid_before_utc)} on, and the clock of this machine says "
+                f"{_format_time(now)}. Set the clock."
+            )
+        if now > certificate.not_valid_after_utc:
+            raise TrustError(
+                f"it has expired on {_format_time(certificate.not_valid_after_utc)}, and the clock of this machine says "
+                f"{_format_time(now)}. If the clock is right: ask the organiser for a new one."
             )
 
-    def _told(self) -> dict[str, str]:
+    def _as_dict(self) -> dict[str, str]:
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
-    def _signed(self) -> bytes:
-        return _MARK + json.dumps(self._told(), sort_keys=True).encode()
+    def _signed_bytes(self) -> bytes:
+        return _SIGNATURE_PREFIX + json.dumps(self._as_dict(), sort_keys=True).encode()
 
 
 @dataclass(frozen=True)
-class Unpacked:
+class CredentialFiles:
     """Where an invite's certificates and keys are, and the address that they are for."""
 
     folder: Path
@@ -171,31 +189,33 @@ class Unpacked:
         return common_name(x509.load_pem_x509_certificate(self.authority.read_bytes())).removeprefix("descant ")
 
 
-def _opened(data: bytes, where: str) -> tuple[dict[str, str], bytes]:
+def _parse_invite(data: bytes, where: str) -> tuple[dict[str, str], bytes]:
     """The texts of an invite and its signature, of which nothing is believed yet."""
     found: Any = None
-    with suppress(*_WRONG):
+    with suppress(*_PARSE_ERRORS):
         found = json.loads(data)
     if not isinstance(found, dict) or "invite" not in found:
         raise TrustError(f"{where} is no invite, or was cut. Give the file that the organiser has sent you, whole.")
-    if found["invite"] != VERSION or isinstance(found["invite"], bool):
+    if found["invite"] != INVITE_VERSION or isinstance(found["invite"], bool):
         raise TrustError(
             f"{where} is an invite of version {found['invite']!r:.20}, and this Descant {__version__} reads version "
-            f"{VERSION}. Use the same Descant as the organiser, who has {found.get('descant')!r:.20}."
+            f"{INVITE_VERSION}. Use the same Descant as the organiser, who has {found.get('descant')!r:.20}."
         )
     wanted = {one.name for one in fields(Invite)} | {"signature"}
-    told = {key: value for key, value in found.items() if key not in ("descant", "invite")}
-    odd = sorted(wanted ^ told.keys()) or sorted(key for key, value in told.items() if not isinstance(value, str))
-    if odd:
+    content = {key: value for key, value in found.items() if key not in ("descant", "invite")}
+    invalid = sorted(wanted ^ content.keys()) or sorted(
+        key for key, value in content.items() if not isinstance(value, str)
+    )
+    if invalid:
         raise TrustError(
-            f"The invite {where} is refused: its {odd[0]!r:.40} is missing, or not what it must be. {_ASK}"
+            f"The invite {where} is refused: its {invalid[0]!r:.40} is missing, or not what it must be. {_ASK_FOR_NEW}"
         )
     try:
-        signature = base64.b64decode(told.pop("signature"), validate=True)
-    except _WRONG:
-        raise TrustError(f"The invite {where} is refused: its signature is damaged. {_ASK}") from None
-    return told, signature
+        signature = base64.b64decode(content.pop("signature"), validate=True)
+    except _PARSE_ERRORS:
+        raise TrustError(f"The invite {where} is refused: its signature is damaged. {_ASK_FOR_NEW}") from None
+    return content, signature
 
 
-def _spelled(at: datetime) -> str:
+def _format_time(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")

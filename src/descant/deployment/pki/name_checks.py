@@ -8,8 +8,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from ...errors import PartyError, SettingError
 
-_PARTY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # a common name holds 64 characters
-_LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
+_PARTY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # a common name holds 64 characters
+_HOST_LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 
 
 def check_name(name: str) -> str:
@@ -22,7 +22,7 @@ def check_name(name: str) -> str:
     descant.errors.PartyError: The name of a party has 1 to 64 of the characters A-Z, a-z, 0-9, '.', '_' and '-', and
     begins with a letter or a digit, because it goes into its certificate. Got '../north'.
     """
-    if not isinstance(name, str) or not _PARTY.fullmatch(name):
+    if not isinstance(name, str) or not _PARTY_NAME.fullmatch(name):
         raise PartyError(
             "The name of a party has 1 to 64 of the characters A-Z, a-z, 0-9, '.', '_' and '-', and begins with a "
             f"letter or a digit, because it goes into its certificate. Got {name!r:.80}."
@@ -30,7 +30,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def as_ip(host: str) -> IPv4Address | IPv6Address | None:
+def parse_ip(host: str) -> IPv4Address | IPv6Address | None:
     """The address that a host is given by, if it is one; else it is a name."""
     try:
         return ip_address(host)
@@ -42,28 +42,28 @@ def check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
     """Host names or addresses by which parties reach the server; at least one."""
     for host in hosts:
         labels = host.removesuffix(".").split(".")
-        if as_ip(host) is None and (len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels)):
+        if parse_ip(host) is None and (len(host) > 253 or not all(_HOST_LABEL.fullmatch(label) for label in labels)):
             raise SettingError(
                 f"A host is a name such as fl.example.org, or an address such as 10.0.0.5, without a port. "
                 f"Got {host!r:.80}."
             )
-        if getattr(as_ip(host), "scope_id", None):
+        if getattr(parse_ip(host), "scope_id", None):
             raise SettingError(f"The address {host!r} holds on one machine only: give it without '%'.")
     if not hosts:
         raise SettingError("There must be at least one host by which parties reach the server. Got none.")
     return tuple(hosts)
 
 
-def address(host: str, port: int) -> str:
+def join_address(host: str, port: int) -> str:
     """Host and port in one.
 
     >>> address("fl.example.org", 8443), address("::1", 8443)
     ('fl.example.org:8443', '[::1]:8443')
     """
-    return f"[{host}]:{port}" if isinstance(as_ip(host), IPv6Address) else f"{host}:{port}"
+    return f"[{host}]:{port}" if isinstance(parse_ip(host), IPv6Address) else f"{host}:{port}"
 
 
-def check_address(text: str) -> tuple[str, int]:
+def parse_address(text: str) -> tuple[str, int]:
     """The host and the port of what :func:`address` has made."""
     host, _, port = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host

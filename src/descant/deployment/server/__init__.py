@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ...core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
-    from .handshakes import Meeting
+    from .handshakes import HandshakeTransport
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
@@ -15,5 +15,5 @@ else:
     )
 
 __all__ = [
-    "Meeting",
+    "HandshakeTransport",
 ]

@@ -13,28 +13,28 @@ from torch.nn import functional
 
 from ... import __version__
 from ...config import Recipe
-from ...core.messages import Report, Task
-from ...engines.remote import Lost, Post
+from ...core.messages import Reply, Task
+from ...engines.remote import ServerTransport, UndeliveredError
 from ...errors import DescantError, EngineError, StateError, VaultError
 from ...models.flat import Net
 from ...parties.party import Party
-from ...parties.remote_parties import elsewhere, in_common, only_known, told
-from ...rounds.validation import plain
-from ...serialization.wire import Letter, Most, pack, unpack
+from ...parties.remote_parties import common_fields, known_fields, remote_population, summarize_description
+from ...rounds.validation import printable
+from ...serialization.wire import MessageBytes, MessageLimits, pack, unpack
 from ..silo.forget import FORGOTTEN
-from ..silo.handshake_reply import MODEL, TEXT, in_words, reduced
-from ..silo.outgoing_fields import FORGET, OWN
+from ..silo.handshake_reply import MODEL_SUMMARY, RECIPE_TEXT, layout_summary, training_part
+from ..silo.outgoing_fields import CUSTOM_LOSS, FORGET_REQUEST
 from ..silo.silo_worker import REASON, ROUNDS
 from .row_erasure import NOTHING_HELD
 
-_SECONDS = 600.0  # that a party has to introduce itself: it reads its data first
-_LAST = 30.0  # that a party has to fetch why it is not wanted: another that comes for it later is not meant
-_PARTING = 10.0  # in which all should have heard that it is over
-_PAUSE = 0.1
-_MOST = 2**16  # bytes of an introduction
+_HANDSHAKE_TIMEOUT = 600.0  # that a party has to introduce itself: it reads its data first
+_GOODBYE_TTL = 30.0  # that a party has to fetch why it is not wanted: another that comes for it later is not meant
+_SHUTDOWN_TIMEOUT = 10.0  # in which all should have heard that it is over
+_POLL_INTERVAL = 0.1
+_MAX_REPLY_BYTES = 2**16  # bytes of an introduction
 
 
-class Meeting:
+class HandshakeTransport:
     """A post that knows whom it carries letters to: only a party that has introduced itself, and fits, is there.
 
     Whoever comes again is introduced again: it may be another machine, or have lost what it kept. `text` is the recipe
@@ -43,178 +43,197 @@ class Meeting:
 
     def __init__(
         self,
-        post: Post,
+        transport: ServerTransport,
         recipe: Recipe,
         federation: str,
         net: Net,
         loss: str,
-        say: Callable[[str], None] = print,
-        note: Callable[[str, str], object] = lambda party, machine: None,
-        watch: Callable[[], None] = lambda: None,
-        text: str = "",
-        forget: Callable[[str], str] = lambda party: NOTHING_HELD,
+        log: Callable[[str], None] = print,
+        record_join: Callable[[str, str], object] = lambda party, machine: None,
+        check_access: Callable[[], None] = lambda: None,
+        recipe_text: str = "",
+        erase_rows: Callable[[str], str] = lambda party: NOTHING_HELD,
     ) -> None:
-        self._post, self.net, self._loss, self._say, self._note, self._watch = post, net, loss, say, note, watch
-        self._forget, self._value = forget, recipe.settings().get("loss", functional.cross_entropy)
+        self._transport, self.net, self._loss_name, self._log, self._record_join, self._check_access = (
+            transport,
+            net,
+            loss,
+            log,
+            record_join,
+            check_access,
+        )
+        self._erase_rows, self._loss_function = erase_rows, recipe.settings().get("loss", functional.cross_entropy)
         self._solver = recipe.solver()
-        self._hello: dict[str, Any] = {
-            "recipe": reduced(recipe.tables),
-            TEXT: text,
+        self._handshake: dict[str, Any] = {
+            "recipe": training_part(recipe.tables),
+            RECIPE_TEXT: recipe_text,
             "federation": federation,
             "layout": net.layout.digest,
-            MODEL: in_words(net.layout),
+            MODEL_SUMMARY: layout_summary(net.layout),
             "version": __version__,
         }
-        self._asked: dict[str, tuple[str, str]] = {}  # letters that are out, by their number: to whom, and its mark
-        self._known: dict[str, str] = {}  # the marks of those that were introduced, or refused
-        self._fits: set[str] = set()
-        self.described: dict[str, Mapping[str, Any]] = {}
-        self.form: Mapping[str, Any] = {}  # what all have in common, once a training has begun: whoever comes must, too
-        self.parted: set[str] = set()  # who was told that it is over
+        self._pending: dict[str, tuple[str, str]] = {}  # letters that are out, by their number: to whom, and its mark
+        self._seen_sessions: dict[str, str] = {}  # the marks of those that were introduced, or refused
+        self._accepted: set[str] = set()
+        self.data_descriptions: dict[str, Mapping[str, Any]] = {}
+        self.common_form: Mapping[
+            str, Any
+        ] = {}  # what all have in common, once a training has begun: whoever comes must, too
+        self.notified: set[str] = set()  # who was told that it is over
         self.forgotten: dict[str, str] = {}  # who has wished for it and not come back since, and that it has
 
-    def here(self) -> dict[str, str]:
+    def connected_parties(self) -> dict[str, str]:
         """Who is there and was introduced; whoever has come is asked who it is."""
-        self._watch()
-        there = self._post.here()
-        for gone in () if self.form else self._fits - there.keys():  # nobody need be like it, and others may come first
-            self._fits.discard(gone)
-            self._known.pop(gone)
-        asked = set(self._asked.values())
-        for party, mark in sorted(there.items()):
-            if self._known.get(party) != mark and (party, mark) not in asked:
-                self._ask(party, mark)
-        for number, answer in self._post.fetch(tuple(self._asked), _MOST).items() if self._asked else ():
-            self._take(*self._asked.pop(number), answer)
-        known = {party: mark for party, mark in there.items() if party in self._fits}
-        return {party: mark for party, mark in known.items() if self._known.get(party) == mark}
+        self._check_access()
+        sessions = self._transport.connected_parties()
+        for disconnected in (
+            () if self.common_form else self._accepted - sessions.keys()
+        ):  # nobody need be like it, and others may come first
+            self._accepted.discard(disconnected)
+            self._seen_sessions.pop(disconnected)
+        pending = set(self._pending.values())
+        for party, session_id in sorted(sessions.items()):
+            if self._seen_sessions.get(party) != session_id and (party, session_id) not in pending:
+                self._send_handshake(party, session_id)
+        for message_id, payload in (
+            self._transport.fetch_replies(tuple(self._pending), _MAX_REPLY_BYTES).items() if self._pending else ()
+        ):
+            self._handle_reply(*self._pending.pop(message_id), payload)
+        known = {party: mark for party, mark in sessions.items() if party in self._accepted}
+        return {party: mark for party, mark in known.items() if self._seen_sessions.get(party) == mark}
 
-    def _ask(self, party: str, mark: str) -> None:
-        letter = pack(Task(party, 0, "hello", {}, self._hello, _SECONDS))
-        with suppress(Lost):  # it has gone again
-            self._asked[self._post.send(party, letter, _SECONDS)] = (party, mark)
+    def _send_handshake(self, party: str, session_id: str) -> None:
+        payload = pack(Task(party, 0, "handshake", {}, self._handshake, _HANDSHAKE_TIMEOUT))
+        with suppress(UndeliveredError):  # it has gone again
+            self._pending[self._transport.send(party, payload, _HANDSHAKE_TIMEOUT)] = (party, session_id)
 
-    def _take(self, party: str, mark: str, answer: Letter | Lost) -> None:
-        if isinstance(answer, Lost) and not answer.final:
+    def _handle_reply(self, party: str, session_id: str, payload: MessageBytes | UndeliveredError) -> None:
+        if isinstance(payload, UndeliveredError) and not payload.is_final:
             return
-        self._known[party] = mark
-        self._fits.discard(party)
+        self._seen_sessions[party] = session_id
+        self._accepted.discard(party)
         try:
-            if isinstance(answer, Lost):
-                raise EngineError(str(answer))
-            if len(answer) > _MOST:
-                raise EngineError(f"its answer has {len(answer)} bytes")
-            report = unpack(answer, Report, Most.of(()))
-            if FORGET in report.metrics:
-                self._let_go(party, str(report.metrics[FORGET]))
+            if isinstance(payload, UndeliveredError):
+                raise EngineError(str(payload))
+            if len(payload) > _MAX_REPLY_BYTES:
+                raise EngineError(f"its answer has {len(payload)} bytes")
+            reply = unpack(payload, Reply, MessageLimits.for_tensors(()))
+            if FORGET_REQUEST in reply.metrics:
+                self._handle_forget_request(party, str(reply.metrics[FORGET_REQUEST]))
                 return
-            self.described[party] = self._checked(party, report)
+            self.data_descriptions[party] = self._validate_reply(party, reply)
         except (DescantError, ValueError, KeyError, TypeError, RuntimeError) as error:
-            self._say(f"{party} has come, and cannot take part: {plain(str(error))}")
-            own = isinstance(error, StateError | VaultError)  # its text would name files of the server
-            self._send_away(party, {REASON: "the server has trouble of its own" if own else plain(str(error))})
+            self._log(f"{party} has come, and cannot take part: {printable(str(error))}")
+            is_server_fault = isinstance(error, StateError | VaultError)  # its text would name files of the server
+            self._send_goodbye(
+                party, {REASON: "the server has trouble of its own" if is_server_fault else printable(str(error))}
+            )
             return
-        self._fits.add(party)
+        self._accepted.add(party)
         self.forgotten.pop(party, None)
-        self._say(f"{party} has come, with {told(self.described[party])}.")
+        self._log(f"{party} has come, with {summarize_description(self.data_descriptions[party])}.")
 
-    def _let_go(self, party: str, machine: str) -> None:
+    def _handle_forget_request(self, party: str, machine: str) -> None:
         """A party wishes to be forgotten, from where it has joined: its rows go, and nobody waits for it any more."""
-        self._note(party, machine)
-        done = self._forget(party)
+        self._record_join(party, machine)
+        outcome = self._erase_rows(party)
         self.forgotten[party] = "it was forgotten, as it wished"
-        self._say(f"{party} wishes to be forgotten: {done}.")
-        self._send_away(party, {REASON: done, FORGOTTEN: True})
+        self._log(f"{party} wishes to be forgotten: {outcome}.")
+        self._send_goodbye(party, {REASON: outcome, FORGOTTEN: True})
 
-    def _send_away(self, party: str, told: Mapping[str, Any]) -> bool:
+    def _send_goodbye(self, party: str, settings: Mapping[str, Any]) -> bool:
         """Nobody waits for work that never comes: whoever cannot take part is told why, if it is still there."""
-        with suppress(Lost):
-            self.drop([self._post.send(party, pack(Task(party, 0, "goodbye", {}, told)), _LAST)])
+        with suppress(UndeliveredError):
+            self.discard([self._transport.send(party, pack(Task(party, 0, "goodbye", {}, settings)), _GOODBYE_TTL)])
             return True
         return False
 
-    def part(self, parties: Collection[str], rounds: int) -> None:
+    def send_goodbyes(self, parties: Collection[str], rounds: int) -> None:
         """The training is over, and these are told so."""
-        self.parted |= {party for party in parties if self._send_away(party, {ROUNDS: rounds})}
+        self.notified |= {party for party in parties if self._send_goodbye(party, {ROUNDS: rounds})}
 
-    def end(self, rounds: int) -> None:
+    def shutdown(self, rounds: int) -> None:
         """Whoever is still there is told that it is over; who is slow to hear it is not waited for."""
-        self.part(self._post.here().keys() - self.parted, rounds)
-        end = time.monotonic() + _PARTING
-        while self._post.here() and time.monotonic() < end:
-            time.sleep(_PAUSE)
+        self.send_goodbyes(self._transport.connected_parties().keys() - self.notified, rounds)
+        stop_at = time.monotonic() + _SHUTDOWN_TIMEOUT
+        while self._transport.connected_parties() and time.monotonic() < stop_at:
+            time.sleep(_POLL_INTERVAL)
 
-    def _checked(self, party: str, report: Report) -> Mapping[str, Any]:
+    def _validate_reply(self, party: str, reply: Reply) -> Mapping[str, Any]:
         """What a party says of its data, if it fits; what is wrong is told to it, and so names nobody else."""
-        if report.status != "ok" or report.kind != "hello" or report.party != party:
-            raise EngineError(report.reason or f"it answered as {report.party!r:.40}")
-        _check_same(report.metrics, {"layout": self._hello["layout"], "version": __version__})
-        if report.metrics.get("loss") not in (OWN, self._loss):
-            ours = self._loss.rpartition("/")[2]  # where the organiser's file lies is nobody's business
-            raise EngineError(f"its loss is {report.metrics.get('loss')!r:.80}, and the federation's is {ours}.")
-        self._note(party, str(report.metrics.get("machine", "")))
-        said = only_known(report.metrics["described"])
-        people = elsewhere({party: said})
-        others = [self.described[name] for name in self._fits if name != party]
-        _check_same(said, self.form or (in_common(others[0]) if others else {}))
-        self._try(people[party])
-        return said
+        if reply.status != "ok" or reply.kind != "handshake" or reply.party != party:
+            raise EngineError(reply.reason or f"it answered as {reply.party!r:.40}")
+        _check_same(reply.metrics, {"layout": self._handshake["layout"], "version": __version__})
+        if reply.metrics.get("loss") not in (CUSTOM_LOSS, self._loss_name):
+            loss_file_name = self._loss_name.rpartition("/")[2]  # where the organiser's file lies is nobody's business
+            raise EngineError(
+                f"its loss is {reply.metrics.get('loss')!r:.80}, and the federation's is {loss_file_name}."
+            )
+        self._record_join(party, str(reply.metrics.get("machine", "")))
+        description = known_fields(reply.metrics["data_description"])
+        population = remote_population({party: description})
+        others = [self.data_descriptions[name] for name in self._accepted if name != party]
+        _check_same(description, self.common_form or (common_fields(others[0]) if others else {}))
+        self._check_model_accepts(population[party])
+        return description
 
-    def _try(self, party: Any) -> None:
+    def _check_model_accepts(self, party: Any) -> None:
         """Raise unless model and loss take what a party of this form has.
 
         They are anybody's code, and may raise anything. A solver of parties that have no rows says itself whether this
         is one, and whether the model can act there.
         """
-        row, size = self.net.row(), self.net.layout.size
+        row, size = self.net.copy_initial_row(), self.net.layout.trainable_width
         try:
             if not isinstance(party, Party) or self._solver.metric is not None:
-                self._solver.ways(self.net, self._value, (), party, 1)
+                self._solver.execution_modes(self.net, self._loss_function, (), party, 1)
                 return
             with torch.no_grad():
                 output, _ = self.net.apply(row[:size], row[size:], party.x[:2].clone())
-                self._value(output, party.y[:2].clone())
+                self._loss_function(output, party.y[:2].clone())
         except DescantError:
             raise
         except Exception as error:
             raise EngineError(f"model and loss do not take what it has: {type(error).__name__}: {error}") from error
 
-    def gather(self, least: int, most: Callable[[], float] = lambda: math.inf) -> dict[str, Mapping[str, Any]]:
+    def wait_for_quorum(
+        self, at_least: int, at_most: Callable[[], float] = lambda: math.inf
+    ) -> dict[str, Mapping[str, Any]]:
         """Wait until so many have been introduced, or as many as can come; what they say of themselves.
 
         Whoever comes from then on must be like them.
         """
-        told = ""
-        while len(here := self.here()) < (wanted := max(1, min(least, most()))):
-            waits = f"{len(here)} of {wanted} parties are there. Waiting."
-            if waits != told:
-                self._say(waits)
-                told = waits
-            time.sleep(_PAUSE)
-        gathered = {party: self.described[party] for party in here}
-        self.form = in_common(next(iter(gathered.values())))
-        return gathered
+        last_message = ""
+        while len(connected := self.connected_parties()) < (wanted := max(1, min(at_least, at_most()))):
+            message = f"{len(connected)} of {wanted} parties are there. Waiting."
+            if message != last_message:
+                self._log(message)
+                last_message = message
+            time.sleep(_POLL_INTERVAL)
+        descriptions = {party: self.data_descriptions[party] for party in connected}
+        self.common_form = common_fields(next(iter(descriptions.values())))
+        return descriptions
 
-    def wait_for(self, parties: Collection[str], seconds: float) -> None:
+    def wait_for(self, parties: Collection[str], timeout: float) -> None:
         """Wait until these are there, for so long at most."""
-        end = time.monotonic() + seconds
-        while set(parties) - self.here().keys() and time.monotonic() < end:
-            time.sleep(_PAUSE)
+        stop_at = time.monotonic() + timeout
+        while set(parties) - self.connected_parties().keys() and time.monotonic() < stop_at:
+            time.sleep(_POLL_INTERVAL)
 
-    def left(self) -> Collection[str]:
-        return self._post.left()
+    def departed_parties(self) -> Collection[str]:
+        return self._transport.departed_parties()
 
-    def send(self, party: str, letter: Letter, seconds: float) -> str:
-        return self._post.send(party, letter, seconds)
+    def send(self, party: str, payload: MessageBytes, ttl: float) -> str:
+        return self._transport.send(party, payload, ttl)
 
-    def fetch(self, numbers: Collection[str], most: int) -> dict[str, Letter | Lost]:
-        return self._post.fetch(numbers, most)
+    def fetch_replies(self, message_ids: Collection[str], max_bytes: int) -> dict[str, MessageBytes | UndeliveredError]:
+        return self._transport.fetch_replies(message_ids, max_bytes)
 
-    def drop(self, numbers: Collection[str]) -> None:
-        self._post.drop(numbers)
+    def discard(self, message_ids: Collection[str]) -> None:
+        self._transport.discard(message_ids)
 
 
-def _check_same(its: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    for name, here in ours.items():
-        if its.get(name) != here:
-            raise EngineError(f"its {name} is {its.get(name)!r:.80}, and the federation's is {here!r}.")
+def _check_same(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    for name, expected in ours.items():
+        if theirs.get(name) != expected:
+            raise EngineError(f"its {name} is {theirs.get(name)!r:.80}, and the federation's is {expected!r}.")

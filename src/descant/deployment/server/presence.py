@@ -11,93 +11,110 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ...engines.remote import Lost, Post
-from ...serialization.wire import Letter
+from ...engines.remote import ServerTransport, UndeliveredError
+from ...serialization.wire import MessageBytes
 from ...storage import atomic
-from ..pki.roster import Entry, Roster
-from .training_session import parted_in
+from ..pki.roster import Roster, RosterEntry
+from .training_session import read_notified
 
-_SEEN = "attendance.json"
-_EVERY = 10.0  # seconds after which it is written though nothing has changed but the time
-_THERE, _AWAY, _LEFT = "there", "away", "left"
-_DONE = "done"  # it was told that the training is over, and has its models
+_PRESENCE_FILE = "presence.json"
+_WRITE_INTERVAL = 10.0  # seconds after which it is written though nothing has changed but the time
+_CONNECTED, _DISCONNECTED, _LEFT = "connected", "disconnected", "left"
+_FINISHED = "finished"  # it was told that the training is over, and has its models
 
 
 @dataclass(frozen=True)
-class Seen:
+class PresenceRecord:
     """A party, as it was last seen."""
 
-    now: str
-    heard: str  # when it was last there, in UTC
+    presence: str
+    last_seen: str  # when it was last there, in UTC
 
 
-class Noting:
+class PresenceRecorder:
     """A post that notes in a folder who is there; a note that cannot be written ends nothing."""
 
-    def __init__(self, post: Post, folder: Path) -> None:
-        self._post, self._folder, self._noted = post, folder, -math.inf
-        self._seen = {name: Seen(_left_or_away(one), one.heard) for name, one in seen_in(folder).items()}
-        self._note()
+    def __init__(self, transport: ServerTransport, folder: Path) -> None:
+        self._transport, self._folder, self._last_written = transport, folder, -math.inf
+        self._records = {
+            name: PresenceRecord(_absence_state(one), one.last_seen) for name, one in read_presence(folder).items()
+        }
+        self._write()
 
-    def here(self) -> Mapping[str, str]:
+    def connected_parties(self) -> Mapping[str, str]:
         """Who can be reached now."""
-        found, left, before = self._post.here(), self._post.left(), self._seen
-        at = datetime.now(UTC).isoformat("T", "seconds")
-        gone = {name: Seen(_LEFT if name in left else _left_or_away(one), one.heard) for name, one in before.items()}
-        self._seen = {**gone, **{name: Seen(_THERE, at) for name in found}}
-        if _states(before) != _states(self._seen) or time.monotonic() > self._noted + _EVERY:
-            self._note()
-        return found
+        sessions, departed, before = (
+            self._transport.connected_parties(),
+            self._transport.departed_parties(),
+            self._records,
+        )
+        now = datetime.now(UTC).isoformat("T", "seconds")
+        absent = {
+            name: PresenceRecord(_LEFT if name in departed else _absence_state(one), one.last_seen)
+            for name, one in before.items()
+        }
+        self._records = {**absent, **{name: PresenceRecord(_CONNECTED, now) for name in sessions}}
+        if (
+            _presence_states(before) != _presence_states(self._records)
+            or time.monotonic() > self._last_written + _WRITE_INTERVAL
+        ):
+            self._write()
+        return sessions
 
-    def _note(self) -> None:
-        self._noted = time.monotonic()
-        text = json.dumps({name: asdict(one) for name, one in self._seen.items()}).encode()
+    def _write(self) -> None:
+        self._last_written = time.monotonic()
+        text = json.dumps({name: asdict(one) for name, one in self._records.items()}).encode()
         with suppress(OSError):
-            atomic.replace(self._folder / _SEEN, text, f".{_SEEN}", atomic.PRIVATE)
+            atomic.replace(self._folder / _PRESENCE_FILE, text, f".{_PRESENCE_FILE}", atomic.PRIVATE_MODE)
 
-    def left(self) -> Collection[str]:
-        return self._post.left()
+    def departed_parties(self) -> Collection[str]:
+        return self._transport.departed_parties()
 
-    def send(self, party: str, letter: Letter, seconds: float) -> str:
-        return self._post.send(party, letter, seconds)
+    def send(self, party: str, payload: MessageBytes, ttl: float) -> str:
+        return self._transport.send(party, payload, ttl)
 
-    def fetch(self, numbers: Collection[str], most: int) -> dict[str, Letter | Lost]:
-        return self._post.fetch(numbers, most)
+    def fetch_replies(self, message_ids: Collection[str], max_bytes: int) -> dict[str, MessageBytes | UndeliveredError]:
+        return self._transport.fetch_replies(message_ids, max_bytes)
 
-    def drop(self, numbers: Collection[str]) -> None:
-        self._post.drop(numbers)
+    def discard(self, message_ids: Collection[str]) -> None:
+        self._transport.discard(message_ids)
 
 
-def _left_or_away(one: Seen) -> str:
+def _absence_state(record: PresenceRecord) -> str:
     """What a party is when it is not there: who has left has, until it comes again."""
-    return one.now if one.now == _LEFT else _AWAY
+    return record.presence if record.presence == _LEFT else _DISCONNECTED
 
 
-def _states(seen: Mapping[str, Seen]) -> dict[str, str]:
-    return {name: one.now for name, one in seen.items()}
+def _presence_states(records: Mapping[str, PresenceRecord]) -> dict[str, str]:
+    return {name: one.presence for name, one in records.items()}
 
 
-def seen_in(folder: Path) -> dict[str, Seen]:
+def read_presence(folder: Path) -> dict[str, PresenceRecord]:
     """Who was ever there, as a server's folder for runs has it; nobody where it cannot be read."""
     with suppress(OSError, ValueError, TypeError, AttributeError):
-        return {name: Seen(**one) for name, one in json.loads((folder / _SEEN).read_text()).items()}
+        return {name: PresenceRecord(**one) for name, one in json.loads((folder / _PRESENCE_FILE).read_text()).items()}
     return {}
 
 
-def there_in(folder: Path) -> set[str]:
+def connected_in(folder: Path) -> set[str]:
     """Who of them was there when that was last noted."""
-    return {name for name, one in seen_in(folder).items() if one.now == _THERE}
+    return {name for name, one in read_presence(folder).items() if one.presence == _CONNECTED}
 
 
-def whereabouts(roster: Roster, running: bool) -> dict[str, dict[str, str | None]]:
+def party_statuses(roster: Roster, is_running: bool) -> dict[str, dict[str, str | None]]:
     """Each party of a roster: where it is now, if the server runs, or was last; and when it was last heard of."""
-    seen, parted = seen_in(roster.run), parted_in(roster.run)
-    return {one.name: _of(one, seen.get(one.name), running, one.name in parted) for one in roster.parties()}
+    records, notified = read_presence(roster.run_folder), read_notified(roster.run_folder)
+    return {
+        one.name: _party_status(one, records.get(one.name), is_running, one.name in notified)
+        for one in roster.parties()
+    }
 
 
-def _of(entry: Entry, one: Seen | None, running: bool, is_done: bool) -> dict[str, str | None]:
+def _party_status(
+    entry: RosterEntry, record: PresenceRecord | None, running: bool, is_finished: bool
+) -> dict[str, str | None]:
     if entry.state != "joined":  # by this invite it has never come, or comes no more
-        return {"now": entry.state, "heard": one.heard if one and entry.state == "revoked" else None}
-    one = one or Seen(_AWAY, entry.since)
-    now = f"was {_THERE}" if one.now == _THERE and not running else one.now
-    return {"now": _DONE if is_done else now, "heard": one.heard}
+        return {"presence": entry.state, "last_seen": record.last_seen if record and entry.state == "revoked" else None}
+    record = record or PresenceRecord(_DISCONNECTED, entry.since)
+    presence = f"was {_CONNECTED}" if record.presence == _CONNECTED and not running else record.presence
+    return {"presence": _FINISHED if is_finished else presence, "last_seen": record.last_seen}

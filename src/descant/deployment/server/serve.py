@@ -18,90 +18,98 @@ from typing import Any
 
 from torch.nn import functional
 
-from ...config import Recipe, read
-from ...config.resume_command import note_start
+from ...config import Recipe, read_recipe
+from ...config.resume_command import save_start_options
 from ...core import seeds
-from ...core.settings import check
-from ...core.timeouts import Patience
-from ...engines.remote import Post
+from ...core.settings import check_settings
+from ...core.timeouts import WaitLimits
+from ...engines.remote import ServerTransport
 from ...errors import EngineError, StateError
 from ...models.flat import Net
-from ...privacy.dp_wrappers import check_waits_for_all
+from ...privacy.dp_wrappers import check_quorum_is_private
 from ...serialization.references import address_of
-from ...storage import atomic, clear_errors
-from ...storage.lock import Lock, holder
-from ...storage.spill import room
-from ..flower.driver_transport import Hub
-from ..flower.flower_connection import Away
-from ..flower.superlink_process import HOST, Papers, superlink
+from ...storage import atomic, write_errors
+from ...storage.lock import FolderLock, lock_holder
+from ...storage.spill import spill_buffer
+from ..flower.driver_transport import FlowerServerTransport
+from ..flower.flower_connection import PeerUnavailable
+from ..flower.superlink_process import LOOPBACK, SuperLinkCredentials, run_superlink
 from ..nginx_proxy import Proxy, RunningProxy
-from ..pki.certificates import AUTHORITY, SERVER
-from ..pki.federation_setup import RECIPE, ROSTER, recipe_in
+from ..pki.certificates import AUTHORITY_NAME, SERVER_NAME
+from ..pki.federation_setup import RECIPE_FILE, ROSTER_FILE, read_recipe_bytes
 from ..pki.roster import Roster
-from .handshakes import Meeting
-from .presence import Noting, there_in
-from .recipe_check import servable
-from .row_erasure import forget_rows, vault_of
-from .training_session import BUDGET, Training, met_in, rounds_in
+from .handshakes import HandshakeTransport
+from .presence import PresenceRecorder, connected_in
+from .recipe_check import check_servable
+from .row_erasure import erase_rows, vault_location
+from .training_session import MEMORY_BUDGET, TrainingSession, completed_rounds, read_descriptions
 
 _SECRET, _LOCK = "driver.secret", ".lock"
-_PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds before a SuperLink or an nginx that died is started anew
-_BACK = 10.0  # seconds in which parties that were there are to be back after that
+_RESTART_DELAYS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds before a SuperLink or an nginx that died is started anew
+_RECONNECT_TIMEOUT = 10.0  # seconds in which parties that were there are to be back after that
 # Both, whichever it was: a SuperLink that lives on would hold the places of parties that have lost their line.
-_BOTH = "The SuperLink and nginx"
+_BOTH_PROCESSES = "The SuperLink and nginx"
 
 
 @dataclass(frozen=True)
-class Serving:
+class FederationServer:
     """One federation, from its folder."""
 
     folder: Path
-    patience: Patience
-    say: Callable[[str], None] = print
+    limits: WaitLimits
+    log: Callable[[str], None] = print
 
-    def until_done(self) -> dict[str, Any]:
+    def run_to_completion(self) -> dict[str, Any]:
         """Serve until all rounds of the recipe are done; a SuperLink or an nginx that dies is replaced."""
-        check(self.patience, "server start")
+        check_settings(self.limits, "server start")
         roster = Roster(self.folder.resolve())
-        recipe = read(self.folder / RECIPE, roster.home)
+        recipe = read_recipe(self.folder / RECIPE_FILE, roster.recipe_folder)
         roster.check_recipe()
-        settings = servable(recipe, True, list(met_in(roster.run) or _let_in(roster)))
-        check_waits_for_all(recipe.algorithm(), self.patience.quorum)
-        lock = Lock(roster.run / _LOCK, then=f"It serves already: descant server status {self.folder}")
+        settings = check_servable(recipe, True, list(read_descriptions(roster.run_folder) or _admitted_keys(roster)))
+        check_quorum_is_private(recipe.algorithm(), self.limits.quorum)
+        lock = FolderLock(roster.run_folder / _LOCK, advice=f"It serves already: descant server status {self.folder}")
         try:
-            note_start(self.folder, self.patience)
-            return self._served(roster, recipe, settings)
+            save_start_options(self.folder, self.limits)
+            return self._serve_with_restarts(roster, recipe, settings)
         finally:
             lock.release()
 
-    def _served(self, roster: Roster, recipe: Recipe, settings: Mapping[str, Any]) -> dict[str, Any]:
-        self.say(f"Parties reach {roster.address}. The authority's fingerprint: {roster.fingerprint}")
-        pauses, done, back = list(_PAUSES), rounds_in(roster.run), set[str]()
+    def _serve_with_restarts(self, roster: Roster, recipe: Recipe, settings: Mapping[str, Any]) -> dict[str, Any]:
+        self.log(f"Parties reach {roster.address}. The authority's fingerprint: {roster.fingerprint}")
+        delays, rounds_done, reconnecting = list(_RESTART_DELAYS), completed_rounds(roster.run_folder), set[str]()
         while True:
-            inner = free_port()  # anew: another process may have taken it since
+            upstream_port = free_port()  # anew: another process may have taken it since
             try:
                 with (
-                    Proxy.before(inner, roster.address).start(self.folder) as proxy,
-                    superlink(self._papers(roster), inner, roster.run),
+                    Proxy.for_address(upstream_port, roster.address).start(self.folder) as proxy,
+                    run_superlink(self._superlink_credentials(roster), upstream_port, roster.run_folder),
                 ):
-                    return self._drive(roster, recipe, settings, f"{HOST}:{inner}", proxy, back)
-            except Away as why:
-                back = back or there_in(roster.run)  # no round is to begin without them for a fault that was ours
-                if (now := rounds_in(roster.run)) > done:  # it was not always so: it may die as often once more
-                    pauses, done = list(_PAUSES), now
-                if not pauses:
-                    times = f"{len(_PAUSES)} times in a row, and died before a round was done"
-                    raise EngineError(f"{_BOTH} were started anew {times}: {why}. See {roster.run}.") from why
-                self.say(f"{why}. {_BOTH} are started anew, and the round is done again.")
-                time.sleep(pauses.pop(0))
+                    return self._drive(roster, recipe, settings, f"{LOOPBACK}:{upstream_port}", proxy, reconnecting)
+            except PeerUnavailable as why:
+                reconnecting = reconnecting or connected_in(
+                    roster.run_folder
+                )  # no round is to begin without them for a fault that was ours
+                if (
+                    now := completed_rounds(roster.run_folder)
+                ) > rounds_done:  # it was not always so: it may die as often once more
+                    delays, rounds_done = list(_RESTART_DELAYS), now
+                if not delays:
+                    times = f"{len(_RESTART_DELAYS)} times in a row, and died before a round was done"
+                    raise EngineError(
+                        f"{_BOTH_PROCESSES} were started anew {times}: {why}. See {roster.run_folder}."
+                    ) from why
+                self.log(f"{why}. {_BOTH_PROCESSES} are started anew, and the round is done again.")
+                time.sleep(delays.pop(0))
 
-    def _papers(self, roster: Roster) -> Papers:
-        secret = roster.keys / _SECRET
+    def _superlink_credentials(self, roster: Roster) -> SuperLinkCredentials:
+        secret = roster.keys_folder / _SECRET
         if not secret.exists():
-            with clear_errors(roster.keys):
-                atomic.replace(secret, os.urandom(32), f".{_SECRET}", atomic.PRIVATE)
-        keys = roster.keys
-        return Papers(keys / f"{AUTHORITY}.crt", keys / f"{SERVER}.crt", keys / f"{SERVER}.key", secret)
+            with write_errors(roster.keys_folder):
+                atomic.replace(secret, os.urandom(32), f".{_SECRET}", atomic.PRIVATE_MODE)
+        keys = roster.keys_folder
+        return SuperLinkCredentials(
+            keys / f"{AUTHORITY_NAME}.crt", keys / f"{SERVER_NAME}.crt", keys / f"{SERVER_NAME}.key", secret
+        )
 
     def _drive(
         self,
@@ -110,69 +118,91 @@ class Serving:
         settings: Mapping[str, Any],
         address: str,
         proxy: RunningProxy,
-        back: Collection[str],
+        reconnecting: Collection[str],
     ) -> dict[str, Any]:
         """Rounds of the run, until they are done."""
-        keys = _let_in(roster)
+        keys = _admitted_keys(roster)
         if not keys:
             raise StateError(f"Nobody is invited yet: descant server invite {self.folder} NAME")
-        papers = self._papers(roster)
-        with closing(Hub(address, papers.ca.read_bytes(), papers.secret.read_bytes(), keys)) as hub:
-            meeting = self._meeting(roster, recipe, Noting(hub, roster.run), Door(proxy, roster, hub).look)
-            meeting.wait_for(back, _BACK)
-            barred = partial(revoked, roster)
-            training = Training(roster.run, recipe, meeting, self.patience, self.say, barred, sealed=settings)
-            return training.until_done(lambda: list(_let_in(roster)))
+        credentials = self._superlink_credentials(roster)
+        with closing(
+            FlowerServerTransport(address, credentials.authority.read_bytes(), credentials.secret.read_bytes(), keys)
+        ) as transport:
+            handshakes = self._handshake_transport(
+                roster,
+                recipe,
+                PresenceRecorder(transport, roster.run_folder),
+                AccessMonitor(proxy, roster, transport).refresh,
+            )
+            handshakes.wait_for(reconnecting, _RECONNECT_TIMEOUT)
+            excluded = partial(revoked_parties, roster)
+            training = TrainingSession(
+                roster.run_folder, recipe, handshakes, self.limits, self.log, excluded, vault_settings=settings
+            )
+            return training.run_to_completion(lambda: list(_admitted_keys(roster)))
 
-    def _meeting(self, roster: Roster, recipe: Recipe, post: Post, look: Callable[[], None]) -> Meeting:
+    def _handshake_transport(
+        self, roster: Roster, recipe: Recipe, transport: ServerTransport, check_access: Callable[[], None]
+    ) -> HandshakeTransport:
         model: Any = recipe.model()
-        seed = seeds.torch_seed(recipe.length.seed, 0, seeds.EVERYBODY, "model")
-        net = Net.made(model, seed, partial(room, budget=BUDGET))
+        seed = seeds.torch_seed(recipe.length.seed, 0, seeds.ALL_PARTIES, "model")
+        net = Net.from_model(model, seed, partial(spill_buffer, budget=MEMORY_BUDGET))
         loss = address_of(recipe.settings().get("loss", functional.cross_entropy))
-        text = recipe_in(roster.folder / RECIPE)[0].decode()
-        forget = partial(forget_rows, vault_of(recipe))
-        return Meeting(post, recipe, roster.federation, net, loss, self.say, roster.joined, look, text, forget)
+        text = read_recipe_bytes(roster.folder / RECIPE_FILE)[0].decode()
+        erase_rows_of = partial(erase_rows, vault_location(recipe))
+        return HandshakeTransport(
+            transport,
+            recipe,
+            roster.federation,
+            net,
+            loss,
+            self.log,
+            roster.record_join,
+            check_access,
+            text,
+            erase_rows_of,
+        )
 
 
-class Door:
+class AccessMonitor:
     """Who is let in, as the roster has it: looked at while the server runs."""
 
-    def __init__(self, proxy: RunningProxy, roster: Roster, hub: Hub) -> None:
-        self._proxy, self._roster, self._hub = proxy, roster, hub
-        self._seen = b""
+    def __init__(self, proxy: RunningProxy, roster: Roster, transport: FlowerServerTransport) -> None:
+        self._proxy, self._roster, self._transport = proxy, roster, transport
+        self._last_roster = b""
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Is the proxy alive, and was somebody invited or revoked meanwhile?"""
-        table = (self._roster.folder / ROSTER).read_bytes()
+        table = (self._roster.folder / ROSTER_FILE).read_bytes()
         try:
-            changed = self._proxy.keep_up()
+            changed = self._proxy.reload_if_revoked()
         except EngineError:
-            if self._proxy.alive:
+            if self._proxy.is_alive:
                 raise
-        if not self._proxy.alive:
-            raise Away(f"nginx has ended: see {self._proxy.folder}")
-        if changed or table != self._seen:
-            self._hub.admit(_let_in(self._roster))
-            self._seen = table
+        if not self._proxy.is_alive:
+            raise PeerUnavailable(f"nginx has ended: see {self._proxy.folder}")
+        if changed or table != self._last_roster:
+            self._transport.set_parties(_admitted_keys(self._roster))
+            self._last_roster = table
 
 
-def serves(roster: Roster) -> str:
+def serving_process(roster: Roster) -> str:
     """Which process serves a federation now, and since when; "" if none does."""
-    return holder(roster.run / _LOCK)
+    return lock_holder(roster.run_folder / _LOCK)
 
 
-def _let_in(roster: Roster) -> dict[str, bytes]:
+def _admitted_keys(roster: Roster) -> dict[str, bytes]:
     """The keys of all who may take part."""
     return {entry.name: entry.node_key.encode() for entry in roster.parties() if entry.state != "revoked"}
 
 
-def revoked(roster: Roster) -> dict[str, str]:
+def revoked_parties(roster: Roster) -> dict[str, str]:
     """Who may take part no more, and why."""
     return {entry.name: "it was revoked" for entry in roster.parties() if entry.state == "revoked"}
 
 
 def free_port() -> int:
     """A port of this machine that nobody uses."""
-    with socket.socket() as tried:
-        tried.bind((HOST, 0))
-        return int(tried.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])

@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 
 from ... import __version__
-from ...config import server_of
-from ...core.metrics import UNLEARNED, trivial
+from ...config import server_folder
+from ...core.metrics import TRIVIAL_BASELINES, trivial_baseline
 from ...errors import StateError
 from ...reporting.captions import CAPTIONS
-from ...reporting.html import figure, page_of, pairs, phrase, scores, sentences
-from ...reporting.participation_timeline import Presence, draw_presence
+from ...reporting.html import figure_section, format_setting, key_value_table, render_page, score_table, sentence_list
+from ...reporting.participation_timeline import ParticipationTimeline, draw_participation
 from ...reporting.table import Table
-from ...storage import atomic, clear_errors
-from ...studies.recorded_run import scored_in
-from ...studies.result import Result
-from ...tracking import Recorded, is_run
-from .training_status import by_party, heading, spent_in
+from ...storage import atomic, write_errors
+from ...studies.recorded_run import read_scored_run
+from ...studies.result import StudyResult
+from ...tracking import RecordedRun, is_run
+from .training_status import baseline_heading, privacy_spent, status_table
 
-_JUDGING = "Whether joining helped, each team finds out on its own machine: descant silo judge."
+_EVALUATION_HINT = "Whether joining helped, each team finds out on its own machine: descant silo judge."
 _LEGEND = (
     "Rounds: in how many a party's work counted. Judged: the round after which it last judged models on its own test "
     "set. Own: its own model, where the method has one, else the common one. Center: the common model. {}: {}; a model "
@@ -33,53 +33,60 @@ _LEGEND = (
 def write_report(folder: Path) -> tuple[Table, Path]:
     """Put report.html into the folder of a server's training; the same party by party, with the verdict."""
     if not is_run(folder):
-        raise StateError(f"The training has not begun yet. Start it: descant server start {server_of(folder)}")
-    found, result = scored_in(folder)
-    table, page = by_party(found), folder / "report.html"
-    verdict, spent = _verdict(result), spent_in(found)
-    given = [f"{spent['told']}."] if spent else []
-    notes = (*table.notes, *given, *(one.text for one in result.findings))
+        raise StateError(f"The training has not begun yet. Start it: descant server start {server_folder(folder)}")
+    recorded, result = read_scored_run(folder)
+    table, page = status_table(recorded), folder / "report.html"
+    verdict = _verdict(result)
+    spent = privacy_spent(recorded)
+    privacy_notes = [f"{spent['text']}."] if spent else []
+    notes = (*table.notes, *privacy_notes, *(one.text for one in result.findings))
     table = Table(table.columns, table.rows, verdict, notes=notes)
-    curve = [dict(zip(("round", "own", "center"), point, strict=True)) for point in result.curve]
-    text = page_of(
+    curve = [dict(zip(("round", "personal", "global_model"), point, strict=True)) for point in result.curve]
+    text = render_page(
         "What came of the federation",
         verdict,
-        scores(
+        score_table(
             "Party by party",
             table,
-            _LEGEND.format(heading(found.metric).capitalize(), UNLEARNED[trivial(found.metric)]),
+            _LEGEND.format(
+                baseline_heading(recorded.metric).capitalize(), TRIVIAL_BASELINES[trivial_baseline(recorded.metric)]
+            ),
         ),
-        scores("Round by round", Table(("round", "own", "center"), curve), "Means over the parties that were judged."),
-        _who_came(result),
-        sentences("What else was found", table.notes),
-        pairs("Settings", ((key, phrase(value)) for key, value in _settings(found).items())),
+        score_table(
+            "Round by round",
+            Table(("round", "personal", "global_model"), curve),
+            "Means over the parties that were judged.",
+        ),
+        _participation_figure(result),
+        sentence_list("What else was found", table.notes),
+        key_value_table("Settings", ((key, format_setting(value)) for key, value in _settings(recorded).items())),
     )
-    with clear_errors(folder):
+    with write_errors(folder):
         atomic.replace(page, text.encode(), f".{page.name}")
     return table, page
 
 
-def _verdict(result: Result) -> str:
-    at, own, center = result.curve[-1]
-    judged = int((~np.isnan(result.scores.center.values)).sum())
-    if not judged:
+def _verdict(result: StudyResult) -> str:
+    at, personal, global_model = result.curve[-1]
+    evaluated = int((~np.isnan(result.scores.global_model.values)).sum())
+    if not evaluated:
         return f"No party that was there after round {at} has a test set, so that nobody knows how good models are."
-    by = f"{judged} of {len(result.scores.names)} parties, on their own test sets"
-    of = f"{result.scores.metric} {own:.3f} in the mean with their own models, {center:.3f} with the common one"
-    return f"After round {at}, as judged by {by}: {of}. {_JUDGING}"
+    evaluated_by = f"{evaluated} of {len(result.scores.names)} parties, on their own test sets"
+    means = f"{result.scores.metric} {personal:.3f} in the mean with their own models, {global_model:.3f} with the common one"
+    return f"After round {at}, as judged by {evaluated_by}: {means}. {_EVALUATION_HINT}"
 
 
-def _who_came(result: Result) -> str:
+def _participation_figure(result: StudyResult) -> str:
     if not result.presence:  # of too many parties
         return ""
-    at, values = (np.array(each) for each in zip(*result.centers, strict=True))
-    shown = Presence(result.scores.names, result.presence, at, values)
-    with tempfile.TemporaryDirectory() as place:
-        file = draw_presence(Path(place) / "presence.png", {result.method: shown}, result.scores.metric)
+    at, values = (np.array(each) for each in zip(*result.global_model_scores, strict=True))
+    timeline = ParticipationTimeline(result.scores.names, result.presence, at, values)
+    with tempfile.TemporaryDirectory() as folder:
+        file = draw_participation(Path(folder) / "presence.png", {result.method: timeline}, result.scores.metric)
         heading, caption = CAPTIONS["presence"]
-        return figure(heading, caption.removesuffix(" With the first seed."), file.read_bytes())
+        return figure_section(heading, caption.removesuffix(" With the first seed."), file.read_bytes())
 
 
-def _settings(found: Recorded) -> dict[str, Any]:
-    told = {key: found.settings[key] for key in ("algorithm", "solver", "loss", "metric", "seed")}
-    return {"run": str(found.folder), "rounds": found.round, **told, "made by": f"descant {__version__}"}
+def _settings(found: RecordedRun) -> dict[str, Any]:
+    selected = {key: found.settings[key] for key in ("algorithm", "solver", "loss", "metric", "seed")}
+    return {"run": str(found.folder), "rounds": found.round, **selected, "made by": f"descant {__version__}"}

@@ -23,188 +23,215 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...analysis.scores import score
+from ...analysis.scores import evaluate_parties
 from ...config import Recipe
-from ...core.timeouts import Patience
+from ...core.timeouts import WaitLimits
 from ...engines.remote import Silos
 from ...errors import StateError
 from ...federation import Federation
-from ...parties.remote_parties import KNOWN, SINCE, elsewhere, in_common, not_yet_known
-from ...privacy.budget import EPSILON, promised, told
-from ...privacy.gaussian_mechanism import Privacy
-from ...rounds.checkpoint import models_digest
+from ...parties.remote_parties import (
+    DESCRIBED_AFTER,
+    JOINED_AFTER,
+    common_fields,
+    placeholder_description,
+    remote_population,
+)
+from ...privacy.budget import EPSILON_METRIC, privacy_message, privacy_settings
+from ...privacy.gaussian_mechanism import PrivacySettings
+from ...rounds.checkpoint import digest_of_models
 from ...rounds.state import Round
-from ...rounds.validation import Refusal
-from ...storage import atomic, clear_errors
-from ...tracking import Run, is_run, read
-from ..silo.result_files import CENTER, write_model
-from .handshakes import Meeting
+from ...rounds.validation import Rejection
+from ...storage import atomic, write_errors
+from ...tracking import Run, is_run, read_run
+from ..silo.result_files import GLOBAL_MODEL_FILE, write_model
+from .handshakes import HandshakeTransport
 
 TRAINING = "training"
-BUDGET = 2**23  # bytes of a model, of a stack or of what parties keep that are in memory; what is larger is in files
-_MET, _PARTED = "parties.json", "parted.json"
-_PAUSE = 0.1  # seconds
-_SHOWING = 10.0  # seconds that a party has at least to be shown its models
-Met = Mapping[str, Mapping[str, Any]]
-Noted = TypeVar("Noted", dict[str, Any], list[str])
+MEMORY_BUDGET = (
+    2**23
+)  # bytes of a model, of a stack or of what parties keep that are in memory; what is larger is in files
+_DESCRIPTIONS_FILE, _NOTIFIED_FILE = "party_descriptions.json", "notified_parties.json"
+_POLL_INTERVAL = 0.1  # seconds
+_MIN_EVALUATION_TIMEOUT = 10.0  # seconds that a party has at least to be shown its models
+PartyDescriptions = Mapping[str, Mapping[str, Any]]
+JsonContainer = TypeVar("JsonContainer", dict[str, Any], list[str])
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingSession:
     """One training, from its folder."""
 
     folder: Path
     recipe: Recipe
-    meeting: Meeting
-    patience: Patience
-    say: Callable[[str], None] = print
-    barred: Callable[[], Mapping[str, str]] = dict  # whom nobody waits or stands in for any more, and why
-    sealed: Mapping[str, Any] = field(default_factory=dict)  # settings of the federation by which parties seal rows
+    transport: HandshakeTransport
+    limits: WaitLimits
+    log: Callable[[str], None] = print
+    excluded: Callable[[], Mapping[str, str]] = dict  # whom nobody waits or stands in for any more, and why
+    vault_settings: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # settings of the federation by which parties seal rows
 
-    def until_done(self, invited: Callable[[], Sequence[str]]) -> dict[str, Any]:
+    def run_to_completion(self, invited: Callable[[], Sequence[str]]) -> dict[str, Any]:
         """Do the rounds of the recipe, as far as they are not done."""
-        met = met_in(self.folder) or self._gathered(invited)
-        federation = self._federation(met)
-        self.meeting.form = in_common(next(iter(met.values())))
-        while came := self._rounds(federation, met):
-            new, met = [name for name in came if name not in met], {**met, **came}
-            federation = self._federation(met)
+        descriptions = read_descriptions(self.folder) or self._initial_descriptions(invited)
+        federation = self._build_federation(descriptions)
+        self.transport.common_form = common_fields(next(iter(descriptions.values())))
+        while newcomers := self._run_rounds(federation, descriptions):
+            new, descriptions = [name for name in newcomers if name not in descriptions], {**descriptions, **newcomers}
+            federation = self._build_federation(descriptions)
             if new:
-                self.say(f"Invited after the training began, and part of it from now on: {', '.join(new)}.")
-        file, state = self.folder / CENTER, federation.state
-        write_model(file, federation.plan_.net.layout, state.center, {"round": state.round})
-        self._part(federation, met)
-        found = {"folder": str(self._place), "rounds": state.round, "hash": models_digest(state)}
-        return {**found, "center": str(file)}
+                self.log(f"Invited after the training began, and part of it from now on: {', '.join(new)}.")
+        file, state = self.folder / GLOBAL_MODEL_FILE, federation.state
+        write_model(file, federation.plan_.net.layout, state.global_model, {"round": state.round})
+        self._finish(federation, descriptions)
+        found = {"folder": str(self._run_folder), "rounds": state.round, "hash": digest_of_models(state)}
+        return {**found, "global_model": str(file)}
 
-    def _rounds(self, federation: Federation, met: Met) -> Met:
+    def _run_rounds(self, federation: Federation, descriptions: PartyDescriptions) -> PartyDescriptions:
         """Rounds until all are done, or somebody has come who is not part of them, or not known: who that is."""
-        rounds, private = self.recipe.length.rounds, promised(federation.plan_)
-        with self._run(federation) as run:
+        rounds, private = self.recipe.length.rounds, privacy_settings(federation.plan_)
+        with self._open_run(federation) as run:
             try:
                 for round in run.rounds(max(0, rounds - run.round), max(1, rounds // self.recipe.length.points)):
-                    self.say(in_words(round.round, private))
-                    came = {} if private else self._newcomers(met, round.index)
-                    if came and round.index < rounds:
-                        return came
-            except _Came as new:
+                    self.log(round_summary(round.round, private))
+                    newcomers = {} if private else self._newcomers(descriptions, round.index)
+                    if newcomers and round.index < rounds:
+                        return newcomers
+            except _NewPartyConnected as new:
                 return new.parties
         return {}
 
-    def _gathered(self, invited: Callable[[], Sequence[str]]) -> Met:
+    def _initial_descriptions(self, invited: Callable[[], Sequence[str]]) -> PartyDescriptions:
         """Everybody who is invited by then; who has not come yet counts with one sample."""
-        came = self.meeting.gather(self.patience.gather, lambda: len(set(invited()) - self._gone().keys()))
-        unknown = {**not_yet_known(next(iter(came.values()))), KNOWN: None}
-        return {name: came.get(name, unknown) for name in invited()}
+        connected = self.transport.wait_for_quorum(
+            self.limits.min_parties, lambda: len(set(invited()) - self._unavailable().keys())
+        )
+        unknown = {**placeholder_description(next(iter(connected.values()))), DESCRIBED_AFTER: None}
+        return {name: connected.get(name, unknown) for name in invited()}
 
-    def _part(self, federation: Federation, met: Met) -> None:
+    def _finish(self, federation: Federation, descriptions: PartyDescriptions) -> None:
         """Who is there hears that it is over; who is not is waited for, and shown the models before it hears it."""
-        rounds, shown, told = federation.state.round, _judged(federation), False
-        end = time.monotonic() + self.patience.farewell
+        rounds, evaluated, is_logged = federation.state.round, _evaluated_parties(federation), False
+        stop_at = time.monotonic() + self.limits.grace
         while True:
-            late = time.monotonic() >= end  # before one looks: whoever has come by then is in time
-            here = self.meeting.here().keys() - self.meeting.parted
-            if owed := sorted((here & met.keys()) - shown):
-                seconds = max(_SHOWING, end - time.monotonic())
-                score(replace(federation.plan_, deadline=seconds), federation.engine_, federation.state, owed)
-            self.meeting.part(here, rounds)
-            parted = self._note_parted()
-            gone = parted | self._gone().keys()
-            missing = [name for name in met if _is_known(met, name) and name not in gone]
+            late = time.monotonic() >= stop_at  # before one looks: whoever has come by then is in time
+            connected = self.transport.connected_parties().keys() - self.transport.notified
+            if pending := sorted((connected & descriptions.keys()) - evaluated):
+                seconds = max(_MIN_EVALUATION_TIMEOUT, stop_at - time.monotonic())
+                evaluate_parties(
+                    replace(federation.plan_, deadline=seconds), federation.engine_, federation.state, pending
+                )
+            self.transport.send_goodbyes(connected, rounds)
+            notified = self._record_notified()
+            departed = notified | self._unavailable().keys()
+            missing = [name for name in descriptions if _is_described(descriptions, name) and name not in departed]
             if not missing or late:
                 break
-            if not told:
-                waits = f"{self.patience.farewell:g} s for {', '.join(missing)}"
-                self.say(f"The training is over. Waiting {waits} to come for their models.")
-                told = True
-            time.sleep(_PAUSE)
-        self.meeting.end(rounds)
+            if not is_logged:
+                message = f"{self.limits.grace:g} s for {', '.join(missing)}"
+                self.log(f"The training is over. Waiting {message} to come for their models.")
+                is_logged = True
+            time.sleep(_POLL_INTERVAL)
+        self.transport.shutdown(rounds)
 
-    def _note_parted(self) -> set[str]:
+    def _record_notified(self) -> set[str]:
         """Who was ever told that it is over, and so has its models: it is told again, and not waited for again."""
-        file, before = self.folder / _PARTED, parted_in(self.folder)
-        parted = before | self.meeting.parted
-        if parted != before:
-            with clear_errors(self.folder):
-                atomic.replace(file, json.dumps(sorted(parted)).encode(), f".{_PARTED}", atomic.PRIVATE)
-        return parted
+        file, previous = self.folder / _NOTIFIED_FILE, read_notified(self.folder)
+        notified = previous | self.transport.notified
+        if notified != previous:
+            with write_errors(self.folder):
+                atomic.replace(file, json.dumps(sorted(notified)).encode(), f".{_NOTIFIED_FILE}", atomic.PRIVATE_MODE)
+        return notified
 
-    def _newcomers(self, met: Met, round: int) -> Met:
+    def _newcomers(self, descriptions: PartyDescriptions, round: int) -> PartyDescriptions:
         """Who has come and is not part of the training yet, or was not known."""
-        came = {name: SINCE if name not in met else KNOWN for name in self.meeting.here() if not _is_known(met, name)}
-        return {name: {**self.meeting.described[name], mark: round} for name, mark in came.items()}
+        newcomers = {
+            name: JOINED_AFTER if name not in descriptions else DESCRIBED_AFTER
+            for name in self.transport.connected_parties()
+            if not _is_described(descriptions, name)
+        }
+        return {name: {**self.transport.data_descriptions[name], key: round} for name, key in newcomers.items()}
 
-    def _run(self, federation: Federation) -> Run:
-        if is_run(self._place):
-            return Run.resume(self._place, federation)
-        return Run.start(self._place, federation, self.recipe.text, "always")
+    def _open_run(self, federation: Federation) -> Run:
+        if is_run(self._run_folder):
+            return Run.resume(self._run_folder, federation)
+        return Run.start(self._run_folder, federation, self.recipe.text, "always")
 
     @property
-    def _place(self) -> Path:
+    def _run_folder(self) -> Path:
         return self.folder / TRAINING
 
-    def _gone(self) -> dict[str, str]:
-        return {**self.barred(), **self.meeting.forgotten}
+    def _unavailable(self) -> dict[str, str]:
+        return {**self.excluded(), **self.transport.forgotten}
 
-    def _federation(self, met: Met) -> Federation:
+    def _build_federation(self, descriptions: PartyDescriptions) -> Federation:
         settings = {key: value for key, value in self.recipe.settings().items() if key != "engine"}
 
-        def look() -> None:
+        def check_newcomers() -> None:
             """Whoever is not part of it yet need not wait for the end of a round that cannot begin."""
-            new = {name: said for name, said in self._newcomers(met, federation.state.round).items() if name not in met}
-            if new and promised(federation.plan_) is None:
-                raise _Came(new)
+            new = {
+                name: said
+                for name, said in self._newcomers(descriptions, federation.state.round).items()
+                if name not in descriptions
+            }
+            if new and privacy_settings(federation.plan_) is None:
+                raise _NewPartyConnected(new)
 
         federation = Federation(
             self.recipe.model(),
-            elsewhere(met),
+            remote_population(descriptions),
             self.recipe.algorithm(),
             seed=self.recipe.length.seed,
-            engine=Silos(self.meeting, self.patience, self.say, self._gone, look),
-            deadline=self.patience.limit,
-            budget=BUDGET,
+            engine=Silos(self.transport, self.limits, self.log, self._unavailable, check_newcomers),
+            deadline=self.limits.timeout,
+            memory_budget=MEMORY_BUDGET,
             **settings,
-            **self.sealed,
+            **self.vault_settings,
         )
         federation.state  # noqa: B018  whoever does not fit is found before it is noted as one who does
-        self.meeting.net = federation.plan_.net  # the same once more would be one model more in memory
-        with clear_errors(self.folder):
-            atomic.replace(self.folder / _MET, json.dumps(met).encode(), f".{_MET}", atomic.PRIVATE)
+        self.transport.net = federation.plan_.net  # the same once more would be one model more in memory
+        with write_errors(self.folder):
+            atomic.replace(
+                self.folder / _DESCRIPTIONS_FILE,
+                json.dumps(descriptions).encode(),
+                f".{_DESCRIPTIONS_FILE}",
+                atomic.PRIVATE_MODE,
+            )
         return federation
 
 
-class _Came(Exception):
+class _NewPartyConnected(Exception):
     """Somebody who was invited later has come while a round could not begin."""
 
-    def __init__(self, parties: Met) -> None:
+    def __init__(self, parties: PartyDescriptions) -> None:
         super().__init__(", ".join(parties))
         self.parties = parties
 
 
-def _judged(federation: Federation) -> set[str]:
+def _evaluated_parties(federation: Federation) -> set[str]:
     """Who has judged the models as they are now, and so has them. Who has no test set is not known by that."""
-    scores = federation.scores_now
+    scores = federation.cached_scores
     if scores is None:
         return set()
-    return {name for name, score in zip(scores.names, scores.center.values, strict=True) if not math.isnan(score)}
+    return {name for name, score in zip(scores.names, scores.global_model.values, strict=True) if not math.isnan(score)}
 
 
-def _is_known(met: Met, name: str) -> bool:
+def _is_described(descriptions: PartyDescriptions, name: str) -> bool:
     """Whether a party is part of a training, and has said what data it has."""
-    return name in met and met[name].get(KNOWN, 0) is not None
+    return name in descriptions and descriptions[name].get(DESCRIBED_AFTER, 0) is not None
 
 
-def met_in(folder: Path) -> Met:
+def read_descriptions(folder: Path) -> PartyDescriptions:
     """Who is part of the training in a folder; nobody before it has begun."""
-    return _noted(folder / _MET, dict)
+    return _read_json(folder / _DESCRIPTIONS_FILE, dict)
 
 
-def parted_in(folder: Path) -> set[str]:
+def read_notified(folder: Path) -> set[str]:
     """Who was told that the training in a folder is over."""
-    return set(_noted(folder / _PARTED, list))
+    return set(_read_json(folder / _NOTIFIED_FILE, list))
 
 
-def _noted(file: Path, kind: type[Noted]) -> Noted:
+def _read_json(file: Path, kind: type[JsonContainer]) -> JsonContainer:
     """What was written into a file, of which there is nothing before it is there."""
     try:
         found = json.loads(file.read_text()) if file.exists() else kind()
@@ -215,31 +242,37 @@ def _noted(file: Path, kind: type[Noted]) -> Noted:
     return found
 
 
-def rounds_in(folder: Path) -> int:
+def completed_rounds(folder: Path) -> int:
     """How many rounds of the training in a folder are done."""
-    return read(folder / TRAINING).round if is_run(folder / TRAINING) else 0
+    return read_run(folder / TRAINING).round if is_run(folder / TRAINING) else 0
 
 
 def first_rounds(folder: Path) -> dict[str, int]:
     """The first round that each party of the training in a folder could take part in."""
-    return {name: said.get(SINCE, 0) + 1 for name, said in met_in(folder).items()}
+    return {name: said.get(JOINED_AFTER, 0) + 1 for name, said in read_descriptions(folder).items()}
 
 
-def in_words(round: Round, privacy: Privacy | None = None) -> str:
+def round_summary(round: Round, privacy: PrivacySettings | None = None) -> str:
     """A round as the organiser reads it: who counted, who was stood in for, and what did not count of whom, and why."""
-    stood_in = f", and stand-ins for {', '.join(round.stood_in)}" if round.stood_in else ""
-    spent = "" if privacy is None else f", {told(round.tuning.get(EPSILON), privacy.budget, privacy.delta)}"
-    refused = "".join(f"; {_refused(one, round.accepted)}" for one in round.refusals)
-    return f"Round {round.index}: {round.told}, {counted(len(round.accepted))}{stood_in}{spent}{refused}"
+    proxied = f", and stand-ins for {', '.join(round.proxied)}" if round.proxied else ""
+    privacy_spent = (
+        ""
+        if privacy is None
+        else f", {privacy_message(round.tuning.get(EPSILON_METRIC), privacy.budget, privacy.delta)}"
+    )
+    rejected = "".join(f"; {_rejection_summary(one, round.accepted)}" for one in round.rejections)
+    return (
+        f"Round {round.index}: {round.summary}, {count_parties(len(round.accepted))}{proxied}{privacy_spent}{rejected}"
+    )
 
 
-def _refused(refusal: Refusal, accepted: Collection[str]) -> str:
+def _rejection_summary(rejection: Rejection, accepted: Collection[str]) -> str:
     """Of who counted all the same it is what it left beside its model."""
-    whom = refusal.party if refusal.party in accepted else f"without {refusal.party}"
-    return f"{whom}: {refusal.reason.rstrip('.')}"
+    subject = rejection.party if rejection.party in accepted else f"without {rejection.party}"
+    return f"{subject}: {rejection.reason.rstrip('.')}"
 
 
-def counted(parties: int) -> str:
+def count_parties(parties: int) -> str:
     """So many parties.
 
     >>> counted(1), counted(2)

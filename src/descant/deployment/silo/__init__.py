@@ -10,7 +10,7 @@ from ...core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from .silo_file import SiloFile
-    from .task_handler import Desk
+    from .task_handler import TaskHandler
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
@@ -21,6 +21,6 @@ else:
     )
 
 __all__ = [
-    "Desk",
+    "TaskHandler",
     "SiloFile",
 ]

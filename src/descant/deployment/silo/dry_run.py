@@ -8,29 +8,32 @@ from typing import Any
 
 import torch
 
-from ...core.interfaces import Exam
-from ...core.metrics import ANNUAL, RETURN
+from ...core.interfaces import EvaluationJob
+from ...core.metrics import ANNUAL_RETURN, EPISODE_RETURN
 from ...coresets.selection import check_columns
 from ...errors import ModelError, SettingError
-from ...models.flat import ONE_AT_A_TIME, Net
+from ...models.flat import MODULE_LOCK, Net
 from ...parties import Agent, Desk
 from ...parties.party import Party
-from ...parties.remote_parties import description
-from ...training.agent_training import acting, in_test_episodes
-from ...training.backtest_evaluation import in_test_years
-from ...training.portfolio_policy import trading
-from .outgoing_fields import leaving
+from ...parties.remote_parties import describe_party
+from ...training.agent_training import evaluate_test_episodes, probe_observations
+from ...training.backtest_evaluation import evaluate_backtests
+from ...training.portfolio_policy import probe_days
+from .outgoing_fields import outgoing_fields
 from .silo_file import SiloFile
 
-_BATCH = 64
-_BESIDE = (0, 1)  # outputs beyond an agent's actions: a policy gradient may have one for the value of what it sees
+_BATCH_SIZE = 64
+_EXTRA_OUTPUTS = (
+    0,
+    1,
+)  # outputs beyond an agent's actions: a policy gradient may have one for the value of what it sees
 
 
-def _first_loss(file: SiloFile, net: Net, party: Party) -> float:
+def _initial_loss(file: SiloFile, net: Net, party: Party) -> float:
     """The mean loss of the model as it begins, over all rows to train on."""
-    row, size, total = net.row(), net.layout.size, 0.0
-    with ONE_AT_A_TIME, torch.no_grad():
-        for x, y in zip(torch.split(party.x, _BATCH), torch.split(party.y, _BATCH), strict=True):
+    row, size, total = net.copy_initial_row(), net.layout.trainable_width, 0.0
+    with MODULE_LOCK, torch.no_grad():
+        for x, y in zip(torch.split(party.x, _BATCH_SIZE), torch.split(party.y, _BATCH_SIZE), strict=True):
             try:
                 output, _ = net.apply(row[:size], row[size:], x.clone())
                 total += float(file.loss(output, y.clone()).mean()) * len(x)
@@ -43,46 +46,50 @@ def _first_loss(file: SiloFile, net: Net, party: Party) -> float:
     return total / party.samples
 
 
-def _tried(file: SiloFile, net: Net, party: Agent | Desk) -> tuple[str, float]:
+def _initial_score(file: SiloFile, net: Net, party: Agent | Desk) -> tuple[str, float]:
     """By what a party without rows is judged, and how good the model is as it begins: in one episode, or all days."""
-    if given := file.for_rows:
+    if row_settings := file.row_only_settings:
         raise SettingError(
-            f"{', '.join(given)} of {file.path}: these are for rows, and its party has none. Leave it out."
+            f"{', '.join(row_settings)} of {file.path}: these are for rows, and its party has none. Leave it out."
         )
-    metric, examine = (RETURN, in_test_episodes) if isinstance(party, Agent) else (ANNUAL, in_test_years)
+    metric, evaluate = (
+        (EPISODE_RETURN, evaluate_test_episodes) if isinstance(party, Agent) else (ANNUAL_RETURN, evaluate_backtests)
+    )
     if isinstance(party, Agent):
-        acting("an agent", net, party, _BESIDE)
-        party = replace(party, tests=1)
+        probe_observations("an agent", net, party, _EXTRA_OUTPUTS)
+        party = replace(party, test_count=1)
     else:
-        trading("a desk", net, party)
-    with ONE_AT_A_TIME:
-        [judged] = examine(Exam(net, metric, [party], [[net.row()]], False))
-    return metric.name, judged.scores[0]
+        probe_days("a desk", net, party)
+    with MODULE_LOCK:
+        [result] = evaluate(EvaluationJob(net, metric, [party], [[net.copy_initial_row()]], False))
+    return metric.name, result.scores[0]
 
 
-def checked(file: SiloFile) -> dict[str, Any]:
+def dry_run(file: SiloFile) -> dict[str, Any]:
     """What was found, and what would leave the building; an error if the file cannot take part."""
-    party, net = file.own, Net.made(file.model, 0)
+    party, net = file.party_data, Net.from_model(file.model, 0)
     layout, policy = net.layout, file.policy
     if file.has_rows:
         check_columns(party, policy.columns_dropped, "columns_dropped", f"policy of {file.path}")
-        first = "loss", _first_loss(file, net, party)
+        initial = "loss", _initial_loss(file, net, party)
     else:
-        first = _tried(file, net, party)
-    if not math.isfinite(first[1]):
-        raise ModelError(f"The {first[0]} of the model as it begins is {first[1]} on its own data. Mend data or model.")
+        initial = _initial_score(file, net, party)
+    if not math.isfinite(initial[1]):
+        raise ModelError(
+            f"The {initial[0]} of the model as it begins is {initial[1]} on its own data. Mend data or model."
+        )
     shapes = dict(zip(layout.names, layout.shapes, strict=True))
     return {
         "party": file.party,
         "model": layout.digest,
-        "parameters": layout.size,
-        "data": description(party),
-        f"first {first[0]}": first[1],
+        "parameters": layout.trainable_width,
+        "data": describe_party(party),
+        f"first {initial[0]}": initial[1],
         "bytes of an update": layout.width * layout.dtype.itemsize,
         "tensors": {name: [*shape] for name, shape in shapes.items()},
-        "leaves": leaving(file, layout),
-        "stays": [
-            file.words.stays,
+        "outgoing": outgoing_fields(file, layout),
+        "local_only": [
+            file.wording.private_data,
             "what its optimiser and matching layers remember",
             "what its code prints or raises",
         ],

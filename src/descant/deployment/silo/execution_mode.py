@@ -8,30 +8,36 @@ from dataclasses import replace
 import torch
 
 from ...core.messages import Task
-from ...models.flat import ONE_AT_A_TIME
+from ...models.flat import MODULE_LOCK
 from ...rounds.plan import Plan
 
-_KNOWN = "ways of a silo"
-_MANY = 2  # parties, so that no way is left out because somebody works alone: the server knows how many there are
+_CACHE_KEY = "silo execution modes"
+_ASSUMED_PARTIES = (
+    2  # parties, so that no way is left out because somebody works alone: the server knows how many there are
+)
 
 
-def suited(plan: Plan, task: Task, failed: bool = False) -> Task:
+def with_supported_mode(plan: Plan, task: Task, has_failed: bool = False) -> Task:
     """The task, by a way that the team's own model goes: found once the server's has failed, and kept from then on.
 
     Models with tensors of the same names and shapes can be written otherwise: with layers of the team's own, or with
     dropout.
     """
-    way, known = task.settings.get("way"), plan.net.kept.setdefault(_KNOWN, {})
-    if failed:
+    requested_mode, cached_modes = task.settings.get("execution_mode"), plan.net.solver_cache.setdefault(_CACHE_KEY, {})
+    if has_failed:
         with suppress(Exception):  # what fails by every way is said already
-            known[way] = _own(plan, way)
-    own = known.get(way, way)
-    return task if own == way else replace(task, settings={**task.settings, "way": own})
+            cached_modes[requested_mode] = _supported_mode(plan, requested_mode)
+    mode = cached_modes.get(requested_mode, requested_mode)
+    return task if mode == requested_mode else replace(task, settings={**task.settings, "execution_mode": mode})
 
 
-def _own(plan: Plan, way: object) -> object:
+def _supported_mode(plan: Plan, requested_mode: object) -> object:
     """The same way, where the model goes by it, or the best one that it goes by."""
-    [party] = plan.people.values()
-    with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
-        found = plan.solver.ways(plan.net, plan.loss, plan.terms, party, _MANY)
-    return next(one for one, reason in found.items() if not reason) if found.get(str(way)) else way
+    [party] = plan.population.values()
+    with MODULE_LOCK, torch.inference_mode(False), torch.enable_grad():
+        failures_by_mode = plan.solver.execution_modes(plan.net, plan.loss, plan.terms, party, _ASSUMED_PARTIES)
+    return (
+        next(one for one, reason in failures_by_mode.items() if not reason)
+        if failures_by_mode.get(str(requested_mode))
+        else requested_mode
+    )

@@ -16,82 +16,84 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ...core.algorithm import Memory
+from ...core.algorithm import NamedTensors
 from ...core.messages import Task
 from ...errors import StateError
 from ...models.flat import Layout
-from ...rounds.party_evaluation import shown
+from ...rounds.party_evaluation import models_in_use
 from ...rounds.plan import Plan
-from ...serialization.wire import filed
-from ...storage import atomic, clear_errors
-from ...storage.mapped_tensors import tensors_in
+from ...serialization.wire import write_to_file
+from ...storage import atomic, write_errors
+from ...storage.mapped_tensors import map_tensors
 
-OWN = "own.safetensors"
-CENTER = "center.safetensors"
-_WORKED = "worked.jsonl"
-_HEADER = "descant"
+PERSONAL_MODEL_FILE = "personal_model.safetensors"
+GLOBAL_MODEL_FILE = "global_model.safetensors"
+_TRAINING_LOG = "training_log.jsonl"
+_METADATA_KEY = "descant"
 
 
 @dataclass(frozen=True)
-class Work:
+class TrainingRecord:
     """What was asked of the party in a round."""
 
     round: int
     lr: float
     work: int
-    way: str
+    execution_mode: str
 
 
-def write_model(file: Path, layout: Layout, row: Tensor, told: Mapping[str, Any]) -> None:
+def write_model(file: Path, layout: Layout, row: Tensor, metadata: Mapping[str, Any]) -> None:
     """A model by the names of its state_dict, with what is told of it, in place of the one before."""
-    held = filed(layout.split(row.detach()), {_HEADER: json.dumps(told)})
-    with clear_errors(file.parent):
-        atomic.replace(file, held.mapped(), f".{file.name}", atomic.PRIVATE)
+    packed = write_to_file(layout.split(row.detach()), {_METADATA_KEY: json.dumps(metadata)})
+    with write_errors(file.parent):
+        atomic.replace(file, packed.memory_map(), f".{file.name}", atomic.PRIVATE_MODE)
 
 
 @dataclass(frozen=True)
-class Result:
+class SiloResults:
     """One party's folder."""
 
     folder: Path
 
-    def note(self, task: Task) -> None:
+    def record_task(self, task: Task) -> None:
         """A round is about to be answered; one that comes again is noted again, and counts once."""
-        work = Work(task.round, task.settings["lr"], task.settings["work"], task.settings["way"])
-        line = f"\n{json.dumps(asdict(work))}".encode()  # behind whatever a kill has left of the line before
-        file = self.folder / _WORKED
-        with clear_errors(self.folder):
+        record = TrainingRecord(task.round, task.settings["lr"], task.settings["work"], task.settings["execution_mode"])
+        line = f"\n{json.dumps(asdict(record))}".encode()  # behind whatever a kill has left of the line before
+        file = self.folder / _TRAINING_LOG
+        with write_errors(self.folder):
             if not file.exists():
-                atomic.write(file, b"", atomic.PRIVATE)
+                atomic.write(file, b"", atomic.PRIVATE_MODE)
             atomic.append(file, line, file.stat().st_size)
 
-    def worked(self) -> dict[int, Work]:
+    def training_records(self) -> dict[int, TrainingRecord]:
         """The rounds that were answered, in their order."""
-        file, found = self.folder / _WORKED, dict[int, Work]()
+        file, found = self.folder / _TRAINING_LOG, dict[int, TrainingRecord]()
         for line in file.read_text().splitlines() if file.exists() else ():
             try:
-                work = Work(**json.loads(line))
+                record = TrainingRecord(**json.loads(line))
             except (ValueError, TypeError):
                 continue  # what a kill has left of a line
-            found[work.round] = work
+            found[record.round] = record
         return dict(sorted(found.items()))
 
-    def keep(self, plan: Plan, task: Task, memory: Memory, scores: Mapping[str, Any]) -> None:
+    def write_models(self, plan: Plan, task: Task, party_state: NamedTensors, scores: Mapping[str, Any]) -> None:
         """The models that were judged, in place of those before."""
-        for name, row in zip((CENTER, OWN), shown(plan, task, memory), strict=True):
+        for name, row in zip(
+            (GLOBAL_MODEL_FILE, PERSONAL_MODEL_FILE), models_in_use(plan, task, party_state), strict=True
+        ):
             write_model(self.folder / name, plan.net.layout, row, {**scores, "round": task.round})
 
-    def own(self, layout: Layout) -> Tensor:
+    def personal_model(self, layout: Layout) -> Tensor:
         """The party's own model, as it was judged."""
-        return layout.join(tensors_in(self.folder / OWN))
+        return layout.join(map_tensors(self.folder / PERSONAL_MODEL_FILE))
 
     def scores(self) -> dict[str, Any]:
         """The party's scores and the round of its models; an error if there are none yet."""
-        file = self.folder / OWN
+        file = self.folder / PERSONAL_MODEL_FILE
         if not file.exists():
             raise StateError(f"No model was judged in {self.folder} yet: the server asks for it as its recipe says.")
         try:
-            with safe_open(file, "pt") as held:
-                return dict(json.loads(held.metadata()[_HEADER]))
+            with safe_open(file, "pt") as tensors:
+                return dict(json.loads(tensors.metadata()[_METADATA_KEY]))
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise StateError(f"{file} is not as Descant wrote it: {error}. The next judging writes it anew.") from error

@@ -13,129 +13,152 @@ import torch
 from torch import Tensor
 
 from ...algorithms import Local
-from ...analysis.scores import Column, Scores, party_table
-from ...core.algorithm import Memory
-from ...core.interfaces import Exam
-from ...core.messages import Kind, Report, Task
-from ...core.metrics import Metric, by_chance, trivial
-from ...core.progress import bar
+from ...analysis.scores import ScoreColumn, Scores, party_table
+from ...core.algorithm import NamedTensors
+from ...core.interfaces import EvaluationJob
+from ...core.messages import Reply, Task, TaskKind
+from ...core.metrics import Metric, sign_flip_p_value, trivial_baseline
+from ...core.progress import progress_bar
 from ...errors import PartyError, StateError
-from ...models.flat import ONE_AT_A_TIME, bind
+from ...models.flat import MODULE_LOCK, bind
 from ...parties import Agent, Party
 from ...reporting.table import Table
-from ...rounds.party_side import work
+from ...rounds.party_side import perform_tasks
 from ...rounds.plan import Plan
-from ...rounds.validation import finite
-from .handshake_reply import check_kind, in_words, introduced
-from .result_files import Result, Work
-from .silo_file import SiloFile, Words
-from .task_handler import Desk
+from ...rounds.validation import is_finite
+from .handshake_reply import check_party_kind, layout_summary, require_handshake
+from .result_files import SiloResults, TrainingRecord
+from .silo_file import PartyWording, SiloFile
+from .task_handler import TaskHandler
 
-_CHANCE = 0.05  # ours: what chance gives as often as that is no difference
-_NEAR = 0.005  # ours: so far may scores of a model be apart on two machines
+_SIGNIFICANCE_LEVEL = 0.05  # ours: what chance gives as often as that is no difference
+_SCORE_TOLERANCE = 0.005  # ours: so far may scores of a model be apart on two machines
 
 
-def judged(file: SiloFile, folder: Path, progress: bool = False) -> Table:
+def compare_with_local(file: SiloFile, folder: Path, progress: bool = False) -> Table:
     """The party's own model, the common one, and what it reaches alone by the same work in the same rounds."""
-    result, plan = Result(folder), Desk(file, folder).plan
-    found, worked = result.scores(), result.worked()
-    if not worked:
+    result, plan = SiloResults(folder), TaskHandler(file, folder).plan
+    recorded_scores, training_records = result.scores(), result.training_records()
+    if not training_records:
         raise StateError(f"The party has not trained in {folder} yet. Join first: descant silo join.")
     local = replace(plan, algorithm=bind(Local(), plan.net))
-    _check_same(file, folder, local, found)
-    row = _alone(local, file.party, worked, progress)
-    alone, scores = (_scores(plan, file.party, numbers) for numbers in (_examined(local, file.party, row), found))
-    table = party_table(file.people, scores, alone, {file.party: len(worked)})
-    chance = by_chance(_differences(plan, file.own, result.own(plan.net.layout), row)) if found["test_samples"] else 1.0
-    return replace(table, verdict=_verdict(scores, alone, found, chance, file.words))
+    _check_same_setup(file, folder, local, recorded_scores)
+    row = _train_locally(local, file.party, training_records, progress)
+    local_scores, scores = (
+        _to_scores(plan, file.party, numbers) for numbers in (_evaluate_row(local, file.party, row), recorded_scores)
+    )
+    table = party_table(file.population, scores, local_scores, {file.party: len(training_records)})
+    p_value = (
+        sign_flip_p_value(_score_differences(plan, file.party_data, result.personal_model(plan.net.layout), row))
+        if recorded_scores["test_samples"]
+        else 1.0
+    )
+    return replace(table, verdict=_verdict(scores, local_scores, recorded_scores, p_value, file.wording))
 
 
-def _check_same(file: SiloFile, folder: Path, plan: Plan, found: Mapping[str, Any]) -> None:
+def _check_same_setup(file: SiloFile, folder: Path, plan: Plan, recorded_scores: Mapping[str, Any]) -> None:
     """An error unless the file has the model and, as far as scores can tell, the test set that took part.
 
     Else training alone would be by other rows than the party's own model, and be judged on other ones.
     """
-    layout, then = plan.net.layout, f"Give the file with which it joined: descant silo judge {folder.parent} FILE"
-    if layout.digest != (joined := introduced(folder)["layout"]):
-        raise StateError(f"The model of {file.path} is {in_words(layout)}, and {joined} took part. {then}")
+    layout, hint = plan.net.layout, f"Give the file with which it joined: descant silo judge {folder.parent} FILE"
+    if layout.digest != (joined_digest := require_handshake(folder)["layout"]):
+        raise StateError(f"The model of {file.path} is {layout_summary(layout)}, and {joined_digest} took part. {hint}")
     try:
-        check_kind(file, plan)
+        check_party_kind(file, plan)
     except PartyError as error:
-        raise StateError(f"The party of {file.path} is of another kind than took part: {error} {then}") from error
-    now = _examined(plan, file.party, Result(folder).own(layout))
-    alike = {"test_samples": 0.0, "majority": 1e-6, **({"own": _NEAR} if file.has_rows else {})}
-    for name, near in alike.items():  # one step more or less of an episode is far, and may be the machine's
-        was, here = (float(each.get(name, math.nan)) for each in (found, now))
-        if not math.isclose(was, here, rel_tol=near, abs_tol=near) and not math.isnan(was) and not math.isnan(here):
-            what = trivial(plan.metric.name) if name == "majority" else name
+        raise StateError(f"The party of {file.path} is of another kind than took part: {error} {hint}") from error
+    current_scores = _evaluate_row(plan, file.party, SiloResults(folder).personal_model(layout))
+    tolerances = {"test_samples": 0.0, "majority": 1e-6, **({"personal": _SCORE_TOLERANCE} if file.has_rows else {})}
+    for name, tolerance in tolerances.items():  # one step more or less of an episode is far, and may be the machine's
+        recorded, current = (float(each.get(name, math.nan)) for each in (recorded_scores, current_scores))
+        if (
+            not math.isclose(recorded, current, rel_tol=tolerance, abs_tol=tolerance)
+            and not math.isnan(recorded)
+            and not math.isnan(current)
+        ):
+            label = trivial_baseline(plan.metric.name) if name == "majority" else name
             raise StateError(
-                f"The data of {file.path} are not those that took part: {what} was {was:.6g} on their test set, and "
-                f"is {here:.6g} on this one. {then}"
+                f"The data of {file.path} are not those that took part: {label} was {recorded:.6g} on their test set, and "
+                f"is {current:.6g} on this one. {hint}"
             )
 
 
-def _alone(plan: Plan, party: str, worked: Mapping[int, Work], progress: bool) -> Tensor:
+def _train_locally(plan: Plan, party: str, training_records: Mapping[int, TrainingRecord], progress: bool) -> Tensor:
     """The model of a party that learns from nobody, by the work that it was given and with the same draws."""
-    row, memory = plan.net.row(), dict[str, Tensor]()
-    with bar(disable=not progress) as shown:
-        line = shown.add_task("training alone", total=len(worked), told="–")
-        for each in worked.values():
-            settings = {"lr": each.lr, "work": each.work}
-            report, after = _answer(plan, party, each.round, "train", row, memory, each.way, settings)
-            trained = plan.net.layout.join(report.arrays)
-            if finite(trained):  # else the round would not have counted, alone or not
-                row, memory = trained, dict(after if after is not None else memory)
-            shown.update(line, advance=1)
+    row, party_state = plan.net.copy_initial_row(), dict[str, Tensor]()
+    with progress_bar(disable=not progress) as bar:
+        progress_task = bar.add_task("training alone", total=len(training_records), told="–")
+        for record in training_records.values():
+            settings = {"lr": record.lr, "work": record.work}
+            reply, new_state = _run_task(
+                plan, party, record.round, "train", row, party_state, record.execution_mode, settings
+            )
+            trained = plan.net.layout.join(reply.arrays)
+            if is_finite(trained):  # else the round would not have counted, alone or not
+                row, party_state = trained, dict(new_state if new_state is not None else party_state)
+            bar.update(progress_task, advance=1)
     return row
 
 
-def _examined(plan: Plan, party: str, row: Tensor) -> Mapping[str, Any]:
-    return _answer(plan, party, 0, "evaluate", row, {}, "", {})[0].metrics
+def _evaluate_row(plan: Plan, party: str, row: Tensor) -> Mapping[str, Any]:
+    return _run_task(plan, party, 0, "evaluate", row, {}, "", {})[0].metrics
 
 
-def _answer(
-    plan: Plan, party: str, round: int, kind: Kind, row: Tensor, memory: Memory, way: str, more: Mapping[str, Any]
-) -> tuple[Report, Memory | None]:
-    settings = {"seed": plan.seed, "way": way, "layout": plan.net.layout.digest, **more}
-    [(report, after)] = work(plan, [Task(party, round, kind, {"center": row, "own": row}, settings)], [memory])
-    if report.status != "ok":
-        raise PartyError(f"Training alone failed in round {round}: {report.reason}")
-    return report, after
+def _run_task(
+    plan: Plan,
+    party: str,
+    round: int,
+    kind: TaskKind,
+    row: Tensor,
+    party_state: NamedTensors,
+    execution_mode: str,
+    extra_settings: Mapping[str, Any],
+) -> tuple[Reply, NamedTensors | None]:
+    settings = {"seed": plan.seed, "execution_mode": execution_mode, "layout": plan.net.layout.digest, **extra_settings}
+    [(reply, new_state)] = perform_tasks(
+        plan, [Task(party, round, kind, {"global_model": row, "personal": row}, settings)], [party_state]
+    )
+    if reply.status != "ok":
+        raise PartyError(f"Training alone failed in round {round}: {reply.reason}")
+    return reply, new_state
 
 
-def _scores(plan: Plan, party: str, found: Mapping[str, Any]) -> Scores:
+def _to_scores(plan: Plan, party: str, found: Mapping[str, Any]) -> Scores:
     """What the models that came last reached on the party's own test set."""
 
-    def column(name: str) -> Column:
-        return Column(np.array([found.get(name, math.nan)], dtype=float), plan.metric.higher_is_better)
+    def column(name: str) -> ScoreColumn:
+        return ScoreColumn(np.array([found.get(name, math.nan)], dtype=float), plan.metric.higher_is_better)
 
-    return Scores((party,), plan.metric.name, *map(column, ("own", "center", "majority", "before", "after")))
+    return Scores((party,), plan.metric.name, *map(column, ("personal", "global_model", "majority", "before", "after")))
 
 
-def _differences(plan: Plan, party: Any, own: Tensor, alone: Tensor) -> Tensor:
+def _score_differences(plan: Plan, party: Any, personal: Tensor, local: Tensor) -> Tensor:
     """How much better the party's own model is than the one that it has alone, test sample by test sample.
 
     Of an agent it is episode by episode, and of a desk day by day. Two models that fail do not differ.
     """
-    better = (_tested(plan, party, own) - _tested(plan, party, alone)) * (1 if plan.metric.higher_is_better else -1)
-    return better.nan_to_num(0.0, math.inf, -math.inf)
+    improvement = (_score_samples(plan, party, personal) - _score_samples(plan, party, local)) * (
+        1 if plan.metric.higher_is_better else -1
+    )
+    return improvement.nan_to_num(0.0, math.inf, -math.inf)
 
 
-def _tested(plan: Plan, party: Any, row: Tensor) -> Tensor:
+def _score_samples(plan: Plan, party: Any, row: Tensor) -> Tensor:
     """How good a model is, test sample by test sample; where it fails, it is as bad as can be."""
-    found, worst = list[Tensor](), -math.inf if plan.metric.higher_is_better else math.inf
+    scores, worst = list[Tensor](), -math.inf if plan.metric.higher_is_better else math.inf
 
-    def noted(output: Tensor, target: Tensor) -> Tensor:
-        found.append(_each(plan.metric, party, output, target).double())
-        return found[-1].mean()
+    def record_scores(output: Tensor, target: Tensor) -> Tensor:
+        scores.append(_per_sample_metric(plan.metric, party, output, target).double())
+        return scores[-1].mean()
 
-    exam = Exam(plan.net, replace(plan.metric, value=noted), [party], [[row]], False)
-    with ONE_AT_A_TIME, torch.inference_mode(False):
-        plan.solver.examine(exam)
-    return torch.cat(found).nan_to_num(worst, math.inf, -math.inf)
+    job = EvaluationJob(plan.net, replace(plan.metric, value=record_scores), [party], [[row]], False)
+    with MODULE_LOCK, torch.inference_mode(False):
+        plan.solver.evaluate(job)
+    return torch.cat(scores).nan_to_num(worst, math.inf, -math.inf)
 
 
-def _each(metric: Metric, party: Any, output: Tensor, target: Tensor) -> Tensor:
+def _per_sample_metric(metric: Metric, party: Any, output: Tensor, target: Tensor) -> Tensor:
     """A metric of each by itself; of the days of a desk, whose metric is of them all, what adds up to it."""
     if isinstance(party, Party):
         some = range(len(output))
@@ -143,16 +166,18 @@ def _each(metric: Metric, party: Any, output: Tensor, target: Tensor) -> Tensor:
     return metric.value(output, target) if isinstance(party, Agent) else output.log()
 
 
-def _verdict(scores: Scores, alone: Scores, found: Mapping[str, Any], chance: float, words: Words) -> str:
-    own, local, samples = scores.own.mean, alone.own.mean, int(found["test_samples"])
-    if math.isnan(own) or math.isnan(local):
-        return f"The party has no test set, so nobody can say whether joining helped: give its file {words.to_test}."
-    tests = f"{samples} {words.tested}{'s' * (samples != 1)}"
-    told = "Joining helped" if scores.own.gained(alone.own) else "Joining did not help"
-    if chance > _CHANCE:
-        told = f"No difference that {tests} could show"
+def _verdict(
+    scores: Scores, local_scores: Scores, recorded_scores: Mapping[str, Any], p_value: float, wording: PartyWording
+) -> str:
+    personal, local, samples = scores.personal.mean, local_scores.personal.mean, int(recorded_scores["test_samples"])
+    if math.isnan(personal) or math.isnan(local):
+        return f"The party has no test set, so nobody can say whether joining helped: give its file {wording.test_setting}."
+    tests = f"{samples} {wording.tested_unit}{'s' * (samples != 1)}"
+    conclusion = "Joining helped" if scores.personal.count_better(local_scores.personal) else "Joining did not help"
+    if p_value > _SIGNIFICANCE_LEVEL:
+        conclusion = f"No difference that {tests} could show"
     each = f", of which each is {1 / samples:.3f}" if scores.metric == "accuracy" else ""
     return (
-        f"{told}: {scores.metric} {own:.3f} after round {found['round']}, and {local:.3f} alone with the same work, "
-        f"on {tests}{each}. The common model has {scores.center.mean:.3f}."
+        f"{conclusion}: {scores.metric} {personal:.3f} after round {recorded_scores['round']}, and {local:.3f} alone with the same work, "
+        f"on {tests}{each}. The common model has {scores.global_model.mean:.3f}."
     )

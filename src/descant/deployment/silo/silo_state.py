@@ -27,144 +27,159 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from ...errors import EngineError, StateError
-from ...storage import atomic, clear_errors
+from ...storage import atomic, write_errors
 
-_POINTER = "kept.json"
-LEFT = "left.safetensors"
-DAYS = "days.json"
-_KNOWN = 32  # days that are known
+_PROGRESS_FILE = "rounds.json"
+SHARED_ROWS_FILE = "shared_rows.safetensors"
+DAILY_TASKS_FILE = "daily_tasks.json"
+_MAX_DAYS = 32  # days that are known
 _DAY_SECONDS = 24 * 3600.0
-RESTS = "rests"
+RETRY_AFTER = "retry_after"
 """The metric by which a party that has had its rounds for the day says for how many seconds it rests."""
 
 
-class Resting(EngineError):
+class DailyLimitReached(EngineError):
     """The party has had its rounds for the day."""
 
     @property
-    def seconds(self) -> float:
+    def seconds_left(self) -> float:
         """Until the next day, in UTC."""
         return _DAY_SECONDS - time.time() % _DAY_SECONDS
 
 
 @dataclass(frozen=True)
-class Stand:
+class RoundProgress:
     """Which memories count."""
 
-    counted: int = 0  # the last round whose report was accepted; 0: none yet
-    waiting: int = 0  # the round whose fate is not known; 0: none
-    asked: str = ""  # a digest of the task of that round
-    answered: int = 0  # the last round in which it was answered at all; 0: none yet
+    accepted_round: int = 0  # the last round whose report was accepted; 0: none yet
+    pending_round: int = 0  # the round whose fate is not known; 0: none
+    pending_task_digest: str = ""  # a digest of the task of that round
+    answered_round: int = 0  # the last round in which it was answered at all; 0: none yet
 
 
 @dataclass(frozen=True)
-class Days:
+class DailyTasks:
     """Which letters of training were taken up on the days that the party's clock has shown, the one shown last last."""
 
-    letters: Mapping[str, Sequence[str]] = field(default_factory=dict)  # a digest each, by day: 2026-03-29, in UTC
+    task_digests: Mapping[str, Sequence[str]] = field(default_factory=dict)  # a digest each, by day: 2026-03-29, in UTC
 
-    def on(self, day: str) -> Sequence[str]:
+    def digests_on(self, day: str) -> Sequence[str]:
         """Those of a day: none of one that is new, but a day before all others goes on with those of the first.
 
         So a clock that goes back wins nothing, and one that was ahead for a while costs a day, and not all until then.
         """
-        known = sorted(self.letters)
-        if day in self.letters or (known and day < known[0]):
-            return self.letters[max(day, known[0])]
+        known = sorted(self.task_digests)
+        if day in self.task_digests or (known and day < known[0]):
+            return self.task_digests[max(day, known[0])]
         return ()
 
-    def having(self, day: str, letters: Sequence[str]) -> Days:
+    def with_digests(self, day: str, digests: Sequence[str]) -> DailyTasks:
         """The same with these letters on a day; those that were shown longest ago are forgotten."""
-        others = [(other, held) for other, held in self.letters.items() if other != day]
-        return Days({**dict(others[1 - _KNOWN :]), day: letters})
+        others = [(other, held) for other, held in self.task_digests.items() if other != day]
+        return DailyTasks({**dict(others[1 - _MAX_DAYS :]), day: digests})
 
 
-Kept = TypeVar("Kept", Stand, Days)
+StateFile = TypeVar("StateFile", RoundProgress, DailyTasks)
 
 
-class Keeping:
+class SiloState:
     """One party's folder. It is on the disk when a method returns."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with clear_errors(folder):
-            atomic.make(folder, 0o700)
-        self.stand = self._read(_POINTER, Stand)
+        with write_errors(folder):
+            atomic.make_folder(folder, 0o700)
+        self.progress = self._read(_PROGRESS_FILE, RoundProgress)
 
-    def settle(self, accepted: int) -> bool:
+    def confirm_accepted(self, accepted: int) -> bool:
         """The last round that counted, as the server says; False if its memory is not here.
 
         Then there is nothing to go on with, and the party begins anew.
         """
-        if self.stand.waiting and self.stand.waiting == accepted:
-            self._count(accepted)
-        elif self.stand.waiting:
-            self._count(self.stand.counted)
-        if self.stand.counted != accepted:
-            self._count(accepted)
+        if self.progress.pending_round and self.progress.pending_round == accepted:
+            self._mark_accepted(accepted)
+        elif self.progress.pending_round:
+            self._mark_accepted(self.progress.accepted_round)
+        if self.progress.accepted_round != accepted:
+            self._mark_accepted(accepted)
             return False
-        return not accepted or self._memory(accepted).exists()
+        return not accepted or self._party_state_file(accepted).exists()
 
-    def memory(self, accepted: object = None) -> dict[str, Tensor]:
+    def load_party_state(self, accepted: object = None) -> dict[str, Tensor]:
         """What counts; of the round that waits, if it is said to be accepted: nothing is settled by that."""
-        waiting = self.stand.waiting and self.stand.waiting == accepted
-        round = self.stand.waiting if waiting else self.stand.counted
-        return self._load(self._memory(round)) if round else {}
+        use_pending = self.progress.pending_round and self.progress.pending_round == accepted
+        round = self.progress.pending_round if use_pending else self.progress.accepted_round
+        return self._load(self._party_state_file(round)) if round else {}
 
-    def take_up(self, letter: bytes, most: int) -> None:
+    def count_task(self, task: bytes, max_per_day: int) -> None:
         """Count a letter to its day, whatever comes of it; an error if the day has had its letters.
 
         One that comes again is not counted again.
         """
-        days, now, digest = self._read(DAYS, Days), today_in_utc(), _digest(letter)
-        letters = days.on(now.isoformat())
-        if any(digest in held for held in days.letters.values()):
+        days, now, digest = self._read(DAILY_TASKS_FILE, DailyTasks), today_in_utc(), _digest(task)
+        digests = days.digests_on(now.isoformat())
+        if any(digest in held for held in days.task_digests.values()):
             return
-        taken = [*letters, digest] if len(letters) < most else letters
-        self._replace(DAYS, days.having(now.isoformat(), taken))  # a day that has none left is one that was there, too
-        if len(letters) < most:
+        counted = [*digests, digest] if len(digests) < max_per_day else digests
+        self._replace(
+            DAILY_TASKS_FILE, days.with_digests(now.isoformat(), counted)
+        )  # a day that has none left is one that was there, too
+        if len(digests) < max_per_day:
             return
-        again = now + timedelta(days=1)
-        while len(days.on(again.isoformat())) >= most:
-            again += timedelta(days=1)
-        raise Resting(f"Its policy is {most} rounds a day, and {now} has had them. It goes on at {again}, UTC.")
+        resume_day = now + timedelta(days=1)
+        while len(days.digests_on(resume_day.isoformat())) >= max_per_day:
+            resume_day += timedelta(days=1)
+        raise DailyLimitReached(
+            f"Its policy is {max_per_day} rounds a day, and {now} has had them. It goes on at {resume_day}, UTC."
+        )
 
-    def left(self) -> Tensor | None:
+    def shared_rows(self) -> Tensor | None:
         """The numbers of all rows that ever left the party, in rounds that did not count, too."""
-        lost = "Restore it: without it nobody knows which rows have left"
-        return self._load(self.folder / LEFT, lost).get("rows")
+        recovery_hint = "Restore it: without it nobody knows which rows have left"
+        return self._load(self.folder / SHARED_ROWS_FILE, recovery_hint).get("rows")
 
-    def leave(self, rows: Tensor) -> None:
+    def record_shared_rows(self, rows: Tensor) -> None:
         """These rows are about to leave, with all that left before."""
-        with clear_errors(self.folder):
-            atomic.replace(self.folder / LEFT, save({"rows": rows.contiguous()}), f".{LEFT}", atomic.PRIVATE)
+        with write_errors(self.folder):
+            atomic.replace(
+                self.folder / SHARED_ROWS_FILE,
+                save({"rows": rows.contiguous()}),
+                f".{SHARED_ROWS_FILE}",
+                atomic.PRIVATE_MODE,
+            )
 
-    def _load(self, file: Path, lost: str = "Restore it, or `descant silo forget`") -> dict[str, Tensor]:
+    def _load(self, file: Path, recovery_hint: str = "Restore it, or `descant silo forget`") -> dict[str, Tensor]:
         if not file.exists():
             return {}
         try:
             return load(file.read_bytes())
         except (OSError, SafetensorError) as error:
-            raise StateError(f"{file} cannot be read: {error}. {lost}.") from error
+            raise StateError(f"{file} cannot be read: {error}. {recovery_hint}.") from error
 
-    def answered(self, round: int, task: bytes) -> bytes | None:
+    def stored_reply(self, round: int, task: bytes) -> bytes | None:
         """The answer that was given to this very task, if it has one."""
         file = self.folder / f"answer-{round}"
-        known = self.stand.waiting == round and self.stand.asked == _digest(task) and file.exists()
-        return file.read_bytes() if known else None
+        is_repeated = (
+            self.progress.pending_round == round
+            and self.progress.pending_task_digest == _digest(task)
+            and file.exists()
+        )
+        return file.read_bytes() if is_repeated else None
 
-    def wait(self, round: int, task: bytes, memory: Mapping[str, Tensor], answer: bytes) -> None:
+    def store_pending(self, round: int, task: bytes, party_state: Mapping[str, Tensor], reply: bytes) -> None:
         """What came of a task, until the server says whether it counts."""
-        with clear_errors(self.folder):
-            held = save({name: tensor.detach().clone().contiguous() for name, tensor in memory.items()})
-            atomic.write(self._memory(round), held, atomic.PRIVATE)
-            atomic.write(self.folder / f"answer-{round}", answer, atomic.PRIVATE)
-        self._point(Stand(self.stand.counted, round, _digest(task), max(round, self.stand.answered)))
+        with write_errors(self.folder):
+            held = save({name: tensor.detach().clone().contiguous() for name, tensor in party_state.items()})
+            atomic.write(self._party_state_file(round), held, atomic.PRIVATE_MODE)
+            atomic.write(self.folder / f"answer-{round}", reply, atomic.PRIVATE_MODE)
+        self._set_progress(
+            RoundProgress(self.progress.accepted_round, round, _digest(task), max(round, self.progress.answered_round))
+        )
 
-    def _memory(self, round: int) -> Path:
+    def _party_state_file(self, round: int) -> Path:
         return self.folder / f"memory-{round}.safetensors"
 
-    def _read(self, name: str, kind: type[Kept]) -> Kept:
+    def _read(self, name: str, kind: type[StateFile]) -> StateFile:
         file = self.folder / name
         try:
             return kind(**json.loads(file.read_text())) if file.exists() else kind()
@@ -173,23 +188,26 @@ class Keeping:
                 f"{file} is not as Descant wrote it: {error}. Restore it, or remove the folder."
             ) from error
 
-    def _count(self, round: int) -> None:
+    def _mark_accepted(self, round: int) -> None:
         """Nothing waits any more."""
-        self._point(Stand(counted=round, answered=self.stand.answered))
+        self._set_progress(RoundProgress(accepted_round=round, answered_round=self.progress.answered_round))
 
-    def _replace(self, name: str, kept: Stand | Days) -> None:
-        with clear_errors(self.folder):
-            atomic.replace(self.folder / name, json.dumps(asdict(kept)).encode(), f".{name}", atomic.PRIVATE)
+    def _replace(self, name: str, content: RoundProgress | DailyTasks) -> None:
+        with write_errors(self.folder):
+            atomic.replace(self.folder / name, json.dumps(asdict(content)).encode(), f".{name}", atomic.PRIVATE_MODE)
 
-    def _point(self, stand: Stand) -> None:
+    def _set_progress(self, progress: RoundProgress) -> None:
         """Another stand counts from now on; what it does not speak of goes."""
-        with clear_errors(self.folder):
-            self._replace(_POINTER, stand)
-            self.stand = stand
-            kept = {f"memory-{stand.counted}.safetensors", f"memory-{stand.waiting}.safetensors"}
-            kept.add(f"answer-{stand.waiting}")
+        with write_errors(self.folder):
+            self._replace(_PROGRESS_FILE, progress)
+            self.progress = progress
+            kept_names = {
+                f"memory-{progress.accepted_round}.safetensors",
+                f"memory-{progress.pending_round}.safetensors",
+            }
+            kept_names.add(f"answer-{progress.pending_round}")
             for file in [*self.folder.glob("memory-*"), *self.folder.glob("answer-*")]:
-                if file.name not in kept:
+                if file.name not in kept_names:
                     atomic.remove(file)
 
 

@@ -16,24 +16,24 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection  # only its bytes are used: nothing is unpickled
 from pathlib import Path
 
-from ...core.messages import Report, Task
-from ...engines.processes.worker_pool import fate
+from ...core.messages import Reply, Task
+from ...engines.processes.worker_pool import describe_exit
 from ...errors import EngineError, SettingError
-from ...rounds.validation import plain
-from ...serialization.wire import Letter, pack, unpack
-from ..flower.flower_connection import TurnedAway
+from ...rounds.validation import printable
+from ...serialization.wire import MessageBytes, pack, unpack
+from ..flower.flower_connection import ConnectionRejected
 
 REASON, ROUNDS = "reason", "rounds"
 """What a goodbye says: why a party cannot take part, or how many rounds the training had, now that it is over."""
-_STARTING = 600.0  # seconds that a team's file has to be read
-_FIT = b""  # in place of a letter: can the file take part? In place of an answer: it can
+_START_TIMEOUT = 600.0  # seconds that a team's file has to be read
+_CHECK_REQUEST = b""  # in place of a letter: can the file take part? In place of an answer: it can
 
 
-class Over(Exception):
+class TrainingFinished(Exception):
     """There is nothing more to do."""
 
 
-class Worker:
+class SiloWorker:
     """One such process, started when the first letter comes and again when it has ended."""
 
     def __init__(
@@ -41,102 +41,116 @@ class Worker:
         file: Path,
         party: str,
         folder: Path,
-        say: Callable[[str], None] = print,
-        agreed: str = "",
-        vault: str = "",
+        log: Callable[[str], None] = print,
+        recipe_digest: str = "",
+        vault_fingerprint: str = "",
     ) -> None:
         self._command = [sys.executable, "-m", "descant.deployment.silo.silo_worker"]
-        self._party, self._say = party, say
-        self._arguments = [str(file), party, str(folder), agreed, vault]
+        self._party, self._log = party, log
+        self._arguments = [str(file), party, str(folder), recipe_digest, vault_fingerprint]
         self._process: subprocess.Popen[bytes] | None = None
-        self._line: Connection | None = None
+        self._connection: Connection | None = None
 
     def check(self) -> None:
         """Raise if the team's file cannot take part, before anybody is told that it wants to."""
-        found, why = self._asked(_FIT, _STARTING)
-        if found != _FIT:
+        reply, reason = self._request(_CHECK_REQUEST, _START_TIMEOUT)
+        if reply != _CHECK_REQUEST:
             self.close()
-            raise SettingError(f"{self._arguments[0]} was tried: {why}." if found is None else found.decode())
+            raise SettingError(f"{self._arguments[0]} was tried: {reason}." if reply is None else reply.decode())
 
-    def answer(self, letter: Letter) -> bytes:
+    def answer(self, payload: MessageBytes) -> bytes:
         """What the process answers, or what became of it; `TurnedAway` or `Over` if nobody asks any more."""
         try:
-            task = unpack(letter, Task)
+            task = unpack(payload, Task)
         except EngineError as error:
-            return pack(Report(self._party, 0, "hello", "refused", reason=str(error)))
+            return pack(Reply(self._party, 0, "handshake", "declined", reason=str(error)))
         if task.kind == "goodbye" and ROUNDS in task.settings:
-            raise Over(f"The training is over after {plain(str(task.settings[ROUNDS]))} rounds.")
+            raise TrainingFinished(f"The training is over after {printable(str(task.settings[ROUNDS]))} rounds.")
         if task.kind == "goodbye":
-            raise TurnedAway(f"This party cannot take part: {plain(str(task.settings.get(REASON)))}")
-        why = ""
-        for _ in range(2 if task.kind == "hello" else 1):  # whoever dies over its introduction would not be let in
-            found, why = self._asked(letter, max(task.deadline, _STARTING if task.kind == "hello" else 0.0))
-            if found is not None:
-                return found
+            raise ConnectionRejected(f"This party cannot take part: {printable(str(task.settings.get(REASON)))}")
+        reason = ""
+        for _ in range(2 if task.kind == "handshake" else 1):  # whoever dies over its introduction would not be let in
+            reply, reason = self._request(
+                payload, max(task.deadline, _START_TIMEOUT if task.kind == "handshake" else 0.0)
+            )
+            if reply is not None:
+                return reply
             self.close()
-            self._say(f"Round {task.round}: {why}. A new one is started.")
-        return pack(Report(task.party, task.round, task.kind, "error", reason=f"{why}. The party's own log says more."))
+            self._log(f"Round {task.round}: {reason}. A new one is started.")
+        return pack(
+            Reply(task.party, task.round, task.kind, "error", reason=f"{reason}. The party's own log says more.")
+        )
 
-    def _asked(self, letter: Letter, seconds: float) -> tuple[bytes | None, str]:
+    def _request(self, payload: MessageBytes, timeout: float) -> tuple[bytes | None, str]:
         """What the process says, or why it says nothing."""
-        line = self._started()
+        connection = self._start()
         try:
-            line.send_bytes(letter if isinstance(letter, bytes) else letter.mapped())
-            if line.poll(seconds):
-                return line.recv_bytes(), ""
+            connection.send_bytes(payload if isinstance(payload, bytes) else payload.memory_map())
+            if connection.poll(timeout):
+                return connection.recv_bytes(), ""
         except (EOFError, OSError):
-            return None, f"its process {self._fate()}"
+            return None, f"its process {self._exit_description()}"
         except ValueError as error:  # what a connection says of a message that is longer than it may be
             return None, f"its answer was no answer ({error})"
-        return None, f"it has worked for {seconds:g} s, and was ended"
+        return None, f"it has worked for {timeout:g} s, and was ended"
 
-    def _started(self) -> Connection:
-        if self._process is not None and self._line is not None and self._process.poll() is None:
-            return self._line
+    def _start(self) -> Connection:
+        if self._process is not None and self._connection is not None and self._process.poll() is None:
+            return self._connection
         self.close()
-        ours, theirs = socket.socketpair()
-        arguments = [str(theirs.fileno()), *self._arguments]
-        self._process = subprocess.Popen([*self._command, *arguments], pass_fds=[theirs.fileno()], stdout=sys.stderr)
-        theirs.close()
-        self._line = Connection(ours.detach())
-        return self._line
+        parent_socket, child_socket = socket.socketpair()
+        arguments = [str(child_socket.fileno()), *self._arguments]
+        self._process = subprocess.Popen(
+            [*self._command, *arguments], pass_fds=[child_socket.fileno()], stdout=sys.stderr
+        )
+        child_socket.close()
+        self._connection = Connection(parent_socket.detach())
+        return self._connection
 
-    def _fate(self) -> str:
+    def _exit_description(self) -> str:
         if self._process is None:
             return "is gone"
         try:
-            return fate(self._process.wait(10))
+            return describe_exit(self._process.wait(10))
         except subprocess.TimeoutExpired:
             return "does not answer"
 
     def close(self) -> None:
         """End the process."""
-        if self._line is not None:
-            self._line.close()
+        if self._connection is not None:
+            self._connection.close()
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-        self._process = self._line = None
+        self._process = self._connection = None
 
 
-def main(line: Connection, file: str, party: str, folder: str, agreed: str, vault: str) -> None:
+def main(
+    connection: Connection, file: str, party: str, folder: str, recipe_digest: str, vault_fingerprint: str
+) -> None:
     """Answer letters until nobody asks any more."""
     from ...storage import atomic
-    from ...storage.lock import Lock
-    from .console_messages import timed
+    from ...storage.lock import FolderLock
+    from .console_messages import timestamped
     from .silo_file import SiloFile
-    from .task_handler import Desk
+    from .task_handler import TaskHandler
 
-    atomic.make(Path(folder), 0o700)
-    lock = Lock(Path(folder) / ".lock", patience=60.0)  # one that is about to end may still write
-    own = SiloFile(Path(file), party)
-    desk = Desk(own, Path(folder), lambda text: print(timed(text), file=sys.stderr, flush=True), agreed, vault)
+    atomic.make_folder(Path(folder), 0o700)
+    lock = FolderLock(Path(folder) / ".lock", timeout=60.0)  # one that is about to end may still write
+    silo_file = SiloFile(Path(file), party)
+    handler = TaskHandler(
+        silo_file,
+        Path(folder),
+        lambda text: print(timestamped(text), file=sys.stderr, flush=True),
+        recipe_digest,
+        vault_fingerprint,
+    )
     while True:
         try:
-            letter = line.recv_bytes()
+            payload = connection.recv_bytes()
         except EOFError:
             return lock.release()
-        line.send_bytes(desk.answer(letter) if letter != _FIT else desk.fit().encode())
+        connection.send_bytes(handler.answer(payload) if payload != _CHECK_REQUEST else handler.check_file().encode())
 
 
 if __name__ == "__main__":

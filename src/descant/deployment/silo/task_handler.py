@@ -12,44 +12,49 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ...core.algorithm import Memory
-from ...core.messages import Report, Status, Task
+from ...core.algorithm import NamedTensors
+from ...core.messages import Reply, Status, Task
 from ...coresets import proxy_training
-from ...engines.remote import ACCEPTED
+from ...engines.remote import LAST_ACCEPTED
 from ...errors import DescantError, EngineError
-from ...rounds.party_side import work
+from ...rounds.party_side import perform_tasks
 from ...rounds.plan import Plan
 from ...serialization.wire import pack, unpack
-from .console_messages import done
-from .dry_run import checked
-from .execution_mode import suited
-from .handshake_reply import Introduction
-from .outgoing_fields import ANEW
-from .result_files import Result
+from .console_messages import reply_summary
+from .dry_run import dry_run
+from .execution_mode import with_supported_mode
+from .handshake_reply import HandshakeResponder
+from .outgoing_fields import STATE_RESET
+from .result_files import SiloResults
 from .silo_file import SiloFile
-from .silo_state import RESTS, Keeping, Resting
+from .silo_state import RETRY_AFTER, DailyLimitReached, SiloState
 
-_ELSEWHERE = "The party's own log says more."
+_SEE_PARTY_LOG = "The party's own log says more."
 
 
-class Desk:
+class TaskHandler:
     """Answers letters for one party, whose invite names the recipe by its digest and the vault by its fingerprint."""
 
     def __init__(
-        self, file: SiloFile, folder: Path, log: Callable[[str], None] = print, agreed: str = "", vault: str = ""
+        self,
+        file: SiloFile,
+        folder: Path,
+        log: Callable[[str], None] = print,
+        recipe_digest: str = "",
+        vault_fingerprint: str = "",
     ) -> None:
-        self.file, self.keeping, self.log, self.result = file, Keeping(folder), log, Result(folder)
-        self._introduction = Introduction(file, folder, log, agreed, vault)
+        self.file, self.state, self.log, self.results = file, SiloState(folder), log, SiloResults(folder)
+        self._handshakes = HandshakeResponder(file, folder, log, recipe_digest, vault_fingerprint)
 
     @property
     def plan(self) -> Plan:
         """What this party does, as the server introduced it."""
-        return self._introduction.plan
+        return self._handshakes.plan
 
-    def fit(self) -> str:
+    def check_file(self) -> str:
         """Why the team's file cannot take part, or ""."""
         try:
-            checked(self.file)
+            dry_run(self.file)
         except DescantError as error:
             return str(error)
         except Exception as error:
@@ -57,93 +62,102 @@ class Desk:
             return f"{self.file.path} failed: {type(error).__name__}: {error}"
         return ""
 
-    def answer(self, letter: bytes) -> bytes:
+    def answer(self, payload: bytes) -> bytes:
         """The answer to a letter. Whatever is wrong with it, there is one."""
         try:
-            task = unpack(letter, Task)
+            task = unpack(payload, Task)
         except EngineError as error:
-            return pack(Report(self.file.party, 0, "hello", "refused", reason=str(error)))
+            return pack(Reply(self.file.party, 0, "handshake", "declined", reason=str(error)))
         try:
-            return self._answer(task, letter)
+            return self._dispatch(task, payload)
         except EngineError as error:  # what is wrong with the letter
-            if task.kind != "hello":  # of which the server tells it, and its command ends with that
+            if task.kind != "handshake":  # of which the server tells it, and its command ends with that
                 self.log(f"Round {task.round}: {error}")
-            rests = {RESTS: error.seconds} if isinstance(error, Resting) else {}
-            return pack(replace(_no(task, "refused", str(error)), metrics=rests))
+            rests = {RETRY_AFTER: error.seconds_left} if isinstance(error, DailyLimitReached) else {}
+            return pack(replace(_failure_reply(task, "declined", str(error)), metrics=rests))
         except Exception as error:  # its text may hold values of the party's data and names of files, which stay here
             self.log(f"Round {task.round}: {type(error).__name__}: {error}")
-            status: Status = "refused" if isinstance(error, DescantError) else "error"
-            return pack(_no(task, status, f"{type(error).__name__}. {_ELSEWHERE}"))
+            status: Status = "declined" if isinstance(error, DescantError) else "error"
+            return pack(_failure_reply(task, status, f"{type(error).__name__}. {_SEE_PARTY_LOG}"))
 
-    def _answer(self, task: Task, letter: bytes) -> bytes:
+    def _dispatch(self, task: Task, payload: bytes) -> bytes:
         if task.party != self.file.party:
             raise EngineError(f"This is {self.file.party!r}, and the letter is for {task.party!r:.40}.")
-        if task.kind == "hello":
-            return pack(self._introduction.answer(task))
+        if task.kind == "handshake":
+            return pack(self._handshakes.reply(task))
         if task.kind == "train":
-            return self._trained(task, letter)
+            return self._answer_train_task(task, payload)
         if task.kind not in ("evaluate", "keys"):
             raise EngineError(f"A task of the kind {task.kind!r:.40} is not answered here.")
-        memory = self.keeping.memory(task.settings.get(ACCEPTED)) if task.kind == "evaluate" else {}
-        report, _ = self._worked(task, memory)
-        if task.kind == "evaluate" and report.status == "ok":
-            self.result.keep(self.plan, task, memory, report.metrics)
-        return pack(report)
+        party_state = self.state.load_party_state(task.settings.get(LAST_ACCEPTED)) if task.kind == "evaluate" else {}
+        reply, _ = self._perform(task, party_state)
+        if task.kind == "evaluate" and reply.status == "ok":
+            self.results.write_models(self.plan, task, party_state, reply.metrics)
+        return pack(reply)
 
-    def _trained(self, task: Task, letter: bytes) -> bytes:
-        accepted = task.settings.get(ACCEPTED)
+    def _answer_train_task(self, task: Task, payload: bytes) -> bytes:
+        accepted = task.settings.get(LAST_ACCEPTED)
         if type(accepted) is not int or not 0 <= accepted < task.round:
             raise EngineError(f"Round {task.round} cannot follow round {accepted!r:.40}.")
-        known = self.keeping.answered(task.round, letter)
-        if known is not None:
+        stored = self.state.stored_reply(task.round, payload)
+        if stored is not None:
             self.log(f"Round {task.round}: it was asked again, and answers as before.")
-            return known
-        if accepted < self.keeping.stand.counted:
+            return stored
+        if accepted < self.state.progress.accepted_round:
             raise EngineError(
-                f"Stale: round {self.keeping.stand.counted} has counted here, and {accepted} is said to be the last."
+                f"Stale: round {self.state.progress.accepted_round} has counted here, and {accepted} is said to be the last."
             )
-        if task.round < self.keeping.stand.waiting:
-            raise EngineError(f"Stale: round {self.keeping.stand.waiting} has been answered here.")
-        if self.plan.algorithm.secure is not None and task.round <= self.keeping.stand.answered:
+        if task.round < self.state.progress.pending_round:
+            raise EngineError(f"Stale: round {self.state.progress.pending_round} has been answered here.")
+        if self.plan.algorithm.secure_aggregation is not None and task.round <= self.state.progress.answered_round:
             raise EngineError(
-                f"Round {self.keeping.stand.answered} has been answered here, and the masks of a round hide one answer."
+                f"Round {self.state.progress.answered_round} has been answered here, and the masks of a round hide one answer."
             )
         if self.file.policy.rounds_a_day is not None:
-            self.keeping.take_up(letter, self.file.policy.rounds_a_day)
-        whole, (task, report, memory) = self.keeping.settle(accepted), self._learnt(suited(self.plan, task))
-        if not whole:
+            self.state.count_task(payload, self.file.policy.rounds_a_day)
+        has_state, (task, reply, party_state) = (
+            self.state.confirm_accepted(accepted),
+            self._train_with_fallback(with_supported_mode(self.plan, task)),
+        )
+        if not has_state:
             self.log(f"Round {task.round}: what was kept of round {accepted} is not here. The party begins anew.")
-            report = replace(report, metrics={**report.metrics, ANEW: 1.0})
-        if report.sealed and memory is not None:  # what leaves once stays known, whether the round counts or not
-            self.keeping.leave(proxy_training.gone(memory))
-        answer = pack(report)
-        if report.status == "ok":
-            self.result.note(task)
-            self.keeping.wait(task.round, letter, memory or {}, answer)
-        return answer
+            reply = replace(reply, metrics={**reply.metrics, STATE_RESET: 1.0})
+        if (
+            reply.encrypted_coreset and party_state is not None
+        ):  # what leaves once stays known, whether the round counts or not
+            self.state.record_shared_rows(proxy_training.deposited_rows(party_state))
+        reply_bytes = pack(reply)
+        if reply.status == "ok":
+            self.results.record_task(task)
+            self.state.store_pending(task.round, payload, party_state or {}, reply_bytes)
+        return reply_bytes
 
-    def _learnt(self, task: Task) -> tuple[Task, Report, Memory | None]:
+    def _train_with_fallback(self, task: Task) -> tuple[Task, Reply, NamedTensors | None]:
         """The work, once more by a way that this model goes if it does not go by the one that was asked for."""
-        report, memory = self._worked(task, self.keeping.memory())
-        if report.status != "error" or (own := suited(self.plan, task, failed=True)) is task:
-            return task, report, memory
-        self.log(f"Round {own.round}: this model is not computed as the server's is: {own.settings['way']}.")
-        return own, *self._worked(own, self.keeping.memory())
+        reply, party_state = self._perform(task, self.state.load_party_state())
+        if reply.status != "error" or (retry := with_supported_mode(self.plan, task, has_failed=True)) is task:
+            return task, reply, party_state
+        self.log(
+            f"Round {retry.round}: this model is not computed as the server's is: {retry.settings['execution_mode']}."
+        )
+        return retry, *self._perform(retry, self.state.load_party_state())
 
-    def _worked(self, task: Task, memory: Memory) -> tuple[Report, Memory | None]:
+    def _perform(self, task: Task, party_state: NamedTensors) -> tuple[Reply, NamedTensors | None]:
         """As any engine does it; what the party's code said when it failed stays in its own log."""
-        plan, left, began = self.plan, self.keeping.left(), time.monotonic()
-        [(report, after)] = work(plan, [task], [proxy_training.having_left(memory, left)])
-        if report.status == "ok":
-            self.log(done(report, time.monotonic() - began, self.file.words.trained))
-        if report.reason:
-            self.log(f"Round {task.round}: {report.reason}")
-        if report.reason and report.status == "ok":
-            report = replace(report, reason=f"It left no coreset. {_ELSEWHERE}")
-        if report.status == "error":
-            return _no(task, "error", f"{report.reason.partition(':')[0]:.60}. {_ELSEWHERE}"), None
-        return report, after if after is not None else memory
+        plan, shared_rows, started_at = self.plan, self.state.shared_rows(), time.monotonic()
+        [(reply, new_state)] = perform_tasks(
+            plan, [task], [proxy_training.with_deposited_rows(party_state, shared_rows)]
+        )
+        if reply.status == "ok":
+            self.log(reply_summary(reply, time.monotonic() - started_at, self.file.wording.trained_unit))
+        if reply.reason:
+            self.log(f"Round {task.round}: {reply.reason}")
+        if reply.reason and reply.status == "ok":
+            reply = replace(reply, reason=f"It left no coreset. {_SEE_PARTY_LOG}")
+        if reply.status == "error":
+            return _failure_reply(task, "error", f"{reply.reason.partition(':')[0]:.60}. {_SEE_PARTY_LOG}"), None
+        return reply, new_state if new_state is not None else party_state
 
 
-def _no(task: Task, status: Status, reason: str) -> Report:
-    return Report(task.party, task.round, task.kind, status, reason=reason)
+def _failure_reply(task: Task, status: Status, reason: str) -> Reply:
+    return Reply(task.party, task.round, task.kind, status, reason=reason)

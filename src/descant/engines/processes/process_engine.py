@@ -18,22 +18,24 @@ from collections.abc import Sequence
 import torch
 
 from ...core.interfaces import Store
-from ...core.messages import Report, Task
+from ...core.messages import Reply, Task
 from ...errors import DescantWarning, EngineError, SettingError
-from ...rounds.party_side import work
+from ...rounds.party_side import perform_tasks
 from ...rounds.plan import Plan
 from ...storage import PartyStore
-from ..work_queue import NUMBER, Owed, Piece, answer_of
-from .engine_worker import INSIDE, mark_of
-from .shared_memory import Shelf
-from .task_batches import Batch, Spelled, cut
-from .worker_pool import Member, Message, Pool
+from ..work_queue import WorkPiece, WorkQueue, next_id, read_task_result
+from .engine_worker import WORKER_ENV, plan_fingerprint
+from .shared_memory import SharedTensorFile
+from .task_batches import PlanMessage, ProcessTaskBatch, split_rows
+from .worker_pool import Message, WorkerPool, WorkerProcess
 
-_PIECE = 2**22  # bytes of models a piece: small enough that the cores end together, large enough to be worth a message
-_TASKS = 64  # a piece: a message must fit into a pipe, so that nobody waits for a worker that hangs
+_PIECE_BYTES = (
+    2**22
+)  # bytes of models a piece: small enough that the cores end together, large enough to be worth a message
+_MAX_PIECE_TASKS = 64  # a piece: a message must fit into a pipe, so that nobody waits for a worker that hangs
 
 
-def cores() -> int:
+def available_cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -46,10 +48,10 @@ class Processes:
     """
 
     def __init__(self, workers: int | None = None, threads: int | None = None) -> None:
-        self.workers = cores() if workers is None else workers
-        self.threads = threads if threads is not None else max(1, cores() // max(1, self.workers))
-        self._pool: Pool | None = None
-        self._making = threading.Lock()
+        self.workers = available_cores() if workers is None else workers
+        self.threads = threads if threads is not None else max(1, available_cores() // max(1, self.workers))
+        self._pool: WorkerPool | None = None
+        self._pool_lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"Processes(workers={self.workers}, threads={self.threads})"
@@ -59,19 +61,19 @@ class Processes:
         for name, value in (("workers", self.workers), ("threads", self.threads)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise SettingError(f"The {name!r} of Processes must be a whole number >= 1. Got {value!r}.")
-        if INSIDE in os.environ:
+        if WORKER_ENV in os.environ:
             raise EngineError(
                 "A worker process has come upon Processes itself: the script that it loads runs its work at once. "
                 "Put that part of it under `if __name__ == '__main__':`."
             )
-        if self.workers > cores():
-            told = f"{self.workers} workers share {cores()} cores and take turns; workers={cores()} is as fast"
+        if self.workers > available_cores():
+            told = f"{self.workers} workers share {available_cores()} cores and take turns; workers={available_cores()} is as fast"
             warnings.warn(f"{told}, with less memory.", DescantWarning, stacklevel=2)
-        spelled = Spelled.of(plan)  # what cannot travel is an error now
-        with self._making:
+        plan_message = PlanMessage.from_plan(plan)  # what cannot travel is an error now
+        with self._pool_lock:
             if self._pool is None or self._pool.closed:
-                self._pool = Pool(self.threads)
-            return ProcessEngine(plan, spelled, self._pool, self.workers)
+                self._pool = WorkerPool(self.threads)
+            return ProcessEngine(plan, plan_message, self._pool, self.workers)
 
     def close(self) -> None:
         """End the workers; they also end with this process, or when nobody has this object any more."""
@@ -82,174 +84,178 @@ class Processes:
 class ProcessEngine:
     """A `core.Engine` for one plan, on a pool of workers."""
 
-    def __init__(self, plan: Plan, spelled: Spelled, pool: Pool, workers: int) -> None:
-        self.number = NUMBER()
-        self._plan, self._spelled, self._pool = plan, spelled, pool
-        self._workers = min(workers, len(plan.people))  # a worker without a party would have nothing to do
-        self._most = min(_TASKS, max(1, _PIECE // (plan.net.layout.width * plan.net.layout.dtype.itemsize)))
-        self._memory = PartyStore(plan.budget)
-        self._owed = Owed[Batch]()
-        self._mark = mark_of(plan)
-        self._shelves = [Shelf(pool.folder / f"tasks-{self.number}-{side}") for side in "ab"]
-        weakref.finalize(self, pool.forget, self.number)
+    def __init__(self, plan: Plan, plan_message: PlanMessage, pool: WorkerPool, workers: int) -> None:
+        self.engine_id = next_id()
+        self._plan, self._plan_message, self._pool = plan, plan_message, pool
+        self._workers = min(workers, len(plan.population))  # a worker without a party would have nothing to do
+        self._max_piece_tasks = min(
+            _MAX_PIECE_TASKS, max(1, _PIECE_BYTES // (plan.net.layout.width * plan.net.layout.dtype.itemsize))
+        )
+        self._memory = PartyStore(plan.memory_budget)
+        self._queue = WorkQueue[ProcessTaskBatch]()
+        self._fingerprint = plan_fingerprint(plan)
+        self._buffers = [SharedTensorFile(pool.folder / f"tasks-{self.engine_id}-{side}") for side in "ab"]
+        weakref.finalize(self, pool.drop_plan, self.engine_id)
 
     @property
-    def memory(self) -> Store:
+    def party_states(self) -> Store:
         return self._memory
 
-    def members(self, begin: bool = False) -> Sequence[str]:
-        return tuple(self._plan.people)
+    def available_parties(self, starting_round: bool = False) -> Sequence[str]:
+        return tuple(self._plan.population)
 
     def submit(self, tasks: Sequence[Task]) -> None:
         with self._pool.lock:
-            self._forget()
-            self._shelves.reverse()  # a worker may still read what belongs to a round that was broken off
+            self._reset_queue()
+            self._buffers.reverse()  # a worker may still read what belongs to a round that was broken off
             memories = [self._memory.get(task.party) for task in tasks]
-            batch = Batch(weakref.ref(self), self.number, tasks, memories, self._shelves[0])
-            rows = cut(len(tasks), self._workers, self._most)
-            self._owed = Owed([Piece(batch, some) for some in rows])
+            batch = ProcessTaskBatch(weakref.ref(self), self.engine_id, tasks, memories, self._buffers[0])
+            rows = split_rows(len(tasks), self._workers, self._max_piece_tasks)
+            self._queue = WorkQueue([WorkPiece(batch, some) for some in rows])
 
-    def _forget(self) -> None:
+    def _reset_queue(self) -> None:
         """What is left of a round that was broken off; a worker that hangs, on whatever, is ended."""
-        for member in self._pool.members:
-            if member.doing and member.doing[0].overdue():
+        for member in self._pool.workers:
+            if member.assigned and member.assigned[0].overdue():
                 member.process.kill()
-        self._owed = Owed()
+        self._queue = WorkQueue()
 
-    def collect(self, timeout: float) -> list[Report]:
+    def collect(self, timeout: float) -> list[Reply]:
         end = time.monotonic() + timeout
-        while self._owed:
+        while self._queue:
             with self._pool.lock:
-                self._hear(0)
-                if self._owed.answers:
-                    return self._owed.reports(self._memory)
-                ready = self._give()
-                safe = [piece for piece in self._owed.waiting if not piece.deaths]  # others have killed a worker
+                self._receive_messages(0)
+                if self._queue.results:
+                    return self._queue.take_replies(self._memory)
+                ready = self._hand_out()
+                safe = [piece for piece in self._queue.waiting if not piece.deaths]  # others have killed a worker
                 if not ready and safe:
-                    self._work_here(safe[0])
+                    self._run_locally(safe[0])
                     continue
             if time.monotonic() >= end:
                 break
-            self._hear(min(0.1, end - time.monotonic()))
+            self._receive_messages(min(0.1, end - time.monotonic()))
         return []
 
     def wait(self) -> ProcessEngine:
         """Wait until every worker has started and made the plan; a round does not need it."""
         while True:
             with self._pool.lock:
-                self._pool.grow(self._workers)
-                self._give()
-                if all(self._has_made(member) for member in self._pool.members[: self._workers]):
+                self._pool.ensure_workers(self._workers)
+                self._hand_out()
+                if all(self._has_plan(member) for member in self._pool.workers[: self._workers]):
                     return self
-            self._hear(0.1)
+            self._receive_messages(0.1)
 
-    def _give(self) -> bool:
+    def _hand_out(self) -> bool:
         """Hand out what waits, two pieces a worker, so that none runs dry; whether any worker is ready."""
         if self._pool.closed:  # by somebody, in the middle of the work: it goes on here
-            for piece in [piece for piece in self._owed.pieces.values() if piece.deaths]:
-                self._owed.refuse(piece, "lost", "a worker died of it, and the workers have been closed")
-            self._owed.waiting = deque(self._owed.pieces.values())
+            for piece in [piece for piece in self._queue.pieces.values() if piece.deaths]:
+                self._queue.fail(piece, "lost", "a worker died of it, and the workers have been closed")
+            self._queue.waiting = deque(self._queue.pieces.values())
             return False
-        self._pool.tidy()
-        if self._pool.worth_it():
-            self._pool.grow(self._workers)
-        members = self._pool.members[: self._workers]
+        self._pool.send_dropped_plans()
+        if self._pool.should_start():
+            self._pool.ensure_workers(self._workers)
+        members = self._pool.workers[: self._workers]
         for member in members:
-            if self.number not in member.plans:
-                member.say(self._spelled.message(self.number, self._pool.folder))
-                member.plans[self.number] = None
-        ready = [member for member in members if self._has_made(member)]
-        for member in sorted(ready, key=lambda member: len(member.doing)) * 2:
-            if self._owed.waiting and len(member.doing) < 2:
-                first = self._owed.waiting[0]
-                message = first.of.message(first.number, first.rows)
-                piece = self._owed.waiting.popleft()
-                piece.begun = time.monotonic()
-                member.doing.append(piece)
-                member.say(message)
-        return bool(ready)
+            if self.engine_id not in member.plans:
+                member.send(self._plan_message.message(self.engine_id, self._pool.folder))
+                member.plans[self.engine_id] = None
+        ready_workers = [member for member in members if self._has_plan(member)]
+        for member in sorted(ready_workers, key=lambda member: len(member.assigned)) * 2:
+            if self._queue.waiting and len(member.assigned) < 2:
+                first = self._queue.waiting[0]
+                message = first.batch.message(first.number, first.rows)
+                piece = self._queue.waiting.popleft()
+                piece.started = time.monotonic()
+                member.assigned.append(piece)
+                member.send(message)
+        return bool(ready_workers)
 
-    def _has_made(self, member: Member) -> bool:
+    def _has_plan(self, worker: WorkerProcess) -> bool:
         """Whether a worker has made this plan; an error if it could not, or made another one."""
-        said = member.plans.get(self.number)
-        if said is None:
+        reply = worker.plans.get(self.engine_id)
+        if reply is None:
             return False
-        if "why" in said:
-            raise EngineError(f"{member} could not make the federation:\n{said['why']}")
-        if said["mark"] != self._mark:
+        if "why" in reply:
+            raise EngineError(f"{worker} could not make the federation:\n{reply['why']}")
+        if reply["mark"] != self._fingerprint:
             raise EngineError(
-                f"{member} made another model or other parties than this process. "
+                f"{worker} made another model or other parties than this process. "
                 "What makes them must make the same every time: seed what it draws."
             )
         return True
 
-    def _hear(self, timeout: float) -> None:
+    def _receive_messages(self, timeout: float) -> None:
         """Take in what workers have said, for this engine or for another one on the same pool."""
         if timeout:
-            self._pool.mail.wait(timeout)
+            self._pool.inbox.wait(timeout)
         with self._pool.lock:
-            self._pool.mail.deal(self._take)
+            self._pool.inbox.process_all(self._handle_message)
 
-    def _take(self, member: Member, message: Message | None) -> None:
+    def _handle_message(self, worker: WorkerProcess, message: Message | None) -> None:
         if message is None:
-            self._bury(member)
+            self._replace_dead(worker)
         elif "answered" in message:
-            _settle(member, message)
-        elif message["plan"] in member.plans:
-            member.plans[message["plan"]] = message
+            _deliver(worker, message)
+        elif message["plan"] in worker.plans:
+            worker.plans[message["plan"]] = message
 
-    def _bury(self, member: Member) -> None:
+    def _replace_dead(self, worker: WorkerProcess) -> None:
         """A worker is dead: replace it, give back what it had, and say so."""
-        if self._pool.closed or self._pool.members[member.index] is not member:
+        if self._pool.closed or self._pool.workers[worker.index] is not worker:
             return
-        parties = ", ".join(repr(task.party) for piece in list(member.doing)[:1] for task in piece.tasks)
-        told = f"{member} {member.fate()}" + (f" while it worked on {parties:.200}" if parties else "")
-        for at, piece in enumerate(member.doing):
+        parties = ", ".join(repr(task.party) for piece in list(worker.assigned)[:1] for task in piece.tasks)
+        description = f"{worker} {worker.exit_description()}" + (
+            f" while it worked on {parties:.200}" if parties else ""
+        )
+        for at, piece in enumerate(worker.assigned):
             piece.deaths += at == 0
-            _give_back(piece, told)
-        self._pool.replace(member)
-        warnings.warn(f"{told}. It is replaced, and its work is done again.", DescantWarning, stacklevel=4)
+            _retry_piece(piece, description)
+        self._pool.replace(worker)
+        warnings.warn(f"{description}. It is replaced, and its work is done again.", DescantWarning, stacklevel=4)
 
-    def again(self, piece: Piece[Batch], why: str) -> None:
+    def retry(self, piece: WorkPiece[ProcessTaskBatch], reason: str) -> None:
         """The worker of a piece died."""
-        self._owed.again(piece, why)
+        self._queue.retry(piece, reason)
 
-    def receive(self, piece: Piece[Batch], message: Message) -> None:
+    def receive(self, piece: WorkPiece[ProcessTaskBatch], message: Message) -> None:
         """The answers to a piece, if they are still wanted."""
-        if piece.number not in self._owed.pieces:
+        if piece.number not in self._queue.pieces:
             return
         if "why" in message:
-            self._owed.refuse(piece, "error", message["why"])
+            self._queue.fail(piece, "error", message["why"])
         else:
-            shelf = self._pool.shelf(message["file"])
-            arrays = {key: array.clone() for key, array in shelf.read().items()}  # the worker will write there again
-            self._owed.answer(piece, [answer_of(fields, arrays) for fields in message["answers"]])
+            buffer = self._pool.buffer(message["file"])
+            arrays = {key: array.clone() for key, array in buffer.read().items()}  # the worker will write there again
+            self._queue.record_results(piece, [read_task_result(fields, arrays) for fields in message["answers"]])
 
-    def _work_here(self, piece: Piece[Batch]) -> None:
+    def _run_locally(self, piece: WorkPiece[ProcessTaskBatch]) -> None:
         """As a worker would do it, with as many threads."""
-        self._owed.waiting.remove(piece)
+        self._queue.waiting.remove(piece)
         before, began = torch.get_num_threads(), time.monotonic()
         torch.set_num_threads(self._pool.threads)
         try:
-            self._owed.answer(piece, work(self._plan, piece.tasks, piece.memories))
+            self._queue.record_results(piece, perform_tasks(self._plan, piece.tasks, piece.party_states))
         finally:
             torch.set_num_threads(before)
-        self._pool.spent += time.monotonic() - began
+        self._pool.local_seconds += time.monotonic() - began
 
 
-def _settle(member: Member, message: Message) -> None:
+def _deliver(worker: WorkerProcess, message: Message) -> None:
     """An answer goes to the engine that asked; what the worker should have done before it never came to it."""
-    if message["answered"] not in [piece.number for piece in member.doing]:
+    if message["answered"] not in [piece.number for piece in worker.assigned]:
         return
-    while member.doing[0].number != message["answered"]:
-        _give_back(member.doing.popleft(), "the worker was never asked")
-    engine = member.doing[0].of.owner()
+    while worker.assigned[0].number != message["answered"]:
+        _retry_piece(worker.assigned.popleft(), "the worker was never asked")
+    engine = worker.assigned[0].of.owner()
     if engine is not None:
-        engine.receive(member.doing[0], message)
-    member.doing.popleft()
+        engine.receive(worker.assigned[0], message)
+    worker.assigned.popleft()
 
 
-def _give_back(piece: Piece[Batch], why: str) -> None:
-    engine = piece.of.owner()
+def _retry_piece(piece: WorkPiece[ProcessTaskBatch], reason: str) -> None:
+    engine = piece.batch.owner()
     if engine is not None:
-        engine.again(piece, why)
+        engine.retry(piece, reason)

@@ -31,10 +31,10 @@ _CODES = {
     torch.bool: "BOOL",
 }
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
-_LINE = 64  # arrays begin at a cache line
+_CACHE_LINE = 64  # arrays begin at a cache line
 
 
-class Shelf:
+class SharedTensorFile:
     """One such file, as one process sees it: one writes, others read what was written last."""
 
     def __init__(self, file: Path) -> None:
@@ -43,26 +43,26 @@ class Shelf:
 
     def write(self, arrays: Mapping[str, Tensor]) -> None:
         """Put arrays in place of those that were there."""
-        places, end = list[tuple[int, int]](), 0
+        ranges, end = list[tuple[int, int]](), 0
         for array in arrays.values():
-            places.append((end, end + array.numel() * array.element_size()))
-            end = -(-places[-1][1] // _LINE) * _LINE
+            ranges.append((end, end + array.numel() * array.element_size()))
+            end = -(-ranges[-1][1] // _CACHE_LINE) * _CACHE_LINE
         entries = {
             name: {"dtype": _CODES[array.dtype], "shape": list(array.shape), "data_offsets": place}
-            for (name, array), place in zip(arrays.items(), places, strict=True)
+            for (name, array), place in zip(arrays.items(), ranges, strict=True)
         }
         header = json.dumps(entries).encode()
-        begin = -(-(8 + len(header)) // _LINE) * _LINE
-        self._reach(begin + end)
+        begin = -(-(8 + len(header)) // _CACHE_LINE) * _CACHE_LINE
+        self._ensure_size(begin + end)
         header = header.ljust(begin - 8)
         self._bytes[:8] = torch.frombuffer(bytearray(len(header).to_bytes(8, "little")), dtype=torch.uint8)
         self._bytes[8:begin] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
-        for array, (first, last) in zip(arrays.values(), places, strict=True):
+        for array, (first, last) in zip(arrays.values(), ranges, strict=True):
             if last > first:
                 flat = array.detach().contiguous().reshape(-1)
                 self._bytes[begin + first : begin + last].view(array.dtype).copy_(flat)
 
-    def _reach(self, size: int) -> None:
+    def _ensure_size(self, size: int) -> None:
         if len(self._bytes) >= size:
             return
         try:

@@ -13,83 +13,83 @@ from urllib.parse import urlsplit
 
 from ...errors import EngineError, SettingError
 
-_QUIET = {  # nothing is reported to anybody; without the second, Ray reports that it reports nothing
+_RAY_ENVIRONMENT = {  # nothing is reported to anybody; without the second, Ray reports that it reports nothing
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/",
     "RAY_AUTH_MODE": "token",
 }
-_TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-_TRYING = 5.0  # seconds in which a cluster must answer
-_OWN: list[str] = []  # tokens that were made here
-_KNOWN: dict[str, str] = {}  # by an address that was asked for: what Ray calls it
+_TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+_CONNECT_SECONDS = 5.0  # seconds in which a cluster must answer
+_CREATED_TOKENS: list[str] = []  # tokens that were made here
+_KNOWN_ADDRESSES: dict[str, str] = {}  # by an address that was asked for: what Ray calls it
 
 
-def join(address: str | None, count: int) -> None:
+def connect(address: str | None, cores: int) -> None:
     """Be connected to the cluster, or start one with so many cores: it gets a token that nobody else has."""
-    before, place = os.environ.get("RAY_AUTH_MODE"), _place(address)
-    if not _is_here(place) and not _has_token():
+    auth_mode_before, host_port = os.environ.get("RAY_AUTH_MODE"), _host_port(address)
+    if not _is_local(host_port) and not _has_token():
         raise SettingError(
             f"The cluster at {address} is not on this machine, and there is no token for it: whoever reaches "
-            f"a cluster without one can run code on it. Start it with RAY_AUTH_MODE=token, and set {_TOKENS[1]}."
+            f"a cluster without one can run code on it. Start it with RAY_AUTH_MODE=token, and set {_TOKEN_VARIABLES[1]}."
         )
-    early = "ray" in sys.modules and before != "token"
-    os.environ.update(_QUIET)
+    ray_imported_early = "ray" in sys.modules and auth_mode_before != "token"
+    os.environ.update(_RAY_ENVIRONMENT)
     try:
         import ray
     except ImportError as error:
         raise EngineError("Ray is not installed. Install it with: pip install 'descant[ray]'") from error
     if ray.is_initialized():
-        _check_joined(ray.get_runtime_context().gcs_address, address, before)
+        _check_connected(ray.get_runtime_context().gcs_address, address, auth_mode_before)
         return
-    if early:
+    if ray_imported_early:
         raise EngineError(
             "Ray was imported before it was told to ask for a token, and does not look again. "
             "Set RAY_AUTH_MODE=token in the environment, or import ray after the first federation has begun."
         )
-    given: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+    init_options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     if address is None:
-        given |= {"num_cpus": count, "include_dashboard": False}
+        init_options |= {"num_cpus": cores, "include_dashboard": False}
         if not _has_token():
-            if not _OWN:  # Ray looks at it once: what is started here later has the same
-                _OWN.append(secrets.token_hex(32))  # or Ray writes one into the home folder, for all to read
-            os.environ[_TOKENS[0]] = _OWN[-1]
-    _check_answers(place, address)
+            if not _CREATED_TOKENS:  # Ray looks at it once: what is started here later has the same
+                _CREATED_TOKENS.append(secrets.token_hex(32))  # or Ray writes one into the home folder, for all to read
+            os.environ[_TOKEN_VARIABLES[0]] = _CREATED_TOKENS[-1]
+    _check_reachable(host_port, address)
     try:
-        ray.init(address=address or "local", **given)
+        ray.init(address=address or "local", **init_options)
     except (ConnectionError, OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise EngineError(f"There is no Ray cluster at {address or 'this machine'}: {error}") from error
-    _KNOWN[address or "local"] = ray.get_runtime_context().gcs_address
+    _KNOWN_ADDRESSES[address or "local"] = ray.get_runtime_context().gcs_address
 
 
-def _place(address: str | None) -> tuple[str, int] | None:
+def _host_port(address: str | None) -> tuple[str, int] | None:
     """Host and port of a cluster; None where Ray is to find or to start it."""
-    named = _named(address)
-    if named is None:
+    resolved = _resolve_address(address)
+    if resolved is None:
         return None
     try:
-        parts = urlsplit(named if "://" in named else f"ray://{named}")
+        parts = urlsplit(resolved if "://" in resolved else f"ray://{resolved}")
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
     if not host or not port:
         raise SettingError(
-            f'The address of a Ray cluster must be host:port, such as "10.0.0.5:6379", or "auto". Got {named!r}.'
+            f'The address of a Ray cluster must be host:port, such as "10.0.0.5:6379", or "auto". Got {resolved!r}.'
         )
     return host, port
 
 
-def _named(address: str | None) -> str | None:
+def _resolve_address(address: str | None) -> str | None:
     """The address that is meant, if one is."""
     named = os.environ.get("RAY_ADDRESS", "local") if address == "auto" else address
     return None if named in ("auto", "local") else named
 
 
-def _check_answers(place: tuple[str, int] | None, address: str | None) -> None:
+def _check_reachable(host_port: tuple[str, int] | None, address: str | None) -> None:
     """Raise unless somebody listens there: Ray itself would try for minutes, and warn of each time."""
-    if place is None:
+    if host_port is None:
         return
     try:
-        socket.create_connection(place, _TRYING).close()
+        socket.create_connection(host_port, _CONNECT_SECONDS).close()
     except OSError as error:
         raise EngineError(
             f"Nothing answers at {address}: {error.strerror or error}. Look at host and port, or start the cluster "
@@ -97,11 +97,11 @@ def _check_answers(place: tuple[str, int] | None, address: str | None) -> None:
         ) from error
 
 
-def _check_joined(joined: str, asked: str | None, mode: str | None) -> None:
+def _check_connected(connected: str, requested: str | None, mode: str | None) -> None:
     """Raise unless the cluster that this process is part of already is the one that was asked for."""
-    if asked is not None and asked not in ("auto", joined) and _KNOWN.get(asked) != joined:
+    if requested is not None and requested not in ("auto", connected) and _KNOWN_ADDRESSES.get(requested) != connected:
         raise EngineError(
-            f"This process is part of the Ray cluster at {joined} already, and {asked} was asked for. "
+            f"This process is part of the Ray cluster at {connected} already, and {requested} was asked for. "
             "Call ray.shutdown() first."
         )
     if mode == "disabled":
@@ -111,19 +111,19 @@ def _check_joined(joined: str, asked: str | None, mode: str | None) -> None:
         )
 
 
-def _is_here(place: tuple[str, int] | None) -> bool:
+def _is_local(host_port: tuple[str, int] | None) -> bool:
     """Whether a cluster is on this machine."""
-    if place is None:
+    if host_port is None:
         return True
     try:
-        return ip_address(place[0]).is_loopback
+        return ip_address(host_port[0]).is_loopback
     except ValueError:
-        return place[0] == "localhost"
+        return host_port[0] == "localhost"
 
 
 def _has_token() -> bool:
     """Whether the user has one; one that was made here opens no other cluster."""
-    token, file = (os.environ.get(name) for name in _TOKENS)
-    if (token and token not in _OWN) or (file and Path(file).is_file()):
+    token, file = (os.environ.get(name) for name in _TOKEN_VARIABLES)
+    if (token and token not in _CREATED_TOKENS) or (file and Path(file).is_file()):
         return True
     return (Path.home() / ".ray" / "auth_token").is_file()

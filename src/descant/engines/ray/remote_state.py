@@ -7,91 +7,93 @@ from typing import Any
 
 from torch import Tensor
 
-from ...core.algorithm import Memory
+from ...core.algorithm import NamedTensors
 from ...storage import PartyStore
-from ...storage.party_state import size
+from ...storage.party_state import total_bytes
 
-LARGE = 100_000
+MIN_REMOTE_BYTES = 100_000
 """Bytes of a memory that stays where it was made: Ray itself hands what is smaller to whoever asked for it."""
 
 
-class Far(Mapping[str, Tensor]):
+class RemoteState(Mapping[str, Tensor]):
     """A memory that is elsewhere: whoever looks into it fetches it, anew every time."""
 
-    def __init__(self, place: Any, fetch: Callable[[Any], dict[str, Tensor]], bytes: int = 0) -> None:
-        self.place, self._fetch, self.bytes = place, fetch, bytes
+    def __init__(self, object_ref: Any, fetch: Callable[[Any], dict[str, Tensor]], size_bytes: int = 0) -> None:
+        self.object_ref, self._fetch, self.size_bytes = object_ref, fetch, size_bytes
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.fetched()[name]
+        return self.load()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.fetched())
+        return iter(self.load())
 
     def __len__(self) -> int:
-        return len(self.fetched())
+        return len(self.load())
 
-    def fetched(self) -> dict[str, Tensor]:
+    def load(self) -> dict[str, Tensor]:
         """The whole of it, here."""
-        return self._fetch(self.place)
+        return self._fetch(self.object_ref)
 
 
-def weight(memory: Memory) -> int:
+def state_bytes(party_state: NamedTensors) -> int:
     """Bytes of a memory; it is not fetched for that."""
-    return memory.bytes if isinstance(memory, Far) else size(memory)
+    return party_state.size_bytes if isinstance(party_state, RemoteState) else total_bytes(party_state)
 
 
-class Afar:
+class RemotePartyStore:
     """A `core.Store` of memories that are here, as in a :class:`PartyStore`, or :class:`Far`."""
 
     def __init__(self, budget: int) -> None:
-        self._near = PartyStore(budget)
-        self._rounds: dict[int, dict[str, Far]] = {0: {}}  # that of the last commit, and the one before
-        self._staged: dict[str, Far | None] = {}  # None: it is staged here
-        self.has_large = False  # or had: whether to let memories stay
+        self._local = PartyStore(budget)
+        self._remote_by_round: dict[int, dict[str, RemoteState]] = {
+            0: {}
+        }  # that of the last commit, and the one before
+        self._staged: dict[str, RemoteState | None] = {}  # None: it is staged here
+        self.has_remote = False  # or had: whether to let memories stay
 
     @property
     def round(self) -> int:
-        return self._near.round
+        return self._local.round
 
     @property
-    def _far(self) -> dict[str, Far]:
+    def _remote(self) -> dict[str, RemoteState]:
         """What is far changes with the round of what is here: neither is broken off without the other."""
-        return self._rounds[self._near.round]
+        return self._remote_by_round[self._local.round]
 
     @property
     def held_bytes(self) -> int:
         """How much of it is in the memory of this process."""
-        return self._near.held_bytes
+        return self._local.memory_bytes
 
-    def look(self, party: str) -> Memory:
+    def peek(self, party: str) -> NamedTensors:
         """What is committed of a party; what is far is not fetched."""
-        return self._far[party] if party in self._far else self._near.get(party)
+        return self._remote[party] if party in self._remote else self._local.get(party)
 
     def get(self, party: str) -> dict[str, Tensor]:
-        found = self.look(party)
-        return found.fetched() if isinstance(found, Far) else dict(found)
+        found = self.peek(party)
+        return found.load() if isinstance(found, RemoteState) else dict(found)
 
-    def stage(self, party: str, tensors: Memory) -> None:
-        far = tensors if isinstance(tensors, Far) else None
-        self.has_large = self.has_large or far is not None or size(tensors) >= LARGE
-        self._near.stage(party, tensors if far is None else {})
+    def stage(self, party: str, tensors: NamedTensors) -> None:
+        far = tensors if isinstance(tensors, RemoteState) else None
+        self.has_remote = self.has_remote or far is not None or total_bytes(tensors) >= MIN_REMOTE_BYTES
+        self._local.stage(party, tensors if far is None else {})
         self._staged[party] = far
 
     def commit(self, round: int, parties: Collection[str]) -> None:
         chosen = {party: self._staged[party] for party in self._staged.keys() & set(parties)}
-        far = {party: far for party, far in {**self._far, **chosen}.items() if far is not None}
-        self._rounds = {self.round: self._far, round: far}
-        self._near.commit(round, parties)
+        far = {party: far for party, far in {**self._remote, **chosen}.items() if far is not None}
+        self._remote_by_round = {self.round: self._remote, round: far}
+        self._local.commit(round, parties)
         self._staged = {}
 
     def rollback(self, round: int) -> None:
-        self._near.rollback(round)
-        self._rounds, self._staged = {round: self._far}, {}
+        self._local.rollback(round)
+        self._remote_by_round, self._staged = {round: self._remote}, {}
 
     def clear(self) -> None:
-        self._rounds = {self.round: {}, 0: {}}
-        self._near.clear()
+        self._remote_by_round = {self.round: {}, 0: {}}
+        self._local.clear()
         self._staged = {}
 
     def names(self) -> list[str]:
-        return sorted({*self._near.names(), *self._far})
+        return sorted({*self._local.names(), *self._remote})

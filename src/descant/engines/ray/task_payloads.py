@@ -9,52 +9,54 @@ from typing import Any
 
 from torch import Tensor
 
-from ...core.algorithm import Memory
+from ...core.algorithm import NamedTensors
 from ...core.messages import Task
-from ...serialization.wire import Crate, sheet
-from .remote_state import Far
+from ...serialization.wire import TensorPool, to_fields
+from .remote_state import RemoteState
 
 
 @dataclass(eq=False)
-class Load:
+class RayTaskBatch:
     """The tasks of one `submit`: the arrays that many of them speak of are told apart, to be carried once.
 
     A memory that is far is not looked into: a worker gets its place.
     """
 
     tasks: Sequence[Task]
-    memories: Sequence[Memory]
+    party_states: Sequence[NamedTensors]
 
     @cached_property
-    def _written(self) -> tuple[list[dict[str, Any]], list[dict[str, str] | None], Crate]:
-        crate = Crate()
-        near = [None if isinstance(memory, Far) else crate.put(memory) for memory in self.memories]
-        return [sheet(task, crate) for task in self.tasks], near, crate
+    def _encoded(self) -> tuple[list[dict[str, Any]], list[dict[str, str] | None], TensorPool]:
+        crate = TensorPool()
+        near = [None if isinstance(memory, RemoteState) else crate.add(memory) for memory in self.party_states]
+        return [to_fields(task, crate) for task in self.tasks], near, crate
 
-    def _used(self, rows: range) -> list[str]:
-        sheets, memories, _ = self._written
+    def _used_keys(self, rows: range) -> list[str]:
+        sheets, memories, _ = self._encoded
         return [key for k in rows for key in (*sheets[k]["arrays"].values(), *(memories[k] or {}).values())]
 
     @cached_property
-    def common(self) -> set[str]:
+    def shared_keys(self) -> set[str]:
         """What more than one task speaks of."""
         seen, twice = set[str](), set[str]()
-        for key in self._used(range(len(self.tasks))):
+        for key in self._used_keys(range(len(self.tasks))):
             (twice if key in seen else seen).add(key)
         return twice
 
     @property
-    def shared(self) -> dict[str, Tensor]:
+    def shared_arrays(self) -> dict[str, Tensor]:
         """What is common."""
-        return {key: self._written[2].arrays[key] for key in sorted(self.common)}
+        return {key: self._encoded[2].arrays[key] for key in sorted(self.shared_keys)}
 
-    def own(self, rows: range) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def piece_payload(self, rows: range) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Some of the tasks as JSON values, a far memory as None, and the arrays that only they speak of."""
-        sheets, memories, crate = self._written
-        keys = sorted(set(self._used(rows)) - self.common)
-        fields = {"tasks": [sheets[k] for k in rows], "memories": [memories[k] for k in rows]}
+        sheets, memories, crate = self._encoded
+        keys = sorted(set(self._used_keys(rows)) - self.shared_keys)
+        fields = {"tasks": [sheets[k] for k in rows], "party_states": [memories[k] for k in rows]}
         return fields, {key: crate.arrays[key] for key in keys}
 
-    def far(self, rows: range) -> list[Any]:
+    def remote_refs(self, rows: range) -> list[Any]:
         """The places of the far memories among them, in their order."""
-        return [memory.place for memory in self.memories[rows.start : rows.stop] if isinstance(memory, Far)]
+        return [
+            memory.object_ref for memory in self.party_states[rows.start : rows.stop] if isinstance(memory, RemoteState)
+        ]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...core.seeds import EVERYBODY, stream
+from ...core.seeds import ALL_PARTIES, stream
 from .. import partition
-from ..population import People, from_rows
+from ..population import Population, from_rows
 
 
 def digits(
@@ -18,7 +18,7 @@ def digits(
     seed: int = 0,
     sigma: float = 2.0,
     exponent: float = 2.0,
-) -> People:
+) -> Population:
     """1797 digits of 8 x 8 pixels in [0, 1] over `count` parties: bundled, nothing to download.
 
     `split` is one of :data:`.splits.SPLITS`; what the numbers behind it do stands at :func:`.splits.cut`.
@@ -31,5 +31,5 @@ def digits(
 
     pixels, labels = load_digits(return_X_y=True)
     x, y = (pixels / 16).astype(np.float32), labels.astype(np.int64)  # [1797, 64], [1797]
-    rng = stream(seed, 0, EVERYBODY, "parties")
-    return from_rows(x, y, partition.cut(y, split, count, rng, alpha, classes, sigma, exponent), test, seed)
+    rng = stream(seed, 0, ALL_PARTIES, "parties")
+    return from_rows(x, y, partition.split_rows(y, split, count, rng, alpha, classes, sigma, exponent), test, seed)

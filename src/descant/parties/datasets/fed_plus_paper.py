@@ -14,26 +14,26 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.seeds import EVERYBODY, stream
-from ...core.settings import check, setting
+from ...core.seeds import ALL_PARTIES, stream
+from ...core.settings import check_settings, setting
 from ...errors import PartyError
 from .. import partition
-from ..data_files import locate
-from ..images import Scaling, image_set, moments
-from ..partition import Rows
-from ..population import People, from_rows
-from ..readers import read_labels, read_table
-from ..text import VECTORS, encode, word_vectors
+from ..data_files import locate_files
+from ..images import ImageScaling, all_images, pixel_moments
+from ..partition import RowIndices
+from ..population import Population, from_rows
+from ..readers import parse_labels, read_table
+from ..text import VECTOR_SIZES, encode_texts, word_vectors
 
 
 @dataclass(frozen=True)
-class _Population:
+class _PopulationSettings:
     count: int | None = setting(None, "how many parties; None: as many as there are", least=1, whole=True)
     classes: int = setting(1, "how many classes a party has", least=1, most=10, whole=True)
-    words: int = setting(25, "how many words of a text are read", least=1, whole=True)
-    least: int = setting(10, "how many texts an account has at least", least=2, whole=True)
+    max_words: int = setting(25, "how many words of a text are read", least=1, whole=True)
+    min_texts: int = setting(10, "how many texts an account has at least", least=2, whole=True)
     source: str = setting("critics", "whose texts", one_of=("critics", "sent140"))
-    vectors: str = setting("glove100", "whose numbers the words get", one_of=tuple(VECTORS))
+    vectors: str = setting("glove100", "whose numbers the words get", one_of=tuple(VECTOR_SIZES))
 
 
 def mnist(
@@ -43,7 +43,7 @@ def mnist(
     test: float = 0.2,
     seed: int = 0,
     data: str | Path | None = None,
-) -> People:
+) -> Population:
     """MNIST over 1,000 parties of one digit (Fed+), or of two (`classes=2`: FedProx), in log-normal sizes.
 
     Party u has the digits u, u+1, … modulo 10, at least 10 images, and of each digit a log-normal(0, 2) share of what
@@ -52,13 +52,13 @@ def mnist(
     one by one over all parties, with 0.001 added to the deviation, as there. `angles` is not from a paper: party u's
     images are turned by the u-th of them, which begin again at their end.
     """
-    check(_Population(count, classes), "mnist")
-    x, y = image_set("mnist", data)
-    rng = stream(seed, 0, EVERYBODY, "mnist")
+    check_settings(_PopulationSettings(count, classes), "mnist")
+    x, y = all_images("mnist", data)
+    rng = stream(seed, 0, ALL_PARTIES, "mnist")
     shares = rng.lognormal(0, 2, (count, classes))
-    rows = partition.by_turns(y, shares, rng, least=-(-10 // classes), fill=True)
-    mean, deviation = moments(x)
-    return from_rows(x, y, rows, test, seed, prepare=Scaling(mean, deviation + 0.001, tuple(angles)))
+    rows = partition.round_robin(y, shares, rng, min_rows=-(-10 // classes), fill=True)
+    mean, deviation = pixel_moments(x)
+    return from_rows(x, y, rows, test, seed, prepare=ImageScaling(mean, deviation + 0.001, tuple(angles)))
 
 
 def femnist(
@@ -69,7 +69,7 @@ def femnist(
     test: float = 0.2,
     seed: int = 0,
     data: str | Path | None = None,
-) -> People:
+) -> Population:
     """EMNIST's small letters a to j over 200 parties of 5 classes, in log-normal sizes: the papers' "FEMNIST".
 
     Party u has the letters u … u+4 modulo 10, ⌊log-normal(4, 1)⌋ + 5 images in equal parts, at least 2 of each:
@@ -78,41 +78,43 @@ def femnist(
     every party then begins at the same image, and test images of one are training images of others. Pixels are in [0,
     1]. `angles` is not from a paper: see :func:`mnist`.
     """
-    check(_Population(count, classes), "femnist")
-    x, y = image_set("emnist", data)
-    rng = stream(seed, 0, EVERYBODY, "femnist")
-    sizes = partition.log_normal(count, rng, 4.0, 1.0, 5)
-    wanted = np.repeat(np.maximum(sizes // classes, 2)[:, None], classes, axis=1)  # [count, classes]
-    rows = _leaky_turns(y, wanted) if leaky else partition.by_turns(y, wanted, rng, least=2)
+    check_settings(_PopulationSettings(count, classes), "femnist")
+    x, y = all_images("emnist", data)
+    rng = stream(seed, 0, ALL_PARTIES, "femnist")
+    sizes = partition.log_normal_sizes(count, rng, 4.0, 1.0, 5)
+    row_counts = np.repeat(np.maximum(sizes // classes, 2)[:, None], classes, axis=1)  # [count, classes]
+    rows = _leaky_round_robin(y, row_counts) if leaky else partition.round_robin(y, row_counts, rng, min_rows=2)
     note = "images are shared between parties, as in FedProx's code: scores are too high" if leaky else ""
-    return from_rows(x, y, rows, test, seed, prepare=Scaling(angles=tuple(angles)), note=note)
+    return from_rows(x, y, rows, test, seed, prepare=ImageScaling(angles=tuple(angles)), note=note)
 
 
-def _leaky_turns(y: NDArray[np.int64], wanted: Rows) -> list[Rows]:
+def _leaky_round_robin(y: NDArray[np.int64], row_counts: RowIndices) -> list[RowIndices]:
     """FedProx's inverted reset (ERRATA 21): the index goes back to 0 while there *are* images left."""
     by_class = [np.flatnonzero(y == label) for label in np.unique(y)]
-    at, parts = [0] * len(by_class), []
-    for turn, sizes in zip(partition.turns(len(wanted), wanted.shape[1], len(by_class)), wanted, strict=True):
-        own = []
+    offsets, parts = [0] * len(by_class), []
+    for turn, sizes in zip(
+        partition.round_robin_classes(len(row_counts), row_counts.shape[1], len(by_class)), row_counts, strict=True
+    ):
+        party_parts = []
         for label, size in zip(turn, sizes, strict=True):
-            if at[label] + size < len(by_class[label]):
-                at[label] = 0
-            own.append(by_class[label][at[label] : at[label] + size])
-            at[label] += size
-        parts.append(np.sort(np.concatenate(own)))
+            if offsets[label] + size < len(by_class[label]):
+                offsets[label] = 0
+            party_parts.append(by_class[label][offsets[label] : offsets[label] + size])
+            offsets[label] += size
+        parts.append(np.sort(np.concatenate(party_parts)))
     return parts
 
 
 def sentiment(
     source: str = "critics",
     count: int | None = None,
-    words: int = 25,
-    least: int = 10,
+    max_words: int = 25,
+    min_texts: int = 10,
     vectors: str = "glove100",
     test: float = 0.2,
     seed: int = 0,
     data: str | Path | None = None,
-) -> People:
+) -> Population:
     """Is a short text for or against? One party an account; a text is the numbers of its first 25 words.
 
     The papers take 772 accounts of Sent140 ("25 characters" is a slip for words: ERRATA 22), cut into words by
@@ -123,37 +125,40 @@ def sentiment(
     rows of `vectors`, int64, 0 for none: give the same `vectors` to :func:`descant.models.lstm`, which holds them.
     GloVe has 100 numbers here where the papers have 300 ("glove300", if you have its file).
     """
-    check(_Population(count, words=words, least=least, source=source, vectors=vectors), "sentiment")
-    accounts, labels, texts, note = _texts(source, data)
-    by_account = partition.by_account(accounts, least)
-    if count is not None and count > len(by_account):
+    check_settings(
+        _PopulationSettings(count, max_words=max_words, min_texts=min_texts, source=source, vectors=vectors),
+        "sentiment",
+    )
+    accounts, labels, texts, note = _read_texts(source, data)
+    rows_by_account = partition.by_group(accounts, min_texts)
+    if count is not None and count > len(rows_by_account):
         raise PartyError(
-            f"{len(by_account)} accounts of {source} have {least} texts or more. Got count={count}: "
+            f"{len(rows_by_account)} accounts of {source} have {min_texts} texts or more. Got count={count}: "
             "ask for fewer, or for a smaller least."
         )
-    ordered = sorted(by_account, key=_in_order)
-    chosen = [ordered[k] for k in stream(seed, 0, EVERYBODY, "sentiment").permutation(len(ordered))[:count]]
-    used = np.sort(np.concatenate([by_account[name] for name in chosen]))  # only these are cut into words
-    x = encode([texts[row] for row in used], word_vectors(vectors, data).ids, words)
-    rows = {name: np.searchsorted(used, by_account[name]) for name in chosen}
+    ordered = sorted(rows_by_account, key=_name_sort_key)
+    chosen = [ordered[k] for k in stream(seed, 0, ALL_PARTIES, "sentiment").permutation(len(ordered))[:count]]
+    used = np.sort(np.concatenate([rows_by_account[name] for name in chosen]))  # only these are cut into words
+    x = encode_texts([texts[row] for row in used], word_vectors(vectors, data).ids, max_words)
+    rows = {name: np.searchsorted(used, rows_by_account[name]) for name in chosen}
     return from_rows(x, labels[used], rows, test, seed, note=note)
 
 
-def _in_order(name: str) -> tuple[bool, int, str]:
+def _name_sort_key(name: str) -> tuple[bool, int, str]:
     """Numbers by their size, before other names."""
     return (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
 
 
-def _texts(source: str, data: str | Path | None) -> tuple[list[str], NDArray[np.int64], list[str], str]:
+def _read_texts(source: str, data: str | Path | None) -> tuple[list[str], NDArray[np.int64], list[str], str]:
     """Accounts, labels, texts, and what must be known of them."""
-    (file,) = locate(source, data)
+    (file,) = locate_files(source, data)
     if file.name.startswith("training"):  # Sentiment140 as it is
         header = ("polarity", "id", "date", "query", "account", "text")
         table = read_table(file, ("account", "polarity", "text"), header, "latin-1")
-        labels, note = read_labels(file, table["polarity"], {"0": 0, "4": 1}, first=1), ""
+        labels, note = parse_labels(file, table["polarity"], {"0": 0, "4": 1}, first_row=1), ""
     else:
         table = read_table(file, ("account", "label", "text"))
-        labels = read_labels(file, table["label"], {"0": 0, "1": 1})
+        labels = parse_labels(file, table["label"], {"0": 0, "1": 1})
         note = "the reviews of film critics stand in for Sent140: these are not the paper's data"
         if source == "sent140":
             note = f"a part of Sentiment140: {len(labels):,} of its 1,600,000 tweets"

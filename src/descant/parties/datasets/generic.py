@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.seeds import EVERYBODY, stream
+from ...core.seeds import ALL_PARTIES, stream
 from .. import partition
-from ..images import Scaling, by_color, image_set
-from ..population import People, from_rows
-from ..readers import FIRST_ROW, checked_labels, damaged, numbers, read_header, read_npz, read_table
+from ..images import ImageScaling, all_images, scaling_by_color
+from ..population import Population, from_rows
+from ..readers import FIRST_ROW, damaged_file_error, parse_numbers, read_header, read_npz, read_table, validate_labels
 
 
 def cifar10(
@@ -25,14 +25,16 @@ def cifar10(
     test: float = 0.2,
     seed: int = 0,
     data: str | Path | None = None,
-) -> People:
+) -> Population:
     """CIFAR-10 over `count` parties: pictures [3, 32, 32] of ten kinds of things, standardised by colour.
 
     `split` and the numbers behind it are those of :func:`.splits.cut`; `angles` turn the images of party k by the k-th.
     """
-    x, y = image_set("cifar10", data)
-    rows = partition.cut(y, split, count, stream(seed, 0, EVERYBODY, "cifar10"), alpha, classes, sigma, exponent)
-    return from_rows(x, y, rows, test, seed, prepare=by_color(x, angles))
+    x, y = all_images("cifar10", data)
+    rows = partition.split_rows(
+        y, split, count, stream(seed, 0, ALL_PARTIES, "cifar10"), alpha, classes, sigma, exponent
+    )
+    return from_rows(x, y, rows, test, seed, prepare=scaling_by_color(x, angles))
 
 
 def svhn(
@@ -46,11 +48,11 @@ def svhn(
     test: float = 0.2,
     seed: int = 0,
     data: str | Path | None = None,
-) -> People:
+) -> Population:
     """SVHN over `count` parties: house numbers [3, 32, 32], standardised by colour; settings as for CIFAR-10."""
-    x, y = image_set("svhn", data)
-    rows = partition.cut(y, split, count, stream(seed, 0, EVERYBODY, "svhn"), alpha, classes, sigma, exponent)
-    return from_rows(x, y, rows, test, seed, prepare=by_color(x, angles))
+    x, y = all_images("svhn", data)
+    rows = partition.split_rows(y, split, count, stream(seed, 0, ALL_PARTIES, "svhn"), alpha, classes, sigma, exponent)
+    return from_rows(x, y, rows, test, seed, prepare=scaling_by_color(x, angles))
 
 
 def npz(
@@ -65,22 +67,24 @@ def npz(
     exponent: float = 2.0,
     test: float = 0.2,
     seed: int = 0,
-) -> People:
+) -> Population:
     """An npz file of yours over `count` parties; `x` and `y` name its arrays. Bytes become numbers in [0, 1]."""
     features, labels = read_npz(file, (x, y))
     found = f"{x!r} has shape {features.shape} of {features.dtype}, and {y!r} {labels.shape} of {labels.dtype}"
     if features.ndim < 2 or features.dtype.kind not in "fiub" or features.shape[:1] != labels.shape:
-        raise damaged(Path(file), found, "numbers, one row a sample, and one label a row")
-    labels = checked_labels(file, labels, int(labels.max(initial=0)) + 1)
-    rows = partition.cut(labels, split, count, stream(seed, 0, EVERYBODY, "npz"), alpha, classes, sigma, exponent)
-    return from_rows(features, labels, rows, test, seed, prepare=Scaling() if features.dtype == np.uint8 else None)
+        raise damaged_file_error(Path(file), found, "numbers, one row a sample, and one label a row")
+    labels = validate_labels(file, labels, int(labels.max(initial=0)) + 1)
+    rows = partition.split_rows(
+        labels, split, count, stream(seed, 0, ALL_PARTIES, "npz"), alpha, classes, sigma, exponent
+    )
+    return from_rows(features, labels, rows, test, seed, prepare=ImageScaling() if features.dtype == np.uint8 else None)
 
 
 def csv(
     file: str | Path,
-    label: str = "label",
-    account: str | None = None,
-    least: int = 2,
+    label_column: str = "label",
+    party_column: str | None = None,
+    min_rows: int = 2,
     count: int = 10,
     split: str = "dirichlet",
     alpha: float = 0.1,
@@ -89,24 +93,26 @@ def csv(
     exponent: float = 2.0,
     test: float = 0.2,
     seed: int = 0,
-) -> People:
+) -> Population:
     """A CSV file of yours: a party for each value of the column `account` with `least` rows, else `count` by a split.
 
     `label` names the column of labels; all other columns are features, and must be numbers.
     """
-    beside = {label, account}
-    columns = [name for name in read_header(file) if name not in beside]
+    non_features = {label_column, party_column}
+    columns = [name for name in read_header(file) if name not in non_features]
     if not columns:
-        raise damaged(Path(file), f"it has no column beside {label!r}", "columns of numbers, named in the first row")
-    features = numbers(file, read_table(file, columns)).astype(np.float32)
-    named = read_table(file, [label] if account is None else [label, account])
-    labels = numbers(file, {label: named[label]})[:, 0]
-    odd = np.flatnonzero((labels != np.floor(labels)) | (labels < 0))
-    if len(odd):
-        found = f"row {FIRST_ROW + odd[0]} of column {label!r} holds {labels[odd[0]]:g}"
-        raise damaged(Path(file), found, "labels that are whole numbers >= 0")
+        raise damaged_file_error(
+            Path(file), f"it has no column beside {label_column!r}", "columns of numbers, named in the first row"
+        )
+    features = parse_numbers(file, read_table(file, columns)).astype(np.float32)
+    key_columns = read_table(file, [label_column] if party_column is None else [label_column, party_column])
+    labels = parse_numbers(file, {label_column: key_columns[label_column]})[:, 0]
+    invalid = np.flatnonzero((labels != np.floor(labels)) | (labels < 0))
+    if len(invalid):
+        found = f"row {FIRST_ROW + invalid[0]} of column {label_column!r} holds {labels[invalid[0]]:g}"
+        raise damaged_file_error(Path(file), found, "labels that are whole numbers >= 0")
     y = labels.astype(np.int64)
-    if account is not None:
-        return from_rows(features, y, partition.by_account(named[account], least), test, seed)
-    rows = partition.cut(y, split, count, stream(seed, 0, EVERYBODY, "csv"), alpha, classes, sigma, exponent)
+    if party_column is not None:
+        return from_rows(features, y, partition.by_group(key_columns[party_column], min_rows), test, seed)
+    rows = partition.split_rows(y, split, count, stream(seed, 0, ALL_PARTIES, "csv"), alpha, classes, sigma, exponent)
     return from_rows(features, y, rows, test, seed)

@@ -10,28 +10,30 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.seeds import EVERYBODY, stream
-from ...core.settings import check, setting
+from ...core.seeds import ALL_PARTIES, stream
+from ...core.settings import check_settings, setting
 from ...errors import PartyError
 from .. import partition
-from ..images import by_color, parted
-from ..population import People, from_rows
+from ..images import images_with_test_start, scaling_by_color
+from ..population import Population, from_rows
 
-_WHOLE = {"mnist": 70_000, "cifar10": 60_000, "speech": 34_843}  # images, both parts
+_FULL_SIZES = {"mnist": 70_000, "cifar10": 60_000, "speech": 34_843}  # images, both parts
 _TITLES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "speech": "the ten words of Speech Commands"}
 
 
 @dataclass(frozen=True)
-class _Clients:
-    source: str = setting("mnist", "which data set", one_of=tuple(_WHOLE))
+class _ClientSettings:
+    source: str = setting("mnist", "which data set", one_of=tuple(_FULL_SIZES))
     split: str = setting("label", "whether a client has one class, or its part at random", one_of=("label", "iid"))
     count: int = setting(10, "how many clients", least=1, whole=True)
     samples: int | None = setting(None, "how many samples the clients have in all; None: all", least=1, whole=True)
     validation: int = setting(0, "how many samples the server keeps, of the training set", least=0, whole=True)
-    tested: int | None = setting(None, "how many samples they are tested on in all; None: all", least=1, whole=True)
+    test_samples: int | None = setting(
+        None, "how many samples they are tested on in all; None: all", least=1, whole=True
+    )
 
 
-def clients(
+def representation_matching_clients(
     source: str = "mnist",
     split: str = "label",
     count: int = 10,
@@ -39,8 +41,8 @@ def clients(
     validation: int = 0,
     seed: int = 0,
     data: str | Path | None = None,
-    tested: int | None = None,
-) -> People:
+    test_samples: int | None = None,
+) -> Population:
     """Ten clients with one class each, or with all classes at random (`split="iid"`): MNIST, CIFAR-10 or speech (§4).
 
     The paper judges one global model on the common test set. So every client is tested on an equal part of that, drawn
@@ -53,32 +55,38 @@ def clients(
     not from the paper.
     `validation` samples of the training set, drawn at random before it is dealt out, are the server's (§3.3).
     """
-    check(_Clients(source, split, count, samples, validation, tested), "clients")
-    x, y, begin = parted(source, data)
-    rng = stream(seed, 0, EVERYBODY, "clients")
-    left = begin - validation
-    wanted = left if samples is None else samples
-    if not 0 < wanted <= left:
+    check_settings(_ClientSettings(source, split, count, samples, validation, test_samples), "clients")
+    x, y, test_start = images_with_test_start(source, data)
+    rng = stream(seed, 0, ALL_PARTIES, "clients")
+    available = test_start - validation
+    sample_count = available if samples is None else samples
+    if not 0 < sample_count <= available:
         raise PartyError(
-            f"The training set of {source} has {begin} samples, of which the server keeps {validation}. "
+            f"The training set of {source} has {test_start} samples, of which the server keeps {validation}. "
             f"Got samples={samples}: ask for fewer."
         )
-    order = rng.permutation(begin)
-    kept, chosen = order[:validation], order[validation : validation + wanted]
-    parts = partition.evenly(wanted, count, rng) if split == "iid" else _by_class(y[chosen], count, rng)
-    each = None if tested is None else max(1, tested // count)
-    tests = [begin + part[:each] for part in partition.evenly(len(x) - begin, count, rng)]
-    rows, prepare = [np.sort(chosen[part]) for part in parts], by_color(x[:begin])
-    people = from_rows(x, y, rows, 0.0, seed, prepare=prepare, note=_note(source, len(x)), tests=tests)
-    return people.with_validation(prepare(0, x[kept]), y[kept]) if validation else people
+    order = rng.permutation(test_start)
+    validation_rows, chosen = order[:validation], order[validation : validation + sample_count]
+    parts = partition.iid(sample_count, count, rng) if split == "iid" else _by_class(y[chosen], count, rng)
+    tests_per_client = None if test_samples is None else max(1, test_samples // count)
+    test_rows = [test_start + part[:tests_per_client] for part in partition.iid(len(x) - test_start, count, rng)]
+    rows, prepare = [np.sort(chosen[part]) for part in parts], scaling_by_color(x[:test_start])
+    population = from_rows(x, y, rows, 0.0, seed, prepare=prepare, note=_note(source, len(x)), test_rows=test_rows)
+    return population.with_validation(prepare(0, x[validation_rows]), y[validation_rows]) if validation else population
 
 
-def _by_class(y: partition.Rows, count: int, rng: np.random.Generator) -> list[partition.Rows]:
+def _by_class(y: partition.RowIndices, count: int, rng: np.random.Generator) -> list[partition.RowIndices]:
     """Client k has class k, modulo how many there are; where several share one, in equal parts."""
-    return partition.by_turns(y, np.ones((count, 1)), rng, fill=True)
+    return partition.round_robin(y, np.ones((count, 1)), rng, fill=True)
 
 
-def _note(source: str, found: int) -> str:
-    told = "each party is tested on its random part of the common test set, so the mean is the accuracy on all of it"
-    part = f"{found:,} of the {_WHOLE[source]:,} samples of {_TITLES[source]}; " if found < _WHOLE[source] else ""
-    return part + told
+def _note(source: str, sample_count: int) -> str:
+    explanation = (
+        "each party is tested on its random part of the common test set, so the mean is the accuracy on all of it"
+    )
+    part = (
+        f"{sample_count:,} of the {_FULL_SIZES[source]:,} samples of {_TITLES[source]}; "
+        if sample_count < _FULL_SIZES[source]
+        else ""
+    )
+    return part + explanation

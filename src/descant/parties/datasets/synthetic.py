@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...core.seeds import EVERYBODY, stream
-from ...core.settings import check, setting
-from ..partition import log_normal
+from ...core.seeds import ALL_PARTIES, stream
+from ...core.settings import check_settings, setting
+from ..partition import log_normal_sizes
 from ..party import Array
-from ..population import People, from_arrays
+from ..population import Population, from_arrays
 
-INPUTS, OUTPUTS = 60, 10
-_SPREAD = np.arange(1, INPUTS + 1) ** -0.6  # the root of Σ_jj = j^-1.2
+FEATURE_COUNT, CLASS_COUNT = 60, 10
+_FEATURE_SCALES = np.arange(1, FEATURE_COUNT + 1) ** -0.6  # the root of Σ_jj = j^-1.2
 
 
 @dataclass(frozen=True)
-class _Synthetic:
+class _SyntheticSettings:
     count: int = setting(30, "how many parties", least=1, whole=True)
     zeta: float = setting(1000, "the spread of the mean of a party's model", least=0)
     beta: float = setting(10, "the spread of the mean of a party's features", least=0)
@@ -30,7 +30,7 @@ class _Synthetic:
 
 def synthetic(
     count: int = 30, zeta: float = 1000, beta: float = 10, class_shift: bool = False, test: float = 0.2, seed: int = 0
-) -> People:
+) -> Population:
     """The papers' synthetic data: 60 features, 10 classes, a model of its own for every party, log-normal sizes.
 
     y = argmax(W x + b) with W, b ~ N(u, 1), u ~ N(0, ζ) and x ~ N(v, Σ), Σ_jj = j^-1.2, v ~ N(B, 1), B ~ N(0, β). ζ and
@@ -45,31 +45,31 @@ def synthetic(
     >>> synthetic(count=3)
     People(3: '0', '1', '2')
     """
-    check(_Synthetic(count, zeta, beta), "synthetic")
-    return from_arrays((_historical(seed, k, zeta, beta, class_shift) for k in range(count)), test, seed)
+    check_settings(_SyntheticSettings(count, zeta, beta), "synthetic")
+    return from_arrays((_synthetic_party(seed, k, zeta, beta, class_shift) for k in range(count)), test, seed)
 
 
-def _historical(seed: int, k: int, zeta: float, beta: float, class_shift: bool) -> tuple[Array, Array]:
+def _synthetic_party(seed: int, k: int, zeta: float, beta: float, class_shift: bool) -> tuple[Array, Array]:
     rng = stream(seed, 0, str(k), "synthetic")
-    n = int(log_normal(1, rng)[0])
-    u = zeta * rng.normal(size=OUTPUTS if class_shift else 1)
-    weight, bias = u + rng.normal(size=(INPUTS, OUTPUTS)), u + rng.normal(size=OUTPUTS)
-    center = beta * rng.normal() + rng.normal(size=INPUTS)
-    return _labelled(center + _SPREAD * rng.normal(size=(n, INPUTS)), weight, bias)
+    n = int(log_normal_sizes(1, rng)[0])
+    u = zeta * rng.normal(size=CLASS_COUNT if class_shift else 1)
+    weight, bias = u + rng.normal(size=(FEATURE_COUNT, CLASS_COUNT)), u + rng.normal(size=CLASS_COUNT)
+    feature_mean = beta * rng.normal() + rng.normal(size=FEATURE_COUNT)
+    return _label(feature_mean + _FEATURE_SCALES * rng.normal(size=(n, FEATURE_COUNT)), weight, bias)
 
 
 @dataclass(frozen=True)
-class _Shared:
+class _SharedSettings:
     count: int = setting(30, "how many parties", least=1, whole=True)
     offset: float = setting(0.8, "how far a party's model is from the common one, as a share of its size", least=0)
     shift: float = setting(0.5, "how far the mean of a party's features is from 0", least=0)
-    least: int = setting(50, "how many rows a party trains on at least", least=1, whole=True)
-    tests: int = setting(200, "how many rows a party is tested on", least=1, whole=True)
+    min_rows: int = setting(50, "how many rows a party trains on at least", least=1, whole=True)
+    test_rows: int = setting(200, "how many rows a party is tested on", least=1, whole=True)
 
 
-def shared(
-    count: int = 30, offset: float = 0.8, shift: float = 0.5, least: int = 50, tests: int = 200, seed: int = 0
-) -> People:
+def shared_structure(
+    count: int = 30, offset: float = 0.8, shift: float = 0.5, min_rows: int = 50, test_rows: int = 200, seed: int = 0
+) -> Population:
     """Parties with shared structure: one common model, and an offset of its own for every party. Not from a paper.
 
     y = argmax((W + offset·D) x) with W and D ~ N(0, 1), where only W is common, and x ~ N(v, 1), v ~ N(0, shift²), in
@@ -81,21 +81,24 @@ def shared(
     >>> shared(count=3)["0"]
     Party('0', 73 to train, 200 to test, x (60,))
     """
-    check(_Shared(count, offset, shift, least, tests), "shared")
-    common = stream(seed, 0, EVERYBODY, "shared").normal(size=(INPUTS, OUTPUTS))
-    return from_arrays((_offset(seed, k, common, offset, shift, (least, tests)) for k in range(count)), seed=seed)
+    check_settings(_SharedSettings(count, offset, shift, min_rows, test_rows), "shared")
+    common_weight = stream(seed, 0, ALL_PARTIES, "shared").normal(size=(FEATURE_COUNT, CLASS_COUNT))
+    return from_arrays(
+        (_shared_structure_party(seed, k, common_weight, offset, shift, (min_rows, test_rows)) for k in range(count)),
+        seed=seed,
+    )
 
 
-def _offset(
+def _shared_structure_party(
     seed: int, k: int, common: Array, offset: float, shift: float, sizes: tuple[int, int]
 ) -> tuple[Array, Array, Array, Array]:
     rng = stream(seed, 0, str(k), "shared")
-    n = int(log_normal(1, rng, 3.0, 1.0, sizes[0])[0])
+    n = int(log_normal_sizes(1, rng, 3.0, 1.0, sizes[0])[0])
     weight = common + offset * rng.normal(size=common.shape)
-    center = shift * rng.normal(size=INPUTS)
-    x, y = _labelled(center + rng.normal(size=(n + sizes[1], INPUTS)), weight, np.zeros(OUTPUTS))
+    feature_mean = shift * rng.normal(size=FEATURE_COUNT)
+    x, y = _label(feature_mean + rng.normal(size=(n + sizes[1], FEATURE_COUNT)), weight, np.zeros(CLASS_COUNT))
     return x[:n], y[:n], x[n:], y[n:]
 
 
-def _labelled(x: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
+def _label(x: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
     return x.astype(np.float32), np.argmax(x @ weight + bias, axis=1)

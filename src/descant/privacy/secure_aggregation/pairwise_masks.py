@@ -24,16 +24,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import EngineError, PartyError
-from ...storage.vault.private_keys import PrivateKey, stretched
+from ...storage.vault.private_keys import PrivateKey, hkdf_sha256
 
-Words: TypeAlias = NDArray[np.uint64]
+WordArray: TypeAlias = NDArray[np.uint64]
 """Whole numbers modulo 2⁶⁴."""
 
-STEPS = 2.0**36  # in 1: a sum of K is off by K/2 steps at most, less than float32 itself until K is in the hundreds
-REACH = 2.0**16  # how far a number may change: so a sum has 53 bits, and one that was not opened is far beyond them
+STEPS_PER_UNIT = (
+    2.0**36
+)  # in 1: a sum of K is off by K/2 steps at most, less than float32 itself until K is in the hundreds
+MAX_CHANGE = (
+    2.0**16
+)  # how far a number may change: so a sum has 53 bits, and one that was not opened is far beyond them
 KEY_BYTES = 32
-_MARK = b"descant secure aggregation 1\n"
-_BLOCK = 2**17  # words of a keystream at a time
+_DOMAIN_LABEL = b"descant secure aggregation 1\n"
+_BLOCK_WORDS = 2**17  # words of a keystream at a time
 
 
 @dataclass(frozen=True)
@@ -60,55 +64,61 @@ class Cohort:
         total: int = sum(self.weights.tolist())  # whole numbers of Python's, which no weights overflow
         return self.weight(name) / total
 
-    def digest(self, round: int, center: Tensor) -> bytes:
+    def digest(self, round: int, global_model: Tensor) -> bytes:
         """What masks are bound to: told otherwise to one party than to the others, they do not cancel."""
-        numbers = center.detach().contiguous().view(torch.uint8).numpy().tobytes()
+        numbers = global_model.detach().contiguous().view(torch.uint8).numpy().tobytes()
         table = [round, [[name, key.hex(), weight] for name, (key, weight) in self._table.items()]]
-        return hashlib.sha256(_MARK + json.dumps(table).encode() + hashlib.sha256(numbers).digest()).digest()
+        return hashlib.sha256(_DOMAIN_LABEL + json.dumps(table).encode() + hashlib.sha256(numbers).digest()).digest()
 
 
-def key_of(secret: bytes, seed: int, round: int, party: str) -> PrivateKey:
+def round_key(secret: bytes, seed: int, round: int, party: str) -> PrivateKey:
     """A party's key of one round: the same whenever it is asked for, and telling nothing of any other."""
-    return PrivateKey(stretched(secret, _MARK + json.dumps([seed, round, party]).encode(), KEY_BYTES))
+    return PrivateKey(hkdf_sha256(secret, _DOMAIN_LABEL + json.dumps([seed, round, party]).encode(), KEY_BYTES))
 
 
-def fixed(change: Tensor, share: float) -> Words:
+def to_fixed_point(change: Tensor, share: float) -> WordArray:
     """A party's share of a change ``[d]`` as whole numbers of steps; a change that is too long for that is an error.
 
     >>> fixed(torch.tensor([1.0, -2.0]), 2**-36).view(np.int64)
     array([ 1, -2])
     """
-    if not bool((change.abs() < REACH).all()):  # nan compares false
-        raise PartyError(f"its work has diverged: a number of the model moved by {REACH:g} or more, or is not finite.")
-    steps: NDArray[Any] = np.rint(change.double().numpy() * (share * STEPS))
+    if not bool((change.abs() < MAX_CHANGE).all()):  # nan compares false
+        raise PartyError(
+            f"its work has diverged: a number of the model moved by {MAX_CHANGE:g} or more, or is not finite."
+        )
+    steps: NDArray[Any] = np.rint(change.double().numpy() * (share * STEPS_PER_UNIT))
     return steps.astype(np.int64).view(np.uint64)
 
 
-def masked(numbers: Words, name: str, key: PrivateKey, cohort: Cohort, digest: bytes) -> Words:
+def add_masks(numbers: WordArray, name: str, key: PrivateKey, cohort: Cohort, digest: bytes) -> WordArray:
     """Whole numbers with the masks that a party shares with each of the others: alone they are noise."""
-    hidden = numbers.copy()
+    masked_numbers = numbers.copy()
     for other in cohort.names:
         if other != name:
             pair = json.dumps(sorted((name, other))).encode()
-            _add_stream(hidden, stretched(key.agree(cohort.key(other)), _MARK + digest + pair, 32), name < other)
-    return hidden
+            _apply_keystream(
+                masked_numbers,
+                hkdf_sha256(key.exchange(cohort.key(other)), _DOMAIN_LABEL + digest + pair, 32),
+                name < other,
+            )
+    return masked_numbers
 
 
-def _add_stream(numbers: Words, key: bytes, adds: bool) -> None:
+def _apply_keystream(numbers: WordArray, key: bytes, add: bool) -> None:
     """Add a keystream in place, or take it off. The key is of one stream only, so that it may begin at 0."""
     stream = Cipher(AES(key), CTR(bytes(16))).encryptor()
-    for begin in range(0, len(numbers), _BLOCK):
-        part = numbers[begin : begin + _BLOCK]
+    for begin in range(0, len(numbers), _BLOCK_WORDS):
+        part = numbers[begin : begin + _BLOCK_WORDS]
         drawn = np.frombuffer(stream.update(bytes(part.nbytes)), "<u8")
-        (np.add if adds else np.subtract)(part, drawn, out=part)
+        (np.add if add else np.subtract)(part, drawn, out=part)
 
 
-def summed(parts: Sequence[Tensor]) -> Tensor:
+def unmasked_sum(parts: Sequence[Tensor]) -> Tensor:
     """The sum of what all have sent, as a change in float64; one that they cannot have come to is an error."""
     total = np.zeros(parts[0].shape, np.uint64)
     for part in parts:
         np.add(total, part.numpy().view(np.uint64), out=total)
     steps = total.view(np.int64)
-    if steps.size and np.abs(steps.astype(np.float64)).max() > REACH * STEPS + len(parts):
+    if steps.size and np.abs(steps.astype(np.float64)).max() > MAX_CHANGE * STEPS_PER_UNIT + len(parts):
         raise EngineError("the masks of the sum do not cancel: a key, or an answer, was not what its party sent.")
-    return torch.from_numpy(steps / STEPS)
+    return torch.from_numpy(steps / STEPS_PER_UNIT)

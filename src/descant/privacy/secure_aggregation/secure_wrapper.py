@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ...algorithms.components import by_samples, stay, uniformly
+from ...algorithms.components import keep_global_model, sample_weights, uniform_weights
 from ...algorithms.fedavg import FedAvg
-from ...core.algorithm import Algorithm, Secure
-from ...core.settings import check
+from ...core.algorithm import Algorithm, SecureSettings
+from ...core.settings import check_settings
 from ...errors import SettingError
-from ..dp_wrappers import center_name, is_mean
+from ..dp_wrappers import aggregator_name, is_mean
 
 
 def SecureAggregation(
     base: Algorithm = FedAvg(),  # noqa: B008  a frozen value
-    least: int = 3,
+    min_parties: int = 3,
 ) -> Algorithm:
     """Any method whose centre is the mean and who has no models of single parties: the driver sees their sum alone.
 
@@ -34,47 +34,47 @@ def SecureAggregation(
     >>> SecureAggregation().name
     'FedAvg+SecAgg'
     """
-    secure = Secure(least)
-    check(secure, "SecureAggregation")
-    if base.secure is not None:
+    secure = SecureSettings(min_parties)
+    check_settings(secure, "SecureAggregation")
+    if base.secure_aggregation is not None:
         raise SettingError(f"{base.name} adds up unseen already. Wrap a method once.")
-    made = replace(base, name=f"{base.name}+SecAgg", secure=secure)
-    check_adds_up(made, f"SecureAggregation cannot wrap {base.name}")
-    return made
+    wrapped = replace(base, name=f"{base.name}+SecAgg", secure_aggregation=secure)
+    check_summable(wrapped, f"SecureAggregation cannot wrap {base.name}")
+    return wrapped
 
 
-def check_adds_up(algorithm: Algorithm, told: str = "") -> None:
+def check_summable(algorithm: Algorithm, message: str = "") -> None:
     """Raise if a method needs more than the sum; once more when all that wraps it is known."""
-    reason = next(_reasons(algorithm), "") if algorithm.secure is not None else ""
+    reason = next(_objections(algorithm), "") if algorithm.secure_aggregation is not None else ""
     if reason:
-        raise SettingError(f"{told or f'{algorithm.name} does not add up unseen'}: {reason}")
+        raise SettingError(f"{message or f'{algorithm.name} does not add up unseen'}: {reason}")
 
 
-def _reasons(algorithm: Algorithm) -> Iterator[str]:
-    yield from _of_single_models(algorithm)
-    if algorithm.advance is stay:
+def _objections(algorithm: Algorithm) -> Iterator[str]:
+    yield from _single_model_objections(algorithm)
+    if algorithm.server_update is keep_global_model:
         yield "it has no common model, and adds nothing up."
-    if algorithm.quorum is not None or algorithm.max_staleness or algorithm.discount is not None:
+    if algorithm.quorum is not None or algorithm.max_staleness or algorithm.staleness_discount is not None:
         yield "it does not wait for all, and masks cancel only when all of a round are there. Use FedAvg."
-    if algorithm.weigh not in (by_samples, uniformly):
+    if algorithm.compute_weights not in (sample_weights, uniform_weights):
         yield "it weighs work by what is known only afterwards, and shares are part of the sum. Weigh uniformly."
-    if algorithm.measure:
+    if algorithm.loss_samples:
         yield "hyper-parameters that go by clients' losses need these one by one. Use a validation set."
 
 
-def _of_single_models(algorithm: Algorithm) -> Iterator[str]:
+def _single_model_objections(algorithm: Algorithm) -> Iterator[str]:
     """What the driver would have to do with each of them."""
-    for aggregate in (algorithm.aggregate, algorithm.statistics):
+    for aggregate in (algorithm.aggregate, algorithm.aggregate_statistics):
         if not is_mean(aggregate):
-            yield f"{center_name(aggregate)} needs every single model, and only a mean is a sum. Use FedAvg or FedProx."
-    if algorithm.over == "all":
+            yield f"{aggregator_name(aggregate)} needs every single model, and only a mean is a sum. Use FedAvg or FedProx."
+    if algorithm.aggregate_over == "all":
         yield 'over="all" counts the last models of the absent, which the driver would have to know. Use "active".'
-    if algorithm.stand_in is not None:
+    if algorithm.coreset_proxy is not None:
         yield "a stand-in works where the driver sees it, and what parties leave is not hidden in a sum."
-    if algorithm.keep is not None:
+    if algorithm.personalize is not None:
         yield (
             "its parties' own models lie with the driver. Use a method whose parties keep them to themselves, such as "
             "Ditto, APFL, FedPer or FedRep."
         )
-    if algorithm.privacy is not None and algorithm.privacy.at == "center":
-        yield "CentralPrivacy clips every single change at the driver. Use LocalPrivacy, or PrivateSgd."
+    if algorithm.privacy is not None and algorithm.privacy.at == "server":
+        yield "CentralDP clips every single change at the driver. Use LocalDP, or PrivateSgd."

@@ -32,18 +32,18 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ...errors import VaultError
-from .private_keys import PrivateKey, agreed, fingerprint, stretched
+from .private_keys import PrivateKey, hkdf_sha256, key_fingerprint, shared_secret
 
-MOST_BYTES = 2**30  # of a plain coreset
-MOST_GENERATION = 2**53  # what every reader of JSON takes for a whole number
-_MARK = b"descant sealed 1\n"
-_MOST_HEADER = 4096
-_TAG = 16
-_WRONG = (ValueError, TypeError, RecursionError)
+MAX_BYTES = 2**30  # of a plain coreset
+MAX_GENERATION = 2**53  # what every reader of JSON takes for a whole number
+_MAGIC = b"descant sealed 1\n"
+_MAX_HEADER_BYTES = 4096
+_TAG_BYTES = 16
+_PARSE_ERRORS = (ValueError, TypeError, RecursionError)
 
 
 @dataclass(frozen=True)
-class Header:
+class CoresetHeader:
     """What everybody may read of a sealed coreset. It is believed only once the coreset has been opened."""
 
     run: str
@@ -60,116 +60,133 @@ class Header:
 class Invitation(NamedTuple):
     """What a vault gives a party to seal with; nothing in it is secret."""
 
-    public: bytes  # the vault's public key, which all its parties are told, and the party's own
+    public_keys: bytes  # the vault's public key, which all its parties are told, and the party's own
     generation: int  # of the coreset that the vault will take next
 
 
-def seal(invitation: Invitation, plain: bytes, run: str, party: str, pinned: str = "") -> bytes:
+def encrypt_coreset(
+    invitation: Invitation, plaintext: bytes, run: str, party: str, expected_fingerprint: str = ""
+) -> bytes:
     """Bytes that only this run's vault can open, and only until the party is forgotten there.
 
     `pinned` is the vault's fingerprint, as the party was told it by another way than the one the invitation came:
     without it, whoever carries the invitation could put a key of his own in it.
     """
     public, generation = invitation
-    if pinned and fingerprint(public) != pinned:
+    if expected_fingerprint and key_fingerprint(public) != expected_fingerprint:
         raise VaultError(
-            f"Party {party!r} is asked to seal for vault {fingerprint(public)}, and knows the vault {pinned!r:.80}. "
+            f"Party {party!r} is asked to seal for vault {key_fingerprint(public)}, and knows the vault {expected_fingerprint!r:.80}. "
             "Nothing has left: ask the organiser, by another way, which one it is."
         )
     if len(public) != 64:
         raise VaultError(f"An invitation has two keys of 32 bytes. Got {len(public)} bytes. Ask for one: Vault.invite.")
-    if len(plain) > MOST_BYTES:
-        raise VaultError(f"A coreset has at most {MOST_BYTES} bytes. This one has {len(plain)}: send fewer rows.")
-    if not 0 <= generation <= MOST_GENERATION:
+    if len(plaintext) > MAX_BYTES:
+        raise VaultError(f"A coreset has at most {MAX_BYTES} bytes. This one has {len(plaintext)}: send fewer rows.")
+    if not 0 <= generation <= MAX_GENERATION:
         raise VaultError(f"The generation of a coreset is a number from 0 to 2**53. Got {generation}.")
-    key = X25519PrivateKey.generate()
-    vault, own, once = public[:32], public[32:], key.public_key().public_bytes_raw()
-    secret, check = _keys(agreed(key, vault) + agreed(key, own), vault, own, once)
+    ephemeral_key = X25519PrivateKey.generate()
+    vault, party_key, ephemeral_public = public[:32], public[32:], ephemeral_key.public_key().public_bytes_raw()
+    secret, mac_key = _derive_keys(
+        shared_secret(ephemeral_key, vault) + shared_secret(ephemeral_key, party_key),
+        vault,
+        party_key,
+        ephemeral_public,
+    )
     nonce = os.urandom(12)
-    where = (vault.hex(), own.hex(), once.hex(), nonce.hex())
-    header = Header(run, party, generation, *where, _digest(check, plain), len(plain))
+    key_fields = (vault.hex(), party_key.hex(), ephemeral_public.hex(), nonce.hex())
+    header = CoresetHeader(run, party, generation, *key_fields, _digest(mac_key, plaintext), len(plaintext))
     text = json.dumps(asdict(header), separators=(",", ":")).encode()
-    if len(text) > _MOST_HEADER:
+    if len(text) > _MAX_HEADER_BYTES:
         raise VaultError(f"The names of run and party are too long for a header: {run!r:.40}, {party!r:.40}.")
-    front = _MARK + len(text).to_bytes(4, "big") + text
-    return front + AESGCM(secret).encrypt(nonce, plain, front)
+    prefix = _MAGIC + len(text).to_bytes(4, "big") + text
+    return prefix + AESGCM(secret).encrypt(nonce, plaintext, prefix)
 
 
-def header_of(sealed: bytes) -> Header:
+def read_coreset_header(ciphertext: bytes) -> CoresetHeader:
     """The header, read without any key and not yet to be believed; what is too long is not even looked at."""
-    return _parts(sealed)[0]
+    return _split_message(ciphertext)[0]
 
 
-def unseal(sealed: bytes, vault: PrivateKey, own: PrivateKey, run: str, party: str) -> bytes:
+def decrypt_coreset(ciphertext: bytes, vault: PrivateKey, party_key: PrivateKey, run: str, party: str) -> bytes:
     """The plain bytes; a VaultError says what is wrong with anything else. After it the header can be believed."""
-    header, front, body = _parts(sealed)
-    check_address(header, run, party, vault.public, own.public)
-    once, nonce = bytes.fromhex(header.once), bytes.fromhex(header.nonce)
-    secret, check = _keys(vault.agree(once) + own.agree(once), vault.public, own.public, once)
+    header, prefix, body = _split_message(ciphertext)
+    check_recipient(header, run, party, vault.public, party_key.public)
+    ephemeral_public, nonce = bytes.fromhex(header.once), bytes.fromhex(header.nonce)
+    secret, mac_key = _derive_keys(
+        vault.exchange(ephemeral_public) + party_key.exchange(ephemeral_public),
+        vault.public,
+        party_key.public,
+        ephemeral_public,
+    )
     try:
-        plain = AESGCM(secret).decrypt(nonce, body, front)
+        plaintext = AESGCM(secret).decrypt(nonce, body, prefix)
     except InvalidTag:
         raise VaultError(
             f"The coreset of party {party!r} was changed after it was sealed. Let the party seal it again."
         ) from None
-    if not hmac.compare_digest(_digest(check, plain), header.digest):
+    if not hmac.compare_digest(_digest(mac_key, plaintext), header.digest):
         raise VaultError(f"The coreset of party {party!r} is not the one that its header speaks of. It is refused.")
-    return plain
+    return plaintext
 
 
-def check_address(header: Header, run: str, party: str, vault: bytes, own: bytes) -> None:
+def check_recipient(header: CoresetHeader, run: str, party: str, vault: bytes, party_key: bytes) -> None:
     """Refuse a coreset that is for others, by its header."""
     for what, found, expected, hint in (
         ("of party", header.party, party, "Coresets are not exchanged between parties."),
         ("for run", header.run, run, "Coresets are not carried from run to run."),
         ("for the vault", header.vault, vault.hex(), "The party must seal it with this vault's invitation."),
-        ("for the key", header.key, own.hex(), "That key is not the party's in this vault: it was forgotten since."),
+        (
+            "for the key",
+            header.key,
+            party_key.hex(),
+            "That key is not the party's in this vault: it was forgotten since.",
+        ),
     ):
         if found != expected:
             raise VaultError(f"This coreset is {what} {found!r:.80}, and {expected!r:.80} was expected. {hint}")
 
 
-def _parts(sealed: bytes) -> tuple[Header, bytes, bytes]:
+def _split_message(ciphertext: bytes) -> tuple[CoresetHeader, bytes, bytes]:
     """Header, everything before the ciphertext, and the ciphertext."""
-    begin = len(_MARK) + 4
-    if sealed[: len(_MARK)] != _MARK:
+    begin = len(_MAGIC) + 4
+    if ciphertext[: len(_MAGIC)] != _MAGIC:
         raise VaultError("These bytes are no sealed coreset of this version.")
-    length = int.from_bytes(sealed[len(_MARK) : begin], "big")
-    if not 0 < length <= min(_MOST_HEADER, len(sealed) - begin):
+    length = int.from_bytes(ciphertext[len(_MAGIC) : begin], "big")
+    if not 0 < length <= min(_MAX_HEADER_BYTES, len(ciphertext) - begin):
         raise VaultError(
-            f"A sealed coreset says that its header has {length} bytes. At most {_MOST_HEADER} are allowed, "
-            f"and {max(0, len(sealed) - begin)} are there."
+            f"A sealed coreset says that its header has {length} bytes. At most {_MAX_HEADER_BYTES} are allowed, "
+            f"and {max(0, len(ciphertext) - begin)} are there."
         )
-    front, body = sealed[: begin + length], sealed[begin + length :]
+    prefix, body = ciphertext[: begin + length], ciphertext[begin + length :]
     try:
-        header = _checked(json.loads(front[begin:]))
-    except _WRONG:
+        header = _validated_header(json.loads(prefix[begin:]))
+    except _PARSE_ERRORS:
         raise VaultError("The header of a sealed coreset is not one of this version.") from None
-    if len(body) != header.size + _TAG:
+    if len(body) != header.size + _TAG_BYTES:
         raise VaultError(
             f"The sealed coreset of party {header.party!r:.80} has {len(body)} bytes behind its header where "
-            f"{header.size + _TAG} were sealed: it was cut, or something was added."
+            f"{header.size + _TAG_BYTES} were sealed: it was cut, or something was added."
         )
-    return header, front, body
+    return header, prefix, body
 
 
-def _checked(fields: Any) -> Header:
-    header = Header(**fields)
+def _validated_header(fields: Any) -> CoresetHeader:
+    header = CoresetHeader(**fields)
     for name, size in (("vault", 32), ("key", 32), ("once", 32), ("nonce", 12), ("digest", 32)):
         if len(bytes.fromhex(getattr(header, name))) != size:
             raise ValueError
-    for number, most in ((header.generation, MOST_GENERATION), (header.size, MOST_BYTES)):
-        if type(number) is not int or not 0 <= number <= most:
+    for number, maximum in ((header.generation, MAX_GENERATION), (header.size, MAX_BYTES)):
+        if type(number) is not int or not 0 <= number <= maximum:
             raise ValueError
     if not isinstance(header.run, str) or not isinstance(header.party, str):
         raise ValueError
     return header
 
 
-def _keys(secret: bytes, vault: bytes, own: bytes, once: bytes) -> tuple[bytes, bytes]:
-    both = stretched(secret, _MARK + once + vault + own, 64)
-    return both[:32], both[32:]
+def _derive_keys(secret: bytes, vault: bytes, party_key: bytes, ephemeral_public: bytes) -> tuple[bytes, bytes]:
+    key_material = hkdf_sha256(secret, _MAGIC + ephemeral_public + vault + party_key, 64)
+    return key_material[:32], key_material[32:]
 
 
-def _digest(check: bytes, plain: bytes) -> str:
-    return hmac.digest(check, plain, "sha256").hex()
+def _digest(mac_key: bytes, plaintext: bytes) -> str:
+    return hmac.digest(mac_key, plaintext, "sha256").hex()

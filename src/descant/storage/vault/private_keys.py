@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from ...errors import DescantError, VaultError
 from .. import atomic
 
-VARIABLE = "DESCANT_VAULT_KEY"
-_MARK = "descant-key-1:"  # before 64 hexadecimal digits: whoever finds such a line knows that it is secret
-_MOST = 4096  # bytes that are read of a file that should hold a key
-LOST = (
+KEY_VARIABLE = "DESCANT_VAULT_KEY"
+_KEY_PREFIX = "descant-key-1:"  # before 64 hexadecimal digits: whoever finds such a line knows that it is secret
+_MAX_FILE_BYTES = 4096  # bytes that are read of a file that should hold a key
+LOST_KEY_ADVICE = (
     "Without the vault's private key nobody can open its coresets: absent parties are not stood in for until they have "
     "sealed new ones for the vault of a new run. The run, its models and the audit log are not lost, and `descant "
     "vault forget` and `descant vault verify` work without the key."
@@ -41,45 +41,47 @@ class PrivateKey:
         return cls(os.urandom(32))
 
     @classmethod
-    def from_text(cls, text: str, where: str, lost: str = LOST) -> PrivateKey:
+    def from_text(cls, text: str, source: str, advice: str = LOST_KEY_ADVICE) -> PrivateKey:
         """The key of a line of text; the message of what is wrong shows nothing of it."""
-        digits = text.strip().removeprefix(_MARK)
+        digits = text.strip().removeprefix(_KEY_PREFIX)
         if len(digits) != 64 or not set(digits) <= set("0123456789abcdef"):
-            raise VaultError(f"{where} holds no private key: it must be {_MARK!r} and 64 hexadecimal digits. {lost}")
+            raise VaultError(
+                f"{source} holds no private key: it must be {_KEY_PREFIX!r} and 64 hexadecimal digits. {advice}"
+            )
         return cls(bytes.fromhex(digits))
 
-    def agree(self, public: bytes) -> bytes:
+    def exchange(self, public: bytes) -> bytes:
         """The secret that this key has in common with another one, given by its public half."""
-        return agreed(self._key, public)
+        return shared_secret(self._key, public)
 
     def derive(self, purpose: bytes) -> bytes:
         """A secret of this key's own for one purpose; neither the key nor those of other purposes follow from it."""
-        return stretched(self._key.private_bytes_raw(), purpose, 32)
+        return hkdf_sha256(self._key.private_bytes_raw(), purpose, 32)
 
     def write(self, file: Path) -> None:
         """Into a new file that only its owner may read."""
-        atomic.write_once(file, f"{_MARK}{self._key.private_bytes_raw().hex()}\n".encode(), atomic.PRIVATE)
+        atomic.write_once(file, f"{_KEY_PREFIX}{self._key.private_bytes_raw().hex()}\n".encode(), atomic.PRIVATE_MODE)
 
     def __repr__(self) -> str:
-        return f"PrivateKey(of {fingerprint(self.public)})"
+        return f"PrivateKey(of {key_fingerprint(self.public)})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("A private key stays in its process: it cannot be pickled or copied.")
 
 
-def fingerprint(public: bytes) -> str:
+def key_fingerprint(public: bytes) -> str:
     """What people compare, by another way than the network, to know a vault by: of its key, or of an invitation."""
     return hashlib.sha256(public[:32]).hexdigest()[:32]
 
 
-def agreed(key: X25519PrivateKey, public: bytes) -> bytes:
+def shared_secret(key: X25519PrivateKey, public: bytes) -> bytes:
     try:
         return key.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:  # not 32 bytes, or one of the few points with which every key agrees on zero
         raise VaultError("This is no public key: nothing can be agreed on with it.") from None
 
 
-def stretched(secret: bytes, purpose: bytes, length: int) -> bytes:
+def hkdf_sha256(secret: bytes, purpose: bytes, length: int) -> bytes:
     """HKDF-SHA256."""
     return HKDF(hashes.SHA256(), length, None, purpose).derive(secret)
 
@@ -87,24 +89,24 @@ def stretched(secret: bytes, purpose: bytes, length: int) -> bytes:
 def read_key(file: str | Path | None = None) -> PrivateKey:
     """The vault's private key: of a file, else of the environment variable DESCANT_VAULT_KEY, else asked for."""
     if file is not None:
-        return key_in(Path(file))
-    if os.environ.get(VARIABLE):
-        return PrivateKey.from_text(os.environ[VARIABLE], f"The environment variable {VARIABLE}")
+        return load_key(Path(file))
+    if os.environ.get(KEY_VARIABLE):
+        return PrivateKey.from_text(os.environ[KEY_VARIABLE], f"The environment variable {KEY_VARIABLE}")
     if sys.stdin is not None and sys.stdin.isatty():
         return PrivateKey.from_text(getpass.getpass("The vault's private key: "), "What was typed")
-    raise VaultError(f"There is no private key: give its file, or set {VARIABLE}. {LOST}")
+    raise VaultError(f"There is no private key: give its file, or set {KEY_VARIABLE}. {LOST_KEY_ADVICE}")
 
 
-def key_in(file: Path, lost: str = LOST) -> PrivateKey:
+def load_key(file: Path, advice: str = LOST_KEY_ADVICE) -> PrivateKey:
     """The key in a file, which must be its owner's alone."""
-    return PrivateKey.from_text(secret_in(file, lost).decode("ascii", "replace"), str(file), lost)
+    return PrivateKey.from_text(read_secret_file(file, advice).decode("ascii", "replace"), str(file), advice)
 
 
-def secret_in(
+def read_secret_file(
     file: Path,
-    lost: str,
-    most: int = _MOST,
-    refused: type[DescantError] = VaultError,
+    advice: str,
+    max_bytes: int = _MAX_FILE_BYTES,
+    error_type: type[DescantError] = VaultError,
     check: Callable[[bytes], object] | None = None,
 ) -> bytes:
     """The first bytes of a file that holds a private key, and must be its owner's alone.
@@ -114,13 +116,13 @@ def secret_in(
     try:
         with file.open("rb") as stream:
             mode = os.fstat(stream.fileno()).st_mode
-            data = stream.read(most)
+            data = stream.read(max_bytes)
     except OSError as error:
-        raise refused(f"The private key in {file} cannot be read: {error.strerror}. {lost}") from None
+        raise error_type(f"The private key in {file} cannot be read: {error.strerror}. {advice}") from None
     if check is not None:
         check(data)
     if os.name != "nt" and mode & 0o077:
-        raise refused(
+        raise error_type(
             f"The private key in {file} may be read or written by others than its owner (mode {mode & 0o777:04o}). "
             f"Ask yourself who has read it, then: chmod 600 {file}"
         )

@@ -45,23 +45,32 @@ from typing import TYPE_CHECKING
 from ... import __version__
 from ...errors import StateError, VaultError
 from .. import atomic
-from ..atomic_folder import check_replaceable, clear_errors
-from ..audit_log import HEAD, LOG, Audit, somebody
-from ..lock import Lock
+from ..atomic_folder import check_replaceable, write_errors
+from ..audit_log import AUDIT_HEAD, AUDIT_LOG, AuditLog, current_user
+from ..lock import FolderLock
 from . import vault_manifest
-from .encryption import Invitation, check_address, header_of, unseal
-from .party_entries import LOCK, PARTIES, PATIENCE, Drawers, digest
-from .private_keys import PrivateKey, fingerprint
-from .vault_manifest import ABOUT
+from .encryption import Invitation, check_recipient, decrypt_coreset, read_coreset_header
+from .party_entries import LOCK_FILE, LOCK_TIMEOUT, PARTIES_FOLDER, VaultEntries, ciphertext_digest
+from .private_keys import PrivateKey, key_fingerprint
+from .vault_manifest import MANIFEST
 
 if TYPE_CHECKING:
-    from .coreset_rows import Expected, Rows
+    from .coreset_rows import CoresetRows, ExpectedCoreset
 
-_OURS = (ABOUT, f"{ABOUT}.new", LOG, f"{LOG}.new", HEAD, f"{HEAD}.new", PARTIES, LOCK)
+_VAULT_FILES = (
+    MANIFEST,
+    f"{MANIFEST}.new",
+    AUDIT_LOG,
+    f"{AUDIT_LOG}.new",
+    AUDIT_HEAD,
+    f"{AUDIT_HEAD}.new",
+    PARTIES_FOLDER,
+    LOCK_FILE,
+)
 
 
 @dataclass(frozen=True)
-class Custody:
+class VaultEntryStatus:
     """What the vault holds of a party, or that it has forgotten it."""
 
     party: str
@@ -73,11 +82,11 @@ class Custody:
 
 
 @dataclass(frozen=True)
-class Verified:
+class VaultVerification:
     """What was found to be in order. The last line's number and seal, noted elsewhere, are for `verify` later."""
 
     lines: int
-    seal: str
+    chain_hash: str
     parties: int
     coresets: int
     with_key: bool
@@ -86,78 +95,80 @@ class Verified:
 class Vault:
     """A vault's folder, with its private key or, for all but opening, without it."""
 
-    def __init__(self, folder: str | Path, key: PrivateKey | None = None, who: str = "") -> None:
+    def __init__(self, folder: str | Path, key: PrivateKey | None = None, user: str = "") -> None:
         self.folder, self._key = Path(folder), key
-        self.run, self.public = vault_manifest.read(self.folder)
+        self.run, self.public = vault_manifest.read_manifest(self.folder)
         if key is not None and key.public != self.public:
             raise VaultError(
-                f"This is the key of the vault {fingerprint(key.public)}, and {self.folder} was made with the key of "
-                f"{fingerprint(self.public)}. Give that one."
+                f"This is the key of the vault {key_fingerprint(key.public)}, and {self.folder} was made with the key of "
+                f"{key_fingerprint(self.public)}. Give that one."
             )
-        self._audit = Audit(self.folder, None if key is None else _first_secret(key, self.run))
-        self._drawers = Drawers(self.folder, self._audit, who or somebody())
+        self._audit_log = AuditLog(self.folder, None if key is None else _first_secret(key, self.run))
+        self._entries = VaultEntries(self.folder, self._audit_log, user or current_user())
 
     @classmethod
-    def create(cls, folder: str | Path, key: PrivateKey, run: str = "", who: str = "") -> Vault:
+    def create(cls, folder: str | Path, key: PrivateKey, run: str = "", user: str = "") -> Vault:
         """A new vault in a new or empty folder; a run that has no name gets one that nobody else has."""
-        place, run = Path(folder), run or secrets.token_hex(16)
-        check_new(place)
-        with clear_errors(place):
-            atomic.make(place, 0o700)
-            lock = Lock(place / LOCK, PATIENCE)
+        target, run = Path(folder), run or secrets.token_hex(16)
+        check_new_vault(target)
+        with write_errors(target):
+            atomic.make_folder(target, 0o700)
+            lock = FolderLock(target / LOCK_FILE, LOCK_TIMEOUT)
             try:
-                atomic.make(place / PARTIES, 0o700)
-                audit = Audit(place, _first_secret(key, run))
-                audit.begin("created", run=run, vault=fingerprint(key.public), who=who or somebody())
-                made = {"descant": __version__, "vault": 1, "run": run, "public": key.public.hex()}
-                atomic.replace(place / ABOUT, json.dumps(made).encode(), f"{ABOUT}.new")
+                atomic.make_folder(target / PARTIES_FOLDER, 0o700)
+                audit = AuditLog(target, _first_secret(key, run))
+                audit.start("created", run=run, vault=key_fingerprint(key.public), who=user or current_user())
+                manifest = {"descant": __version__, "vault": 1, "run": run, "public": key.public.hex()}
+                atomic.replace(target / MANIFEST, json.dumps(manifest).encode(), f"{MANIFEST}.new")
             finally:
                 lock.release()
-        return cls(place, key, who)
+        return cls(target, key, user)
 
     def __repr__(self) -> str:
         return f"Vault({str(self.folder)!r}, run {self.run!r}, {'with' if self._key else 'without'} its key)"
 
     def invite(self, party: str) -> Invitation:
         """What this party seals its next coreset with: always the same keys, until it is forgotten."""
-        with self._drawers.alone():
-            if self._drawers.held(party) is None:
+        with self._entries.exclusive_access():
+            if self._entries.entry(party) is None:
                 key = PrivateKey.new()
-                self._drawers.add(party, key, fingerprint(key.public))
-            generation = self._audit.latest[party].get("generation", 0) + 1
-            return Invitation(self.public + self._drawers.key(party).public, generation)
+                self._entries.add(party, key, key_fingerprint(key.public))
+            generation = self._audit_log.latest_events[party].get("generation", 0) + 1
+            return Invitation(self.public + self._entries.key(party).public, generation)
 
-    def store(self, party: str, sealed: bytes, expected: Expected | None = None) -> None:
+    def store(self, party: str, ciphertext: bytes, expected: ExpectedCoreset | None = None) -> None:
         """Keep what this party has sealed, in place of what it sealed before; the same bytes may come again.
 
         The party is the sender, as the one who carried the bytes knows it. Without the vault's key only the header can
         be checked; with it the coreset is opened, too, and its rows are looked at if it is said what is expected.
         """
-        with self._drawers.alone():
-            with self._refusing(party, digest(sealed)):
-                generation = self._admit(party, sealed, expected)
-            if self._audit.latest[party].get("digest") != digest(sealed):
-                self._drawers.put(party, sealed, generation)
+        with self._entries.exclusive_access():
+            with self._log_rejections(party, ciphertext_digest(ciphertext)):
+                generation = self._validate(party, ciphertext, expected)
+            if self._audit_log.latest_events[party].get("digest") != ciphertext_digest(ciphertext):
+                self._entries.store(party, ciphertext, generation)
 
-    def open(self, party: str, round: int, expected: Expected, generation: int = 0, digest: str = "") -> Rows:
+    def open(
+        self, party: str, round: int, expected: ExpectedCoreset, generation: int = 0, digest: str = ""
+    ) -> CoresetRows:
         """A party's rows, in memory only, to train on for a round; the log has it before they are handed out.
 
         A run says which coreset it knows of, by its generation and the digest of the sealed bytes: the newest one, or
         the one before it, if the run was resumed from a time when that was the newest. Any other is refused.
         """
-        with self._drawers.alone():
-            held = self._drawers.held(party)
-            if held is None or "digest" not in held:
+        with self._entries.exclusive_access():
+            entry = self._entries.entry(party)
+            if entry is None or "digest" not in entry:
                 raise VaultError(
                     f"The vault holds no coreset of party {party!r:.80}: it has sealed none, or was forgotten. "
                     "It cannot be stood in for."
                 )
-            wanted = digest or held["digest"]
-            with self._refusing(party, wanted):
-                if wanted not in (held["digest"], held.get("before")):
-                    raise VaultError(_other(party, held["generation"], generation))
-                rows = self._rows(party, self._drawers.get(party, wanted), expected)
-            self._drawers.note("opened", party, round=round, digest=wanted)
+            expected_digest = digest or entry["digest"]
+            with self._log_rejections(party, expected_digest):
+                if expected_digest not in (entry["digest"], entry.get("previous_digest")):
+                    raise VaultError(_unknown_coreset_message(party, entry["generation"], generation))
+                rows = self._decode_rows(party, self._entries.load(party, expected_digest), expected)
+            self._entries.log_event("opened", party, round=round, digest=expected_digest)
             return rows
 
     def forget(self, party: str) -> None:
@@ -172,50 +183,56 @@ class Vault:
 
         Where the log is damaged the files are destroyed all the same, and the error says so.
         """
-        with self._drawers.alone(forgetting=party) as finished:
+        with self._entries.exclusive_access(party_to_forget=party) as finished:
             if party not in finished:
-                self._drawers.forget(party)
+                self._entries.forget(party)
 
-    def parties(self) -> list[Custody]:
+    def parties(self) -> list[VaultEntryStatus]:
         """Everybody whom the vault knows or has forgotten, by name."""
-        with self._drawers.alone():
-            opened = self._audit.opened
+        with self._entries.exclusive_access():
+            opened = self._audit_log.open_counts
             return [
-                Custody(p, e["event"], e["at"], e["generation"] if "digest" in e else None, e.get("digest", ""), n)
-                for p, e, n in ((p, e, opened.get(p, 0)) for p, e in sorted(self._audit.latest.items()))
+                VaultEntryStatus(
+                    p, e["event"], e["at"], e["generation"] if "digest" in e else None, e.get("digest", ""), n
+                )
+                for p, e, n in ((p, e, opened.get(p, 0)) for p, e in sorted(self._audit_log.latest_events.items()))
             ]
 
-    def verify(self, line: int = 0, seal: str = "") -> Verified:
+    def verify(self, line: int = 0, chain_hash: str = "") -> VaultVerification:
         """Check the log from its first line on, and that the vault holds exactly what it says; then log that.
 
         With the vault's key each coreset is opened, too. A line and its seal that were noted elsewhere show whether the
         folder was put back to an older copy.
         """
-        with self._drawers.alone():
-            self._audit.read_again(line, seal)
-            names = self._drawers.names()
-            sealed = [name for name in names if "digest" in self._audit.latest[name]]
+        with self._entries.exclusive_access():
+            self._audit_log.verify_all(line, chain_hash)
+            names = self._entries.names()
+            sealed = [name for name in names if "digest" in self._audit_log.latest_events[name]]
             for name in names:
-                own = self._drawers.key(name).public
-                for one in self._drawers.digests(name):
-                    found = self._drawers.get(name, one)
-                    check_address(header_of(found), self.run, name, self.public, own)
+                party_public = self._entries.key(name).public
+                for coreset_digest in self._entries.digests(name):
+                    found = self._entries.load(name, coreset_digest)
+                    check_recipient(read_coreset_header(found), self.run, name, self.public, party_public)
                     if self._key is not None:
-                        self._plain(name, found)
-            self._drawers.note("verified", "", with_key=self._key is not None)
-            return Verified(
-                self._audit.last.number, self._audit.last.seal, len(names), len(sealed), self._key is not None
+                        self._decrypt(name, found)
+            self._entries.log_event("verified", "", with_key=self._key is not None)
+            return VaultVerification(
+                self._audit_log.last_line.number,
+                self._audit_log.last_line.chain_hash,
+                len(names),
+                len(sealed),
+                self._key is not None,
             )
 
-    def _admit(self, party: str, sealed: bytes, expected: Expected | None) -> int:
+    def _validate(self, party: str, ciphertext: bytes, expected: ExpectedCoreset | None) -> int:
         """The generation of a coreset that may be kept."""
-        held = self._drawers.held(party)
-        if held is None:
+        entry = self._entries.entry(party)
+        if entry is None:
             raise VaultError(f"Party {party!r:.80} was not invited, or was forgotten since. Invite it: Vault.invite.")
-        header = header_of(sealed)
-        check_address(header, self.run, party, self.public, self._drawers.key(party).public)
-        newest = held.get("generation", 0)
-        if header.generation <= newest and digest(sealed) != held.get("digest"):
+        header = read_coreset_header(ciphertext)
+        check_recipient(header, self.run, party, self.public, self._entries.key(party).public)
+        newest = entry.get("generation", 0)
+        if header.generation <= newest and ciphertext_digest(ciphertext) != entry.get("digest"):
             raise VaultError(
                 f"The coreset of party {party!r} is of generation {header.generation}, and one of generation {newest} "
                 "was held: an older one is not taken back. Let the party seal by a new invitation."
@@ -223,45 +240,45 @@ class Vault:
         if expected is not None:
             expected.check_size(header.size, party)
         if self._key is not None and expected is not None:
-            self._rows(party, sealed, expected)
+            self._decode_rows(party, ciphertext, expected)
         elif self._key is not None:
-            self._plain(party, sealed)
+            self._decrypt(party, ciphertext)
         return header.generation
 
-    def _rows(self, party: str, sealed: bytes, expected: Expected) -> Rows:
-        from .coreset_rows import unpack  # here, because who lists or forgets must not wait for torch
+    def _decode_rows(self, party: str, ciphertext: bytes, expected: ExpectedCoreset) -> CoresetRows:
+        from .coreset_rows import unpack_rows  # here, because who lists or forgets must not wait for torch
 
-        return unpack(self._plain(party, sealed), expected, party)
+        return unpack_rows(self._decrypt(party, ciphertext), expected, party)
 
-    def _plain(self, party: str, sealed: bytes) -> bytes:
+    def _decrypt(self, party: str, ciphertext: bytes) -> bytes:
         if self._key is None:
             raise VaultError(f"{self.folder} is used without its private key here, and to open a coreset needs it.")
-        return unseal(sealed, self._key, self._drawers.key(party), self.run, party)
+        return decrypt_coreset(ciphertext, self._key, self._entries.key(party), self.run, party)
 
     @contextmanager
-    def _refusing(self, party: str, what: str) -> Iterator[None]:
+    def _log_rejections(self, party: str, what: str) -> Iterator[None]:
         """What is refused is in the log."""
         try:
             yield
         except VaultError as error:
-            self._drawers.note("refused", f"{party:.80}", digest=what, reason=f"{error!s:.300}")
+            self._entries.log_event("rejected", f"{party:.80}", digest=what, reason=f"{error!s:.300}")
             raise
 
 
-def _other(party: str, newest: int, known: int) -> str:
+def _unknown_coreset_message(party: str, newest: int, expected_generation: int) -> str:
     """Why the vault does not hold what a run knows of."""
     why = "the vault was put back to an older copy"
-    if newest >= known:
+    if newest >= expected_generation:
         why = "the party has sealed others since, in rounds that this run has not come to yet, or for another run"
-    told = f"The newest coreset of party {party!r} in the vault is number {newest}, and not number {known} of this run"
-    return f"{told}: {why}. It is refused until the party has come back and sealed a new one."
+    description = f"The newest coreset of party {party!r} in the vault is number {newest}, and not number {expected_generation} of this run"
+    return f"{description}: {why}. It is refused until the party has come back and sealed a new one."
 
 
-def check_new(folder: Path) -> None:
+def check_new_vault(folder: Path) -> None:
     """Raise StateError unless a vault can be made there."""
-    if (folder / ABOUT).exists():
+    if (folder / MANIFEST).exists():
         raise StateError(f"{folder} holds a vault already. Use it, or give another folder.")
-    check_replaceable(folder, _OURS, in_place=True)
+    check_replaceable(folder, _VAULT_FILES, in_place=True)
 
 
 def _first_secret(key: PrivateKey, run: str) -> bytes:

@@ -6,18 +6,20 @@ import json
 from pathlib import Path
 
 from ...errors import StateError
-from ..audit_log import LOG
-from ..event_log import first
-from .private_keys import fingerprint
+from ..audit_log import AUDIT_LOG
+from ..event_log import first_event
+from .private_keys import key_fingerprint
 
-ABOUT = "vault.json"
+MANIFEST = "vault.json"
 
 
-def read(folder: Path) -> tuple[str, bytes]:
+def read_manifest(folder: Path) -> tuple[str, bytes]:
     """The run and the public key of a vault."""
-    file = folder / ABOUT
+    file = folder / MANIFEST
     if not file.exists():
-        raise StateError(f"{folder} holds no vault: there is no {ABOUT} in it. Make one: descant vault init {folder}")
+        raise StateError(
+            f"{folder} holds no vault: there is no {MANIFEST} in it. Make one: descant vault init {folder}"
+        )
     try:
         found = json.loads(file.read_bytes())
         run, public = str(found["run"]), bytes.fromhex(found["public"])
@@ -25,17 +27,17 @@ def read(folder: Path) -> tuple[str, bytes]:
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise StateError(f"{file} is damaged, or of another version of Descant. Restore it from a copy.") from None
-    _check(file, run=run, vault=fingerprint(public))
+    _check_against_log(file, run=run, vault=key_fingerprint(public))
     return run, public
 
 
-def _check(file: Path, **told: str) -> None:
+def _check_against_log(file: Path, **claims: str) -> None:
     """Refuse a vault of another run or key than the one that was made; a log without its first line is named later."""
-    made = first(file.with_name(LOG))
-    for what, found in told.items():
-        if made and made.get(what) != found:
+    creation = first_event(file.with_name(AUDIT_LOG))
+    for what, found in claims.items():
+        if creation and creation.get(what) != found:
             raise StateError(
-                f"{file} speaks of the {what} {found!r:.80}, and the first line of {LOG} of {made.get(what)!r:.80}: "
+                f"{file} speaks of the {what} {found!r:.80}, and the first line of {AUDIT_LOG} of {creation.get(what)!r:.80}: "
                 "one of them was changed after the vault was made. Nothing is sealed for it. Find out who did that, "
                 "and restore them from a copy."
             )

@@ -10,49 +10,57 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .layers import FLAT, Bound, Linear, Operation, Place, Reshape, Value, Views
-from .max_pooling import Halving, halves
-from .reproducible_elementwise import Evened
+from .layers import FLAT, BoundOperation, Linear, Operation, OperationTarget, Reshape, Value, Views
+from .max_pooling import MaxPool2x2, is_2x2_pooling
+from .reproducible_elementwise import PaddedElementwise
 
 
 @dataclass(frozen=True)
-class Recorded:
+class AutogradOperation:
     """Any function of (inputs, parameters) as tensors, whose gradient autograd finds."""
 
     function: Callable[..., Tensor]
     lead: int
     names: tuple[str, ...] = ()
-    fixed: int = 0  # how many of its inputs, counted from the last, have no gradient
+    fixed_inputs: int = 0  # how many of its inputs, counted from the last, have no gradient
 
-    def bind(self, w: Views, place: Place, wanted: bool) -> Bound:
-        return _BoundRecorded(self, w, place, wanted)
+    def bind(self, w: Views, target: OperationTarget, needs_input_gradient: bool) -> BoundOperation:
+        return _BoundAutograd(self, w, target, needs_input_gradient)
 
 
-class _BoundRecorded:
-    def __init__(self, recorded: Recorded, w: Views, place: Place, wanted: bool) -> None:
-        self._recorded, self._place, self._wanted = recorded, place, wanted
-        self._parameters = [_leaf(w[name]) for name in recorded.names]
+class _BoundAutograd:
+    def __init__(
+        self, operation: AutogradOperation, w: Views, target: OperationTarget, needs_input_gradient: bool
+    ) -> None:
+        self._operation, self._target, self._needs_input_gradient = operation, target, needs_input_gradient
+        self._parameters = [_leaf(w[name]) for name in operation.names]
 
     def forward(self, *inputs: Value) -> Value:
-        tensors = [torch.from_numpy(value) for value in inputs] if self._recorded.lead else list(inputs)
-        moving = len(tensors) - self._recorded.fixed
-        self._inputs = [_leaf(tensor) for tensor in tensors[:moving]] if self._wanted else tensors[:moving]
+        tensors = [torch.from_numpy(value) for value in inputs] if self._operation.lead else list(inputs)
+        differentiable = len(tensors) - self._operation.fixed_inputs
+        self._inputs = (
+            [_leaf(tensor) for tensor in tensors[:differentiable]]
+            if self._needs_input_gradient
+            else tensors[:differentiable]
+        )
         with torch.enable_grad():
-            self._output = self._recorded.function(*self._inputs, *tensors[moving:], *self._parameters)
+            self._output = self._operation.function(*self._inputs, *tensors[differentiable:], *self._parameters)
         output = self._output.detach()
-        return output.numpy() if self._recorded.lead else output
+        return output.numpy() if self._operation.lead else output
 
-    def backward(self, slope: Value) -> Sequence[Value]:
-        chosen = [*(self._inputs if self._wanted else []), *self._parameters]
-        if not chosen:
+    def backward(self, output_gradient: Value) -> Sequence[Value]:
+        leaves = [*(self._inputs if self._needs_input_gradient else []), *self._parameters]
+        if not leaves:
             return []
-        along = torch.from_numpy(slope) if self._recorded.lead else slope
+        along_output = torch.from_numpy(output_gradient) if self._operation.lead else output_gradient
         with torch.enable_grad():
-            found = torch.autograd.grad(self._output, chosen, along, allow_unused=True, materialize_grads=True)
-        first = len(found) - len(self._recorded.names)
-        for name, gradient in zip(self._recorded.names, found[first:], strict=True):
-            self._place.put(name, gradient)
-        return [one.numpy() for one in found[:first]] if self._recorded.lead else found[:first]
+            gradients = torch.autograd.grad(
+                self._output, leaves, along_output, allow_unused=True, materialize_grads=True
+            )
+        first = len(gradients) - len(self._operation.names)
+        for name, gradient in zip(self._operation.names, gradients[first:], strict=True):
+            self._target.write(name, gradient)
+        return [one.numpy() for one in gradients[:first]] if self._operation.lead else gradients[:first]
 
 
 def _leaf(tensor: Tensor) -> Tensor:
@@ -62,7 +70,7 @@ def _leaf(tensor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Folded:
+class FoldedBatch:
     """A function of samples: the party axis is folded into the batch."""
 
     function: Callable[..., Tensor]
@@ -92,14 +100,14 @@ class Elementwise:
 
     function: Callable[..., Tensor]
     options: dict[str, Any] = field(default_factory=dict)
-    rest: tuple[Any, ...] = ()  # what it is given behind its inputs
+    extra_arguments: tuple[Any, ...] = ()  # what it is given behind its inputs
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        return self.function(*inputs, *self.rest, **self.options)
+        return self.function(*inputs, *self.extra_arguments, **self.options)
 
 
 @dataclass(frozen=True)
-class Normalised:
+class StackedLayerNorm:
     """Layer normalisation, its scale and shift a party's own."""
 
     shape: tuple[int, ...]
@@ -108,26 +116,26 @@ class Normalised:
 
     def __call__(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
         output = functional.layer_norm(x, self.shape, eps=self.epsilon)
-        between = output.ndim - self.lead - len(self.shape)
-        beside = (*output.shape[: self.lead], *[1] * between, *self.shape)  # [K, 1, ..., shape]
+        middle_axes = output.ndim - self.lead - len(self.shape)
+        broadcast_shape = (*output.shape[: self.lead], *[1] * middle_axes, *self.shape)  # [K, 1, ..., shape]
         if scale is not None:
-            output = output * scale.view(beside)
-        return output if shift is None else output + shift.view(beside)
+            output = output * scale.view(broadcast_shape)
+        return output if shift is None else output + shift.view(broadcast_shape)
 
 
-_SMOOTH = (nn.Tanh, nn.Sigmoid, nn.GELU, nn.ELU, nn.LeakyReLU, nn.SiLU, nn.Softplus, nn.Identity)
+_ELEMENTWISE = (nn.Tanh, nn.Sigmoid, nn.GELU, nn.ELU, nn.LeakyReLU, nn.SiLU, nn.Softplus, nn.Identity)
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
 
 
-POOL = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+POOL_OPTIONS = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 """The settings of a max pool, in the order of its arguments."""
 
 
 def operation_of(module: nn.Module, prefix: str, lead: int) -> Operation | None:
     """What computes a layer, its parameters named ``prefix``…; None where no way is known."""
-    brought: Callable[[str, int], Operation] | None = getattr(module, "operation", None)
-    if brought is not None:
-        return brought(prefix, lead)
+    custom: Callable[[str, int], Operation] | None = getattr(module, "operation", None)
+    if custom is not None:
+        return custom(prefix, lead)
     names = tuple(prefix + name for name, _ in module.named_parameters())
     if type(module) is nn.Linear:
         return Linear(names[0], names[1] if module.bias is not None else None, lead)
@@ -136,19 +144,19 @@ def operation_of(module: nn.Module, prefix: str, lead: int) -> Operation | None:
     if type(module) is nn.Unflatten:
         return Reshape((None, *module.unflattened_size), lead) if module.dim == 1 else None
     if type(module) is nn.LayerNorm:
-        return Recorded(Normalised(module.normalized_shape, module.eps, lead), lead, names)
-    if type(module) in _SMOOTH:
-        return Recorded(Evened(module) if lead else module, lead)
-    if type(module) is nn.MaxPool2d and halves({name: getattr(module, name) for name in POOL}):
-        return Halving(lead)
-    function = _of_one_party(module)
+        return AutogradOperation(StackedLayerNorm(module.normalized_shape, module.eps, lead), lead, names)
+    if type(module) in _ELEMENTWISE:
+        return AutogradOperation(PaddedElementwise(module) if lead else module, lead)
+    if type(module) is nn.MaxPool2d and is_2x2_pooling({name: getattr(module, name) for name in POOL_OPTIONS}):
+        return MaxPool2x2(lead)
+    function = _party_function(module)
     if function is None:
         return None
     by_samples = type(module) in _POOLS
-    return Recorded((Folded if by_samples else PartyByParty)(function) if lead else function, lead, names)
+    return AutogradOperation((FoldedBatch if by_samples else PartyByParty)(function) if lead else function, lead, names)
 
 
-def _of_one_party(module: nn.Module) -> Callable[..., Tensor] | None:
+def _party_function(module: nn.Module) -> Callable[..., Tensor] | None:
     """A layer as a function of one party's (batch, parameters)."""
     if (type(module) is nn.Conv1d or type(module) is nn.Conv2d) and module.padding_mode == "zeros":
         return _convolution(module)
@@ -163,7 +171,7 @@ def _convolution(module: nn.Conv1d | nn.Conv2d) -> Callable[..., Tensor]:
     function: Callable[..., Tensor] = functional.conv2d if isinstance(module, nn.Conv2d) else functional.conv1d
     settings = {name: getattr(module, name) for name in ("stride", "padding", "dilation", "groups")}
 
-    def convolved(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return function(x, weight, bias, **settings)
 
-    return convolved
+    return convolve

@@ -19,70 +19,81 @@ from typing import Any
 import numpy as np
 import torch
 
-from .layers import Array, Bound, Place, Value, Views
+from .layers import Array, BoundOperation, OperationTarget, Value, Views
 
 
 @dataclass(frozen=True)
-class Votes:
+class EiieOperation:
     """A portfolio's network: ``[K, batch, assets, window + 1]`` -> ``[K, batch, 1 + assets]``."""
 
-    kind: str  # the class of its evaluator
+    evaluator: str  # the class of its evaluator
     prefix: str
     lead: int
 
-    def bind(self, w: Views, place: Place, wanted: bool) -> Bound:
-        return _BoundVotes(self, w, place)
+    def bind(self, w: Views, target: OperationTarget, needs_input_gradient: bool) -> BoundOperation:
+        return _BoundEiie(self, w, target)
 
 
-class _BoundVotes:
-    def __init__(self, votes: Votes, w: Views, place: Place) -> None:
-        self._lead, self._place, self._prefix = votes.lead, place, votes.prefix
-        mine = {name.removeprefix(votes.prefix): t for name, t in w.items() if name.startswith(votes.prefix)}
-        own = {name: (tensor if votes.lead else tensor.unsqueeze(0)).numpy() for name, tensor in mine.items()}
-        self._evaluator: _Evaluator = EVALUATORS[votes.kind](own)
-        self._vote, self._cash = own["vote"][:, None], own["cash"]
+class _BoundEiie:
+    def __init__(self, operation: EiieOperation, w: Views, target: OperationTarget) -> None:
+        self._lead, self._target, self._prefix = operation.lead, target, operation.prefix
+        tensors = {name.removeprefix(operation.prefix): t for name, t in w.items() if name.startswith(operation.prefix)}
+        parameters = {
+            name: (tensor if operation.lead else tensor.unsqueeze(0)).numpy() for name, tensor in tensors.items()
+        }
+        self._evaluator: _Evaluator = EVALUATORS[operation.evaluator](parameters)
+        self._vote_weights, self._cash = parameters["vote"][:, None], parameters["cash"]
 
     def forward(self, *inputs: Value) -> Value:
         x = inputs[0] if self._lead else inputs[0].unsqueeze(0).numpy()
         parties, batch, assets, columns = x.shape
         n = batch * assets
-        seen = np.zeros((parties, columns, -(-n // _LINE) * _LINE), dtype=x.dtype)
-        seen[..., :n] = x.reshape(parties, n, columns).transpose(0, 2, 1)
-        self._held = seen[:, -1:]
-        self._told = self._evaluator.forward(seen[:, :-1])
-        votes = product(self._vote[..., :-2], self._told)
-        votes += self._vote[..., -1:]
-        votes += self._held * self._vote[..., -2:-1]
+        prices = np.zeros((parties, columns, -(-n // _LINE) * _LINE), dtype=x.dtype)
+        prices[..., :n] = x.reshape(parties, n, columns).transpose(0, 2, 1)
+        self._previous_weights = prices[:, -1:]
+        self._scores = self._evaluator.forward(prices[:, :-1])
+        votes = aligned_product(self._vote_weights[..., :-2], self._scores)
+        votes += self._vote_weights[..., -1:]
+        votes += self._previous_weights * self._vote_weights[..., -2:-1]
         output = np.empty((parties, batch, 1 + assets), dtype=x.dtype)
         output[..., 0], output[..., 1:] = self._cash, votes[..., :n].reshape(parties, batch, assets)
         return output if self._lead else torch.from_numpy(output[0])
 
-    def backward(self, slope: Value) -> Sequence[Value]:
-        given = slope if self._lead else slope.unsqueeze(0).numpy()
-        along = np.zeros_like(self._held)  # [K, 1, n]
-        along[..., : given[0, :, 1:].size] = given[..., 1:].reshape(len(given), 1, -1)
-        parts = (product(along, beside.transpose(0, 2, 1)) for beside in (self._told, self._held))
-        vote = np.concatenate([*parts, along.sum(2, keepdims=True)], 2)
-        found = self._evaluator.backward(self._vote[..., :-2].transpose(0, 2, 1) * along)
-        gradients = {**found, "vote": vote[:, 0], "cash": given[..., 0].sum(1, keepdims=True)}
+    def backward(self, output_gradient: Value) -> Sequence[Value]:
+        stacked_gradient = output_gradient if self._lead else output_gradient.unsqueeze(0).numpy()
+        vote_gradient = np.zeros_like(self._previous_weights)  # [K, 1, n]
+        vote_gradient[..., : stacked_gradient[0, :, 1:].size] = stacked_gradient[..., 1:].reshape(
+            len(stacked_gradient), 1, -1
+        )
+        parts = (
+            aligned_product(vote_gradient, values.transpose(0, 2, 1))
+            for values in (self._scores, self._previous_weights)
+        )
+        vote_weights_gradient = np.concatenate([*parts, vote_gradient.sum(2, keepdims=True)], 2)
+        evaluator_gradients = self._evaluator.backward(self._vote_weights[..., :-2].transpose(0, 2, 1) * vote_gradient)
+        gradients = {
+            **evaluator_gradients,
+            "vote": vote_weights_gradient[:, 0],
+            "cash": stacked_gradient[..., 0].sum(1, keepdims=True),
+        }
         for name, gradient in gradients.items():
-            self._place.put(self._prefix + name, torch.from_numpy(gradient if self._lead else gradient[0]))
+            self._target.write(self._prefix + name, torch.from_numpy(gradient if self._lead else gradient[0]))
         return []
 
 
 _LINE = 16  # numbers of a cache line
 
 
-def room(like: Array, parties: int, rows: int, columns: int) -> Array:
+def aligned_zeros(like: Array, parties: int, rows: int, columns: int) -> Array:
     """``[parties, rows, columns]`` in which every party's part begins a cache line, all of it 0."""
     each = rows * columns
     lines = np.zeros((parties, -(-each // _LINE) * _LINE), dtype=like.dtype)
     return lines[:, :each].reshape(parties, rows, columns)
 
 
-def product(a: Array, b: Array) -> Array:
+def aligned_product(a: Array, b: Array) -> Array:
     """a·b, party by party."""
-    found: Array = np.matmul(a, b, out=room(a, len(a), a.shape[1], b.shape[2]))
+    found: Array = np.matmul(a, b, out=aligned_zeros(a, len(a), a.shape[1], b.shape[2]))
     return found
 
 
@@ -97,125 +108,129 @@ class _Evaluator(ABC):
         """What the prices ``[K, window, n]`` say, ``[K, width, n]``."""
 
     @abstractmethod
-    def backward(self, slope: Array) -> dict[str, Array]:
+    def backward(self, output_gradient: Array) -> dict[str, Array]:
         """The gradient of the parameters by name."""
 
 
-class _Convolved(_Evaluator):
+class _ConvolutionalEvaluator(_Evaluator):
     """Both convolutions as products: the first one's matrix is a band."""
 
     def forward(self, x: Array) -> Array:
         days, bias = self._w["evaluator.days"], self._w["evaluator.days_bias"]
         (parties, window, _), filters, pairs = x.shape, days.shape[1], np.arange(x.shape[1] - 1)
-        band = room(x, parties, filters * (window - 1), window).reshape(parties, filters, window - 1, window)
+        band = aligned_zeros(x, parties, filters * (window - 1), window).reshape(parties, filters, window - 1, window)
         for day in (0, 1):
             band[:, :, pairs, pairs + day] = days[..., day, None]
-        self._x, self._where = x, pairs
-        self._pairs = product(band.reshape(parties, -1, window), x)
-        self._pairs += np.repeat(bias, window - 1, 1)[..., None]
-        np.maximum(self._pairs, 0, out=self._pairs)
-        self._told = product(self._w["evaluator.all"], self._pairs)
-        self._told += self._w["evaluator.all_bias"][..., None]
-        return np.maximum(self._told, 0, out=self._told)
+        self._x, self._pair_indices = x, pairs
+        self._day_pairs = aligned_product(band.reshape(parties, -1, window), x)
+        self._day_pairs += np.repeat(bias, window - 1, 1)[..., None]
+        np.maximum(self._day_pairs, 0, out=self._day_pairs)
+        self._output = aligned_product(self._w["evaluator.all"], self._day_pairs)
+        self._output += self._w["evaluator.all_bias"][..., None]
+        return np.maximum(self._output, 0, out=self._output)
 
-    def backward(self, slope: Array) -> dict[str, Array]:
-        slope *= self._told > 0
-        along = product(self._w["evaluator.all"].transpose(0, 2, 1), slope)
-        along *= self._pairs > 0
+    def backward(self, output_gradient: Array) -> dict[str, Array]:
+        output_gradient *= self._output > 0
+        pairs_gradient = aligned_product(self._w["evaluator.all"].transpose(0, 2, 1), output_gradient)
+        pairs_gradient *= self._day_pairs > 0
         (parties, window, _), filters = self._x.shape, self._w["evaluator.days"].shape[1]
-        band = product(along, self._x.transpose(0, 2, 1)).reshape(parties, filters, window - 1, window)
-        days = [band[:, :, self._where, self._where + day].sum(2) for day in (0, 1)]
+        band = aligned_product(pairs_gradient, self._x.transpose(0, 2, 1)).reshape(parties, filters, window - 1, window)
+        days = [band[:, :, self._pair_indices, self._pair_indices + day].sum(2) for day in (0, 1)]
         return {
             "evaluator.days": np.stack(days, 2),
-            "evaluator.days_bias": along.sum(2).reshape(parties, filters, -1).sum(2),
-            "evaluator.all": product(slope, self._pairs.transpose(0, 2, 1)),
-            "evaluator.all_bias": slope.sum(2),
+            "evaluator.days_bias": pairs_gradient.sum(2).reshape(parties, filters, -1).sum(2),
+            "evaluator.all": aligned_product(output_gradient, self._day_pairs.transpose(0, 2, 1)),
+            "evaluator.all_bias": output_gradient.sum(2),
         }
 
 
-class _Recurrent(_Evaluator):
+class _RecurrentEvaluator(_Evaluator):
     """A loop over the days, forwards and back; what it fills is kept from batch to batch."""
 
-    _room: tuple[int, ...] = ()
+    _shape: tuple[int, ...] = ()
 
     def forward(self, x: Array) -> Array:
         step = self._w["evaluator.step"]
         (parties, window, n), hidden = x.shape, step.shape[2] - 2
-        if self._room != x.shape:
-            self._room = x.shape
-            self._seen = np.zeros((window + 1, parties, hidden + 2, n), dtype=x.dtype)  # what each step was made of
-            self._seen[:, :, -1] = 1
-            self._told = np.empty((parties, step.shape[1], n), dtype=x.dtype)  # a step's product, and its gradient
-            self._make(window, hidden)
-        self._seen[:-1, :, hidden] = x.transpose(1, 0, 2)
+        if self._shape != x.shape:
+            self._shape = x.shape
+            self._states = np.zeros((window + 1, parties, hidden + 2, n), dtype=x.dtype)  # what each step was made of
+            self._states[:, :, -1] = 1
+            self._product = np.empty((parties, step.shape[1], n), dtype=x.dtype)  # a step's product, and its gradient
+            self._allocate(window, hidden)
+        self._states[:-1, :, hidden] = x.transpose(1, 0, 2)
         for t in range(window):
-            np.matmul(step, self._seen[t], out=self._told)
-            self._forth(t, self._seen[t + 1, :, :hidden])
-        return self._seen[-1, :, :hidden]
+            np.matmul(step, self._states[t], out=self._product)
+            self._step_forward(t, self._states[t + 1, :, :hidden])
+        return self._states[-1, :, :hidden]
 
-    def backward(self, slope: Array) -> dict[str, Array]:
+    def backward(self, output_gradient: Array) -> dict[str, Array]:
         step = self._w["evaluator.step"]
-        before, gradient = step[:, :, :-2].transpose(0, 2, 1), np.zeros_like(step)
-        for t in range(len(self._seen) - 2, -1, -1):
-            self._back(t, slope)
-            gradient += product(self._told, self._seen[t].transpose(0, 2, 1))
+        state_weights, gradient = step[:, :, :-2].transpose(0, 2, 1), np.zeros_like(step)
+        for t in range(len(self._states) - 2, -1, -1):
+            self._step_backward(t, output_gradient)
+            gradient += aligned_product(self._product, self._states[t].transpose(0, 2, 1))
             if t:
-                np.matmul(before, self._told, out=slope)
+                np.matmul(state_weights, self._product, out=output_gradient)
         return {"evaluator.step": gradient}
 
-    def _make(self, window: int, hidden: int) -> None:
+    def _allocate(self, window: int, hidden: int) -> None:
         """Room for more than the states."""
 
-    def _forth(self, t: int, into: Array) -> None:
-        np.tanh(self._told, out=into)
+    def _step_forward(self, t: int, state: Array) -> None:
+        np.tanh(self._product, out=state)
 
-    def _back(self, t: int, slope: Array) -> None:
-        after = self._seen[t + 1, :, :-2]
-        np.multiply(after, after, out=self._told)
-        np.subtract(1, self._told, out=self._told)
-        self._told *= slope
+    def _step_backward(self, t: int, state_gradient: Array) -> None:
+        next_state = self._states[t + 1, :, :-2]
+        np.multiply(next_state, next_state, out=self._product)
+        np.subtract(1, self._product, out=self._product)
+        self._product *= state_gradient
 
 
-class _LongShort(_Recurrent):
+class _LstmEvaluator(_RecurrentEvaluator):
     """The same with a cell beside the state; σ(x) = ½ + ½·tanh(½x), so that all gates open at once."""
 
-    _carried: Array  # the gradient of a cell, from the days behind it
+    _cell_gradient: Array  # the gradient of a cell, from the days behind it
 
-    def _make(self, window: int, hidden: int) -> None:
-        parties, rows, n = self._told.shape
-        self._cells = np.zeros((window + 1, parties, hidden, n), dtype=self._told.dtype)
-        self._shown = np.empty((window, parties, hidden, n), dtype=self._told.dtype)  # tanh of the cells
-        self._gates = np.empty((window, parties, rows, n), dtype=self._told.dtype)
-        self._half = np.full((rows, 1), 0.5, dtype=self._told.dtype)
-        self._half[2 * hidden : 3 * hidden] = 1  # g is a tanh itself
-        self._rest = 1 - self._half
-        self._also = 1 - 2 * self._rest  # σ' = σ(1-σ), tanh' = (1-tanh)(1+tanh)
+    def _allocate(self, window: int, hidden: int) -> None:
+        parties, rows, n = self._product.shape
+        self._cells = np.zeros((window + 1, parties, hidden, n), dtype=self._product.dtype)
+        self._cell_tanh = np.empty((window, parties, hidden, n), dtype=self._product.dtype)  # tanh of the cells
+        self._gates = np.empty((window, parties, rows, n), dtype=self._product.dtype)
+        self._gate_scale = np.full((rows, 1), 0.5, dtype=self._product.dtype)
+        self._gate_scale[2 * hidden : 3 * hidden] = 1  # g is a tanh itself
+        self._gate_offset = 1 - self._gate_scale
+        self._derivative_offset = 1 - 2 * self._gate_offset  # σ' = σ(1-σ), tanh' = (1-tanh)(1+tanh)
 
-    def _forth(self, t: int, into: Array) -> None:
+    def _step_forward(self, t: int, state: Array) -> None:
         gates = self._gates[t]
-        self._told *= self._half
-        np.tanh(self._told, out=gates)
-        gates *= self._half
-        gates += self._rest
+        self._product *= self._gate_scale
+        np.tanh(self._product, out=gates)
+        gates *= self._gate_scale
+        gates += self._gate_offset
         i, f, g, o = np.split(gates, 4, 1)
         cell = np.multiply(f, self._cells[t], out=self._cells[t + 1])
         cell += i * g
-        np.multiply(o, np.tanh(cell, out=self._shown[t]), out=into)
+        np.multiply(o, np.tanh(cell, out=self._cell_tanh[t]), out=state)
 
-    def _back(self, t: int, slope: Array) -> None:
-        gates, shown = self._gates[t], self._shown[t]
+    def _step_backward(self, t: int, state_gradient: Array) -> None:
+        gates, cell_tanh = self._gates[t], self._cell_tanh[t]
         i, f, g, o = np.split(gates, 4, 1)
-        di, df, dg, do = np.split(self._told, 4, 1)
-        along = slope * o  # of the cell
-        along *= 1 - shown * shown
-        if t + 2 < len(self._seen):
-            along += self._carried
-        np.multiply(slope, shown, out=do)
-        np.multiply(along, g, out=di)
-        np.multiply(along, self._cells[t], out=df)
-        np.multiply(along, i, out=dg)
-        self._told *= (1 - gates) * (gates + self._also)
-        self._carried = np.multiply(along, f, out=along)
+        di, df, dg, do = np.split(self._product, 4, 1)
+        cell_gradient = state_gradient * o  # of the cell
+        cell_gradient *= 1 - cell_tanh * cell_tanh
+        if t + 2 < len(self._states):
+            cell_gradient += self._cell_gradient
+        np.multiply(state_gradient, cell_tanh, out=do)
+        np.multiply(cell_gradient, g, out=di)
+        np.multiply(cell_gradient, self._cells[t], out=df)
+        np.multiply(cell_gradient, i, out=dg)
+        self._product *= (1 - gates) * (gates + self._derivative_offset)
+        self._cell_gradient = np.multiply(cell_gradient, f, out=cell_gradient)
 
 
-EVALUATORS: dict[str, type[Any]] = {"Convolved": _Convolved, "Recurrent": _Recurrent, "LongShort": _LongShort}
+EVALUATORS: dict[str, type[Any]] = {
+    "ConvEvaluator": _ConvolutionalEvaluator,
+    "RnnEvaluator": _RecurrentEvaluator,
+    "LstmEvaluator": _LstmEvaluator,
+}

@@ -26,7 +26,7 @@ Array: TypeAlias = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Into:
+class GradientTarget:
     """Where a gradient goes: put there, or added ``scale`` times. Added to the parameters -η times, it is a step."""
 
     tensors: Views
@@ -34,17 +34,17 @@ class Into:
 
 
 @dataclass(frozen=True)
-class Place:
+class OperationTarget:
     """The same for one operation; it is added where a later call of the same layer has put its own already."""
 
-    into: Into
-    add: bool
+    target: GradientTarget
+    accumulate: bool
 
-    def put(self, name: str, gradient: Tensor) -> None:
-        if self.add:
-            self.into.tensors[name].add_(gradient, alpha=self.into.scale)
+    def write(self, name: str, gradient: Tensor) -> None:
+        if self.accumulate:
+            self.target.tensors[name].add_(gradient, alpha=self.target.scale)
         else:
-            self.into.tensors[name].copy_(gradient)
+            self.target.tensors[name].copy_(gradient)
 
 
 Value: TypeAlias = Any
@@ -54,16 +54,16 @@ Value: TypeAlias = Any
 class Operation(Protocol):
     """One step of a traced module."""
 
-    def bind(self, w: Views, place: Place, wanted: bool) -> Bound:
+    def bind(self, w: Views, target: OperationTarget, needs_input_gradient: bool) -> BoundOperation:
         """The operation with its parameters; ``wanted``: whether the gradient of its inputs will be asked for."""
 
 
-class Bound(Protocol):
+class BoundOperation(Protocol):
     """An operation at work: forwards, and then backwards, as often as there are batches."""
 
     def forward(self, *inputs: Value) -> Value: ...
 
-    def backward(self, slope: Value) -> Sequence[Value]:
+    def backward(self, output_gradient: Value) -> Sequence[Value]:
         """Put the gradient of the parameters where it goes, and return that of the inputs if it is wanted."""
 
 
@@ -75,19 +75,19 @@ class Linear:
     bias: str | None
     lead: int
 
-    def bind(self, w: Views, place: Place, wanted: bool) -> Bound:
-        return (_StackedLinear if self.lead else _OneLinear)(self, w, place, wanted)
+    def bind(self, w: Views, target: OperationTarget, needs_input_gradient: bool) -> BoundOperation:
+        return (_StackedLinear if self.lead else _SingleLinear)(self, w, target, needs_input_gradient)
 
 
-class _OneLinear:
+class _SingleLinear:
     """One party, by torch: x [n, in], W [out, in]."""
 
-    def __init__(self, names: Linear, w: Views, place: Place, wanted: bool) -> None:
-        self._place, self._wanted, self._scale = place, wanted, place.into.scale
-        self._weight, self._turned = w[names.weight], w[names.weight].t()
-        self._target = place.into.tensors[names.weight]
+    def __init__(self, names: Linear, w: Views, target: OperationTarget, needs_input_gradient: bool) -> None:
+        self._destination, self._needs_input_gradient, self._scale = target, needs_input_gradient, target.target.scale
+        self._weight, self._transposed = w[names.weight], w[names.weight].t()
+        self._target = target.target.tensors[names.weight]
         self._bias = None if names.bias is None else w[names.bias]
-        self._bias_target = None if names.bias is None else place.into.tensors[names.bias]
+        self._bias_target = None if names.bias is None else target.target.tensors[names.bias]
         self._ones: Tensor | None = None
 
     def forward(self, *inputs: Tensor) -> Tensor:
@@ -95,63 +95,67 @@ class _OneLinear:
         if x.ndim > 2:  # more axes than the batch: all of them are samples
             return self.forward(x.flatten(0, -2)).view(*x.shape[:-1], -1)
         self._x = x
-        return torch.mm(x, self._turned) if self._bias is None else torch.addmm(self._bias, x, self._turned)
+        return torch.mm(x, self._transposed) if self._bias is None else torch.addmm(self._bias, x, self._transposed)
 
-    def backward(self, slope: Tensor) -> Sequence[Tensor]:
-        if slope.ndim > 2:
-            return [one.view(*slope.shape[:-1], -1) for one in self.backward(slope.flatten(0, -2))]
-        before = [torch.mm(slope, self._weight)] if self._wanted else []  # before the weight may move
-        if self._place.add:
-            self._target.addmm_(slope.t(), self._x, alpha=self._scale)
+    def backward(self, output_gradient: Tensor) -> Sequence[Tensor]:
+        if output_gradient.ndim > 2:
+            return [one.view(*output_gradient.shape[:-1], -1) for one in self.backward(output_gradient.flatten(0, -2))]
+        input_gradients = (
+            [torch.mm(output_gradient, self._weight)] if self._needs_input_gradient else []
+        )  # before the weight may move
+        if self._destination.accumulate:
+            self._target.addmm_(output_gradient.t(), self._x, alpha=self._scale)
         else:
-            torch.mm(slope.t(), self._x, out=self._target)
-        if self._bias_target is not None and self._place.add:
-            if self._ones is None or len(self._ones) != len(slope):
-                self._ones = slope.new_ones(len(slope))
-            self._bias_target.addmv_(slope.t(), self._ones, alpha=self._scale)
+            torch.mm(output_gradient.t(), self._x, out=self._target)
+        if self._bias_target is not None and self._destination.accumulate:
+            if self._ones is None or len(self._ones) != len(output_gradient):
+                self._ones = output_gradient.new_ones(len(output_gradient))
+            self._bias_target.addmv_(output_gradient.t(), self._ones, alpha=self._scale)
         elif self._bias_target is not None:
-            torch.sum(slope, 0, out=self._bias_target)
-        return before
+            torch.sum(output_gradient, 0, out=self._bias_target)
+        return input_gradients
 
 
 class _StackedLinear:
     """Many parties, by numpy: x [K, n, in], W [K, out, in]."""
 
-    def __init__(self, names: Linear, w: Views, place: Place, wanted: bool) -> None:
-        self._place, self._wanted, self._scale = place, wanted, place.into.scale
+    def __init__(self, names: Linear, w: Views, target: OperationTarget, needs_input_gradient: bool) -> None:
+        self._destination, self._needs_input_gradient, self._scale = target, needs_input_gradient, target.target.scale
         self._weight = w[names.weight].numpy()
-        self._turned = self._weight.transpose(0, 2, 1)
-        self._target = place.into.tensors[names.weight].numpy()
+        self._transposed = self._weight.transpose(0, 2, 1)
+        self._target = target.target.tensors[names.weight].numpy()
         self._bias = None if names.bias is None else w[names.bias].numpy()[:, None]
-        self._bias_target = None if names.bias is None else place.into.tensors[names.bias].numpy()
+        self._bias_target = None if names.bias is None else target.target.tensors[names.bias].numpy()
 
     def forward(self, *inputs: Array) -> Array:
         (x,) = inputs
         if x.ndim > 3:
             return self.forward(x.reshape(len(x), -1, x.shape[-1])).reshape(*x.shape[:-1], -1)
         self._x = x
-        if self._bias is not None and not _thin(x, self._turned):
-            return torch.baddbmm(*map(torch.from_numpy, (self._bias, x, self._turned))).numpy()
-        output = product(x, self._turned)
+        if self._bias is not None and not _is_thin(x, self._transposed):
+            return torch.baddbmm(*map(torch.from_numpy, (self._bias, x, self._transposed))).numpy()
+        output = product(x, self._transposed)
         if self._bias is not None:
             output += self._bias
         return output
 
-    def backward(self, slope: Array) -> Sequence[Array]:
-        if slope.ndim > 3:
-            flat = self.backward(slope.reshape(len(slope), -1, slope.shape[-1]))
-            return [one.reshape(*slope.shape[:-1], -1) for one in flat]
-        before = [product(slope, self._weight)] if self._wanted else []  # before the weight may move
-        turned = slope.transpose(0, 2, 1)
-        if self._place.add:
-            add_product(self._target, self._scale, turned, self._x)
+    def backward(self, output_gradient: Array) -> Sequence[Array]:
+        if output_gradient.ndim > 3:
+            flat = self.backward(output_gradient.reshape(len(output_gradient), -1, output_gradient.shape[-1]))
+            return [one.reshape(*output_gradient.shape[:-1], -1) for one in flat]
+        input_gradients = (
+            [product(output_gradient, self._weight)] if self._needs_input_gradient else []
+        )  # before the weight may move
+        transposed = output_gradient.transpose(0, 2, 1)
+        if self._destination.accumulate:
+            add_product(self._target, self._scale, transposed, self._x)
         else:
-            product(turned, self._x, self._target)
-        if self._bias_target is not None and self._place.add:
-            self._bias_target += self._scale * slope.sum(1)
+            product(transposed, self._x, self._target)
+        if self._bias_target is not None and self._destination.accumulate:
+            self._bias_target += self._scale * output_gradient.sum(1)
         elif self._bias_target is not None:
-            slope.sum(1, out=self._bias_target)
-        return before
+            output_gradient.sum(1, out=self._bias_target)
+        return input_gradients
 
 
 def product(a: Array, b: Array, out: Array | None = None) -> Array:
@@ -159,27 +163,27 @@ def product(a: Array, b: Array, out: Array | None = None) -> Array:
 
     Thin ones, as at the top of every classifier, go by numpy, which does not share so small a work among threads.
     """
-    if _thin(a, b):
+    if _is_thin(a, b):
         thin: Array = np.matmul(a, b, out=out)
         return thin
-    into = None if out is None else torch.from_numpy(out)
-    return torch.bmm(torch.from_numpy(a), torch.from_numpy(b), out=into).numpy()
+    buffer = None if out is None else torch.from_numpy(out)
+    return torch.bmm(torch.from_numpy(a), torch.from_numpy(b), out=buffer).numpy()
 
 
-def add_product(into: Array, scale: float, a: Array, b: Array) -> None:
+def add_product(total: Array, scale: float, a: Array, b: Array) -> None:
     """``into`` += scale·a·b, matrix by matrix; a wide product is nowhere else in memory."""
-    if _thin(a, b):
-        into += scale * np.matmul(a, b)
+    if _is_thin(a, b):
+        total += scale * np.matmul(a, b)
     else:
-        torch.from_numpy(into).baddbmm_(torch.from_numpy(a), torch.from_numpy(b), alpha=scale)
+        torch.from_numpy(total).baddbmm_(torch.from_numpy(a), torch.from_numpy(b), alpha=scale)
 
 
-def _thin(a: Array, b: Array) -> bool:
+def _is_thin(a: Array, b: Array) -> bool:
     rows, inner, columns = int(a.shape[1]), int(a.shape[2]), int(b.shape[2])
     return 1 < min(rows, inner, columns) <= 16 and rows * inner * columns <= 2**18
 
 
-_MANY = 2**13
+_LARGE_RELU = 2**13
 
 
 @dataclass(frozen=True)
@@ -189,11 +193,11 @@ class Relu:
     lead: int
     in_place: bool  # nobody else looks at x, which then need not be kept: the less there is, the more fits the cache
 
-    def bind(self, w: Views, place: Place, wanted: bool) -> Bound:
-        return _StackedRelu(self.in_place) if self.lead else _OneRelu(self.in_place)
+    def bind(self, w: Views, target: OperationTarget, needs_input_gradient: bool) -> BoundOperation:
+        return _StackedRelu(self.in_place) if self.lead else _SingleRelu(self.in_place)
 
 
-class _OneRelu:
+class _SingleRelu:
     def __init__(self, in_place: bool) -> None:
         self._relu = torch.relu_ if in_place else torch.relu
 
@@ -201,27 +205,27 @@ class _OneRelu:
         self._output = self._relu(inputs[0])
         return self._output
 
-    def backward(self, slope: Tensor) -> Sequence[Tensor]:
-        return [torch.ops.aten.threshold_backward(slope, self._output, 0)]
+    def backward(self, output_gradient: Tensor) -> Sequence[Tensor]:
+        return [torch.ops.aten.threshold_backward(output_gradient, self._output, 0)]
 
 
 class _StackedRelu:
     """As for one party where there are many numbers; few are quicker by numpy, and come out the same."""
 
     def __init__(self, in_place: bool) -> None:
-        self._in_place, self._one = in_place, _OneRelu(in_place)
+        self._in_place, self._single = in_place, _SingleRelu(in_place)
 
     def forward(self, *inputs: Array) -> Array:
-        if inputs[0].size >= _MANY:
-            self._output: Array = self._one.forward(torch.from_numpy(inputs[0])).numpy()
+        if inputs[0].size >= _LARGE_RELU:
+            self._output: Array = self._single.forward(torch.from_numpy(inputs[0])).numpy()
         else:
             self._output = np.maximum(inputs[0], 0, out=inputs[0] if self._in_place else None)
         return self._output
 
-    def backward(self, slope: Array) -> Sequence[Array]:
-        if slope.size >= _MANY:
-            return [one.numpy() for one in self._one.backward(torch.from_numpy(slope))]
-        return [slope * (self._output > 0)]
+    def backward(self, output_gradient: Array) -> Sequence[Array]:
+        if output_gradient.size >= _LARGE_RELU:
+            return [one.numpy() for one in self._single.backward(torch.from_numpy(output_gradient))]
+        return [output_gradient * (self._output > 0)]
 
 
 @dataclass(frozen=True)
@@ -231,21 +235,21 @@ class Reshape:
     shape: tuple[int | None, ...]
     lead: int
 
-    def bind(self, w: Views, place: Place, wanted: bool) -> Bound:
+    def bind(self, w: Views, target: OperationTarget, needs_input_gradient: bool) -> BoundOperation:
         return _BoundReshape(self)
 
 
 class _BoundReshape:
-    def __init__(self, to: Reshape) -> None:
-        self._to = to
+    def __init__(self, reshape: Reshape) -> None:
+        self._reshape = reshape
 
     def forward(self, *inputs: Value) -> Value:
-        self._before, lead = inputs[0].shape, self._to.lead
-        after = (self._before[lead] if size is None else size for size in self._to.shape)
-        return inputs[0].reshape(*self._before[:lead], *after)
+        self._input_shape, lead = inputs[0].shape, self._reshape.lead
+        after = (self._input_shape[lead] if size is None else size for size in self._reshape.shape)
+        return inputs[0].reshape(*self._input_shape[:lead], *after)
 
-    def backward(self, slope: Value) -> Sequence[Value]:
-        return [slope.reshape(self._before)]
+    def backward(self, output_gradient: Value) -> Sequence[Value]:
+        return [output_gradient.reshape(self._input_shape)]
 
 
 FLAT = (None, -1)

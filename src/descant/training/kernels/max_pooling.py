@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .layers import Bound, Place, Value, Views
+from .layers import BoundOperation, OperationTarget, Value, Views
 
 
-def halves(options: Mapping[str, Any]) -> bool:
+def is_2x2_pooling(options: Mapping[str, Any]) -> bool:
     """Whether a two-dimensional max pool with these options has windows of 2 x 2, side by side."""
     usual: dict[str, Any] = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
     found = {**usual, **options}
@@ -31,99 +31,99 @@ class Switches:
     """Where the largest number of each window was: to the right, below."""
 
     right: Tensor  # [..., rows, columns of windows]
-    lower: Tensor  # [..., rows of windows, columns of windows]
+    below: Tensor  # [..., rows of windows, columns of windows]
     shape: torch.Size  # of what was pooled
 
     @classmethod
     def of(cls, x: Tensor, rows: Tensor) -> Switches:
         """Of what is pooled, and the larger of each pair in its rows."""
-        pairs = _columns(x)
+        pairs = _column_pairs(x)
         return cls(pairs[..., 1] > pairs[..., 0], rows[..., 1, :] > rows[..., 0, :], x.shape)
 
-    def spread(self, y: Tensor) -> Tensor:
+    def unpool(self, y: Tensor) -> Tensor:
         """Numbers back where the pool took its own from, and 0 elsewhere."""
         odd = self.shape[-2] % 2 or self.shape[-1] % 2
         whole = y.new_zeros(self.shape) if odd else y.new_empty(self.shape)
-        between = y.new_empty(self.right.shape)
-        rows, columns = _rows(between), _columns(whole)
-        torch.mul(y, self.lower, out=rows[..., 1, :])
+        rows_restored = y.new_empty(self.right.shape)
+        rows, columns = _row_pairs(rows_restored), _column_pairs(whole)
+        torch.mul(y, self.below, out=rows[..., 1, :])
         torch.sub(y, rows[..., 1, :], out=rows[..., 0, :])
-        torch.mul(between, self.right, out=columns[..., 1])
-        torch.sub(between, columns[..., 1], out=columns[..., 0])
+        torch.mul(rows_restored, self.right, out=columns[..., 1])
+        torch.sub(rows_restored, columns[..., 1], out=columns[..., 0])
         return whole
 
-    def taken(self, x: Tensor) -> Tensor:
+    def pool(self, x: Tensor) -> Tensor:
         """The numbers that stand where the pool took its own from."""
-        columns = _columns(x)
-        rows = _rows((columns[..., 0] * ~self.right).add_(columns[..., 1] * self.right))
-        return (rows[..., 0, :] * ~self.lower).add_(rows[..., 1, :] * self.lower)
+        columns = _column_pairs(x)
+        rows = _row_pairs((columns[..., 0] * ~self.right).add_(columns[..., 1] * self.right))
+        return (rows[..., 0, :] * ~self.below).add_(rows[..., 1, :] * self.below)
 
 
-def larger(x: Tensor) -> Tensor:
+def row_maxima(x: Tensor) -> Tensor:
     """The larger of each pair in the rows, by two rows; a last one without a neighbour is passed over."""
-    pairs = _columns(x)
-    return _rows(torch.maximum(pairs[..., 0], pairs[..., 1]))
+    pairs = _column_pairs(x)
+    return _row_pairs(torch.maximum(pairs[..., 0], pairs[..., 1]))
 
 
-def _columns(x: Tensor) -> Tensor:
+def _column_pairs(x: Tensor) -> Tensor:
     """Pairs of neighbours in the rows that have a neighbour, too; a view."""
     rows, columns = x.shape[-2] // 2 * 2, x.shape[-1] // 2
     return torch.unflatten(x[..., :rows, : 2 * columns], -1, (columns, 2))
 
 
-def _rows(x: Tensor) -> Tensor:
+def _row_pairs(x: Tensor) -> Tensor:
     return torch.unflatten(x, -2, (x.shape[-2] // 2, 2))
 
 
 @dataclass(frozen=True)
-class Halving:
+class MaxPool2x2:
     """The largest of each window."""
 
     lead: int
 
-    def bind(self, w: Views, place: Place, wanted: bool) -> Bound:
-        return _BoundHalving(self.lead, wanted)
+    def bind(self, w: Views, target: OperationTarget, needs_input_gradient: bool) -> BoundOperation:
+        return _BoundMaxPool(self.lead, needs_input_gradient)
 
 
-class _BoundHalving:
-    def __init__(self, lead: int, wanted: bool) -> None:
-        self._lead, self._wanted = lead, wanted
+class _BoundMaxPool:
+    def __init__(self, lead: int, needs_input_gradient: bool) -> None:
+        self._lead, self._needs_input_gradient = lead, needs_input_gradient
 
     def forward(self, *inputs: Value) -> Value:
         x = torch.from_numpy(inputs[0]) if self._lead else inputs[0]
-        rows = larger(x)
-        if self._wanted:
+        rows = row_maxima(x)
+        if self._needs_input_gradient:
             self._switches = Switches.of(x, rows)
         pooled = torch.maximum(rows[..., 0, :], rows[..., 1, :])
         return pooled.numpy() if self._lead else pooled
 
-    def backward(self, slope: Value) -> Sequence[Value]:
-        if not self._wanted:
+    def backward(self, output_gradient: Value) -> Sequence[Value]:
+        if not self._needs_input_gradient:
             return []
-        spread = self._switches.spread(torch.from_numpy(slope) if self._lead else slope)
-        return [spread.numpy() if self._lead else spread]
+        gradient = self._switches.unpool(torch.from_numpy(output_gradient) if self._lead else output_gradient)
+        return [gradient.numpy() if self._lead else gradient]
 
 
 @dataclass(frozen=True)
-class Unhalving:
+class MaxUnpool2x2:
     """The way back: what it is given first, put where the windows of what it is given next have their largest."""
 
     lead: int
 
-    def bind(self, w: Views, place: Place, wanted: bool) -> Bound:
-        return _BoundUnhalving(self.lead)
+    def bind(self, w: Views, target: OperationTarget, needs_input_gradient: bool) -> BoundOperation:
+        return _BoundMaxUnpool(self.lead)
 
 
-class _BoundUnhalving:
+class _BoundMaxUnpool:
     def __init__(self, lead: int) -> None:
         self._lead = lead
 
     def forward(self, *inputs: Value) -> Value:
         y, below = (torch.from_numpy(value) if self._lead else value for value in inputs)
-        self._switches = Switches.of(below, larger(below))
-        spread = self._switches.spread(y)
-        return spread.numpy() if self._lead else spread
+        self._switches = Switches.of(below, row_maxima(below))
+        output = self._switches.unpool(y)
+        return output.numpy() if self._lead else output
 
-    def backward(self, slope: Value) -> Sequence[Value]:
-        taken = self._switches.taken(torch.from_numpy(slope) if self._lead else slope)
-        return [taken.numpy() if self._lead else taken]
+    def backward(self, output_gradient: Value) -> Sequence[Value]:
+        gradient = self._switches.pool(torch.from_numpy(output_gradient) if self._lead else output_gradient)
+        return [gradient.numpy() if self._lead else gradient]

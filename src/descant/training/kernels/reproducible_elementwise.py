@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-_VECTOR = 64  # numbers: a multiple of what any processor takes at once
-_UNEVEN = {
+_VECTOR_MULTIPLE = 64  # numbers: a multiple of what any processor takes at once
+_VECTOR_DEPENDENT = {
     *(torch.sigmoid, Tensor.sigmoid, torch.celu, torch.selu, torch.erf, Tensor.erf, torch.expm1, torch.log1p),
     *(functional.sigmoid, functional.gelu, functional.elu, functional.celu, functional.selu, functional.silu),
     *(functional.mish, functional.softplus, functional.logsigmoid, functional.hardswish),
@@ -24,25 +24,27 @@ _UNEVEN = {
 
 
 @dataclass(frozen=True)
-class Evened:
+class PaddedElementwise:
     """A function of each number by itself, given as many numbers as vector instructions take at once."""
 
     function: Callable[..., Tensor]
 
-    def __call__(self, x: Tensor, *rest: Any, **options: Any) -> Tensor:
-        missing = -x.numel() % _VECTOR
+    def __call__(self, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        missing = -x.numel() % _VECTOR_MULTIPLE
         if not missing:
-            return self.function(x, *rest, **options)
+            return self.function(x, *arguments, **options)
         padded = functional.pad(x.flatten(), (0, missing))
-        return self.function(padded, *rest, **options)[:-missing].view(x.shape)
+        return self.function(padded, *arguments, **options)[:-missing].view(x.shape)
 
 
-class Evenly(TorchFunctionMode):
+class ReproducibleElementwise(TorchFunctionMode):
     """Within it, such functions are evened, whoever calls them."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         options = dict(kwargs or {})
-        even = function not in _UNEVEN or options.get("inplace") or not args or not isinstance(args[0], Tensor)
-        return function(*args, **options) if even else Evened(function)(*args, **options)
+        unchanged = (
+            function not in _VECTOR_DEPENDENT or options.get("inplace") or not args or not isinstance(args[0], Tensor)
+        )
+        return function(*args, **options) if unchanged else PaddedElementwise(function)(*args, **options)
