@@ -124,8 +124,10 @@ def test_what_shows_a_departure_from_the_papers_or_a_fault_exists(test: str) -> 
 
 
 def test_every_fault_that_is_tested_has_its_row() -> None:
-    for name in re.findall(r"^def (test_\w+)", (ROOT / "tests" / "test_faults.py").read_text(), re.MULTILINE):
-        assert f"`test_faults.py::{name}`" in FAULTS
+    for name in re.findall(
+        r"^def (test_\w+)", (ROOT / "tests" / "deployment" / "test_deployment_faults.py").read_text(), re.MULTILINE
+    ):
+        assert f"`deployment/test_deployment_faults.py::{name}`" in FAULTS
 
 
 def test_every_erratum_that_the_code_names_has_its_row() -> None:

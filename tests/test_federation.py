@@ -24,7 +24,7 @@ from descant.engines import InProcess
 from descant.errors import DescantWarning, ModelError, PartyError, SettingError
 from descant.parties import Population
 from descant.rounds.loop import initial_state, run
-from problems import classification_parties, half_squared_error, network
+from toy_problems import classification_parties, half_squared_error, network
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from descant import Federation, Sgd, algorithms
 from descant.aggregation.penalties import Norm1, Norm2, Penalty, envelope, proximal_anchor
 from descant.core.algorithm import Loss
-from problems import PENALTIES, RegressionProblem, cosine_loss, half_squared_error
+from toy_problems import PENALTIES, RegressionProblem, cosine_loss, half_squared_error
 
 ALPHA = 0.5
 LOSSES: dict[str, Loss] = {"convex": half_squared_error, "not convex": cosine_loss}

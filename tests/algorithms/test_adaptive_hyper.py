@@ -1,0 +1,594 @@
+"""Adaptive hyper-parameters: the laws of the distribution, of eq. (7) and of the guard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bytes_engine import BytesEngine
+from descant import DescantWarning, Federation, algorithms, parties
+from descant.algorithms.adaptive_hyper.discrete_gaussian import (
+    GridAxis,
+    Numbers,
+    cholesky_factor,
+    clip_psi,
+    draw_point,
+    grid_points,
+    grid_spacing,
+    initial_psi,
+    log_probabilities,
+    scale_precision,
+    score,
+)
+from descant.algorithms.adaptive_hyper.reinforce import ReinforceTuner, reinforce_gradient
+from descant.analysis import Finding
+from descant.core.algorithm import Hyper, TuneContext, TuneResult
+from descant.core.messages import Reply
+from descant.errors import SettingError
+from descant.parties import Population
+from toy_problems import classification_parties, network
+
+# ── the discrete Gaussian ─────────────────────────────────────────────────────────────────────────────────────────────
+
+NEAREST = st.integers(1, 10**6).map(lambda number: number / 10**4)
+VALUES = st.lists(NEAREST, min_size=2, max_size=6, unique=True).map(sorted).map(tuple)
+AXES = st.lists(st.builds(GridAxis, st.just("lr"), VALUES, st.booleans()), min_size=1, max_size=3)
+
+
+@st.composite
+def distributions(pick: st.DrawFn) -> tuple[Numbers, list[GridAxis]]:
+    """ψ anywhere where it may be, on some axes."""
+    axes = pick(AXES)
+    count = 2 * len(axes) + len(axes) * (len(axes) - 1) // 2
+    numbers = pick(st.lists(st.floats(-3, 3), min_size=count, max_size=count))
+    return clip_psi(np.array(numbers), grid_spacing(axes)), axes
+
+
+@given(distributions())
+def test_the_distribution_sums_to_one_and_its_precision_is_positive_definite(
+    found: tuple[Numbers, list[GridAxis]],
+) -> None:
+    psi, axes = found
+    points = grid_points(axes)
+    assert len(points) == math.prod(len(axis.values) for axis in axes)
+    assert abs(points).max() <= 0.5 + 1e-12
+    assert np.exp(log_probabilities(psi, points)).sum() == pytest.approx(1, abs=1e-12)
+    factor = cholesky_factor(psi, len(axes))
+    assert np.linalg.eigvalsh(factor @ factor.T).min() > 0
+
+
+@given(distributions())
+def test_it_is_the_gaussian_of_its_mean_and_precision_up_to_a_factor(found: tuple[Numbers, list[GridAxis]]) -> None:
+    psi, axes = found
+    points, factor = grid_points(axes), cholesky_factor(psi, len(axes))
+    away = points - psi[: len(axes)]
+    exponents = -0.5 * np.einsum("pi,ij,pj->p", away, factor @ factor.T, away)
+    difference = log_probabilities(psi, points) - exponents
+    np.testing.assert_allclose(difference, difference[0], atol=1e-9)
+
+
+@given(distributions())
+def test_the_score_has_zero_mean(found: tuple[Numbers, list[GridAxis]]) -> None:
+    """Under the distribution itself: what makes a baseline in eq. (6) and eq. (7) harmless."""
+    psi, axes = found
+    points = grid_points(axes)
+    scores = np.stack([score(psi, points, at) for at in range(len(points))])
+    np.testing.assert_allclose(np.exp(log_probabilities(psi, points)) @ scores, 0, atol=1e-9 * (1 + abs(scores).max()))
+
+
+@given(distributions(), st.integers(0, 10**6))
+def test_the_score_agrees_with_finite_differences(found: tuple[Numbers, list[GridAxis]], place: int) -> None:
+    psi, axes = found
+    points, step = grid_points(axes), 1e-6
+    at = place % len(points)
+    for i, slope in enumerate(score(psi, points, at)):
+        aside = np.zeros(len(psi))
+        aside[i] = step
+        there, here = (log_probabilities(psi + sign * aside, points)[at] for sign in (1, -1))
+        assert slope == pytest.approx((there - here) / (2 * step), rel=1e-6, abs=1e-6)
+
+
+@given(AXES, st.data())
+def test_whatever_the_update_the_mean_is_on_the_grid_and_the_precision_within_its_bounds(
+    axes: list[GridAxis], data: st.DataObject
+) -> None:
+    """From a draw from all over the grid (1) to one that still tries neighbours: half their spacing, at the least."""
+    size, spacing = len(axes), grid_spacing(axes)
+    count = 2 * size + size * (size - 1) // 2
+    psi = np.array(data.draw(st.lists(st.floats(-1e9, 1e9), min_size=count, max_size=count)))
+    kept = clip_psi(psi, spacing)
+    mean, logs, rest = np.split(kept, [size, 2 * size])
+    assert (abs(mean) <= 0.5).all() and (logs >= 0).all() and (np.exp(logs) <= (1 + 1e-12) * 2 / spacing).all()
+    assert (abs(rest) <= 2 / spacing.min()).all()
+    np.testing.assert_array_equal(clip_psi(kept, spacing), kept)  # what is within stays, to the last bit
+
+
+@given(distributions(), st.floats(1.5, 10))
+def test_narrowing_multiplies_the_whole_precision(found: tuple[Numbers, list[GridAxis]], times: float) -> None:
+    psi, axes = found
+    size = len(axes)
+    before, after = (
+        factor @ factor.T for factor in (cholesky_factor(one, size) for one in (psi, scale_precision(psi, size, times)))
+    )
+    np.testing.assert_allclose(after, times * before, rtol=1e-9, atol=1e-9)
+    np.testing.assert_array_equal(scale_precision(psi, size, times)[:size], psi[:size])
+
+
+def test_draws_have_the_frequencies_of_the_distribution() -> None:
+    axes = (GridAxis("lr", (0.01, 0.1, 1.0), log=True), GridAxis("work", (1.0, 5.0)))
+    psi, points, rng = initial_psi(2, 4.0) + 0.2, grid_points(axes), np.random.default_rng(0)
+    counts = np.bincount([draw_point(psi, points, rng) for _ in range(4000)], minlength=len(points))
+    np.testing.assert_allclose(counts / 4000, np.exp(log_probabilities(psi, points)), atol=0.03)
+
+
+def test_an_axis_has_mid_range_at_zero_and_gives_its_values_back() -> None:
+    """ERRATA 3: an uneven grid cannot have mean 0 and fill [-0.5, 0.5]."""
+    even, uneven = GridAxis("lr", (0.001, 0.01, 0.1), log=True), GridAxis("work", (1, 2, 5))
+    np.testing.assert_allclose(even.positions, [-0.5, 0, 0.5], atol=1e-12)
+    np.testing.assert_allclose(uneven.positions, [-0.5, -0.25, 0.5])
+    for axis in (even, uneven):
+        assert [axis.value_at(place) for place in axis.positions] == pytest.approx(list(axis.values))
+
+
+# ── the tuner ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def tuned(
+    tuner: ReinforceTuner, feedback: dict[str, float], before: TuneResult | None = None, round: int = 1
+) -> TuneResult:
+    memory = {} if before is None else before.tuner_state
+    return tuner(
+        TuneContext(round, Hyper(), memory, feedback, torch.full((3,), float(round)), np.random.default_rng(round))
+    )
+
+
+def reinforce(**settings: object) -> ReinforceTuner:
+    made = algorithms.AdaptiveHyper(**settings).tune  # type: ignore[arg-type]
+    assert isinstance(made, ReinforceTuner)
+    return made
+
+
+def played(tuner: ReinforceTuner, loss_after: Callable[[int, Hyper, float], float], rounds: int) -> list[TuneResult]:
+    """A federation that is only a loss: what it is after a round, by the round, its hyper-parameters and the loss."""
+    loss, found = 1.0, []
+    for round in range(1, rounds + 1):
+        found.append(tuned(tuner, {"validation": loss}, found[-1] if found else None, round))
+        start = loss if found[-1].global_model is None else found[-1].tuner_state["numbers"][2].item()
+        loss = loss_after(round, found[-1].hyper, start)
+    return found
+
+
+@pytest.mark.parametrize(("weighting", "rate"), [("uniform", 0.01), ("triangular", 0.05)])
+@pytest.mark.parametrize("goals", [((0.3, -0.3), (-0.3, 0.1)), ((-0.4, 0.4), (0.0, 0.0))])
+def test_the_mean_moves_to_the_best_place_and_follows_it(
+    goals: tuple[Sequence[float], ...], weighting: str, rate: float
+) -> None:
+    tuner = reinforce(weighting=weighting, rate=rate)
+    places = [dict(zip(axis.values, axis.positions, strict=True)) for axis in tuner.axes]
+    noise = np.random.default_rng(7).normal(0, 0.01, 1000)
+
+    def loss_after(round: int, hyper: Hyper, loss: float) -> float:
+        place = np.array([places[0][hyper.lr], places[1][hyper.work]])
+        away = ((place - np.array(goals[round > 300])) ** 2).sum()
+        return loss * (1 - 0.1 * math.exp(-away / 0.125) + noise[round])
+
+    found = played(tuner, loss_after, 600)
+    for goal, end in zip(goals, (300, 600), strict=True):
+        means = np.array([one.tuner_state["psi"][:2].numpy() for one in found[end - 30 : end]])
+        np.testing.assert_allclose(means.mean(0), goal, atol=0.13)
+
+
+def test_equation_7_by_hand() -> None:
+    """The sum over the window with its mean as the baseline, each score at its own ψ, and ascent (ERRATA 1, 2)."""
+    tuner = reinforce(window=2, guard=None)
+    losses = [4.0, 3.0, 2.9, 1.0, 0.9]
+    found: list[TuneResult] = []
+    scores, rewards, psi = [], [], initial_psi(2, 85.0)
+    for round, loss in enumerate(losses, 1):
+        found.append(tuned(tuner, {"validation": loss}, found[-1] if found else None, round))
+        if round > 1:
+            rewards.append((losses[round - 2] - loss) / losses[round - 2])
+            window = np.array(rewards[-3:])
+            step = sum((r - window.mean()) * s for r, s in zip(window, scores[-3:], strict=True))
+            psi = clip_psi(psi + 0.01 * step, grid_spacing(tuner.axes))
+            assert found[-1].metrics["reward"] == rewards[-1]
+        np.testing.assert_allclose(found[-1].tuner_state["psi"].numpy(), psi, rtol=1e-12, atol=1e-15)
+        places = [
+            axis.values.index(value) for axis, value in zip(tuner.axes, vars(found[-1].hyper).values(), strict=True)
+        ]
+        at = int(np.ravel_multi_index(places, [len(axis.values) for axis in tuner.axes]))
+        scores.append(score(psi, grid_points(tuner.axes), at))
+    assert torch.equal(found[0].tuner_state["psi"], found[1].tuner_state["psi"])  # no update at t=1
+
+
+def test_equation_6_with_past_rewards_alone_weighs_the_near_ones_more() -> None:
+    """γ_Z = 2/(Z(Z+1)) for the causal window (ERRATA 2); each score counts once."""
+    scores, rewards = np.array([[7.0], [8.0], [9.0], [1.0]]), np.array([0.1, 0.2, 0.3, 0.9])
+    baseline = 2 / (3 * 4) * (1 * 0.1 + 2 * 0.2 + 3 * 0.3)
+    np.testing.assert_allclose(reinforce_gradient(scores, rewards, "triangular"), [0.9 - baseline])
+    assert reinforce_gradient(scores[:1], rewards[:1], "triangular") == 0
+
+
+def test_clients_losses_come_a_round_later_and_reward_the_draw_that_earned_them() -> None:
+    """L_t is what clients measured in round t: before round t+1 it rewards the draw of round t-1."""
+    tuner = reinforce(reward="clients", window=2)
+    losses = [2.0, 1.5, 1.4, 0.7, 0.6]  # L_1 ...
+    before: TuneResult | None = None
+    drawn: list[Numbers] = []
+    for round in range(1, 6):
+        before = tuned(tuner, {} if round == 1 else {"received_loss": losses[round - 2]}, before, round)
+        drawn.append(before.tuner_state["pending_scores"][-1].numpy())
+        if round > 2:
+            earlier, later = losses[round - 3 : round - 1]
+            assert before.metrics["reward"] == (earlier - later) / earlier
+            np.testing.assert_array_equal(before.tuner_state["scores"][-1].numpy(), drawn[round - 3])
+        else:
+            assert "reward" not in before.metrics
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, None, 0.0])
+def test_a_reward_that_is_not_known_moves_nothing(bad: float | None) -> None:
+    """The round of the bad loss, and the next, whose reward would have it below the line, too."""
+    clients = bad is None
+    tuner = reinforce(reward="clients" if clients else "validation", guard=None)
+    name = "received_loss" if clients else "validation"
+    before: TuneResult | None = None
+    for round, loss in enumerate((2.0, 1.5, 1.4, 1.2), 1):
+        before = tuned(tuner, {name: loss}, before, round)
+    assert before is not None
+    at, moved = before.tuner_state["psi"], []
+    for round, feedback in enumerate(({} if clients else {name: bad}, {name: 1.1}, {name: 1.0}, {name: 0.5}), 5):
+        before = tuned(tuner, feedback, before, round)  # type: ignore[arg-type]
+        moved.append(not torch.equal(before.tuner_state["psi"], at))
+        assert before.tuner_state["psi"].isfinite().all()
+    assert moved == [
+        bad == 0.0,
+        bad == 0.0,
+        True,
+        True,
+    ]  # a loss of 0 is the best there is; from there nothing is known
+
+
+@pytest.mark.parametrize(("reward", "late"), [("validation", 0), ("clients", 1)])
+def test_a_round_of_which_no_model_could_be_used_has_the_worst_reward(reward: str, late: int) -> None:
+    """The loss has not changed by it, and says nothing. The draw before it still waits for its own, if that is late."""
+    name, before = ("received_loss" if late else "validation"), None
+    for round, loss in enumerate((2.0, 1.5, 1.4), 1):
+        before = tuned(reinforce(reward=reward), {name: loss}, before, round)
+    assert before is not None and len(before.tuner_state["pending_scores"]) == 1 + late
+    told = {"used": 0.0} | ({} if late else {name: 1.4})
+    free, after = (tuned(reinforce(reward=reward, guard=guard), told, before, 4) for guard in (None, 1.5))
+    assert after.metrics["reward"] == after.tuner_state["rewards"][-1] == -1
+    assert torch.equal(after.tuner_state["scores"][-1], before.tuner_state["pending_scores"][-1])
+    assert torch.equal(after.tuner_state["pending_scores"][:-1], before.tuner_state["pending_scores"][:-1])
+    assert free.metrics.get("reward") == (None if late else 0)  # the paper's own scheme knows nothing of it
+    again = tuned(reinforce(reward=reward), {name: 1.2}, after, 5)
+    assert again.metrics["reward"] == pytest.approx((1.4 - 1.2) / 1.4)
+
+
+def test_draws_that_let_everybody_diverge_become_rare() -> None:
+    algorithm = algorithms.AdaptiveHyper(
+        algorithms.RepresentationMatching(), lr=(0.05, 0.1, 1e30), work=None, step_size=0.05
+    )
+    fed = Federation(network(), population_with_validation(), algorithm, lr=0.1, steps=3, batch=4, seed=2)
+    with pytest.warns(DescantWarning, match="no report was accepted"):
+        fed.fit(40, progress=False)
+    doomed = [entry["lr"] > 1 for entry in fed.history_]
+    after = [later["reward"] for entry, later in pairwise(fed.history_) if entry["lr"] > 1]
+    assert 1 <= sum(doomed) < 8 and after == [-1.0] * len(after)
+    assert fed.history_[-1]["lr_mean"] < 0.1
+
+
+# ── the guard ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_noise_at_the_first_losses_and_at_low_ones_is_no_collapse() -> None:
+    rng = np.random.default_rng(0)
+    for losses in (math.log(10) * rng.uniform(0.9, 1.3, 50), np.r_[2.3, 1.0, 0.05 * rng.uniform(0.5, 3, 50)]):
+        before: TuneResult | None = None
+        for round, loss in enumerate(losses, 1):
+            before = tuned(reinforce(), {"validation": loss}, before, round)
+            assert before.global_model is None and not before.note
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 50.0])
+def test_a_collapse_goes_back_narrows_and_moves_away(bad: float) -> None:
+    tuner, before = reinforce(), None
+    for round, loss in enumerate((2.0, 1.5, 0.5, 0.6, bad), 1):
+        before = tuned(tuner, {"validation": loss}, before, round)
+        if loss == 0.5:
+            there = before.tuner_state["psi"].numpy()
+    assert before is not None and before.global_model is not None
+    assert torch.equal(before.global_model, torch.full((3,), 3.0))  # what round 3 would have begun with
+    assert before.metrics["rolled_back"] == 2 and before.note.startswith("it collapsed at round 4 (a loss of")
+    assert "went back to round 2; it now draws lr around 0.00" in before.note
+    psi = before.tuner_state["psi"].numpy()
+    narrower = np.minimum(4 * 85, (2 / grid_spacing(tuner.axes)) ** 2)
+    np.testing.assert_allclose(np.exp(2 * psi[2:4]), narrower, rtol=0.5)
+    assert (psi[:2] < there[:2]).all()
+    after = tuned(tuner, {"validation": 0.4}, before, 6)
+    assert after.metrics["reward"] == pytest.approx((0.5 - 0.4) / 0.5)  # against the loss of the place gone back to
+
+
+def test_what_collapsed_counts_as_the_worst_reward() -> None:
+    """ψ of the place gone back to, one step of eq. (7) with the draw that collapsed, narrower, and a step down."""
+    tuner, before = reinforce(), None
+    for round, loss in enumerate((2.0, 1.5, 0.5, 0.6), 1):
+        before = tuned(tuner, {"validation": loss}, before, round)
+    assert before is not None
+    held = {name: tensor.numpy() for name, tensor in before.tuner_state.items()}
+    scores, rewards = np.vstack([held["scores"], held["pending_scores"]]), np.append(held["rewards"], -1.0)
+    psi = held["lowest_loss_psi"] + 0.01 * (rewards - rewards.mean()) @ scores
+    psi = np.concatenate([psi[:2] - grid_spacing(tuner.axes), psi[2:4] + math.log(4) / 2, 2 * psi[4:]])
+    after = tuned(tuner, {"validation": 50.0}, before, 5)
+    np.testing.assert_allclose(after.tuner_state["psi"].numpy(), clip_psi(psi, grid_spacing(tuner.axes)), rtol=1e-12)
+
+
+def test_with_a_guard_one_bad_loss_that_is_no_collapse_counts_no_more_than_a_collapse() -> None:
+    for guard, least in ((1.5, -1.0), (None, -2.0)):
+        tuner, before = reinforce(guard=guard), None
+        for round, loss in enumerate((2.0, 0.05, 0.15), 1):
+            before = tuned(tuner, {"validation": loss}, before, round)
+        assert before is not None and before.global_model is None
+        assert before.metrics["reward"] == pytest.approx(-2.0)
+        assert before.tuner_state["rewards"][-1].item() == pytest.approx(least)
+
+
+def test_no_place_is_tried_for_ever() -> None:
+    """Every learning rate above 0.004 destroys the model: the mean goes down until it no longer does."""
+    tuner = reinforce(work=None)
+
+    def loss_after(round: int, hyper: Hyper, loss: float) -> float:
+        return 50.0 if hyper.lr > 0.004 else loss * 0.97
+
+    found = played(tuner, loss_after, 120)
+    returns = [round for round, one in enumerate(found) if one.global_model is not None]
+    means = [found[at].metrics["lr_mean"] for at in returns]
+    assert 2 <= len(returns) < 40 and means[-1] < means[0] < 0.01
+    assert sum(one.hyper.lr <= 0.004 for one in found[60:]) > 40
+    doomed = played(tuner, lambda round, hyper, loss: 1.0 if round < 3 else math.nan, 30)
+    assert doomed[-1].metrics["lr_mean"] == pytest.approx(0.001)  # as far as the grid goes, and no further
+
+
+def population_with_validation(count: int = 5) -> Population:
+    """Small parties, and a validation set like them."""
+    people = classification_parties(count)
+    x, y = (torch.cat([getattr(party, part) for party in people.values()]) for part in "xy")
+    return people.with_validation(x[::2], y[::2])
+
+
+def adaptive_federation(reward: str = "validation", **settings: object) -> Federation:
+    tuned_by = {"collapse_factor": settings.pop("collapse_factor", 1.5), "reward": reward, "loss_samples": 100}
+    algorithm = algorithms.AdaptiveHyper(lr=(0.05, 0.1, 0.2), work=(2, 4, 8), **tuned_by)  # type: ignore[arg-type]
+    people = population_with_validation() if reward == "validation" else classification_parties(5)
+    return Federation(network(), people, algorithm, lr=0.1, steps=3, batch=4, seed=2, **settings)  # type: ignore[arg-type]
+
+
+def inflate_updates(report: Reply, in_rounds: Sequence[int] = (6,)) -> Sequence[Reply]:
+    """All parties send enormous models in some rounds."""
+    if report.kind != "train" or report.round not in in_rounds:
+        return [report]
+    return [replace(report, arrays={name: 300 * tensor for name, tensor in report.arrays.items()})]
+
+
+@pytest.mark.parametrize(("reward", "heard"), [("validation", 7), ("clients", 8)])
+def test_an_injected_collapse_is_rolled_back_and_reported(reward: str, heard: int) -> None:
+    fed = adaptive_federation(reward, engine=partial(BytesEngine, tamper=inflate_updates))
+    name = "validation" if reward == "validation" else "received_loss"
+    with pytest.warns(DescantWarning, match=rf"Round {heard}: it collapsed at round 6 .* went back to round 5"):
+        rounds = list(fed.rounds(16))
+    before = fed.history_[heard - 2]
+    assert before[name] > 3 * fed.history_[4][name]
+    assert fed.history_[heard - 1]["rolled_back"] == 5 and rounds[heard - 1].round.tuner_note
+    assert [bool(entry.get("tuner_note")) for entry in fed.history_].count(True) == 1
+    assert fed.history_[-1][name] < fed.history_[4][name]  # it went on learning
+    (finding,) = (text for text in fed.findings() if "went back" in text)
+    assert finding.startswith("FedAvg+AH: it collapsed at round 6")
+
+
+def test_the_round_after_a_collapse_begins_at_the_lowest_loss() -> None:
+    seen: dict[int, torch.Tensor] = {}
+
+    class Watching(BytesEngine):
+        def submit(self, tasks: Sequence[object]) -> None:
+            seen[tasks[0].round] = tasks[0].arrays["global_model"]  # type: ignore[attr-defined]
+            super().submit(tasks)  # type: ignore[arg-type]
+
+    fed = adaptive_federation(engine=partial(Watching, tamper=inflate_updates))
+    with pytest.warns(DescantWarning, match="collapsed"):
+        centers = [one.round.state.global_model for one in fed.rounds(7)]
+    assert torch.equal(seen[7], centers[4]) and torch.equal(seen[6], centers[4])
+    assert not torch.equal(centers[6], centers[4])
+
+
+def test_without_a_guard_nothing_is_brought_back() -> None:
+    fed = adaptive_federation(engine=partial(BytesEngine, tamper=inflate_updates), guard=None).fit(9, progress=False)
+    assert not any("rolled_back" in entry for entry in fed.history_)
+    assert "lowest_loss_model" not in fed.state.server_state["tune"]
+
+
+def test_clients_who_happened_to_be_easy_are_no_lowest_loss() -> None:
+    """Other clients in every round: the running mean is held against its lowest, and finds what lasts, or is huge."""
+    tuner, before, returns = reinforce(reward="clients"), None, []
+    easy_and_hard = [2.3, *(0.4 if round % 3 else 2.2 for round in range(1, 30))]
+    for round, loss in enumerate(easy_and_hard, 2):
+        before = tuned(tuner, {"received_loss": loss}, before, round)
+        assert before.global_model is None
+    last = round
+    for bad, soon in ((2.3, 4), (1e6, 1)):
+        lost = before
+        for round in range(last + 1, last + 8):
+            lost = tuned(tuner, {"received_loss": bad}, lost, round)
+            if lost.global_model is not None:
+                returns.append(round - last)
+                break
+        assert returns[-1] <= soon and "a mean loss of" in lost.note
+
+
+def test_the_first_loss_after_a_return_is_that_of_the_place_gone_back_to() -> None:
+    """Parties began anew there, and what they kept for themselves was part of it: that is no second collapse."""
+    tuner, before = reinforce(reward="clients"), None
+    for round, loss in enumerate((2.3, 1.0, 0.6, 0.5, 40.0), 2):
+        before = tuned(tuner, {"received_loss": loss}, before, round)
+    assert before is not None and before.global_model is not None
+    for round, loss in enumerate((1.6, 1.5, 1.4), 7):
+        before = tuned(tuner, {"received_loss": loss}, before, round)
+        assert before.global_model is None
+    assert tuned(tuner, {"received_loss": 40.0}, before, 10).global_model is not None
+
+
+def test_a_few_of_many_unlike_clients_are_no_collapse() -> None:
+    people = parties.digits(count=10, split="dirichlet", alpha=0.05, seed=1)
+    algorithm = algorithms.AdaptiveHyper(reward="clients", lr=(0.01, 0.03, 0.1, 0.3), work=(5, 10, 20))
+    fed = Federation(partial(torch.nn.Linear, 64, 10), people, algorithm, steps=10, batch=10, participation=2, seed=1)
+    fed.fit(60, progress=False)
+    assert not any("rolled_back" in entry for entry in fed.history_)
+
+
+def test_clients_that_cannot_be_heard_at_all_bring_the_model_back_once() -> None:
+    tuner, before, returns = reinforce(reward="clients"), None, []
+    for round in range(1, 15):
+        feedback = {} if round == 1 or round >= 6 else {"received_loss": 2.0 - 0.1 * round}
+        before = tuned(tuner, feedback, before, round)
+        returns += [round] if before.global_model is not None else []
+    assert returns == [8]
+
+
+# ── runs ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_same_run_twice_is_the_same_and_another_seed_draws_otherwise() -> None:
+    here, there = (adaptive_federation().fit(5, progress=False) for _ in range(2))
+    assert here.hash() == there.hash()
+    drawn = [(entry["lr"], entry["work"]) for entry in here.history_]
+    assert len(set(drawn)) > 1
+    other = Federation(network(), population_with_validation(), here.algorithm, lr=0.1, steps=3, batch=4, seed=3).fit(
+        5, progress=False
+    )
+    assert [(entry["lr"], entry["work"]) for entry in other.history_] != drawn
+
+
+@pytest.mark.parametrize("reward", ["validation", "clients"])
+@pytest.mark.parametrize("stop", [1, 4, 6, 7])
+def test_resuming_is_as_if_it_had_never_stopped(reward: str, stop: int, tmp_path: Path) -> None:
+    """Before a collapse, at it and after it, with the tuner's memory and the centre that it may go back to."""
+    engine = partial(BytesEngine, tamper=inflate_updates)
+    with pytest.warns(DescantWarning, match="collapsed"):
+        whole = adaptive_federation(reward, engine=engine).fit(10, progress=False)
+        again = adaptive_federation(reward, engine=engine).fit(stop, progress=False)
+        again.save(tmp_path / "run")
+        again = adaptive_federation(reward, engine=engine).load(tmp_path / "run").fit(10 - stop, progress=False)
+    assert again.hash() == whole.hash()
+    assert [entry["lr_mean"] for entry in again.history_] == [entry["lr_mean"] for entry in whole.history_]
+
+
+def test_findings_tell_how_often_it_went_back(tmp_path: Path) -> None:
+    from descant.analysis.findings import rollback_finding
+
+    fed = adaptive_federation(engine=partial(BytesEngine, tamper=partial(inflate_updates, in_rounds=(6, 9))))
+    with pytest.warns(DescantWarning, match="collapsed"):
+        fed.fit(12, progress=False)
+    found = rollback_finding("X", fed.history_)
+    assert isinstance(found, Finding) and found.round == 7 and found.text.startswith("X went back 2 times; the last")
+    assert fed.plot("hyperparameters", tmp_path / "hyper.png").stat().st_size > 10_000
+    plain = Federation(network(), classification_parties(5), algorithms.FedAvg(), lr=0.1, steps=1).fit(
+        1, progress=False
+    )
+    assert rollback_finding("X", plain.history_) is None
+    with pytest.raises(SettingError, match="FedAvg was not tuned in any round"):
+        plain.plot("hyperparameters", tmp_path / "none.png")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": (0.1,)}, "The grid 'lr' of AdaptiveHyper must be two or more rising numbers > 0, or None"),
+        ({"lr": (0.01, math.nextafter(0.01, 1))}, "The grid 'lr' of AdaptiveHyper must be two or more rising numbers"),
+        ({"work": (True, 2)}, "The 'work' of AdaptiveHyper must be a whole number >= 1. Got True"),
+        ({"lr": (0.1, True)}, "The 'lr' of AdaptiveHyper must be > 0. Got True"),
+        ({"lr": 0.1}, "The grid 'lr' of AdaptiveHyper must be two or more rising numbers > 0, or None.* Got 0.1"),
+        ({"work": "5, 10"}, "The grid 'work' of AdaptiveHyper must be two or more rising.* Got '5, 10'"),
+        ({"log": "lr"}, "AdaptiveHyper tunes 'lr', 'work' or both"),
+        (
+            {"reward": "clients", "loss_samples": 0},
+            "The 'loss_samples' of AdaptiveHyper must be a whole number >= 1. Got 0",
+        ),
+        (
+            {"reward": "clients", "loss_samples": None},
+            "The 'loss_samples' of AdaptiveHyper must be a whole number >= 1. Got None",
+        ),
+        ({"window": None}, "The 'window' of AdaptiveHyper must be a whole number >= 1. Got None"),
+        ({"rate": None}, "The 'step_size' of AdaptiveHyper must be > 0. Got None"),
+        ({"work": (4, 2)}, "The grid 'work' of AdaptiveHyper must be two or more rising"),
+        ({"lr": (0.0, 0.1)}, "The 'lr' of AdaptiveHyper must be > 0"),
+        ({"work": (1.5, 2.0)}, "The 'work' of AdaptiveHyper must be a whole number"),
+        ({"lr": None, "work": None}, "AdaptiveHyper tunes 'lr', 'work' or both"),
+        ({"log": ("rate",)}, "AdaptiveHyper tunes 'lr', 'work' or both"),
+        ({"reward": "test"}, "The 'reward' of AdaptiveHyper must be one of 'validation', 'clients'"),
+        ({"window": 0}, "The 'window' of AdaptiveHyper must be a whole number >= 1"),
+        ({"collapse_factor": 0.5}, "The 'collapse_factor' of AdaptiveHyper must be >= 1"),
+        ({"base": algorithms.L2GD()}, "AdaptiveHyper cannot tune L2GD, which is tuned already"),
+        ({"base": algorithms.Local()}, "AdaptiveHyper cannot tune Local, which has no common model"),
+    ],
+)
+def test_bad_settings(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        algorithms.AdaptiveHyper(**settings)  # type: ignore[arg-type]
+
+
+def test_a_validation_set_that_is_missing_is_an_error_before_the_work() -> None:
+    fed = Federation(network(), classification_parties(5), algorithms.AdaptiveHyper(), lr=0.1, steps=1)
+    with pytest.raises(SettingError, match="needs the server's own validation set"):
+        fed.state  # noqa: B018
+
+
+def test_one_hyper_parameter_can_be_left_alone() -> None:
+    algorithm = algorithms.AdaptiveHyper(lr=(0.05, 0.1), work=None)
+    fed = Federation(network(), population_with_validation(), algorithm, lr=0.3, steps=3, batch=4).fit(
+        4, progress=False
+    )
+    assert {entry["work"] for entry in fed.history_} == {3} and {entry["lr"] for entry in fed.history_} <= {0.05, 0.1}
+    assert "work_mean" not in fed.history_[-1]
+
+
+def test_it_wraps_methods_that_keep_models_of_their_own() -> None:
+    algorithm = algorithms.AdaptiveHyper(algorithms.FedAvgPlus(alpha=1.0), lr=(0.05, 0.1), work=(1, 2))
+    assert algorithm.name == "FedAvgPlus+AH"
+    fed = Federation(network(), population_with_validation(), algorithm, lr=0.3, steps=3, batch=4).fit(
+        3, progress=False
+    )
+    assert len(fed.state.personal_models.names()) == 5
+
+
+def test_a_decay_by_numbers() -> None:
+    algorithm = algorithms.DecaySchedule(lr_factor=0.5, work_factor=0.5, interval=2, min_lr=0.02, min_work=3)
+    assert algorithm.name == "FedAvg"
+    fed = Federation(network(), classification_parties(5), algorithm, lr=0.1, steps=10, batch=4).fit(7, progress=False)
+    assert [entry["lr"] for entry in fed.history_] == [0.1, 0.1, 0.05, 0.05, 0.025, 0.025, 0.02]
+    assert [entry["work"] for entry in fed.history_] == [10, 10, 5, 5, 3, 3, 3]
+    low = algorithms.DecaySchedule(min_lr=1.0, min_work=50).tune
+    assert low(TuneContext(9, Hyper(0.1, 5), {}, {}, torch.zeros(1), np.random.default_rng(0))).hyper == Hyper(0.1, 5)
+    with pytest.raises(SettingError, match="The 'lr_factor' of DecaySchedule must be > 0 and <= 1"):
+        algorithms.DecaySchedule(lr_factor=1.5)
+    with pytest.raises(SettingError, match="Decaying cannot tune FedAvg\\+AH, which is tuned already"):
+        algorithms.DecaySchedule(algorithms.AdaptiveHyper())
+
+
+def test_digits_are_learned_better_than_with_a_step_that_is_too_small() -> None:
+    """On real data the tuner leaves a bad beginning by itself."""
+    people = parties.digits(count=4, split="iid", seed=0)
+    x, y = (torch.cat([getattr(party, part) for party in people.values()])[::8] for part in "xy")
+    people = people.with_validation(x, y)
+    algorithm = algorithms.AdaptiveHyper(lr=(0.003, 0.01, 0.03, 0.1, 0.3), work=None)
+    fed = Federation(partial(torch.nn.Linear, 64, 10), people, algorithm, steps=10, batch=10).fit(40, progress=False)
+    assert fed.history_[-1]["lr_mean"] > 0.05

@@ -1,0 +1,268 @@
+"""What a tuner is given and what comes of it: validation sets, clients' losses, shares, replays, records."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bytes_engine import BytesEngine
+from descant import DescantWarning, Federation, algorithms, compare, parties
+from descant.algorithms.components import ReplayHyper
+from descant.core.algorithm import NamedTensors, TuneContext, TuneResult
+from descant.errors import PartyError, SettingError, StateError
+from descant.parties import Population
+from descant.studies.recorded_run import evaluate_run, study_from_run
+from descant.studies.study import Study
+from descant.tracking import Run, read_run
+from test_adaptive_hyper import adaptive_federation, inflate_updates, population_with_validation
+from toy_problems import classification_parties, network
+
+# ── the server's own set ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def by_hand(fed: Federation, people: Population) -> float:
+    assert people.validation is not None
+    x, y = people.validation
+    with torch.no_grad():
+        return float(functional.cross_entropy(fed.global_model_(x), y))
+
+
+def test_every_round_knows_the_loss_of_its_centre_on_the_validation_set() -> None:
+    people = population_with_validation()
+    fed = Federation(network(), people, algorithms.FedAvg(), lr=0.1, steps=3, batch=4)
+    assert fed.state.feedback == {"validation": pytest.approx(by_hand(fed, people))}
+    for round in fed.rounds(3):
+        assert round.round.state.feedback["validation"] == pytest.approx(by_hand(fed, people))
+        assert round.round.to_record()["validation"] == fed.history_[-1]["validation"]
+    plain = Federation(network(), classification_parties(5), algorithms.FedAvg(), lr=0.1, steps=3, batch=4).fit(
+        3, progress=False
+    )
+    assert "validation" not in plain.history_[-1] and "lr" not in plain.history_[-1]
+    assert torch.equal(fed.state.global_model, plain.state.global_model)  # it is looked at, and changes nothing
+
+
+def test_a_validation_loss_is_that_of_the_model_in_use_whatever_the_size_of_the_set() -> None:
+    """No dropout, running statistics, and more samples than one forward pass takes."""
+    people = classification_parties(7).subset(["0", "1", "2", "3", "4"])
+    generator = torch.Generator().manual_seed(0)
+    people = people.with_validation(torch.randn(5000, 6, generator=generator), torch.zeros(5000, dtype=torch.int64))
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 3))
+    fed = Federation(model, people, algorithms.FedAvg(), lr=0.1, steps=3, batch=4).fit(2, progress=False)
+    assert fed.history_[-1]["validation"] == pytest.approx(by_hand(fed, people), rel=1e-5)
+
+
+def test_a_centre_that_stays_keeps_its_loss() -> None:
+    fed = Federation(network(), population_with_validation(), algorithms.Local(), lr=0.1, steps=3, batch=4).fit(
+        2, progress=False
+    )
+    assert (
+        fed.history_[0]["validation"]
+        == fed.history_[1]["validation"]
+        == pytest.approx(by_hand(fed, population_with_validation()))
+    )
+
+
+X = [[0.0] * 6] * 4
+
+
+@pytest.mark.parametrize(
+    ("validation", "message"),
+    [
+        (([], []), "The validation set is empty"),
+        ((X, [0, 1, 2, 7]), "The validation set has labels that no party has: 7"),
+        ((X, [0, 1]), "The validation set has 4 samples but 2 targets"),
+        (([[0.0] * 5], [0]), "The validation set has features"),
+        (([[math.nan] * 6], [0]), "Row 0 of the features of the validation set holds nan"),
+        ((X, [0.5] * 4), "The validation set has features"),
+        (X, "The validation set must be a pair"),
+        ("xy", "The validation set must be a pair"),
+    ],
+)
+def test_bad_validation_sets(validation: object, message: str) -> None:
+    data = [(party.x, party.y) for party in classification_parties(5).values()]
+    with pytest.raises(PartyError, match=message):
+        parties.from_arrays(data, validation=validation)  # type: ignore[arg-type]
+
+
+def test_a_validation_set_is_kept_described_and_part_of_what_a_run_is(tmp_path: Path) -> None:
+    people = population_with_validation()
+    assert people.subset(["1", "0"]).validation is people.validation
+    assert people.validation is not None
+    assert f"the server validates on {len(people.validation[0])} of its own" in people.describe()
+
+    def made(people: Population) -> Federation:
+        return Federation(network(), people, algorithms.FedAvg(), lr=0.1, steps=3, batch=4)
+
+    made(people).fit(2, progress=False).save(tmp_path / "run")
+    made(people).load(tmp_path / "run")
+    x, y = people.validation
+    for other in (classification_parties(5), people.with_validation(x + 1, y)):
+        with pytest.raises(StateError, match="saved by another federation: validation"):
+            made(other).load(tmp_path / "run")
+
+
+# ── what clients measure ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_parties_report_the_loss_of_what_they_received() -> None:
+    algorithm = replace(algorithms.FedAvg(), loss_samples=4)
+    fed = Federation(network(), classification_parties(5), algorithm, lr=0.1, steps=3, batch=4)
+    for _ in range(2):
+        center, losses = fed.global_model_, []
+        for party in fed.population.values():
+            some = torch.arange(0, party.samples, math.ceil(party.samples / 4))
+            assert len(some) <= 4
+            losses.append(functional.cross_entropy(center(party.x[some]), party.y[some]).item())
+        fed.fit(1, progress=False)
+        assert fed.history_[-1]["received_loss"] == pytest.approx(np.mean(losses), rel=1e-6)
+    plain = Federation(network(), classification_parties(5), algorithms.FedAvg(), lr=0.1, steps=3, batch=4).fit(
+        2, progress=False
+    )
+    assert torch.equal(plain.state.global_model, fed.state.global_model)
+    assert "received_loss" not in plain.state.feedback
+    with pytest.raises(SettingError, match="The 'measure' of FedAvg must be a whole number >= 0"):
+        Federation(network(), classification_parties(5), replace(algorithm, loss_samples=-1), lr=0.1, steps=1).state  # noqa: B018
+
+
+# ── shares of all samples ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("attend", [2, 5])
+def test_total_shares_are_line_14_of_algorithm_1(attend: int) -> None:
+    """w + Σ n_k/N (w_k - w) over those who came (ERRATA 6), reckoned by hand from the mean of those who came."""
+
+    def after(normalise: str) -> tuple[Tensor, Tensor, float]:
+        algorithm = algorithms.FedAvg(normalize=normalise)  # type: ignore[arg-type]
+        fed = Federation(
+            network(torch.float64),
+            classification_parties(5, torch.float64),
+            algorithm,
+            lr=0.1,
+            steps=3,
+            participation=attend,
+        )
+        (round,) = fed.rounds(1)
+        heard = sum(fed.population.samples[name] for name in round.round.accepted)
+        return fed.state.initial_model, fed.state.global_model, heard / sum(fed.population.samples.values())
+
+    before, mean, share = after("selected")
+    _, total, _ = after("total")
+    torch.testing.assert_close(total, before + share * (mean - before), rtol=1e-12, atol=1e-12)
+    assert torch.equal(total, mean) == (attend == 5)  # everybody came: bit for bit the same
+    with pytest.raises(SettingError, match="The 'normalize' of FedAvg must be one of 'selected', 'total'"):
+        after("all")
+
+
+def test_a_return_forgets_what_the_server_remembered_of_its_moves() -> None:
+    def momentum(center: Tensor, aggregate: Tensor, memory: NamedTensors, share: float) -> tuple[Tensor, NamedTensors]:
+        seen.append("move" in memory)
+        return aggregate, {"move": aggregate - center}
+
+    def tune(tuning: TuneContext) -> TuneResult:
+        return TuneResult(tuning.hyper, {}, global_model=tuning.global_model + 1 if tuning.round == 3 else None)
+
+    seen: list[bool] = []
+    algorithm = replace(algorithms.FedAvg(), server_update=momentum, tune=tune)
+    fed = Federation(network(), classification_parties(5), algorithm, lr=0.1, steps=1)
+    fed.state  # noqa: B018  the rehearsal has a memory of its own
+    seen.clear()
+    fed.fit(4, progress=False)
+    assert seen == [False, True, False, True]
+
+
+# ── training alone beside a tuner ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def work_of(fed: Federation) -> list[tuple[float, int]]:
+    return [(entry["lr"], entry["work"]) for entry in fed.history_]
+
+
+def test_training_alone_takes_the_same_steps_as_the_federation_did() -> None:
+    fed = adaptive_federation().fit(4, progress=False)
+    assert len(set(work_of(fed))) > 1
+    for more in (0, 3):  # and goes on when the run does
+        fed.fit(more, progress=False).table()
+        assert work_of(fed._twin) == work_of(fed)
+    local = replace(algorithms.Local(), tune=ReplayHyper.from_history(fed.history_))
+    alone = Federation(network(), population_with_validation(), local, lr=0.1, steps=3, batch=4, seed=2).fit(
+        7, progress=False
+    )
+    assert alone.hash() == fed._twin.hash()
+    assert adaptive_federation().table().rows  # before the first round there is nothing to repeat
+
+
+def test_in_a_comparison_every_tuned_method_has_a_yardstick_of_its_own_work() -> None:
+    data = [(party.x, party.y, party.x, party.y) for party in classification_parties(4).values()]
+    people = parties.from_arrays(data, validation=data[0][:2])
+    grids = {"lr": (0.05, 0.1, 0.2), "work": (2, 4, 8)}
+    methods = [
+        algorithms.FedAvg(),
+        algorithms.AdaptiveHyper(**grids),  # type: ignore[arg-type]
+        algorithms.AdaptiveHyper(algorithms.FedProx(1.0), **grids),  # type: ignore[arg-type]
+        replace(algorithms.DecaySchedule(lr_factor=0.5), name="decaying"),
+        replace(algorithms.DecaySchedule(algorithms.FedProx(1.0), lr_factor=0.5), name="decaying FedProx"),
+    ]
+    study = compare(methods, network, people, rounds=4, seeds=2, progress=False, lr=0.1, steps=3, batch=4)
+    beside = {name: study.of(name)[0].baseline for name in study.methods}
+    assert beside["FedAvg"] == "Local" and beside["FedAvg+AH"] == "Local, as FedAvg+AH"
+    assert beside["decaying FedProx"] == beside["decaying"] == "Local, as decaying"  # the same work
+    for method in ("FedAvg+AH", "FedProx+AH", "decaying"):
+        for own, alone in zip(study.of(method), study.local_results(method), strict=True):
+            for name in ("lr", "work"):
+                np.testing.assert_array_equal(own.series[name], alone.series[name])
+    assert study.methods[: len(set(beside.values()))] == tuple(dict.fromkeys(r.baseline for r in study.results))
+
+
+def test_training_alone_that_is_given_is_the_yardstick_of_those_who_do_the_same() -> None:
+    data = [(party.x, party.y, party.x, party.y) for party in classification_parties(3).values()]
+    decays = algorithms.DecaySchedule(lr_factor=0.5)
+    methods = [replace(decays, name="decaying"), replace(algorithms.Local(), tune=decays.tune), algorithms.FedAvg()]
+    study = compare(methods, network, parties.from_arrays(data), rounds=2, progress=False, lr=0.1, steps=2)
+    assert study.methods == ("Local", "Local, as FedAvg", "decaying", "FedAvg")
+    assert study.of("decaying")[0].baseline == "Local"
+
+
+# ── records and reports ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_was_tuned_is_in_records_tables_and_reports(tmp_path: Path) -> None:
+    data = [(party.x, party.y, party.x, party.y) for party in classification_parties(5).values()]
+    validation = population_with_validation().validation
+    people = parties.from_arrays(data, validation=validation)
+    algorithm = algorithms.AdaptiveHyper(lr=(0.05, 0.1, 0.2), work=(2, 4, 8))
+    fed = Federation(
+        network(), people, algorithm, lr=0.1, steps=3, seed=2, engine=partial(BytesEngine, tamper=inflate_updates)
+    )
+    with pytest.warns(DescantWarning, match="collapsed"), Run.start(tmp_path / "run", fed) as run:
+        for _ in run.rounds(9, score_every=3):
+            pass
+        table = evaluate_run(run)
+    assert any(note.startswith("FedAvg+AH: it collapsed at round 6") for note in table.notes)
+    found = read_run(tmp_path / "run")
+    metrics = found.numbers.metrics
+    for name in ("lr", "work", "lr_mean", "work_mean", "validation"):
+        np.testing.assert_array_equal(metrics[name], [entry[name] for entry in fed.history_])
+    assert np.isfinite(metrics["rolled_back"]).tolist() == [round == 7 for round in range(1, 10)]
+    assert any("Round 7: it collapsed at round 6" in text for text in found.warnings)
+    study = study_from_run(tmp_path / "run")
+    assert [text for text in study.findings() if "went back" in text] == [n for n in table.notes if "went back" in n]
+    page = study.save(tmp_path / "study") / "report.html"
+    assert (tmp_path / "study" / "hyper.png").exists() and "What was tuned" in page.read_text(encoding="utf-8")
+    again = Study.load(tmp_path / "study")
+    assert (
+        again.plot("hyperparameters", tmp_path / "again.png").read_bytes()
+        == (tmp_path / "study" / "hyper.png").read_bytes()
+    )
+    assert "hyperparameters" not in [file.stem for file in (plain_study(people).save(tmp_path / "plain")).iterdir()]
+
+
+def plain_study(people: Population) -> Study:
+    return compare([algorithms.FedAvg()], network, people, rounds=1, progress=False, lr=0.1, steps=1)

@@ -1,0 +1,684 @@
+"""Stand-ins: with all of a party's data they are the party, with nobody away they are not there, and no row is left."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from torch import Tensor, nn
+
+from bytes_engine import BytesEngine
+from descant import Algorithm, Federation, PolicyGradient, Sgd, algorithms, compare, models, parties
+from descant.algorithms import CoresetProxies, Dropouts, PeriodicParticipation, Timetable
+from descant.cli import app, typer
+from descant.config import read_recipe as read_recipe
+from descant.coresets.selection import SelectedCoreset
+from descant.engines import Processes
+from descant.errors import DescantError, DescantWarning, SettingError, StateError
+from descant.parties import Selection
+from descant.storage.lock import FolderLock
+from descant.storage.vault.coreset_rows import CoresetLimit
+from descant.storage.vault.private_keys import PrivateKey, key_fingerprint, read_key
+from descant.storage.vault.vault_folder import Vault
+from descant.storage.vault.vault_location import VaultLocation
+from descant.studies.recorded_run import evaluate_run, study_from_run
+from descant.tracking import Run, read_run
+from tiny_recipe import TINY_RECIPE
+from toy_problems import METHODS, classification_parties, network
+
+ROUNDS = 6
+AWAY = Dropouts({"1": 2, "3": 3})
+RETURNS = Timetable.from_records(
+    [{"party": "1", "from": 1, "to": 2}, {"party": "1", "from": 5}, {"party": "2", "from": 4}]
+)
+STATELESS = ("FedAvg", "FedProx", "RFA", "CoordinateMedian", "FedAvg, changes")
+
+
+def made(algorithm: Algorithm, attend: Timetable | None = None, **settings: object) -> Federation:
+    solver = settings.pop("solver", Sgd(lr=0.1, steps=3, batch=4))
+    attending = algorithm if attend is None else replace(algorithm, participation=attend)
+    return Federation(network(), classification_parties(5), attending, solver=solver, seed=7, **settings)  # type: ignore[arg-type]
+
+
+def ran(fed: Federation, rounds: int = ROUNDS) -> Federation:
+    return fed.fit(rounds, progress=False)
+
+
+def presence(fed: Federation) -> list[str]:
+    return [entry["presence"] for entry in fed.history_]
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def vault(tmp_path: Path) -> VaultLocation:
+    key = PrivateKey.new()
+    key.write(tmp_path / "key")
+    Vault.create(tmp_path / "vault", key, "run 7", "tester")
+    return VaultLocation(str(tmp_path / "vault"), str(tmp_path / "key"))
+
+
+# ── laws ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", STATELESS)
+def test_a_coreset_of_everything_is_the_party_itself(name: str) -> None:
+    """Eq. (5), (6): with C_i = D_i, τ′ = τ, no state at the parties and their own draws, nobody has left (Ideal)."""
+    ideal = ran(made(METHODS[name]()))
+    there = ran(made(CoresetProxies(METHODS[name](), share=1.0), AWAY))
+    assert presence(there) == ["ppppp", "ppppp", "psppp", "pspsp", "pspsp", "pspsp"]
+    assert torch.equal(there.state.global_model, ideal.state.global_model)
+    gone = ran(made(METHODS[name](), AWAY))
+    assert presence(gone)[-1] == "papap"
+    assert not torch.equal(gone.state.global_model, ideal.state.global_model)
+
+
+UNSEEN = ("FedPer", "FedRep", "matching", "stragglers")  # only the party has its layers; who is away draws no lot
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in UNSEEN])
+def test_in_the_first_round_of_an_absence_that_holds_for_models_of_their_own_too(name: str) -> None:
+    """A stand-in begins where the party would: at the centre, or at w_k where parties go on from it (ERRATA 33)."""
+    ideal, there = (
+        ran(made(METHODS[name]()), 3),
+        ran(made(CoresetProxies(METHODS[name](), share=1.0), Dropouts({"1": 2})), 3),
+    )
+    assert presence(there)[-1] == "psppp"
+    assert torch.equal(there.state.global_model, ideal.state.global_model)
+
+
+def test_only_those_present_count_without_stand_ins() -> None:
+    """Eq. (4): the last round is that of the parties which are left, with the same centre to begin with."""
+    fed = ran(made(algorithms.FedAvg(), AWAY), 5)
+    left = made(algorithms.FedAvg())
+    left.population = fed.population.subset(["0", "2", "4"])
+    left.state = replace(left.state, round=5, global_model=fed.state.global_model)
+    left.state.personal_models.commit(5, ())
+    left.engine_.party_states.commit(5, ())
+    assert torch.equal(ran(left, 1).state.global_model, ran(fed, 1).state.global_model)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_with_no_absence_it_is_the_wrapped_algorithm(name: str) -> None:
+    base = METHODS[name]()
+    alone, wrapped = ran(made(base), 3), ran(made(CoresetProxies(base)), 3)
+    assert torch.equal(wrapped.state.global_model, alone.state.global_model)
+    for party in alone.state.personal_models.names():
+        assert torch.equal(
+            wrapped.state.personal_models.get(party)["model"], alone.state.personal_models.get(party)["model"]
+        )
+
+
+def test_a_party_that_never_came_changes_nothing() -> None:
+    """ERRATA 34: sums run over those who were ever seen."""
+    never = Timetable.from_records([{"party": "2", "from": 99}, {"party": "1", "from": 1, "to": 2}])
+    fed = ran(made(CoresetProxies(algorithms.FedAvg()), never))
+    without = made(CoresetProxies(algorithms.FedAvg()), Dropouts({"1": 2}))
+    without.population = fed.population.subset(["0", "1", "3", "4"])
+    assert torch.equal(ran(without).state.global_model, fed.state.global_model)
+    assert {letters[2] for letters in presence(fed)} == {"."}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_cut_and_a_stop_never_change_the_result(name: str, tmp_path: Path) -> None:
+    algorithm = CoresetProxies(METHODS[name](), share=0.4)
+    if name == "stragglers":
+        algorithm = replace(algorithm, participation=algorithms.Stragglers(0.5, RETURNS))
+    else:
+        algorithm = replace(algorithm, participation=RETURNS)
+    whole = ran(made(algorithm))
+    assert [letters[1:3] for letters in presence(whole)] == ["p.", "p.", "s.", "sp", "pp", "pp"]
+    cut = ran(made(algorithm, engine=partial(BytesEngine, batch_count=3)))
+    torch.testing.assert_close(cut.state.global_model, whole.state.global_model, rtol=0, atol=1e-6)
+    assert not cut.rejections_
+    for stop in (2, 3, 4):
+        ran(made(algorithm), stop).save(tmp_path / str(stop))
+        assert ran(made(algorithm).load(tmp_path / str(stop)), ROUNDS - stop).hash() == whole.hash()
+
+
+def test_what_a_party_keeps_waits_for_it() -> None:
+    """Its own model, its moments and how often it came are not touched while a stand-in works."""
+    solver = Sgd(lr=0.05, steps=3, batch=4, optimizer="Adam")
+    fed = made(CoresetProxies(algorithms.FedAvgPlus(alpha=1.0)), AWAY, solver=solver)
+    ran(fed, 2)
+    model, memory = fed.state.personal_models.get("1")["model"], fed.engine_.party_states.get("1")
+    ran(fed, 3)
+    assert presence(fed)[-1][1] == "s"
+    assert torch.equal(fed.state.personal_models.get("1")["model"], model)
+    after = fed.engine_.party_states.get("1")
+    assert memory.keys() == after.keys() and all(torch.equal(memory[name], after[name]) for name in memory)
+    assert fed.state.rounds_trained(fed.plan_).tolist() == [5, 2, 5, 3, 5]
+
+
+def test_a_stand_in_begins_at_the_centre_with_its_own_work_and_counts_with_all_samples() -> None:
+    """ERRATA 33, 34: with τ′ = 0 it reports the centre itself, with the weight |D_i|."""
+    fed = ran(made(CoresetProxies(algorithms.FedAvg(), share=0.3, work=0), Dropouts({"2": 1})), 1)
+    before, rest = fed.state.global_model, made(algorithms.FedAvg(), Dropouts({"2": 1}))
+    ran(rest, 1)
+    rest.state = replace(rest.state, global_model=before)
+    sizes = fed.population.samples
+    others = sum(sizes.values()) - sizes["2"]
+    expected = (others * ran(rest, 1).state.global_model.double() + sizes["2"] * before.double()) / sum(sizes.values())
+    torch.testing.assert_close(ran(fed, 1).state.global_model.double(), expected, rtol=0, atol=1e-6)
+
+
+def test_a_return_refreshes_the_coreset_and_memory_does_not_grow_with_the_rounds() -> None:
+    fed = made(CoresetProxies(algorithms.FedAvg(), share=0.3), RETURNS)
+    sizes = []
+    for done in fed.rounds(12):
+        sizes.append(sum(t.nbytes for m in done.round.state.server_state.values() for t in m.values()))
+    assert fed.state.server_state["proxy"]["generation"].tolist() == [1, 2, 1, 1, 1]
+    assert len(set(sizes[4:])) == 1
+    held = {party: fed.engine_.party_states.get(party) for party in fed.population}
+    assert {party: len(memory["coreset.rows"]) for party, memory in held.items()} == {
+        party: max(1, round(0.3 * samples)) for party, samples in fed.population.samples.items()
+    }
+
+
+@pytest.mark.parametrize("space", ["embedding", "gradient"])
+def test_other_spaces_see_the_model_that_was_received(space: str, tmp_path: Path) -> None:
+    algorithm = CoresetProxies(algorithms.FedAvg(), selection=Selection(share=0.4, method="k-center", space=space))
+    whole = ran(made(algorithm, RETURNS))
+    assert not whole.rejections_ and presence(whole)[2][1] == "s"
+    ran(made(algorithm, RETURNS), 4).save(tmp_path / "run")
+    assert ran(made(algorithm, RETURNS).load(tmp_path / "run"), 2).hash() == whole.hash()
+
+
+def test_stand_ins_are_on_record_and_in_the_picture(tmp_path: Path) -> None:
+    people = parties.digits(count=3, seed=0)
+    algorithm = replace(CoresetProxies(algorithms.FedAvg(), share=0.2), participation=Dropouts({"1": 2}))
+    fed = Federation(partial(nn.Linear, 64, 10), people, algorithm, lr=0.1, steps=2, batch=10)
+    with Run.start(tmp_path / "run", fed) as run:
+        for _ in run.rounds(4, score_every=1):
+            pass
+        run.log("local", round=4, own=dict.fromkeys(people.names, 0.5), series={})
+    assert presence(fed) == ["ppp", "ppp", "psp", "psp"] and [e["proxied"] for e in fed.history_] == [0, 0, 1, 1]
+    held = read_run(tmp_path / "run").numbers
+    assert held.proxied.tolist() == [[c == "s" for c in letters] for letters in presence(fed)]
+    assert held.accepted.sum(axis=0).tolist() == [4, 2, 4]
+    study = study_from_run(tmp_path / "run")
+    assert list(study.results[1].presence) == presence(fed)
+    for file in (study.plot("presence", tmp_path / "a.png"), fed.plot("presence", tmp_path / "b.png")):
+        assert file.read_bytes().startswith(b"\x89PNG")
+
+
+# ── custody ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("space", ["input", "embedding", "gradient"])
+def test_a_kill_after_a_newer_coreset_was_sealed_changes_nothing(
+    space: str, vault: VaultLocation, tmp_path: Path
+) -> None:
+    """The state that a run is resumed from knows of the coreset before it, and that one is stood in by."""
+    algorithm = CoresetProxies(algorithms.FedAvg(), selection=Selection(share=0.4, method="k-center", space=space))
+    whole = ran(made(algorithm, RETURNS))
+    killed = ran(made(algorithm, RETURNS, vault=vault), 3)
+    killed.save(tmp_path / "run")
+    ran(killed, 3)
+    again = made(algorithm, RETURNS, vault=vault).load(tmp_path / "run")
+    assert torch.equal(ran(again, 3).state.global_model, whole.state.global_model) and not again.rejections_
+
+
+def test_with_a_vault_and_without_one_the_centre_is_the_same(vault: VaultLocation, tmp_path: Path) -> None:
+    algorithm = CoresetProxies(algorithms.FedGeoMedPlus(alpha=1.0, rho=0.1), share=0.4)
+    plain, sealed = ran(made(algorithm, RETURNS)), made(algorithm, RETURNS, vault=vault)
+    ran(sealed, 4).save(tmp_path / "run")
+    assert torch.equal(ran(sealed, 2).state.global_model, plain.state.global_model)
+    again = ran(made(algorithm, RETURNS, vault=vault).load(tmp_path / "run"), 2)
+    assert again.state.global_model.equal(plain.state.global_model) and presence(again) == presence(plain)
+    held = {one.party: one for one in Vault(vault.folder).parties()}
+    assert held["1"].generation == 3 and held["1"].opened == 2 and held["0"].opened == 0  # 3: round 5 was done twice
+    vault.with_key.verify()
+
+
+CANARY = 7777.125  # exactly a float32, and nowhere else
+
+
+def with_canaries() -> parties.Population:
+    data = []
+    for name in range(3):
+        x = torch.full((20, 6), CANARY) + torch.arange(20).unsqueeze(1) / 8 + 100 * name
+        data.append((x, torch.arange(20) % 3))
+    return parties.from_arrays(data, test=0.2)
+
+
+def canaries() -> Iterator[bytes]:
+    """Eight bytes or more of each row, in each form: four of them are somewhere in a ciphertext by chance."""
+    for party in with_canaries().values():
+        for value in {float(v) for v in torch.cat([party.x, party.x_test]).flatten()}:
+            yield torch.tensor([value, value]).numpy().tobytes()
+            yield torch.tensor(value, dtype=torch.float64).numpy().tobytes()
+            yield repr(value).encode()
+
+
+@pytest.mark.parametrize("sealed", [True, False], ids=["with a vault", "without"])
+def test_no_row_is_in_any_file_of_a_run(sealed: bool, vault: VaultLocation, tmp_path: Path) -> None:
+    algorithm = replace(CoresetProxies(algorithms.FedAvg(), share=0.5), participation=Dropouts({"1": 1}))
+    settings: dict[str, object] = {"lr": 1e-9, "steps": 2, "batch": 5, "vault": vault if sealed else None}
+    fed = Federation(network(), with_canaries(), algorithm, **settings)  # type: ignore[arg-type]
+    with Run.start(tmp_path / "run", fed, sync="always") as run:
+        for _ in run.rounds(3, score_every=1):
+            pass
+    assert presence(fed) == ["ppp", "psp", "psp"]
+    files = [file for place in ("run", "vault") for file in (tmp_path / place).rglob("*") if file.is_file()]
+    text = b"\n".join(file.read_bytes() for file in files)
+    assert len(files) > 8 and (b"descant sealed" if sealed else b"coreset.rows") in text
+    assert not [canary for canary in canaries() if canary in text]
+
+
+def test_parties_seal_for_the_vault_that_they_were_told_of_and_for_no_other(vault: VaultLocation) -> None:
+    told = key_fingerprint(Vault(vault.folder).public)
+    fed = ran(made(CoresetProxies(algorithms.FedAvg()), AWAY, vault=replace(vault, fingerprint=told)), 3)
+    assert presence(fed)[-1] == "psppp" and not fed.rejections_
+    fed = made(CoresetProxies(algorithms.FedAvg()), AWAY, vault=replace(vault, fingerprint=told[::-1]))
+    with pytest.warns(DescantWarning, match=f"asked to seal for vault {told}, and knows .* Nothing has left"):
+        ran(fed, 3)
+    assert presence(fed)[-1] == "pappp"
+
+
+# ── faults ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def damaged(folder: Path, party: str) -> None:
+    """Change a byte of the sealed coreset of one party."""
+    (file,) = [f for f in (folder / "parties").rglob("coreset") if f'"party":"{party}"'.encode() in f.read_bytes()]
+    data = bytearray(file.read_bytes())
+    data[-20] ^= 1
+    file.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("fault", ["damaged", "forgotten", "no key"])
+def test_who_cannot_be_stood_in_for_is_named_and_the_others_go_on(
+    fault: str, vault: VaultLocation, tmp_path: Path
+) -> None:
+    fed = ran(made(CoresetProxies(algorithms.FedAvg(), share=0.4), AWAY, vault=vault), 3)
+    if fault == "damaged":
+        damaged(tmp_path / "vault", "1")
+    elif fault == "forgotten":
+        Vault(vault.folder).forget("1")
+    else:
+        (tmp_path / "key").unlink()
+        vault.__dict__.pop("opened")
+    with pytest.warns(DescantWarning, match="[12] of 5 reports were refused, the first: round 4, party '1'"):
+        ran(fed, 1)
+    assert presence(fed)[-1] == ("papap" if fault == "no key" else "papsp")
+    assert fed.history_[-1]["change"] > 0
+
+
+def test_a_vault_that_was_put_back_to_an_older_copy_is_refused(vault: VaultLocation, tmp_path: Path) -> None:
+    here = Timetable.from_records([{"party": "1", "from": 1, "to": 2}, {"party": "1", "from": 4, "to": 4}])
+    fed = ran(made(CoresetProxies(algorithms.FedAvg(), share=0.4), here, vault=vault), 3)
+    shutil.copytree(vault.folder, tmp_path / "older")
+    ran(fed, 1).save(tmp_path / "run")
+    older = made(
+        CoresetProxies(algorithms.FedAvg(), share=0.4), here, vault=replace(vault, folder=str(tmp_path / "older"))
+    )
+    with pytest.warns(DescantWarning, match="is number 1, and not number 2 of this run: the vault was put back to an"):
+        ran(older.load(tmp_path / "run"), 1)
+    assert presence(older)[-1] == "pappp"
+
+
+def test_a_run_goes_on_with_its_own_vault_and_with_no_other(vault: VaultLocation, tmp_path: Path) -> None:
+    algorithm = CoresetProxies(algorithms.FedAvg(), share=0.4)
+    ran(made(algorithm, AWAY, vault=vault), 3).save(tmp_path / "run")
+    for run, key, told in (
+        ("run 8", vault.key, "run 'run 7', here 'run 8'"),
+        ("run 7", None, "fingerprint '.*', here"),
+    ):
+        Vault.create(tmp_path / f"{run}{key}", PrivateKey.new() if key is None else read_key(key), run)
+        other = made(algorithm, AWAY, vault=VaultLocation(str(tmp_path / f"{run}{key}"), key))
+        with pytest.raises(StateError, match=f"saved by another federation: vault.{told}"):
+            other.load(tmp_path / "run")
+    with pytest.raises(StateError, match=r"saved by another federation: vault .*'run 7'.*, here None"):
+        made(algorithm, AWAY).load(tmp_path / "run")
+    with pytest.raises(SettingError, match="a vault is for one run: leave 'vault' out"):
+        compare([algorithm], network(), classification_parties(5), rounds=1, vault=vault)
+
+
+def test_another_run_with_the_same_vault_is_never_trained_on(vault: VaultLocation) -> None:
+    algorithm = CoresetProxies(algorithms.FedAvg(), share=0.4)
+    fed, undisturbed = (ran(made(algorithm, AWAY, vault=keep), 3) for keep in (vault, None))
+    ran(made(algorithm, AWAY, vault=replace(vault)), 1)
+    assert torch.equal(
+        ran(fed, 1).state.global_model, ran(undisturbed, 1).state.global_model
+    )  # the one before is still held
+    ran(made(algorithm, AWAY, vault=replace(vault)), 1)
+    with pytest.warns(DescantWarning, match="has sealed others since, in rounds that .* or for another run"):
+        ran(fed, 1)
+    assert presence(fed)[-2:] == ["pspsp", "papap"]
+
+
+def faulty(fault: str, folder: Path, party: str) -> Callable[[], None]:
+    """Do something to a vault by which a party cannot be invited; calling what comes back undoes it."""
+    key = folder / "parties" / hashlib.sha256(party.encode()).hexdigest()[:32] / "key"
+    log = folder / "audit.jsonl"
+    kept = {file: file.read_bytes() for file in (key, log)}
+    if fault == "no key":
+        key.unlink()
+    elif fault == "open key":
+        key.chmod(0o644)
+    elif fault == "a line less":
+        log.write_bytes(b"".join(kept[log].splitlines(keepends=True)[:-1]))
+    lock = FolderLock(folder / ".lock") if fault == "busy" else None
+
+    def undone() -> None:
+        for file, data in kept.items():
+            file.write_bytes(data)
+        key.chmod(0o600)
+        if lock is not None:
+            lock.release()
+
+    return undone
+
+
+@pytest.mark.parametrize("fault", ["no key", "open key", "a line less", "busy"])
+def test_a_fault_of_the_vault_costs_a_returning_party_its_coreset_and_not_the_run(
+    fault: str, vault: VaultLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("descant.storage.vault.party_entries.LOCK_TIMEOUT", 0.0)
+    here = Timetable.from_records([{"party": "1", "from": 1, "to": 1}, {"party": "1", "from": 3}])
+    fed = ran(made(CoresetProxies(algorithms.FedAvg(), share=0.4), here, vault=vault), 2)
+    undo = faulty(fault, tmp_path / "vault", "1")
+    with pytest.warns(DescantWarning, match=r"party '1', .*: it was not asked for a coreset: "):
+        ran(fed, 1)
+    assert presence(fed) == ["ppppp", "psppp", "ppppp"] and len(fed.rejections_) == 1
+    undo()
+    ran(fed, 1)  # it is asked once more
+    assert fed.state.server_state["proxy"]["generation"].tolist() == [1, 2, 1, 1, 1] and len(fed.rejections_) == 1
+
+
+def test_a_coreset_that_the_vault_cannot_write_is_a_refusal(
+    vault: VaultLocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Vault, *arguments: object) -> None:
+        raise StateError("it is full")
+
+    monkeypatch.setattr(Vault, "store", full)
+    with pytest.warns(DescantWarning, match="its coreset was not taken: it is full"):
+        ran(made(CoresetProxies(algorithms.FedAvg()), AWAY, vault=vault), 1)
+
+
+def test_what_is_no_vault_ends_the_run_at_once(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="holds no vault"):
+        ran(made(CoresetProxies(algorithms.FedAvg()), vault=VaultLocation(str(tmp_path))), 1)
+
+
+def test_more_rows_than_a_party_agreed_to_never_leave_it(vault: VaultLocation) -> None:
+    for keep in (vault, None):
+        fed = made(CoresetProxies(algorithms.FedAvg(), share=0.4), AWAY, vault=keep, agreed=CoresetLimit(share=0.1))
+        with pytest.warns(DescantWarning, match="it left no coreset: The coreset of party '0' has 4 of its 9 rows"):
+            ran(fed, 4)
+        assert presence(fed) == ["ppppp", "ppppp", "pappp", "papsp"]  # its training counts all the same
+        assert [(one.party, one.round) for one in fed.rejections_] == [("0", 1), ("1", 1), ("2", 1)]  # asked only once
+    left = [one.party for one in Vault(vault.folder).parties() if one.generation is not None]
+    assert left == ["3", "4"]  # one row may leave in any case
+
+
+def test_a_party_can_leave_nothing_at_all(vault: VaultLocation) -> None:
+    fed = made(CoresetProxies(algorithms.FedAvg(), share=0.4), AWAY, vault=vault, agreed=CoresetLimit(share=0))
+    with pytest.warns(DescantWarning, match="at most 0 were agreed on"):
+        ran(fed, 4)
+    assert presence(fed)[-1] == "papap" and all(one.generation is None for one in Vault(vault.folder).parties())
+
+
+def test_who_does_not_agree_is_asked_before_its_rows_are_chosen_and_again_when_it_returns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fed = made(CoresetProxies(algorithms.FedAvg(), share=0.4), RETURNS, agreed=CoresetLimit(share=0))
+    fed.state  # noqa: B018  the rehearsal chooses, too
+    monkeypatch.setattr(Selection, "choose", lambda *arguments: pytest.fail("it was chosen"))
+    with pytest.warns(DescantWarning, match="at most 0 were agreed on"):
+        ran(fed)
+    rounds = [(one.party, one.round) for one in fed.rejections_]
+    assert rounds == [("0", 1), ("1", 1), ("3", 1), ("4", 1), ("2", 4), ("1", 5)]
+    assert not any("chosen" in one.reason for one in fed.rejections_)
+
+
+@pytest.mark.parametrize("sealed", [True, False], ids=["with a vault", "without"])
+def test_all_rows_that_ever_leave_are_within_what_was_agreed(
+    sealed: bool, vault: VaultLocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the space of a model that learns, every return chooses others; those of before are known all the same."""
+    left: dict[str, set[int]] = {}
+    choose = Selection.choose
+
+    def seen(self: Selection, party: parties.Party, *more: object) -> SelectedCoreset:
+        chosen = choose(self, party, *more)  # type: ignore[arg-type]
+        left.setdefault(party.name, set()).update(chosen.rows.tolist())
+        return chosen
+
+    monkeypatch.setattr(Selection, "choose", seen)
+    people = parties.digits(count=3, seed=0)
+    selection = Selection(share=0.05, method="sensitivity", space="gradient")
+    algorithm = replace(
+        CoresetProxies(algorithms.FedAvg(), selection=selection), participation=PeriodicParticipation(2, {"1": 1})
+    )
+    for most in (1.0, 0.1):
+        left.clear()
+        settings: dict[str, object] = {"vault": vault if sealed else None, "coreset_limit": CoresetLimit(share=most)}
+        fed = Federation(partial(nn.Linear, 64, 10), people, algorithm, lr=0.1, steps=3, batch=10, **settings)  # type: ignore[arg-type]
+        if most == 1:
+            ran(fed, 12)
+            assert not fed.rejections_ and len(left["1"]) > 0.1 * people["1"].samples + 1
+            assert fed.engine_.party_states.get("1")["coreset.ever"].tolist() == sorted(left["1"])
+            continue
+        with pytest.warns(DescantWarning, match=r"rows that have not left before, beside \d+ that have, and at most"):
+            ran(fed, 12)
+        assert len(fed.engine_.party_states.get("1")["coreset.ever"]) <= CoresetLimit(share=most).max_rows(
+            people["1"].samples
+        )
+        assert {"s", "p"} == {letters[1] for letters in presence(fed)}  # the older one stands in still
+
+
+@pytest.mark.filterwarnings("ignore::descant.errors.DescantWarning")
+def test_coresets_that_were_not_left_are_not_told_as_updates_that_were_refused(tmp_path: Path) -> None:
+    algorithm = replace(CoresetProxies(algorithms.FedAvg(), share=0.4), participation=AWAY)
+    people = parties.digits(count=4, seed=0)
+    settings: dict[str, Any] = {"lr": 0.1, "steps": 2, "batch": 4, "coreset_limit": CoresetLimit(share=0.1)}
+    fed = Federation(nn.Linear(64, 10), people, algorithm, **settings)
+    with Run.start(tmp_path / "run", fed) as run:
+        for _ in run.rounds(1, score_every=1):
+            pass
+        evaluate_run(run)
+    compared = compare([algorithm], nn.Linear(64, 10), people, rounds=1, progress=False, **settings)
+    for study in (compared, study_from_run(tmp_path / "run")):
+        assert [result.rejected for result in study.results] == [0, 0] and "refused" not in study.verdict()
+        (told,) = (text for text in study.findings() if "coresets" in text)
+        assert told.startswith(
+            "4 coresets of FedAvg+stand-ins were not left, or not taken by the vault. The first: round 1"
+        )
+        assert "updates" not in "".join(study.findings())
+
+
+def falsified(change: Callable[[bytes], bytes], party: str) -> partial[BytesEngine]:
+    def fault(report: object) -> list[object]:
+        assert isinstance(report, object)
+        mine = getattr(report, "party", "") == party and getattr(report, "sealed", b"")
+        return [replace(report, sealed=change(report.sealed)) if mine else report]  # type: ignore[type-var, attr-defined]
+
+    return partial(BytesEngine, tamper=fault)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "told", "letters"),
+    [
+        (lambda sealed: sealed + bytes(10**6), "its sealed coreset is too large", "p.ppp"),
+        (lambda sealed: sealed[:-3], "its coreset was not taken", "ppppp"),
+        (lambda sealed: b"", "its coreset was not taken: These bytes are no sealed coreset", "ppppp"),
+    ],
+    ids=["too large", "cut", "none"],
+)
+def test_a_bad_coreset_is_refused(
+    change: Callable[[bytes], bytes], told: str, letters: str, vault: VaultLocation
+) -> None:
+    fed = made(CoresetProxies(algorithms.FedAvg(), share=0.4), vault=vault, engine=falsified(change, "1"))
+    with pytest.warns(DescantWarning, match=told):
+        ran(fed, 1)
+    assert presence(fed) == [letters]
+    assert fed.state.server_state["proxy"]["generation"].tolist() == [1, 0, 1, 1, 1]
+
+
+def test_labels_that_the_model_does_not_know_are_refused(vault: VaultLocation) -> None:
+    fed = made(CoresetProxies(algorithms.FedAvg(), share=0.4), vault=vault)
+    assert fed.plan_.classes == 3
+    people = parties.from_arrays([(p.x, p.y) for p in classification_parties(5).values()], test=0)
+    fed = Federation(network(), people, CoresetProxies(algorithms.FedAvg()), vault=vault, steps=0)
+    fed.algorithm = replace(fed.algorithm, participation=Dropouts({"1": 1}))
+    assert fed.state.round == 0  # labels are looked at before the work; these go wrong after it has begun
+    people["1"].y.add_(5)
+    with pytest.warns(DescantWarning, match="labels that the model does not know: they must be 0 to 2"):
+        ran(fed, 2)
+
+
+def test_recipes_wrap_methods_with_stand_ins() -> None:
+    chosen = '{is = "Selection", share = 0.1, by = "k-center", drop = [3]}'
+    wrap = f'wrap = [{{by = "stand-ins", selection = {chosen}, work = 5}}]'
+    found = read_recipe(TINY_RECIPE.replace('algorithm = "fedavg"', f'algorithm = "fedavg"\n{wrap}')).algorithms()[0]
+    selection = Selection(share=0.1, method="k-center", drop_columns=(3,))
+    assert found.coreset_proxy == CoresetProxies(algorithms.FedAvg(), selection=selection, work=5).coreset_proxy
+
+
+def test_settings_that_cannot_be() -> None:
+    with pytest.raises(SettingError, match="a share, or a selection"):
+        CoresetProxies(algorithms.FedAvg(), share=0.1, selection=Selection())
+    with pytest.raises(SettingError, match=r"FedAvg\+stand-ins has stand-ins already"):
+        CoresetProxies(CoresetProxies(algorithms.FedAvg(), share=0.1))
+    for share in (0, 1.5):
+        with pytest.raises(SettingError, match="The 'share' of Selection must be > 0 and <= 1"):
+            ran(made(CoresetProxies(algorithms.FedAvg(), share=share)), 1)
+    with pytest.raises(SettingError, match="The 'work' of StandIn must be a whole number >= 0"):
+        ran(made(CoresetProxies(algorithms.FedAvg(), work=-1)), 1)
+
+
+WRONG: dict[str, tuple[Algorithm, dict[str, object], str]] = {
+    "a word for a selection": (
+        CoresetProxies(algorithms.FedAvg(), selection="herding"),  # type: ignore[arg-type]
+        {},
+        r"must be such as parties.Selection\(share=0.05\). Got 'herding'",
+    ),
+    "a column that is not there": (
+        CoresetProxies(algorithms.FedAvg(), selection=Selection(drop_columns=(6,))),
+        {},
+        "'drop_columns' of Selection must name columns from 0 to 5.* Got 6",
+    ),
+    "a share and a count": (
+        CoresetProxies(algorithms.FedAvg(), selection=Selection(share=0.3, count=2)),
+        {},
+        "Give Selection a share or a count, not both. Its share is 0.3",
+    ),
+    "too much agreed": (
+        CoresetProxies(algorithms.FedAvg()),
+        {"coreset_limit": CoresetLimit(share=2)},
+        "The 'share' of Agreed must be",
+    ),
+    "a number agreed": (
+        CoresetProxies(algorithms.FedAvg()),
+        {"coreset_limit": 0.05},
+        r"'agreed' .* descant.Agreed\(share=0.05\)",
+    ),
+    "a path for a vault": (
+        CoresetProxies(algorithms.FedAvg()),
+        {"vault": "v"},
+        "'vault' of Federation must be .*VaultAt",
+    ),
+    "no vault there": (CoresetProxies(algorithms.FedAvg()), {"vault": VaultLocation("nowhere")}, "nowhere"),
+    "nobody to seal": (algorithms.FedAvg(), {"vault": VaultLocation("nowhere")}, "FedAvg has no stand-ins"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_mistakes_are_found_before_the_work(name: str) -> None:
+    algorithm, settings, told = WRONG[name]
+    with pytest.raises(DescantError, match=told):
+        made(algorithm, **settings).state  # noqa: B018
+
+
+def test_agents_have_no_rows_to_leave() -> None:
+    net, algorithm = partial(models.mlp, 4, 2, (8,)), CoresetProxies(algorithms.FedAvg())
+    agents = Federation(net, parties.agents(count=2), algorithm, solver=PolicyGradient())
+    with pytest.raises(SettingError, match="leaves rows of the parties' data behind, and agents and desks have none"):
+        agents.state  # noqa: B018
+
+
+def preview(recipe: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(typer.main.get_command(app), ["vault", "preview", str(recipe), *arguments])
+
+
+def test_the_rows_that_would_leave_are_shown_before_they_do(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
+    shown = preview(tmp_path / "tiny.toml", "2", "--share", "0.1", "--json")
+    assert shown.exit_code == 0, shown.output
+    found, party = json.loads(shown.stdout), parties.digits(count=4)["2"]
+    chosen = Selection(share=0.1).choose(party, seed=0)
+    assert [row["row"] for row in found["rows"]] == chosen.rows.tolist()
+    assert found["verdict"].startswith(f"{len(chosen.rows)} of the {party.samples} rows of party '2' would leave")
+    values = [[row[str(column)] for column in range(64)] for row in found["rows"]]
+    torch.testing.assert_close(torch.tensor(values), chosen.coreset.x)
+    shown = preview(tmp_path / "tiny.toml", "2")
+    assert shown.exit_code == 1 and "tiny has no stand-ins: nothing would leave" in shown.stderr
+
+
+def test_a_preview_is_of_the_method_that_has_stand_ins(tmp_path: Path) -> None:
+    head, _, rest = TINY_RECIPE.partition("[method]")
+    methods = "[[methods]]" + rest.partition("[[methods]]")[2]
+    half, other = (
+        f'\n[[methods]]\nalgorithm = "fedavg"\nname = "{name}"\nwrap = [{{by = "stand-ins", share = {share}}}]\n'
+        for name, share in (("half", 0.5), ("all", 1.0))
+    )
+    (tmp_path / "one.toml").write_text(head + methods + half)
+    (tmp_path / "two.toml").write_text(head + methods + half + other)
+    party = parties.digits(count=4)["2"]
+    for arguments, share in (
+        (["one.toml", "2"], 0.5),
+        (["two.toml", "2", "--method", "all"], 1.0),
+        (["two.toml", "2", "--method", "half", "--share", "0.1"], 0.1),
+    ):
+        shown = preview(tmp_path / arguments[0], *arguments[1:], "--json")
+        assert shown.exit_code == 0, shown.output
+        assert len(json.loads(shown.stdout)["rows"]) == round(share * party.samples)
+    for arguments, told in (
+        (["2"], "leave unlike coresets. Say which: --method 'half', 'all'"),
+        (["2", "--method", "fedavg"], "fedavg has no stand-ins"),
+        (["2", "--method", "hlaf"], "There is no algorithm 'hlaf'"),
+    ):
+        shown = preview(tmp_path / "two.toml", *arguments)
+        assert shown.exit_code == 1 and told in shown.stderr, shown.output
+
+
+# ── worker processes ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def module() -> nn.Module:
+    return network()
+
+
+def test_worker_processes_stand_in_as_well(vault: VaultLocation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("descant.engines.processes.worker_pool._START_AFTER", 0.0)
+    algorithm = replace(CoresetProxies(algorithms.FedAvg(), share=0.4), participation=AWAY)
+    settings: dict[str, object] = {"lr": 0.1, "steps": 3, "batch": 4, "seed": 7}
+    processes = Processes(workers=1)
+    try:
+        centers: list[Tensor] = []
+        for engine, keep in ((None, None), (processes, None), (processes, vault)):
+            more = {} if engine is None else {"engine": engine}
+            fed = Federation(module, classification_parties, algorithm, vault=keep, **settings, **more)  # type: ignore[arg-type]
+            if engine is not None:
+                fed.engine_.wait()  # type: ignore[attr-defined]
+            centers.append(ran(fed, 4).state.global_model)
+            assert presence(fed)[-1] == "pspsp" and not fed.rejections_
+        assert torch.equal(centers[0], centers[1]) and torch.equal(centers[0], centers[2])
+    finally:
+        processes.close()

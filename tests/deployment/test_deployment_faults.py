@@ -1,0 +1,724 @@
+"""What may go wrong between a server and its silos, each fault with its outcome: docs/faults.md lists them all."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import random
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Collection
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import PackageNotFoundError
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+import descant
+from descant import DescantWarning, Federation
+from descant.algorithms import Timetable
+from descant.config import read_recipe
+from descant.core.messages import Reply, Task
+from descant.core.timeouts import WaitLimits
+from descant.deployment.flower.flower_connection import (
+    FLOWER_ENVIRONMENT,
+    ConnectionRejected,
+    PeerUnavailable,
+    SessionInUse,
+    require_flower,
+)
+from descant.deployment.pki.roster import Roster
+from descant.deployment.server import HandshakeTransport
+from descant.deployment.server.row_erasure import erase_rows, vault_location
+from descant.deployment.server.serve import revoked_parties
+from descant.deployment.server.training_session import TrainingSession, round_summary
+from descant.deployment.server.vault_settings import vault_settings
+from descant.deployment.silo import SiloFile, TaskHandler, console_messages, join
+from descant.deployment.silo.join import run_silo
+from descant.deployment.silo.silo_worker import SiloWorker
+from descant.engines.remote import UndeliveredError
+from descant.errors import EngineError, StateError
+from descant.models.flat import Net
+from descant.parties import from_arrays
+from descant.serialization.references import address_of
+from descant.serialization.wire import MessageBytes, pack, unpack
+from descant.storage import atomic
+from descant.storage.vault.private_keys import PrivateKey
+from descant.storage.vault.vault_folder import Vault
+from descant.tracking import Run, is_run
+from descant.tracking import read_run as recorded
+from silo_file_templates import LEAKING_SILO_FILE, MODEL_AND_METHOD_TABLES, ROWS_SILO_FILE, canary_bytes
+from test_server_silo_protocol import (
+    PARTY_NAMES,
+    InMemoryTransport,
+    assert_same_models,
+    deployed_federation,
+    recipe_for,
+    silo_handlers,
+    simulated_federation,
+)
+from toy_problems import classification_parties, network
+from write_faults import SimulatedCrash, disk_full_error, inject_faults
+
+ROUNDS = 2
+TWO = PARTY_NAMES[:2]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes that are not waited for: a process that is killed, unlike a machine, loses nothing that was written."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+# ── what comes over the wire ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_bit_that_flipped_anywhere_in_an_answer_is_refused(tmp_path: Path) -> None:
+    post, kept, draw = InMemoryTransport(silo_handlers(tmp_path)), list[bytes](), random.Random(0)
+
+    def spoil(task: Task, answer: bytes) -> bytes:
+        if task.party != "1" or task.kind != "train":
+            return answer
+        kept.append(answer)
+        return flipped(answer, draw.randrange(8 * len(answer)))
+
+    post.corrupt_reply = spoil
+    with pytest.warns(DescantWarning, match="refused"):
+        fed = deployed_federation(post, recipe_for("fedavg")).fit(2, progress=False)
+    assert [refusal.party for refusal in fed.rejections_] == ["1", "1"]
+    for at in draw.sample(range(8 * len(kept[0])), 2000):
+        with pytest.raises(EngineError, match="not a Report"):
+            unpack(flipped(kept[0], at), Reply)
+
+
+def test_a_letter_has_the_same_bytes_whenever_it_is_packed() -> None:
+    """By them a desk knows that it was asked before."""
+    task = Task(
+        "0",
+        1,
+        "train",
+        {"personal": torch.ones(2), "global_model": torch.zeros(3)},
+        {"seed": 1, "execution_mode": "looped"},
+    )
+    assert len({pack(task) for _ in range(50)}) == 1
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def introduced(post: InMemoryTransport, said: list[str]) -> HandshakeTransport:
+    loss = address_of(torch.nn.functional.cross_entropy)
+    return HandshakeTransport(post, recipe_for(), "lab", Net.from_model(network, 0), loss, log=said.append)
+
+
+def test_parties_that_were_there_are_waited_for_and_not_for_long(tmp_path: Path) -> None:
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    meeting, looks = introduced(post, []), count()
+    here, post.unreachable = post.connected_parties, {"1", "2"}
+
+    def look() -> Any:
+        post.unreachable -= {"1"} if next(looks) > 3 else set()
+        return here()
+
+    post.connected_parties = look  # type: ignore[method-assign]
+    meeting.wait_for(["0", "1"], 600.0)
+    assert post.unreachable == {"2"} and next(looks) < 20
+    meeting.wait_for(["0", "2"], 0.3)
+    assert post.unreachable == {"2"}
+
+
+def test_a_silo_of_another_version_is_told_which_and_not_let_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post, said = InMemoryTransport(silo_handlers(tmp_path)), list[str]()
+    older = [pack(Task("0", 0, "handshake", {}, {"recipe": {}, "federation": "lab", "version": "0.0.1"}))]
+    report = unpack(post.handlers["0"]().answer(older[0]), Reply)
+    assert report.status == "refused" and "'0.0.1'" in report.reason and descant.__version__ in report.reason
+
+    def spoil(task: Task, answer: bytes) -> bytes:
+        report = unpack(answer, Reply)
+        lie = {"version": "0.0.1"} if task.party == "0" else {}
+        return pack(replace(report, metrics={**report.metrics, **lie}))
+
+    post.corrupt_reply = spoil
+    assert introduced(post, said).wait_for_quorum(3).keys() == {"1", "2", "3"}
+    assert any("0 has come, and cannot take part: its version is '0.0.1'" in text for text in said)
+
+
+@pytest.mark.parametrize("version", ["1.41.0", "1.41.7", "1.41", "1.40.9", "1.42.0", "1.410.0", "2.41.0", ""])
+def test_flower_is_taken_in_the_versions_that_it_was_tried_with(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """And what it would tell or fetch by itself is switched off before anything of it is there."""
+
+    def found(name: str) -> str:
+        if not version:
+            raise PackageNotFoundError(name)
+        return version
+
+    for name in FLOWER_ENVIRONMENT:
+        monkeypatch.setenv(name, "as the machine has it")
+    monkeypatch.setattr(importlib.metadata, "version", found)
+    if f"{version}.".startswith("1.41."):
+        require_flower()
+    else:
+        told = f"made for flwr 1.41, and {version} is installed. pip install" if version else "pip install"
+        with pytest.raises(EngineError, match=re.escape(told)):
+            require_flower()
+    assert {name: os.environ[name] for name in FLOWER_ENVIRONMENT} == FLOWER_ENVIRONMENT
+
+
+def test_a_silo_with_another_model_is_refused_with_both_fingerprints(tmp_path: Path) -> None:
+    post, said = InMemoryTransport(silo_handlers(tmp_path)), list[str]()
+    other = ROWS_SILO_FILE.format(name="0").replace("return network()", "import torch; return torch.nn.Linear(6, 3)")
+    (tmp_path / "team0.py").write_text(other)
+    assert introduced(post, said).wait_for_quorum(3).keys() == {"1", "2", "3"}
+    [told] = [text for text in said if "cannot take part" in text]
+    ours, theirs = (Net.from_model(model, 0).layout.digest for model in (network, lambda: torch.nn.Linear(6, 3)))
+    assert f"this party is {theirs} (weight, bias: 21 parameters)" in told
+    assert f"the federation's {ours} (0.weight, 0.bias, 2.weight, 2.bias: 53 parameters)" in told
+
+
+class FakeConnection:
+    """A silo's end of a post that hands over some letters, and then nothing."""
+
+    def __init__(self, letters: list[bytes], over: threading.Event) -> None:
+        self.payloads, self.stop, self.answers = letters, over, list[bytes]()
+
+    def session(self) -> Any:
+        return nullcontext()
+
+    def pull(self) -> tuple[str, bytes] | None:
+        if not self.payloads:
+            self.stop.set()
+            return None
+        return "", self.payloads.pop(0)
+
+    def push(self, request: str, payload: bytes) -> None:
+        self.answers.append(payload)
+
+
+def test_an_invite_on_a_second_machine_is_not_told_the_mark_of_the_first(tmp_path: Path) -> None:
+    post, said = InMemoryTransport(silo_handlers(tmp_path, ("0",))), list[str]()
+    (tmp_path / "recipe.toml").write_text("")
+    roster = Roster.create(tmp_path / "lab", tmp_path / "recipe.toml")
+    roster.invite("0", tmp_path / "0.invite")
+    roster.record_join("0", "the mark of the first")
+    loss = address_of(torch.nn.functional.cross_entropy)
+    meeting = HandshakeTransport(
+        post, recipe_for(), "lab", Net.from_model(network, 0), loss, said.append, roster.record_join
+    )
+    assert not meeting.connected_parties()
+    assert any("used in two places" in text for text in said)
+    [(_, letter)] = post.messages.values()
+    assert "another machine" in unpack(letter, Task).settings["reason"] and b"the mark" not in letter
+
+
+def test_whoever_cannot_take_part_is_told_why_and_ends(tmp_path: Path) -> None:
+    """The server's letter to a party that it has refused reaches the silo's own command."""
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    post.corrupt_reply = lambda task, answer: pack(replace(unpack(answer, Reply), metrics={}))
+    meeting = introduced(post, [])
+    meeting.connected_parties()
+    [letter] = [letter for party, letter in post.messages.values() if party == "0"]
+    worker, over = SiloWorker(tmp_path / "team0.py", "0", tmp_path / "at", lambda text: None), threading.Event()
+    with pytest.raises(ConnectionRejected, match="cannot take part: its layout is None, and the federation's is"):
+        run_silo(FakeConnection([letter], over), worker, over, lambda text: None)
+
+
+def test_a_fault_of_the_server_s_own_is_told_without_its_files(tmp_path: Path) -> None:
+    post = InMemoryTransport(silo_handlers(tmp_path, ("0",)))
+
+    def damaged(party: str, machine: str) -> None:
+        raise StateError("lab/audit.jsonl is damaged")
+
+    loss = address_of(torch.nn.functional.cross_entropy)
+    meeting = HandshakeTransport(
+        post, recipe_for(), "lab", Net.from_model(network, 0), loss, lambda text: None, damaged
+    )
+    assert not meeting.connected_parties()
+    [(_, letter)] = post.messages.values()
+    assert "trouble of its own" in unpack(letter, Task).settings["reason"] and b"audit" not in letter
+
+
+def test_when_the_training_is_over_everybody_hears_it_and_ends_in_order(tmp_path: Path) -> None:
+    post, said = InMemoryTransport(silo_handlers(tmp_path, ("0",))), list[str]()
+    introduced(post, []).send_goodbyes(post.connected_parties(), 7)
+    [(_, letter)] = post.messages.values()
+    worker, over = SiloWorker(tmp_path / "team0.py", "0", tmp_path / "at", said.append), threading.Event()
+    run_silo(FakeConnection([letter], over), worker, over, said.append)
+    assert said[-1] == "The training is over after 7 rounds."
+
+
+def test_a_party_that_has_had_its_rounds_for_the_day_is_not_there_until_the_next(tmp_path: Path) -> None:
+    """So a federation whose teams all rest waits for them, and does not use up its rounds."""
+    (tmp_path / "team0.py").write_text(ROWS_SILO_FILE.format(name="0") + 'policy = {"rounds_a_day": 1}\n')
+    desk, said, over = (
+        TaskHandler(SiloFile(tmp_path / "team0.py", "0"), tmp_path / "at", lambda text: None),
+        [],
+        Pausing(),
+    )
+    layout = Net.from_model(network, 0).layout
+    hello = {"recipe": {**recipe_for().tables, "model": {}}, "federation": "lab", "layout": layout.digest}
+    settings = {"seed": 5, "execution_mode": "looped", "layout": layout.digest, "lr": 0.1, "work": 1, "accepted": 0}
+    arrays = {"global_model": torch.zeros(layout.width), "personal": torch.zeros(layout.width)}
+    letters = [pack(Task("0", 0, "handshake", {}, hello))]
+    letters += [pack(Task("0", round, "train", arrays, settings)) for round in (1, 2, 3)]
+    line = FakeConnection(letters, over)
+    run_silo(line, desk, over, said.append)
+    assert over.waited and 0 < over.waited[-1] <= 24 * 3600 and "comes back in" in said[-1]
+    assert len(line.payloads) == 1
+
+
+class Pausing(threading.Event):
+    """An event that is over when somebody would wait for long, and knows for how long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waited.append(timeout or 0.0)
+        self.set()
+        return True
+
+
+class Down(FakeConnection):
+    """A line to a server that is there after 3000 seconds of a clock, and then has nothing to say."""
+
+    def __init__(self, over: threading.Event, clock: list[float], reasons: dict[float, str]) -> None:
+        super().__init__([], over)
+        self.clock, self.reasons = clock, reasons
+
+    def session(self) -> Any:
+        for end, why in self.reasons.items():
+            if self.clock[0] < end:
+                raise PeerUnavailable(why)
+        return super().session()
+
+
+@pytest.mark.parametrize(
+    ("reasons", "times"),
+    [
+        ({3000.0: "It is not ready"}, [0, 31, 151, 751, 1351, 1951, 2551]),  # it is tried every 30 s at most
+        ({70.0: "It is not ready", 3000.0: "It is dead"}, [0, 31, 91, 691, 1291, 1891, 2491]),
+    ],
+    ids=["one reason", "another one meanwhile"],
+)
+def test_a_server_that_is_away_for_long_is_said_at_ever_longer_intervals_and_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch, reasons: dict[float, str], times: list[float]
+) -> None:
+    clock, said, over = [0.0], list[tuple[float, str]](), threading.Event()
+    monkeypatch.setattr(console_messages.time, "monotonic", lambda: clock[0])
+
+    def wait(timeout: float | None = None) -> bool:
+        clock[0] += timeout or 0.0
+        return over.is_set()
+
+    over.wait = wait  # type: ignore[method-assign]
+    run_silo(
+        Down(over, clock, reasons), SiloWorker(Path(), "0", Path()), over, lambda text: said.append((clock[0], text))
+    )
+    assert [at for at, _ in said[:-1]] == times
+    assert [text.partition(".")[0] for _, text in said[:3:2]] == [*reasons.values()] * (2 // len(reasons))
+    assert "It has been away for 31 s" in said[1][1]
+    assert said[-1][1].startswith("Joined. The server was away for 50 min. Waiting for work")
+
+
+@pytest.mark.parametrize(
+    ("why", "is_ended"), [(SessionInUse("It is taken"), True), (PeerUnavailable("It is not known"), False)]
+)
+def test_who_is_kept_out_by_another_in_its_place_ends_and_who_is_not_known_yet_waits(
+    monkeypatch: pytest.MonkeyPatch, why: PeerUnavailable, is_ended: bool
+) -> None:
+    """A place that a party holds from before is free within 20 s; the clock goes on by a second a try."""
+    clock, over = [0.0], threading.Event()
+    monkeypatch.setattr(join.time, "monotonic", lambda: clock[0])
+
+    def kept_out() -> Any:
+        clock[0] += 1
+        if clock[0] == 20:
+            raise PeerUnavailable("The server is not ready")  # who held it may have been ourselves
+        over.set() if clock[0] > 300 else None
+        raise why
+
+    over.wait = lambda timeout=None: over.is_set()  # type: ignore[method-assign]
+    line = SimpleNamespace(joined=kept_out)
+    with pytest.raises(ConnectionRejected, match=r"in use in another place.*silo leave") if is_ended else nullcontext():
+        assert not run_silo(cast(Any, line), SiloWorker(Path(), "0", Path()), over, lambda text: None)
+    assert clock == [62.0 if is_ended else 301.0]
+
+
+DEADLY = ROWS_SILO_FILE.format(name="0") + "\nimport os, pathlib\n"
+DEADLY += "if not (mark := pathlib.Path(__file__ + '.mark')).exists(): mark.touch(); os._exit(9)\n"
+
+
+def test_a_process_that_dies_over_its_introduction_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1] / "helpers"), os.environ.get("PYTHONPATH", "")])
+    )
+    (tmp_path / "team0.py").write_text(DEADLY)
+    said: list[str] = []
+    worker = SiloWorker(tmp_path / "team0.py", "0", tmp_path / "at", said.append)
+    tables = {**recipe_for().tables, "model": {}}
+    hello = {"recipe": tables, "federation": "lab", "layout": Net.from_model(network, 0).layout.digest}
+    try:
+        report = unpack(worker.answer(pack(Task("0", 0, "handshake", {}, hello))), Reply)
+    finally:
+        worker.close()
+    assert report.status == "ok", report.reason
+    assert len(said) == 1 and "exited with 9" in said[0]
+
+
+# ── whoever dies, and a disk that is full ─────────────────────────────────────────────────────────────────────────────
+
+
+def served(folder: Path, post: InMemoryTransport | None = None) -> Federation:
+    """As `descant server start` does: start or go on, up to the last round; desks are made anew, as after a kill."""
+    fed = deployed_federation(post or InMemoryTransport(silo_handlers(folder / "silos", TWO)), recipe_for("fedgeomed+"))
+    place = folder / "run"
+    with Run.resume(place, fed) if is_run(place) else Run.start(place, fed, "", "always") as run:
+        for _ in run.rounds(ROUNDS - run.round, score_every=1):
+            pass
+    return fed
+
+
+@pytest.mark.usefixtures("quick")
+def test_whoever_is_killed_at_any_write_the_same_command_goes_on_to_the_same_models(tmp_path: Path) -> None:
+    """At every other write of driver and silos, or in the middle of it, all die; each write alone has its own tests."""
+    twin, hashes, deaths = simulated_federation(recipe_for(), ROUNDS, TWO), set[str](), 0
+    for n in count(0, 2):
+        folder = tmp_path / str(n)
+        (folder / "silos").mkdir(parents=True)
+        with inject_faults(n, tear_write=bool(n % 4)) as found, suppress(SimulatedCrash):
+            served(folder)
+        fed = served(folder)
+        assert_same_models(fed, twin, TWO)
+        hashes.add(fed.hash())
+        assert recorded(folder / "run").numbers.rounds.tolist() == [1, 2]
+        shutil.rmtree(folder)
+        if not found.reached:
+            break
+        deaths += 1
+    assert deaths > 50 and len(hashes) == 1
+
+
+class Full(TaskHandler):
+    """A desk whose disk is full behind so many writes."""
+
+    writes = 0
+
+    def answer(self, payload: bytes) -> bytes:
+        with inject_faults(self.writes, tear_write=True, error=disk_full_error) as met:
+            answer = super().answer(payload)
+        assert met.reached
+        return answer
+
+
+@pytest.mark.parametrize("writes", [0, 2, 5, 8])
+def test_a_disk_that_is_full_at_a_silo_costs_it_the_round_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    monkeypatch.setattr(Full, "writes", writes)
+    post, said = InMemoryTransport(silo_handlers(tmp_path)), list[str]()
+    sound, file = post.handlers["1"], SiloFile(tmp_path / "team1.py", "1")
+    fed = deployed_federation(post, recipe_for("fedavg")).fit(1, progress=False)
+    post.handlers["1"] = lambda: Full(file, tmp_path / "at-1", said.append)
+    with pytest.warns(DescantWarning, match="refused"):
+        fed.fit(1, progress=False)
+    [refusal] = fed.rejections_
+    assert refusal.party == "1" and "StateError" in refusal.reason and str(tmp_path) not in refusal.reason
+    assert any("No space left" in text and "free some space" in text for text in said)
+    post.handlers["1"] = sound
+    for round in fed.rounds(2):
+        assert len(round.round.accepted) == 4 and not round.round.metrics["1"].get("state_reset")
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("n", [0, 7, 20, 40, 55])
+def test_a_disk_that_is_full_at_the_server_is_said_and_the_same_command_goes_on(tmp_path: Path, n: int) -> None:
+    (tmp_path / "silos").mkdir()
+    post = InMemoryTransport(silo_handlers(tmp_path / "silos", TWO))
+    sound, answering = atomic._do, post.fetch_replies
+
+    def fetch(
+        numbers: Collection[str], most: int
+    ) -> dict[str, MessageBytes | UndeliveredError]:  # silos have disks of their own
+        before, atomic._do = atomic._do, sound
+        try:
+            return answering(numbers, most)
+        finally:
+            atomic._do = before
+
+    post.fetch_replies = fetch  # type: ignore[method-assign]
+    with (
+        inject_faults(n, tear_write=True, error=disk_full_error) as found,
+        pytest.raises(StateError, match=r"No space left.*free some space"),
+    ):
+        served(tmp_path, post)
+    assert found.reached
+    assert_same_models(served(tmp_path), simulated_federation(recipe_for(), ROUNDS, TWO), TWO)
+
+
+class Waiting(InMemoryTransport):
+    """Party 1 answers when it has been asked for so often, in each round; meanwhile the server's clock jumps."""
+
+    def __init__(self, makers: dict[str, Callable[[], TaskHandler]], jump: Callable[[], None]) -> None:
+        super().__init__(makers)
+        self.jump, self.looks = jump, 0
+
+    def fetch_replies(self, message_ids: Collection[str], max_bytes: int) -> dict[str, MessageBytes | UndeliveredError]:
+        self.looks += 1
+        self.jump()
+        held = [number for number in message_ids if self.messages.get(number, ("",))[0] != "1" or self.looks % 6 == 0]
+        return super().fetch_replies(held, max_bytes)
+
+
+@pytest.mark.parametrize("jump", [-3e7, 3e7], ids=["back", "ahead"])
+def test_a_clock_that_jumps_by_a_year_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    """Deadlines go by a clock that nobody sets: who is waited for when it jumps is still waited for."""
+    true, jumps = time.time, count(1)
+    post = Waiting(
+        silo_handlers(tmp_path), lambda: monkeypatch.setattr(time, "time", partial(later, true, next(jumps) * jump))
+    )
+    fed = deployed_federation(post, recipe_for(), WaitLimits(deadline=60, quorum=3)).fit(3, progress=False)
+    assert next(jumps) > 6 and not fed.rejections_
+    assert_same_models(fed, simulated_federation(recipe_for(), 3))
+
+
+def test_a_deadline_passes_though_the_clock_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    true, looks = time.time, count(1)
+
+    def back() -> None:
+        look = next(looks)
+        assert look < 30, "nobody is waited for so long"
+        monkeypatch.setattr(time, "time", partial(later, true, -3e7 * look))
+
+    post = Waiting(silo_handlers(tmp_path), back)
+    fed = deployed_federation(post, recipe_for(), WaitLimits(deadline=0.3, quorum=3))
+    post.corrupt_reply = lambda task, answer: None if task.party == "1" else answer
+    with pytest.warns(DescantWarning, match="went on without it"):
+        assert [round.round.accepted for round in fed.rounds(1)] == [("0", "2", "3")]
+
+
+def later(true: Callable[[], float], seconds: float) -> float:
+    return true() + seconds
+
+
+# ── those who are away, and those who are slow ────────────────────────────────────────────────────────────────────────
+
+
+def federation_with_vault(
+    folder: Path, transport: InMemoryTransport, say: Callable[[str], None] = len
+) -> tuple[Roster, Federation]:
+    """A federation with stand-ins and a vault, as `descant server start` makes it."""
+    key = PrivateKey.new()
+    key.write(folder / "key")
+    Vault.create(folder / "vault", key, "lab")
+    text = "[run]\nseed = 5\nrounds = 9\n" + MODEL_AND_METHOD_TABLES.format(method="fedavg")
+    text += '[[wrap]]\nby = "stand-ins"\nshare = 0.4\n'
+    text += f"[vault]\nfolder = '{folder / 'vault'}'\nkey = '{folder / 'key'}'\n"
+    (folder / "recipe.toml").write_text(text)
+    roster, chosen = Roster.create(folder / "lab", folder / "recipe.toml"), read_recipe(folder / "recipe.toml")
+    for name in PARTY_NAMES:
+        roster.invite(name, folder / f"{name}.invite")
+    loss = address_of(torch.nn.functional.cross_entropy)
+    forget = partial(erase_rows, vault_location(chosen))
+    meeting = HandshakeTransport(
+        transport, chosen, "lab", Net.from_model(network, 0), loss, say, roster.record_join, erase_rows=forget
+    )
+    meeting.wait_for_quorum(len(PARTY_NAMES))
+    settings = vault_settings(chosen, with_key=True)
+    training = TrainingSession(
+        roster.run_folder, chosen, meeting, WaitLimits(grace=0), say, partial(revoked_parties, roster), settings
+    )
+    return roster, training._build_federation(training._initial_descriptions(lambda: PARTY_NAMES))
+
+
+def silos_with_row_policy(folder: Path) -> dict[str, Callable[[], TaskHandler]]:
+    """Teams that let half of their rows go, sealed."""
+    found = silo_handlers(folder)
+    for name in PARTY_NAMES:
+        with (folder / f"team{name}.py").open("a") as file:
+            file.write('\npolicy = {"share": 0.5}\n')
+    return found
+
+
+AWAY = {3: {"1"}, 4: {"1", "2"}, 6: {"0"}}  # by round: who cannot be reached
+
+
+def test_stand_ins_over_the_wire_are_those_of_the_simulation(tmp_path: Path) -> None:
+    """Parties go, are stood in for by what they have sealed, and come back; with the same timetable nothing differs."""
+    post = InMemoryTransport(silos_with_row_policy(tmp_path))
+    _, fed = federation_with_vault(tmp_path, post)
+    for round in fed.rounds(7):
+        post.unreachable = AWAY.get(round.index + 1, set())
+    assert not fed.rejections_
+    assert [entry["presence"] for entry in fed.history_] == ["pppp", "pppp", "pspp", "pssp", "pppp", "sppp", "pppp"]
+    kept = [
+        {"party": name, "from": n, "to": n} for n in range(1, 8) for name in PARTY_NAMES if name not in AWAY.get(n, ())
+    ]
+    people = from_arrays(
+        {name: (p.x, p.y, p.x[:3], p.y[:3]) for name, p in classification_parties(5).subset(PARTY_NAMES).items()}
+    )
+    algorithm, solver = read_recipe(tmp_path / "recipe.toml").algorithm(), recipe_for().solver()
+    twin = Federation(network, people, algorithm, participation=Timetable.from_records(kept), solver=solver, seed=5)
+    assert_same_models(fed, twin.fit(7, progress=False))
+
+
+def test_an_answer_may_be_as_long_as_model_and_agreed_rows_are(tmp_path: Path) -> None:
+    """A vault does not let anybody send more than the rows that were asked for take."""
+    post = InMemoryTransport(silos_with_row_policy(tmp_path))
+
+    def spoil(task: Task, answer: bytes) -> bytes:
+        report = unpack(answer, Reply)
+        long = task.party == "1" and task.kind == "train"
+        return pack(replace(report, encrypted_coreset=bytes(2**22))) if long else answer
+
+    post.corrupt_reply = spoil
+    _, fed = federation_with_vault(tmp_path, post)
+    with pytest.warns(DescantWarning, match=r"its answer has \d+ bytes, and may have 1\d{6}\."):
+        fed.fit(1, progress=False)
+    assert [refusal.party for refusal in fed.rejections_] == ["1"]
+
+
+@pytest.mark.parametrize("how", ["revoked", "forgotten"])
+def test_nobody_stands_in_for_who_was_revoked_or_forgotten(tmp_path: Path, how: str) -> None:
+    post = InMemoryTransport(silos_with_row_policy(tmp_path))
+    roster, fed = federation_with_vault(tmp_path, post)
+    fed.fit(1, progress=False)
+    post.unreachable = {"1"}
+    assert fed.fit(1, progress=False).history_[-1]["presence"] == "pspp"
+    if how == "revoked":
+        roster.revoke("1")
+    else:
+        Vault(tmp_path / "vault").forget("1")
+    with pytest.warns(DescantWarning, match=f"party '1': .*{how}"):
+        fed.fit(1, progress=False)
+    assert fed.history_[-1]["presence"] == "papp" and fed.history_[-1]["change"] > 0
+
+
+class Slow(InMemoryTransport):
+    """Some are at work for as long as they are said to be slow; which letters went to party 3."""
+
+    slow: Collection[str] = ()
+
+    def __init__(self, makers: dict[str, Callable[[], TaskHandler]]) -> None:
+        super().__init__(makers)
+        self.sent: list[tuple[str, str, int]] = []
+
+    def send(self, party: str, payload: bytes, ttl: float) -> str:
+        task = unpack(payload, Task)
+        self.sent += [(party, task.kind, task.round)] if party == "3" else []
+        return super().send(party, payload, ttl)
+
+    def fetch_replies(self, message_ids: Collection[str], max_bytes: int) -> dict[str, MessageBytes | UndeliveredError]:
+        return super().fetch_replies(
+            [one for one in message_ids if self.messages.get(one, ("",))[0] not in self.slow], max_bytes
+        )
+
+
+BUFFERED = "[run]\nseed = 5\n" + MODEL_AND_METHOD_TABLES.format(method="fedbuff") + "buffer = 3\n"
+
+
+@pytest.mark.parametrize("judge", [(), (1,), (2,), (3,)], ids=str)
+def test_a_method_that_does_not_wait_goes_on_without_the_slow_and_hears_them_later(
+    tmp_path: Path, judge: Collection[int]
+) -> None:
+    """FedBuff: a letter that is out when a round ends is not sent twice, and its answer counts as old as it is.
+
+    Not in a round that is judged, or behind one, either.
+    """
+    post = Slow(silo_handlers(tmp_path))
+    fed, stale = deployed_federation(post, read_recipe(BUFFERED)), list[dict[str, float]]()
+    post.slow = {"3"}
+    for round in fed.rounds(4, judge):
+        stale.append({name: said["staleness"] for name, said in round.round.metrics.items()})
+        post.slow = {"3"} if round.index < 2 else set()
+    assert [sorted(one) for one in stale] == [["0", "1", "2"], ["0", "1", "2"], [*PARTY_NAMES], [*PARTY_NAMES]]
+    assert stale[2]["3"] == 2.0 and stale[3]["3"] == 0.0 and not fed.rejections_
+    assert post.sent == [("3", "handshake", 0), ("3", "train", 1), ("3", "train", 4)]
+
+
+class Slower(Slow):
+    """Who is slow answers at last."""
+
+    def fetch_replies(self, message_ids: Collection[str], max_bytes: int) -> dict[str, MessageBytes | UndeliveredError]:
+        found = super().fetch_replies(message_ids, max_bytes)
+        self.slow = self.slow if found else ()
+        return found
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_with_a_quorum_one_party_decides_whether_another_counts(tmp_path: Path, answers: bool) -> None:
+    """Why a quorum is refused where parties are hidden at the centre: one of them moves it by two changes."""
+    post = Slower(silo_handlers(tmp_path))
+    fed = deployed_federation(post, recipe_for("fedavg"), WaitLimits(deadline=0.01, quorum=3))
+    post.slow = {"2"}
+    post.corrupt_reply = lambda task, answer: answer if answers or task.party != "1" else None
+    with pytest.warns(DescantWarning, match="refused"):
+        [round] = fed.rounds(1)
+    assert round.round.accepted == (("0", "1", "3") if answers else ("0", "2", "3"))
+
+
+def test_with_nobody_slow_it_is_the_simulation(tmp_path: Path) -> None:
+    chosen = read_recipe(BUFFERED)
+    assert_same_models(
+        deployed_federation(InMemoryTransport(silo_handlers(tmp_path)), chosen).fit(3, progress=False),
+        simulated_federation(chosen, 3),
+    )
+
+
+# ── what must not be found elsewhere ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_no_row_and_nothing_that_a_team_s_code_says_is_found_at_the_server(tmp_path: Path) -> None:
+    post, seen, said, own, told = (
+        InMemoryTransport(silos_with_row_policy(tmp_path)),
+        list[bytes](),
+        list[str](),
+        list[str](),
+        list[str](),
+    )
+    file = tmp_path / "team1.py"
+    file.write_text(LEAKING_SILO_FILE.format(name="1") + 'policy = {"share": 0.5}\n')
+    post.handlers["1"] = lambda: TaskHandler(SiloFile(file, "1"), tmp_path / "at-1", own.append)
+
+    def spoil(task: Task, answer: bytes) -> bytes:
+        seen.append(answer)
+        return answer
+
+    post.corrupt_reply = spoil
+    _, fed = federation_with_vault(tmp_path, post, said.append)
+    place = tmp_path / "lab" / "run" / "training"
+    with Run.start(place, fed, "", "always") as run, pytest.warns(DescantWarning, match="party '1': error: ValueError"):
+        for round in run.rounds(4, score_every=1):
+            post.unreachable = {"1"} if round.index == 1 else set()
+            (tmp_path / "team1.py.mark").touch() if round.index == 2 else None
+            said.append(str(round.round))
+            told.append(round_summary(round.round))
+    assert [", and stand-ins for 1" in text for text in told] == [False, True, False, False]
+    assert ", 3 parties, and" in told[1] and told[2].endswith(
+        "without 1: error: ValueError. The party's own log says more"
+    )
+    assert [entry["presence"] for entry in fed.history_] == ["pppp", "pspp", "papp", "pppp"]
+    assert any("4711-0815" in text for text in own)
+    held = SiloFile(file, "1").party_data.x.numpy().tobytes()
+    assert sum(canary in held for canary in canary_bytes()) > 20  # what is looked for is what the party has
+    files = [file for part in ("lab", "vault") for file in (tmp_path / part).rglob("*") if file.is_file()]
+    everything = b"\n".join([*(file.read_bytes() for file in files), *seen, "\n".join(said).encode()])
+    assert len(files) > 15 and b"descant sealed" in everything
+    assert not [canary for canary in canary_bytes() if canary in everything]

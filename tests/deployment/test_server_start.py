@@ -1,0 +1,501 @@
+"""`descant server start` without Flower: where it listens, how often it tries, and what it refuses at once."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from descant.cli import app
+from descant.config import Recipe, read_recipe
+from descant.core.timeouts import WaitLimits
+from descant.deployment.flower.flower_connection import PeerUnavailable
+from descant.deployment.nginx_proxy import Proxy, find_nginx
+from descant.deployment.pki.federation_setup import FederationTerms
+from descant.deployment.pki.roster import Roster
+from descant.deployment.server import serve as serving
+from descant.deployment.server.serve import AccessMonitor, FederationServer
+from descant.deployment.silo.handshake_reply import training_part
+from descant.errors import DescantError, EngineError, SettingError, StateError, VaultError
+from descant.privacy.gaussian_mechanism import epsilon
+from descant.storage import atomic
+from descant.storage.event_log import EventLog
+from descant.storage.vault.private_keys import PrivateKey
+from descant.storage.vault.vault_folder import Vault
+from descant.storage.vault.vault_location import VaultLocation
+from recipe_matrix import ALL_SILO_CASES
+
+RECIPE = """
+[run]
+rounds = 2
+[model]
+net = "mlp"
+inputs = 4
+outputs = 2
+[work]
+lr = 0.1
+steps = 2
+[method]
+algorithm = "fedavg"
+"""
+
+
+class Stop(Exception):
+    """Far enough."""
+
+
+def federation(folder: Path, host: str = "localhost", port: int = 8443, recipe: str = RECIPE) -> Roster:
+    (folder / "recipe.toml").write_text(recipe)
+    return Roster.create(folder / "lab", folder / "recipe.toml", FederationTerms(hosts=(host,), port=port))
+
+
+@pytest.mark.parametrize(
+    ("host", "listens"),
+    {
+        "localhost": "127.0.0.1:8443",
+        "LocalHost": "127.0.0.1:8443",
+        "127.0.0.1": "127.0.0.1:8443",
+        "127.0.0.9": "127.0.0.9:8443",
+        "10.0.0.5": "10.0.0.5:8443",
+        "::1": "[::1]:8443",
+        "2001:db8::5": "[2001:db8::5]:8443",
+        "0.0.0.0": "0.0.0.0:8443",
+        "::": "[::]:8443",
+        "fl.example.org": "0.0.0.0:8443",
+    }.items(),
+)
+def test_it_listens_at_the_address_that_was_given_and_only_for_a_name_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, listens: str
+) -> None:
+    found = list[Proxy]()
+
+    def start(proxy: Proxy, folder: Path) -> None:
+        found.append(proxy)
+        raise Stop
+
+    federation(tmp_path, host)
+    monkeypatch.setattr(Proxy, "start", start)
+    with pytest.raises(Stop):
+        FederationServer(tmp_path / "lab", WaitLimits(), lambda text: None).run_to_completion()
+    [line] = [line for line in found[0].configuration().splitlines() if " listen " in line]
+    assert line.strip() == f"listen {listens} ssl;"
+
+
+def test_at_an_address_of_version_6_it_answers_there_and_nowhere_else(tmp_path: Path) -> None:
+    try:
+        find_nginx()
+        with socket.socket(socket.AF_INET6) as tried:
+            tried.bind(("::1", 0))
+            port = tried.getsockname()[1]
+    except (EngineError, OSError) as why:
+        pytest.skip(str(why))
+    roster = federation(tmp_path, "::1", port)
+    with (
+        Proxy.for_address(1, roster.address).start(roster.folder),
+        socket.create_connection(("::1", port), 5.0),
+        pytest.raises(ConnectionRefusedError),
+    ):
+        socket.create_connection(("127.0.0.1", port), 5.0)
+
+
+CENTRAL = RECIPE + 'wrap = [{by = "central_privacy", clip = 1.0, noise = 1.0}]\n'
+LOCAL = CENTRAL.replace("central", "local")
+SAMPLES = RECIPE.replace("lr =", 'solver = "private_sgd"\nclip = 1.0\nnoise = 1.0\nbatch = 4\nlr =')
+
+
+@pytest.fixture
+def stopping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where anything would be started, it ends."""
+
+    def start(proxy: Proxy, folder: Path) -> None:
+        raise Stop
+
+    monkeypatch.setattr(Proxy, "start", start)
+
+
+@pytest.mark.usefixtures("stopping")
+@pytest.mark.parametrize(
+    ("recipe", "quorum", "why"),
+    [
+        (CENTRAL, 2, "is not private with a quorum.*Leave --quorum out"),
+        (CENTRAL, None, ""),
+        (LOCAL, 2, ""),
+        (SAMPLES, 2, ""),
+        (RECIPE, 2, ""),
+    ],
+    ids=["at the centre", "at the centre, waiting for all", "at the parties", "samples", "not private"],
+)
+def test_a_quorum_is_refused_where_the_centre_would_hide_parties(
+    tmp_path: Path, recipe: str, quorum: int | None, why: str
+) -> None:
+    federation(tmp_path, recipe=recipe)
+    server = FederationServer(tmp_path / "lab", WaitLimits(quorum=quorum), lambda text: None)
+    with pytest.raises(SettingError, match=why) if why else pytest.raises(Stop):
+        server.run_to_completion()
+
+
+def wrapped(*wraps: str, method: str = "fedavg") -> str:
+    wrap = ", ".join(f"{{{one}}}" for one in wraps)
+    return RECIPE.replace('"fedavg"', f'"{method}"') + f"wrap = [{wrap}]\n"
+
+
+UNFIT: dict[str, tuple[str, str]] = {
+    "secure, then central": (
+        wrapped('by = "secure"', 'by = "central_privacy"'),
+        "FedAvg+SecAgg+DP does not add up unseen: CentralDP clips every single change",
+    ),
+    "central, then secure": (
+        wrapped('by = "central_privacy"', 'by = "secure"'),
+        "SecureAggregation cannot wrap FedAvg+DP: CentralDP clips every single change",
+    ),
+    "a budget for no round": (wrapped('by = "central_privacy", budget = 0.01'), "ends the run after 0 rounds"),
+    "hidden twice": (
+        SAMPLES + 'wrap = [{by = "local_privacy"}]\n',
+        "PrivateSgd cannot hide samples in FedAvg+LDP: it hides whole parties",
+    ),
+    "samples and terms": (SAMPLES.replace('"fedavg"', '"fedprox"'), "the loss has the term 'proximal'"),
+    "no validation set": (wrapped('by = "adaptive"'), "AdaptiveHyper needs the server's own validation set"),
+    "steps and epochs": (RECIPE.replace("steps = 2", "steps = 2\nepochs = 1"), "Give Sgd steps or epochs, not both"),
+    "no such optimiser": (RECIPE.replace("lr =", 'optimizer = "Adm"\nlr ='), "There is no optimizer 'Adm'"),
+    "nothing to share": (wrapped(method="fedper") + 'layers = ["*"]\n', "nothing is left to share"),
+    "agents that have no samples": (
+        wrapped('by = "adaptive", lr = [0.1, 0.2], reward = "clients", measure = 4').replace(
+            "lr", 'solver = "dqn"\nlr', 1
+        ),
+        "lets parties measure the loss on samples of theirs, and agents and desks have none",
+    ),
+    "code for parties": (
+        wrapped('by = "descant.algorithms:SecureAggregation"'),
+        "names 'descant.algorithms:SecureAggregation': code and files of others are not used here",
+    ),
+    "speeds": (
+        RECIPE.replace("rounds = 2", "rounds = 2\nspeeds = {a = 2.0}"),
+        "The 'speeds' of [run] of recipe is for",
+    ),
+    "a metric of its own": (
+        RECIPE.replace("inputs", 'metric = "torch.nn.functional:mse_loss"\ninputs'),
+        "The 'metric' of [model] of recipe is for simulations: parties on machines of their own judge by what goes",
+    ),
+    "byzantine": (wrapped('by = "hostile"', method="rfa"), "The wrap 'hostile' of recipe is for simulations"),
+    "hostile, all": (RECIPE + '[[wrap]]\nby = "hostile"\n', "The wrap 'hostile' of recipe is for simulations"),
+    "a sweep": (RECIPE + "[sweep.work]\nlr = [0.1, 0.2]\n", "[sweep] of recipe is for simulations: one federation"),
+    **{
+        f"{key}, in {table}": (
+            RECIPE.replace(f"[{table}]", f"[{table}]\n{key} = {value}"),
+            f"The {key!r} of [{table}] of recipe is for simulations: parties on machines of their own come and go",
+        )
+        for table in ("work", "method")
+        for key, value in {
+            "comes": "0.5",
+            "stint": "2",
+            "comes_every": "2",
+            "comes_first": "{a = 1}",
+            "drops": "{a = 1}",
+            "schedule": '[{party = "a", from = 1}]',
+        }.items()
+    },
+    "no such net": (RECIPE.replace('"mlp"', '"mpl"'), "There is no net 'mpl'"),
+    "no rounds": (RECIPE.replace("rounds = 2", "rounds = 0"), "'rounds' of [run] must be a whole number >= 1"),
+}
+
+
+@pytest.mark.usefixtures("stopping")
+@pytest.mark.parametrize("case", UNFIT)
+def test_a_recipe_that_cannot_work_is_refused_by_init_and_by_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """Before there is a folder, or anything is started, and in the words of a simulation."""
+    text, why = UNFIT[case]
+    (tmp_path / "recipe.toml").write_text(text)
+    done = CliRunner().invoke(app, ["server", "init", str(tmp_path / "new"), str(tmp_path / "recipe.toml")])
+    assert done.exit_code == 1 and why in " ".join(done.output.split()) and not (tmp_path / "new").exists()
+    federation(tmp_path, recipe=text)
+    with pytest.raises(DescantError, match=re.escape(why)):
+        FederationServer(tmp_path / "lab", WaitLimits(), lambda text: None).run_to_completion()
+
+
+REHEARSED = (
+    RECIPE.replace("rounds = 2", 'rounds = 2\nseeds = 3\nengine = "processes"')
+    + """
+[parties]
+population = "digits"
+count = 3
+[[methods]]
+algorithm = "fedavg"
+[quick.run]
+rounds = 1
+"""
+)
+
+
+@pytest.mark.usefixtures("stopping")
+def test_a_recipe_that_was_rehearsed_is_served_and_what_is_not_used_is_said(tmp_path: Path) -> None:
+    """And nothing is said of what is used, how many attend among it."""
+    (tmp_path / "recipe.toml").write_text(REHEARSED.replace("lr = 0.1", "lr = 0.1\nattend = 2\nstragglers = 0.5"))
+    (tmp_path / "plain.toml").write_text(RECIPE)
+
+    def made(recipe: str, *more: str) -> str:
+        place = [str(tmp_path / f"{recipe}{len(more)}"), str(tmp_path / f"{recipe}.toml")]
+        done = CliRunner().invoke(app, ["server", "init", *place, *more])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    told = made("recipe")
+    for what in ("[parties]", "[[methods]]", "[quick]", "The 'seeds' of [run]", "The 'engine' of [run]"):
+        assert f"\n{what} is not used: " in told
+    assert told.count("is not used") == 5 == len(json.loads(made("recipe", "--json"))["unused"])
+    assert "not used" not in made("plain")
+    with pytest.raises(Stop):
+        FederationServer(tmp_path / "recipe0", WaitLimits(), lambda text: None).run_to_completion()
+
+
+@pytest.mark.usefixtures("stopping")
+def test_an_organiser_may_name_code_of_its_own_for_the_model_and_parties_are_not_asked_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("from torch import nn\n\n\ndef net():\n    return nn.Linear(4, 2)\n")
+    text = RECIPE.replace('net = "mlp"\ninputs = 4\noutputs = 2\n', 'net = "mine.py:net"\n')
+    Path("recipe.toml").write_text(text)
+    done = CliRunner().invoke(app, ["server", "init", "lab", "recipe.toml"])
+    assert done.exit_code == 0, done.output
+    with pytest.raises(Stop):
+        FederationServer(Path("lab"), WaitLimits(), lambda text: None).run_to_completion()
+    assert "mine.py" not in json.dumps(training_part(read_recipe(text).tables))
+
+
+@pytest.mark.usefixtures("stopping")
+@pytest.mark.parametrize("text", [CENTRAL, LOCAL, SAMPLES], ids=["at the centre", "at the parties", "samples"])
+def test_without_what_counts_epsilon_nothing_private_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    epsilon.cache_clear()
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    federation(tmp_path, recipe=text)
+    with pytest.raises(SettingError, match=r"pip install 'descant\[dp\]'"):
+        FederationServer(tmp_path / "lab", WaitLimits(), lambda text: None).run_to_completion()
+    done = CliRunner().invoke(app, ["server", "init", str(tmp_path / "new"), str(tmp_path / "recipe.toml")])
+    assert done.exit_code == 1 and "descant[dp]" in done.output and not (tmp_path / "new").exists()
+
+
+@pytest.mark.usefixtures("stopping")
+def test_fewer_than_a_sum_must_have_are_refused_by_start(tmp_path: Path) -> None:
+    roster = federation(tmp_path, recipe=wrapped('by = "secure"'))
+    server = FederationServer(tmp_path / "lab", WaitLimits(), lambda text: None)
+    for name in ("north", "south"):
+        roster.invite(name, tmp_path / f"{name}.invite")
+    with pytest.raises(SettingError, match="a sum of 3 parties at least, and there are 2"):
+        server.run_to_completion()
+    roster.invite("west", tmp_path / "west.invite")
+    with pytest.raises(Stop):
+        server.run_to_completion()
+
+
+@pytest.mark.usefixtures("stopping")
+@pytest.mark.parametrize("name", ALL_SILO_CASES)
+def test_every_way_that_runs_over_silos_is_let_through(tmp_path: Path, name: str) -> None:
+    text, sealed = ALL_SILO_CASES[name].recipe_text, name == "coreset_proxies"
+    if sealed:
+        key = PrivateKey.new()
+        key.write(tmp_path / "vault.key")
+        Vault.create(tmp_path / "vault", key)
+    (tmp_path / "recipe.toml").write_text(text + ('[vault]\nfolder = "vault"\nkey = "vault.key"\n' if sealed else ""))
+    done = CliRunner().invoke(app, ["server", "init", str(tmp_path / "lab"), str(tmp_path / "recipe.toml")])
+    assert done.exit_code == 0, done.output
+    with pytest.raises(Stop):
+        FederationServer(tmp_path / "lab", WaitLimits(), lambda text: None).run_to_completion()
+
+
+SEEN = {
+    name: {"presence": now, "last_seen": ""}
+    for name, now in {"north": "connected", "south": "left", "west": "disconnected"}.items()
+}
+
+
+@pytest.fixture
+def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[bool]], dict[str, object]]:
+    """Serves by a SuperLink that dies as often as is said, each time behind a round that was done, or before."""
+
+    def serve(lives: Sequence[bool]) -> dict[str, object]:
+        left, place = iter(lives), federation(tmp_path).run_folder / "training"
+        atomic.make_folder(place)
+        log = EventLog(place / "events.jsonl")
+
+        def drive(*given: Any) -> dict[str, object]:
+            waited.append(given[-1])
+            (place.parent / "presence.json").write_text(json.dumps(SEEN if len(waited) == 1 else {}))
+            for done in left:
+                if done:
+                    log.add("round", round=log.last_written.number + 1)
+                    log.flush()
+                raise PeerUnavailable("it has died")
+            return {"rounds": log.last_written.number}
+
+        monkeypatch.setattr(Proxy, "start", lambda proxy, folder: nullcontext())
+        monkeypatch.setattr(serving, "run_superlink", lambda *_: nullcontext())
+        monkeypatch.setattr(FederationServer, "_drive", drive)
+        monkeypatch.setattr(serving, "_RESTART_DELAYS", (0.0, 0.0, 0.0))
+        waited = list[set[str]]()
+        found = FederationServer(tmp_path / "lab", WaitLimits(), lambda text: None).run_to_completion()
+        return {**found, "waited for": waited}
+
+    return serve
+
+
+def test_a_superlink_may_die_any_number_of_times_while_rounds_get_done(
+    dying: Callable[[Sequence[bool]], dict[str, object]],
+) -> None:
+    assert dying([True, False, False] * 5)["rounds"] == 5
+
+
+def test_who_was_there_when_a_superlink_died_is_waited_for_until_it_is_back(
+    dying: Callable[[Sequence[bool]], dict[str, object]],
+) -> None:
+    assert dying([True, False])["waited for"] == [set(), {"north"}, {"north"}]
+
+
+def test_a_superlink_that_dies_again_and_again_before_a_round_is_done_ends_the_server(
+    dying: Callable[[Sequence[bool]], dict[str, object]],
+) -> None:
+    with pytest.raises(EngineError, match="started anew 3 times in a row, and died before a round was done"):
+        dying([True, False, False, False])
+
+
+def test_nginx_that_has_ended_is_a_server_that_is_away_whenever_that_is_found(tmp_path: Path) -> None:
+    """Before anything is asked of it, or while it is to read its keys again; what it cannot read ends the server."""
+    roster, hub = federation(tmp_path), SimpleNamespace(admit=len)
+
+    def look(alive: bool, keep_up: Callable[[], bool]) -> None:
+        proxy = SimpleNamespace(alive=alive, keep_up=keep_up, folder=tmp_path)
+        cast(Any, AccessMonitor)(proxy, roster, hub).look()
+
+    def dies() -> bool:
+        raise EngineError("nginx does not read its keys again")
+
+    look(True, lambda: True)
+    for case in (lambda: True, dies):
+        with pytest.raises(PeerUnavailable, match="nginx has ended"):
+            look(False, case)
+    with pytest.raises(EngineError, match="does not read its keys") as error:
+        look(True, dies)
+    assert not isinstance(error.value, PeerUnavailable)
+
+
+@pytest.mark.parametrize("killed", ["the master", "both"])
+def test_when_nginx_was_ended_its_port_is_free_for_the_next(tmp_path: Path, killed: str) -> None:
+    """A worker whose master was killed goes on, and holds the port."""
+    try:
+        find_nginx()
+    except EngineError as why:
+        pytest.skip(str(why))
+    roster = federation(tmp_path, port=serving.free_port())
+    for _ in range(3):
+        with Proxy.for_address(1, roster.address).start(roster.folder) as running:
+            master = psutil.Process(running._child.pid)
+            workers = master.children() if killed == "both" else []
+            for process in (master, *workers):
+                process.kill()
+            while running.is_alive:
+                time.sleep(0.01)
+
+
+SEALED = RECIPE + 'wrap = [{by = "stand-ins", share = 0.2}]\n[vault]\nfolder = "sealed/vault"\nkey = "vault.key"\n'
+
+
+@pytest.fixture
+def vault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A vault beside a recipe that names it from there; whoever reads it stands elsewhere."""
+    place = tmp_path / "organiser"
+    (place / "sealed").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    key = PrivateKey.new()
+    key.write(place / "vault.key")
+    Vault.create(place / "sealed" / "vault", key)
+    (place / "recipe.toml").write_text(SEALED)
+    return place
+
+
+def init(code: int = 0) -> str:
+    done = CliRunner().invoke(app, ["server", "init", "lab", "../organiser/recipe.toml"])
+    assert done.exit_code == code, done.output
+    return " ".join(done.output.split())
+
+
+def test_a_vault_is_found_from_where_the_recipe_was_and_nothing_of_it_is_copied(
+    vault: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = list[VaultLocation]()
+
+    def drive(server: FederationServer, roster: Roster, recipe: Recipe, *rest: Any) -> None:
+        found.extend(one.get("vault") for one in rest if isinstance(one, dict))
+        raise Stop
+
+    init()
+    monkeypatch.setattr(Proxy, "start", lambda proxy, folder: nullcontext())
+    monkeypatch.setattr(serving, "run_superlink", lambda *_: nullcontext())
+    monkeypatch.setattr(FederationServer, "_drive", drive)
+    with pytest.raises(Stop):
+        FederationServer(Path("lab"), WaitLimits(), lambda text: None).run_to_completion()
+    assert [one.with_key.folder for one in found] == [vault / "sealed" / "vault"]
+    secret = (vault / "vault.key").read_bytes().split()[-1]
+    files = [file.read_bytes() for file in Path("lab").rglob("*") if file.is_file()]
+    assert len(files) > 5 and not any(secret in one for one in files)
+
+
+BAD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no vault": (lambda place: shutil.rmtree(place / "sealed"), "holds no vault"),
+    "neither": (lambda place: [shutil.rmtree(place / "sealed"), BAD["no key"][0](place)], "holds no vault"),
+    "no key": (lambda place: (place / "vault.key").unlink(), "vault.key cannot be read"),
+    "another key": (lambda place: rekeyed(place / "vault.key"), "was made with the key of"),
+    "a key for all to read": (lambda place: (place / "vault.key").chmod(0o644), "chmod 600"),
+}
+
+
+def rekeyed(file: Path) -> None:
+    file.unlink()
+    PrivateKey.new().write(file)
+
+
+@pytest.mark.usefixtures("stopping")
+@pytest.mark.parametrize("case", BAD)
+def test_a_vault_that_cannot_be_used_is_said_by_init_and_by_start(vault: Path, case: str) -> None:
+    spoil, why = BAD[case]
+    init()
+    spoil(vault)
+    with pytest.raises((StateError, VaultError), match=why):
+        FederationServer(Path("lab"), WaitLimits(), lambda text: None).run_to_completion()
+    shutil.rmtree("lab")
+    assert why in init(1) and not Path("lab").exists()
+
+
+@pytest.mark.usefixtures("stopping")
+def test_stand_ins_without_a_vault_are_refused_by_init(vault: Path) -> None:
+    (vault / "recipe.toml").write_text(SEALED.partition("[vault]")[0])
+    assert "Stand-ins need a [vault]" in init(1) and not Path("lab").exists()
+
+
+@pytest.mark.usefixtures("stopping")
+def test_a_key_that_is_in_no_file_is_needed_by_start_and_not_by_init(
+    vault: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (vault / "recipe.toml").write_text(SEALED.replace('key = "vault.key"\n', ""))
+    init()
+    server = FederationServer(Path("lab"), WaitLimits(), lambda text: None)
+    with pytest.raises(VaultError, match="DESCANT_VAULT_KEY"):
+        server.run_to_completion()
+    monkeypatch.setenv("DESCANT_VAULT_KEY", (vault / "vault.key").read_text())
+    with pytest.raises(Stop):
+        server.run_to_completion()

@@ -1,0 +1,436 @@
+"""Who may open what: a caller with the authority's certificate and nothing else, at our proxy and at Flower's port.
+
+`bash scripts/engines` runs this, in an environment that has Flower.
+"""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import os
+import re
+import sys
+import tempfile
+import time
+import typing
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from descant.core.timeouts import WaitLimits
+from descant.deployment.flower import driver_transport
+from descant.deployment.flower.driver_transport import empty_run_request
+from descant.deployment.flower.flower_connection import PeerUnavailable, require_flower
+from descant.deployment.flower.message_chunks import assemble_payload, push_message, to_record
+from descant.deployment.flower.superlink_process import run_superlink
+from descant.deployment.nginx_proxy import Proxy
+from descant.deployment.pki.certificates import AUTHORITY_NAME
+from descant.deployment.pki.federation_setup import KEYS_FOLDER
+from descant.deployment.pki.roster import Roster
+from descant.deployment.server.serve import FederationServer, free_port
+from descant.engines.remote import UndeliveredError
+from recipe_matrix import SILO_CASES
+from test_flower_deployment import (  # noqa: F401
+    MAX_REPLY_BYTES,
+    SILO_NAMES,
+    LocalDeployment,
+    answer_next_task,
+    assert_equals_simulation,
+    lab,
+    make_driver_transport,
+    make_silo_transport,
+    reply_bytes,
+    roster,
+    superlink_transports,
+)
+
+OPEN = 200
+WHO = {401, 403}  # statuses by which the SuperLink says that it does not want the caller, whatever is asked
+
+
+def clients() -> dict[str, type]:
+    require_flower()
+    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.runtime import RuntimeHttpClient
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+
+    return {"control": ControlHttpClient, "runtime": RuntimeHttpClient, "fleet": FleetHttpClient}
+
+
+def statuses(client: type, address: str, ca: bytes) -> dict[str, int]:
+    """What an anonymous caller is answered to every call that there is, with nothing in it."""
+    return {name: status(client, address, ca, name) for name in vars(client) if name[0].isupper()}
+
+
+def status(client: Any, address: str, ca: bytes, name: str, request: Any = None) -> int:
+    try:
+        asked(client, address, ca, name, request)
+    except httpx.HTTPStatusError as error:
+        return error.response.status_code
+    return OPEN
+
+
+def asked(client: Any, address: str, ca: bytes, name: str, request: Any = None) -> Any:
+    """What an anonymous caller is answered."""
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+    version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
+    with closing(client.from_server_address(address, False, ca, [version])) as caller:
+        call = getattr(caller, name)
+        answer = call(typing.get_type_hints(call)["request"]() if request is None else request)
+        if inspect.isgenerator(answer):
+            next(answer, None)
+        return answer
+
+
+class Stranger:
+    """Another user of the server's machine, who has the authority's certificate, and what the Control API gives him."""
+
+    def __init__(self, address: str, ca: bytes) -> None:
+        self._at = (clients()["control"], address, ca)
+
+    def may(self, name: str, request: Any) -> bool:
+        return status(*self._at, name, request) == OPEN
+
+    def nodes(self) -> dict[str, Any]:
+        return {node.name: node for node in asked(*self._at, "ListNodes").nodes_info}
+
+    def registers(self, name: str, key: bytes) -> bool:
+        from flwr.proto.control_pb2 import RegisterNodeRequest
+
+        return self.may("RegisterNode", RegisterNodeRequest(public_key=key, name=name))
+
+    def strikes_off(self, party: str) -> bool:
+        from flwr.proto.control_pb2 import UnregisterNodeRequest
+
+        return self.may("UnregisterNode", UnregisterNodeRequest(node_id=self.nodes()[party].node_id))
+
+    def stops_runs(self) -> int:
+        """Stop whatever runs; how many it were."""
+        from flwr.proto.control_pb2 import StopRunRequest
+
+        runs = asked(*self._at, "ListRuns").run_dict
+        stopped = [asked(*self._at, "StopRun", StopRunRequest(run_id=run)) for run in runs if not runs[run].finished_at]
+        return sum(answer.success for answer in stopped)
+
+
+def made_up_key() -> bytes:
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    key: bytes = public_key_to_bytes(ec.generate_private_key(ec.SECP384R1()).public_key())
+    return key
+
+
+@pytest.fixture
+def doors(lab: Callable[..., LocalDeployment]) -> Iterator[tuple[str, str, bytes]]:  # noqa: F811
+    """The address of the proxy, that of the SuperLink behind it, and the certificate."""
+    one = lab(SILO_CASES["FedAvg"])
+    one.start_server()
+    one.wait_until(lambda: "Waiting" in one.log_text())
+    yield addresses(one)
+
+
+def addresses(one: LocalDeployment) -> tuple[str, str, bytes]:
+    line = one.child_process("server", "flower-superlink").cmdline()
+    outer = re.search(r"Parties reach \S+:(\d+)\.", one.log_text())
+    assert outer is not None
+    ca = (one.folder / "lab" / KEYS_FOLDER / f"{AUTHORITY_NAME}.crt").read_bytes()
+    return f"127.0.0.1:{outer[1]}", f"127.0.0.1:{line[line.index('--port') + 1]}", ca
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what Flower imports to make a bundle
+def test_what_an_anonymous_caller_may_do(doors: tuple[str, str, bytes]) -> None:
+    """At the proxy nothing; at Flower's own port whatever the Control API offers: it listens on loopback alone."""
+    outer, inner, ca = doors
+    found = {kind: statuses(client, outer, ca) for kind, client in clients().items()}
+    assert {"ListNodes", "StartRun"} <= found["control"].keys() and "AcquireTask" in found["runtime"]
+    for answers in found.values():
+        assert set(answers.values()) == {400}  # nginx, of a caller without a certificate
+    inside = {kind: statuses(client, inner, ca) for kind, client in clients().items()}
+    for kind in ("runtime", "fleet"):
+        assert set(inside[kind].values()) <= WHO, inside[kind]
+    assert {inside["control"][name] for name in ("ListNodes", "ListRuns", "ListFederations")} == {OPEN}
+    there, here = Stranger(outer, ca), Stranger(inner, ca)
+    assert here.may("StartRun", empty_run_request()) and not there.may("StartRun", empty_run_request())
+    key = made_up_key()
+    assert here.registers("made up", key) and not there.registers("another", made_up_key())
+    assert here.nodes().keys() == {*SILO_NAMES, "made up"}
+    assert here.strikes_off("made up") and not here.registers("made up", key)  # what was struck off stays so
+    assert here.strikes_off("north") and here.stops_runs()
+
+
+def test_what_flower_would_tell_or_fetch_by_itself_is_off_in_the_superlink(roster: Roster) -> None:  # noqa: F811
+    port, papers = free_port(), FederationServer(roster.folder, WaitLimits())._superlink_credentials(roster)
+    with run_superlink(papers, port, roster.run_folder):
+        [found] = [one for one in psutil.Process().children(recursive=True) if str(port) in one.cmdline()]
+        told = found.environ()
+        assert told["FLWR_TELEMETRY_ENABLED"] == "0"
+        assert told["FLWR_DISABLE_UPDATE_CHECK"] == "1"
+        assert told["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+        assert "--disable-runtime-dependency-installation" in found.cmdline()
+
+
+class Noted:
+    """In place of a client of Flower's: how large each request is."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def announce(self, message: Any, tree: Any) -> Any:
+        from flwr.proto.fleet_pb2 import PushMessagesRequest
+        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+
+        self.sizes.append(PushMessagesRequest(messages_list=[message], message_object_trees=[tree]).ByteSize())
+        names = [node.object_id for node in iterate_object_tree(tree)]
+        return SimpleNamespace(session_id="", objects_to_push=names)
+
+    def PushObject(self, request: Any) -> Any:
+        self.sizes.append(request.ByteSize())
+        return SimpleNamespace(stored=True)
+
+
+def test_every_request_of_a_large_answer_passes_the_proxy() -> None:
+    from flwr.app import Message
+    from flwr.proto.node_pb2 import Node
+    from flwr.supercore.task_identity import TaskIdentity
+
+    noted, answer = Noted(), b"".join(at.to_bytes(8, "big") + bytes(2**20 - 8) for at in range(128))
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, 1, 2
+    message = Message(to_record(answer), 3, "train")
+    push_message(message, noted.announce, noted, Node(node_id=2), 1)
+    announced, *parts = noted.sizes
+    assert (
+        max(8 * announced, *parts) < Proxy(8000).max_body_megabytes * 2**20 / 2
+    )  # there is a part for every 5 MB, of one size
+    assert sum(noted.sizes) > len(answer)
+
+
+def letters(kind: str) -> Any:
+    """An answer that is short, and has far more parts, or far more to say of them, than it needs."""
+    from flwr.app import Array, ArrayRecord, RecordDict
+
+    if kind == "a long head":
+        return RecordDict({"payload": ArrayRecord({"payload": Array("uint8", (1,), "x" * 3 * 2**20, b"1")})})
+    return to_record(bytes(20_000) if kind == "one part again and again" else bytes(range(250)) * 80)
+
+
+@pytest.mark.parametrize("kind", ["many parts", "one part again and again", "a long head"])
+def test_an_answer_of_too_many_parts_is_given_up_before_they_are_fetched(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    from flwr.app import Message
+    from flwr.supercore.inflatable import inflatable_object as parts
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, 1, 2
+    monkeypatch.setattr(sys.modules["flwr.app.message.array"], "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 1)
+    message, pulled = Message(letters(kind), 3, "train"), list[str]()
+    held = {name: part.deflate() for name, part in parts.get_all_nested_objects(message).items()}
+
+    def pull(name: str) -> bytes:
+        pulled.append(name)
+        return held[name]
+
+    lost = assemble_payload(parts.get_object_tree(message), pull, 2**21)
+    assert isinstance(lost, UndeliveredError) and lost.is_final and len(pulled) < 10
+
+
+@pytest.mark.parametrize("kind", ["nothing", "no array", "no arrays", "another item"])
+def test_what_comes_and_is_no_letter_is_given_up(kind: str) -> None:
+    """At a silo it is said, and the silo goes on; at the driver it is the party's fault."""
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+    from flwr.supercore.inflatable import inflatable_object as parts
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, 1, 2
+    array = Array("uint8", (1,), "x", b"1")
+    content = {
+        "nothing": {},
+        "no array": {"payload": ArrayRecord({})},
+        "no arrays": {"payload": ConfigRecord({"payload": b"1"})},
+        "another item": {"parcel": ArrayRecord({"payload": array})},
+    }[kind]
+    message = Message(RecordDict(content), 3, "train")  # type: ignore[arg-type]
+    held = {name: part.deflate() for name, part in parts.get_all_nested_objects(message).items()}
+    lost = assemble_payload(parts.get_object_tree(message), held.__getitem__, 2**21)
+    assert isinstance(lost, UndeliveredError) and lost.is_final and "no letter" in str(lost)
+
+
+GARBAGE = {  # what Flower itself takes for an object, and carries
+    "no protobuf": [("Message", b"\xff\xff\xff\xff")],
+    "a head that is nested too deep": [("Array", b"[" * 200_000)],
+    "another kind of object": [("ArrayChunk", b"1")],
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
+def test_an_answer_that_is_garbage_is_that_party_s_fault_and_ends_nobody(
+    roster: Roster,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    """Over a real SuperLink: what a party announces and uploads need not be what Flower makes."""
+    from hashlib import sha256
+
+    from flwr.proto.message_pb2 import ObjectTree
+    from flwr.supercore.inflatable import inflatable_object as parts
+
+    [(name, body)] = GARBAGE[kind]
+    held = f"{name}  {len(body)}\0".encode() + body
+    root = sha256(held).hexdigest()
+
+    class Part:
+        def deflate(self) -> bytes:
+            return held
+
+    with superlink_transports(roster, tmp_path, "north") as (hub, north), north.joined():
+        hub.here()
+        number = hub.send("north", b"a letter", 60.0)
+        while (got := north.pull()) is None:
+            time.sleep(0.1)
+        with monkeypatch.context() as falsified:
+            falsified.setattr(parts, "get_object_tree", lambda message: ObjectTree(object_id=root))
+            falsified.setattr(parts, "get_all_nested_objects", lambda message: {root: Part()})
+            announce = north._announced
+
+            def announced(message: Any, tree: Any) -> Any:
+                message.metadata.message_id = root
+                return announce(message, tree)
+
+            falsified.setattr(north, "_announced", announced)
+            north.push(got[0], b"an answer")
+        while not (found := hub.fetch([number], MAX_REPLY_BYTES)):
+            time.sleep(0.1)
+        assert isinstance(found[number], UndeliveredError) and "no letter" in str(found[number])
+        assert hub.here().keys() == {"north"}
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
+def test_what_is_no_letter_or_has_no_room_does_not_end_a_silo(
+    roster: Roster,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It says so, and goes on: what it does not take is sent again to whoever comes again."""
+    from flwr.app import RecordDict
+
+    with superlink_transports(roster, tmp_path, "north") as (hub, north), north.joined():
+        hub.here()
+        with monkeypatch.context() as wrong:
+            wrong.setattr(driver_transport, "to_record", lambda letter: RecordDict({}))
+            hub.send("north", b"a letter", 60.0)
+        with pytest.raises(PeerUnavailable, match=r"was given up: what came is no letter"):
+            north.pull()
+        hub.send("north", b"a letter", 60.0)
+        with monkeypatch.context() as full:
+            full.setattr(tempfile, "TemporaryFile", no_room)
+            with pytest.raises(PeerUnavailable, match=r"cannot be had in .* No space left"):
+                north.pull()
+        assert answer_next_task(north, b"an answer") == b"a letter"
+
+
+def no_room(**settings: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_whoever_is_struck_off_and_whatever_is_stopped_the_training_goes_on_to_the_same_model(
+    lab: Callable[..., LocalDeployment],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """The SuperLink is started anew, and the round is done again."""
+    one = lab(SILO_CASES["FedGeoMedPlus"])
+    one.start_all()
+    one.wait_for_round(1)
+    _, inner, ca = addresses(one)
+    assert Stranger(inner, ca).strikes_off("north")
+    one.wait_until(lambda: "does not know north any more" in one.log_text() and "started anew" in one.log_text())
+    one.wait_until(lambda: one.log_text().partition("started anew")[2].count("Round ") > 0)
+    _, inner, ca = addresses(one)  # a new SuperLink has another port
+    assert Stranger(inner, ca).stops_runs()
+    one.wait_until(lambda: one.log_text().count("started anew") == 2)
+    assert_equals_simulation(one)
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
+def test_a_driver_whose_run_is_stopped_or_whose_party_is_struck_off_says_that_it_is_away(
+    roster: Roster,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Flower itself would end the process that made the call, as by Ctrl-C."""
+    port, papers = free_port(), FederationServer(roster.folder, WaitLimits())._superlink_credentials(roster)
+    with (
+        closing(make_silo_transport(roster, tmp_path, "north", port)) as north,
+        closing(make_silo_transport(roster, tmp_path, "south", port)),
+        run_superlink(papers, port, roster.run_folder),
+        closing(make_driver_transport(roster, papers, port)) as hub,
+        north.session(),
+    ):
+        stranger = Stranger(f"127.0.0.1:{port}", papers.authority.read_bytes())
+        assert stranger.registers("made up", made_up_key())
+        assert hub.connected_parties().keys() == {"north"}  # south has not come yet; nobody has struck it off
+        assert stranger.strikes_off("south")
+        later = time.monotonic() + driver_transport.HEARTBEAT_INTERVAL
+        monkeypatch.setattr(driver_transport, "time", SimpleNamespace(monotonic=lambda: later, time=time.time))
+        with pytest.raises(PeerUnavailable, match="does not know south any more"):
+            hub.connected_parties()
+        hub.set_parties(
+            {"north": next(key for key, held in hub._registered_keys.items() if held == hub._parties["north"])}
+        )
+        number = hub.send("north", b"a letter", 60.0)
+        assert stranger.stops_runs() == 1
+        for call in (
+            hub.connected_parties,
+            lambda: hub.send("north", b"a letter", 60.0),
+            lambda: hub.fetch_replies([number], MAX_REPLY_BYTES),
+        ):
+            with pytest.raises(PeerUnavailable, match="401"):
+                call()
+        assert hub._heartbeat.heartbeat_fn()
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
+def test_who_knows_the_number_of_a_letter_can_read_and_answer_it_and_nobody_can_guess_it(
+    roster: Roster,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Flower asks whoever brings an answer for its own name, and not whether that is whom the answer says it is of."""
+    from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+
+    with (
+        superlink_transports(roster, tmp_path, "north", "south") as (hub, north, south),
+        north.joined(),
+        south.joined(),
+    ):
+        hub.here()
+        number = hub.send("south", b"a letter", 60.0)
+        assert make_pull_object_fn_protobuf(north._client.PullObject, north._node, hub._run)(number)
+        while (got := south.pull()) is None:
+            time.sleep(0.1)
+        own, north._node = north._node, south._node
+        with pytest.raises(PeerUnavailable, match="401"):
+            north.push(got[0], b"by north, who says that it is south")
+        north._node = own
+        announced = north._announced
+
+        def in_its_name(message: Any, tree: Any) -> Any:
+            message.metadata.src_node_id = south._node.node_id
+            return announced(message, tree)
+
+        monkeypatch.setattr(north, "_announced", in_its_name)
+        north.push(got[0], b"by north, in the name of south")
+        assert reply_bytes(hub.fetch([number], MAX_REPLY_BYTES)) == {number: b"by north, in the name of south"}
+        at = datetime.now(UTC)
+        monkeypatch.setattr(sys.modules["flwr.app.message.message"], "now", lambda: at)
+        assert hub.send("south", b"the same", 60.0) != hub.send("south", b"the same", 60.0)

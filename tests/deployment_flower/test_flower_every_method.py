@@ -1,0 +1,142 @@
+"""Every method that a recipe can name over a real federation, and every kind of process killed again and again.
+
+`bash scripts/engines --long` runs this, and keeps what came of it in docs/engines.json.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from descant.algorithms import Timetable
+from descant.storage.vault.private_keys import PrivateKey
+from descant.storage.vault.vault_folder import Vault
+from descant.tracking import read_run
+from recipe_matrix import ARRIVAL_ORDER_CASES, CORESET_PROXY_CASE, SILO_CASES
+from test_flower_deployment import ROUNDS, SILO_NAMES, LocalDeployment, assert_equals_simulation, lab  # noqa: F401
+
+
+@pytest.mark.parametrize("name", SILO_CASES)
+def test_every_method_deployed_is_the_simulation(lab: Callable[..., LocalDeployment], name: str) -> None:  # noqa: F811
+    one = lab(SILO_CASES[name])
+    one.start_all()
+    assert_equals_simulation(one)
+
+
+@pytest.mark.parametrize("name", ARRIVAL_ORDER_CASES)
+def test_methods_that_do_not_wait_come_to_an_end_whoever_is_first_and_killed(
+    lab: Callable[..., LocalDeployment],  # noqa: F811
+    name: str,
+) -> None:
+    """Who is in time depends on the day; every round is on record once, moved the centre, and heard enough."""
+    one = lab(ARRIVAL_ORDER_CASES[name], 8)
+    one.start_all()
+    one.wait_for_round(2)
+    driver(one)
+    assert one.final_global_model().isfinite().all()
+    found = read_run(one.run_folder)
+    algorithm = ARRIVAL_ORDER_CASES[name].recipe.algorithm()
+    assert found.state == "finished" and found.numbers.rounds.tolist() == list(range(1, 9))
+    assert (found.numbers.metrics["change"] > 0).all()
+    assert (found.numbers.accepted.sum(1) >= algorithm.quorum).all() and found.numbers.accepted.any(0).all()
+
+
+def test_stand_ins_over_a_real_federation_are_those_of_the_simulation(
+    lab: Callable[..., LocalDeployment],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """North seals half of its rows, and is gone from the second start on: who took part is read from the record."""
+    key, vault = PrivateKey.new(), f"[vault]\nfolder = '{tmp_path / 'vault'}'\nkey = '{tmp_path / 'key'}'\n"
+    key.write(tmp_path / "key")
+    Vault.create(tmp_path / "vault", key, "lab")
+    one = lab(CORESET_PROXY_CASE, 6, vault, 'policy = {"share": 0.5}\n')
+    one.start_all()
+    one.wait_for_round(1)
+    one.kill("server")
+    one.run_command("silo", "leave", "north.silo")
+    assert one.processes["north"].wait(300) == 0
+    one.start_server(gather=2)
+    one.final_global_model()
+    found = read_run(one.run_folder).numbers
+    assert found.proxied[:, 0].any() and not found.proxied[:, 1:].any()
+    there = [
+        {"party": name, "from": round, "to": round}
+        for round, came in zip(found.rounds.tolist(), found.accepted, strict=True)
+        for name, accepted in zip(found.parties, came, strict=True)
+        if accepted
+    ]
+    assert_equals_simulation(one, absent=["north"], attend=Timetable.from_records(there))
+
+
+CLOCK = """
+import os, pathlib, sys, time
+from datetime import timedelta
+
+os.environ.update(FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1")
+from flwr.supercore import date
+
+mark, time_of_day, flowers = pathlib.Path(__file__).with_name("seconds"), time.time, date.now
+
+def off():
+    return float(mark.read_text()) if mark.exists() else 0.0
+
+def moment():
+    return flowers() + timedelta(seconds=off())
+
+time.time = lambda: time_of_day() + off()
+for module in [module for module in sys.modules.values() if getattr(module, "now", None) is flowers]:
+    module.now = moment
+"""
+
+
+@pytest.mark.parametrize("seconds", [3600, -3600], ids=["ahead", "back"])
+def test_a_clock_that_jumps_at_the_server_ends_the_silos_and_set_right_the_same_commands_go_on(
+    lab: Callable[..., LocalDeployment],  # noqa: F811
+    seconds: int,
+) -> None:
+    """Of the SuperLink, which takes no signature of another time, and of the driver beside it."""
+    one = lab(SILO_CASES["FedGeoMedPlus"], 8)
+    (one.folder / "clock").mkdir()
+    (one.folder / "clock" / "sitecustomize.py").write_text(CLOCK)
+    one.python_paths["server"] = str(one.folder / "clock")
+    one.start_all()
+    one.wait_for_round(1)
+    (one.folder / "clock" / "seconds").write_text(str(seconds))
+    for name in SILO_NAMES:
+        assert one.processes[name].wait(300) == 1
+        assert "the clock of this machine is 3" in one.log_text(name) and "Set the clock" in one.log_text(name)
+    (one.folder / "clock" / "seconds").unlink()
+    for name in SILO_NAMES:
+        one.start_silo(name)
+    assert_equals_simulation(one)
+
+
+def superlink(one: LocalDeployment) -> None:
+    one.child_process("server", "flower-superlink").kill()
+
+
+def silo(one: LocalDeployment) -> None:
+    one.kill("south")
+    one.start_silo("south")
+
+
+def driver(one: LocalDeployment) -> None:
+    one.kill("server")
+    time.sleep(1)
+    one.start_server()
+
+
+@pytest.mark.parametrize("kill", [superlink, silo, driver])
+def test_a_kill_in_every_round_changes_nothing(
+    lab: Callable[..., LocalDeployment],  # noqa: F811
+    kill: Callable[[LocalDeployment], None],
+) -> None:
+    one = lab(SILO_CASES["FedGeoMedPlus"])
+    one.start_all()
+    for round in range(1, ROUNDS):
+        one.wait_for_round(round)
+        kill(one)
+    assert_equals_simulation(one)

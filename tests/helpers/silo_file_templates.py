@@ -1,0 +1,79 @@
+"""Files of teams that take part from machines of their own, and how they learn: the same for letters and for Flower."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from descant.deployment.silo import SiloFile
+from descant.parties import Population, from_arrays
+from descant.rl.agent import DatalessSource
+
+ROWS_SILO_FILE = """
+from toy_problems import classification_parties, network
+
+def model():
+    return network()
+
+def data():
+    party = classification_parties(5)[{name!r}]
+    return party.x, party.y, party.x[:3], party.y[:3]
+"""
+AGENT_SILO_FILE = """
+from toy_problems import policy_network as model, cartpole_agents
+
+def data():
+    return cartpole_agents().subset([{name!r}])
+"""
+DESK_SILO_FILE = """
+from toy_problems import trading_network as model, generated_desks
+
+def data():
+    return generated_desks().subset([{name!r}])
+"""
+ADAM_TRAINING = """
+lr = 0.05
+epochs = 1
+batch = 4
+optimizer = "Adam"
+"""
+MODEL_AND_METHOD_TABLES = f"""
+[model]
+net = "toy_problems:network"
+[work]{ADAM_TRAINING}[method]
+algorithm = "{{method}}"
+"""
+LEAKING_SILO_FILE = ROWS_SILO_FILE.replace("return party.x", "return rows(party.x)")
+LEAKING_SILO_FILE += """
+import pathlib, torch
+
+def rows(x):
+    return torch.full(x.shape, 7777.125) + torch.arange(x.numel()).view(x.shape) / 8
+
+def loss(output, target):
+    if (mark := pathlib.Path(__file__ + ".mark")).exists():
+        mark.unlink()
+        raise ValueError(f"a row: {{float(rows(torch.zeros(1, 6))[0, 5])}} of account 4711-0815")
+    return torch.nn.functional.cross_entropy(output, target)
+"""
+
+
+def simulated_population(files: Sequence[SiloFile]) -> Population:
+    """The parties of some teams' files, as a simulation has them."""
+    parties = [file.party_data for file in files]
+    if files[0].has_rows:
+        return from_arrays({party.name: party.data for party in parties})
+    return Population([DatalessSource(party) for party in parties])  # type: ignore[misc]
+
+
+def canary_bytes() -> Iterator[bytes]:
+    """Rows of the talkative team, in each form in which they could have been written, and what its code raises.
+
+    Two neighbours of a row at least, or eight bytes: four of them are somewhere in a ciphertext by chance.
+    """
+    for value in (7777.125 + k / 8 for k in range(54)):
+        yield torch.tensor([value, value + 1 / 8]).numpy().tobytes()
+        yield torch.tensor(value, dtype=torch.float64).numpy().tobytes()
+        yield repr(value).encode()
+    yield b"4711-0815"

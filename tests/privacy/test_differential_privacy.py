@@ -1,0 +1,756 @@
+"""Privacy, sound or refused: what is clipped, what is noised, what it costs, when it ends, and what is not allowed."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from bytes_engine import BytesEngine
+from descant import Algorithm, DescantError, DpSgd, Federation, algorithms, compare
+from descant.aggregation.penalties import Norm1
+from descant.algorithms import CentralDP, FedAvg, FedAvgPlus, LocalDP, PoissonSampling
+from descant.analysis import interpolation
+from descant.core.messages import Reply, Task
+from descant.engines import InProcess
+from descant.errors import BudgetError, DescantWarning, ModelError, SettingError
+from descant.parties.datasets import digits
+from descant.privacy.dp_wrappers import sampling_rate
+from descant.privacy.gaussian_mechanism import (
+    PrivacySettings,
+    epsilon,
+    new_secret,
+    secret_noise,
+    seeded_noise,
+    system_noise,
+)
+from descant.rounds.aggregate import noisy_mean
+from descant.rounds.party_side import perform_tasks
+from descant.tracking import Run
+from descant.tracking import read_run as recorded
+from descant.training.dp_sgd import clipped_sum
+from toy_problems import classification_parties, network
+
+PLAIN = FedAvg(weights="uniform")
+central = partial(CentralDP, source="seed")
+local = partial(LocalDP, source="seed")
+
+
+def federation(algorithm: Algorithm, **settings: Any) -> Federation:
+    chosen = {"lr": 0.1, "steps": 3, "batch": 4, "seed": 5, **settings}
+    return Federation(network(), classification_parties(6), algorithm, **chosen)
+
+
+def row(fed: Federation) -> Tensor:
+    return fed.state.global_model
+
+
+def released_by(algorithm: Algorithm, models: Tensor, center: Tensor, count: float, round: int = 0) -> Tensor:
+    """The centre that a round lets out, of these models ``[K, d]``."""
+    layout = SimpleNamespace(size=models.shape[1], range_of=None)
+    plan: Any = SimpleNamespace(algorithm=algorithm, net=SimpleNamespace(layout=layout), private=(), seed=0)
+    state: Any = SimpleNamespace(center=center, round=round)
+    return noisy_mean(plan, state, models, count).point
+
+
+# ── clipping ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+numbers = st.floats(-1e6, 1e6, allow_nan=False)
+
+
+@given(
+    st.lists(st.lists(numbers, min_size=3, max_size=3), min_size=1, max_size=6),
+    st.lists(numbers, min_size=3, max_size=3),
+    st.floats(1e-3, 1e3),
+)
+def test_nobody_moves_the_mean_by_more_than_its_share_of_the_clip(
+    rows: list[list[float]], at: list[float], clip: float
+) -> None:
+    """Neighbouring data: with and without the change of one of K parties, the mean over K moves by C/K at most."""
+    models, center = torch.tensor(rows, dtype=torch.float64), torch.tensor(at, dtype=torch.float64)
+    method, count = central(clip=clip, noise=0.0), len(models)
+    whole = released_by(method, models, center, count)
+    rounding = 1e-15 * (models.abs().max() + center.abs().max()) * count
+    assert torch.linalg.vector_norm(whole - center) <= clip * (1 + 1e-12) + rounding  # a mean of clipped changes
+    for k in range(count):
+        without = released_by(method, torch.cat([models[:k], models[k + 1 :]]), center, count)
+        assert torch.linalg.vector_norm(whole - without) <= clip / count * (1 + 1e-12) + rounding
+
+
+@given(st.lists(st.floats(0, 1e300), min_size=1, max_size=9), st.floats(1e-6, 1e6))
+def test_clipped_lengths_never_exceed_the_clip_and_shorter_ones_stay(lengths: list[float], clip: float) -> None:
+    given_lengths = torch.tensor(lengths, dtype=torch.float64)
+    factors = PrivacySettings("server", clip=clip).clip_factors(given_lengths)
+    assert (factors * given_lengths <= clip * (1 + 1e-15)).all()
+    assert (factors[given_lengths <= clip] == 1).all() and (factors <= 1).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(1e-3, 0.5))
+def test_what_leaves_a_party_is_never_longer_than_the_clip(clip: float) -> None:
+    fed = federation(local(clip=clip, noise=0.0))
+    for report in reports(fed):
+        changes = [(tensor - center).reshape(-1) for tensor, center in sent(fed, report)]
+        assert torch.linalg.vector_norm(torch.cat(changes).double()) <= clip * (1 + 1e-5)  # float32, once it is sent
+
+
+def reports(fed: Federation, round: int = 1, memories: list[dict[str, Tensor]] | None = None) -> list[Reply]:
+    plan = fed.plan_
+    return [report for report, _ in perform_tasks(plan, tasks(fed, round), memories or [{}] * len(plan.population))]
+
+
+def tasks(fed: Federation, round: int = 1) -> list[Task]:
+    told = {"seed": fed.seed, "execution_mode": fed.state.execution_mode, "layout": fed.plan_.net.layout.digest}
+    told |= vars(fed.plan_.solver.hyper)
+    return [Task(name, round, "train", {"server": row(fed)}, told) for name in fed.population]
+
+
+def sent(fed: Federation, report: Reply) -> list[tuple[Tensor, Tensor]]:
+    centers = fed.plan_.net.layout.split(row(fed))
+    return [(tensor, centers[name]) for name, tensor in report.arrays.items()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("base", [PLAIN, FedAvgPlus(), algorithms.FedProx(weights="uniform"), algorithms.pFedMe()])
+@pytest.mark.parametrize("wrap", [central, local])
+def test_without_clip_and_noise_it_is_the_base_bit_for_bit(
+    wrap: Callable[..., Algorithm], base: Algorithm, dtype: torch.dtype
+) -> None:
+    if wrap is local and base.personalize is not None:
+        return
+    wrapped, plain = (
+        Federation(network(dtype), classification_parties(6, dtype), method, lr=0.1, steps=3, batch=4).fit(
+            3, progress=False
+        )
+        for method in (wrap(base, clip=None, noise=0.0), base)
+    )
+    assert torch.equal(row(wrapped), row(plain))
+    for name in wrapped.population:
+        ours, theirs = (nn.utils.parameters_to_vector(fed.models_[name].parameters()) for fed in (wrapped, plain))
+        assert torch.equal(ours, theirs)
+
+
+# ── noise ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def deviates(values: Tensor, deviation: float) -> bool:
+    """Whether a sample's variance is off by more than 5 standard errors of a normal one, or its mean is."""
+    n = values.numel()
+    ratio = float(values.double().var() / deviation**2)
+    return abs(ratio - 1) > 5 * math.sqrt(2 / n) or abs(float(values.mean())) > 5 * deviation / math.sqrt(n)
+
+
+@pytest.mark.parametrize("source", ["seed", "system"])
+@pytest.mark.parametrize(("clip", "noise", "count"), [(0.5, 2.0, 4), (3.0, 0.1, 10)])
+def test_the_noise_of_the_centre_is_as_large_as_it_says(source: Any, clip: float, noise: float, count: int) -> None:
+    """z·C/K in every column, whatever the parties report: here nothing. 5 standard errors: 6 in 10 million fail."""
+    center = torch.zeros(200_000, dtype=torch.float64)
+    method = CentralDP(PLAIN, clip=clip, noise=noise, source=source)
+    found = released_by(method, torch.zeros(count, len(center), dtype=torch.float64), center, count)
+    assert not deviates(found, noise * clip / count)
+    assert deviates(found, 1.02 * noise * clip / count)  # the test can fail
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 100_001])
+def test_noise_is_normal_whatever_the_system_draws(count: int) -> None:
+    for drawn in (
+        system_noise(count),
+        secret_noise(b"s" * 32, 1, "a", torch.zeros(count)),
+        seeded_noise(0, 1, "a", count),
+    ):
+        assert drawn.shape == (count,) and drawn.isfinite().all()
+        if count > 1000:
+            assert not deviates(drawn, 1.0)
+            fourth = float(drawn.pow(4).mean())  # 3 for a normal number, with a variance of 96/n
+            assert abs(fourth - 3) < 5 * math.sqrt(96 / count)
+            below = float((drawn < 1.0).double().mean())
+            assert abs(below - 0.8413447) < 5 * math.sqrt(0.1334 / count)
+
+
+def test_the_systems_noise_is_never_the_same_and_the_seeds_always_is() -> None:
+    def centers(method: Algorithm) -> list[Tensor]:
+        return [row(federation(method).fit(2, progress=False)) for _ in range(2)]
+
+    assert torch.equal(*centers(central()))
+    assert not torch.equal(*centers(CentralDP()))
+    assert CentralDP().privacy == PrivacySettings("server") and LocalDP().privacy == PrivacySettings("party")
+    assert PrivacySettings("server").source == "system"  # what hides something is what one gets
+
+
+def test_noise_goes_on_when_nobody_answers() -> None:
+    center = torch.zeros(3)
+    found = [released_by(central(), torch.zeros(0, 3), center, 4, round) for round in (0, 1)]
+    assert (found[0] != 0).all() and (found[0] != found[1]).all()
+
+
+def test_private_layers_are_neither_clipped_nor_noised() -> None:
+    fed = federation(central(algorithms.FedPer(), clip=0.01, noise=1.0))
+    first = row(fed).clone()
+    fed.fit(1, progress=False)
+    layout = fed.plan_.net.layout
+    for name in layout.names:
+        begin, end = layout.column_range(name)
+        assert torch.equal(row(fed)[begin:end], first[begin:end]) == (name in fed.plan_.private_layers)
+
+
+# ── noise at the party ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("source", ["seed", "system"])
+def test_local_noise_differs_by_party_and_round_and_never_repeats(source: Any) -> None:
+    fed = federation(LocalDP(clip=1e-9, noise=1.0, source=source))  # nothing but noise is left
+    seen = [
+        torch.cat([(tensor - center).reshape(-1) for tensor, center in sent(fed, report)])
+        for round in (1, 2, 3)
+        for report in reports(federation_at(fed), round)
+    ]
+    values = torch.stack(seen)
+    assert len({tuple(one.tolist()) for one in seen}) == len(seen) == 18
+    assert not torch.corrcoef(values.double()).fill_diagonal_(0).abs().max() > 5 / math.sqrt(values.shape[1])
+
+
+def federation_at(fed: Federation) -> Federation:
+    """With numbers so small that float32 does not round its noise away."""
+    fed.state = replace(fed.state, global_model=torch.zeros_like(fed.state.global_model))
+    return fed
+
+
+def test_a_party_that_is_asked_again_answers_to_the_bit_what_it_answered() -> None:
+    """With a secret of its own, so that what is asked twice (a worker died, say) is no second answer."""
+    fed = federation(LocalDP())
+    first = perform_tasks(fed.plan_, tasks(fed), [{}] * 6)
+    secrets = [memory["secret.noise"] for _, memory in first if memory is not None]
+    assert len({bytes(secret.tolist()) for secret in secrets}) == 6
+    again = perform_tasks(fed.plan_, tasks(fed), [memory or {} for _, memory in first])
+    for (one, _), (other, _) in zip(first, again, strict=True):
+        assert all(torch.equal(one.arrays[name], other.arrays[name]) for name in one.arrays)
+    elsewhere = perform_tasks(
+        fed.plan_, [replace(task, round=2) for task in tasks(fed)], [memory or {} for _, memory in first]
+    )
+    assert not any(
+        torch.equal(a.arrays["0.bias"], b.arrays["0.bias"]) for (a, _), (b, _) in zip(first, elsewhere, strict=True)
+    )
+
+
+def test_other_work_in_the_same_round_has_other_noise() -> None:
+    """Or the difference of two answers would tell that of the data."""
+    work_of = torch.ones(50, dtype=torch.float64)
+    one, other = (secret_noise(b"k", 1, "a", work_of * factor) for factor in (1.0, 1 + 1e-15))
+    assert not (one == other).any()
+
+
+def test_a_report_says_nothing_but_what_is_noised() -> None:
+    for report in reports(federation(local())):
+        assert dict(report.metrics) == {"samples": 1} and report.status == "ok"
+    fed = federation(local()).fit(2, progress=False)
+    assert "before" not in fed.history_[-1] and math.isnan(fed.history_[-1]["loss"])
+
+
+def test_work_that_diverged_is_not_told() -> None:
+    fed = federation(local(clip=1.0, noise=1.0), lr=1e30, steps=20)
+    fed.fit(2, progress=False)
+    assert not fed.rejections_ and row(fed).isfinite().all()
+
+
+def test_the_secret_survives_a_new_beginning_and_is_no_business_of_the_solver() -> None:
+    fed = federation(LocalDP())
+    (_, memory), *_ = perform_tasks(fed.plan_, tasks(fed)[:1], [{}])
+    assert memory is not None
+    anew = [replace(task, settings={**task.settings, "reset": True}) for task in tasks(fed)[:1]]
+    (_, after), *_ = perform_tasks(fed.plan_, anew, [memory])
+    assert after is not None and torch.equal(after["secret.noise"], memory["secret.noise"])
+
+
+# ── what it costs ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def closed(sigma: float, spent: float) -> float:
+    """δ of a Gaussian mechanism at ε: Balle & Wang (2018), Theorem 8."""
+
+    def below(x: float) -> float:
+        return 0.5 * math.erfc(-x / math.sqrt(2))
+
+    half = 1 / (2 * sigma)
+    return below(half - spent * sigma) - math.exp(spent) * below(-half - spent * sigma)
+
+
+@pytest.mark.parametrize(("noise", "releases"), [(1.0, 1), (4.0, 10), (4.0, 100), (20.0, 1000)])
+def test_the_accountant_is_the_closed_form_of_the_gaussian_mechanism(noise: float, releases: int) -> None:
+    """T releases with noise σ are one with σ/√T."""
+    found = epsilon(noise, releases, 1e-5)
+    assert closed(noise / math.sqrt(releases), found) == pytest.approx(1e-5, rel=1e-6)
+    assert epsilon(noise / math.sqrt(releases), 1, 1e-5) == found
+
+
+def test_the_accountant_agrees_with_the_literature_and_with_others() -> None:
+    """Abadi et al. (2016), §1 and §5: q=0.01, σ=4, 10,000 steps have (1.26, 1e-5) by their moments accountant."""
+    import dp_accounting
+    import dp_accounting.pld
+
+    assert epsilon(4.0, 10_000, 1e-5, 0.01) == pytest.approx(1.26, abs=0.35)
+    assert epsilon(4.0, 10_000, 1e-5, 0.01) < 1.26  # later theorems turn Rényi's into ε with less loss
+    event = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(2.0))
+    exact = dp_accounting.pld.PLDAccountant().compose(event, 50).get_epsilon(1e-5)
+    assert exact <= epsilon(2.0, 50, 1e-5, 0.1) <= 1.2 * exact
+    assert epsilon(2.0, 50, 1e-5, 0.1) < epsilon(2.0, 50, 1e-5)
+
+
+def test_a_local_change_may_go_twice_as_far() -> None:
+    """Two changes of a party lie up to 2C apart: noise of z·C is z/2 times that."""
+    assert PrivacySettings("party", noise=2.0).epsilon(3) == PrivacySettings("server", noise=1.0).epsilon(3)
+    assert PrivacySettings("server", noise=0.0).epsilon(1) == math.inf and PrivacySettings("server").epsilon(0) == 0
+
+
+def test_without_the_accountant_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def missing(name: str, *rest: Any, **more: Any) -> Any:
+        if name.startswith("dp_accounting"):
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    epsilon.cache_clear()
+    with pytest.raises(SettingError, match=re.escape("pip install 'descant[dp]'")):
+        federation(central()).fit(1, progress=False)
+    federation(central(noise=0.0)).fit(1, progress=False)  # nothing to count
+
+
+@pytest.mark.parametrize("wrap", [central, local])
+def test_the_budget_ends_a_run_just_before_it_would_be_exceeded(wrap: Callable[..., Algorithm]) -> None:
+    method = wrap(noise=4.0, delta=1e-3)
+    assert method.privacy is not None
+    budget = (method.privacy.epsilon(4) + method.privacy.epsilon(5)) / 2
+    fed = federation(wrap(noise=4.0, delta=1e-3, budget=budget))
+    with pytest.warns(DescantWarning, match=r"The privacy budget of ε=.* at δ=0.001 ends the run after 4 rounds"):
+        fed.fit(10, progress=False)
+    assert fed.state.round == len(fed.history_) == 4
+    assert [entry["epsilon"] for entry in fed.history_] == [method.privacy.epsilon(t) for t in (1, 2, 3, 4)]
+    assert torch.equal(row(fed), row(federation(method).fit(4, progress=False)))  # what was reached is kept
+    assert "of a budget of" in fed.findings()[-1]
+    exact = federation(wrap(noise=4.0, delta=1e-3, budget=method.privacy.epsilon(2))).fit(2, progress=False)
+    assert exact.state.round == 2  # a budget that is just enough is not exceeded
+
+
+def test_the_round_that_a_budget_ends_a_recorded_run_with_is_scored(tmp_path: Path) -> None:
+    def private() -> Federation:
+        return federation(A.CentralDP(A.FedAvg(), noise=4.0, delta=1e-3, budget=epsilon(4.0, 4, 1e-3)))
+
+    with Run.start(tmp_path / "run", private()) as run, pytest.warns(DescantWarning, match="after 4 rounds"):
+        assert len(list(run.rounds(10, score_every=3))) == 4
+    with Run.resume(tmp_path / "run", private()) as run, pytest.warns(DescantWarning, match="after 4 rounds"):
+        assert not list(run.rounds(6, score_every=3))
+    found = recorded(tmp_path / "run")
+    assert found.numbers.scored_rounds.tolist() == [3, 4]
+    assert [event["round"] for event in found.events if event["event"] == "scored"] == [3, 4]
+
+
+def test_a_budget_for_less_than_a_round_is_an_error() -> None:
+    with pytest.raises(BudgetError, match="ends the run after 0 rounds"):
+        federation(central(budget=0.1)).fit(1, progress=False)
+
+
+def test_a_party_refuses_what_is_beyond_its_budget_whoever_asks() -> None:
+    method = local(noise=4.0)
+    assert method.privacy is not None
+    fed = federation(local(noise=4.0, budget=method.privacy.epsilon(3)))
+    assert all(report.status == "ok" for report in reports(fed, 3))
+    assert all(report.status == "error" and "budget" in report.reason for report in reports(fed, 4))
+    assert not any(report.arrays for report in reports(fed, 4))
+
+
+@pytest.mark.parametrize("method", [central(budget=30.0), local(noise=2.0, budget=30.0)], ids=["central", "local"])
+def test_what_was_spent_survives_a_restart(method: Algorithm, tmp_path: Path) -> None:
+    whole = federation(method).fit(5, progress=False)
+    federation(method).fit(3, progress=False).save(tmp_path)
+    again = federation(method).load(tmp_path)
+    assert int(again.state.server_state["privacy"]["releases"]) == 3
+    again.fit(2, progress=False)
+    assert again.hash() == whole.hash()
+    assert [e["epsilon"] for e in again.history_] == [e["epsilon"] for e in whole.history_]
+
+
+def test_a_recorded_run_with_the_systems_noise_lets_out_no_round_twice(tmp_path: Path) -> None:
+    """Every round is on the disk before its centre goes anywhere, so that a resumed run never draws for it again."""
+    with Run.start(tmp_path / "run", federation(CentralDP())) as run:
+        for round in run.rounds(3):
+            assert (tmp_path / "run" / "models" / f"{round.index:08d}" / "state.json").exists()
+        reached = row(run.federation)
+    with Run.resume(tmp_path / "run", federation(CentralDP())) as run:
+        assert torch.equal(row(run.federation), reached) and run.sync == "always"
+        assert [round.round.to_record()["epsilon"] for round in run.rounds(1)] == [PrivacySettings("server").epsilon(4)]
+    with pytest.raises(SettingError, match=r"Its 'sync' must be 'always'\. Got 10"):
+        Run.start(tmp_path / "other", federation(CentralDP()), sync=10)
+    Run.start(tmp_path / "seeded", federation(central()), sync=10).close()  # the same noise again: nothing new
+
+
+class Watching(BytesEngine):
+    """An engine that notes, whenever parties are asked to judge a centre, whether its round is in a folder."""
+
+    def __init__(self, plan: Any, run: Path, found: list[bool]) -> None:
+        super().__init__(plan)
+        self.run, self.found = run, found
+
+    def submit(self, tasks: Any) -> None:
+        if tasks[0].kind == "evaluate":
+            self.found.append((self.run / "models" / f"{tasks[0].round:08d}" / "state.json").exists())
+        super().submit(tasks)
+
+
+def test_noise_that_cannot_be_drawn_again_is_on_the_disk_before_parties_judge_its_centre(tmp_path: Path) -> None:
+    found = list[bool]()
+    fed = federation(CentralDP(), engine=partial(Watching, run=tmp_path / "run", found=found))
+    with Run.start(tmp_path / "run", fed) as run:
+        list(run.rounds(3, score_every=1))
+    assert found == [True] * 3
+    again = federation(CentralDP()).load(tmp_path / "run" / "models" / "00000003")
+    assert [entry.keys() for entry in again.history_] == [entry.keys() for entry in fed.history_]
+
+
+# ── the cut, and who takes part ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "method",
+    [central(), central(FedAvgPlus()), local(), local(algorithms.Ditto())],
+    ids=lambda method: str(method.name),
+)
+def test_the_cut_never_changes_the_result(method: Algorithm) -> None:
+    def hashed(engine: Callable[..., Any]) -> str:
+        return federation(method, engine=engine).fit(3, progress=False).hash()
+
+    cuts = [partial(InProcess, max_parties=most) for most in (1, 2, 6)] + [
+        partial(BytesEngine, batch_count=pieces) for pieces in (1, 3)
+    ]
+    assert len({hashed(engine) for engine in cuts}) == 1
+
+
+def test_who_is_refused_counts_as_no_change() -> None:
+    """The mean is over those who were asked: how many could be used tells of their data."""
+
+    def spoil(report: Reply) -> list[Reply]:
+        bad = {name: torch.full_like(tensor, torch.nan) for name, tensor in report.arrays.items()}
+        return [replace(report, arrays=bad)] if report.party == "1" and report.kind == "train" else [report]
+
+    spoilt = federation(central(clip=1e9, noise=0.0), engine=partial(BytesEngine, tamper=spoil))
+    whole = federation(PLAIN, engine=partial(BytesEngine, absent=("1",)))
+    first = row(whole).clone()
+    with pytest.warns(DescantWarning, match="1 of 6 reports were refused"):
+        spoilt.fit(1, progress=False)
+    whole.fit(1, progress=False)
+    torch.testing.assert_close(row(spoilt) - first, (row(whole) - first) * 5 / 6)
+
+
+def test_only_draws_that_nobody_knows_make_it_cheaper() -> None:
+    here, away = central().privacy, CentralDP().privacy
+    assert here is not None and away is not None
+    hidden, shown = PoissonSampling(0.2), PoissonSampling(0.2, source="seed")
+    assert [sampling_rate(away, attend) for attend in (hidden, shown)] == [0.2, 1.0]
+    assert [sampling_rate(here, attend) for attend in (hidden, shown)] == [0.2, 0.2]
+    others = (algorithms.Sample(2), algorithms.RandomAvailability(0.2), PLAIN.participation)
+    assert all(sampling_rate(here, attend) == 1 for attend in others)
+    assert sampling_rate(PrivacySettings("party"), hidden) == 1  # the driver knows whom it asked
+
+
+def test_by_chance_the_mean_is_over_as_many_as_come_on_average() -> None:
+    fed = federation(central(clip=1e9, noise=1e-15, delta=1e-3), attend=PoissonSampling(0.4, source="seed"))
+    first = row(fed).clone()
+    (round,) = fed.rounds(1)
+    present = set(round.round.participants)
+    assert 0 < len(present) < 6
+    plain = federation(PLAIN, engine=partial(BytesEngine, absent=set(fed.population) - present)).fit(1, progress=False)
+    torch.testing.assert_close(row(fed) - first, (row(plain) - first) * len(present) / 2.4, rtol=1e-3, atol=1e-5)
+    assert len({len(round.round.participants) for round in fed.rounds(9)}) > 2  # each comes by itself
+
+
+# ── what is refused ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+A = algorithms
+REFUSED: dict[str, tuple[Callable[[], Algorithm], str]] = {
+    "geometric median": (lambda: central(A.RFA()), "cannot wrap RFA: noise of clip/K hides a party in a mean"),
+    "coordinate median": (lambda: central(A.CoordinateMedian()), "can move the centre of CoordinateMedian by more"),
+    "median of Fed+": (lambda: central(A.FedGeoMedPlus()), "can move the centre of Norm2 by more"),
+    "v1's median": (lambda: central(A.FedPlusV1(Norm1(), A.RFA().aggregate)), "GeometricMedian by more"),
+    "lying": (lambda: central(A.ByzantineParties(FedAvg())), "can move the centre of PoisonedAggregator by more"),
+    "all": (lambda: central(FedAvgPlus(aggregate_over="all")), "counts the last models of the absent again"),
+    "async": (lambda: central(A.FedAsync()), "its centre does not wait for all"),
+    "buffered": (lambda: central(A.FedBuff()), "its centre does not wait for all"),
+    "total": (lambda: central(FedAvg(normalize="total")), r'normalise="total" moves the centre by numbers of samples'),
+    "rewards": (lambda: central(A.FedRL()), "weighs reports by what parties say of them"),
+    "coreset_proxies": (
+        lambda: central(A.CoresetProxies(FedAvg())),
+        "stand-ins are trained on rows of the parties' data",
+    ),
+    "tuned": (lambda: central(A.AdaptiveHyper(reward="clients")), "clients' losses tell these without noise"),
+    "alone": (lambda: central(A.Local()), "has no common model, and shares nothing"),
+    "twice": (lambda: local(central()), r"FedAvg\+DP is private already"),
+    "no clip": (lambda: central(clip=None), "without a 'clip' hides nothing"),
+    "no noise": (lambda: central(noise=0.0, budget=1.0), "cannot keep a budget without noise"),
+    "own models": (lambda: local(FedAvgPlus()), "which would be noise on noise"),
+    "local total": (lambda: local(FedAvg(normalize="total")), r'normalise="total"'),
+    "local stand-ins": (lambda: local(A.CoresetProxies(FedAvg())), "rows of the parties' data"),
+    "bad clip": (lambda: central(clip=-1.0), "The 'clip' of CentralDP must be > 0. Got -1.0."),
+    "bad delta": (lambda: local(delta=1.0), "The 'delta' of LocalDP must be > 0 and < 1. Got 1.0."),
+    "bad source": (lambda: CentralDP(source="dice"), "The 'source' of CentralDP must be one of"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_sound_is_refused_with_the_reason(name: str) -> None:
+    make, reason = REFUSED[name]
+    with pytest.raises(SettingError, match=reason):
+        make()
+
+
+WRAPPED: dict[str, tuple[Callable[[], Algorithm], str]] = {
+    "coreset_proxies": (lambda: A.CoresetProxies(central()), "is not private: stand-ins are trained on rows"),
+    "tuned": (lambda: A.AdaptiveHyper(central(), reward="clients"), r"FedAvg\+DP\+AH is not private"),
+    "lying": (lambda: A.ByzantineParties(central()), "can move the centre of PoisonedAggregator by more"),
+    "quorum": (lambda: replace(central(), quorum=2), "its centre does not wait for all"),
+    "samples": (
+        lambda: replace(central(), compute_weights=FedAvg().compute_weights),
+        "weighs reports by what parties say of them",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_what_wraps_it_later_is_refused_before_the_work(name: str) -> None:
+    make, reason = WRAPPED[name]
+    with pytest.raises(SettingError, match=reason):
+        federation(make()).fit(1, progress=False)
+
+
+@pytest.mark.parametrize("method", [central(), local()], ids=["central", "local"])
+def test_running_statistics_are_refused(method: Algorithm) -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    with pytest.raises(ModelError, match=r"Running statistics \(1.running_mean\) cannot be hidden.*GroupNorm"):
+        Federation(model, classification_parties(6), method).fit(1, progress=False)
+
+
+def test_medians_fit_local_privacy_and_a_tuner_sees_nothing_of_parties() -> None:
+    assert local(A.RFA()).aggregate == A.RFA().aggregate
+    seen: list[set[str]] = []
+
+    def watch(tuning: Any) -> Any:
+        seen.append(set(tuning.feedback))
+        return PLAIN.tune(tuning)
+
+    people = classification_parties(6)
+    validated = people.with_validation(people["0"].x, people["0"].y)
+    Federation(network(), validated, replace(central(), tune=watch)).fit(2, progress=False)
+    assert seen and all(found == {"validation"} for found in seen)
+
+
+def test_a_walk_would_give_a_round_away() -> None:
+    with pytest.raises(DescantError, match="A walk takes a round on trial"):
+        interpolation(federation(central()).fit(1, progress=False))
+
+
+def test_a_comparison_goes_on_where_a_budget_ends(tmp_path: Path) -> None:
+    people, method = digits(count=3, seed=0), central(noise=4.0, budget=2.0)
+    with pytest.warns(DescantWarning, match="ends the run after 4 rounds"):
+        study = compare([FedAvg(), method], partial(nn.Linear, 64, 10), people, rounds=5, lr=0.1, steps=2, batch=5)
+    assert [result.method for result in study.results] == ["Local", "FedAvg", "FedAvg+DP"]
+    assert study.save(tmp_path / "study").exists()
+
+
+def test_what_is_not_counted_is_said() -> None:
+    (said,) = federation(central()).fit(1, progress=False).findings()
+    assert "losses, scores and who took part, as the organiser sees them, are not in it" in said
+    assert "drawn from the run's seed" in said and "δ should be" not in said
+    (said,) = federation(LocalDP(delta=0.5)).fit(1, progress=False).findings()
+    assert "what they score on their test sets is not in it" in said and "δ should be below 1/6:" in said
+    assert "seed" not in said
+
+
+# ── samples ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+hiding = partial(DpSgd, lr=0.1, steps=3, batch=4, source="seed")
+
+
+def by_samples(solver: DpSgd, method: Algorithm = PLAIN, **settings: Any) -> Federation:
+    return Federation(network(), classification_parties(6), method, solver=solver, seed=5, **settings)
+
+
+@given(st.lists(st.lists(numbers, min_size=3, max_size=3), min_size=1, max_size=6), st.floats(1e-3, 1e3))
+def test_no_sample_moves_the_sum_by_more_than_the_clip(rows: list[list[float]], clip: float) -> None:
+    gradients, privacy = torch.tensor(rows, dtype=torch.float64), PrivacySettings("sample", clip)
+    whole = clipped_sum(privacy, gradients)
+    for k in range(len(rows)):
+        without = clipped_sum(privacy, torch.cat([gradients[:k], gradients[k + 1 :]]))
+        assert torch.linalg.vector_norm(whole - without) <= clip * (1 + 1e-12) + 1e-15 * len(rows) * clip
+
+
+def convolved(dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(3)
+    layers = (
+        nn.Unflatten(1, (1, 6)),
+        nn.Conv1d(1, 4, 3),
+        nn.GroupNorm(2, 4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16, 3),
+    )
+    return nn.Sequential(*layers).to(dtype)
+
+
+@pytest.mark.parametrize("made", [network, convolved])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_gradients_are_those_of_every_sample_by_itself(made: Callable[..., nn.Module], steps: int) -> None:
+    """Against autograd, one sample after another, each clipped: steps of full batches without noise."""
+    people = classification_parties(6, torch.float64)
+    solver = DpSgd(lr=0.5, steps=steps, batch=10**6, clip=0.3, noise=0.0, source="seed")
+    fed, clips = Federation(made(torch.float64), people, PLAIN, solver=solver), 0
+    for report, party in zip(reports(fed), people.values(), strict=True):
+        model = made(torch.float64)
+        for _ in range(steps):
+            total = [torch.zeros_like(p) for p in model.parameters()]
+            for x, y in zip(party.x, party.y, strict=True):
+                loss = nn.functional.cross_entropy(model(x.unsqueeze(0)), y.unsqueeze(0))
+                found = torch.autograd.grad(loss, list(model.parameters()))
+                length = float(torch.sqrt(sum((g**2).sum() for g in found)))
+                clips += length > 0.3
+                for into, gradient in zip(total, found, strict=True):
+                    into += gradient * min(1.0, 0.3 / length)
+            with torch.no_grad():
+                for p, gradient in zip(model.parameters(), total, strict=True):
+                    p -= 0.5 * gradient / party.samples
+        for tensor, p in zip(report.arrays.values(), model.parameters(), strict=True):
+            torch.testing.assert_close(tensor, p.detach())
+    assert clips
+
+
+@pytest.mark.parametrize("base", [PLAIN, FedAvgPlus(alpha=1.0), A.FedRep()], ids=lambda base: str(base.name))
+def test_without_clip_and_noise_it_is_sgd_on_all_samples(base: Algorithm) -> None:
+    private = by_samples(DpSgd(lr=0.1, steps=3, batch=10**6, clip=1e9, noise=0.0, source="seed"), base)
+    plain = Federation(network(), classification_parties(6), base, lr=0.1, steps=3, batch=10**6, seed=5)
+    torch.testing.assert_close(row(private.fit(3, progress=False)), row(plain.fit(3, progress=False)))
+
+
+@pytest.mark.parametrize("source", ["seed", "system"])
+def test_the_noise_of_a_step_is_as_large_as_it_says(source: Any) -> None:
+    """η·z·C/batch in every column and step; the clip leaves nothing of the gradients beside it."""
+    model = nn.Linear(6, 3000).double()
+    solver = DpSgd(lr=0.5, steps=4, batch=2, clip=1e-3, noise=1e3, source=source)
+    fed = Federation(model, classification_parties(3, torch.float64), PLAIN, solver=solver)
+    first = reports(fed)[0]
+    change = torch.cat([(tensor - center).reshape(-1) for tensor, center in sent(fed, first)])
+    assert not deviates(change, math.sqrt(4) * 0.5 * 1e3 * 1e-3 / 2)
+
+
+@pytest.mark.parametrize("source", ["seed", "system"])
+def test_every_sample_is_taken_by_itself(source: Any) -> None:
+    """Poisson sampling, as the accountant has it: batches differ in size as a binomial number does."""
+    solver = DpSgd(batch=30, source=source)
+    job: Any = SimpleNamespace(parties=[SimpleNamespace(name="a")], round=1, seed=0)
+    draws = solver._draws(job, new_secret() if source == "system" else None)
+    uniform = torch.stack([draws(step, 100, torch.zeros(1))[0] for step in range(400)])
+    sizes = (uniform < solver.sampling_rate(100)).sum(1).double()
+    assert abs(float(sizes.mean()) - 30) < 5 * math.sqrt(21 / 400)
+    assert abs(float(sizes.var()) / 21 - 1) < 5 * math.sqrt(2 / 400)
+
+
+def test_samples_are_counted_by_steps_and_for_the_smallest_party() -> None:
+    people = classification_parties(6).subset(["0", "1", "2"])  # 9, 13 and 17 samples
+    fed = Federation(network(), people, PLAIN, solver=hiding(noise=2.0)).fit(3, progress=False)
+    assert [entry["epsilon"] for entry in fed.history_] == [epsilon(2.0, 3 * t, 1e-5, 4 / 9) for t in (1, 2, 3)]
+    assert "A sample has given away" in fed.findings()[-1] and math.isnan(fed.history_[-1]["loss"])
+
+
+def test_a_budget_of_samples_ends_a_run_and_survives_a_restart(tmp_path: Path) -> None:
+    whole = by_samples(hiding(noise=2.0)).fit(3, progress=False)
+    by_samples(hiding(noise=2.0)).fit(2, progress=False).save(tmp_path)
+    assert by_samples(hiding(noise=2.0)).load(tmp_path).fit(1, progress=False).hash() == whole.hash()
+    enough = by_samples(hiding(noise=2.0, budget=epsilon(2.0, 6, 1e-5)))
+    with pytest.warns(DescantWarning, match="ends the run after 2 rounds"):
+        enough.fit(5, progress=False)
+    assert enough.state.round == 2
+
+
+@pytest.mark.parametrize("base", [PLAIN, A.FedGeoMedPlus(), A.FedPer()], ids=lambda base: str(base.name))
+def test_the_cut_never_changes_what_hides_samples(base: Algorithm) -> None:
+    def hashed(most: int) -> str:
+        return by_samples(hiding(), base, engine=partial(InProcess, max_parties=most)).fit(2, progress=False).hash()
+
+    assert hashed(1) == hashed(2) == hashed(6)
+
+
+def test_a_party_that_hides_samples_answers_the_same_when_it_is_asked_again() -> None:
+    fed = by_samples(hiding(source="system"))
+    first = perform_tasks(fed.plan_, tasks(fed), [{}] * 6)
+    again = perform_tasks(fed.plan_, tasks(fed), [memory or {} for _, memory in first])
+    for (one, _), (other, _) in zip(first, again, strict=True):
+        assert dict(one.metrics) == {"samples": fed.population[one.party].samples}
+        assert all(torch.equal(one.arrays[name], other.arrays[name]) for name in one.arrays)
+    fresh = perform_tasks(fed.plan_, tasks(fed), [{}] * 6)
+    assert not any(
+        torch.equal(a.arrays["0.bias"], b.arrays["0.bias"]) for (a, _), (b, _) in zip(first, fresh, strict=True)
+    )
+
+
+UNHIDDEN: dict[str, tuple[Callable[[], Algorithm], str]] = {
+    "a term": (A.FedProx, "the loss has the term 'proximal'.*FedPlusFixed"),
+    "coreset_proxies": (lambda: A.CoresetProxies(FedAvg()), "cannot hide samples in FedAvg.*rows of the parties' data"),
+    "tuned": (lambda: A.AdaptiveHyper(reward="clients"), "clients' losses"),
+    "twice": (central, "it hides whole parties, and PrivateSgd samples"),
+    "rewards": (lambda: replace(FedAvg(), compute_weights=A.FedRL().compute_weights), "what parties say of them"),
+}
+
+
+@pytest.mark.parametrize("name", UNHIDDEN)
+def test_what_does_not_hide_samples_is_refused(name: str) -> None:
+    make, reason = UNHIDDEN[name]
+    with pytest.raises(SettingError, match=reason):
+        by_samples(hiding(), make()).fit(1, progress=False)
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.BatchNorm1d(4, track_running_stats=False), nn.Dropout()])
+def test_models_whose_samples_cannot_be_told_apart_are_refused(layer: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(6, 4), layer, nn.Linear(4, 3))
+    with pytest.raises(ModelError, match=r"cannot be hidden|the gradient of every single sample"):
+        Federation(model, classification_parties(6), PLAIN, solver=hiding()).fit(1, progress=False)
+
+
+# ── in recipes and on its page ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_recipe_wraps_a_method() -> None:
+    from descant.config import read_recipe
+
+    text = """
+    [parties]
+    population = "digits"
+    count = 3
+    [model]
+    net = "mlp"
+    inputs = 64
+    outputs = 10
+    hidden = [8]
+    [method]
+    algorithm = "fedavg+"
+    wrap = [{by = "central_privacy", clip = 0.5, noise = 2.0, delta = 0.01, budget = 9.0, source = "seed"}]
+    """
+    found = read_recipe(text).algorithm()
+    assert found.privacy == PrivacySettings("server", 0.5, 2.0, 0.01, 9.0, "seed") and found.name == "FedAvgPlus+DP"
+    again = read_recipe(text.replace("central_dp", "local_dp").replace("fedavg+", "fedavg")).algorithm()
+    assert again.privacy == PrivacySettings("party", 0.5, 2.0, 0.01, 9.0, "seed")
+
+
+def test_the_page_is_what_a_new_user_can_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(DescantWarning, match="The privacy budget"):
+        exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), {})

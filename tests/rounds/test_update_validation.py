@@ -1,0 +1,443 @@
+"""Every report passes the gate: what is bad is refused with its reason, the others go on, the model stays whole."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bytes_engine import BytesEngine
+from descant import Algorithm, Federation, Sgd, algorithms, parties
+from descant.algorithms.components import ServerStep, uniform_weights
+from descant.core.messages import Reply, Task
+from descant.engines import InProcess
+from descant.errors import DescantWarning
+from descant.models.flat import Layout
+from descant.rounds.validation import Rejection, UpdateValidator
+from descant.serialization.wire import pack, unpack
+from toy_problems import METHODS, classification_parties, network
+
+LAYOUT = Layout.from_module(network())
+SHAPES = dict(zip(LAYOUT.names, LAYOUT.shapes, strict=True))
+
+
+def good(**changes: object) -> Reply:
+    arrays = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    report = Reply("a", 3, "train", arrays=arrays, metrics={"samples": 10, "loss": 0.5})
+    return replace(report, **changes)  # type: ignore[arg-type]
+
+
+def with_tensor(name: str, tensor: Tensor) -> Reply:
+    return good(arrays={**good().arrays, name: tensor})
+
+
+def opened(**settings: Any) -> UpdateValidator:
+    gate = UpdateValidator(LAYOUT, {"a", "b", "c"}, **settings)
+    gate.expect([Task(party, 3, "train", {}, {}) for party in "ab"], 3)
+    return gate
+
+
+def admit(report: Reply, gate: UpdateValidator | None = None) -> Rejection | None:
+    return (gate or opened()).validate(report, 3)
+
+
+def spoilt(value: float) -> Tensor:
+    tensor = torch.zeros(5, 6)
+    tensor[2, 3] = value
+    return tensor
+
+
+BAD: dict[str, tuple[Reply, str, str]] = {
+    "NaN": (
+        with_tensor("0.weight", spoilt(math.nan)),
+        "0.weight",
+        "not finite: expected finite numbers, found 1 of 30",
+    ),
+    "+Inf": (with_tensor("0.weight", spoilt(math.inf)), "0.weight", "the first inf"),
+    "-Inf": (with_tensor("0.weight", spoilt(-math.inf)), "0.weight", "the first -inf"),
+    "shape": (
+        with_tensor("0.weight", torch.zeros(6, 5)),
+        "0.weight",
+        r"wrong shape: expected \[5, 6\], found \[6, 5\]",
+    ),
+    "broadcastable": (with_tensor("0.bias", torch.zeros(1)), "0.bias", r"expected \[5\], found \[1\]"),
+    "scalar": (with_tensor("0.bias", torch.zeros(())), "0.bias", r"expected \[5\], found \[\]"),
+    "double": (with_tensor("0.bias", torch.zeros(5).double()), "0.bias", "expected torch.float32, found torch.float64"),
+    "half": (with_tensor("0.bias", torch.zeros(5).half()), "0.bias", "wrong dtype"),
+    "integers": (with_tensor("0.bias", torch.zeros(5, dtype=torch.int64)), "0.bias", "wrong dtype"),
+    "sparse": (with_tensor("0.weight", torch.zeros(5, 6).to_sparse()), "0.weight", "not a dense tensor"),
+    "extra": (with_tensor("more", torch.zeros(1)), "more", "unexpected tensor"),
+    "missing": (good(arrays={n: t for n, t in good().arrays.items() if n != "2.bias"}), "2.bias", "missing tensor"),
+    "renamed": (
+        good(arrays={("2.b" if n == "2.bias" else n): t for n, t in good().arrays.items()}),
+        "2.b",
+        "unexpected tensor",
+    ),
+    "empty": (good(arrays={}), "0.weight", "missing tensor"),
+    "unknown party": (good(party="z"), "", "unknown party"),
+    "not asked": (good(party="c"), "", "not asked in this round"),
+    "stale": (good(round=2), "", "stale: expected round 3, found round 2"),
+    "future": (good(round=4), "", "from the future"),
+    "another kind": (good(kind="evaluate"), "", "another kind of task: expected train, found evaluate"),
+    "error": (good(status="error", reason="out of memory"), "", "error: out of memory"),
+    "lost": (good(status="lost"), "", "lost"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_report_is_refused_with_party_tensor_expected_and_found(name: str) -> None:
+    report, tensor, message = BAD[name]
+    refusal = admit(report)
+    assert refusal is not None
+    assert (refusal.party, refusal.round, refusal.tensor) == (report.party, report.round, tensor)
+    assert re.search(message, str(refusal)), str(refusal)
+
+
+@pytest.mark.parametrize("samples", [0, -1, math.nan, math.inf, True, False, None, "10", 1.5, 10**30, [1]])
+def test_an_absurd_sample_count_is_refused(samples: object) -> None:
+    refusal = admit(good(metrics={"samples": samples}))
+    assert refusal is not None
+    assert "absurd sample count" in str(refusal)
+
+
+@pytest.mark.parametrize("report", [good(), good(metrics={"samples": 10.0, "loss": -3.0, "reward": -1e9})])
+def test_a_good_report_passes_whatever_its_loss_or_reward(report: Reply) -> None:
+    assert admit(report) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"party": ["a"]},
+        {"party": None},
+        {"round": "3"},
+        {"round": None},
+        {"round": True},
+        {"round": 3.0},
+        {"status": 7},
+        {"metrics": [1]},
+        {"metrics": None},
+        {"metrics": {"samples": 10, "loss": "low"}},
+        {"metrics": {"samples": 10, "loss": None}},
+        {"metrics": {"samples": 10, "loss": 10**400}},
+        {"metrics": {"samples": 10**400}},
+        {"arrays": {**good().arrays, "0.bias": torch.zeros(5, device="meta")}},
+        {"arrays": [torch.zeros(1)]},
+        {"arrays": {"0.weight": [0.0]}},
+    ],
+)
+def test_whatever_is_in_a_report_it_is_refused_and_not_raised(changes: dict[str, object]) -> None:
+    assert admit(good(**changes)) is not None
+
+
+def test_a_replay_is_refused() -> None:
+    gate = opened()
+    assert admit(good(), gate) is None
+    refusal = admit(good(), gate)
+    assert refusal is not None and "replayed" in refusal.reason
+    assert admit(good(party="b"), gate) is None
+
+
+def test_an_algorithm_may_allow_staleness_and_replays_are_found_all_the_same() -> None:
+    gate = UpdateValidator(LAYOUT, {"a"}, max_staleness=2)
+    for round in (1, 2, 3):
+        gate.expect([Task("a", round, "train", {}, {})], round)
+    late = good(round=1)
+    assert gate.validate(late, 3) is None
+    refusal = gate.validate(late, 3)
+    assert refusal is not None and "replayed" in refusal.reason
+    gate.expect([], 4)
+    older = gate.validate(late, 4)
+    assert older is not None and str(older).endswith("stale: expected rounds 2 to 4, found round 1")
+    assert gate.validate(good(round=2), 4) is None
+
+
+def test_a_private_tensor_is_refused() -> None:
+    refusal = admit(good(), opened(private=("2.weight",)))
+    assert refusal is not None
+    assert (refusal.tensor, refusal.reason) == ("2.weight", "private tensor")
+
+
+# ── in a round ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Fault = Callable[[Reply], Sequence[Reply]]
+
+
+def poisoned(report: Reply) -> Sequence[Reply]:
+    if report.party != "1":
+        return [report]
+    return [replace(report, arrays={name: torch.full_like(t, math.nan) for name, t in report.arrays.items()})]
+
+
+def twice(report: Reply) -> Sequence[Reply]:
+    return [report, report]
+
+
+def run(fault: Fault | None, absent: tuple[str, ...] = (), rounds: int = 3) -> Federation:
+    engine = partial(BytesEngine, batch_count=2, absent=absent, tamper=fault)
+    solver = Sgd(lr=0.1, steps=3, batch=4, optimizer="Adam")
+    fed = Federation(
+        network(), classification_parties(5), algorithms.FedAvgPlus(alpha=1.0), solver=solver, engine=engine
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*reports were refused", category=DescantWarning)
+        return fed.fit(rounds, progress=False)
+
+
+def test_the_round_goes_on_without_the_refused_as_if_they_had_been_absent() -> None:
+    fed, without = run(poisoned), run(None, absent=("1",))
+    assert fed.hash() == without.hash()  # no trace in any model or memory either
+    assert [refusal.party for refusal in fed.rejections_] == ["1", "1", "1"]
+    assert fed.rejections_[0].tensor == "0.weight"
+
+
+def test_a_replay_changes_nothing() -> None:
+    fed = run(twice)
+    assert fed.hash() == run(None).hash()
+    assert len(fed.rejections_) == 15
+
+
+def test_a_refusal_is_told_once() -> None:
+    engine = partial(BytesEngine, tamper=poisoned)
+    fed = Federation(network(), classification_parties(5), algorithms.FedAvg(), lr=0.1, steps=1, batch=4, engine=engine)
+    with pytest.warns(DescantWarning, match=r"1 of 5 reports were refused, the first: round 1, party '1'") as told:
+        fed.fit(3, progress=False)
+    assert len(told) == 1 and len(fed.rejections_) == 3
+    again = Federation(
+        network(), classification_parties(5), algorithms.FedAvg(), lr=0.1, steps=1, batch=4, engine=engine
+    )
+    assert len(again.rejections_) == 0
+
+
+class Late(BytesEngine):
+    """The answers of party 1 come a round late, before those of the round."""
+
+    ready: tuple[Reply, ...] = ()
+    held: tuple[Reply, ...] = ()
+
+    def submit(self, tasks: Sequence[Task]) -> None:
+        super().submit(tasks)
+        self.ready, self.held = self.held, ()
+
+    def collect(self, timeout: float) -> list[Reply]:
+        reports = super().collect(timeout)
+        late, self.ready = self.ready, ()
+        self.held += tuple(report for report in reports if report.party == "1")
+        return [*late, *(report for report in reports if report.party != "1")]
+
+
+def test_a_late_answer_counts_where_the_algorithm_allows_it_and_does_not_end_the_wait() -> None:
+    def run_late(staleness: int) -> Federation:
+        algorithm = replace(algorithms.FedAvg(), max_staleness=staleness)
+        fed = Federation(network(), classification_parties(5), algorithm, lr=0.1, steps=1, batch=4, engine=Late)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DescantWarning)
+            return fed.fit(3, progress=False)
+
+    strict, patient = run_late(0), run_late(1)
+    assert [entry["accepted"] for entry in strict.history_] == [4, 4, 4]
+    assert {refusal.reason.split(":")[0] for refusal in strict.rejections_} == {"lost", "stale"}
+    assert [entry["accepted"] for entry in patient.history_] == [4, 5, 5]
+
+
+def test_what_is_left_of_a_broken_round_does_not_reach_the_next() -> None:
+    """An interrupt between two pieces of a round: the engine drops the rest, and the run goes on as before."""
+
+    def made() -> Federation:
+        engine = partial(InProcess, max_parties=2)
+        return Federation(
+            network(), classification_parties(5), algorithms.FedAvgPlus(), lr=0.1, steps=2, batch=4, engine=engine
+        )
+
+    fed = made().fit(1, progress=False)
+    collect, calls = fed.engine_.collect, iter([0])
+
+    def interrupted(timeout: float) -> list[Reply]:
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        return collect(timeout)
+
+    fed.engine_.collect = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        fed.fit(1, progress=False)
+    fed.engine_.collect = collect  # type: ignore[method-assign]
+    assert fed.scores().names == fed.population.names
+    assert fed.fit(2, progress=False).hash() == made().fit(3, progress=False).hash()
+    assert not fed.rejections_
+
+
+def all_bad(report: Reply) -> Sequence[Reply]:
+    return [replace(report, metrics={"samples": -1})]
+
+
+def test_a_round_in_which_all_are_refused_leaves_the_model_unchanged_and_says_so() -> None:
+    with pytest.warns(DescantWarning, match=r"Round 1: no report was accepted: the model is unchanged .*absurd sample"):
+        fed = run(all_bad, rounds=1)
+    assert torch.equal(fed.state.global_model, fed.state.initial_model)
+    assert fed.state.personal_models.names() == []
+    assert fed.history_[-1]["accepted"] == 0
+
+
+def huge(report: Reply) -> Sequence[Reply]:
+    return [replace(report, arrays={name: torch.full_like(t, 3e38) for name, t in report.arrays.items()})]
+
+
+def test_finite_reports_whose_aggregate_is_not_leave_the_model_unchanged() -> None:
+    engine = partial(BytesEngine, tamper=huge)
+    algorithm = replace(algorithms.FedAvg(), server_update=ServerStep(2.0))
+    fed = Federation(network(), classification_parties(5), algorithm, lr=0.1, steps=1, batch=4, engine=engine)
+    with pytest.warns(DescantWarning, match="the aggregate is not finite"):
+        fed.fit(1, progress=False)
+    assert torch.equal(fed.state.global_model, fed.state.initial_model)
+
+
+def hostile(report: Reply) -> Sequence[Reply]:
+    """Two of five parties send finite nonsense, which the gate lets through: it is the centre's work."""
+    if report.party not in ("3", "4"):
+        return [report]
+    return [replace(report, arrays={name: torch.full_like(t, 1e4) for name, t in report.arrays.items()})]
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "RFA", "CoordinateMedian", "FedGeoMedPlus", "FedCoMedPlus"])
+def test_medians_stand_up_to_forty_percent_of_hostile_parties_and_the_mean_does_not(name: str) -> None:
+    algorithm = replace(METHODS[name](), compute_weights=uniform_weights)
+
+    def center(fault: Fault | None) -> torch.Tensor:
+        engine = partial(BytesEngine, tamper=fault)
+        fed = Federation(network(), classification_parties(5), algorithm, lr=0.1, steps=2, batch=4, engine=engine)
+        return fed.fit(3, progress=False).state.global_model
+
+    moved = (center(hostile) - center(None)).abs().max()
+    assert moved > 1e3 if name == "FedAvg" else moved < 2
+
+
+def extreme(report: Reply) -> Sequence[Reply]:
+    losses = {"0": math.inf, "1": -math.inf, "2": math.nan}
+    return [replace(report, metrics={**report.metrics, "loss": losses.get(report.party, 1.7e308)})]
+
+
+def test_metrics_may_be_anything_that_is_a_number() -> None:
+    fed = run(extreme, rounds=2)
+    assert [entry["accepted"] for entry in fed.history_] == [5, 5]
+    assert fed.history_[-1]["loss"] == pytest.approx(1.7e308)
+
+
+def test_what_is_no_report_is_told_and_the_round_goes_on() -> None:
+    class Chatty(BytesEngine):
+        def collect(self, timeout: float) -> list[Reply]:
+            return [None, "x", {}, replace(good(), party=["1"]), *super().collect(timeout)]  # type: ignore[list-item, arg-type]
+
+    fed = Federation(network(), classification_parties(5), algorithms.FedAvg(), lr=0.1, steps=1, batch=4, engine=Chatty)
+    with pytest.warns(DescantWarning, match="4 of 5 reports were refused"):
+        fed.fit(1, progress=False)
+    assert fed.history_[-1]["accepted"] == 5
+    plain = Federation(network(), classification_parties(5), algorithms.FedAvg(), lr=0.1, steps=1, batch=4).fit(
+        1, progress=False
+    )
+    assert fed.hash() == plain.hash()
+
+
+def test_tensors_that_ask_for_gradients_are_as_good_as_others() -> None:
+    class Parameters(BytesEngine):
+        def collect(self, timeout: float) -> list[Reply]:
+            found = super().collect(timeout)
+            return [replace(r, arrays={n: torch.nn.Parameter(t) for n, t in r.arrays.items()}) for r in found]
+
+    fed = Federation(
+        network(), classification_parties(5), algorithms.FedAvgPlus(), lr=0.1, steps=1, batch=4, engine=Parameters
+    )
+    plain = Federation(network(), classification_parties(5), algorithms.FedAvgPlus(), lr=0.1, steps=1, batch=4).fit(
+        2, progress=False
+    )
+    assert fed.fit(2, progress=False).hash() == plain.hash()
+
+
+def test_statistics_of_a_hostile_party_do_not_pass_a_robust_method() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3))
+    people = classification_parties(7).subset(["0", "1", "2", "3", "4"])
+
+    def spoiling(values: dict[str, float]) -> Fault:
+        def fault(report: Reply) -> Sequence[Reply]:
+            bad = {name: torch.full((6,), value) for name, value in values.items()}
+            return [replace(report, arrays={**report.arrays, **bad}) if report.party == "4" else report]
+
+        return fault
+
+    def center(algorithm: Algorithm, fault: Fault) -> dict[str, torch.Tensor]:
+        engine = partial(BytesEngine, tamper=fault)
+        fed = Federation(model, people, algorithm, lr=0.1, steps=2, batch=4, engine=engine)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DescantWarning)
+            return fed.fit(2, progress=False).global_model_.state_dict()
+
+    far = spoiling({"0.running_mean": 1e6})
+    assert center(algorithms.FedAvg(), far)["0.running_mean"].abs().max() > 1e4
+    for algorithm in (algorithms.RFA(), algorithms.FedGeoMedPlus(), algorithms.FedCoMedPlus()):
+        assert center(algorithm, far)["0.running_mean"].abs().max() < 10
+    for algorithm in (algorithms.FedAvg(), replace(algorithms.FedAvg(), reply_content="update")):
+        negative = center(algorithm, spoiling({"0.running_var": -1000.0}))
+        assert (negative["0.running_var"] > 0).all()  # refused at the gate
+
+
+def test_a_party_that_cannot_be_evaluated_does_not_count_and_is_named() -> None:
+    def unable(report: Reply) -> Sequence[Reply]:
+        if report.kind != "evaluate":
+            return [report, report]
+        lost = report.party == "1"
+        return [replace(report, status="lost") if lost else replace(report, metrics={**report.metrics, "note": "abc"})]
+
+    people = parties.digits(count=4, seed=0)
+    engine = partial(BytesEngine, tamper=unable)
+    fed = Federation(lambda: torch.nn.Linear(64, 10), people, algorithms.FedAvg(), lr=0.1, steps=1, engine=engine)
+    with pytest.warns(DescantWarning, match="Party '1' could not be evaluated, and does not count: lost"):
+        scores = fed.scores()
+    assert [math.isnan(value) for value in scores.personal.values] == [False, True, False, False]
+    assert torch.equal(fed.models_["1"].get_parameter("bias"), fed.global_model_.get_parameter("bias"))
+
+
+def silent(report: Reply) -> Sequence[Reply]:
+    return [] if report.party == "1" else [report]
+
+
+def test_a_party_that_never_answers_is_lost_and_named() -> None:
+    fed = run(silent, rounds=1)
+    assert [str(refusal) for refusal in fed.rejections_] == ["round 1, party '1': lost: no answer before the deadline"]
+
+
+def test_a_party_whose_data_fails_is_named_and_the_others_go_on() -> None:
+    people = classification_parties(5)
+    fed = Federation(network(), people, algorithms.FedAvg(), lr=0.1, steps=2, batch=4)
+    fed.state  # noqa: B018  it begins, and then
+    people["1"].y[:] = 99  # a label that the model does not know
+    with pytest.warns(DescantWarning, match="party '1': error: .*99 is out of bounds"):
+        fed.fit(1, progress=False)
+    assert [refusal.party for refusal in fed.rejections_] == ["1"]
+    assert fed.history_[-1]["accepted"] == 4
+
+
+def test_a_party_that_diverged_forgets_it_and_can_come_back() -> None:
+    people = classification_parties(4)
+    fed = Federation(network(), people, algorithms.FedAvg(), solver=None, lr=0.1, steps=2, batch=4)
+    people["0"].x[:] = math.inf
+    with pytest.warns(DescantWarning, match="not finite"):
+        fed.fit(1, progress=False)
+    assert [refusal.reason for refusal in fed.rejections_] == ["not finite"]
+    people["0"].x[:] = 1.0
+    fed.fit(1, progress=False)
+    assert fed.history_[-1]["accepted"] == 4
+
+
+def test_tensors_that_share_their_memory_travel_apart() -> None:
+    rows = torch.arange(6.0).view(2, 3)
+    sent = Reply("a", 1, "train", arrays={"first": rows[0], "second": rows[1], "all": rows})
+    found = unpack(pack(sent), Reply).arrays
+    assert all(torch.equal(found[name], tensor) for name, tensor in sent.arrays.items())

@@ -1,0 +1,279 @@
+"""The audit log: whatever is edited, removed, inserted, moved or cut off is found, and a kill is told from that."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from descant.errors import StateError
+from descant.storage.audit_log import AUDIT_HEAD, AUDIT_LOG, AuditLog
+from descant.storage.event_log import _HASH_FIELD_LENGTH, _chain_hash
+from write_faults import SimulatedCrash, disk_full_error, inject_faults, inject_interrupt
+
+SECRET = b"known to the vault's key alone.."
+N = 9
+SETTINGS = settings(
+    deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sync is still a place to die at; what only a power cut would show needs no waiting here."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def written(folder: Path, n: int = N) -> AuditLog:
+    """A log of n lines, as a process without the key has written it but for the first."""
+    folder.mkdir(exist_ok=True)
+    AuditLog(folder, SECRET).start("created", who="me")
+    audit = AuditLog(folder, None)
+    audit.catch_up()
+    for i in range(2, n + 1):
+        audit.add("opened", party="north", round=i, who="me")
+    return audit
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("audit") / "log"
+    written(folder)
+    return {name: (folder / name).read_bytes() for name in (AUDIT_LOG, AUDIT_HEAD)}
+
+
+def put(folder: Path, data: bytes, head: bytes) -> Path:
+    (folder / AUDIT_LOG).write_bytes(data)
+    (folder / AUDIT_HEAD).write_bytes(head)
+    return folder
+
+
+def read(folder: Path, secret: bytes | None = None) -> int:
+    audit = AuditLog(folder, secret)
+    audit.catch_up()
+    return audit.last_line.number
+
+
+def refused(folder: Path, secret: bytes | None = None) -> str:
+    with pytest.raises(StateError) as found:
+        read(folder, secret)
+    assert SECRET.hex() not in str(found.value) and "find out who, and compare with a copy" in str(found.value)
+    return str(found.value)
+
+
+def resealed(lines: list[bytes]) -> bytes:
+    """Lines with numbers and seals made anew, as anybody can who knows how the log is made."""
+    seal, made = "", []
+    for number, line in enumerate(lines, 1):
+        fields = json.loads(line)
+        del fields["chain_hash"]
+        text = json.dumps({**fields, "n": number})
+        seal = _chain_hash(seal, text)
+        made.append(f'{text[:-1]},"seal":"{seal}"}}\n'.encode())
+        assert len(made[-1]) == len(text) + _HASH_FIELD_LENGTH
+    return b"".join(made)
+
+
+def head_for(data: bytes, secret: str) -> bytes:
+    last = json.loads(data.splitlines()[-1])
+    return json.dumps({"n": last["n"], "chain_hash": last["chain_hash"], "secret": secret}).encode()
+
+
+def test_what_is_written_is_read_with_and_without_the_key(tmp_path: Path) -> None:
+    audit = written(tmp_path)
+    assert audit.last_line.number == read(tmp_path) == read(tmp_path, SECRET) == N
+    assert audit.open_counts == {"north": N - 1}
+    lines = [json.loads(line) for line in (tmp_path / AUDIT_LOG).read_bytes().splitlines()]
+    assert [line["n"] for line in lines] == [*range(1, N + 1)] and all(line["at"].endswith("+00:00") for line in lines)
+    assert (tmp_path / AUDIT_HEAD).stat().st_mode & 0o777 == 0o600
+    assert refused(tmp_path, b"x" * 32).startswith("Line 1 or 1 of")  # another key
+
+
+def test_two_who_write_in_turn_go_on_where_the_other_ended(tmp_path: Path) -> None:
+    one, two = written(tmp_path), AuditLog(tmp_path, SECRET)
+    for i in range(6):
+        audit = (one, two)[i % 2]
+        audit.catch_up()
+        audit.add("sealed", party=str(i), digest="d")
+    assert read(tmp_path, SECRET) == N + 6 and sorted(two.latest_events) == [*"012345"]
+
+
+def test_what_is_held_in_memory_does_not_grow_with_the_lines(tmp_path: Path) -> None:
+    def held(audit: AuditLog) -> int:
+        return sum(len(found) for found in vars(audit).values() if isinstance(found, list | tuple | dict))
+
+    audit = written(tmp_path, 3)
+    before = held(audit)
+    for i in range(20):
+        audit.add("opened", party="north", round=i)
+    again = AuditLog(tmp_path, None)
+    seals = again.catch_up()
+    assert held(audit) == before == held(again) and len(seals) == 23 and seals[-1] == again.last_line.chain_hash
+    assert audit.catch_up() == ()
+
+
+# ── what somebody changes ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@SETTINGS
+@given(st.data())
+def test_any_changed_byte_is_found_and_its_line_named(
+    original: dict[str, bytes], tmp_path: Path, data: st.DataObject
+) -> None:
+    log = bytearray(original[AUDIT_LOG])
+    at = data.draw(st.integers(0, len(log) - 1))
+    log[at] = data.draw(st.integers(0, 255).filter(lambda byte: byte != log[at]))
+    line = original[AUDIT_LOG][:at].count(b"\n") + 1
+    for secret in (None, SECRET):
+        assert f"Line {line} of" in refused(put(tmp_path, bytes(log), original[AUDIT_HEAD]), secret)
+
+
+@SETTINGS
+@given(st.sampled_from(["remove", "repeat", "swap", "forge", "cut"]), st.integers(0, N - 1), st.integers(0, N - 1))
+def test_lines_that_are_removed_inserted_moved_or_cut_off_are_found(
+    original: dict[str, bytes], tmp_path: Path, how: str, i: int, j: int
+) -> None:
+    lines = original[AUDIT_LOG].splitlines(keepends=True)
+    first = i + 1
+    if how == "remove":
+        del lines[i]
+    elif how == "repeat":
+        lines.insert(j, lines[i])
+        first = j + 1 if i != j else i + 2
+    elif how == "swap":
+        lines[i], lines[j] = lines[j], lines[i]
+        first = min(i, j) + 1
+    elif how == "forge":
+        lines[i] = lines[i].replace(b'"me"', b'"us"')
+    else:
+        del lines[i:]
+    put(tmp_path, b"".join(lines), original[AUDIT_HEAD])
+    if (how == "swap" and i == j) or first > N:  # nothing changed, or rubbish behind all lines
+        assert read(tmp_path, SECRET) in (N, N + 1)
+    else:
+        message = refused(tmp_path)
+        assert f"Line {first} of" in message
+
+
+@SETTINGS
+@given(st.sampled_from(["edit", "remove", "insert"]), st.integers(0, N - 1))
+def test_a_log_that_was_sealed_anew_is_found_by_its_head_or_else_by_the_key(
+    original: dict[str, bytes], tmp_path: Path, how: str, i: int
+) -> None:
+    lines = original[AUDIT_LOG].splitlines()
+    if how == "edit":
+        lines[i] = lines[i].replace(b'"me"', b'"us"')
+    elif how == "remove":
+        del lines[i]
+    else:
+        lines.insert(i, lines[i])
+    forged = resealed(lines)
+    refused(put(tmp_path, forged, original[AUDIT_HEAD]))
+    put(tmp_path, forged, head_for(forged, json.loads(original[AUDIT_HEAD])["secret"]))
+    assert read(tmp_path) == len(lines)  # without the key it cannot be seen any more
+    message = refused(tmp_path, SECRET)
+    assert "was changed and sealed anew" in message
+    assert any(f"Line {n} " in message or f"or {n} of" in message for n in (i, i + 1, i + 2)), message
+
+
+@pytest.mark.parametrize("kept", range(1, N))
+def test_a_log_and_a_head_that_are_cut_together_are_found_with_the_key(
+    original: dict[str, bytes], tmp_path: Path, kept: int
+) -> None:
+    cut = b"".join(original[AUDIT_LOG].splitlines(keepends=True)[:kept])
+    put(tmp_path, cut, head_for(cut, json.loads(original[AUDIT_HEAD])["secret"]))
+    assert read(tmp_path) == kept
+    assert f"Line {kept} of" in refused(tmp_path, SECRET)
+
+
+def test_who_has_read_the_log_before_sees_that_it_was_put_back(original: dict[str, bytes], tmp_path: Path) -> None:
+    audit = written(tmp_path)
+    old = {name: (tmp_path / name).read_bytes() for name in (AUDIT_LOG, AUDIT_HEAD)}
+    audit.add("opened", party="north")
+    put(tmp_path, old[AUDIT_LOG], old[AUDIT_HEAD])
+    with pytest.raises(StateError, match=r"have gone back from line 10 to 9"):
+        audit.catch_up()
+    assert read(tmp_path, SECRET) == N  # an older copy of all is as good as new to everybody else
+    os.truncate(tmp_path / AUDIT_LOG, 5)
+    put(
+        tmp_path,
+        (tmp_path / AUDIT_LOG).read_bytes(),
+        json.dumps({"n": 10, "chain_hash": "", "secret": "00" * 32}).encode(),
+    )
+    with pytest.raises(StateError, match=r"has lost lines"):
+        audit.catch_up()
+
+
+@pytest.mark.parametrize("head", [b"", b"{}", b"[1]", b'{"n":"9","seal":"","secret":""}', b"[" * 100_000, None])
+def test_a_damaged_head_is_named(original: dict[str, bytes], tmp_path: Path, head: bytes | None) -> None:
+    put(tmp_path, original[AUDIT_LOG], head or b"")
+    if head is None:
+        (tmp_path / AUDIT_HEAD).unlink()
+    assert "audit.head" in refused(tmp_path)
+
+
+# ── what a kill leaves ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_kill_at_any_write_leaves_the_line_or_not(tmp_path: Path, torn: bool) -> None:
+    reached, left = True, set()
+    for n in range(40):
+        folder = tmp_path / str(n)
+        audit = written(folder, 2)
+        with inject_faults(n, torn) as found, suppress(SimulatedCrash):
+            audit.add("opened", party="north")
+        reached, count = found.reached, read(folder, SECRET)
+        left |= {json.loads(line)["event"] for line in (folder / AUDIT_LOG).read_bytes().splitlines()[2:]} or {
+            "nothing"
+        }
+        again = AuditLog(folder, None)
+        again.catch_up()
+        again.add("opened", party="north")
+        assert read(folder, SECRET) == again.last_line.number == count + 1 <= 4
+        if not reached:
+            break
+    assert not reached and left == {"repaired" if torn else "nothing", "opened"}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda n: inject_faults(n, True, disk_full_error), lambda n: inject_interrupt(n, True)],
+    ids=["full", "ctrl-c"],
+)
+def test_the_same_process_goes_on_after_a_full_disk_or_an_interrupt(
+    tmp_path: Path, make: Callable[[int], inject_faults]
+) -> None:
+    for n in range(8):
+        folder = tmp_path / str(n)
+        audit = written(folder, 2)
+        with make(n), suppress(OSError, KeyboardInterrupt):
+            audit.add("opened", party="north")
+        audit.catch_up()
+        audit.add("opened", party="south")
+        assert audit.open_counts["south"] == 1 and read(folder, SECRET) == audit.last_line.number
+
+
+@pytest.mark.parametrize("rubbish", [b"\0" * 40, b'{"n": 10, "at"', b"{}\n"])
+def test_rubbish_behind_the_last_line_is_cut_off_and_the_log_says_so(
+    original: dict[str, bytes], tmp_path: Path, rubbish: bytes
+) -> None:
+    put(tmp_path, original[AUDIT_LOG] + rubbish, original[AUDIT_HEAD])
+    assert read(tmp_path) == N + 1
+    last = json.loads((tmp_path / AUDIT_LOG).read_bytes().splitlines()[-1])
+    assert (last["event"], last["torn"]) == ("repaired", len(rubbish))
+    assert read(tmp_path, SECRET) == N + 1
+
+
+def test_a_line_behind_the_head_counts_only_if_it_has_the_mark(original: dict[str, bytes], tmp_path: Path) -> None:
+    lines = original[AUDIT_LOG].splitlines(keepends=True)
+    forged = resealed([*lines, lines[-1]])
+    assert f"Line {N} or {N + 1} of" in refused(put(tmp_path, forged, original[AUDIT_HEAD]))
+    forged = resealed([*lines, lines[-1], lines[-1]])
+    assert f"Line {N + 1} of" in refused(put(tmp_path, forged, original[AUDIT_HEAD]))
