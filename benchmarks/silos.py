@@ -60,7 +60,7 @@ net = "mlp"
 inputs = {width}
 outputs = 10
 hidden = [{width}, {width}, {width}, {width}]
-[work]
+[training]
 lr = 0.01
 steps = 1
 batch = 2

@@ -244,27 +244,27 @@ def test_recipes_say_who_is_there(tmp_path: Path) -> None:
     for line in (
         f'schedule = "{tmp_path}/who.csv"',
         'schedule = [{party = "0", from = 1, to = 4}]',
-        'drops = {"0" = 4}',
+        'last_rounds = {"0" = 4}',
     ):
-        found = read_recipe(TINY_RECIPE.replace("attend = 3", f"attend = 3\n{line}"))
+        found = read_recipe(TINY_RECIPE.replace("participation = 3", f"participation = 3\n{line}"))
         assert found.algorithms()[0].participation == table
     for line, attend in (
-        ("comes = 0.5", RandomAvailability(0.5, participation=all_parties)),
-        ("comes = 0.5\nstint = 4", RandomAvailability(0.5, 4)),
-        ('comes_every = 7\ncomes_first = {"0" = 1, "1" = 3}', PeriodicParticipation(7, {"0": 1, "1": 3})),
+        ("participation_probability = 0.5", RandomAvailability(0.5, participation=all_parties)),
+        ("participation_probability = 0.5\nredraw_every = 4", RandomAvailability(0.5, 4)),
+        ('participation_interval = 7\nfirst_rounds = {"0" = 1, "1" = 3}', PeriodicParticipation(7, {"0": 1, "1": 3})),
         ('schedule = [{party = "0", to = 0}]', Timetable((PresenceSpan("0", 1, 0),))),
     ):
-        assert read_recipe(TINY_RECIPE.replace("attend = 3", line)).algorithms()[0].participation == attend
+        assert read_recipe(TINY_RECIPE.replace("participation = 3", line)).algorithms()[0].participation == attend
     for line, told in (
         ("schedule = 3", r"The 'schedule' of \[work\] must be a text in quotes or a list"),
-        ("drops = 4", r"The 'drops' of \[work\] must be a table"),
-        ("stint = 2", "give 'comes', too"),
-        ("comes_every = 7", "Give comes_every and comes_first together"),
-        ('comes_first = {"0" = 1}', "Give comes_every and comes_first together"),
-        ("comes = 2.0", r"The 'comes' of \[work\] must be >= 0 and <= 1"),
+        ("last_rounds = 4", r"The 'drops' of \[work\] must be a table"),
+        ("redraw_every = 2", "give 'comes', too"),
+        ("participation_interval = 7", "Give comes_every and comes_first together"),
+        ('first_rounds = {"0" = 1}', "Give comes_every and comes_first together"),
+        ("participation_probability = 2.0", r"The 'comes' of \[work\] must be >= 0 and <= 1"),
     ):
         with pytest.raises(SettingError, match=told):
-            read_recipe(TINY_RECIPE.replace("attend = 3", line)).algorithms()
+            read_recipe(TINY_RECIPE.replace("participation = 3", line)).algorithms()
 
 
 def test_a_schedule_is_found_beside_its_recipe_and_a_run_needs_it_no_more(
@@ -272,7 +272,9 @@ def test_a_schedule_is_found_beside_its_recipe_and_a_run_needs_it_no_more(
 ) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "who.csv").write_text("party,1,2\n0,1,0\n1,0,0\n2,1,1\n")
-    text = TINY_RECIPE.replace("attend = 3", 'schedule = "who.csv"') + '\n[quick.work]\nschedule = "who.csv"\n'
+    text = (
+        TINY_RECIPE.replace("participation = 3", 'schedule = "who.csv"') + '\n[quick.training]\nschedule = "who.csv"\n'
+    )
     (tmp_path / "sub" / "tiny.toml").write_text(text)
     monkeypatch.chdir(tmp_path)
     there = read_recipe(Path("sub") / "tiny.toml")

@@ -250,9 +250,9 @@ def test_the_progress_of_a_run_tells_what_the_round_tells(tiny, monkeypatch):
     assert shown[:3] == [f"loss {loss:.4f}" for loss in losses]  # then training alone
 
 
-SEALED = TINY_RECIPE.replace("attend = 3", 'drops = {"1" = 2}').replace(
+SEALED = TINY_RECIPE.replace("participation = 3", 'last_rounds = {"1" = 2}').replace(
     'algorithm = "fedgeomed+"\nalpha = {start = 1.0, factor = 0.9}\nrho = 0.1',
-    'algorithm = "fedavg"\nwrap = [{by = "stand-ins"}]\n[vault]\nfolder = "v"\nkey = "v.key"\nshare = 0.05',
+    'algorithm = "fedavg"\nwrap = [{wrapper = "coreset_proxies"}]\n[vault]\nfolder = "v"\nkey = "v.key"\nshare = 0.05',
 )
 
 
@@ -488,7 +488,7 @@ def test_an_experiment_is_run_kept_and_compared_with_what_was_kept(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     shelf = tmp_path / "shelf" / "mine"
     shelf.mkdir(parents=True)
-    figure = '[[paper]]\nsays = "it"\nwhere = "table 7"\nvalue = 0.25\nmethods = ["FedAvg"]\n'
+    figure = '[[paper]]\ndescription = "it"\nsource = "table 7"\nvalue = 0.25\nmethods = ["FedAvg"]\n'
     (shelf / "tiny.toml").write_text(TINY_RECIPE + figure)
     monkeypatch.setattr("descant.papers.recipe_index.PACKED", shelf.parent)
     first = descant("papers", "run", "mine/tiny", "--quick", "--expect")

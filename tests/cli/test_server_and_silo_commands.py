@@ -28,7 +28,7 @@ rounds = 2
 net = "mlp"
 inputs = 4
 outputs = 2
-[work]
+[training]
 lr = 0.1
 steps = 2
 [method]

@@ -78,12 +78,12 @@ total = 1000
 [parties]
 population = "agents"
 count = 2
-test = 0
+test_episodes = 0
 [model]
 net = "mlp"
 inputs = 4
 outputs = 2
-[work]
+[training]
 solver = "dqn"
 steps = 100
 [method]
@@ -249,7 +249,7 @@ def strengths(algorithm: Algorithm) -> list[float]:
 
 WRAPPED = """
 [[wrap]]
-by = "louder"
+wrapper = "louder"
 factor = 3
 
 """
@@ -258,7 +258,7 @@ factor = 3
 @pytest.mark.usefixtures("wrappers")
 def test_wraps_of_all_come_before_a_methods_own():
     recipe = read_recipe(TINY_RECIPE + WRAPPED).with_values(
-        'methods.0.wrap=[{by="louder"}, {by="louder", factor=4.0, words=["a"]}]'
+        'methods.0.wrap=[{wrapper="louder"}, {wrapper="louder", factor=4.0, words=["a"]}]'
     )
     fedavg, named = recipe.check().algorithms()
     assert strengths(fedavg) == [3, 2.0, 4.0] and fedavg.name == "FedAvg+L3+L2+L4"
@@ -282,7 +282,7 @@ def test_training_alone_is_wrapped_as_the_others_are_and_is_still_called_local()
 def test_wraps_are_counted_changed_swept_and_quickened():
     recipe = read_recipe(TINY_RECIPE + WRAPPED)
     assert recipe.digest not in (read_recipe(TINY_RECIPE).digest, recipe.with_values("wrap.0.factor=1.0").digest)
-    own = recipe.with_values('methods.0.wrap=[{by="louder"}]')
+    own = recipe.with_values('methods.0.wrap=[{wrapper="louder"}]')
     assert own.digest != recipe.digest
     assert strengths(recipe.with_values("wrap.0.factor=1.0").algorithms()[0]) == [1.0]
     swept = own.with_values("sweep.wrap.0.factor=[1.0, 2.0]", "sweep.methods.0.wrap.0.factor=[5.0]")
@@ -292,7 +292,7 @@ def test_wraps_are_counted_changed_swept_and_quickened():
 
 @pytest.mark.usefixtures("wrappers")
 def test_methods_may_be_named_as_the_recipe_calls_them():
-    recipe = tiny('methods.0.name="FA"', 'methods.1={algorithm="fedavg", name="FA+L", wrap=[{by="louder"}]}')
+    recipe = tiny('methods.0.name="FA"', 'methods.1={algorithm="fedavg", name="FA+L", wrap=[{wrapper="louder"}]}')
     assert [one.name for one in recipe.algorithms(["FA+L"])] == ["FA+L"]
     assert [one.name for one in recipe.algorithms(["fedavg", "FA+L"])] == ["FA", "FA+L"]
 
@@ -310,22 +310,27 @@ def test_methods_may_be_named_as_the_recipe_calls_them():
         ("wrap=3", r"\[\[wrap\]\] of recipe must be tables. Got 3"),
         ("wrap.0.by=math:sqrt", r"no key of \[\[wrap\]\] math:sqrt 'base'"),
         ("methods.0.wrap=louder", r"The 'wrap' of \[\[methods\]\] fedavg must be tables. Got 'louder'"),
-        ("methods.0.wrap=[{by='louder', wrods=1}]", r"no key of the wrap of \[\[methods\]\] fedavg louder 'wrods'"),
+        (
+            "methods.0.wrap=[{wrapper='louder', wrods=1}]",
+            r"no key of the wrap of \[\[methods\]\] fedavg louder 'wrods'",
+        ),
         ("methods.1.name='FedAvg+L2'", "Two methods of recipe are called 'FedAvg\\+L2'"),
     ],
 )
 def test_what_is_wrong_with_a_wrap_is_named(change, message):
     with pytest.raises(SettingError, match=message):
-        read_recipe(TINY_RECIPE + '[[wrap]]\nby = "louder"\n').with_values(change).check()
+        read_recipe(TINY_RECIPE + '[[wrap]]\nwrapper = "louder"\n').with_values(change).check()
 
 
 def test_what_cannot_wrap_training_alone_is_said_before_the_work():
     with pytest.raises(SettingError, match="AdaptiveHyper cannot tune Local, which has no common model"):
-        tiny('wrap=[{by="adaptive"}]').check()
+        tiny('wrap=[{wrapper="adaptive"}]').check()
 
 
 def test_none_is_a_word_where_nothing_may_be_said():
-    (found,) = tiny('methods=[{algorithm="fedavg", wrap=[{by="adaptive", guard="none", lr="none"}]}]').algorithms()
+    (found,) = tiny(
+        'methods=[{algorithm="fedavg", wrap=[{wrapper="adaptive", collapse_factor="none", lr="none"}]}]'
+    ).algorithms()
     assert found.tune.collapse_factor is None and found.tune.lr_factor is None and found.name == "FedAvg+AH"
     with pytest.raises(SettingError, match=r"The 'rho' of \[method\] fedgeomed\+ must be a number. Got 'none'"):
         tiny("method.rho=none").check(None)
@@ -384,7 +389,7 @@ def test_who_attends_is_as_the_recipe_says_and_a_method_may_depart_from_it():
         Stragglers(0.5, FirstParties(2, Sample(3)), "drop"),
         Stragglers(0.5, FirstParties(2, Sample(3)), "keep"),
     ]
-    assert read_recipe(TINY_RECIPE.replace("attend = 3", "")).algorithms()[0].participation is all_parties
+    assert read_recipe(TINY_RECIPE.replace("participation = 3", "")).algorithms()[0].participation is all_parties
 
 
 # ── what is wrong ─────────────────────────────────────────────────────────────────────────────────────────────────────

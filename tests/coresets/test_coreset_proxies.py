@@ -544,7 +544,7 @@ def test_labels_that_the_model_does_not_know_are_refused(vault: VaultLocation) -
 
 
 def test_recipes_wrap_methods_with_stand_ins() -> None:
-    chosen = '{is = "Selection", share = 0.1, by = "k-center", drop = [3]}'
+    chosen = '{is = "Selection", share = 0.1, method = "k-center", drop_columns = [3]}'
     wrap = f'wrap = [{{by = "stand-ins", selection = {chosen}, work = 5}}]'
     found = read_recipe(TINY_RECIPE.replace('algorithm = "fedavg"', f'algorithm = "fedavg"\n{wrap}')).algorithms()[0]
     selection = Selection(share=0.1, method="k-center", drop_columns=(3,))

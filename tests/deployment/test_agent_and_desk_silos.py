@@ -539,7 +539,7 @@ def test_a_recipe_of_agents_can_be_served_and_one_that_fits_nobody_says_why(tmp_
     trading = replace(desk, training_table=desk.training_table.replace("batch = 8", "batch = 2000000000"))
     with pytest.raises(SettingError, match=r"for no kind of party that can be a silo: .*too few for batches"):
         check_servable(recipe(trading), with_key=False)
-    measuring = 'wrap = [{by = "adaptive", lr = [0.1, 0.2], reward = "clients", measure = 4}]'
+    measuring = 'wrap = [{wrapper = "adaptive", lr = [0.1, 0.2], reward = "clients", loss_samples = 4}]'
     way = RecipeCase("fedavg", measuring, SILO_CASES["FedRL, DQN"].training_table, "toy_problems:policy_network")
     with pytest.raises(SettingError, match="measure the loss on samples of theirs, and agents and desks have none"):
         check_servable(recipe(way), with_key=False)

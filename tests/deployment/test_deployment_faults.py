@@ -529,7 +529,7 @@ def federation_with_vault(
     key.write(folder / "key")
     Vault.create(folder / "vault", key, "lab")
     text = "[run]\nseed = 5\nrounds = 9\n" + MODEL_AND_METHOD_TABLES.format(method="fedavg")
-    text += '[[wrap]]\nby = "stand-ins"\nshare = 0.4\n'
+    text += '[[wrap]]\nwrapper = "coreset_proxies"\nshare = 0.4\n'
     text += f"[vault]\nfolder = '{folder / 'vault'}'\nkey = '{folder / 'key'}'\n"
     (folder / "recipe.toml").write_text(text)
     roster, chosen = Roster.create(folder / "lab", folder / "recipe.toml"), read_recipe(folder / "recipe.toml")

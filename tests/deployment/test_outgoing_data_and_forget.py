@@ -55,10 +55,10 @@ WHEN = {"handshake": "when it joins", "train": "after training", "evaluate": "wh
 UNSEEN = "where work is added up unseen"
 RECIPES = {
     "plain": MODEL_AND_METHOD_TABLES.format(method="ditto"),
-    "unseen": MODEL_AND_METHOD_TABLES.format(method="fedavg") + 'wrap = [{by = "secure"}]',
-    "measured": MODEL_AND_METHOD_TABLES.format(method="fedavg") + 'wrap = [{by = "adaptive", reward = "clients"}]',
+    "unseen": MODEL_AND_METHOD_TABLES.format(method="fedavg") + 'wrap = [{wrapper = "secure"}]',
+    "measured": MODEL_AND_METHOD_TABLES.format(method="fedavg") + 'wrap = [{wrapper = "adaptive", reward = "clients"}]',
     "private": MODEL_AND_METHOD_TABLES.format(method="fedavg")
-    + 'wrap = [{by = "local_privacy", clip = 1.0, noise = 1.0}]',
+    + 'wrap = [{wrapper = "local_dp", clip = 1.0, noise = 1.0}]',
 }
 
 

@@ -505,7 +505,7 @@ def test_a_party_that_cannot_count_its_budget_says_so_when_it_joins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = list[str]()
-    chosen = read_recipe(RECIPE.format(method="fedavg") + 'wrap = [{by = "local_privacy", noise = 4.0, budget = 9.0}]')
+    chosen = read_recipe(RECIPE.format(method="fedavg") + 'wrap = [{wrapper = "local_dp", noise = 4.0, budget = 9.0}]')
     [desk] = silo_handlers(tmp_path, ["0"], said.append).values()
     hello = {"recipe": training_part(chosen.tables), "federation": "lab", "layout": LAYOUT.digest}
     letter = pack(Task("0", 0, "handshake", {}, hello))
@@ -829,7 +829,7 @@ def test_a_score_that_is_no_number_is_not_counted_and_ends_nothing(tmp_path: Pat
 def test_where_work_is_added_up_unseen_fewer_than_it_hides_in_are_waited_for(tmp_path: Path) -> None:
     """Else all rounds would be used up, each of them void."""
     post, said = InMemoryTransport(silo_handlers(tmp_path)), list[str]()
-    chosen = read_recipe(RECIPE.format(method="fedavg") + 'wrap = [{by = "secure"}]')
+    chosen = read_recipe(RECIPE.format(method="fedavg") + 'wrap = [{wrapper = "secure"}]')
     fed = deployed_federation(post, chosen, WaitLimits(quorum=2, deadline=0.1), listening(said)).fit(1, progress=False)
     post.unreachable = {"1"}
     fed.fit(1, progress=False)
@@ -1496,12 +1496,12 @@ def test_who_is_revoked_while_all_gather_is_not_waited_for(tmp_path: Path) -> No
     assert revoked and recorded(tmp_path / "run" / "training").round == 4
 
 
-TOTAL = 'normalise = "total"'
+TOTAL = 'normalize = "total"'
 LATE = {
     "fedavg": ("fedavg", ""),
     "own models": ("fedgeomed+", ""),
     "Ditto": ("ditto", ""),
-    "over all": ("fedavg+", 'over = "all"'),
+    "over all": ("fedavg+", 'aggregate_over = "all"'),
     "of all samples": ("fedavg", TOTAL),
 }
 
@@ -1578,7 +1578,7 @@ def test_a_private_training_stays_with_those_whom_it_began_with(tmp_path: Path) 
     post, said, private = (
         InMemoryTransport(silo_handlers(tmp_path)),
         list[str](),
-        'wrap = [{by = "central_privacy", clip = 1.0, noise = 1.0}]',
+        'wrap = [{wrapper = "central_dp", clip = 1.0, noise = 1.0}]',
     )
     trained(tmp_path, post, "fedavg", PARTY_NAMES[:3], said.append, private)
     assert first_rounds(tmp_path).keys() == {"0", "1", "2"} and "4 parties" not in "".join(said)
@@ -1587,11 +1587,11 @@ def test_a_private_training_stays_with_those_whom_it_began_with(tmp_path: Path) 
 AFTER_4 = f"ε={epsilon(4.0, 4, 1e-5):.3g}"
 SPENT = {
     "of a budget": (
-        'wrap = [{by = "central_privacy", noise = 4.0, budget = 8.0}]',
+        'wrap = [{wrapper = "central_dp", noise = 4.0, budget = 8.0}]',
         f"{AFTER_4} of a budget of 8 at δ=1e-05",
     ),
-    "without one": ('wrap = [{by = "local_privacy", noise = 8.0}]', f"{AFTER_4} at δ=1e-05"),
-    "without noise": ('wrap = [{by = "central_privacy", noise = 0}]', "no noise: nothing is hidden"),
+    "without one": ('wrap = [{wrapper = "local_dp", noise = 8.0}]', f"{AFTER_4} at δ=1e-05"),
+    "without noise": ('wrap = [{wrapper = "central_dp", noise = 0}]', "no noise: nothing is hidden"),
 }
 
 
@@ -1630,7 +1630,7 @@ def test_a_training_that_promises_nothing_says_nothing_of_it(tmp_path: Path) -> 
 
 
 def test_samples_that_are_hidden_count_by_the_solver(tmp_path: Path) -> None:
-    said, solver = list[str](), 'solver = "private_sgd"\nlr = 0.05\nsteps = 1\nbatch = 1\nbudget = 99.0'
+    said, solver = list[str](), 'solver = "dp_sgd"\nlr = 0.05\nsteps = 1\nbatch = 1\nbudget = 99.0'
     text = (
         RECIPE.format(method="fedavg")
         .replace("seed = 5", "seed = 5\nrounds = 2")
@@ -1655,7 +1655,7 @@ def test_a_private_training_stays_with_what_was_known_of_those_who_came_late(tmp
     """One sample is the least that a party has: of nobody is more told than was reckoned with."""
     post = InMemoryTransport(silo_handlers(tmp_path))
     post.unreachable = {"0"}
-    more = 'wrap = [{by = "local_privacy", clip = 1.0, noise = 1.0}]'
+    more = 'wrap = [{wrapper = "local_dp", clip = 1.0, noise = 1.0}]'
     trained(
         tmp_path,
         post,

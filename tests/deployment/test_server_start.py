@@ -44,7 +44,7 @@ rounds = 2
 net = "mlp"
 inputs = 4
 outputs = 2
-[work]
+[training]
 lr = 0.1
 steps = 2
 [method]
@@ -110,9 +110,9 @@ def test_at_an_address_of_version_6_it_answers_there_and_nowhere_else(tmp_path: 
         socket.create_connection(("127.0.0.1", port), 5.0)
 
 
-CENTRAL = RECIPE + 'wrap = [{by = "central_privacy", clip = 1.0, noise = 1.0}]\n'
+CENTRAL = RECIPE + 'wrap = [{wrapper = "central_dp", clip = 1.0, noise = 1.0}]\n'
 LOCAL = CENTRAL.replace("central", "local")
-SAMPLES = RECIPE.replace("lr =", 'solver = "private_sgd"\nclip = 1.0\nnoise = 1.0\nbatch = 4\nlr =')
+SAMPLES = RECIPE.replace("lr =", 'solver = "dp_sgd"\nclip = 1.0\nnoise = 1.0\nbatch = 4\nlr =')
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ UNFIT: dict[str, tuple[str, str]] = {
     ),
     "a budget for no round": (wrapped('by = "central_privacy", budget = 0.01'), "ends the run after 0 rounds"),
     "hidden twice": (
-        SAMPLES + 'wrap = [{by = "local_privacy"}]\n',
+        SAMPLES + 'wrap = [{wrapper = "local_dp"}]\n',
         "PrivateSgd cannot hide samples in FedAvg+LDP: it hides whole parties",
     ),
     "samples and terms": (SAMPLES.replace('"fedavg"', '"fedprox"'), "the loss has the term 'proximal'"),
@@ -189,8 +189,8 @@ UNFIT: dict[str, tuple[str, str]] = {
         "The 'metric' of [model] of recipe is for simulations: parties on machines of their own judge by what goes",
     ),
     "byzantine": (wrapped('by = "hostile"', method="rfa"), "The wrap 'hostile' of recipe is for simulations"),
-    "hostile, all": (RECIPE + '[[wrap]]\nby = "hostile"\n', "The wrap 'hostile' of recipe is for simulations"),
-    "a sweep": (RECIPE + "[sweep.work]\nlr = [0.1, 0.2]\n", "[sweep] of recipe is for simulations: one federation"),
+    "hostile, all": (RECIPE + '[[wrap]]\nwrapper = "byzantine"\n', "The wrap 'hostile' of recipe is for simulations"),
+    "a sweep": (RECIPE + "[sweep.training]\nlr = [0.1, 0.2]\n", "[sweep] of recipe is for simulations: one federation"),
     **{
         f"{key}, in {table}": (
             RECIPE.replace(f"[{table}]", f"[{table}]\n{key} = {value}"),
@@ -411,7 +411,10 @@ def test_when_nginx_was_ended_its_port_is_free_for_the_next(tmp_path: Path, kill
                 time.sleep(0.01)
 
 
-SEALED = RECIPE + 'wrap = [{by = "stand-ins", share = 0.2}]\n[vault]\nfolder = "sealed/vault"\nkey = "vault.key"\n'
+SEALED = (
+    RECIPE
+    + 'wrap = [{wrapper = "coreset_proxies", share = 0.2}]\n[vault]\nfolder = "sealed/vault"\nkey = "vault.key"\n'
+)
 
 
 @pytest.fixture

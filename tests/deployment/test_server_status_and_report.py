@@ -149,7 +149,7 @@ def test_before_anything_was_judged_the_status_has_no_scores(made: Callable[...,
 def test_a_report_of_a_server_has_what_its_parties_said_and_who_was_there(
     made: Callable[..., Lab], folder: str
 ) -> None:
-    lab = made("fedavg", 'wrap = [{by = "local_privacy", noise = 8.0, budget = 50.0}]\n')
+    lab = made("fedavg", 'wrap = [{wrapper = "local_dp", noise = 8.0, budget = 50.0}]\n')
     assert "has not begun yet" in lab.call("report", folder, code=1)
 
     def away(said: str) -> None:

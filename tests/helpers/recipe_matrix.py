@@ -53,7 +53,7 @@ class RecipeCase:
 
 
 DP_SGD_TRAINING = """
-solver = "private_sgd"
+solver = "dp_sgd"
 lr = 0.1
 steps = 3
 batch = 4
@@ -81,7 +81,7 @@ batch = 8
 renew = 10
 year = 20
 """
-CORESET_PROXY_WRAP = 'wrap = [{by = "stand-ins", share = 0.4}]'
+CORESET_PROXY_WRAP = 'wrap = [{wrapper = "coreset_proxies", share = 0.4}]'
 
 SILO_CASES: dict[
     str, RecipeCase
@@ -107,24 +107,24 @@ SILO_CASES: dict[
     "FedRep": RecipeCase("fedrep"),
     "FedAvg+AH": RecipeCase(
         "fedavg",
-        'wrap = [{by = "adaptive", lr = [0.05, 0.1, 0.2], work = [1, 2, 4], reward = "clients", measure = 4}]',
+        'wrap = [{wrapper = "adaptive", lr = [0.05, 0.1, 0.2], work = [1, 2, 4], reward = "clients", loss_samples = 4}]',
     ),
-    "FedAvg, decaying": RecipeCase("fedavg", 'wrap = [{by = "decay", lr = 0.9, work = 0.7}]'),
-    "FedAvg, of all samples": RecipeCase("fedavg", 'normalise = "total"'),
-    "matching": RecipeCase("fedgeomed+", 'alpha = 1.0\nrho = 0.1\nwrap = [{by = "matching"}]'),
+    "FedAvg, decaying": RecipeCase("fedavg", 'wrap = [{wrapper = "decay", lr_factor = 0.9, work_factor = 0.7}]'),
+    "FedAvg, of all samples": RecipeCase("fedavg", 'normalize = "total"'),
+    "matching": RecipeCase("fedgeomed+", 'alpha = 1.0\nrho = 0.1\nwrap = [{wrapper = "matching"}]'),
     "divergence, unsure": RecipeCase(
-        "fedavg", 'wrap = [{by = "divergence", coefficient = 0.1}, {by = "entropy", least = 1.0}]'
+        "fedavg", 'wrap = [{wrapper = "divergence", coefficient = 0.1}, {wrapper = "entropy", min_entropy = 1.0}]'
     ),
     "stragglers": RecipeCase("fedavg", "stragglers = 0.5"),
-    "FedAvg, private": RecipeCase("fedavg", 'wrap = [{by = "central_privacy", clip = 0.1, source = "seed"}]'),
+    "FedAvg, private": RecipeCase("fedavg", 'wrap = [{wrapper = "central_dp", clip = 0.1, source = "seed"}]'),
     "FedAvgPlus, private": RecipeCase(
-        "fedavg+", 'alpha = 1.0\nwrap = [{by = "central_privacy", clip = 0.1, source = "seed"}]'
+        "fedavg+", 'alpha = 1.0\nwrap = [{wrapper = "central_dp", clip = 0.1, source = "seed"}]'
     ),
     "FedProx, private at parties": RecipeCase(
-        "fedprox", 'mu = 0.1\nwrap = [{by = "local_privacy", clip = 0.1, source = "seed"}]'
+        "fedprox", 'mu = 0.1\nwrap = [{wrapper = "local_dp", clip = 0.1, source = "seed"}]'
     ),
-    "FedAvg, secure": RecipeCase("fedavg", 'wrap = [{by = "secure"}]'),
-    "FedRep, secure": RecipeCase("fedrep", 'wrap = [{by = "secure"}]'),
+    "FedAvg, secure": RecipeCase("fedavg", 'wrap = [{wrapper = "secure"}]'),
+    "FedRep, secure": RecipeCase("fedrep", 'wrap = [{wrapper = "secure"}]'),
     "FedAvg, samples private": RecipeCase("fedavg", training_table=DP_SGD_TRAINING),
     "FedBuff": RecipeCase("fedbuff", "buffer = 3"),  # so many as there are silos: nobody is early or late
     "FedRL": RecipeCase("fedrl", "period = 2\nfactor = 2.0"),  # without rewards all count alike
@@ -139,7 +139,7 @@ SILO_CASES: dict[
     ),
 }
 SIMULATION_ONLY_CASES: dict[str, RecipeCase] = {  # over silos these are refused: see NOT_OVER_SILOS
-    "byzantine": RecipeCase("rfa", 'wrap = [{by = "hostile", scale = -1.0}]'),
+    "byzantine": RecipeCase("rfa", 'wrap = [{wrapper = "byzantine", scale = -1.0}]'),
 }
 ARRIVAL_ORDER_CASES: dict[
     str, RecipeCase

@@ -41,7 +41,7 @@ optimizer = "Adam"
 MODEL_AND_METHOD_TABLES = f"""
 [model]
 net = "toy_problems:network"
-[work]{ADAM_TRAINING}[method]
+[training]{ADAM_TRAINING}[method]
 algorithm = "{{method}}"
 """
 LEAKING_SILO_FILE = ROWS_SILO_FILE.replace("return party.x", "return rows(party.x)")

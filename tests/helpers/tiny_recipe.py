@@ -19,10 +19,10 @@ net = "logistic"
 inputs = 64
 outputs = 10
 
-[work]
+[training]
 lr = 0.1
 steps = 4
-attend = 3
+participation = 3
 
 [method]
 algorithm = "fedgeomed+"

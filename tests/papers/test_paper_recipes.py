@@ -17,11 +17,11 @@ from tiny_recipe import TINY_RECIPE
 ROOT = Path(__file__).parents[2]
 FIGURES = """
 [[paper]]
-says = "both"
-where = "table 1"
+description = "both"
+source = "table 1"
 value = 0.5
 methods = ["FedAvg", "RFA+"]
-against = ["Local"]
+minus = ["Local"]
 at = {"parties.count" = 3}
 """
 

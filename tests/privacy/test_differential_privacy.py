@@ -487,7 +487,7 @@ REFUSED: dict[str, tuple[Callable[[], Algorithm], str]] = {
     "all": (lambda: central(FedAvgPlus(aggregate_over="all")), "counts the last models of the absent again"),
     "async": (lambda: central(A.FedAsync()), "its centre does not wait for all"),
     "buffered": (lambda: central(A.FedBuff()), "its centre does not wait for all"),
-    "total": (lambda: central(FedAvg(normalize="total")), r'normalise="total" moves the centre by numbers of samples'),
+    "total": (lambda: central(FedAvg(normalize="total")), r'normalize="total" moves the centre by numbers of samples'),
     "rewards": (lambda: central(A.FedRL()), "weighs reports by what parties say of them"),
     "coreset_proxies": (
         lambda: central(A.CoresetProxies(FedAvg())),
@@ -499,7 +499,7 @@ REFUSED: dict[str, tuple[Callable[[], Algorithm], str]] = {
     "no clip": (lambda: central(clip=None), "without a 'clip' hides nothing"),
     "no noise": (lambda: central(noise=0.0, budget=1.0), "cannot keep a budget without noise"),
     "own models": (lambda: local(FedAvgPlus()), "which would be noise on noise"),
-    "local total": (lambda: local(FedAvg(normalize="total")), r'normalise="total"'),
+    "local total": (lambda: local(FedAvg(normalize="total")), r'normalize="total"'),
     "local stand-ins": (lambda: local(A.CoresetProxies(FedAvg())), "rows of the parties' data"),
     "bad clip": (lambda: central(clip=-1.0), "The 'clip' of CentralDP must be > 0. Got -1.0."),
     "bad delta": (lambda: local(delta=1.0), "The 'delta' of LocalDP must be > 0 and < 1. Got 1.0."),
@@ -741,7 +741,7 @@ def test_a_recipe_wraps_a_method() -> None:
     hidden = [8]
     [method]
     algorithm = "fedavg+"
-    wrap = [{by = "central_privacy", clip = 0.5, noise = 2.0, delta = 0.01, budget = 9.0, source = "seed"}]
+    wrap = [{wrapper = "central_dp", clip = 0.5, noise = 2.0, delta = 0.01, budget = 9.0, source = "seed"}]
     """
     found = read_recipe(text).algorithm()
     assert found.privacy == PrivacySettings("server", 0.5, 2.0, 0.01, 9.0, "seed") and found.name == "FedAvgPlus+DP"

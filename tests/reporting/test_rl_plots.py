@@ -80,16 +80,16 @@ rounds = 3
 [parties]
 population = "agents"
 count = 2
-test = 1
+test_episodes = 1
 [model]
 net = "mlp"
 inputs = 4
 outputs = 2
 hidden = [8]
-[work]
+[training]
 solver = "dqn"
 steps = 60
-begin = 10
+learning_starts = 10
 [method]
 algorithm = "fedrl"
 """

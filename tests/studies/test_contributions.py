@@ -327,7 +327,7 @@ count = 2
 net = "logistic"
 inputs = 64
 outputs = 10
-[work]
+[training]
 lr = 0.1
 steps = 1
 [method]

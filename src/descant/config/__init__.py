@@ -5,13 +5,13 @@ title = "Two methods on digits"
 [run]       rounds = 20, seeds = 3                        (`Length`)
 [parties]   population = "digits", and its keywords       (`parties.POPULATIONS`, or "module:function")
 [model]     net = "logistic", and its keywords            (`problems.NETS`, or "module:function")
-[work]      lr, steps or epochs, batch, attend, ...       (`Sgd` and `Attendance`)
+[training]      lr, steps or epochs, batch, attend, ...       (`Sgd` and `Attendance`)
 [method]    algorithm = "fedavg+", and its keywords       (`algorithms.ALGORITHMS`): what `descant run` runs
 [vault]     folder, key: where parties' coresets are kept; share, count: what they agreed to (`VaultAt`, `Agreed`):
             for `descant run`
 [[methods]] the same, once a method                       what `descant compare` compares
 [[wrap]]    by = "matching", and its keywords             (`algorithms.WRAPPERS`, or "module:function"): wraps every
-            method, local too; wrap = [{by = ...}, ...] in a method's table wraps that one, after these
+            method, local too; wrap = [{wrapper = ...}, ...] in a method's table wraps that one, after these
             (for keywords that may be None, "none" is that)
 [quick]     what a short form changes, table by table;    [sweep] lists of values to go through
 [[paper]]   what the paper prints                         (`Figure`)

@@ -142,7 +142,7 @@ def _general_objections(algorithm: Algorithm) -> Iterator[str]:
     if algorithm.server_update is keep_global_model:
         yield "it has no common model, and shares nothing that would have to be private."
     if algorithm.server_update is take_sample_share:
-        yield 'normalise="total" moves the centre by numbers of samples, which are not noised. Use "selected".'
+        yield 'normalize="total" moves the centre by numbers of samples, which are not noised. Use "selected".'
     if algorithm.compute_weights is not uniform_weights:
         yield _WEIGHTS_OBJECTION
     if algorithm.coreset_proxy is not None:
@@ -160,7 +160,7 @@ def _central_objections(algorithm: Algorithm) -> Iterator[str]:
             "Use FedAvg, FedProx or FedAvgPlus, or LocalPrivacy, which fits any centre."
         )
     if algorithm.aggregate_over == "all":
-        yield 'over="all" counts the last models of the absent again in every round. Use "active".'
+        yield 'aggregate_over="all" counts the last models of the absent again in every round. Use "active".'
     if algorithm.quorum is not None or algorithm.max_staleness or algorithm.staleness_discount is not None:
         yield (
             "its centre does not wait for all, so that a report may count in another round than the one it was asked "

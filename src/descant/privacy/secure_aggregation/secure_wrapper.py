@@ -68,7 +68,7 @@ def _single_model_objections(algorithm: Algorithm) -> Iterator[str]:
         if not is_mean(aggregate):
             yield f"{aggregator_name(aggregate)} needs every single model, and only a mean is a sum. Use FedAvg or FedProx."
     if algorithm.aggregate_over == "all":
-        yield 'over="all" counts the last models of the absent, which the driver would have to know. Use "active".'
+        yield 'aggregate_over="all" counts the last models of the absent, which the driver would have to know. Use "active".'
     if algorithm.coreset_proxy is not None:
         yield "a stand-in works where the driver sees it, and what parties leave is not hidden in a sum."
     if algorithm.personalize is not None:
