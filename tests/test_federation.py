@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from descant import DescantError, Federation, Metric, Sgd, algorithms, compare, parties
 from descant.aggregation.aggregators import TrimmedMean
 from descant.aggregation.penalties import DiagonalQ
-from descant.core.algorithm import progress
+from descant.core import progress
 from descant.core.settings import PerParty
 from descant.engines import InProcess
 from descant.errors import DescantWarning, ModelError, PartyError, SettingError

@@ -53,7 +53,7 @@ _CNN = Workload(
     contrast=0.3,
 )
 
-_FED_PLUS = replace(_LOGISTIC, name="W1+", method="FedGeoMed+", contrast=0.3, noise=0.3)
+_FED_PLUS = replace(_LOGISTIC, name="W1+", method="FedGeoMed+", contrast=0.3, loss_tolerance=0.3)
 
 WORKLOADS = {work.name: work for work in (_LOGISTIC, _FED_PLUS, _MLP, _CNN)}
 

@@ -22,7 +22,8 @@ from bytes_engine import BytesEngine
 from dataset_files import write_wave
 from descant import Algorithm, Federation, Sgd, algorithms, parties
 from descant.algorithms.representation_matching.matching_wrappers import EntropyTerm
-from descant.core.algorithm import LossContext, LossTerm, seeds
+from descant.core import seeds
+from descant.core.algorithm import LossContext, LossTerm
 from descant.core.settings import PerParty
 from descant.errors import ModelError, SettingError
 from descant.models.flat import Net, bind

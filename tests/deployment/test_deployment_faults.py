@@ -40,7 +40,7 @@ from descant.deployment.server import HandshakeTransport
 from descant.deployment.server.row_erasure import erase_rows, vault_location
 from descant.deployment.server.serve import revoked_parties
 from descant.deployment.server.training_session import TrainingSession, round_summary
-from descant.deployment.server.vault_settings import vault_settings
+from descant.deployment.server.vault_settings import checked_vault_settings
 from descant.deployment.silo import SiloFile, TaskHandler, console_messages, join
 from descant.deployment.silo.join import run_silo
 from descant.deployment.silo.silo_worker import SiloWorker
@@ -541,7 +541,7 @@ def federation_with_vault(
         transport, chosen, "lab", Net.from_model(network, 0), loss, say, roster.record_join, erase_rows=forget
     )
     meeting.wait_for_quorum(len(PARTY_NAMES))
-    settings = vault_settings(chosen, with_key=True)
+    settings = checked_vault_settings(chosen, with_key=True)
     training = TrainingSession(
         roster.run_folder, chosen, meeting, WaitLimits(grace=0), say, partial(revoked_parties, roster), settings
     )

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from descant import Federation
 from descant.config import Recipe, read_recipe
-from descant.core.algorithm import seeds
+from descant.core import seeds
 from descant.core.timeouts import WaitLimits
 from descant.deployment.flower.flower_connection import PeerUnavailable
 from descant.deployment.server import HandshakeTransport

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from descant import DescantWarning, Federation, algorithms
 from descant.algorithms import Timetable
 from descant.config import Recipe, read_recipe
-from descant.core.algorithm import seeds
+from descant.core import seeds
 from descant.core.messages import Reply, Task
 from descant.core.metrics import sign_flip_p_value
 from descant.core.timeouts import WaitLimits

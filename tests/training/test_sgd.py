@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from descant import Algorithm, Federation, Sgd, algorithms, parties
-from descant.core.algorithm import LossContext, LossTerm, seeds
+from descant.core import seeds
+from descant.core.algorithm import LossContext, LossTerm
 from descant.engines.in_process import InProcess
 from descant.errors import ModelError, SettingError
 from descant.parties import Population

@@ -19,7 +19,7 @@ else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "..coresets.preview": ("preview",),
+            "..coresets.preview": ("coreset_preview",),
             ".asset_universes": ("AssetUniverses", "compare_universes"),
             ".collapse": ("biggest_jump", "lasting_drop"),
             ".participation_coverage": ("Coverage", "coverage"),

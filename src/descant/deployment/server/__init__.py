@@ -10,7 +10,7 @@ else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            ".handshakes": ("Meeting",),
+            ".handshakes": ("HandshakeTransport",),
         },
     )
 

@@ -16,7 +16,7 @@ else:
         __name__,
         {
             ".silo_file": ("SiloFile",),
-            ".task_handler": ("Desk",),
+            ".task_handler": ("TaskHandler",),
         },
     )
 
