@@ -82,7 +82,7 @@ def table(count: int, d: int, turns: int) -> Table:
     yardstick = best["models.sum(0)"]
     rows = [{"centre": name, unit: scale * took, "sums": took / yardstick} for name, took in best.items()]
     verdict = f"K = {count}, d = {d}, float32, {torch.get_num_threads()} threads; best of {turns} turns."
-    return Table(("centre", unit, "sums"), rows, verdict, {unit: 1, "sums": 1})
+    return Table(("centre", unit, "sums"), rows, verdict, decimals={unit: 1, "sums": 1})
 
 
 def main() -> None:

@@ -35,7 +35,8 @@ def mlp() -> nn.Module:
 def make_population(count: int, samples: int, inputs: int) -> Population:
     generator = torch.Generator().manual_seed(0)
     shape = (count, samples)
-    x, y = torch.randn(*shape, inputs, generator=generator), torch.randint(10, shape, generator=generator)
+    x = torch.randn(*shape, inputs, generator=generator)
+    y = torch.randint(10, shape, generator=generator)
     return parties.from_arrays(list(zip(x, y, strict=True)), test=0)
 
 
@@ -78,7 +79,8 @@ def measure_many_parties(count: int) -> None:
         participation=1000, solver=Sgd(lr=0.05, steps=5, batch=5, optimizer="Adam"), engine=Ray(workers=2),
     )  # fmt: skip
     fed.fit(1, progress=False)
-    peak_memory, seconds = Counter[str](), 0.0
+    peak_memory = Counter[str]()
+    seconds = 0.0
     for _ in range(4):
         began = time.perf_counter()
         fed.fit(5, progress=False)
@@ -110,7 +112,8 @@ def measure_party_state(rounds: int) -> None:
 
 def unique_memory() -> Counter[str]:
     """What nobody else has a part in, by whose it is."""
-    me, found = psutil.Process(os.getpid()), Counter[str]()
+    me = psutil.Process(os.getpid())
+    found = Counter[str]()
     for process in (me, *me.children(recursive=True)):
         name = " ".join(process.cmdline())
         owner = "driver" if process == me else "two workers" if "ray::Hand" in name else "Ray itself"

@@ -30,7 +30,7 @@ from descant.training.batches import draw_batches
 
 def mnist(data: str) -> Party:
     x, y, x_test, y_test = (torch.from_numpy(part) for part in train_and_test_images("mnist", data))
-    return Party("mnist", x.flatten(1).float() / 255, y, x_test.flatten(1).float() / 255, y_test)
+    return Party("mnist", x.flatten(1).float() / 255, y, x_test=x_test.flatten(1).float() / 255, y_test=y_test)
 
 
 def clouds(n: int = 60_000, tests: int = 10_000, d: int = 784) -> Party:
@@ -40,14 +40,15 @@ def clouds(n: int = 60_000, tests: int = 10_000, d: int = 784) -> Party:
     cluster_index = rng.integers(200, size=n + tests)
     x = torch.from_numpy(centers[cluster_index] + 3 * rng.normal(size=(n + tests, d)).astype(np.float32))
     y = torch.from_numpy(cluster_index % 10)
-    return Party("clouds", x[:n], y[:n], x[n:], y[n:])
+    return Party("clouds", x[:n], y[:n], x_test=x[n:], y_test=y[n:])
 
 
 def distance(party: Party, coreset: Coreset) -> float:
     """The mean distance of a row to the nearest chosen row of its class."""
     total = 0.0
     for label in party.y.unique():
-        class_rows, chosen = party.x[party.y == label], coreset.x[coreset.y == label]
+        class_rows = party.x[party.y == label]
+        chosen = coreset.x[coreset.y == label]
         total += sum(float(torch.cdist(part, chosen).min(1).values.sum()) for part in torch.split(class_rows, 2000))
     return total / party.samples
 
@@ -57,7 +58,9 @@ def accuracy(party: Party, coreset: Coreset, weights: Tensor | None, seed: int) 
     torch.manual_seed(seed)
     net = nn.Linear(party.x.shape[1], 10)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    draws = draw_batches(len(coreset.x), 200, 2000, "steps", stream(seed, 0, "a", "batch"), weights)
+    draws = draw_batches(
+        len(coreset.x), 200, 2000, unit="steps", rng=stream(seed, 0, "a", purpose="batch"), weights=weights
+    )
     for rows in draws.indices:
         optimizer.zero_grad()
         nn.functional.cross_entropy(net(coreset.x[rows]), coreset.y[rows]).backward()
@@ -71,7 +74,7 @@ def trained_net(party: Party) -> nn.Module:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(party.x.shape[1], 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for rows in draw_batches(party.samples, 200, 1, "epochs", stream(0, 0, "net", "batch")).indices:
+    for rows in draw_batches(party.samples, 200, 1, unit="epochs", rng=stream(0, 0, "net", purpose="batch")).indices:
         optimizer.zero_grad()
         nn.functional.cross_entropy(net(party.x[rows]), party.y[rows]).backward()
         optimizer.step()
@@ -80,7 +83,10 @@ def trained_net(party: Party) -> nn.Module:
 
 def benchmark_row(party: Party, selection: Selection, net: nn.Module, seeds: int) -> dict[str, object]:
     features = {"embedding": embedding_features, "gradient": gradient_features}.get(selection.space)
-    seconds, accuracies, unweighted_accuracies, distances = [], [], [], []
+    seconds = []
+    accuracies = []
+    unweighted_accuracies = []
+    distances = []
     for seed in range(seeds):
         began = time.perf_counter()
         coreset = selection(party, seed, features(net) if features else None)
@@ -111,7 +117,7 @@ def main() -> None:
     caption = (
         f"{given.count:,} of {party.samples:,} rows of {party.x.shape[1]} numbers ({party.name}), {given.seeds} seeds."
     )
-    print(Table(columns, rows, caption, {"seconds": 1, "accuracy": 4, "±": 4, "unweighted": 4}))
+    print(Table(columns, rows, caption, decimals={"seconds": 1, "accuracy": 4, "±": 4, "unweighted": 4}))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     population = make_population()
-    plain, recorded = federation(population).fit(5, progress=False), federation(population)
+    plain = federation(population).fit(5, progress=False)
+    recorded = federation(population)
     times: dict[str, list[float]] = {"plain": [], "recorded": []}
     with tempfile.TemporaryDirectory() as temporary_folder, Run.start(Path(temporary_folder) / "run", recorded) as run:
         round_iterator = run.rounds(rounds)

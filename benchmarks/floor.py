@@ -92,7 +92,8 @@ def find_program(name: str) -> str:
 def flower_round_seconds(rounds: int) -> list[float]:
     """Seconds of every round but the first."""
     with tempfile.TemporaryDirectory() as made, ExitStack() as processes:
-        folder, port = Path(made), free_port()
+        folder = Path(made)
+        port = free_port()
         (folder / "app" / "floor").mkdir(parents=True)
         (folder / "app" / "pyproject.toml").write_text(PROJECT)
         (folder / "app" / "floor" / "__init__.py").touch()
@@ -106,18 +107,21 @@ def flower_round_seconds(rounds: int) -> list[float]:
 
         def start(name: str, *arguments: str) -> None:
             command = [find_program(name), "--insecure", "--host", "127.0.0.1", *arguments]
-            processes.enter_context(ChildProcess(command, folder / f"{name}{len(arguments)}.log", folder, environment))
+            processes.enter_context(
+                ChildProcess(command, folder / f"{name}{len(arguments)}.log", folder, env=environment)
+            )
 
-        start("flower-superlink", "--port", str(port), "--disable-runtime-dependency-installation")
+        start("flower-superlink", "--port", str(port), deadline="--disable-runtime-dependency-installation")
         time.sleep(10)
         for _ in range(SILOS):
-            start("flower-supernode", "--superlink", f"127.0.0.1:{port}", "--port", str(free_port()))
+            start("flower-supernode", "--superlink", f"127.0.0.1:{port}", deadline="--port", timeout=str(free_port()))
         run_config = f'rounds={rounds} out="{folder / "times"}"'
         flwr_command = [find_program("flwr"), "run", str(folder / "app"), "lab", "--run-config", run_config]
         done = subprocess.run(flwr_command, env=environment, capture_output=True, text=True, cwd=folder)
         if done.returncode:
             raise SystemExit(done.stdout + done.stderr)
-        times, end = folder / "times", time.monotonic() + 120 * rounds
+        times = folder / "times"
+        end = time.monotonic() + 120 * rounds
         while not times.exists() or len(times.read_text().splitlines()) < rounds:
             if time.monotonic() > end:
                 raise SystemExit("\n".join(log.read_text()[-2000:] for log in folder.glob("*.log")))
@@ -130,14 +134,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--turns", type=int, default=2)
     given = parser.parse_args()
-    floor, ours = list[float](), list[float]()
+    floor = list[float]()
+    ours = list[float]()
     for turn in range(given.turns):
         floor += flower_round_seconds(given.rounds)
         ours += measure_rounds(SILOS, 0.001, given.rounds, "fedavg")[0][1:]
         print(
             f"turn {turn + 1}: Flower's own {np.median(floor):.2f} s a round, ours {np.median(ours):.2f} s", flush=True
         )
-    ratio, load = np.median(ours) / np.median(floor), os.getloadavg()[1]
+    ratio = np.median(ours) / np.median(floor)
+    load = os.getloadavg()[1]
     print(f"A tiny round of ours takes {ratio:.2f} times one of Flower's own (load {load:.1f}).")
 
 

@@ -20,7 +20,8 @@ from statistics import median
 from typing import Any
 
 BUDGET = 2**25
-FEATURES, CLASSES = 20, 10
+FEATURES = 20
+CLASSES = 10
 AXES = {"participants": "parties a round", "parameters": "parameters", "population": "parties in all"}
 
 
@@ -67,7 +68,8 @@ def measure(point: GrowthPoint) -> dict[str, Any]:
     fed = Federation(
         net, population, algorithms.FedAvgPlus(), solver=solver, participation=participation, memory_budget=BUDGET
     )
-    execution_mode, seconds = fed.state.execution_mode, []
+    execution_mode = fed.state.execution_mode
+    seconds = []
     fed.engine_  # noqa: B018  made before memory is looked at
     before = proc_status_kilobytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here

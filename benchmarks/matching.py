@@ -23,7 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from descant import Algorithm, Federation, Sgd, algorithms, parties
 from descant.reporting.table import Table
 
-STEPS, BATCH = 30, 64
+STEPS = 30
+BATCH = 64
 VALIDATION = 500  # samples of the server's, as in papers/representation_matching; the paper: a very small subset
 
 
@@ -43,10 +44,12 @@ def cifar() -> nn.Module:
 
 def kws() -> nn.Module:
     """Keyword spotting: four 3 x 3 convolutions of 64 channels, pooled after each pair, and 1024-10."""
-    layers, depth = list[nn.Module](), 1
+    layers = list[nn.Module]()
+    depth = 1
     for _ in range(2):
         layers += [nn.Conv2d(depth, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()]
-        layers, depth = [*layers, nn.MaxPool2d(2)], 64
+        layers = [*layers, nn.MaxPool2d(2)]
+        depth = 64
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4096, 1024), nn.ReLU(), nn.Linear(1024, 10))
 
 
@@ -64,7 +67,8 @@ PAPER = {  # table 4: seconds for 30 steps
 
 def benchmark_methods() -> dict[str, Algorithm]:
     """The paper's five, with the server's loss as reward as in its experiments (§3.3), and its other way of rewards."""
-    average, matched = algorithms.FedAvg(), algorithms.RepresentationMatching()
+    average = algorithms.FedAvg()
+    matched = algorithms.RepresentationMatching()
     grid = {"lr": (0.0099, 0.01), "work": None}  # of one kind of round, so that only the tuning itself is added
     return {
         "FA": average,

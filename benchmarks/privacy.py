@@ -13,8 +13,10 @@ from descant import DpSgd, Federation, Sgd, algorithms, parties
 from descant.core.algorithm import Algorithm
 from descant.core.interfaces import Solver
 
-ROUNDS, SEEDS = 30, 3
-PLAIN_SGD, LARGER_BATCH_SGD = Sgd(lr=0.1, steps=10, batch=10), Sgd(lr=0.5, steps=10, batch=20)
+ROUNDS = 30
+SEEDS = 3
+PLAIN_SGD = Sgd(lr=0.1, steps=10, batch=10)
+LARGER_BATCH_SGD = Sgd(lr=0.5, steps=10, batch=20)
 
 
 def model() -> nn.Module:

@@ -17,7 +17,10 @@ from collections.abc import Callable
 from functools import partial
 from statistics import median
 
-HIDDEN, BATCH, EVERY, BEGIN = (64, 64), 64, 4, 500
+HIDDEN = (64, 64)
+BATCH = 64
+EVERY = 4
+BEGIN = 500
 
 SB3 = f"""
 import sys, time, torch
@@ -56,11 +59,16 @@ def plain(steps: int) -> float:
     def network() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
 
-    model, target = network(), network()
+    model = network()
+    target = network()
     target.load_state_dict(model.state_dict())
-    optimizer, rng = torch.optim.Adam(model.parameters(), 1e-3), np.random.default_rng(0)
-    x, after = np.zeros((50_000, 4), np.float32), np.zeros((50_000, 4), np.float32)
-    actions, rewards, over = np.zeros(50_000, np.int64), np.zeros(50_000, np.float32), np.zeros(50_000, np.float32)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    rng = np.random.default_rng(0)
+    x = np.zeros((50_000, 4), np.float32)
+    after = np.zeros((50_000, 4), np.float32)
+    actions = np.zeros(50_000, np.int64)
+    rewards = np.zeros(50_000, np.float32)
+    over = np.zeros(50_000, np.float32)
     env = gymnasium.make("CartPole-v1")
     seen, _ = env.reset(seed=0)
     began = 0.0
@@ -124,7 +132,8 @@ def main() -> None:
         for name, measure in contestants.items():
             found[name].append(measure())
     rates = {name: median(values) for name, values in found.items()}
-    ten, hundred = rates["10 agents in a stack"], rates["100 agents in a stack"]
+    ten = rates["10 agents in a stack"]
+    hundred = rates["100 agents in a stack"]
     print(f"{'':24}{'steps/s':>10}  {'10 agents are':>14}  {'100 agents are':>15}")
     for name, rate in rates.items():
         print(f"{name:24}{rate:>10,.0f}  {ten / rate:>13.1f}×  {hundred / rate:>14.1f}×")

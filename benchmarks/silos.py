@@ -103,7 +103,8 @@ class PeakMemory:
     """Looks at processes, by the names of their groups, and keeps the most that each has had."""
 
     def __init__(self, groups: Callable[[], Mapping[str, Collection[int]]]) -> None:
-        self._groups, self.peaks = groups, dict[str, np.ndarray]()
+        self._groups = groups
+        self.peaks = dict[str, np.ndarray]()
         self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -119,7 +120,8 @@ class PeakMemory:
 
     def reset(self) -> dict[str, np.ndarray]:
         """What was the most so far; from now on it is counted anew."""
-        previous, self.peaks = self.peaks, {}
+        previous = self.peaks
+        self.peaks = {}
         return previous
 
     def stop(self) -> dict[str, np.ndarray]:
@@ -139,7 +141,9 @@ class PipeTransport:
     """A post whose parties are all in the process at the other end of a line."""
 
     def __init__(self, line: Connection, names: Collection[str]) -> None:
-        self._connection, self._names, self._out = line, names, deque[str]()
+        self._connection = line
+        self._names = names
+        self._out = deque[str]()
 
     def connected_parties(self) -> dict[str, str]:
         return dict.fromkeys(self._names, "first")
@@ -168,7 +172,8 @@ class PipeTransport:
 def drive_rounds(given: argparse.Namespace) -> None:
     """The driver's process: as `descant server start` does it, with a line in place of Flower."""
     release_memory_eagerly()
-    connection, width = Connection(given.line), width_of(given.megabytes)
+    connection = Connection(given.line)
+    width = width_of(given.megabytes)
     names = [f"{i:04}" for i in range(given.parties)]
     description = {"x": [width], "x_dtype": "float32", "y": [], "y_dtype": "int64", "samples": 8, "test_count": 0}
     fed = Federation(
@@ -212,8 +217,11 @@ def measure_driver(given: argparse.Namespace) -> None:
         process = subprocess.Popen(command, pass_fds=[child_socket.fileno()])
         child_socket.close()
         peaks = PeakMemory(lambda pid=process.pid: {"driver": [pid]})  # type: ignore[misc]
-        empty, first, seconds = np.zeros(2), np.zeros(2), list[float]()
-        pending_messages, connection = deque[bytes](), Connection(parent_socket.detach())
+        empty = np.zeros(2)
+        first = np.zeros(2)
+        seconds = list[float]()
+        pending_messages = deque[bytes]()
+        connection = Connection(parent_socket.detach())
         with suppress(EOFError):
             while True:
                 received = connection.recv_bytes()
@@ -245,7 +253,8 @@ class LocalDeployment:
     """A federation in a folder: a server and silos, each with the processes that it has started."""
 
     def __init__(self, folder: Path, silos: int, width: int, rounds: int, method: str) -> None:
-        self.folder, self.names = folder, [f"silo{i}" for i in range(silos)]
+        self.folder = folder
+        self.names = [f"silo{i}" for i in range(silos)]
         self._processes = dict[str, subprocess.Popen[bytes]]()
         (folder / "recipe.toml").write_text(RECIPE.format(rounds=rounds, width=width, method=method))
         self._call("server", "init", "lab", "recipe.toml", "--port", str(free_port()))
@@ -321,13 +330,16 @@ def measure_rounds(
 ) -> tuple[list[float], PeakByProcess, PeakByProcess]:
     """Seconds of every round, and the most memory by kind of process: until the first round is done, and after it."""
     with local_deployment(silos, megabytes, rounds, method) as deployment:
-        peaks, ends, first = PeakMemory(deployment.groups), [time.monotonic()], dict[str, np.ndarray]()
+        peaks = PeakMemory(deployment.groups)
+        ends = [time.monotonic()]
+        first = dict[str, np.ndarray]()
         while deployment.alive:
             if deployment.rounds_done() >= len(ends):
                 ends.append(time.monotonic())
                 first = peaks.reset() if len(ends) == 2 else first
             time.sleep(SAMPLE_SECONDS)
-        after, done = peaks.stop(), deployment.rounds_done()
+        after = peaks.stop()
+        done = deployment.rounds_done()
         if done < rounds:
             raise SystemExit((deployment.folder / "driver.log").read_text())
     return [end - begin for begin, end in pairwise(ends)], first, after
@@ -353,7 +365,8 @@ def measure_deployment(given: argparse.Namespace) -> None:
 def measure_growth(given: argparse.Namespace) -> None:
     """Tiny rounds for a time: memory at intervals, and how fast it grows in the second half."""
     with local_deployment(given.silos, given.megabytes, 10**6, given.method) as deployment:
-        peaks, began = PeakMemory(deployment.groups), time.monotonic()
+        peaks = PeakMemory(deployment.groups)
+        began = time.monotonic()
         while deployment.alive and not deployment.rounds_done():
             time.sleep(SAMPLE_SECONDS)
         samples: list[tuple[float, int, dict[str, np.ndarray]]] = []
@@ -370,7 +383,8 @@ def measure_growth(given: argparse.Namespace) -> None:
         peaks.stop()
     second_half = samples[len(samples) // 2 :]
     for name in second_half[0][2]:
-        times, sizes = [at for at, _, _ in second_half], [found[name] for _, _, found in second_half]
+        times = [at for at, _, _ in second_half]
+        sizes = [found[name] for _, _, found in second_half]
         slopes = np.polyfit(times, sizes, 1)[0]
         print(f"{name:<12} grows by {3600 * slopes[0]:+.1f} MB anonymous, {3600 * slopes[1]:+.1f} MB resident an hour")
     spent, rounds = (second_half[-1][i] - second_half[0][i] for i in (0, 1))

@@ -18,7 +18,9 @@ from functools import partial
 
 import numpy as np
 
-STEPS_PER_EVALUATION, EPISODES, SOLVED_RETURN = 5000, 100, 475
+STEPS_PER_EVALUATION = 5000
+EPISODES = 100
+SOLVED_RETURN = 475
 
 SB3 = f"""
 import gymnasium, json, sys, torch
@@ -48,7 +50,9 @@ def descant_curves(name: str, seeds: int) -> np.ndarray:
     for agent, other in zip(people, (fed, *others), strict=True):
         fed.state.personal_models.stage(agent, {"model": other.state.global_model})
     fed.state.personal_models.commit(0, list(people))
-    steps, evaluated_steps, scores = np.zeros(seeds), [], []
+    steps = np.zeros(seeds)
+    evaluated_steps = []
+    scores = []
     while len(evaluated_steps) < (6 if name == "Dqn" else 24):
         scored = next(iter(fed.rounds(1, evaluate_local_in=())))
         steps += [scored.round.metrics[agent]["samples"] for agent in people]

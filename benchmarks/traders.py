@@ -24,7 +24,10 @@ from descant.portfolio import generate_market
 from descant.reporting.table import Table
 
 KINDS = ("cnn", "rnn", "lstm")
-BATCH, ASSETS, WINDOW, COST = 50, 9, 30, 0.002
+BATCH = 50
+ASSETS = 9
+WINDOW = 30
+COST = 0.002
 
 
 class PlainEiie(nn.Module):
@@ -34,10 +37,12 @@ class PlainEiie(nn.Module):
         super().__init__()
         self.kind = kind
         if kind == "cnn":
-            self.days, self.all = nn.Conv1d(1, 3, 2), nn.Linear(3 * (WINDOW - 1), 10)
+            self.days = nn.Conv1d(1, 3, 2)
+            self.all = nn.Linear(3 * (WINDOW - 1), 10)
         else:
             self.step = (nn.RNN if kind == "rnn" else nn.LSTM)(1, 20, batch_first=True)
-        self.vote, self.cash = nn.Linear(11 if kind == "cnn" else 21, 1), nn.Parameter(torch.zeros(1))
+        self.vote = nn.Linear(11 if kind == "cnn" else 21, 1)
+        self.cash = nn.Parameter(torch.zeros(1))
 
     def forward(self, prices: Tensor, previous_weights: Tensor) -> Tensor:
         flat = prices.flatten(0, 1)
@@ -107,7 +112,7 @@ def main() -> None:
         row = {"evaluator": kind, "iterations/s": ours, "plain modules": theirs, "ratio": ours / theirs}
         rows.append({**row, "minutes of 50 desks": 50 * 800 * 50 / ours / 60})
     decimals = {"iterations/s": 0, "plain modules": 0, "ratio": 2, "minutes of 50 desks": 0}
-    print(Table(tuple(rows[0]), rows, "Minutes are of one core, for a method with one seed.", decimals))
+    print(Table(tuple(rows[0]), rows, "Minutes are of one core, for a method with one seed.", decimals=decimals))
 
 
 if __name__ == "__main__":

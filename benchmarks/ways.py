@@ -68,7 +68,7 @@ def main() -> None:
                     **{f"{way} ×": time / stacked for way, time in zip(OTHER_MODES, others, strict=True)},
                 }
             )
-    print(Table(tuple(rows[0]), rows, "× is the time relative to stacked.", {"stacked ms": 1}))
+    print(Table(tuple(rows[0]), rows, "× is the time relative to stacked.", decimals={"stacked ms": 1}))
 
 
 if __name__ == "__main__":

@@ -75,7 +75,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20)
     torch.set_num_threads(1)
-    steps, clock = parser.parse_args().steps, StageTimer()
+    steps = parser.parse_args().steps
+    clock = StageTimer()
     for stage, (address, _) in STAGES.items():
         clock.wrap_stage(stage, address)
     fed = federation(steps)

@@ -19,7 +19,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 FOUND, PAGE = (Path(__file__).with_suffix(ending) for ending in (".json", ".md"))
-BEGIN, END = "<!-- made by docs/engines.py -->\n", "<!-- end -->\n"
+BEGIN = "<!-- made by docs/engines.py -->\n"
+END = "<!-- end -->\n"
 PACKAGES = ("descant", "torch", "numpy", "safetensors", "flwr", "ray")
 
 
@@ -50,7 +51,8 @@ def outcomes(report: Path) -> list[dict[str, Any]]:
 
 
 def table(engine: str, found: Mapping[str, Any]) -> str:
-    tests, made = found["tests"], ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    tests = found["tests"]
+    made = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
     passed = sum(one["outcome"] == "passed" for one in tests)
     lines = [f"### {engine}: {passed} of {len(tests)} passed, {found['date']}, commit {found['commit']}", ""]
     lines += [f"{made}; {found['machine']}, {found['cores']} cores. {found['note']}".strip(), ""]

@@ -13,7 +13,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 PAPERS = HERE.parent / "papers"
-BEGIN, END = "<!-- made by docs/results.py -->\n", "<!-- end -->\n"
+BEGIN = "<!-- made by docs/results.py -->\n"
+END = "<!-- end -->\n"
 MAJORITY = "majority class"
 PORTFOLIO = HERE / "portfolio.md"
 LEFT = 0.8  # of all rounds: who was there after that has not left
@@ -49,7 +50,8 @@ def sweep(points: Sequence[Mapping[str, Any]], trivial: str = MAJORITY) -> str:
 
 def silos(point: Mapping[str, Any]) -> str:
     """Where silos leave: what becomes of the centre's score on the test set of the one that left."""
-    names, courses = point["names"], point["global_model_curves"]
+    names = point["names"]
+    courses = point["global_model_curves"]
     head = (
         "method",
         "who left",
@@ -65,14 +67,16 @@ def silos(point: Mapping[str, Any]) -> str:
     for method, course in courses.items():
         for party, at in course["left"].items():
             k = names.index(party)
-            mean, deviation = course["mean"][k], course["sd"][k]
+            mean = course["mean"][k]
+            deviation = course["sd"][k]
             if at > LEFT * course["rounds"][-1]:  # it may come again: who does not wait has somebody in few rounds
                 continue
             place = max(sum(scored <= at for scored in course["rounds"]) - 1, 0)  # where it was last scored before
             others = [course["mean"][j][-1] for j in range(len(names)) if j != k]
             behind = "" if ideal is None else f"{ideal['mean'][k][-1] - mean[-1]:.3f}"
             end = f"{mean[-1]:.3f} ± {deviation[-1]:.3f}"
-            left, fall = f"{mean[place]:.3f}", f"{mean[place] - mean[-1]:+.3f}"
+            left = f"{mean[place]:.3f}"
+            fall = f"{mean[place] - mean[-1]:+.3f}"
             alone = f"{point['local'][k]:.3f}"
             rows.append((method, party, left, end, fall, behind, alone, f"{sum(others) / len(others):.3f}"))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -98,7 +102,8 @@ def section(key: str, forms: Mapping[str, Any]) -> str:
     """One experiment, by its key paper/name: its full form if it was run, else the quick one."""
     form = "full" if "full" in forms else "quick"
     found = forms[form]
-    points, seeds = found["points"], len(found["seeds"])
+    points = found["points"]
+    seeds = len(found["seeds"])
     size = f"{points[0]['parties']} parties, {seeds} seeds, {found['seconds']:.0f} s"
     trivial = "random policy" if key.startswith("fedrl/") else MAJORITY
     told = [table(points[0], trivial) if len(points) == 1 else sweep(points, trivial)]

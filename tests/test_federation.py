@@ -119,7 +119,8 @@ def test_compare_puts_local_and_the_majority_beside_every_method(people: Populat
     )
     table = study.table()
     assert [row["method"] for row in table.rows] == ["majority class", "Local", "FedAvg", "FedAvgPlus"]
-    alone, fedavg = study.of("Local"), study.of("FedAvg")
+    alone = study.of("Local")
+    fedavg = study.of("FedAvg")
     gains = [r.scores.personal.values - a.scores.personal.values for r, a in zip(fedavg, alone, strict=True)]
     assert table.rows[2]["gained"] == (np.mean(gains, axis=0) > 1e-9).sum()
     assert all(result.curve[-1][0] == 3 for result in study.results)
@@ -319,7 +320,8 @@ def test_a_mistake_in_the_code_is_not_taken_for_numbers_that_fail() -> None:
 
 @pytest.mark.parametrize("tested", [False, True])
 def test_a_label_that_the_model_does_not_know_is_named_before_the_work(tested):
-    x, y = np.zeros((4, 2), dtype=np.float32), np.array([0, 1, 2, 0])
+    x = np.zeros((4, 2), dtype=np.float32)
+    y = np.array([0, 1, 2, 0])
     bad = np.array([0, 1, 5, 0])
     data = {"a": (x, y, x, y), "b": (x, y, x, bad) if tested else (x, bad, x, y)}
     row = "row 2 of its test set" if tested else "row 2"
@@ -334,7 +336,8 @@ def test_a_label_that_the_model_does_not_know_is_named_before_the_work(tested):
 
 def test_who_was_refused_and_why_is_in_findings_and_table():
     """Numbers so large that one party's model overflows in its first step."""
-    x, y = np.ones((6, 2), dtype=np.float32), np.array([0, 1, 0, 1, 0, 1])
+    x = np.ones((6, 2), dtype=np.float32)
+    y = np.array([0, 1, 0, 1, 0, 1])
     people = parties.from_arrays({"a": (x, y), "b": (3e38 * x, y)})
     with pytest.warns(DescantWarning, match="were refused, the first: round 1, party 'b'"):
         study = compare([algorithms.FedAvg()], lambda: nn.Linear(2, 2), people, rounds=2, lr=1.0, progress=False)

@@ -49,10 +49,8 @@ def run_bench(bench: BenchSettings, out: Path, say: Callable[[str], None] = prin
     from peer_comparison.workloads import WORKLOADS, write
 
     check_replaceable(out, results.FILES)
-    schedule, machine_info = (
-        TurnSchedule(bench.turns, bench.rounds, bench.cold_rounds, bench.timeout),
-        results.machine(),
-    )
+    schedule = TurnSchedule(bench.turns, bench.rounds, bench.cold_rounds, bench.timeout)
+    machine_info = results.machine()
     cache = bench.environments or environments.CACHE
     say(f"The peers' environments are in {cache}; those that are missing are made first.")
     all_peers = {peer.name: peer for peers in chosen_peers.values() for peer in peers}
@@ -60,7 +58,8 @@ def run_bench(bench: BenchSettings, out: Path, say: Callable[[str], None] = prin
     results_by_workload = []
     for name, peers in chosen_peers.items():
         with tempfile.TemporaryDirectory(prefix="descant-bench-") as scratch:
-            work, folder = WORKLOADS[name], Path(scratch)
+            work = WORKLOADS[name]
+            folder = Path(scratch)
             say(f"{name}: writing the data of {work.title}")
             write(work, folder)
             supporting_peers = [peer for peer in peers if work.method in peer.methods]

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Okabe and Ito's colours, which the colour-blind can tell apart.
-_OURS, _PLAIN, _PEERS, _CPU = "#0072B2", "#555555", "#B8B8B8", "#D55E00"
+_OURS = "#0072B2"
+_PLAIN = "#555555"
+_PEERS = "#B8B8B8"
+_CPU = "#D55E00"
 
 
 class _Bar(NamedTuple):
@@ -44,7 +47,8 @@ def draw(results: Sequence[WorkloadResult], file: Path) -> Path:
         _panel(axes, bars)
         axes.set_title(f"{result.work.name}, {result.work.method}: {result.work.title}", fontsize=9, loc="left")
     ratios = [ratio for _, bars in shown for bar in bars for ratio in (bar.wall, bar.cpu) if ratio]
-    low, high = min([0.5, *ratios]), max([2.0, *ratios])
+    low = min([0.5, *ratios])
+    high = max([2.0, *ratios])
     panels[-1].set_xlim(low / 1.6, high * 1.6)
     panels[-1].set_xlabel("times as fast as a plain torch loop on one thread (log scale; right is faster)")
     marks = [Patch(color=_OURS), Line2D([], [], color=_CPU, marker="d", linestyle="none")]
@@ -70,7 +74,8 @@ def _panel(axes: Axes, bars: Sequence[_Bar]) -> None:
 
     axes.set_xscale("log")
     for place, bar in enumerate(bars):
-        wall, ends = bar.wall or 1.0, [ratio for ratio in (bar.wall, bar.cpu) if ratio] or [1.0]
+        wall = bar.wall or 1.0
+        ends = [ratio for ratio in (bar.wall, bar.cpu) if ratio] or [1.0]
         axes.barh(place, wall - 1, left=1, height=0.66, color=bar.color)
         at, side = (max(ends) * 1.06, "left") if wall >= 1 else (min(ends) / 1.06, "right")
         axes.text(at, place, bar.text, va="center", ha=side, fontsize=8.5, color="black" if bar.wall else _PLAIN)

@@ -23,7 +23,9 @@ class PeerProcess:
     """A contestant that is alive; use it in a `with`, so that nothing of it outlives the bench."""
 
     def __init__(self, peer: Peer, python: Path, folder: Path, log: Path) -> None:
-        self.peer, self.log, self.peak = peer, log, 0
+        self.peer = peer
+        self.log = log
+        self.peak = 0
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
         with log.open("w") as errors:
             self._process = subprocess.Popen(

@@ -127,7 +127,8 @@ def _begin(entrant: _Contestant, python: Python, folder: Path, log: Path, pace: 
 
 
 def _turn(entrant: _Contestant, work: Workload, pace: TurnSchedule) -> None:
-    running, rounds = entrant.running, pace.rounds or work.rounds_per_turn
+    running = entrant.running
+    rounds = pace.rounds or work.rounds_per_turn
     assert running is not None
     running.resume()
     before = running.processor_seconds()

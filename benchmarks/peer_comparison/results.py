@@ -42,7 +42,8 @@ class WorkloadResult:
         return [self._row(m, plain) for m in self.measured]
 
     def _row(self, m: PeerMeasurement, plain: PeerMeasurement | None) -> dict[str, Any]:
-        wall, cpu = _median(m.seconds), _median(m.processor)
+        wall = _median(m.seconds)
+        cpu = _median(m.processor)
         return {
             "contestant": m.title,
             "wall ms/round": _times(1000, wall),

@@ -125,7 +125,8 @@ def _samples(count: int, patterns: Array, rng: np.random.Generator) -> tuple[Arr
 def _weights(work: Workload) -> dict[str, Array]:
     """Uniform within 1/√(inputs), as torch begins."""
     rng = np.random.default_rng([work.seed, 2])
-    found, bound = {}, 1.0
+    found = {}
+    bound = 1.0
     for name, shape in _SHAPES[work.model].items():
         bound = 1 / math.sqrt(math.prod(shape[1:])) if len(shape) > 1 else bound  # a bias follows its weight
         found[name] = rng.uniform(-bound, bound, shape).astype(np.float32)

@@ -101,12 +101,11 @@ class Federation:
         self.memory_budget = (
             memory_budget  # bytes of party state in memory, for models and for memories each; the rest is on disk
         )
-        self.vault, self.coreset_limit = (
-            vault,
-            coreset_limit,
-        )  # where coresets are kept, and how many rows a party lets go: see Plan
+        self.vault = vault
+        self.coreset_limit = coreset_limit  # where coresets are kept, and how many rows a party lets go: see Plan
         self.deadline = deadline  # seconds that a party has for a task
-        self.history_, self.rejections_ = checkpoint.make_history(), checkpoint.make_rejections()
+        self.history_ = checkpoint.make_history()
+        self.rejections_ = checkpoint.make_rejections()
 
     def __repr__(self) -> str:
         at = self._state.round if "_state" in self.__dict__ else 0
@@ -132,7 +131,8 @@ class Federation:
         for name, number in (("seed", self.seed), ("memory_budget", self.memory_budget)):
             if not isinstance(number, int | np.integer) or isinstance(number, bool):
                 raise SettingError(f"The {name!r} of Federation must be a whole number. Got {number!r:.60}.")
-        first, solver = self.population[self.population.names[0]], self.solver or Sgd(**self.shorthand)
+        first = self.population[self.population.names[0]]
+        solver = self.solver or Sgd(**self.shorthand)
         plan = Plan.create(
             self.model,
             self.population,
@@ -272,7 +272,8 @@ class Federation:
         """The same parties, rounds, work and draws, without federation."""
         from .analysis.scores import evaluate_parties
 
-        baseline, local = self.__dict__.get("_twin"), local_baseline(self.plan_.algorithm, self.history_)
+        baseline = self.__dict__.get("_twin")
+        local = local_baseline(self.plan_.algorithm, self.history_)
         if (
             baseline is None or baseline.state.round > self.state.round
         ):  # a run that was loaded may be younger than its twin
@@ -281,7 +282,7 @@ class Federation:
             baseline.population = self.population  # not made anew: they are read once, and whoever made them may draw
         baseline.plan_ = replace(baseline.plan_, algorithm=local)  # of more rounds than when it was made
         baseline.fit(self.state.round - baseline.state.round, progress=False)
-        return evaluate_parties(baseline.plan_, baseline.engine_, baseline.state, names)
+        return evaluate_parties(baseline.plan_, baseline.engine_, baseline.state, names=names)
 
     def table(self) -> Table:
         """Each party: its own model, the centre, what it reaches alone with the same work, and its majority class.
@@ -293,7 +294,9 @@ class Federation:
 
         scores = self.scores()
         rounds = coverage(self).rounds
-        return party_table(self.population, scores, self._local_baseline(scores.names), rounds, self.findings())
+        return party_table(
+            self.population, scores, self._local_baseline(scores.names), rounds=rounds, notes=self.findings()
+        )
 
     @property
     def models_(self) -> Mapping[str, nn.Module]:

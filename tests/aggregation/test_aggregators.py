@@ -57,7 +57,8 @@ def smooth_loss(models: Tensor, z: Tensor, shares: Tensor, rho: float) -> Tensor
 @given(seed=seeds, count=counts, weighted=st.booleans())
 def test_translation_sign_order_and_scale_of_weights(center: Aggregator, seed: int, count: int, weighted: bool) -> None:
     """(28): A(w - w_1, ..., w - w_K) = w - A(w_1, ..., w_K); and neither order nor the scale of weights matters."""
-    models, shift = draw(seed, count, 5), 10 * draw(seed + 1, 5)
+    models = draw(seed, count, 5)
+    shift = 10 * draw(seed + 1, 5)
     weights = 0.2 + draw(seed + 2, count).abs() if weighted else None
     kept = models.clone()
     point = center(models, weights).point
@@ -87,7 +88,8 @@ def test_ties_do_not_depend_on_order_or_sign(center: Aggregator) -> None:
 @law
 @given(seed=seeds, weights=st.lists(st.integers(0, 4), min_size=2, max_size=6).filter(any))
 def test_a_weight_is_a_number_of_rows(name: str, seed: int, weights: list[int]) -> None:
-    models, counts = draw(seed, len(weights), 5), torch.tensor(weights)
+    models = draw(seed, len(weights), 5)
+    counts = torch.tensor(weights)
     center = CENTERS[name]
     repeated = center(models.repeat_interleave(counts, dim=0)).point
     torch.testing.assert_close(center(models, counts).point, repeated, rtol=0, atol=1e-6)
@@ -267,7 +269,8 @@ def test_gap_is_honest_when_stopped_early(shape: tuple[int, int], monkeypatch: p
 
 @pytest.mark.parametrize("rho", [1e-6, 20.0])
 def test_gram_columns_and_passes_agree(rho: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    models, weights = draw(8, 40, 50) * torch.logspace(-1, 1, 40)[:, None], draw(9, 40).abs()
+    models = draw(8, 40, 50) * torch.logspace(-1, 1, 40)[:, None]
+    weights = draw(9, 40).abs()
     by_columns = GeometricMedian(rho)(models, weights).point
     monkeypatch.setattr(geometric_median, "MAX_DIRECT_COLUMNS", 0)
     by_gram = GeometricMedian(rho)(models, weights).point
@@ -300,7 +303,8 @@ def test_one_gram_matrix_of_float32_is_enough_for_a_gap_of_a_millionth(far: floa
 
 @every_center
 def test_the_width_of_blocks_does_not_matter(center: Aggregator, monkeypatch: pytest.MonkeyPatch) -> None:
-    models, weights = draw(10, 7, 33), draw(11, 7).abs()
+    models = draw(10, 7, 33)
+    weights = draw(11, 7).abs()
     whole = center(models, weights).point
     monkeypatch.setattr(order_statistics, "BLOCK", 20)
     monkeypatch.setattr("descant.aggregation.aggregators.BLOCK", 20)

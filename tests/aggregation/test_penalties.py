@@ -79,7 +79,8 @@ def test_prox_is_the_minimiser(penalty: Penalty, seed: int, rho: float, scale: f
 @law
 @given(seed=seeds, rho=rhos, scale=scales)
 def test_prox_is_firmly_nonexpansive(penalty: Penalty, seed: int, rho: float, scale: float) -> None:
-    a, b = scale * draw(seed, D), scale * draw(seed + 1, D)
+    a = scale * draw(seed, D)
+    b = scale * draw(seed + 1, D)
     moved = penalty.prox(a, rho) - penalty.prox(b, rho)
     assert moved @ moved <= moved @ (a - b) + 1e-12 * scale**2
 
@@ -128,7 +129,8 @@ def test_prox_of_a_p_norm_solves_its_equation_to_rounding(p: float, scale: float
     q = p / (p - 1)
     vanished = torch.linalg.vector_norm(v, ord=q, dim=1) <= 1
     assert torch.equal((w == 0).all(dim=1), vanished)
-    w, v = w[~vanished], v[~vanished]
+    w = w[~vanished]
+    v = v[~vanished]
     # (v - w)/rho must be the gradient of the norm at w: of dual norm 1 and aligned with w.
     slope = v - w
     rounding = 1e-15 * max(1.0, scale) * max(p, q)  # of v - w, as the dual norm magnifies it
@@ -148,7 +150,8 @@ def test_prox_of_float32_stays_float32_and_near_the_float64_one() -> None:
 @law
 @given(seed=seeds, rho=rhos)
 def test_closed_forms_of_section_5_2(seed: int, rho: float) -> None:
-    own, center = draw(seed, D), draw(seed + 1, D)
+    own = draw(seed, D)
+    center = draw(seed + 1, D)
     gap = own - center
     mixes = {
         HalfSquare(): torch.tensor(rho / (1 + rho), dtype=torch.float64),
@@ -156,26 +159,28 @@ def test_closed_forms_of_section_5_2(seed: int, rho: float) -> None:
         Norm1(): (rho / gap.abs()).clamp(max=1),
     }
     for penalty, mix in mixes.items():
-        torch.testing.assert_close(proximal_anchor(penalty, own, center, rho), (1 - mix) * own + mix * center)
+        torch.testing.assert_close(proximal_anchor(penalty, own, center, rho=rho), (1 - mix) * own + mix * center)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_personal_keeps_bits(dtype: torch.dtype) -> None:
-    own, center = draw(1, 3, 1000).to(dtype) * 1e-3, 1e3 * draw(2, 1000).to(dtype)
+    own = draw(1, 3, 1000).to(dtype) * 1e-3
+    center = 1e3 * draw(2, 1000).to(dtype)
     assert not torch.equal(center + (own - center), own)  # the naive way loses them
-    assert torch.equal(proximal_anchor(Zero(), own, center, 1.0), own)
-    assert torch.equal(proximal_anchor(Indicator(), own, center, 1.0), center.expand_as(own))
+    assert torch.equal(proximal_anchor(Zero(), own, center, rho=1.0), own)
+    assert torch.equal(proximal_anchor(Indicator(), own, center, rho=1.0), center.expand_as(own))
     hybrid = LayerSum(((((10, 20),), Indicator()),))
-    mixed = proximal_anchor(hybrid, own, center, 1.0)
+    mixed = proximal_anchor(hybrid, own, center, rho=1.0)
     assert torch.equal(mixed[:, 20:], own[:, 20:]) and torch.equal(mixed[0, 10:20], center[10:20])
 
 
 @pytest.mark.parametrize(("sign", "right", "wrong"), [(1.0, 0.25, -0.5), (-1.0, -0.25, -6.0)])
 def test_erratum_9_the_printed_threshold_loses_negatives(sign: float, right: float, wrong: float) -> None:
-    models, rho = sign * torch.tensor([[-1.0], [-0.5], [10.0]], dtype=torch.float64), 2.0
+    models = sign * torch.tensor([[-1.0], [-0.5], [10.0]], dtype=torch.float64)
+    rho = 2.0
     ours = printed = models.mean(0)
     for _ in range(400):
-        ours = fixed_point_step(models, ours, Norm1(), rho)
+        ours = fixed_point_step(models, ours, Norm1(), rho=rho)
         d = models - printed
         printed = models.mean(0) - torch.clamp(d - rho * d.sign(), min=0).mean(0)
     assert printed.item() == pytest.approx(wrong, abs=1e-9)
@@ -196,20 +201,21 @@ def test_center_is_the_minimiser(penalty: Penalty, weighted: bool, count: int, r
         points = center.point + size * draw(4, 40, 1, D)
         assert (envelope(penalty, models - points, rho) @ shares >= best - 1e-10).all()
     # The gap is the norm of the gradient; it is found here by eq. (34), and small.
-    uphill = center.point - fixed_point_step(models, center.point, penalty, rho, weights)
+    uphill = center.point - fixed_point_step(models, center.point, penalty, rho=rho, weights=weights)
     assert float(uphill.norm()) / rho == pytest.approx(center.gap, abs=1e-9)
     assert center.gap < 1e-8
 
 
 @pytest.mark.parametrize("name", ["l2", "l1", "lp 1.5", "lp inf", "layers", "half square"])
 def test_center_agrees_with_equation_34_iterated(name: str) -> None:
-    penalty, rho = PENALTIES[name], 1.0
+    penalty = PENALTIES[name]
+    rho = 1.0
     models = 2 * draw(11, 7, D)
     shares = torch.full((7,), 1 / 7, dtype=torch.float64)
     z = models.mean(0)
     before = objective(penalty, models, z, rho, shares)
     for _ in range(300):
-        z = fixed_point_step(models, z, penalty, rho)
+        z = fixed_point_step(models, z, penalty, rho=rho)
     oracle = objective(penalty, models, z, rho, shares)
     best = objective(penalty, models, penalty.center(rho)(models).point, rho, shares)
     assert best == pytest.approx(oracle, abs=1e-9)
@@ -220,7 +226,8 @@ def test_center_agrees_with_equation_34_iterated(name: str) -> None:
 def test_norm_p_has_the_centres_of_its_neighbours() -> None:
     models = draw(5, 9, D)
     for exact, near in ((1.0, 1.0001), (2.0, 2.0001)):
-        a, b = NormP(exact).center(1.0)(models), NormP(near).center(1.0)(models)
+        a = NormP(exact).center(1.0)(models)
+        b = NormP(near).center(1.0)(models)
         torch.testing.assert_close(a.point, b.point, rtol=0, atol=2e-3)
 
 
@@ -236,10 +243,13 @@ def test_first_matching_pattern_has_the_layer_and_neighbours_join() -> None:
 def test_sum_over_layers_is_each_layer_alone() -> None:
     models = 2 * draw(6, 5, 8)
     bound = ByLayer({"*.bias": Norm2(), "head.*": Norm1()}).bind(NET)
-    bias, head, rest = [3, 7], [4, 5, 6], [0, 1, 2]
+    bias = [3, 7]
+    head = [4, 5, 6]
+    rest = [0, 1, 2]
     value = Norm2().value(models[:, bias]) + Norm1().value(models[:, head])
     torch.testing.assert_close(bound.value(models), value)
-    moved, center = bound.prox(models, 0.7), bound.center(0.7)(models)
+    moved = bound.prox(models, 0.7)
+    center = bound.center(0.7)(models)
     for columns, penalty in ((bias, Norm2()), (head, Norm1()), (rest, Zero())):
         torch.testing.assert_close(moved[:, columns], penalty.prox(models[:, columns], 0.7))
         torch.testing.assert_close(center.point[columns], penalty.center(0.7)(models[:, columns]).point)

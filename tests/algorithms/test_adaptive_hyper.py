@@ -70,7 +70,8 @@ def test_the_distribution_sums_to_one_and_its_precision_is_positive_definite(
 @given(distributions())
 def test_it_is_the_gaussian_of_its_mean_and_precision_up_to_a_factor(found: tuple[Numbers, list[GridAxis]]) -> None:
     psi, axes = found
-    points, factor = grid_points(axes), cholesky_factor(psi, len(axes))
+    points = grid_points(axes)
+    factor = cholesky_factor(psi, len(axes))
     away = points - psi[: len(axes)]
     exponents = -0.5 * np.einsum("pi,ij,pj->p", away, factor @ factor.T, away)
     difference = log_probabilities(psi, points) - exponents
@@ -89,7 +90,8 @@ def test_the_score_has_zero_mean(found: tuple[Numbers, list[GridAxis]]) -> None:
 @given(distributions(), st.integers(0, 10**6))
 def test_the_score_agrees_with_finite_differences(found: tuple[Numbers, list[GridAxis]], place: int) -> None:
     psi, axes = found
-    points, step = grid_points(axes), 1e-6
+    points = grid_points(axes)
+    step = 1e-6
     at = place % len(points)
     for i, slope in enumerate(score(psi, points, at)):
         aside = np.zeros(len(psi))
@@ -103,7 +105,8 @@ def test_whatever_the_update_the_mean_is_on_the_grid_and_the_precision_within_it
     axes: list[GridAxis], data: st.DataObject
 ) -> None:
     """From a draw from all over the grid (1) to one that still tries neighbours: half their spacing, at the least."""
-    size, spacing = len(axes), grid_spacing(axes)
+    size = len(axes)
+    spacing = grid_spacing(axes)
     count = 2 * size + size * (size - 1) // 2
     psi = np.array(data.draw(st.lists(st.floats(-1e9, 1e9), min_size=count, max_size=count)))
     kept = clip_psi(psi, spacing)
@@ -126,14 +129,17 @@ def test_narrowing_multiplies_the_whole_precision(found: tuple[Numbers, list[Gri
 
 def test_draws_have_the_frequencies_of_the_distribution() -> None:
     axes = (GridAxis("lr", (0.01, 0.1, 1.0), log=True), GridAxis("work", (1.0, 5.0)))
-    psi, points, rng = initial_psi(2, 4.0) + 0.2, grid_points(axes), np.random.default_rng(0)
+    psi = initial_psi(2, 4.0) + 0.2
+    points = grid_points(axes)
+    rng = np.random.default_rng(0)
     counts = np.bincount([draw_point(psi, points, rng) for _ in range(4000)], minlength=len(points))
     np.testing.assert_allclose(counts / 4000, np.exp(log_probabilities(psi, points)), atol=0.03)
 
 
 def test_an_axis_has_mid_range_at_zero_and_gives_its_values_back() -> None:
     """ERRATA 3: an uneven grid cannot have mean 0 and fill [-0.5, 0.5]."""
-    even, uneven = GridAxis("lr", (0.001, 0.01, 0.1), log=True), GridAxis("work", (1, 2, 5))
+    even = GridAxis("lr", (0.001, 0.01, 0.1), log=True)
+    uneven = GridAxis("work", (1, 2, 5))
     np.testing.assert_allclose(even.positions, [-0.5, 0, 0.5], atol=1e-12)
     np.testing.assert_allclose(uneven.positions, [-0.5, -0.25, 0.5])
     for axis in (even, uneven):
@@ -148,7 +154,14 @@ def tuned(
 ) -> TuneResult:
     memory = {} if before is None else before.tuner_state
     return tuner(
-        TuneContext(round, Hyper(), memory, feedback, torch.full((3,), float(round)), np.random.default_rng(round))
+        TuneContext(
+            round,
+            Hyper(),
+            memory,
+            feedback=feedback,
+            global_model=torch.full((3,), float(round)),
+            rng=np.random.default_rng(round),
+        )
     )
 
 
@@ -160,7 +173,8 @@ def reinforce(**settings: object) -> ReinforceTuner:
 
 def played(tuner: ReinforceTuner, loss_after: Callable[[int, Hyper, float], float], rounds: int) -> list[TuneResult]:
     """A federation that is only a loss: what it is after a round, by the round, its hyper-parameters and the loss."""
-    loss, found = 1.0, []
+    loss = 1.0
+    found = []
     for round in range(1, rounds + 1):
         found.append(tuned(tuner, {"validation": loss}, found[-1] if found else None, round))
         start = loss if found[-1].global_model is None else found[-1].tuner_state["numbers"][2].item()
@@ -193,7 +207,9 @@ def test_equation_7_by_hand() -> None:
     tuner = reinforce(window=2, guard=None)
     losses = [4.0, 3.0, 2.9, 1.0, 0.9]
     found: list[TuneResult] = []
-    scores, rewards, psi = [], [], initial_psi(2, 85.0)
+    scores = []
+    rewards = []
+    psi = initial_psi(2, 85.0)
     for round, loss in enumerate(losses, 1):
         found.append(tuned(tuner, {"validation": loss}, found[-1] if found else None, round))
         if round > 1:
@@ -213,7 +229,8 @@ def test_equation_7_by_hand() -> None:
 
 def test_equation_6_with_past_rewards_alone_weighs_the_near_ones_more() -> None:
     """γ_Z = 2/(Z(Z+1)) for the causal window (ERRATA 2); each score counts once."""
-    scores, rewards = np.array([[7.0], [8.0], [9.0], [1.0]]), np.array([0.1, 0.2, 0.3, 0.9])
+    scores = np.array([[7.0], [8.0], [9.0], [1.0]])
+    rewards = np.array([0.1, 0.2, 0.3, 0.9])
     baseline = 2 / (3 * 4) * (1 * 0.1 + 2 * 0.2 + 3 * 0.3)
     np.testing.assert_allclose(reinforce_gradient(scores, rewards, "triangular"), [0.9 - baseline])
     assert reinforce_gradient(scores[:1], rewards[:1], "triangular") == 0
@@ -246,7 +263,8 @@ def test_a_reward_that_is_not_known_moves_nothing(bad: float | None) -> None:
     for round, loss in enumerate((2.0, 1.5, 1.4, 1.2), 1):
         before = tuned(tuner, {name: loss}, before, round)
     assert before is not None
-    at, moved = before.tuner_state["psi"], []
+    at = before.tuner_state["psi"]
+    moved = []
     for round, feedback in enumerate(({} if clients else {name: bad}, {name: 1.1}, {name: 1.0}, {name: 0.5}), 5):
         before = tuned(tuner, feedback, before, round)  # type: ignore[arg-type]
         moved.append(not torch.equal(before.tuner_state["psi"], at))
@@ -262,7 +280,8 @@ def test_a_reward_that_is_not_known_moves_nothing(bad: float | None) -> None:
 @pytest.mark.parametrize(("reward", "late"), [("validation", 0), ("clients", 1)])
 def test_a_round_of_which_no_model_could_be_used_has_the_worst_reward(reward: str, late: int) -> None:
     """The loss has not changed by it, and says nothing. The draw before it still waits for its own, if that is late."""
-    name, before = ("received_loss" if late else "validation"), None
+    name = "received_loss" if late else "validation"
+    before = None
     for round, loss in enumerate((2.0, 1.5, 1.4), 1):
         before = tuned(reinforce(reward=reward), {name: loss}, before, round)
     assert before is not None and len(before.tuner_state["pending_scores"]) == 1 + late
@@ -303,7 +322,8 @@ def test_noise_at_the_first_losses_and_at_low_ones_is_no_collapse() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 50.0])
 def test_a_collapse_goes_back_narrows_and_moves_away(bad: float) -> None:
-    tuner, before = reinforce(), None
+    tuner = reinforce()
+    before = None
     for round, loss in enumerate((2.0, 1.5, 0.5, 0.6, bad), 1):
         before = tuned(tuner, {"validation": loss}, before, round)
         if loss == 0.5:
@@ -322,12 +342,14 @@ def test_a_collapse_goes_back_narrows_and_moves_away(bad: float) -> None:
 
 def test_what_collapsed_counts_as_the_worst_reward() -> None:
     """ψ of the place gone back to, one step of eq. (7) with the draw that collapsed, narrower, and a step down."""
-    tuner, before = reinforce(), None
+    tuner = reinforce()
+    before = None
     for round, loss in enumerate((2.0, 1.5, 0.5, 0.6), 1):
         before = tuned(tuner, {"validation": loss}, before, round)
     assert before is not None
     held = {name: tensor.numpy() for name, tensor in before.tuner_state.items()}
-    scores, rewards = np.vstack([held["scores"], held["pending_scores"]]), np.append(held["rewards"], -1.0)
+    scores = np.vstack([held["scores"], held["pending_scores"]])
+    rewards = np.append(held["rewards"], -1.0)
     psi = held["lowest_loss_psi"] + 0.01 * (rewards - rewards.mean()) @ scores
     psi = np.concatenate([psi[:2] - grid_spacing(tuner.axes), psi[2:4] + math.log(4) / 2, 2 * psi[4:]])
     after = tuned(tuner, {"validation": 50.0}, before, 5)
@@ -336,7 +358,8 @@ def test_what_collapsed_counts_as_the_worst_reward() -> None:
 
 def test_with_a_guard_one_bad_loss_that_is_no_collapse_counts_no_more_than_a_collapse() -> None:
     for guard, least in ((1.5, -1.0), (None, -2.0)):
-        tuner, before = reinforce(guard=guard), None
+        tuner = reinforce(guard=guard)
+        before = None
         for round, loss in enumerate((2.0, 0.05, 0.15), 1):
             before = tuned(tuner, {"validation": loss}, before, round)
         assert before is not None and before.global_model is None
@@ -419,7 +442,9 @@ def test_without_a_guard_nothing_is_brought_back() -> None:
 
 def test_clients_who_happened_to_be_easy_are_no_lowest_loss() -> None:
     """Other clients in every round: the running mean is held against its lowest, and finds what lasts, or is huge."""
-    tuner, before, returns = reinforce(reward="clients"), None, []
+    tuner = reinforce(reward="clients")
+    before = None
+    returns = []
     easy_and_hard = [2.3, *(0.4 if round % 3 else 2.2 for round in range(1, 30))]
     for round, loss in enumerate(easy_and_hard, 2):
         before = tuned(tuner, {"received_loss": loss}, before, round)
@@ -437,7 +462,8 @@ def test_clients_who_happened_to_be_easy_are_no_lowest_loss() -> None:
 
 def test_the_first_loss_after_a_return_is_that_of_the_place_gone_back_to() -> None:
     """Parties began anew there, and what they kept for themselves was part of it: that is no second collapse."""
-    tuner, before = reinforce(reward="clients"), None
+    tuner = reinforce(reward="clients")
+    before = None
     for round, loss in enumerate((2.3, 1.0, 0.6, 0.5, 40.0), 2):
         before = tuned(tuner, {"received_loss": loss}, before, round)
     assert before is not None and before.global_model is not None
@@ -456,7 +482,9 @@ def test_a_few_of_many_unlike_clients_are_no_collapse() -> None:
 
 
 def test_clients_that_cannot_be_heard_at_all_bring_the_model_back_once() -> None:
-    tuner, before, returns = reinforce(reward="clients"), None, []
+    tuner = reinforce(reward="clients")
+    before = None
+    returns = []
     for round in range(1, 15):
         feedback = {} if round == 1 or round >= 6 else {"received_loss": 2.0 - 0.1 * round}
         before = tuned(tuner, feedback, before, round)
@@ -577,7 +605,9 @@ def test_a_decay_by_numbers() -> None:
     assert [entry["lr"] for entry in fed.history_] == [0.1, 0.1, 0.05, 0.05, 0.025, 0.025, 0.02]
     assert [entry["work"] for entry in fed.history_] == [10, 10, 5, 5, 3, 3, 3]
     low = algorithms.DecaySchedule(min_lr=1.0, min_work=50).tune
-    assert low(TuneContext(9, Hyper(0.1, 5), {}, {}, torch.zeros(1), np.random.default_rng(0))).hyper == Hyper(0.1, 5)
+    assert low(
+        TuneContext(9, Hyper(0.1, 5), {}, feedback={}, global_model=torch.zeros(1), rng=np.random.default_rng(0))
+    ).hyper == Hyper(0.1, 5)
     with pytest.raises(SettingError, match="The 'lr_factor' of DecaySchedule must be > 0 and <= 1"):
         algorithms.DecaySchedule(lr_factor=1.5)
     with pytest.raises(SettingError, match="Decaying cannot tune FedAvg\\+AH, which is tuned already"):

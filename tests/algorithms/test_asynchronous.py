@@ -65,7 +65,8 @@ def test_who_is_faster_reports_more_often_and_lateness_is_counted_in_versions() 
 @pytest.mark.parametrize(("algorithm", "parties"), [(FedBuff(2), 3), (FedBuff(3), 10), (FedAsync(), 5)])
 def test_of_parties_of_one_speed_nobody_is_favoured(algorithm: Algorithm, parties: int) -> None:
     """Ties are broken by the seed: by name, some would report twice as often as others."""
-    versions, turns = 90, []
+    versions = 90
+    turns = []
     for seed in (0, 1):
         solver = Sgd(lr=0.01, steps=1, batch=4)
         fed = Federation(
@@ -80,7 +81,8 @@ def test_of_parties_of_one_speed_nobody_is_favoured(algorithm: Algorithm, partie
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_clock_changes_nothing_but_the_time_where_all_are_waited_for(name: str) -> None:
-    timed, plain = ran(made(METHODS[name]()), 2), ran(made(METHODS[name](), InProcess), 2)
+    timed = ran(made(METHODS[name]()), 2)
+    plain = ran(made(METHODS[name](), InProcess), 2)
     assert torch.equal(timed.state.global_model, plain.state.global_model)
     for party in plain.state.personal_models.names():
         assert torch.equal(
@@ -108,7 +110,8 @@ def test_time_never_runs_backwards_and_everybody_gets_a_turn(speeds: list[float]
 
 
 def test_who_looks_on_takes_no_time_and_changes_nothing() -> None:
-    plain, looked = ran(made(FedBuff(2)), 6), made(FedBuff(2))
+    plain = ran(made(FedBuff(2)), 6)
+    looked = made(FedBuff(2))
     for done in looked.rounds(6):
         done.scores  # noqa: B018
         looked.models_["0"]
@@ -179,7 +182,8 @@ WAYS: dict[str, Algorithm] = {
 @pytest.mark.filterwarnings("ignore::descant.errors.DescantWarning")
 @pytest.mark.parametrize("name", WAYS)
 def test_a_stop_anywhere_changes_nothing(name: str, tmp_path: Path) -> None:
-    solver, clock = Sgd(lr=0.05, steps=3, batch=4, optimizer="Adam"), VirtualClock(SPEEDS, jitter=0.4)
+    solver = Sgd(lr=0.05, steps=3, batch=4, optimizer="Adam")
+    clock = VirtualClock(SPEEDS, jitter=0.4)
     whole = ran(made(WAYS[name], clock, solver=solver), 10)
     assert max(column(whole, "staleness")) > 0
     for stop in (1, 4, 7):

@@ -35,7 +35,9 @@ NAMES = ("a", "b", "c")
 
 
 def attending(round: int, names: tuple[str, ...] = NAMES, seed: int = 0) -> ParticipationContext:
-    return ParticipationContext(round, names, Hyper(work=20), np.random.default_rng(round), seed, NAMES)
+    return ParticipationContext(
+        round, names, Hyper(work=20), rng=np.random.default_rng(round), seed=seed, all_parties=NAMES
+    )
 
 
 def days(attend: Participation, rounds: int = 8, names: tuple[str, ...] = NAMES) -> list[str]:
@@ -278,7 +280,9 @@ def test_a_schedule_is_found_beside_its_recipe_and_a_run_needs_it_no_more(
     (tmp_path / "sub" / "tiny.toml").write_text(text)
     monkeypatch.chdir(tmp_path)
     there = read_recipe(Path("sub") / "tiny.toml")
-    attend, kept, digest = there.algorithm().participation, there.text, there.digest
+    attend = there.algorithm().participation
+    kept = there.text
+    digest = there.digest
     assert attend == Timetable((PresenceSpan("0", 1, 1), PresenceSpan("1", 1, 0), PresenceSpan("2", 1, 2)))
     assert there.quick_form().algorithm().participation == attend
     monkeypatch.chdir(tmp_path / "sub")

@@ -44,7 +44,9 @@ class Written(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.middle, self.head = nn.Conv2d(1, 3, 3, stride=2), nn.Linear(12, 4), nn.Linear(4, 3)
+        self.conv = nn.Conv2d(1, 3, 3, stride=2)
+        self.middle = nn.Linear(12, 4)
+        self.head = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = functional.max_pool2d(torch.tanh(self.conv(x)), 2)
@@ -105,11 +107,23 @@ def term_of(algorithm: Algorithm, module: nn.Module) -> LossTerm:
 def sight_of(module: nn.Module, term: LossTerm, own: Tensor, w: Tensor, x: Tensor) -> LossContext:
     """What the term sees of a trained model w beside the module's own numbers."""
     net = Net(module)
-    received, none = net.copy_initial_row(), torch.empty(0, dtype=x.dtype)
+    received = net.copy_initial_row()
+    none = torch.empty(0, dtype=x.dtype)
     output, _, seen = net.apply_with_points(w, none, x, term.feature_names)
     frozen = net.apply_with_points(received, none, x, term.feature_names)[2]
     y = torch.zeros(len(x), dtype=torch.int64)
-    return LossContext(w, received, own, x, y, output, seen, frozen, lambda p, i: i, functional.cross_entropy)
+    return LossContext(
+        w,
+        received,
+        own,
+        x=x,
+        y=y,
+        output=output,
+        features=seen,
+        received_features=frozen,
+        apply=lambda p, i: i,
+        loss=functional.cross_entropy,
+    )
 
 
 # ── the points ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -166,10 +180,12 @@ def test_the_loss_is_that_of_torch_s_own_layers(reduction: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)).double()
     term = term_of(RM(reduction=reduction), model)  # type: ignore[arg-type]
-    net, x = Net(model), torch.randn(5, 1, 6, 6, dtype=torch.float64)
+    net = Net(model)
+    x = torch.randn(5, 1, 6, 6, dtype=torch.float64)
     theta = term.initial_values(net.copy_initial_row(), np.random.default_rng(3))  # type: ignore[misc]
     w = net.copy_initial_row() + 0.05 * torch.randn_like(net.copy_initial_row())
-    first, second = nn.ConvTranspose2d(2, 1, 3).double(), nn.Linear(3, 8).double()
+    first = nn.ConvTranspose2d(2, 1, 3).double()
+    second = nn.Linear(3, 8).double()
     assert isinstance(term.value, MatchingLoss)
     own = list(term.value.split(theta))
     for part, values in zip([*first.parameters(), *second.parameters()], own, strict=True):
@@ -204,25 +220,31 @@ def test_matching_layers_begin_as_torch_s_do() -> None:
 @pytest.mark.parametrize("name", NETS)
 def test_gradients_agree_with_finite_differences(name: str, way: str) -> None:
     """Of eq. (2) with both other terms, along w and θ, for two unlike parties with unlike strengths."""
-    module, shape = made(name), NETS[name][0]
+    module = made(name)
+    shape = NETS[name][0]
     net = Net(module)
     wrapped = algorithms.WeightDivergence(algorithms.EntropyRegularization(RM(), min_entropy=1.05), 0.3)
     terms = bind(wrapped, net).terms
     torch.manual_seed(4)
     theta = torch.stack([terms[0].begin(net.copy_initial_row(), np.random.default_rng(k)) for k in range(2)])
     columns = torch.cat([net.copy_initial_row() + 0.1 * torch.randn(2, net.layout.trainable_width).double(), theta], 1)
-    x, y = torch.randn(2, 5, *shape, dtype=torch.float64), torch.randint(3, (2, 5))
+    x = torch.randn(2, 5, *shape, dtype=torch.float64)
+    y = torch.randint(3, (2, 5))
     strengths = torch.tensor([[0.7, 0.4, 0.2], [1.5, 0.1, 0.0]], dtype=torch.float64)
-    objective = Objective(net, functional.cross_entropy, terms, (theta.shape[1], 0, 0))
-    none, received = columns.new_empty(2, 0), net.copy_initial_row().repeat(2, 1)
+    objective = Objective(net, functional.cross_entropy, terms, widths=(theta.shape[1], 0, 0))
+    none = columns.new_empty(2, 0)
+    received = net.copy_initial_row().repeat(2, 1)
     found = []
     for rows in ([0], [1]) if way in ("single", "looped") else ([0, 1],):
         stack = Stack(net.layout, [columns[rows]], lead=int(way != "single"))
         with torch.no_grad():
-            descent = StackGradient(objective, way, stack, none[rows], received[rows], strengths[rows])
+            descent = StackGradient(
+                objective, way, stack, statistics=none[rows], received=received[rows], strengths=strengths[rows]
+            )
             descent(x[rows], y[rows])
         found.append(descent.stack.gradient)
-    gradient, step = torch.cat(found), 1e-6
+    gradient = torch.cat(found)
+    step = 1e-6
 
     def value(k: int, at: Tensor) -> Tensor:
         return objective.party_objective(at, none[k], received[k], strengths[k], x[k], y[k])[0].detach()
@@ -297,7 +319,8 @@ def test_models_without_a_kernel_are_matched_too() -> None:
 def test_the_cut_changes_no_bit_of_convolutions(way: str) -> None:
     def hashed(pieces: int) -> str:
         people = shaped(NETS["convolutions"][0], 4)
-        solver, engine = Sgd(lr=0.05, steps=2, batch=3), partial(BytesEngine, batch_count=pieces)
+        solver = Sgd(lr=0.05, steps=2, batch=3)
+        engine = partial(BytesEngine, batch_count=pieces)
         fed = Federation(made("convolutions"), people, RM(), solver=solver, engine=engine)
         fed.state = replace(fed.state, execution_mode=way)
         return fed.fit(2, progress=False).hash()
@@ -350,7 +373,8 @@ def test_coefficient_0_is_the_wrapped_algorithm_bit_for_bit(base: Algorithm, way
 @pytest.mark.parametrize("way", WAYS)
 def test_a_party_whose_coefficient_is_0_learns_as_without(way: str) -> None:
     """And the others do not: a coefficient may differ by party and round."""
-    people, rows = classification_parties(4, torch.float64), []
+    people = classification_parties(4, torch.float64)
+    rows = []
     for algorithm in (algorithms.Local(), RM(algorithms.Local(), coefficient=PerParty({"1": 3.0}, default=0.0))):
         fed = Federation(network(torch.float64), people, algorithm, lr=0.1, steps=3, batch=4)
         fed.state = replace(fed.state, execution_mode=way)
@@ -372,7 +396,8 @@ def test_two_rounds_are_those_of_plain_torch(way: str) -> None:
     """Algorithm 1 without its tuner, written out: modules and one optimiser a party, and θ stays with it."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double()
-    people, lr = classification_parties(3, torch.float64), 0.1
+    people = classification_parties(3, torch.float64)
+    lr = 0.1
     fed = Federation(model, people, RM(coefficient=0.5), lr=lr, steps=2, batch=100, seed=1)
     fed.state = replace(fed.state, execution_mode=way)
     fed.fit(2, progress=False)
@@ -381,7 +406,8 @@ def test_two_rounds_are_those_of_plain_torch(way: str) -> None:
     center = nn.utils.parameters_to_vector(model.parameters()).detach()
     theta = {name: term.initial_values(center, seeds.stream(1, 1, name, "matching")) for name in people}
     for _ in range(2):
-        frozen, trained = Net(model).module_from_row(center), {}
+        frozen = Net(model).module_from_row(center)
+        trained = {}
         for party in people.values():
             own = [part.clone().requires_grad_() for part in term.value.split(theta[party.name])]
             module = Net(model).module_from_row(center)
@@ -467,7 +493,9 @@ def test_weight_divergence_is_fedprox_with_twice_the_coefficient() -> None:
 class Branched(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.again, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.first = nn.Linear(6, 6)
+        self.again = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.first(x).relu()

@@ -116,7 +116,8 @@ def test_parties_report_the_loss_of_what_they_received() -> None:
     algorithm = replace(algorithms.FedAvg(), loss_samples=4)
     fed = Federation(network(), classification_parties(5), algorithm, lr=0.1, steps=3, batch=4)
     for _ in range(2):
-        center, losses = fed.global_model_, []
+        center = fed.global_model_
+        losses = []
         for party in fed.population.values():
             some = torch.arange(0, party.samples, math.ceil(party.samples / 4))
             assert len(some) <= 4

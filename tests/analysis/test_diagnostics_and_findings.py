@@ -59,7 +59,8 @@ def ran(fed: Federation, rounds: int) -> Federation:
 @pytest.mark.parametrize("name", METHODS)
 def test_judging_changes_no_hash_and_agrees_with_scores(name: str) -> None:
     """Own before is what the party had when the round began, as far as the method lets it start there."""
-    plain, fed = made(name), made(name)
+    plain = made(name)
+    fed = made(name)
     for _ in plain.rounds(3, evaluate_local_in=()):
         pass
     earlier = [fed.scores()] + [scored.scores for scored in fed.rounds(3, evaluate_local_in=(1, 2, 3))]
@@ -110,7 +111,8 @@ def failing(output: Tensor, target: Tensor) -> Tensor:
 
 
 def test_a_metric_that_fails_costs_no_party_its_round() -> None:
-    fed, plain = made("FedAvg", metric=failing), made("FedAvg")
+    fed = made("FedAvg", metric=failing)
+    plain = made("FedAvg")
     assert ran(fed, 2).hash() == ran(plain, 2).hash()
     assert not fed.rejections_ and not fed.state.local_scores
 
@@ -164,7 +166,9 @@ def test_who_never_trained_alone_is_judged_by_the_first_model() -> None:
 class Fixed:
     """A solver that puts every party where it is told, so that all is known by hand."""
 
-    hyper, metric, examine = Hyper(), None, staticmethod(evaluate_test_sets)
+    hyper = Hyper()
+    metric = None
+    examine = staticmethod(evaluate_test_sets)
 
     def __init__(self, places: dict[str, list[float]]) -> None:
         self.places = places
@@ -399,7 +403,17 @@ def test_a_study_marks_a_collapse_that_only_training_alone_can_tell() -> None:
     def result(method: str, earned: Numbers) -> StudyResult:
         still = {name: np.zeros(40) for name in ("loss", "change", "norm", "jump", "jump_sd")}
         series = {"round": np.arange(1.0, 41), "reward": earned, "steps": np.full(40, 50.0), **still}
-        return StudyResult(method, 0, scores, (), 0.0, 0, "Local", np.full(2, 40.0), series)
+        return StudyResult(
+            method,
+            0,
+            scores,
+            curve=(),
+            seconds=0.0,
+            rejected=0,
+            baseline="Local",
+            rounds_trained=np.full(2, 40.0),
+            series=series,
+        )
 
     held = np.where(np.arange(40) < 25, days, 0.0)
     study = Study((result("Local", days), result("FedAvg", held), result("FedAvg+", days)), {})
@@ -428,7 +442,9 @@ def test_a_run_that_breaks_down_is_found_out() -> None:
 def test_the_walk_shows_the_next_round_and_leaves_no_trace(name: str) -> None:
     """λ=0 is the own model after the local work, λ=1 the new centre, dotted the centre of the round before."""
     fed = ran(made(name, attend=3), 2)
-    before, history, scores = fed.hash(), list(fed.history_), fed.scores()
+    before = fed.hash()
+    history = list(fed.history_)
+    scores = fed.scores()
     walked = interpolation(fed, points=3)
     assert fed.hash() == before and fed.history_ == history and fed.state.round == 2
     next(iter(fed.rounds(1)))

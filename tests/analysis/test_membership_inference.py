@@ -43,7 +43,8 @@ def test_the_error_of_the_area_is_its_spread_over_samples() -> None:
 
 def guessing(rows: int = 200, tested: int = 200) -> Party:
     generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(rows + tested, 3, generator=generator), torch.arange(rows + tested) % 2
+    x = torch.randn(rows + tested, 3, generator=generator)
+    y = torch.arange(rows + tested) % 2
     return parties.from_arrays({"a": (x[:rows], y[:rows], x[rows:], y[rows:])})["a"]
 
 
@@ -51,7 +52,8 @@ def test_a_model_that_never_saw_the_rows_gives_nothing_away_and_the_coreset_give
     party = guessing()
     chosen = Selection(share=0.1).choose(party, seed=0)
     found = membership_inference(nn.Linear(3, 2), party, chosen.coreset)
-    model, both = found.attacks[MODEL_ONLY], found.attacks[MODEL_AND_CORESET]
+    model = found.attacks[MODEL_ONLY]
+    both = found.attacks[MODEL_AND_CORESET]
     assert abs(model.auc - 0.5) < 3 * model.error
     assert both.caught(0.0) >= 20 / 200 and both.auc > model.auc
     assert both.caught(0.0) <= 20 / 200 + model.caught(0.0) + 0.01  # what is known, and no more than that
@@ -72,7 +74,8 @@ def test_a_model_that_knows_its_rows_by_heart_gives_all_away() -> None:
 
 
 def test_a_test_row_that_equals_one_of_the_coreset_is_a_false_alarm() -> None:
-    x, y = torch.arange(8.0)[:, None], torch.zeros(8).long()
+    x = torch.arange(8.0)[:, None]
+    y = torch.zeros(8).long()
     party = parties.from_arrays({"a": (x[:4], y[:4], x[3:], y[3:])})["a"]
     everything = Selection(share=1)(party, seed=0)
     found = membership_inference(nn.Linear(1, 2), party, everything).attacks[MODEL_AND_CORESET]
@@ -80,7 +83,8 @@ def test_a_test_row_that_equals_one_of_the_coreset_is_a_false_alarm() -> None:
 
 
 def test_columns_that_did_not_leave_are_not_compared() -> None:
-    party, selection = guessing(20, 20), Selection(count=5, drop_columns=(1,))
+    party = guessing(20, 20)
+    selection = Selection(count=5, drop_columns=(1,))
     coreset = selection(party, seed=0)
     with_drop, without = (
         membership_inference(nn.Linear(3, 2), party, coreset, drop, loss=zero).attacks[MODEL_AND_CORESET]
@@ -94,7 +98,8 @@ def zero(output: Tensor, target: Tensor) -> Tensor:
 
 
 def test_the_module_stays_as_it_was_and_a_loss_that_is_no_number_looks_like_nobody() -> None:
-    party, module = guessing(6, 6), nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5), nn.BatchNorm1d(2))
+    party = guessing(6, 6)
+    module = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5), nn.BatchNorm1d(2))
     module[2].eval()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     membership_inference(module, party)

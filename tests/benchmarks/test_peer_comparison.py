@@ -59,7 +59,8 @@ def test_a_workload_is_the_same_for_a_seed_and_another_for_another(tmp_path: Pat
     for name in ("x", "y", "probe_x"):
         assert (first / f"{name}.npy").read_bytes() == (again / f"{name}.npy").read_bytes()
         assert (first / f"{name}.npy").read_bytes() != (other / f"{name}.npy").read_bytes()
-    one, two = open_shared(first).initial(), open_shared(again).initial()
+    one = open_shared(first).initial()
+    two = open_shared(again).initial()
     assert all(np.array_equal(one[name], two[name]) for name in one)
 
 
@@ -71,7 +72,8 @@ def test_the_written_cnn_fits_its_module(written: Callable[[Workload], Path]) ->
 
 
 def test_the_plain_loop_and_descant_do_the_same_work(written: Callable[[Workload], Path]) -> None:
-    folder, names = written(TINY), ("plain", "descant")
+    folder = written(TINY)
+    names = ("plain", "descant")
     measured = run_turns([find_peer(name) for name in names], dict.fromkeys(names, HERE), folder, folder, QUICK, quiet)
     assert [m.reason for m in measured] == ["", ""]
     plain, ours = measured
@@ -85,7 +87,8 @@ def test_the_plain_loop_and_descant_do_the_same_work(written: Callable[[Workload
 
 def test_both_have_the_same_fed_plus(written: Callable[[Workload], Path]) -> None:
     shared = open_shared(written(replace(TINY, method="FedGeoMed+")))
-    plain, ours = PlainLoop(shared), DescantContestant(shared)
+    plain = PlainLoop(shared)
+    ours = DescantContestant(shared)
     for contestant in (plain, ours):
         contestant.rounds(3)  # from the second on, parties have models of their own and are drawn back
     for name, expected in plain.weights().items():
@@ -115,7 +118,8 @@ def test_nothing_is_installed_where_that_is_not_allowed(tmp_path: Path) -> None:
 
 
 def test_a_contestant_that_takes_too_long_is_given_up(written: Callable[[Workload], Path]) -> None:
-    folder, hasty = written(TINY), replace(QUICK, patience=0.2)
+    folder = written(TINY)
+    hasty = replace(QUICK, patience=0.2)
     (slow,) = run_turns([find_peer("plain")], {"plain": HERE}, folder, folder, hasty, quiet)
     assert slow.reason.startswith("no answer within") and slow.seconds == ()
 

@@ -57,8 +57,8 @@ def test_the_package_is_a_command_too(tmp_path):
 
 
 def test_a_warning_of_ours_is_a_sentence_without_a_place_in_the_code():
-    assert format_warning("x is y.", DescantWarning, "a.py", 3, None) == "Warning: x is y.\n"
-    assert "a.py:3" in format_warning("x is y.", UserWarning, "a.py", 3, None)
+    assert format_warning("x is y.", DescantWarning, "a.py", lineno=3, line=None) == "Warning: x is y.\n"
+    assert "a.py:3" in format_warning("x is y.", UserWarning, "a.py", lineno=3, line=None)
 
 
 def test_help_names_every_option_with_its_default():
@@ -431,7 +431,7 @@ def test_the_page_of_a_run_has_all_that_a_study_has(tiny, tmp_path):
     live = read_recipe(tiny).federation()
     for _ in live.rounds(3):
         live.scores()
-    whole = make_result(live, (), 0.0, None)
+    whole = make_result(live, (), 0.0, interpolation=None)
     for name, values in whole.series.items():
         np.testing.assert_array_equal(method.series[name], values)
     live.table()

@@ -356,7 +356,7 @@ NAMES = [str(k) for k in range(20)]
 def test_the_same_parties_straggle_whatever_the_policy(seed, share, work):
     kept, dropped = (
         Stragglers(share, Sample(10), policy)(
-            ParticipationContext(1, NAMES, Hyper(work=work), np.random.default_rng(seed))
+            ParticipationContext(1, NAMES, Hyper(work=work), rng=np.random.default_rng(seed))
         )
         for policy in ("keep", "drop")
     )
@@ -368,7 +368,7 @@ def test_the_same_parties_straggle_whatever_the_policy(seed, share, work):
 
 @given(st.integers(0, 1))
 def test_a_straggler_never_does_more_than_was_asked(work):
-    attending = ParticipationContext(1, NAMES, Hyper(work=work), np.random.default_rng(0))
+    attending = ParticipationContext(1, NAMES, Hyper(work=work), rng=np.random.default_rng(0))
     assert all(one.work == work for one in Stragglers(0.5)(attending).values())
 
 
@@ -519,7 +519,8 @@ def test_files_of_parties_are_found_beside_their_recipe_and_when_it_goes_on(
     monkeypatch.chdir(tmp_path)
     there = read_recipe("sub/mine.toml")
     assert there.tables["parties"][key] == there.tables["sweep"]["parties"][key][0] == "sub/prices.csv"
-    kept, digest = there.text, there.digest
+    kept = there.text
+    digest = there.digest
     monkeypatch.chdir(file.parent)
     assert read_recipe("mine.toml").digest == read_recipe(kept).digest == digest  # it lies elsewhere, and is the same
     monkeypatch.chdir("/")

@@ -92,10 +92,8 @@ UNSEEN = ("FedPer", "FedRep", "matching", "stragglers")  # only the party has it
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in UNSEEN])
 def test_in_the_first_round_of_an_absence_that_holds_for_models_of_their_own_too(name: str) -> None:
     """A stand-in begins where the party would: at the centre, or at w_k where parties go on from it (ERRATA 33)."""
-    ideal, there = (
-        ran(made(METHODS[name]()), 3),
-        ran(made(CoresetProxies(METHODS[name](), share=1.0), Dropouts({"1": 2})), 3),
-    )
+    ideal = ran(made(METHODS[name]()), 3)
+    there = ran(made(CoresetProxies(METHODS[name](), share=1.0), Dropouts({"1": 2})), 3)
     assert presence(there)[-1] == "psppp"
     assert torch.equal(there.state.global_model, ideal.state.global_model)
 
@@ -114,7 +112,8 @@ def test_only_those_present_count_without_stand_ins() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_with_no_absence_it_is_the_wrapped_algorithm(name: str) -> None:
     base = METHODS[name]()
-    alone, wrapped = ran(made(base), 3), ran(made(CoresetProxies(base)), 3)
+    alone = ran(made(base), 3)
+    wrapped = ran(made(CoresetProxies(base)), 3)
     assert torch.equal(wrapped.state.global_model, alone.state.global_model)
     for party in alone.state.personal_models.names():
         assert torch.equal(
@@ -154,7 +153,8 @@ def test_what_a_party_keeps_waits_for_it() -> None:
     solver = Sgd(lr=0.05, steps=3, batch=4, optimizer="Adam")
     fed = made(CoresetProxies(algorithms.FedAvgPlus(alpha=1.0)), AWAY, solver=solver)
     ran(fed, 2)
-    model, memory = fed.state.personal_models.get("1")["model"], fed.engine_.party_states.get("1")
+    model = fed.state.personal_models.get("1")["model"]
+    memory = fed.engine_.party_states.get("1")
     ran(fed, 3)
     assert presence(fed)[-1][1] == "s"
     assert torch.equal(fed.state.personal_models.get("1")["model"], model)
@@ -166,7 +166,8 @@ def test_what_a_party_keeps_waits_for_it() -> None:
 def test_a_stand_in_begins_at_the_centre_with_its_own_work_and_counts_with_all_samples() -> None:
     """ERRATA 33, 34: with τ′ = 0 it reports the centre itself, with the weight |D_i|."""
     fed = ran(made(CoresetProxies(algorithms.FedAvg(), share=0.3, work=0), Dropouts({"2": 1})), 1)
-    before, rest = fed.state.global_model, made(algorithms.FedAvg(), Dropouts({"2": 1}))
+    before = fed.state.global_model
+    rest = made(algorithms.FedAvg(), Dropouts({"2": 1}))
     ran(rest, 1)
     rest.state = replace(rest.state, global_model=before)
     sizes = fed.population.samples
@@ -234,7 +235,8 @@ def test_a_kill_after_a_newer_coreset_was_sealed_changes_nothing(
 
 def test_with_a_vault_and_without_one_the_centre_is_the_same(vault: VaultLocation, tmp_path: Path) -> None:
     algorithm = CoresetProxies(algorithms.FedGeoMedPlus(alpha=1.0, rho=0.1), share=0.4)
-    plain, sealed = ran(made(algorithm, RETURNS)), made(algorithm, RETURNS, vault=vault)
+    plain = ran(made(algorithm, RETURNS))
+    sealed = made(algorithm, RETURNS, vault=vault)
     ran(sealed, 4).save(tmp_path / "run")
     assert torch.equal(ran(sealed, 2).state.global_model, plain.state.global_model)
     again = ran(made(algorithm, RETURNS, vault=vault).load(tmp_path / "run"), 2)
@@ -607,7 +609,8 @@ def test_mistakes_are_found_before_the_work(name: str) -> None:
 
 
 def test_agents_have_no_rows_to_leave() -> None:
-    net, algorithm = partial(models.mlp, 4, 2, (8,)), CoresetProxies(algorithms.FedAvg())
+    net = partial(models.mlp, 4, 2, (8,))
+    algorithm = CoresetProxies(algorithms.FedAvg())
     agents = Federation(net, parties.agents(count=2), algorithm, solver=PolicyGradient())
     with pytest.raises(SettingError, match="leaves rows of the parties' data behind, and agents and desks have none"):
         agents.state  # noqa: B018
@@ -621,7 +624,8 @@ def test_the_rows_that_would_leave_are_shown_before_they_do(tmp_path: Path) -> N
     (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
     shown = preview(tmp_path / "tiny.toml", "2", "--share", "0.1", "--json")
     assert shown.exit_code == 0, shown.output
-    found, party = json.loads(shown.stdout), parties.digits(count=4)["2"]
+    found = json.loads(shown.stdout)
+    party = parties.digits(count=4)["2"]
     chosen = Selection(share=0.1).choose(party, seed=0)
     assert [row["row"] for row in found["rows"]] == chosen.rows.tolist()
     assert found["verdict"].startswith(f"{len(chosen.rows)} of the {party.samples} rows of party '2' would leave")

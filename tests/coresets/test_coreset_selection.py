@@ -28,7 +28,7 @@ KEEP_CLASSES = ["balanced", "k-means++", "k-center", "herding"]
 
 
 def party_of(x: Tensor, y: Tensor, name: str = "a") -> Party:
-    return Party(name, x, y, x[:0], y[:0])
+    return Party(name, x, y, x_test=x[:0], y_test=y[:0])
 
 
 def clouds(n: int = 60, classes: int = 3, d: int = 4, seed: int = 0) -> Party:
@@ -43,7 +43,8 @@ def clouds(n: int = 60, classes: int = 3, d: int = 4, seed: int = 0) -> Party:
 @st.composite
 def data(draw: st.DrawFn) -> Party:
     """Small parties; in some many rows are alike, in some all of them."""
-    n, d = draw(st.integers(1, 40)), draw(st.integers(1, 3))
+    n = draw(st.integers(1, 40))
+    d = draw(st.integers(1, 3))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     scale = draw(st.sampled_from([1e-30, 1.0, 1e30]))
     kinds = draw(st.sampled_from([1, 3, 1000]))
@@ -60,7 +61,8 @@ def data(draw: st.DrawFn) -> Party:
 @given(party=data(), share=st.floats(0.01, 1.0), seed=st.integers(0, 5))
 def test_rows_are_distinct_and_weights_add_up(by: str, party: Party, share: float, seed: int) -> None:
     chosen = Selection(share=share, method=by).choose(party, seed)
-    rows, coreset = chosen.rows, chosen.coreset
+    rows = chosen.rows
+    coreset = chosen.coreset
     assert len(rows) == max(1, round(share * party.samples)) and (np.diff(rows) > 0).all()
     assert torch.equal(coreset.x, party.x[rows]) and torch.equal(coreset.y, party.y[rows])
     assert coreset.weights.dtype == torch.float64 and (coreset.weights > 0).all()
@@ -102,7 +104,8 @@ def test_the_order_of_rows_does_not_matter(by: str, seed: int, share: float) -> 
     order = torch.from_numpy(np.random.default_rng(seed).permutation(60))
     turned = replace(party, x=party.x[order], y=party.y[order])
     selection = Selection(share=share, method=by)
-    rows, moved = selection.choose(party, 0), selection.choose(turned, 0)
+    rows = selection.choose(party, 0)
+    moved = selection.choose(turned, 0)
     assert set(order[moved.rows].tolist()) == set(rows.rows.tolist())
     weights = dict(zip(rows.rows.tolist(), rows.coreset.weights.tolist(), strict=True))
     for row, weight in zip(order[moved.rows].tolist(), moved.coreset.weights.tolist(), strict=True):
@@ -145,7 +148,8 @@ def test_k_center_a_block_at_a_time_is_k_center_a_row_at_a_time(monkeypatch: pyt
         party = replace(
             party, y=torch.from_numpy(np.random.default_rng(seed).integers(0, 3, 300))
         )  # one upon the other
-        x, y = party.x.double(), party.y
+        x = party.x.double()
+        y = party.y
         rows = []
         for label in y.unique():
             own = torch.nonzero(y == label)[:, 0]
@@ -204,7 +208,7 @@ def test_sensitivity_weights_are_unbiased(count: int) -> None:
     space = FeatureSpace.from_targets(party.y, lambda: party.x)
     found = []
     for seed in range(1500):
-        places, weights = constructions.sensitivity_sampling(space, count, stream(seed, 0, "a", "coreset"))
+        places, weights = constructions.sensitivity_sampling(space, count, stream(seed, 0, "a", purpose="coreset"))
         assert len(set(places.tolist())) == count
         found.append((functions[:, space.order[places]] * torch.from_numpy(weights)).sum(1))
     sums = torch.stack(found)
@@ -274,7 +278,8 @@ def net() -> nn.Sequential:
 
 
 def test_an_embedding_is_what_goes_into_the_last_linear_layer_or_comes_out_of_a_named_one() -> None:
-    module, party = net(), clouds(1500)
+    module = net()
+    party = clouds(1500)
     module[1].eval()
     inner = module.eval()[:3](party.x)
     module.train()
@@ -292,7 +297,8 @@ def test_an_embedding_is_what_goes_into_the_last_linear_layer_or_comes_out_of_a_
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_gradient_space_is_the_gradient_of_the_last_layer(bias: bool) -> None:
-    module, party = net().eval(), clouds(7)
+    module = net().eval()
+    party = clouds(7)
     module[3] = nn.Linear(5, 3, bias=bias)
     found = features.gradient_features(module)(party.x, party.y)
     for row in range(7):
@@ -428,11 +434,13 @@ def test_a_coreset_that_is_none_trains_nobody(change: dict[str, Tensor], message
     weight=st.sampled_from([1.0, 0.1, 20.0]),
 )
 def test_equal_weights_are_no_weights(n: int, batch: int | None, work: int, unit: str, weight: float) -> None:
-    plain = draw_batches(n, batch, work, unit, np.random.default_rng(1))
-    equal = draw_batches(n, batch, work, unit, np.random.default_rng(1), torch.full((n,), weight, dtype=torch.float64))
+    plain = draw_batches(n, batch, work, unit=unit, rng=np.random.default_rng(1))
+    equal = draw_batches(
+        n, batch, work, unit=unit, rng=np.random.default_rng(1), weights=torch.full((n,), weight, dtype=torch.float64)
+    )
     assert torch.equal(plain.indices, equal.indices) and plain.lengths == equal.lengths
-    unlike = draw_batches(n + 1, batch, work, unit, np.random.default_rng(1), torch.arange(1.0, n + 2))
-    shape = draw_batches(n + 1, batch, work, unit, np.random.default_rng(1))
+    unlike = draw_batches(n + 1, batch, work, unit=unit, rng=np.random.default_rng(1), weights=torch.arange(1.0, n + 2))
+    shape = draw_batches(n + 1, batch, work, unit=unit, rng=np.random.default_rng(1))
     assert unlike.lengths == shape.lengths and unlike.indices.shape == shape.indices.shape, "as much work as ever"
     assert unlike.indices.numel() == 0 or 0 <= int(unlike.indices.min()) <= int(unlike.indices.max()) <= n
 
@@ -440,7 +448,7 @@ def test_equal_weights_are_no_weights(n: int, batch: int | None, work: int, unit
 @pytest.mark.parametrize("batch", [None, 4])
 def test_draws_follow_the_weights(batch: int | None) -> None:
     weights = torch.tensor([0.0, 1.0, 2.0, 3.0, 0.0, 4.0, 0.0], dtype=torch.float64)
-    drawn = draw_batches(7, batch, 5000, "steps", np.random.default_rng(0), weights).indices
+    drawn = draw_batches(7, batch, 5000, unit="steps", rng=np.random.default_rng(0), weights=weights).indices
     found = torch.bincount(drawn.flatten(), minlength=7).double() / drawn.numel()
     expected = weights / 10
     error = (expected * (1 - expected) / drawn.numel()).sqrt()

@@ -67,15 +67,13 @@ def meeting(
     post: InMemoryTransport, chosen: Recipe, say: Callable[[str], None] = lambda text: None
 ) -> HandshakeTransport:
     loss = address_of(torch.nn.functional.cross_entropy)
-    return HandshakeTransport(post, chosen, "lab", Net.from_model(chosen.model(), 0), loss, log=say)
+    return HandshakeTransport(post, chosen, "lab", net=Net.from_model(chosen.model(), 0), loss=loss, log=say)
 
 
 def deployed(post: InMemoryTransport, chosen: Recipe) -> Federation:
     met = meeting(post, chosen)
-    people, engine = (
-        remote_population(met.wait_for_quorum(len(post.connected_parties()))),
-        Silos(met, WaitLimits(), lambda text: None),
-    )
+    people = remote_population(met.wait_for_quorum(len(post.connected_parties())))
+    engine = Silos(met, WaitLimits(), lambda text: None)
     return Federation(chosen.model(), people, chosen.algorithm(), solver=chosen.solver(), seed=5, engine=engine)
 
 
@@ -88,10 +86,8 @@ def same(ours: Federation, theirs: Federation, folder: Path, names: tuple[str, .
     """The models, and all that each party remembers: its replay, where it is in its episode, what it held."""
     assert digest_of_models(ours.state) == digest_of_models(theirs.state)
     for name in names:
-        known, kept = (
-            theirs.engine_.party_states.get(name),
-            SiloState(folder / f"at-{name}").load_party_state(ours.state.round),
-        )
+        known = theirs.engine_.party_states.get(name)
+        kept = SiloState(folder / f"at-{name}").load_party_state(ours.state.round)
         assert known.keys() == kept.keys()
         assert all(torch.equal(known[key], kept[key]) for key in known)
 
@@ -113,7 +109,8 @@ def test_deployment_is_the_simulation_bit_for_bit(tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize("name", ACTORS)
 def test_what_is_killed_at_any_moment_goes_on_as_if_nothing_had_been(tmp_path: Path, name: str) -> None:
-    chosen, two = recipe(SILO_CASES[name]), NAMES[:2]
+    chosen = recipe(SILO_CASES[name])
+    two = NAMES[:2]
     silos(tmp_path, SILO_CASES[name], two)
     twin = simulated(tmp_path, chosen, two).fit(2, progress=False)
 
@@ -127,17 +124,23 @@ def test_what_is_killed_at_any_moment_goes_on_as_if_nothing_had_been(tmp_path: P
 @pytest.mark.parametrize("name", ACTORS)
 def test_a_server_that_ends_goes_on_with_agents_that_come_late(tmp_path: Path, name: str) -> None:
     """All that it knows of them is in its folder; who was invited and has not come yet is part of it, too."""
-    way, said = SILO_CASES[name], list[str]()
+    way = SILO_CASES[name]
+    said = list[str]()
     chosen = recipe(way, 4)
 
     def training(post: InMemoryTransport) -> TrainingSession:
         return TrainingSession(
-            tmp_path / "run", chosen, meeting(post, chosen, said.append), WaitLimits(min_parties=2), said.append
+            tmp_path / "run",
+            chosen,
+            meeting(post, chosen, said.append),
+            limits=WaitLimits(min_parties=2),
+            log=said.append,
         )
 
     (tmp_path / "run").mkdir()
     post = InMemoryTransport(silos(tmp_path, way))
-    post.unreachable, ends = {"2"}, [2]
+    post.unreachable = {"2"}
+    ends = [2]
 
     def until(task: Task, answer: bytes) -> bytes:
         ends[0] -= task.kind == "train" and task.party == "0"
@@ -165,7 +168,8 @@ def test_a_server_that_ends_goes_on_with_agents_that_come_late(tmp_path: Path, n
 @pytest.mark.parametrize("name", ACTORS)
 def test_what_an_answer_holds_is_named_before_anything_is_sent(tmp_path: Path, name: str) -> None:
     """And no number of an environment or of prices is in it, nor the name of an asset."""
-    answers, way = list[Reply](), SILO_CASES[name]
+    answers = list[Reply]()
+    way = SILO_CASES[name]
     post = InMemoryTransport(silos(tmp_path, way))
 
     def seen(task: Task, answer: bytes) -> bytes:
@@ -173,7 +177,8 @@ def test_what_an_answer_holds_is_named_before_anything_is_sent(tmp_path: Path, n
         everything.append(answer)
         return answer
 
-    post.corrupt_reply, everything = seen, list[bytes]()
+    post.corrupt_reply = seen
+    everything = list[bytes]()
     deployed(post, recipe(way)).fit(2, progress=False).scores()
     own = SiloFile(tmp_path / "team0.py", "0").party_data
     odd = {
@@ -247,13 +252,15 @@ def test_a_party_of_rows_may_be_given_as_one_too(tmp_path: Path) -> None:
         "from functools import partial\nfrom descant import parties, problems\nmodel = partial(problems.mlp, 64, 10)\n"
     )
     (tmp_path / "team.py").write_text(f"{text}def data():\n    return parties.digits(count=3).subset(['1'])\n")
-    own, there = SiloFile(tmp_path / "team.py", "north").party_data, digits(count=3)["1"]
+    own = SiloFile(tmp_path / "team.py", "north").party_data
+    there = digits(count=3)["1"]
     assert own.name == "north" and all(map(torch.equal, own.data, there.data))
 
 
 def refused(folder: Path, way: RecipeCase, team: str) -> str:
     """What is said of a party that comes with another file than the others."""
-    said, post = list[str](), InMemoryTransport(silos(folder, way))
+    said = list[str]()
+    post = InMemoryTransport(silos(folder, way))
     (folder / "team2.py").write_text(team.format(name="2"))
     met = meeting(post, recipe(way), said.append)
     for _ in range(3):
@@ -323,7 +330,8 @@ def test_a_server_that_cannot_try_a_party_sends_it_away_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Whatever is raised, for want of memory too: the others are let in."""
-    chosen, said = recipe(SILO_CASES[name]), list[str]()
+    chosen = recipe(SILO_CASES[name])
+    said = list[str]()
     met = meeting(InMemoryTransport(silos(tmp_path, SILO_CASES[name])), chosen, said.append)
     real = type(met._solver).execution_modes
 
@@ -352,10 +360,12 @@ def lying(post: InMemoryTransport, lies: dict[str, dict[str, int]]) -> None:
 
 def test_nobody_need_be_like_one_that_came_first_and_has_gone(tmp_path: Path) -> None:
     """A model may take any number of assets; who comes again is compared with those who are there by then."""
-    way, said = SILO_CASES["FedGeoMedPlus, desks"], list[str]()
+    way = SILO_CASES["FedGeoMedPlus, desks"]
+    said = list[str]()
     post = InMemoryTransport(silos(tmp_path, way))
     lying(post, {"0": {"assets": 5}})
-    met, post.unreachable = meeting(post, recipe(way), said.append), {"1", "2"}
+    met = meeting(post, recipe(way), said.append)
+    post.unreachable = {"1", "2"}
     met.connected_parties()
     assert met.connected_parties().keys() == {"0"}
     post.unreachable = {"0"}
@@ -368,11 +378,14 @@ def test_nobody_need_be_like_one_that_came_first_and_has_gone(tmp_path: Path) ->
 
 def test_one_that_comes_again_is_as_it_was_when_the_training_began(tmp_path: Path) -> None:
     """Though nobody else is there to be unlike: else whoever came next would end the training."""
-    way, said = SILO_CASES["FedGeoMedPlus, desks"], list[str]()
-    chosen, post = recipe(way, 4), InMemoryTransport(silos(tmp_path, way))
+    way = SILO_CASES["FedGeoMedPlus, desks"]
+    said = list[str]()
+    chosen = recipe(way, 4)
+    post = InMemoryTransport(silos(tmp_path, way))
     (tmp_path / "run").mkdir()
     post.unreachable = {"1", "2"}
-    lies, trained = dict[str, dict[str, int]](), [0]
+    lies = dict[str, dict[str, int]]()
+    trained = [0]
     lying(post, lies)
     lie = post.corrupt_reply
 
@@ -385,7 +398,7 @@ def test_one_that_comes_again_is_as_it_was_when_the_training_began(tmp_path: Pat
 
     post.corrupt_reply = spoil
     TrainingSession(
-        tmp_path / "run", chosen, meeting(post, chosen, said.append), WaitLimits(min_parties=1), said.append
+        tmp_path / "run", chosen, meeting(post, chosen, said.append), limits=WaitLimits(min_parties=1), log=said.append
     ).run_to_completion(lambda: ["0"])
     assert {name: one["assets"] for name, one in read_descriptions(tmp_path / "run").items()} == {"0": 4, "2": 4}
     assert sum("its assets is 5, and the federation's is 4" in text for text in said) == 2
@@ -418,7 +431,8 @@ def test_whether_joining_helped_an_agent_is_told_on_its_own_machine(tmp_path: Pa
 
 def balancing(sign: float) -> dict[str, torch.Tensor]:
     """A model that pushes a cart to the side to which its pole falls; with -1, to the other."""
-    first, last = torch.zeros(8, 4), torch.zeros(2, 8)
+    first = torch.zeros(8, 4)
+    last = torch.zeros(2, 8)
     first[0], first[1] = torch.tensor([0, 0, 1.0, 0.5]), torch.tensor([0, 0, -1.0, -0.5])
     last[1, 0] = last[0, 1] = sign
     return {"1.weight": first, "1.bias": torch.zeros(8), "3.weight": last, "3.bias": torch.zeros(2)}
@@ -431,17 +445,25 @@ def test_chance_is_reckoned_with_episode_by_episode(tmp_path: Path, sign: float,
     team = many + AGENT_SILO_FILE.replace("cartpole_agents()", "many()")
     way = RecipeCase("fedavg", "", SILO_CASES["FedRL, DQN"].training_table, "toy_problems:policy_network", team)
     deployed(InMemoryTransport(silos(tmp_path, way)), recipe(way)).fit(1, progress=False).scores()
-    file, folder = SiloFile(tmp_path / "team0.py", "0"), tmp_path / "at-0"
-    plan, result = TaskHandler(file, folder).plan, SiloResults(folder)
-    layout, scores = plan.net.layout, result.scores()
+    file = SiloFile(tmp_path / "team0.py", "0")
+    folder = tmp_path / "at-0"
+    plan = TaskHandler(file, folder).plan
+    result = SiloResults(folder)
+    layout = plan.net.layout
+    scores = result.scores()
     if sign:
         row = layout.join(balancing(sign))
-        [found] = plan.solver.evaluate(EvaluationJob(plan.net, EPISODE_RETURN, [file.party_data], [[row]], False))
-        write_model(folder / PERSONAL_MODEL_FILE, layout, row, {**scores, "personal": found.scores[0]})
+        [found] = plan.solver.evaluate(
+            EvaluationJob(plan.net, EPISODE_RETURN, [file.party_data], models=[[row]], trivial=False)
+        )
+        write_model(folder / PERSONAL_MODEL_FILE, layout, row, metadata={**scores, "personal": found.scores[0]})
         assert found.scores[0] > 100
     else:
         write_model(
-            folder / PERSONAL_MODEL_FILE, layout, _train_locally(plan, "0", result.training_records(), False), scores
+            folder / PERSONAL_MODEL_FILE,
+            layout,
+            _train_locally(plan, "0", result.training_records(), progress=False),
+            metadata=scores,
         )
     assert compare_with_local(file, folder).verdict.startswith(told)
 
@@ -498,7 +520,8 @@ def test_an_environment_of_a_team_s_own_that_raises_costs_it_a_round_and_shows_n
     own = list[str]()
     (tmp_path / "net.py").write_text("from descant import problems\ndef net(): return problems.mlp(3, 2, (8,))\n")
     way = RecipeCase("fedavg", "", SILO_CASES["FedRL, DQN"].training_table, f"{tmp_path / 'net.py'}:net", RAISING)
-    post, answers = InMemoryTransport(silos(tmp_path, way, log=own.append)), list[bytes]()
+    post = InMemoryTransport(silos(tmp_path, way, log=own.append))
+    answers = list[bytes]()
     fed = deployed(post, recipe(way)).fit(1, progress=False)
 
     def seen(task: Task, answer: bytes) -> bytes:
@@ -522,7 +545,7 @@ def test_the_organiser_reads_of_agents_in_their_own_words(tmp_path: Path) -> Non
     (tmp_path / "run").mkdir()
     post = InMemoryTransport(silos(tmp_path, way))
     TrainingSession(
-        tmp_path / "run", chosen, meeting(post, chosen), WaitLimits(min_parties=3), lambda text: None
+        tmp_path / "run", chosen, meeting(post, chosen), limits=WaitLimits(min_parties=3), log=lambda text: None
     ).run_to_completion(lambda: NAMES)
     found = training_status(tmp_path / "run")
     assert found["metric"] == "return" and found["scores"]["0"]["random"] == found["scores"]["0"]["majority"]

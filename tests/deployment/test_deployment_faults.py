@@ -82,7 +82,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_bit_that_flipped_anywhere_in_an_answer_is_refused(tmp_path: Path) -> None:
-    post, kept, draw = InMemoryTransport(silo_handlers(tmp_path)), list[bytes](), random.Random(0)
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    kept = list[bytes]()
+    draw = random.Random(0)
 
     def spoil(task: Task, answer: bytes) -> bytes:
         if task.party != "1" or task.kind != "train":
@@ -105,8 +107,8 @@ def test_a_letter_has_the_same_bytes_whenever_it_is_packed() -> None:
         "0",
         1,
         "train",
-        {"personal": torch.ones(2), "global_model": torch.zeros(3)},
-        {"seed": 1, "execution_mode": "looped"},
+        arrays={"personal": torch.ones(2), "global_model": torch.zeros(3)},
+        settings={"seed": 1, "execution_mode": "looped"},
     )
     assert len({pack(task) for _ in range(50)}) == 1
 
@@ -119,13 +121,15 @@ def flipped(data: bytes, bit: int) -> bytes:
 
 def introduced(post: InMemoryTransport, said: list[str]) -> HandshakeTransport:
     loss = address_of(torch.nn.functional.cross_entropy)
-    return HandshakeTransport(post, recipe_for(), "lab", Net.from_model(network, 0), loss, log=said.append)
+    return HandshakeTransport(post, recipe_for(), "lab", net=Net.from_model(network, 0), loss=loss, log=said.append)
 
 
 def test_parties_that_were_there_are_waited_for_and_not_for_long(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
-    meeting, looks = introduced(post, []), count()
-    here, post.unreachable = post.connected_parties, {"1", "2"}
+    meeting = introduced(post, [])
+    looks = count()
+    here = post.connected_parties
+    post.unreachable = {"1", "2"}
 
     def look() -> Any:
         post.unreachable -= {"1"} if next(looks) > 3 else set()
@@ -141,8 +145,11 @@ def test_parties_that_were_there_are_waited_for_and_not_for_long(tmp_path: Path)
 def test_a_silo_of_another_version_is_told_which_and_not_let_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    post, said = InMemoryTransport(silo_handlers(tmp_path)), list[str]()
-    older = [pack(Task("0", 0, "handshake", {}, {"recipe": {}, "federation": "lab", "version": "0.0.1"}))]
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    said = list[str]()
+    older = [
+        pack(Task("0", 0, "handshake", arrays={}, settings={"recipe": {}, "federation": "lab", "version": "0.0.1"}))
+    ]
     report = unpack(post.handlers["0"]().answer(older[0]), Reply)
     assert report.status == "refused" and "'0.0.1'" in report.reason and descant.__version__ in report.reason
 
@@ -178,7 +185,8 @@ def test_flower_is_taken_in_the_versions_that_it_was_tried_with(monkeypatch: pyt
 
 
 def test_a_silo_with_another_model_is_refused_with_both_fingerprints(tmp_path: Path) -> None:
-    post, said = InMemoryTransport(silo_handlers(tmp_path)), list[str]()
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    said = list[str]()
     other = ROWS_SILO_FILE.format(name="0").replace("return network()", "import torch; return torch.nn.Linear(6, 3)")
     (tmp_path / "team0.py").write_text(other)
     assert introduced(post, said).wait_for_quorum(3).keys() == {"1", "2", "3"}
@@ -192,7 +200,9 @@ class FakeConnection:
     """A silo's end of a post that hands over some letters, and then nothing."""
 
     def __init__(self, letters: list[bytes], over: threading.Event) -> None:
-        self.payloads, self.stop, self.answers = letters, over, list[bytes]()
+        self.payloads = letters
+        self.stop = over
+        self.answers = list[bytes]()
 
     def session(self) -> Any:
         return nullcontext()
@@ -208,14 +218,21 @@ class FakeConnection:
 
 
 def test_an_invite_on_a_second_machine_is_not_told_the_mark_of_the_first(tmp_path: Path) -> None:
-    post, said = InMemoryTransport(silo_handlers(tmp_path, ("0",))), list[str]()
+    post = InMemoryTransport(silo_handlers(tmp_path, ("0",)))
+    said = list[str]()
     (tmp_path / "recipe.toml").write_text("")
     roster = Roster.create(tmp_path / "lab", tmp_path / "recipe.toml")
     roster.invite("0", tmp_path / "0.invite")
     roster.record_join("0", "the mark of the first")
     loss = address_of(torch.nn.functional.cross_entropy)
     meeting = HandshakeTransport(
-        post, recipe_for(), "lab", Net.from_model(network, 0), loss, said.append, roster.record_join
+        post,
+        recipe_for(),
+        "lab",
+        net=Net.from_model(network, 0),
+        loss=loss,
+        log=said.append,
+        record_join=roster.record_join,
     )
     assert not meeting.connected_parties()
     assert any("used in two places" in text for text in said)
@@ -230,9 +247,10 @@ def test_whoever_cannot_take_part_is_told_why_and_ends(tmp_path: Path) -> None:
     meeting = introduced(post, [])
     meeting.connected_parties()
     [letter] = [letter for party, letter in post.messages.values() if party == "0"]
-    worker, over = SiloWorker(tmp_path / "team0.py", "0", tmp_path / "at", lambda text: None), threading.Event()
+    worker = SiloWorker(tmp_path / "team0.py", "0", tmp_path / "at", log=lambda text: None)
+    over = threading.Event()
     with pytest.raises(ConnectionRejected, match="cannot take part: its layout is None, and the federation's is"):
-        run_silo(FakeConnection([letter], over), worker, over, lambda text: None)
+        run_silo(FakeConnection([letter], over), worker, over, log=lambda text: None)
 
 
 def test_a_fault_of_the_server_s_own_is_told_without_its_files(tmp_path: Path) -> None:
@@ -243,7 +261,7 @@ def test_a_fault_of_the_server_s_own_is_told_without_its_files(tmp_path: Path) -
 
     loss = address_of(torch.nn.functional.cross_entropy)
     meeting = HandshakeTransport(
-        post, recipe_for(), "lab", Net.from_model(network, 0), loss, lambda text: None, damaged
+        post, recipe_for(), "lab", net=Net.from_model(network, 0), loss=loss, log=lambda text: None, record_join=damaged
     )
     assert not meeting.connected_parties()
     [(_, letter)] = post.messages.values()
@@ -251,30 +269,30 @@ def test_a_fault_of_the_server_s_own_is_told_without_its_files(tmp_path: Path) -
 
 
 def test_when_the_training_is_over_everybody_hears_it_and_ends_in_order(tmp_path: Path) -> None:
-    post, said = InMemoryTransport(silo_handlers(tmp_path, ("0",))), list[str]()
+    post = InMemoryTransport(silo_handlers(tmp_path, ("0",)))
+    said = list[str]()
     introduced(post, []).send_goodbyes(post.connected_parties(), 7)
     [(_, letter)] = post.messages.values()
-    worker, over = SiloWorker(tmp_path / "team0.py", "0", tmp_path / "at", said.append), threading.Event()
-    run_silo(FakeConnection([letter], over), worker, over, said.append)
+    worker = SiloWorker(tmp_path / "team0.py", "0", tmp_path / "at", log=said.append)
+    over = threading.Event()
+    run_silo(FakeConnection([letter], over), worker, over, log=said.append)
     assert said[-1] == "The training is over after 7 rounds."
 
 
 def test_a_party_that_has_had_its_rounds_for_the_day_is_not_there_until_the_next(tmp_path: Path) -> None:
     """So a federation whose teams all rest waits for them, and does not use up its rounds."""
     (tmp_path / "team0.py").write_text(ROWS_SILO_FILE.format(name="0") + 'policy = {"rounds_a_day": 1}\n')
-    desk, said, over = (
-        TaskHandler(SiloFile(tmp_path / "team0.py", "0"), tmp_path / "at", lambda text: None),
-        [],
-        Pausing(),
-    )
+    desk = TaskHandler(SiloFile(tmp_path / "team0.py", "0"), tmp_path / "at", lambda text: None)
+    said = []
+    over = Pausing()
     layout = Net.from_model(network, 0).layout
     hello = {"recipe": {**recipe_for().tables, "model": {}}, "federation": "lab", "layout": layout.digest}
     settings = {"seed": 5, "execution_mode": "looped", "layout": layout.digest, "lr": 0.1, "work": 1, "accepted": 0}
     arrays = {"global_model": torch.zeros(layout.width), "personal": torch.zeros(layout.width)}
-    letters = [pack(Task("0", 0, "handshake", {}, hello))]
-    letters += [pack(Task("0", round, "train", arrays, settings)) for round in (1, 2, 3)]
+    letters = [pack(Task("0", 0, "handshake", arrays={}, settings=hello))]
+    letters += [pack(Task("0", round, "train", arrays=arrays, settings=settings)) for round in (1, 2, 3)]
     line = FakeConnection(letters, over)
-    run_silo(line, desk, over, said.append)
+    run_silo(line, desk, over, log=said.append)
     assert over.waited and 0 < over.waited[-1] <= 24 * 3600 and "comes back in" in said[-1]
     assert len(line.payloads) == 1
 
@@ -297,7 +315,8 @@ class Down(FakeConnection):
 
     def __init__(self, over: threading.Event, clock: list[float], reasons: dict[float, str]) -> None:
         super().__init__([], over)
-        self.clock, self.reasons = clock, reasons
+        self.clock = clock
+        self.reasons = reasons
 
     def session(self) -> Any:
         for end, why in self.reasons.items():
@@ -317,7 +336,9 @@ class Down(FakeConnection):
 def test_a_server_that_is_away_for_long_is_said_at_ever_longer_intervals_and_when_it_is_back(
     monkeypatch: pytest.MonkeyPatch, reasons: dict[float, str], times: list[float]
 ) -> None:
-    clock, said, over = [0.0], list[tuple[float, str]](), threading.Event()
+    clock = [0.0]
+    said = list[tuple[float, str]]()
+    over = threading.Event()
     monkeypatch.setattr(console_messages.time, "monotonic", lambda: clock[0])
 
     def wait(timeout: float | None = None) -> bool:
@@ -326,7 +347,10 @@ def test_a_server_that_is_away_for_long_is_said_at_ever_longer_intervals_and_whe
 
     over.wait = wait  # type: ignore[method-assign]
     run_silo(
-        Down(over, clock, reasons), SiloWorker(Path(), "0", Path()), over, lambda text: said.append((clock[0], text))
+        Down(over, clock, reasons),
+        SiloWorker(Path(), "0", Path()),
+        over,
+        log=lambda text: said.append((clock[0], text)),
     )
     assert [at for at, _ in said[:-1]] == times
     assert [text.partition(".")[0] for _, text in said[:3:2]] == [*reasons.values()] * (2 // len(reasons))
@@ -341,7 +365,8 @@ def test_who_is_kept_out_by_another_in_its_place_ends_and_who_is_not_known_yet_w
     monkeypatch: pytest.MonkeyPatch, why: PeerUnavailable, is_ended: bool
 ) -> None:
     """A place that a party holds from before is free within 20 s; the clock goes on by a second a try."""
-    clock, over = [0.0], threading.Event()
+    clock = [0.0]
+    over = threading.Event()
     monkeypatch.setattr(join.time, "monotonic", lambda: clock[0])
 
     def kept_out() -> Any:
@@ -354,7 +379,7 @@ def test_who_is_kept_out_by_another_in_its_place_ends_and_who_is_not_known_yet_w
     over.wait = lambda timeout=None: over.is_set()  # type: ignore[method-assign]
     line = SimpleNamespace(joined=kept_out)
     with pytest.raises(ConnectionRejected, match=r"in use in another place.*silo leave") if is_ended else nullcontext():
-        assert not run_silo(cast(Any, line), SiloWorker(Path(), "0", Path()), over, lambda text: None)
+        assert not run_silo(cast(Any, line), SiloWorker(Path(), "0", Path()), over, log=lambda text: None)
     assert clock == [62.0 if is_ended else 301.0]
 
 
@@ -370,11 +395,11 @@ def test_a_process_that_dies_over_its_introduction_is_asked_again(
     )
     (tmp_path / "team0.py").write_text(DEADLY)
     said: list[str] = []
-    worker = SiloWorker(tmp_path / "team0.py", "0", tmp_path / "at", said.append)
+    worker = SiloWorker(tmp_path / "team0.py", "0", tmp_path / "at", log=said.append)
     tables = {**recipe_for().tables, "model": {}}
     hello = {"recipe": tables, "federation": "lab", "layout": Net.from_model(network, 0).layout.digest}
     try:
-        report = unpack(worker.answer(pack(Task("0", 0, "handshake", {}, hello))), Reply)
+        report = unpack(worker.answer(pack(Task("0", 0, "handshake", arrays={}, settings=hello))), Reply)
     finally:
         worker.close()
     assert report.status == "ok", report.reason
@@ -397,7 +422,9 @@ def served(folder: Path, post: InMemoryTransport | None = None) -> Federation:
 @pytest.mark.usefixtures("quick")
 def test_whoever_is_killed_at_any_write_the_same_command_goes_on_to_the_same_models(tmp_path: Path) -> None:
     """At every other write of driver and silos, or in the middle of it, all die; each write alone has its own tests."""
-    twin, hashes, deaths = simulated_federation(recipe_for(), ROUNDS, TWO), set[str](), 0
+    twin = simulated_federation(recipe_for(), ROUNDS, TWO)
+    hashes = set[str]()
+    deaths = 0
     for n in count(0, 2):
         folder = tmp_path / str(n)
         (folder / "silos").mkdir(parents=True)
@@ -431,8 +458,10 @@ def test_a_disk_that_is_full_at_a_silo_costs_it_the_round_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
     monkeypatch.setattr(Full, "writes", writes)
-    post, said = InMemoryTransport(silo_handlers(tmp_path)), list[str]()
-    sound, file = post.handlers["1"], SiloFile(tmp_path / "team1.py", "1")
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    said = list[str]()
+    sound = post.handlers["1"]
+    file = SiloFile(tmp_path / "team1.py", "1")
     fed = deployed_federation(post, recipe_for("fedavg")).fit(1, progress=False)
     post.handlers["1"] = lambda: Full(file, tmp_path / "at-1", said.append)
     with pytest.warns(DescantWarning, match="refused"):
@@ -450,12 +479,14 @@ def test_a_disk_that_is_full_at_a_silo_costs_it_the_round_and_nothing_else(
 def test_a_disk_that_is_full_at_the_server_is_said_and_the_same_command_goes_on(tmp_path: Path, n: int) -> None:
     (tmp_path / "silos").mkdir()
     post = InMemoryTransport(silo_handlers(tmp_path / "silos", TWO))
-    sound, answering = atomic._do, post.fetch_replies
+    sound = atomic._do
+    answering = post.fetch_replies
 
     def fetch(
         numbers: Collection[str], most: int
     ) -> dict[str, MessageBytes | UndeliveredError]:  # silos have disks of their own
-        before, atomic._do = atomic._do, sound
+        before = atomic._do
+        atomic._do = sound
         try:
             return answering(numbers, most)
         finally:
@@ -476,7 +507,8 @@ class Waiting(InMemoryTransport):
 
     def __init__(self, makers: dict[str, Callable[[], TaskHandler]], jump: Callable[[], None]) -> None:
         super().__init__(makers)
-        self.jump, self.looks = jump, 0
+        self.jump = jump
+        self.looks = 0
 
     def fetch_replies(self, message_ids: Collection[str], max_bytes: int) -> dict[str, MessageBytes | UndeliveredError]:
         self.looks += 1
@@ -490,7 +522,8 @@ def test_a_clock_that_jumps_by_a_year_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
     """Deadlines go by a clock that nobody sets: who is waited for when it jumps is still waited for."""
-    true, jumps = time.time, count(1)
+    true = time.time
+    jumps = count(1)
     post = Waiting(
         silo_handlers(tmp_path), lambda: monkeypatch.setattr(time, "time", partial(later, true, next(jumps) * jump))
     )
@@ -500,7 +533,8 @@ def test_a_clock_that_jumps_by_a_year_changes_nothing(
 
 
 def test_a_deadline_passes_though_the_clock_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    true, looks = time.time, count(1)
+    true = time.time
+    looks = count(1)
 
     def back() -> None:
         look = next(looks)
@@ -532,18 +566,32 @@ def federation_with_vault(
     text += '[[wrap]]\nwrapper = "coreset_proxies"\nshare = 0.4\n'
     text += f"[vault]\nfolder = '{folder / 'vault'}'\nkey = '{folder / 'key'}'\n"
     (folder / "recipe.toml").write_text(text)
-    roster, chosen = Roster.create(folder / "lab", folder / "recipe.toml"), read_recipe(folder / "recipe.toml")
+    roster = Roster.create(folder / "lab", folder / "recipe.toml")
+    chosen = read_recipe(folder / "recipe.toml")
     for name in PARTY_NAMES:
         roster.invite(name, folder / f"{name}.invite")
     loss = address_of(torch.nn.functional.cross_entropy)
     forget = partial(erase_rows, vault_location(chosen))
     meeting = HandshakeTransport(
-        transport, chosen, "lab", Net.from_model(network, 0), loss, say, roster.record_join, erase_rows=forget
+        transport,
+        chosen,
+        "lab",
+        net=Net.from_model(network, 0),
+        loss=loss,
+        log=say,
+        record_join=roster.record_join,
+        erase_rows=forget,
     )
     meeting.wait_for_quorum(len(PARTY_NAMES))
     settings = checked_vault_settings(chosen, with_key=True)
     training = TrainingSession(
-        roster.run_folder, chosen, meeting, WaitLimits(grace=0), say, partial(revoked_parties, roster), settings
+        roster.run_folder,
+        chosen,
+        meeting,
+        limits=WaitLimits(grace=0),
+        log=say,
+        excluded=partial(revoked_parties, roster),
+        vault_settings=settings,
     )
     return roster, training._build_federation(training._initial_descriptions(lambda: PARTY_NAMES))
 
@@ -574,7 +622,8 @@ def test_stand_ins_over_the_wire_are_those_of_the_simulation(tmp_path: Path) -> 
     people = from_arrays(
         {name: (p.x, p.y, p.x[:3], p.y[:3]) for name, p in classification_parties(5).subset(PARTY_NAMES).items()}
     )
-    algorithm, solver = read_recipe(tmp_path / "recipe.toml").algorithm(), recipe_for().solver()
+    algorithm = read_recipe(tmp_path / "recipe.toml").algorithm()
+    solver = recipe_for().solver()
     twin = Federation(network, people, algorithm, participation=Timetable.from_records(kept), solver=solver, seed=5)
     assert_same_models(fed, twin.fit(7, progress=False))
 
@@ -643,7 +692,8 @@ def test_a_method_that_does_not_wait_goes_on_without_the_slow_and_hears_them_lat
     Not in a round that is judged, or behind one, either.
     """
     post = Slow(silo_handlers(tmp_path))
-    fed, stale = deployed_federation(post, read_recipe(BUFFERED)), list[dict[str, float]]()
+    fed = deployed_federation(post, read_recipe(BUFFERED))
+    stale = list[dict[str, float]]()
     post.slow = {"3"}
     for round in fed.rounds(4, judge):
         stale.append({name: said["staleness"] for name, said in round.round.metrics.items()})
@@ -686,13 +736,11 @@ def test_with_nobody_slow_it_is_the_simulation(tmp_path: Path) -> None:
 
 
 def test_no_row_and_nothing_that_a_team_s_code_says_is_found_at_the_server(tmp_path: Path) -> None:
-    post, seen, said, own, told = (
-        InMemoryTransport(silos_with_row_policy(tmp_path)),
-        list[bytes](),
-        list[str](),
-        list[str](),
-        list[str](),
-    )
+    post = InMemoryTransport(silos_with_row_policy(tmp_path))
+    seen = list[bytes]()
+    said = list[str]()
+    own = list[str]()
+    told = list[str]()
     file = tmp_path / "team1.py"
     file.write_text(LEAKING_SILO_FILE.format(name="1") + 'policy = {"share": 0.5}\n')
     post.handlers["1"] = lambda: TaskHandler(SiloFile(file, "1"), tmp_path / "at-1", own.append)

@@ -234,7 +234,8 @@ def test_nobody_passes_without_a_certificate_of_this_authority(
     shared: tuple[Scene, CredentialFiles], tmp_path: Path
 ) -> None:
     scene, _ = shared
-    keys, name = scene.roster.keys_folder, f"descant {scene.roster.federation}"
+    keys = scene.roster.keys_folder
+    name = f"descant {scene.roster.federation}"
     own, pair = Authority.new(name, 9)
     wrong = {
         "another's": own.issue_party_certificate("north", 9),
@@ -338,7 +339,8 @@ def test_the_logs_have_who_came_and_no_bodies(shared: tuple[Scene, CredentialFil
 
 @needs_nginx
 def test_who_is_revoked_is_out_and_the_others_stay(scene: Scene) -> None:
-    north, south = scene.party("north"), scene.party("south")
+    north = scene.party("north")
+    south = scene.party("south")
     with scene.proxy.start(scene.roster.folder) as running:
         kept = scene.connect(north)  # a connection that stays open, and could be used on
         kept.request("POST", "/v1/fleet/x", b"1")

@@ -33,7 +33,9 @@ class Server:
     """A party's line to a server that has these letters for it, and answers a wish as it is told."""
 
     def __init__(self, letters: list[Task], goodbye: dict[str, Any] | None = None) -> None:
-        self.letters, self.goodbye, self.answers = letters, goodbye, list[bytes]()
+        self.letters = letters
+        self.goodbye = goodbye
+        self.answers = list[bytes]()
 
     def session(self) -> Any:
         return nullcontext()
@@ -44,10 +46,10 @@ class Server:
     def push(self, request: str, payload: bytes) -> None:
         self.answers.append(payload)
         if FORGET_REQUEST in unpack(payload, Reply).metrics and self.goodbye is not None:
-            self.letters.append(Task("0", 0, "goodbye", {}, self.goodbye))
+            self.letters.append(Task("0", 0, "goodbye", arrays={}, settings=self.goodbye))
 
 
-HELLO = Task("0", 0, "handshake", {}, {"federation": "lab"})
+HELLO = Task("0", 0, "handshake", arrays={}, settings={"federation": "lab"})
 
 # ── what leaves is named ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -151,7 +153,8 @@ def goodbyes(post: InMemoryTransport) -> list[dict[str, Any]]:
 
 
 def test_who_wishes_to_be_forgotten_is_and_nobody_stands_in_for_it(tmp_path: Path) -> None:
-    post, said = InMemoryTransport(silos_with_row_policy(tmp_path)), list[str]()
+    post = InMemoryTransport(silos_with_row_policy(tmp_path))
+    said = list[str]()
     desk = post.handlers["1"]
     _, fed = federation_with_vault(tmp_path, post, said.append)
     fed.fit(1, progress=False)
@@ -195,7 +198,8 @@ def test_a_round_does_not_wait_for_who_is_forgotten_meanwhile(tmp_path: Path, lo
 
 
 def test_another_machine_cannot_let_a_party_be_forgotten(tmp_path: Path) -> None:
-    post, said = InMemoryTransport(silos_with_row_policy(tmp_path)), list[str]()
+    post = InMemoryTransport(silos_with_row_policy(tmp_path))
+    said = list[str]()
     _, fed = federation_with_vault(tmp_path, post, said.append)
     fed.fit(1, progress=False)
     wish(post, tmp_path, "another mark")
@@ -206,7 +210,8 @@ def test_another_machine_cannot_let_a_party_be_forgotten(tmp_path: Path) -> None
 
 
 def test_a_server_that_cannot_forget_says_so_and_names_none_of_its_files(tmp_path: Path) -> None:
-    post, said = InMemoryTransport(silos_with_row_policy(tmp_path)), list[str]()
+    post = InMemoryTransport(silos_with_row_policy(tmp_path))
+    said = list[str]()
     _, fed = federation_with_vault(tmp_path, post, said.append)
     (tmp_path / "vault" / "vault.json").rename(tmp_path / "vault" / "elsewhere")
     wish(post, tmp_path)
@@ -217,7 +222,8 @@ def test_a_server_that_cannot_forget_says_so_and_names_none_of_its_files(tmp_pat
 
 
 def test_a_party_knows_whether_it_was_forgotten() -> None:
-    before, work = Task("0", 0, "goodbye", {}, {"reason": "of before"}), Task("0", 4, "train", {}, {})
+    before = Task("0", 0, "goodbye", arrays={}, settings={"reason": "of before"})
+    work = Task("0", 4, "train", arrays={}, settings={})
     done = Server([before, work, HELLO], {"reason": "all gone", FORGOTTEN: True})
     assert request_erasure(done, "mark", "lab", 5) == "all gone"
     assert [unpack(answer, Reply).status for answer in done.answers] == ["declined", "ok"]
@@ -226,7 +232,7 @@ def test_a_party_knows_whether_it_was_forgotten() -> None:
     with pytest.raises(ConnectionRejected, match="trouble"):
         request_erasure(Server([HELLO], {"reason": "trouble"}), "mark", "lab", 5)
     with pytest.raises(ConnectionRejected, match="over"):
-        request_erasure(Server([Task("0", 0, "goodbye", {}, {"rounds": 7})]), "mark", "lab", 5)
+        request_erasure(Server([Task("0", 0, "goodbye", arrays={}, settings={"rounds": 7})]), "mark", "lab", 5)
     with pytest.raises(PeerUnavailable, match="has not said that it was done"):
         request_erasure(Server([HELLO]), "mark", "lab", 0.3)
     with pytest.raises(PeerUnavailable, match="has not asked who we are"):
@@ -234,7 +240,8 @@ def test_a_party_knows_whether_it_was_forgotten() -> None:
 
 
 def test_however_often_a_party_is_forgotten_its_policy_holds(tmp_path: Path) -> None:
-    vault, sealed = Vault.create(tmp_path / "vault", PrivateKey.new(), "r"), 0
+    vault = Vault.create(tmp_path / "vault", PrivateKey.new(), "r")
+    sealed = 0
     for again in range(4):
         desk = silo_with_policy(tmp_path, '{"share": 0.3, "rounds_a_day": 12}', "state")
         for seed in range(4):
@@ -252,7 +259,8 @@ def test_however_often_a_party_is_forgotten_its_policy_holds(tmp_path: Path) -> 
 
 def test_a_party_seals_for_the_vault_of_its_invite_and_for_no_other(tmp_path: Path) -> None:
     ours, theirs = (Vault.create(tmp_path / name, PrivateKey.new(), "r") for name in ("ours", "theirs"))
-    known, said = key_fingerprint(ours.public), list[str]()
+    known = key_fingerprint(ours.public)
+    said = list[str]()
     desk = silo_with_policy(tmp_path, '{"share": 1}', log=said.append, vault=known)
     report = unpack(desk.answer(packed_train_task(1, vault=theirs)), Reply)
     assert report.status == "ok" and not report.encrypted_coreset and "left no coreset" in report.reason

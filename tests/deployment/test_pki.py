@@ -37,7 +37,8 @@ from descant.errors import DescantError, PartyError, SettingError, StateError, T
 from descant.storage.audit_log import AUDIT_HEAD, AUDIT_LOG
 from write_faults import SimulatedCrash, disk_full_error, inject_faults
 
-OPENSSL, SSH_KEYGEN = shutil.which("openssl"), shutil.which("ssh-keygen")
+OPENSSL = shutil.which("openssl")
+SSH_KEYGEN = shutil.which("ssh-keygen")
 NOW = datetime.now(UTC)
 
 
@@ -389,11 +390,11 @@ def test_a_forger_with_an_authority_of_his_own_has_another_fingerprint(
         "north",
         true.address,
         true.federation,
-        true.recipe,
-        pem,
-        pair.certificate.decode(),
-        pair.key.decode(),
-        true.node_key,
+        recipe=true.recipe,
+        authority=pem,
+        certificate=pair.certificate.decode(),
+        key=pair.key.decode(),
+        node_key=true.node_key,
     )
     false.write(tmp_path / "forged", forger)
     assert Invite.read(tmp_path / "forged").fingerprint != roster.fingerprint
@@ -484,7 +485,8 @@ def test_the_log_holds_every_change_and_notices_one_that_was_changed(roster: Ros
 def test_an_edit_of_the_table_or_of_the_list_changes_nothing(roster: Roster, tmp_path: Path) -> None:
     roster.invite("north", tmp_path / "1")
     roster.revoke("north")
-    table, listed = roster.folder / "roster.json", roster.keys_folder / REVOCATION_FILE
+    table = roster.folder / "roster.json"
+    listed = roster.keys_folder / REVOCATION_FILE
     told = table.read_text()
     assert json.loads(told)["parties"][0]["state"] == "revoked"
     other, _ = Authority.new("other", 9)
@@ -555,7 +557,8 @@ def test_an_invite_that_could_not_be_written_is_nobodys(
 def test_a_kill_at_any_write_leaves_it_done_or_not_done(recipe: Path, tmp_path: Path, act: str, torn: bool) -> None:
     begun = Roster.create(tmp_path / "begun", recipe)
     begun.invite("south", tmp_path / "south")
-    seen, reached = set(), True
+    seen = set()
+    reached = True
     for n in range(80):
         folder = tmp_path / f"server {n}"
         shutil.copytree(begun.folder, folder)

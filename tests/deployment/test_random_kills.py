@@ -48,7 +48,10 @@ class Fate:
     """Decides at each point whether somebody dies there, and who: whoever is at work."""
 
     def __init__(self, seed: int) -> None:
-        self.draw, self.kills, self.working, self.dead = random.Random(seed), 0, "", False
+        self.draw = random.Random(seed)
+        self.kills = 0
+        self.working = ""
+        self.dead = False
         self.told: list[str] = []
         self._next()
 
@@ -88,7 +91,10 @@ class Mortal(InMemoryTransport):
 
     def __init__(self, makers: dict[str, Callable[[], TaskHandler]], fate: Fate) -> None:
         super().__init__({name: lambda name=name: self._desk(name) for name in makers})  # type: ignore[misc]
-        self.makers, self.fate, self.alive, self.came = makers, fate, dict[str, TaskHandler](), 0
+        self.makers = makers
+        self.fate = fate
+        self.alive = dict[str, TaskHandler]()
+        self.came = 0
 
     def _desk(self, name: str) -> TaskHandler:
         if name not in self.alive:
@@ -137,9 +143,9 @@ def trained(folder: Path, chosen: Recipe, post: InMemoryTransport) -> dict[str, 
     """As `descant server start` does it."""
     net = Net.from_model(chosen.model(), seeds.torch_seed(5, 0, seeds.EVERYBODY, "model"))
     loss = address_of(torch.nn.functional.cross_entropy)
-    meeting = HandshakeTransport(post, chosen, "lab", net, loss, log=len)
+    meeting = HandshakeTransport(post, chosen, "lab", net=net, loss=loss, log=len)
     patience = WaitLimits(min_parties=len(NAMES), grace=0)
-    return TrainingSession(folder, chosen, meeting, patience, len).run_to_completion(lambda: NAMES)
+    return TrainingSession(folder, chosen, meeting, limits=patience, log=len).run_to_completion(lambda: NAMES)
 
 
 def disturbed(folder: Path, name: str, seed: int) -> Fate:

@@ -80,7 +80,9 @@ class InMemoryTransport:
     """
 
     def __init__(self, handlers: dict[str, Callable[[], TaskHandler]]) -> None:
-        self.handlers, self.unreachable, self.session_ids = handlers, set[str](), dict[str, str]()
+        self.handlers = handlers
+        self.unreachable = set[str]()
+        self.session_ids = dict[str, str]()
         self.departed = set[str]()
         self.messages: dict[str, tuple[str, bytes]] = {}
         self.pending = set[str]()
@@ -139,7 +141,8 @@ class RestartingTransport(InMemoryTransport):
         try:
             return super().fetch_replies(message_ids, max_bytes)
         except SimulatedKill:
-            self.live_handlers, self.messages = {}, before
+            self.live_handlers = {}
+            self.messages = before
             return super().fetch_replies(message_ids, max_bytes)
 
 
@@ -171,9 +174,11 @@ def deployed_federation(
 ) -> Federation:
     """A federation of whoever is there."""
     loss = address_of(torch.nn.functional.cross_entropy)
-    meeting = HandshakeTransport(transport, recipe, "lab", Net.from_model(network, 0), loss, log=lambda text: None)
+    meeting = HandshakeTransport(
+        transport, recipe, "lab", net=Net.from_model(network, 0), loss=loss, log=lambda text: None
+    )
     people = remote_population(meeting.wait_for_quorum(len(transport.connected_parties())))
-    engine = Silos(meeting, patience, say, excluded_parties)
+    engine = Silos(meeting, patience, say, excluded=excluded_parties)
     return Federation(network, people, recipe.algorithm(), solver=recipe.solver(), seed=5, engine=engine)
 
 
@@ -194,10 +199,8 @@ def assert_same_models(one: Federation, other: Federation, names: Collection[str
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedgeomed+", "ditto", "rfa"])
 def test_deployment_is_the_simulation_bit_for_bit(tmp_path: Path, method: str) -> None:
-    fed, twin = (
-        deployed_federation(InMemoryTransport(silo_handlers(tmp_path)), recipe_for(method)).fit(3, progress=False),
-        simulated_federation(recipe_for(method), 3),
-    )
+    fed = deployed_federation(InMemoryTransport(silo_handlers(tmp_path)), recipe_for(method)).fit(3, progress=False)
+    twin = simulated_federation(recipe_for(method), 3)
     assert_same_models(fed, twin)
     assert digest_of_models(fed.state) == digest_of_models(twin.state)
     np.testing.assert_array_equal(fed.scores().personal.values, twin.scores().personal.values)
@@ -315,18 +318,16 @@ def test_what_a_teams_code_does_costs_it_one_round_and_shows_nothing(
     file = tmp_path / "team0.py"
     file.write_text(SLY)
     said: list[str] = []
-    worker = SiloWorker(file, "0", tmp_path / "at", said.append)
+    worker = SiloWorker(file, "0", tmp_path / "at", log=said.append)
     try:
-        chosen, layout = (
-            recipe_for(),
-            Plan.create(network, classification_parties(5), recipe_for().algorithm(), 5, **_rest()).net.layout,
-        )
+        chosen = recipe_for()
+        layout = Plan.create(network, classification_parties(5), recipe_for().algorithm(), 5, **_rest()).net.layout
         hello = {"recipe": {**chosen.tables, "model": {}}, "federation": "lab", "layout": layout.digest}
-        report = unpack(worker.answer(pack(Task("0", 0, "handshake", {}, hello))), Reply)
+        report = unpack(worker.answer(pack(Task("0", 0, "handshake", arrays={}, settings=hello))), Reply)
         assert report.status == "ok", report.reason
         center = torch.zeros(layout.width)
         settings = {"seed": 5, "execution_mode": "looped", "layout": layout.digest, "lr": 0.1, "work": 1, "accepted": 0}
-        train = Task("0", 1, "train", {"global_model": center, "personal": center}, settings)
+        train = Task("0", 1, "train", arrays={"global_model": center, "personal": center}, settings=settings)
         Path(f"{file}.mark").write_text(does)
         report = unpack(worker.answer(pack(replace(train, deadline=5.0 if "sleep" in does else 600.0))), Reply)
         assert report.status == "error" and told in report.reason and "4711" not in report.reason
@@ -340,7 +341,8 @@ def test_a_team_reads_a_line_for_all_that_its_party_has_done(tmp_path: Path) -> 
     said = list[str]()
     post = InMemoryTransport(silo_handlers(tmp_path, ["0"], said.append))
     fed = deployed_federation(post, recipe_for("fedavg")).fit(2, progress=False)
-    scores, rows = fed.scores(), classification_parties(5)["0"].samples
+    scores = fed.scores()
+    rows = classification_parties(5)["0"].samples
     told = [text for text in said if text.startswith("Round")]
     assert len(told) == 3
     for round, text in enumerate(told[:2], 1):
@@ -374,7 +376,7 @@ def test_what_a_team_reads_has_the_time_of_its_machine(
     worker = SiloWorker(tmp_path / "team0.py", "0", tmp_path / "at")
     hello = {"recipe": {**recipe_for().tables, "model": {}}, "federation": "lab", "layout": LAYOUT.digest}
     try:
-        worker.answer(pack(Task("0", 0, "handshake", {}, hello)))
+        worker.answer(pack(Task("0", 0, "handshake", arrays={}, settings=hello)))
     finally:
         worker.close()
     assert re.search(r"^\d\d:\d\d:\d\d Taking part by", capfd.readouterr().err, re.MULTILINE)
@@ -397,7 +399,8 @@ def falsified(letter: Task, answer: bytes, how: str) -> bytes:
     }
     if how in other:
         return pack(replace(report, arrays={**report.arrays, first: other[how]}))
-    arrays, metrics = dict(report.arrays), dict(report.metrics)
+    arrays = dict(report.arrays)
+    metrics = dict(report.metrics)
     if how == "a tensor missing":
         del arrays[first]
     elif how == "a tensor too many":
@@ -466,7 +469,8 @@ def test_a_false_answer_is_refused_and_the_others_go_on(tmp_path: Path, how: str
 
 @pytest.mark.parametrize("whose", ["another party's", "an old round's"])
 def test_an_answer_to_another_letter_is_not_taken(tmp_path: Path, whose: str) -> None:
-    post, kept = InMemoryTransport(silo_handlers(tmp_path)), dict[tuple[str, int], bytes]()
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    kept = dict[tuple[str, int], bytes]()
 
     def spoil(task: Task, answer: bytes) -> bytes:
         kept[task.party, task.round] = answer
@@ -484,10 +488,11 @@ def test_an_answer_to_another_letter_is_not_taken(tmp_path: Path, whose: str) ->
 def test_letters_that_a_desk_does_not_answer(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     fed = deployed_federation(post, recipe_for("fedavg")).fit(2, progress=False)
-    plan, desk = fed.plan_, post.handlers["0"]()
+    plan = fed.plan_
+    desk = post.handlers["0"]()
 
     def said(**changes: object) -> str:
-        task = next(iter(make_tasks(plan, fed.state, {"0": plan.solver.hyper}, "train", 3)))
+        task = next(iter(make_tasks(plan, fed.state, {"0": plan.solver.hyper}, kind="train", index=3)))
         task = replace(task, settings={**task.settings, "accepted": 2, **changes.pop("settings", {})}, **changes)  # type: ignore[arg-type, dict-item]
         report = unpack(desk.answer(pack(task)), Reply)
         assert report.status in ("refused", "error") and not report.arrays
@@ -508,7 +513,7 @@ def test_a_party_that_cannot_count_its_budget_says_so_when_it_joins(
     chosen = read_recipe(RECIPE.format(method="fedavg") + 'wrap = [{wrapper = "local_dp", noise = 4.0, budget = 9.0}]')
     [desk] = silo_handlers(tmp_path, ["0"], said.append).values()
     hello = {"recipe": training_part(chosen.tables), "federation": "lab", "layout": LAYOUT.digest}
-    letter = pack(Task("0", 0, "handshake", {}, hello))
+    letter = pack(Task("0", 0, "handshake", arrays={}, settings=hello))
     assert unpack(desk().answer(letter), Reply).status == "ok"
     epsilon.cache_clear()
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
@@ -518,7 +523,7 @@ def test_a_party_that_cannot_count_its_budget_says_so_when_it_joins(
 def test_who_has_another_loss_is_not_told_where_the_organiser_s_file_lies(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path, ["0"]))
     meeting = HandshakeTransport(
-        post, recipe_for(), "lab", Net.from_model(network, 0), "/home/organiser/secret/mine.py:loss", len
+        post, recipe_for(), "lab", net=Net.from_model(network, 0), loss="/home/organiser/secret/mine.py:loss", log=len
     )
     assert not meeting.connected_parties()
     [(_, letter)] = post.messages.values()
@@ -538,7 +543,7 @@ def test_who_has_another_loss_is_not_told_where_the_organiser_s_file_lies(tmp_pa
 def test_an_introduction_that_a_party_refuses(tmp_path: Path, said: dict[str, object], why: str) -> None:
     desk = silo_handlers(tmp_path)["0"]()
     hello = {"recipe": recipe_for().tables, "federation": "lab", "layout": "", **said}
-    report = unpack(desk.answer(pack(Task("0", 0, "handshake", {}, hello))), Reply)
+    report = unpack(desk.answer(pack(Task("0", 0, "handshake", arrays={}, settings=hello))), Reply)
     assert report.status == "refused" and why in report.reason
 
 
@@ -551,7 +556,10 @@ def test_a_desk_in_the_folder_of_another_party_refuses_and_changes_nothing(tmp_p
     hello = {"recipe": training_part(recipe_for("fedavg").tables), "federation": "lab", "layout": LAYOUT.digest}
     settings = {"seed": 5, "execution_mode": "looped", "layout": LAYOUT.digest, "lr": 0.1, "work": 1, "accepted": 1}
     center = {"global_model": torch.zeros(LAYOUT.width)}
-    for task in (Task("0", 0, "handshake", {}, hello), Task("0", 2, "train", center, settings)):
+    for task in (
+        Task("0", 0, "handshake", arrays={}, settings=hello),
+        Task("0", 2, "train", arrays=center, settings=settings),
+    ):
         report = unpack(desk.answer(pack(task)), Reply)
         assert report.status == "refused" and "'1'" in report.reason and "'0'" in report.reason
     assert {file: file.read_bytes() for file in place.rglob("*") if file.is_file()} == before
@@ -578,14 +586,14 @@ def test_a_party_learns_by_the_recipe_that_it_was_invited_to(
 ) -> None:
     silo_handlers(tmp_path)
     wanted, found = (sha256(one.encode()).hexdigest() for one in (agreed, text))
-    desk = TaskHandler(SiloFile(tmp_path / "team0.py", "0"), tmp_path / "at", lambda text: None, wanted)
+    desk = TaskHandler(SiloFile(tmp_path / "team0.py", "0"), tmp_path / "at", lambda text: None, recipe_digest=wanted)
     hello = {
         "recipe": training_part(read_recipe(done).tables),
         "federation": "lab",
         "layout": LAYOUT.digest,
         "text": text,
     }
-    report = unpack(desk.answer(pack(Task("0", 0, "handshake", {}, hello))), Reply)
+    report = unpack(desk.answer(pack(Task("0", 0, "handshake", arrays={}, settings=hello))), Reply)
     assert (report.status == "ok") == (not why) and why in report.reason
     assert wanted == found or (wanted in report.reason and found in report.reason)
 
@@ -613,7 +621,8 @@ def test_a_letter_that_nobody_waits_for_any_more_is_dropped(tmp_path: Path) -> N
 
 
 def test_a_round_that_waits_for_all_sends_again_to_whoever_comes_back(tmp_path: Path) -> None:
-    post, lost = InMemoryTransport(silo_handlers(tmp_path)), [3]
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    lost = [3]
 
     def spoil(task: Task, answer: bytes) -> bytes | UndeliveredError:
         if task.party == "1" and task.round == 2 and lost[0]:
@@ -651,7 +660,8 @@ def without(name: str, since: int) -> Timetable:
 
 def test_a_round_begins_with_a_quorum_once_the_training_has_begun(tmp_path: Path) -> None:
     """`gather` is for the first round: who is gone later is waited for by nobody, and named."""
-    post, said = InMemoryTransport(silo_handlers(tmp_path)), list[str]()
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    said = list[str]()
     fed = deployed_federation(post, recipe_for(), QUORUM[3], listening(said))
     for round in fed.rounds(4):
         post.unreachable = {"1"} if round.index > 1 else set()
@@ -660,7 +670,8 @@ def test_a_round_begins_with_a_quorum_once_the_training_has_begun(tmp_path: Path
 
 
 def test_the_first_round_waits_for_all_that_are_to_gather(tmp_path: Path) -> None:
-    post, said = InMemoryTransport(silo_handlers(tmp_path)), list[str]()
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    said = list[str]()
     fed = deployed_federation(post, recipe_for(), QUORUM[3], listening(said))
     post.unreachable = {"1"}
     with pytest.raises(Waits, match=r"3 of 4 parties are there. Waiting for 1."):
@@ -670,7 +681,8 @@ def test_the_first_round_waits_for_all_that_are_to_gather(tmp_path: Path) -> Non
 
 
 def test_without_a_quorum_every_round_waits_for_all_that_are_to_gather(tmp_path: Path) -> None:
-    post, said = InMemoryTransport(silo_handlers(tmp_path)), list[str]()
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    said = list[str]()
     fed = deployed_federation(post, recipe_for(), QUORUM[None], listening(said))
     fed.fit(1, progress=False)
     post.unreachable = {"1"}
@@ -681,7 +693,8 @@ def test_without_a_quorum_every_round_waits_for_all_that_are_to_gather(tmp_path:
 
 
 def test_who_has_left_in_the_last_round_is_not_waited_for_to_be_judged(tmp_path: Path) -> None:
-    post, said = InMemoryTransport(silo_handlers(tmp_path)), list[str]()
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    said = list[str]()
     fed = deployed_federation(post, recipe_for(), QUORUM[None], listening(said)).fit(2, progress=False)
     post.unreachable = {"1"}
     with pytest.raises(Waits, match=r"Waiting for 1\."):  # it fell silent, and comes back
@@ -693,7 +706,8 @@ def test_who_has_left_in_the_last_round_is_not_waited_for_to_be_judged(tmp_path:
 
 
 def test_fewer_than_a_quorum_do_not_begin_a_round(tmp_path: Path) -> None:
-    post, said = InMemoryTransport(silo_handlers(tmp_path)), list[str]()
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    said = list[str]()
     fed = deployed_federation(post, recipe_for(), QUORUM[3], listening(said)).fit(1, progress=False)
     post.unreachable = {"1", "2"}
     with pytest.raises(Waits, match=r"2 of 3 parties are there. Waiting for 1, 2."):
@@ -703,7 +717,9 @@ def test_fewer_than_a_quorum_do_not_begin_a_round(tmp_path: Path) -> None:
 @pytest.mark.parametrize("quorum", QUORUM)
 @pytest.mark.parametrize("begun", [0, 2], ids=["before the first round", "later"])
 def test_who_was_revoked_is_never_waited_for(tmp_path: Path, quorum: int | None, begun: int) -> None:
-    post, said, revoked = InMemoryTransport(silo_handlers(tmp_path)), list[str](), dict[str, str]()
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    said = list[str]()
+    revoked = dict[str, str]()
     patience = replace(QUORUM[quorum], quorum=quorum and 2)
     fed = deployed_federation(post, recipe_for(), patience, listening(said), lambda: revoked)
     for name in ("1", "2"):
@@ -716,7 +732,8 @@ def test_who_was_revoked_is_never_waited_for(tmp_path: Path, quorum: int | None,
 
 def test_a_quorum_holds_whoever_was_revoked(tmp_path: Path) -> None:
     """Or the common model could be that of the one party which is left; those who are there can still be judged."""
-    post, revoked = InMemoryTransport(silo_handlers(tmp_path)), dict[str, str]()
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    revoked = dict[str, str]()
     fed = deployed_federation(post, recipe_for(), QUORUM[3], listening([]), lambda: revoked).fit(1, progress=False)
     revoked |= {"1": "it was revoked", "2": "it was forgotten"}
     with pytest.raises(Waits, match=r"2 of 3 parties are there. Waiting for new invites.*smaller --quorum"):
@@ -725,7 +742,8 @@ def test_a_quorum_holds_whoever_was_revoked(tmp_path: Path) -> None:
 
 
 def test_a_letter_that_got_lost_is_not_kept_for_who_was_revoked(tmp_path: Path) -> None:
-    post, revoked = InMemoryTransport(silo_handlers(tmp_path)), dict[str, str]()
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    revoked = dict[str, str]()
 
     def spoil(task: Task, answer: bytes) -> bytes | UndeliveredError:
         if task.party != "1" or task.round != 2:
@@ -750,7 +768,8 @@ def test_who_leaves_in_order_in_mid_round_is_not_waited_for(tmp_path: Path, answ
     def spoil(task: Task, true: bytes) -> bytes | UndeliveredError | None:
         if task.party != "1" or task.round != 2:
             return true
-        post.unreachable, post.departed = {"1"}, {"1"}
+        post.unreachable = {"1"}
+        post.departed = {"1"}
         return answer
 
     post.corrupt_reply = spoil
@@ -761,7 +780,8 @@ def test_who_leaves_in_order_in_mid_round_is_not_waited_for(tmp_path: Path, answ
 
 
 def test_who_left_in_order_and_is_back_is_given_its_letter_again(tmp_path: Path) -> None:
-    post, times = InMemoryTransport(silo_handlers(tmp_path)), [0]
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    times = [0]
 
     def spoil(task: Task, true: bytes) -> bytes | None:
         times[0] += (first := task.party == "1" and task.round == 2 and not times[0])
@@ -777,12 +797,13 @@ def test_who_left_in_order_and_is_back_is_given_its_letter_again(tmp_path: Path)
 
 def test_an_answer_that_says_why_there_is_none_counts_to_a_quorum(tmp_path: Path) -> None:
     """One fails and one is dead: the round goes on with the two others, and does not wait for the dead one."""
-    post, said = InMemoryTransport(silo_handlers(tmp_path)), list[str]()
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    said = list[str]()
 
     def spoil(task: Task, answer: bytes) -> bytes | None:
         if task.round != 2 or task.party not in "12":
             return answer
-        return None if task.party == "2" else pack(Reply("1", 2, "train", "error", reason="KeyError."))
+        return None if task.party == "2" else pack(Reply("1", 2, "train", status="error", reason="KeyError."))
 
     post.corrupt_reply = spoil
     fed = deployed_federation(post, recipe_for(), replace(QUORUM[3], timeout=20), listening(said))
@@ -793,7 +814,8 @@ def test_an_answer_that_says_why_there_is_none_counts_to_a_quorum(tmp_path: Path
 
 
 def test_a_round_that_has_no_quorum_when_it_is_due_says_whom_it_waits_for(tmp_path: Path) -> None:
-    post, said = InMemoryTransport(silo_handlers(tmp_path)), list[str]()
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    said = list[str]()
     post.corrupt_reply = lambda task, answer: None if task.party in "12" and task.round == 2 else answer
     fed = deployed_federation(post, recipe_for(), QUORUM[3], listening(said))
     needs = "2 of the 3 answers with which it goes on without others, after 0.1 s"
@@ -802,7 +824,8 @@ def test_a_round_that_has_no_quorum_when_it_is_due_says_whom_it_waits_for(tmp_pa
 
 
 def test_nobody_is_waited_for_to_be_judged_once_that_is_due(tmp_path: Path) -> None:
-    post, said = InMemoryTransport(silo_handlers(tmp_path)), list[str]()
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    said = list[str]()
     post.corrupt_reply = lambda task, answer: None if task.party in "12" and task.kind == "evaluate" else answer
     fed = deployed_federation(post, recipe_for(), QUORUM[3], listening(said)).fit(1, progress=False)
     with pytest.warns(DescantWarning, match="could not be evaluated.*no answer within 0.1 s"):
@@ -828,7 +851,8 @@ def test_a_score_that_is_no_number_is_not_counted_and_ends_nothing(tmp_path: Pat
 
 def test_where_work_is_added_up_unseen_fewer_than_it_hides_in_are_waited_for(tmp_path: Path) -> None:
     """Else all rounds would be used up, each of them void."""
-    post, said = InMemoryTransport(silo_handlers(tmp_path)), list[str]()
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    said = list[str]()
     chosen = read_recipe(RECIPE.format(method="fedavg") + 'wrap = [{wrapper = "secure"}]')
     fed = deployed_federation(post, chosen, WaitLimits(quorum=2, deadline=0.1), listening(said)).fit(1, progress=False)
     post.unreachable = {"1"}
@@ -839,7 +863,8 @@ def test_where_work_is_added_up_unseen_fewer_than_it_hides_in_are_waited_for(tmp
 
 
 def test_a_party_that_lost_its_folder_begins_anew_and_says_so(tmp_path: Path) -> None:
-    post, told = InMemoryTransport(silo_handlers(tmp_path)), list[float]()
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    told = list[float]()
     fed = deployed_federation(post, recipe_for()).fit(2, progress=False)
     for file in (tmp_path / "at-1").glob("*"):
         if file.name != "handshake.json":
@@ -850,7 +875,8 @@ def test_a_party_that_lost_its_folder_begins_anew_and_says_so(tmp_path: Path) ->
 
 
 def test_a_quorum_is_the_least_that_a_round_counts_with(tmp_path: Path) -> None:
-    post, lost = InMemoryTransport(silo_handlers(tmp_path)), dict.fromkeys(("1", "2"), 4)
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    lost = dict.fromkeys(("1", "2"), 4)
 
     def spoil(task: Task, answer: bytes) -> bytes | UndeliveredError:
         if task.round == 2 and lost.get(task.party):
@@ -866,7 +892,8 @@ def test_a_quorum_is_the_least_that_a_round_counts_with(tmp_path: Path) -> None:
 
 def test_whoever_goes_and_comes_back_unseen_is_given_its_letter_again(tmp_path: Path) -> None:
     """Flower tells of nobody who was away for a moment only: what it had fetched is never answered."""
-    post, swallowed = InMemoryTransport(silo_handlers(tmp_path)), [1]
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    swallowed = [1]
 
     def spoil(task: Task, answer: bytes) -> bytes | None:
         if task.party == "1" and task.round == 2 and task.kind == "train" and swallowed[0]:
@@ -895,7 +922,8 @@ class Flattening(torch.nn.Sequential):
 
 @pytest.mark.parametrize("lie", LIED, ids=str)
 def test_a_party_that_lies_about_its_data_is_not_let_in(tmp_path: Path, lie: dict[str, object]) -> None:
-    post, said = InMemoryTransport(silo_handlers(tmp_path)), list[str]()
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    said = list[str]()
 
     def spoil(task: Task, answer: bytes) -> bytes:
         if task.party != "0" or task.kind != "handshake":
@@ -909,7 +937,7 @@ def test_a_party_that_lies_about_its_data_is_not_let_in(tmp_path: Path, lie: dic
 
     post.corrupt_reply = spoil
     loss = address_of(torch.nn.functional.cross_entropy)
-    meeting = HandshakeTransport(post, recipe_for(), "lab", Net(Flattening(*network())), loss, log=said.append)
+    meeting = HandshakeTransport(post, recipe_for(), "lab", net=Net(Flattening(*network())), loss=loss, log=said.append)
     assert meeting.wait_for_quorum(3).keys() == {"1", "2", "3"}
     assert any("0 has come, and cannot take part" in text for text in said)
 
@@ -931,10 +959,8 @@ def test_of_what_a_team_s_code_raises_nothing_leaves_but_its_kind(tmp_path: Path
     file = tmp_path / "team.py"
     file.write_text(ROWS_SILO_FILE.format(name="0"))
     made = [SiloFile(file, "0"), SiloFile(tmp_path / "odd.py", "0")]
-    post, answers = (
-        InMemoryTransport({"0": lambda: TaskHandler(made[0], tmp_path / "at", lambda text: None)}),
-        list[Reply](),
-    )
+    post = InMemoryTransport({"0": lambda: TaskHandler(made[0], tmp_path / "at", lambda text: None)})
+    answers = list[Reply]()
     fed = deployed_federation(post, recipe_for())
     (tmp_path / "odd.py").write_text(odd.format(name="0"))
     made[0] = made[1]
@@ -957,7 +983,9 @@ def test_nobody_makes_room_for_rows_as_large_as_a_party_may_claim(lie: dict[str,
 
 
 def test_a_party_whose_introduction_cannot_be_taken_is_told_so_and_not_asked_again(tmp_path: Path) -> None:
-    post, said, asked = InMemoryTransport(silo_handlers(tmp_path)), list[str](), list[str]()
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    said = list[str]()
+    asked = list[str]()
 
     def spoil(task: Task, answer: bytes) -> bytes | UndeliveredError:
         asked.extend([task.party] if task.kind == "handshake" else [])
@@ -965,7 +993,7 @@ def test_a_party_whose_introduction_cannot_be_taken_is_told_so_and_not_asked_aga
 
     post.corrupt_reply = spoil
     loss = address_of(torch.nn.functional.cross_entropy)
-    meeting = HandshakeTransport(post, recipe_for(), "lab", Net.from_model(network, 0), loss, log=said.append)
+    meeting = HandshakeTransport(post, recipe_for(), "lab", net=Net.from_model(network, 0), loss=loss, log=said.append)
     for _ in range(3):
         assert meeting.connected_parties().keys() == {"1", "2", "3"}
     assert asked.count("0") == 1
@@ -976,10 +1004,8 @@ def test_a_party_whose_introduction_cannot_be_taken_is_told_so_and_not_asked_aga
 def test_a_team_has_its_model_and_is_told_whether_joining_helped(tmp_path: Path, method: str) -> None:
     """What the simulation's table says of each party, a team finds out by itself, and nobody else hears of it."""
     post = InMemoryTransport(silo_handlers(tmp_path))
-    fed, twin = (
-        deployed_federation(post, recipe_for(method)).fit(3, progress=False),
-        simulated_federation(recipe_for(method), 3),
-    )
+    fed = deployed_federation(post, recipe_for(method)).fit(3, progress=False)
+    twin = simulated_federation(recipe_for(method), 3)
     fed.scores()
     sent = post.sent_count
     rows = {row["party"]: row for row in twin.table().to_json_rows()}
@@ -1097,7 +1123,7 @@ def test_rounds_that_were_answered_are_known_whatever_a_kill_has_left(tmp_path: 
     file.write_text(file.read_text() + '\n{"round": 3, "l')
     result = SiloResults(tmp_path / "at-0")
     assert list(result.training_records()) == [1, 2]
-    result.record_task(Task("0", 3, "train", {}, {"lr": 0.1, "work": 1, "execution_mode": "looped"}))
+    result.record_task(Task("0", 3, "train", arrays={}, settings={"lr": 0.1, "work": 1, "execution_mode": "looped"}))
     assert list(result.training_records()) == [1, 2, 3]
 
 
@@ -1111,7 +1137,7 @@ def silo_with_policy(
     desk = TaskHandler(SiloFile(file, "0"), folder / state_folder_name, log, vault_fingerprint=vault)
     tables = {**recipe_for("fedavg").tables, "wrap": [{"by": "coreset_proxies", "share": 0.2}]}
     hello = {"recipe": tables, "federation": "lab", "layout": LAYOUT.digest}
-    assert unpack(desk.answer(pack(Task("0", 0, "handshake", {}, hello))), Reply).status == "ok"
+    assert unpack(desk.answer(pack(Task("0", 0, "handshake", arrays={}, settings=hello))), Reply).status == "ok"
     return desk
 
 
@@ -1130,15 +1156,19 @@ def packed_train_task(
     if vault is not None:
         public, generation = vault.invite("0")
         settings["coreset"] = {"public": public.hex(), "generation": generation, "run": "r"}
-    return pack(Task("0", round, "train", {"global_model": torch.full((LAYOUT.width,), global_value)}, settings))
+    return pack(
+        Task("0", round, "train", arrays={"global_model": torch.full((LAYOUT.width,), global_value)}, settings=settings)
+    )
 
 
 @pytest.mark.parametrize("global_model", [0.0, math.nan], ids=["by a model", "by one that no work comes of"])
 def test_a_server_cannot_have_more_rows_than_the_teams_policy_lets_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, global_model: float
 ) -> None:
-    desk, vault = silo_with_policy(tmp_path, '{"share": 0.3}'), Vault.create(tmp_path / "vault", PrivateKey.new(), "r")
-    own, seen = classification_parties(5)["0"].x, set[int]()
+    desk = silo_with_policy(tmp_path, '{"share": 0.3}')
+    vault = Vault.create(tmp_path / "vault", PrivateKey.new(), "r")
+    own = classification_parties(5)["0"].x
+    seen = set[int]()
 
     def noted(rows: CoresetRows) -> bytes:
         seen.update(k for row in rows.x for k in range(len(own)) if torch.equal(own[k], row))
@@ -1157,14 +1187,13 @@ def test_a_server_cannot_have_more_rows_than_the_teams_policy_lets_go(
 
 
 def test_columns_that_a_team_drops_are_0_in_what_it_seals_and_nothing_else_is(tmp_path: Path) -> None:
-    own, opened = classification_parties(5)["0"], list[CoresetRows]()
+    own = classification_parties(5)["0"]
+    opened = list[CoresetRows]()
     for name, policy in {"all": '{"share": 1}', "some": '{"share": 1, "columns_dropped": [4, 1]}'}.items():
-        desk, vault = (
-            silo_with_policy(tmp_path / name, policy),
-            Vault.create(tmp_path / name / "vault", PrivateKey.new(), "r"),
-        )
+        desk = silo_with_policy(tmp_path / name, policy)
+        vault = Vault.create(tmp_path / name / "vault", PrivateKey.new(), "r")
         report = unpack(desk.answer(packed_train_task(vault=vault)), Reply)
-        expected = ExpectedCoreset(SampleSpec((6,), torch.float32, (), torch.int64), own.samples, 3)
+        expected = ExpectedCoreset(SampleSpec((6,), torch.float32, (), y_dtype=torch.int64), own.samples, 3)
         vault.store("0", report.encrypted_coreset, expected)
         opened.append(vault.open("0", 1, expected))
     whole, held = opened
@@ -1268,15 +1297,20 @@ def trained(
     """A training of four rounds, from its folder; `at` hears what the server says."""
     chosen = read_recipe(RECIPE.format(method=method).replace("seed = 5", "seed = 5\nrounds = 4\npoints = 1") + more)
     net = Net.from_model(network, seeds.torch_seed(5, 0, seeds.EVERYBODY, "model"))
-    meeting = HandshakeTransport(post, chosen, "lab", net, address_of(torch.nn.functional.cross_entropy), log=at)
-    return TrainingSession(folder, chosen, meeting, patience, at, barred).run_to_completion(lambda: list(invited))
+    meeting = HandshakeTransport(
+        post, chosen, "lab", net=net, loss=address_of(torch.nn.functional.cross_entropy), log=at
+    )
+    return TrainingSession(folder, chosen, meeting, limits=patience, log=at, excluded=barred).run_to_completion(
+        lambda: list(invited)
+    )
 
 
 def test_the_line_of_a_round_says_who_counted_and_what_did_not_count(tmp_path: Path) -> None:
     [found] = deployed_federation(InMemoryTransport(silo_handlers(tmp_path)), recipe_for("fedavg")).rounds(1)
     told = f"Round 1: loss {found.round.loss:.4f}, "
     assert round_summary(found.round) == f"{told}4 parties"
-    lost, kept = Rejection("2", 1, "lost: it has left"), Rejection("0", 1, "It left no coreset.", "coreset")
+    lost = Rejection("2", 1, "lost: it has left")
+    kept = Rejection("0", 1, "It left no coreset.", tensor="coreset")
     round = replace(found.round, accepted=("0",), rejections=(lost, kept))
     assert round_summary(round) == f"{told}1 party; without 2: lost: it has left; 0: It left no coreset"
 
@@ -1300,7 +1334,8 @@ def test_a_server_tells_the_hash_that_the_simulation_tells(tmp_path: Path, metho
 
 
 def test_a_training_that_is_resumed_has_begun(tmp_path: Path) -> None:
-    post, said = InMemoryTransport(silo_handlers(tmp_path)), list[str]()
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    said = list[str]()
     listen = listening(said)
 
     def dies(text: str) -> None:
@@ -1318,7 +1353,8 @@ def test_a_training_that_is_resumed_has_begun(tmp_path: Path) -> None:
 
 def test_who_is_invited_later_counts_while_a_round_cannot_begin(tmp_path: Path) -> None:
     """Two of the three who are to gather are there, and one more is, who is no part of the training yet."""
-    post, said = InMemoryTransport(silo_handlers(tmp_path)), list[str]()
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    said = list[str]()
     post.unreachable = {"3"}
 
     def hears(text: str) -> None:
@@ -1340,7 +1376,8 @@ def test_who_is_invited_later_counts_while_a_round_cannot_begin(tmp_path: Path) 
 
 
 def test_who_is_invited_while_all_gather_is_part_of_it_from_the_beginning(tmp_path: Path) -> None:
-    post, invited = InMemoryTransport(silo_handlers(tmp_path)), [*PARTY_NAMES[:3]]
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    invited = [*PARTY_NAMES[:3]]
     post.unreachable = {"2", "3"}
 
     def hears(text: str) -> None:
@@ -1358,7 +1395,9 @@ def test_who_is_invited_while_all_gather_is_part_of_it_from_the_beginning(tmp_pa
 
 @pytest.mark.parametrize("again", [False, True], ids=["it comes in time", "the server is started again"])
 def test_who_is_away_at_the_end_comes_for_its_models_and_hears_that_it_is_over(tmp_path: Path, again: bool) -> None:
-    post, said, folder = InMemoryTransport(silo_handlers(tmp_path)), list[str](), tmp_path / "run"
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    said = list[str]()
+    folder = tmp_path / "run"
 
     def hears(text: str) -> None:
         said.append(text)
@@ -1382,7 +1421,9 @@ def test_who_is_away_at_the_end_comes_for_its_models_and_hears_that_it_is_over(t
 
 
 def test_a_server_that_is_started_again_waits_only_for_those_who_were_not_told(tmp_path: Path) -> None:
-    post, said, folder = InMemoryTransport(silo_handlers(tmp_path)), list[str](), tmp_path / "run"
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    said = list[str]()
+    folder = tmp_path / "run"
 
     def hears(text: str) -> None:
         said.append(text)
@@ -1430,7 +1471,8 @@ def test_who_goes_while_the_last_models_are_judged_comes_for_them(tmp_path: Path
         went.append(task.party)
         return UndeliveredError("it has gone")
 
-    post, folder = Silent(silo_handlers(tmp_path), goes), tmp_path / "run"
+    post = Silent(silo_handlers(tmp_path), goes)
+    folder = tmp_path / "run"
     atomic.make_folder(folder)
     comes = lambda text: post.unreachable.discard("1") if text.startswith("The training is over.") else None  # noqa: E731
     with pytest.warns(DescantWarning, match="'1' could not be evaluated"):
@@ -1456,7 +1498,8 @@ def test_who_hangs_at_the_end_keeps_nobody_from_its_models(tmp_path: Path, monke
             post.unreachable.discard("0")
             over.append(text)
 
-    post, folder = Silent(silo_handlers(tmp_path), hangs), tmp_path / "run"
+    post = Silent(silo_handlers(tmp_path), hangs)
+    folder = tmp_path / "run"
     atomic.make_folder(folder)
     patience = WaitLimits(min_parties=2, quorum=2, deadline=60, grace=1)
     with pytest.warns(DescantWarning, match="'0' could not be evaluated"):
@@ -1466,7 +1509,9 @@ def test_who_hangs_at_the_end_keeps_nobody_from_its_models(tmp_path: Path, monke
 
 def test_who_cannot_be_told_that_it_is_over_is_told_when_it_is_back(tmp_path: Path) -> None:
     """Its line is down at the moment of the goodbye."""
-    post, folder, down = InMemoryTransport(silo_handlers(tmp_path)), tmp_path / "run", [1]
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    folder = tmp_path / "run"
+    down = [1]
     true = post.send
 
     def send(party: str, letter: MessageBytes, seconds: float) -> str:
@@ -1482,7 +1527,8 @@ def test_who_cannot_be_told_that_it_is_over_is_told_when_it_is_back(tmp_path: Pa
 
 
 def test_who_is_revoked_while_all_gather_is_not_waited_for(tmp_path: Path) -> None:
-    post, revoked = InMemoryTransport(silo_handlers(tmp_path)), dict[str, str]()
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    revoked = dict[str, str]()
     post.unreachable = {"1"}
 
     def revoking(text: str) -> None:
@@ -1511,7 +1557,8 @@ LATE = {
 def test_who_comes_late_counts_as_in_a_simulation_by_timetable(tmp_path: Path, case: str, late: str) -> None:
     """How many samples it has is known from then on. Before, nobody can know: it is taken to have one."""
     method, more = LATE[case]
-    post, folder = InMemoryTransport(silo_handlers(tmp_path)), tmp_path / "run"
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    folder = tmp_path / "run"
     post.unreachable = {late}
     atomic.make_folder(folder)
     trained(
@@ -1555,7 +1602,8 @@ def test_who_is_invited_later_trains_as_one_that_was_invited_first_and_came_late
 ) -> None:
     hashes = []
     for case, invited in {"first": PARTY_NAMES, "later": PARTY_NAMES[:3]}.items():
-        post, folder = InMemoryTransport(silo_handlers(tmp_path / case)), tmp_path / case / "run"
+        post = InMemoryTransport(silo_handlers(tmp_path / case))
+        folder = tmp_path / case / "run"
         post.unreachable = {"3"}
         atomic.make_folder(folder)
 
@@ -1575,11 +1623,9 @@ def test_who_is_invited_later_trains_as_one_that_was_invited_first_and_came_late
 
 
 def test_a_private_training_stays_with_those_whom_it_began_with(tmp_path: Path) -> None:
-    post, said, private = (
-        InMemoryTransport(silo_handlers(tmp_path)),
-        list[str](),
-        'wrap = [{wrapper = "central_dp", clip = 1.0, noise = 1.0}]',
-    )
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    said = list[str]()
+    private = 'wrap = [{wrapper = "central_dp", clip = 1.0, noise = 1.0}]'
     trained(tmp_path, post, "fedavg", PARTY_NAMES[:3], said.append, private)
     assert first_rounds(tmp_path).keys() == {"0", "1", "2"} and "4 parties" not in "".join(said)
 
@@ -1630,20 +1676,22 @@ def test_a_training_that_promises_nothing_says_nothing_of_it(tmp_path: Path) -> 
 
 
 def test_samples_that_are_hidden_count_by_the_solver(tmp_path: Path) -> None:
-    said, solver = list[str](), 'solver = "dp_sgd"\nlr = 0.05\nsteps = 1\nbatch = 1\nbudget = 99.0'
+    said = list[str]()
+    solver = 'solver = "dp_sgd"\nlr = 0.05\nsteps = 1\nbatch = 1\nbudget = 99.0'
     text = (
         RECIPE.format(method="fedavg")
         .replace("seed = 5", "seed = 5\nrounds = 2")
         .replace(ADAM_TRAINING.strip(), solver)
     )
-    chosen, post = read_recipe(text), InMemoryTransport(silo_handlers(tmp_path))
+    chosen = read_recipe(text)
+    post = InMemoryTransport(silo_handlers(tmp_path))
     net = Net.from_model(network, seeds.torch_seed(5, 0, seeds.EVERYBODY, "model"))
     meeting = HandshakeTransport(
-        post, chosen, "lab", net, address_of(torch.nn.functional.cross_entropy), log=said.append
+        post, chosen, "lab", net=net, loss=address_of(torch.nn.functional.cross_entropy), log=said.append
     )
-    TrainingSession(tmp_path, chosen, meeting, WaitLimits(min_parties=4, grace=0), said.append).run_to_completion(
-        lambda: PARTY_NAMES
-    )
+    TrainingSession(
+        tmp_path, chosen, meeting, limits=WaitLimits(min_parties=4, grace=0), log=said.append
+    ).run_to_completion(lambda: PARTY_NAMES)
     spent = training_status(tmp_path)["spent"]
     assert (
         0 < spent["epsilon"] < spent["budget"] == 99.0

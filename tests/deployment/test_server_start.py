@@ -306,7 +306,8 @@ def test_fewer_than_a_sum_must_have_are_refused_by_start(tmp_path: Path) -> None
 @pytest.mark.usefixtures("stopping")
 @pytest.mark.parametrize("name", ALL_SILO_CASES)
 def test_every_way_that_runs_over_silos_is_let_through(tmp_path: Path, name: str) -> None:
-    text, sealed = ALL_SILO_CASES[name].recipe_text, name == "coreset_proxies"
+    text = ALL_SILO_CASES[name].recipe_text
+    sealed = name == "coreset_proxies"
     if sealed:
         key = PrivateKey.new()
         key.write(tmp_path / "vault.key")
@@ -329,7 +330,8 @@ def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence
     """Serves by a SuperLink that dies as often as is said, each time behind a round that was done, or before."""
 
     def serve(lives: Sequence[bool]) -> dict[str, object]:
-        left, place = iter(lives), federation(tmp_path).run_folder / "training"
+        left = iter(lives)
+        place = federation(tmp_path).run_folder / "training"
         atomic.make_folder(place)
         log = EventLog(place / "events.jsonl")
 
@@ -375,7 +377,8 @@ def test_a_superlink_that_dies_again_and_again_before_a_round_is_done_ends_the_s
 
 def test_nginx_that_has_ended_is_a_server_that_is_away_whenever_that_is_found(tmp_path: Path) -> None:
     """Before anything is asked of it, or while it is to read its keys again; what it cannot read ends the server."""
-    roster, hub = federation(tmp_path), SimpleNamespace(admit=len)
+    roster = federation(tmp_path)
+    hub = SimpleNamespace(admit=len)
 
     def look(alive: bool, keep_up: Callable[[], bool]) -> None:
         proxy = SimpleNamespace(alive=alive, keep_up=keep_up, folder=tmp_path)

@@ -39,7 +39,8 @@ class Lab:
     """A federation in a folder, whose letters go by hand."""
 
     def __init__(self, folder: Path, method: str = "fedgeomed+", more: str = "", run: str = RUN) -> None:
-        self.folder, self.text = folder, run + MODEL_AND_METHOD_TABLES.format(method=method) + more
+        self.folder = folder
+        self.text = run + MODEL_AND_METHOD_TABLES.format(method=method) + more
         (folder / "recipe.toml").write_text(self.text)
         self.call("server", "init", "lab", "recipe.toml")
         self.roster = Roster(folder / "lab")
@@ -60,9 +61,13 @@ class Lab:
         chosen = read_recipe(self.text)
         net = Net.from_model(network, 0)
         loss = address_of(torch.nn.functional.cross_entropy)
-        meeting = HandshakeTransport(self.post, chosen, "lab", net, loss, lambda text: None, self.roster.record_join)
+        meeting = HandshakeTransport(
+            self.post, chosen, "lab", net=net, loss=loss, log=lambda text: None, record_join=self.roster.record_join
+        )
         patience = WaitLimits(min_parties=gather, quorum=None if gather == 3 else gather, deadline=0.2, grace=0)
-        return TrainingSession(self.roster.run_folder, chosen, meeting, patience, say).run_to_completion(lambda: NAMES)
+        return TrainingSession(self.roster.run_folder, chosen, meeting, limits=patience, log=say).run_to_completion(
+            lambda: NAMES
+        )
 
 
 @pytest.fixture
@@ -97,7 +102,8 @@ def test_the_common_model_is_in_a_file_that_a_module_loads(made: Callable[..., L
     lab = made(method)
     assert json.loads(lab.call("server", "status", "lab", "--json"))["global_model"] is None
     file = str(lab.train()["global_model"])
-    model, twin = network(), simulated_federation(read_recipe(lab.text), 4, NAMES)
+    model = network()
+    twin = simulated_federation(read_recipe(lab.text), 4, NAMES)
     model.load_state_dict(load_file(file))
     whole = twin.global_model_.state_dict()
     assert all(torch.equal(tensor, whole[key]) for key, tensor in model.state_dict().items())
@@ -252,7 +258,8 @@ def test_the_status_says_who_is_there_away_has_left_or_never_came(made: Callable
         "2": "invited",
     }
     assert "The server runs: process" in lab.call("server", "status", "lab")
-    lab.post.unreachable, lab.post.departed = {"0", "1", "2"}, {"1"}
+    lab.post.unreachable = {"0", "1", "2"}
+    lab.post.departed = {"1"}
     post.connected_parties()
     away = lab.parties()
     assert {name: one["presence"] for name, one in away.items()} == {"0": "disconnected", "1": "left", "2": "invited"}
@@ -287,7 +294,8 @@ def test_when_a_party_was_last_heard_of_is_noted_while_nothing_else_changes(
     lab.roster.record_join("0", "a machine")
     now = [100.0]
     monkeypatch.setattr(presence.time, "monotonic", lambda: now[0])
-    post, file = PresenceRecorder(lab.post, lab.roster.run_folder), lab.roster.run_folder / "presence.json"
+    post = PresenceRecorder(lab.post, lab.roster.run_folder)
+    file = lab.roster.run_folder / "presence.json"
     post.connected_parties()
     file.write_text("{}")
     post.connected_parties()

@@ -158,7 +158,8 @@ def test_what_an_anonymous_caller_may_do(doors: tuple[str, str, bytes]) -> None:
     for kind in ("runtime", "fleet"):
         assert set(inside[kind].values()) <= WHO, inside[kind]
     assert {inside["control"][name] for name in ("ListNodes", "ListRuns", "ListFederations")} == {OPEN}
-    there, here = Stranger(outer, ca), Stranger(inner, ca)
+    there = Stranger(outer, ca)
+    here = Stranger(inner, ca)
     assert here.may("StartRun", empty_run_request()) and not there.may("StartRun", empty_run_request())
     key = made_up_key()
     assert here.registers("made up", key) and not there.registers("another", made_up_key())
@@ -168,7 +169,8 @@ def test_what_an_anonymous_caller_may_do(doors: tuple[str, str, bytes]) -> None:
 
 
 def test_what_flower_would_tell_or_fetch_by_itself_is_off_in_the_superlink(roster: Roster) -> None:  # noqa: F811
-    port, papers = free_port(), FederationServer(roster.folder, WaitLimits())._superlink_credentials(roster)
+    port = free_port()
+    papers = FederationServer(roster.folder, WaitLimits())._superlink_credentials(roster)
     with run_superlink(papers, port, roster.run_folder):
         [found] = [one for one in psutil.Process().children(recursive=True) if str(port) in one.cmdline()]
         told = found.environ()
@@ -202,10 +204,13 @@ def test_every_request_of_a_large_answer_passes_the_proxy() -> None:
     from flwr.proto.node_pb2 import Node
     from flwr.supercore.task_identity import TaskIdentity
 
-    noted, answer = Noted(), b"".join(at.to_bytes(8, "big") + bytes(2**20 - 8) for at in range(128))
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, 1, 2
+    noted = Noted()
+    answer = b"".join(at.to_bytes(8, "big") + bytes(2**20 - 8) for at in range(128))
+    TaskIdentity.task_id = 0
+    TaskIdentity.run_id = 1
+    TaskIdentity.node_id = 2
     message = Message(to_record(answer), 3, "train")
-    push_message(message, noted.announce, noted, Node(node_id=2), 1)
+    push_message(message, noted.announce, noted, node=Node(node_id=2), run=1)
     announced, *parts = noted.sizes
     assert (
         max(8 * announced, *parts) < Proxy(8000).max_body_megabytes * 2**20 / 2
@@ -230,9 +235,12 @@ def test_an_answer_of_too_many_parts_is_given_up_before_they_are_fetched(
     from flwr.supercore.inflatable import inflatable_object as parts
     from flwr.supercore.task_identity import TaskIdentity
 
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, 1, 2
+    TaskIdentity.task_id = 0
+    TaskIdentity.run_id = 1
+    TaskIdentity.node_id = 2
     monkeypatch.setattr(sys.modules["flwr.app.message.array"], "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 1)
-    message, pulled = Message(letters(kind), 3, "train"), list[str]()
+    message = Message(letters(kind), 3, "train")
+    pulled = list[str]()
     held = {name: part.deflate() for name, part in parts.get_all_nested_objects(message).items()}
 
     def pull(name: str) -> bytes:
@@ -250,7 +258,9 @@ def test_what_comes_and_is_no_letter_is_given_up(kind: str) -> None:
     from flwr.supercore.inflatable import inflatable_object as parts
     from flwr.supercore.task_identity import TaskIdentity
 
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, 1, 2
+    TaskIdentity.task_id = 0
+    TaskIdentity.run_id = 1
+    TaskIdentity.node_id = 2
     array = Array("uint8", (1,), "x", b"1")
     content = {
         "nothing": {},
@@ -368,7 +378,8 @@ def test_a_driver_whose_run_is_stopped_or_whose_party_is_struck_off_says_that_it
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Flower itself would end the process that made the call, as by Ctrl-C."""
-    port, papers = free_port(), FederationServer(roster.folder, WaitLimits())._superlink_credentials(roster)
+    port = free_port()
+    papers = FederationServer(roster.folder, WaitLimits())._superlink_credentials(roster)
     with (
         closing(make_silo_transport(roster, tmp_path, "north", port)) as north,
         closing(make_silo_transport(roster, tmp_path, "south", port)),
@@ -418,7 +429,8 @@ def test_who_knows_the_number_of_a_letter_can_read_and_answer_it_and_nobody_can_
         assert make_pull_object_fn_protobuf(north._client.PullObject, north._node, hub._run)(number)
         while (got := south.pull()) is None:
             time.sleep(0.1)
-        own, north._node = north._node, south._node
+        own = north._node
+        north._node = south._node
         with pytest.raises(PeerUnavailable, match="401"):
             north.push(got[0], b"by north, who says that it is south")
         north._node = own

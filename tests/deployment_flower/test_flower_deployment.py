@@ -86,12 +86,10 @@ class LocalDeployment:
     def __init__(
         self, folder: Path, recipe_case: RecipeCase, rounds: int = ROUNDS, extra_recipe_text: str = "", policy: str = ""
     ) -> None:
-        self.folder, self.rounds, self.silo_file_template, self.policy = (
-            folder,
-            rounds,
-            recipe_case.silo_file_template,
-            policy,
-        )
+        self.folder = folder
+        self.rounds = rounds
+        self.silo_file_template = recipe_case.silo_file_template
+        self.policy = policy
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.python_paths: dict[str, str] = {}  # by process: a folder whose modules it finds first
         (folder / "recipe.toml").write_text(RUN.format(rounds=rounds) + recipe_case.recipe_text + extra_recipe_text)
@@ -112,7 +110,8 @@ class LocalDeployment:
         return done.stdout
 
     def start(self, name: str, *arguments: str) -> None:
-        command, path = [sys.executable, "-m", "descant", *arguments], self.python_paths.get(name, "")
+        command = [sys.executable, "-m", "descant", *arguments]
+        path = self.python_paths.get(name, "")
         given = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([path, ENVIRONMENT["PYTHONPATH"]])}
         with (self.folder / f"{name}.log").open("a") as log:
             self.processes[name] = subprocess.Popen(command, cwd=self.folder, env=given, stdout=log, stderr=log)
@@ -212,7 +211,8 @@ def simulated_deployment(deployment: LocalDeployment, **more: Any) -> Federation
 
 def assert_equals_simulation(deployment: LocalDeployment, absent: Collection[str] = (), **more: Any) -> Federation:
     """The centre, the numbers on record, and of each silo its own model and all that it remembers: the simulation's."""
-    center, twin = deployment.final_global_model(), simulated_deployment(deployment, **more)
+    center = deployment.final_global_model()
+    twin = simulated_deployment(deployment, **more)
     assert torch.equal(center, twin.state.global_model)
     ours, theirs = (recorded(place).numbers for place in (deployment.run_folder, deployment.folder / "simulated"))
     assert ours.scores.keys() == theirs.scores.keys() and ours.metrics.keys() == theirs.metrics.keys()
@@ -383,7 +383,7 @@ def make_silo_transport(
         roster.authority.issue_party_certificate(name, 0).write(keys.folder, "party")
         time.sleep(1.1)  # its last second
     return FlowerSiloTransport(
-        f"127.0.0.1:{port}", invite.authority, keys.certificate, keys.key, invite.node_key.encode()
+        f"127.0.0.1:{port}", invite.authority, keys.certificate, key=keys.key, node_key=invite.node_key.encode()
     )
 
 
@@ -436,7 +436,8 @@ def test_a_heartbeat_that_is_slow_does_not_bring_back_who_has_left(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with superlink_transports(roster, tmp_path, "north") as (hub, north):
-        beat, begun = north._client.SendNodeHeartbeat, threading.Event()
+        beat = north._client.SendNodeHeartbeat
+        begun = threading.Event()
 
         def slow(request: Any) -> None:
             begun.set()
@@ -480,7 +481,8 @@ def test_an_answer_by_a_key_that_was_revoked_is_not_that_of_who_is_invited_by_th
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
 def test_a_driver_that_the_superlink_does_not_know_any_more_is_told_so_and_not_ended(roster: Roster) -> None:
     """Flower's own way would interrupt this process: after a kill of the SuperLink, or when its clock has jumped."""
-    port, papers = free_port(), FederationServer(roster.folder, WaitLimits())._superlink_credentials(roster)
+    port = free_port()
+    papers = FederationServer(roster.folder, WaitLimits())._superlink_credentials(roster)
     with run_superlink(papers, port, roster.run_folder):
         hub = make_driver_transport(roster, papers, port)
         assert hub.connected_parties() == {}
@@ -552,7 +554,8 @@ def test_a_letter_of_which_half_has_come_holds_nobody_and_a_newer_one_takes_its_
     long = b"".join(i.to_bytes(4, "big") for i in range(3 * 2**20))
     with superlink_transports(roster, tmp_path, "north") as (hub, north), north.joined():
         hub.here()
-        push, kept = hub._client.PushObject, list[Any]()
+        push = hub._client.PushObject
+        kept = list[Any]()
 
         def by_half(request: Any) -> Any:
             kept.append(request)
@@ -588,7 +591,8 @@ def reply_bytes(found: dict[str, MessageBytes | UndeliveredError]) -> dict[str, 
 @contextmanager
 def superlink_transports(roster: Roster, folder: Path, *names: str) -> Iterator[Any]:
     """A SuperLink, its driver, and the lines of some parties, who have not joined yet."""
-    port, papers = free_port(), FederationServer(roster.folder, WaitLimits())._superlink_credentials(roster)
+    port = free_port()
+    papers = FederationServer(roster.folder, WaitLimits())._superlink_credentials(roster)
     with ExitStack() as stack:
         spokes = [stack.enter_context(closing(make_silo_transport(roster, folder, name, port))) for name in names]
         stack.enter_context(run_superlink(papers, port, roster.run_folder))
@@ -597,7 +601,9 @@ def superlink_transports(roster: Roster, folder: Path, *names: str) -> Iterator[
 
 def make_driver_transport(roster: Roster, papers: SuperLinkCredentials, port: int) -> FlowerServerTransport:
     keys = {entry.name: entry.node_key.encode() for entry in roster.parties()}
-    return FlowerServerTransport(f"127.0.0.1:{port}", papers.authority.read_bytes(), papers.secret.read_bytes(), keys)
+    return FlowerServerTransport(
+        f"127.0.0.1:{port}", papers.authority.read_bytes(), papers.secret.read_bytes(), parties=keys
+    )
 
 
 def answer_next_task(transport: FlowerSiloTransport, answer: bytes) -> bytes:
@@ -612,11 +618,9 @@ def answer_next_task(transport: FlowerSiloTransport, answer: bytes) -> bytes:
 def test_a_certificate_that_has_expired_and_a_clock_that_is_off_are_said(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inner, port, papers = (
-        free_port(),
-        free_port(),
-        FederationServer(roster.folder, WaitLimits())._superlink_credentials(roster),
-    )
+    inner = free_port()
+    port = free_port()
+    papers = FederationServer(roster.folder, WaitLimits())._superlink_credentials(roster)
     with (
         run_superlink(papers, inner, roster.run_folder),
         Proxy(inner, "127.0.0.1", port).start(roster.folder),
@@ -706,7 +710,8 @@ def test_who_is_forgotten_is_not_stood_in_for_and_no_row_of_it_is_left(
     one.wait_until(lambda: held().opened > 0)
     told = json.loads(one.run_command("silo", "forget", "north.silo", "--json"))
     assert "destroyed its sealed rows" in told["server"] and held().state == "forgotten"
-    opened, before = held().opened, one.log_text()
+    opened = held().opened
+    before = one.log_text()
     one.wait_until(lambda: one.log_text().removeprefix(before).count("without north") >= 2)
     assert "north wishes to be forgotten: the vault has destroyed" in one.log_text()
     assert held().opened == opened and not list((tmp_path / "vault").rglob("coreset*"))

@@ -49,7 +49,8 @@ def test_stand_ins_over_a_real_federation_are_those_of_the_simulation(
     tmp_path: Path,
 ) -> None:
     """North seals half of its rows, and is gone from the second start on: who took part is read from the record."""
-    key, vault = PrivateKey.new(), f"[vault]\nfolder = '{tmp_path / 'vault'}'\nkey = '{tmp_path / 'key'}'\n"
+    key = PrivateKey.new()
+    vault = f"[vault]\nfolder = '{tmp_path / 'vault'}'\nkey = '{tmp_path / 'key'}'\n"
     key.write(tmp_path / "key")
     Vault.create(tmp_path / "vault", key, "lab")
     one = lab(CORESET_PROXY_CASE, 6, vault, 'policy = {"share": 0.5}\n')

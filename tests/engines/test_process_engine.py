@@ -230,7 +230,8 @@ def test_more_workers_than_cores_or_parties() -> None:
 
 def test_an_interrupted_round_is_done_again(two: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     fed = made("FedAvgPlus", two).fit(1, progress=False)
-    hear, heard = WorkQueue.take_replies, []
+    hear = WorkQueue.take_replies
+    heard = []
 
     def interrupted(owed: WorkQueue[Any], memory: Any) -> Any:
         heard.append(hear(owed, memory))
@@ -256,7 +257,10 @@ def test_a_worker_that_hangs_is_given_up_at_the_deadline_and_replaced() -> None:
     )
     engine = fed.engine_
 
-    tasks = [replace(task, deadline=1.0) for task in make_tasks(fed.plan_, fed.state, {"0": Sgd().hyper}, "train", 1)]
+    tasks = [
+        replace(task, deadline=1.0)
+        for task in make_tasks(fed.plan_, fed.state, {"0": Sgd().hyper}, kind="train", index=1)
+    ]
     assert [report.status for report in iterate_replies(engine, tasks)] == ["lost"]
     assert pool._pool is not None
     (hanging,) = pool._pool.workers
@@ -327,7 +331,8 @@ def test_an_interrupt_while_an_answer_is_taken_in_loses_nothing(two: Processes) 
 
 def test_a_piece_that_never_came_to_its_worker_is_done_again(two: Processes) -> None:
     fed = made("FedAvgPlus", two).fit(1, progress=False)
-    engine, say = fed.engine_, WorkerProcess.send
+    engine = fed.engine_
+    say = WorkerProcess.send
     assert isinstance(engine, ProcessEngine)
     engine._max_piece_tasks = 1  # so that each worker has more than one piece
 
@@ -396,7 +401,8 @@ def test_nothing_is_left_behind() -> None:
     pool = Waiting(workers=2)
     made("FedAvgPlus", pool).fit(2, progress=False)
     assert pool._pool is not None
-    members, folder = list(pool._pool.workers), pool._pool.folder
+    members = list(pool._pool.workers)
+    folder = pool._pool.folder
     assert len(list(folder.iterdir())) <= 2 + 2 * ANSWER_FILES  # the same files, again and again
     pool.close()
     assert all(member.process.poll() is not None for member in members) and not folder.exists()
@@ -485,7 +491,8 @@ SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 @given(st.lists(st.dictionaries(st.text(max_size=4), st.tuples(KINDS, SHAPES), max_size=4), min_size=1, max_size=3))
 def test_a_shelf_holds_what_was_written_last(writes: list[dict[str, tuple[torch.dtype, tuple[int, ...]]]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        ours, theirs = SharedTensorFile(Path(folder, "shelf")), SharedTensorFile(Path(folder, "shelf"))
+        ours = SharedTensorFile(Path(folder, "shelf"))
+        theirs = SharedTensorFile(Path(folder, "shelf"))
         for wanted in writes:
             arrays = {name: torch.randint(0, 2, shape).to(dtype) for name, (dtype, shape) in wanted.items()}
             ours.write(arrays)
@@ -599,7 +606,7 @@ def test_a_token_that_was_made_here_opens_no_other_cluster(monkeypatch: pytest.M
 def test_what_tasks_share_is_carried_once() -> None:
     fed = made("FedAvgPlus", InProcess)
     hypers = {name: Sgd().hyper for name in fed.population}
-    tasks = list(make_tasks(fed.plan_, fed.state, hypers, "train", 1))
+    tasks = list(make_tasks(fed.plan_, fed.state, hypers, kind="train", index=1))
     load = RayTaskBatch(tasks, [{"moments": torch.ones(3)} for _ in tasks])
     shared = load.shared_arrays
     assert load.shared_keys == set(shared)

@@ -183,7 +183,7 @@ def test_pieces_are_small_where_what_parties_remember_would_not_fit(two: Ray) ->
     engine: Any = fed.engine_
     assert engine._room > 2**20
     engine._room = 500_000  # two memories
-    tasks = make_tasks(fed.plan_, fed.state, dict.fromkeys(fed.population, ADAM.hyper), "train", 3)
+    tasks = make_tasks(fed.plan_, fed.state, dict.fromkeys(fed.population, ADAM.hyper), kind="train", index=3)
     engine.submit(list(tasks))
     assert [len(part.tasks) for part in engine._owed.pieces.values()] == [2, 2, 1, 1]
     fed.fit(2, progress=False)
@@ -252,7 +252,10 @@ def test_a_worker_that_hangs_is_given_up_at_the_deadline_and_replaced() -> None:
         steps=1,
         engine=engine,
     )
-    tasks = [replace(task, deadline=3.0) for task in make_tasks(fed.plan_, fed.state, {"0": Sgd().hyper}, "train", 1)]
+    tasks = [
+        replace(task, deadline=3.0)
+        for task in make_tasks(fed.plan_, fed.state, {"0": Sgd().hyper}, kind="train", index=1)
+    ]
     assert [report.status for report in iterate_replies(fed.engine_, tasks)] == ["lost"]
     with pytest.warns(DescantWarning, match="died while it worked on '0'"):
         (report,) = iterate_replies(fed.engine_, [replace(tasks[0], kind="evaluate", deadline=50.0)])
@@ -264,7 +267,10 @@ def test_a_worker_that_hangs_for_one_federation_does_not_keep_another_waiting() 
     engine = Ray(workers=1)
     people = partial(classification_parties, 2)
     fed = Federation(network, people, algorithms.FedAvg(), loss=loss_hanging_workers, lr=0.1, steps=1, engine=engine)
-    tasks = [replace(task, deadline=3.0) for task in make_tasks(fed.plan_, fed.state, {"0": Sgd().hyper}, "train", 1)]
+    tasks = [
+        replace(task, deadline=3.0)
+        for task in make_tasks(fed.plan_, fed.state, {"0": Sgd().hyper}, kind="train", index=1)
+    ]
     list(iterate_replies(fed.engine_, tasks))
     other = Federation(network, people, algorithms.FedAvg(), lr=0.1, steps=1, engine=engine).fit(1, progress=False)
     alone = Federation(network, people, algorithms.FedAvg(), lr=0.1, steps=1).fit(1, progress=False)
@@ -380,7 +386,9 @@ def descant(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedP
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[tuple[str, str]]:
     """A cluster in processes of its own: its address, and its token."""
-    token, port, log = "a" * 64, free_port(), tmp_path / "ray.log"
+    token = "a" * 64
+    port = free_port()
+    log = tmp_path / "ray.log"
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--include-dashboard=false"]
     given = environment(tmp_path, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token, RAY_USAGE_STATS_ENABLED="0")
     with TemporaryDirectory(prefix="ray") as short, log.open("w") as said:  # its sockets may not have long names

@@ -22,7 +22,9 @@ class BytesEngine:
         absent: Collection[str] = (),
         tamper: Callable[[Reply], Sequence[Reply]] | None = None,
     ) -> None:
-        self.plan, self.batch_count, self.tamper = plan, batch_count, tamper
+        self.plan = plan
+        self.batch_count = batch_count
+        self.tamper = tamper
         self.names = tuple(name for name in plan.population if name not in absent)
         self.party_states: Store = PartyStore()
         self.packed_batches: list[list[bytes]] = []

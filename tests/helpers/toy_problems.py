@@ -196,7 +196,8 @@ class ExactSolver:
     """A solver that returns argmin f_k(w) + α/2 ‖w - z‖² itself, eq. (15): Assumption 1 of Fed+ v2."""
 
     problem: RegressionProblem
-    metric, evaluate = None, staticmethod(evaluate_test_sets)
+    metric = None
+    evaluate = staticmethod(evaluate_test_sets)
 
     @property
     def hyper(self) -> Hyper:
@@ -210,7 +211,8 @@ class ExactSolver:
     def train(self, job: TrainJob) -> TrainResult:
         names: Sequence[str] = [party.name for party in job.parties]
         rows = [self.problem.population.names.index(name) for name in names]
-        a, b = self.problem.curvatures[rows], self.problem.offsets[rows]
+        a = self.problem.curvatures[rows]
+        b = self.problem.offsets[rows]
         assert job.anchor is not None and job.alphas is not None
         eye = torch.eye(b.shape[1], dtype=b.dtype)
         w = torch.linalg.solve(a + job.alphas.unsqueeze(-1) * eye, (b + job.alphas * job.anchor).unsqueeze(-1)).squeeze(

@@ -22,7 +22,10 @@ class FaultInjector:
     """Lets ``n`` changes through; the next one happens not at all, or by half if it is torn. Then comes the error."""
 
     def __init__(self, n: int, tear_write: bool, error: Callable[[], BaseException]) -> None:
-        self.remaining, self.tear_write, self.error, self.tore_write = n, tear_write, error, False
+        self.remaining = n
+        self.tear_write = tear_write
+        self.error = error
+        self.tore_write = False
         self.reached = False
 
     def __call__(self, operation: Callable[..., Any], *arguments: Any) -> Any:
@@ -49,7 +52,8 @@ class InterruptInjector:
     """One KeyboardInterrupt before the n-th change, or behind it; all other changes happen, later ones, too."""
 
     def __init__(self, n: int, after_write: bool) -> None:
-        self.remaining, self.after_write = n, after_write
+        self.remaining = n
+        self.after_write = after_write
 
     @property
     def reached(self) -> bool:

@@ -131,7 +131,8 @@ def test_what_was_saved_goes_on_as_if_it_had_never_stopped(solver: Any, tmp_path
 
 def test_a_broken_round_leaves_no_trace_in_the_replay() -> None:
     fed = made().fit(2, progress=False)
-    before, whole = fed.hash(), made().fit(4, progress=False).hash()
+    before = fed.hash()
+    whole = made().fit(4, progress=False).hash()
     collect = fed.engine_.collect
 
     def interrupted(timeout: float) -> Any:
@@ -233,7 +234,7 @@ def test_periods_are_constant_or_decay_or_grow_and_a_run_has_one_at_least() -> N
     assert [entry["work"] for entry in fed.history_] == [10, 20, 30, 0, 0, 0]
     assert torch.allclose(models(fed), at_the_end, rtol=1e-6)
     assert sum(period(58, 1.05, 12000).lengths()) == 12000 and period(1, 10.0, 10**6).lengths()[-1] == 888_889
-    far = TuneContext(20_000, Hyper(0.1, 5), {}, {}, torch.zeros(1), np.random.default_rng(0))
+    far = TuneContext(20_000, Hyper(0.1, 5), {}, feedback={}, global_model=torch.zeros(1), rng=np.random.default_rng(0))
     assert period(100, 1.05, total=500)(far).hyper.work == 0 and period(100, 0.9)(far).hyper.work == 1
     with pytest.raises(SettingError, match=r"has grown beyond .* in round 20000. Give a 'total'"):
         period(100, 1.05)(far)

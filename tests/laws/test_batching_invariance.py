@@ -74,7 +74,9 @@ class Smooth(nn.Module):
 
     def __init__(self, function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
         super().__init__()
-        self.function, self.first, self.last = function, nn.Linear(6, 5, dtype=dtype), nn.Linear(5, 3, dtype=dtype)
+        self.function = function
+        self.first = nn.Linear(6, 5, dtype=dtype)
+        self.last = nn.Linear(5, 3, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = self.last(self.function(self.first(x)))
@@ -99,7 +101,8 @@ def test_the_cut_changes_no_bit_of_smooth_functions(function: Any, way: str, dty
     layers = {"sigmoid": nn.Sigmoid(), "tanh": nn.Tanh(), "gelu": nn.GELU(), "elu": nn.ELU(), "silu": nn.SiLU()}
 
     def hashed(model: nn.Module, pieces: int, seed: int) -> str:
-        solver, engine = Sgd(lr=0.05, steps=2, batch=3), partial(BytesEngine, batch_count=pieces)
+        solver = Sgd(lr=0.05, steps=2, batch=3)
+        engine = partial(BytesEngine, batch_count=pieces)
         fed = Federation(
             model, classification_parties(6, dtype), algorithms.FedAvg(), solver=solver, seed=seed, engine=engine
         )
@@ -108,7 +111,8 @@ def test_the_cut_changes_no_bit_of_smooth_functions(function: Any, way: str, dty
 
     for seed in range(3):
         torch.manual_seed(seed)
-        written, layer = Smooth(function, dtype), layers.get(function.__name__, nn.Softplus())
+        written = Smooth(function, dtype)
+        layer = layers.get(function.__name__, nn.Softplus())
         for model in (written, nn.Sequential(written.first, layer, written.last)):
             assert len({hashed(model, pieces, seed) for pieces in (1, 2, 3, 6)}) == 1
 
@@ -149,7 +153,8 @@ def test_the_cut_holds_for_modules_that_draw_by_themselves() -> None:
 @pytest.mark.parametrize("way", ["stacked", "single", "vectorized", "looped"])
 def test_the_losses_that_parties_report_do_not_depend_on_the_cut(way: str) -> None:
     def losses(most: int | None) -> list[float]:
-        solver, engine = Sgd(lr=0.05, epochs=1, batch=4), partial(InProcess, max_parties=most)
+        solver = Sgd(lr=0.05, epochs=1, batch=4)
+        engine = partial(InProcess, max_parties=most)
         fed = Federation(
             network(), classification_parties(6), algorithms.FedAvgPlus(), solver=solver, seed=5, engine=engine
         )

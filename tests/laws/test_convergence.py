@@ -41,7 +41,9 @@ def objective(problem: RegressionProblem, penalty: Penalty, rho: float, loss: Lo
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("name", PENALTIES)
 def test_the_objective_never_increases(name: str, loss: str) -> None:
-    problem, penalty, rho = RegressionProblem.random(count=6, dimension=3, seed=5), PENALTIES[name], 0.3
+    problem = RegressionProblem.random(count=6, dimension=3, seed=5)
+    penalty = PENALTIES[name]
+    rho = 0.3
     track = models(problem, penalty, rho, LOSSES[loss], rounds=40, sample=3)
     values = torch.stack([objective(problem, penalty, rho, LOSSES[loss], w) for w in track])
     assert (values.diff() <= 1e-12).all()
@@ -54,7 +56,8 @@ def test_the_objective_falls_as_one_over_t(penalty: Penalty) -> None:
 
     There are fewer samples than columns: convex, not strongly, so that the rate is not exponential for free.
     """
-    problem, rho = RegressionProblem.random(count=4, dimension=8, n=3, seed=2), 0.3
+    problem = RegressionProblem.random(count=4, dimension=8, n=3, seed=2)
+    rho = 0.3
     track = list(models(problem, penalty, rho, half_squared_error, rounds=1024, sample=4))
     values = torch.stack([objective(problem, penalty, rho, half_squared_error, w) for w in track[15:]])
     scaled = torch.arange(16, 1025) * (values - minimum(problem, penalty, rho, track[-1]))
@@ -65,7 +68,8 @@ def test_the_objective_falls_as_one_over_t(penalty: Penalty) -> None:
 
 def minimum(problem: RegressionProblem, penalty: Penalty, rho: float, start: Tensor) -> Tensor:
     """min F_μ by L-BFGS in (W, w̃) together, independent of everything that Fed+ does."""
-    w, center = start.clone().requires_grad_(), start.mean(0).requires_grad_()
+    w = start.clone().requires_grad_()
+    center = start.mean(0).requires_grad_()
     optimizer = torch.optim.LBFGS([w, center], max_iter=4000, tolerance_grad=1e-10, tolerance_change=0)
 
     def value() -> Tensor:
@@ -81,12 +85,14 @@ def minimum(problem: RegressionProblem, penalty: Penalty, rho: float, start: Ten
 @pytest.mark.parametrize("name", ["half square", "norm 2", "norm 1"])
 def test_gradients_vanish_with_sampled_parties(name: str) -> None:
     """(39), with F_k of eq. (12): ∇F_k = ∇f_k(w_k) + α(w_k - z_k)."""
-    problem, penalty, rho = RegressionProblem.random(count=6, dimension=3, seed=5), PENALTIES[name], 0.3
+    problem = RegressionProblem.random(count=6, dimension=3, seed=5)
+    penalty = PENALTIES[name]
+    rho = 0.3
     track = list(models(problem, penalty, rho, half_squared_error, rounds=600, sample=3))
 
     def residual(w: Tensor) -> float:
         center = penalty.center(rho)(w, None).point
-        gradient = problem.gradient(w) + ALPHA * (w - proximal_anchor(penalty, w, center, rho))
+        gradient = problem.gradient(w) + ALPHA * (w - proximal_anchor(penalty, w, center, rho=rho))
         return gradient.square().sum().item()
 
     assert residual(track[3]) > 1e-3

@@ -75,7 +75,8 @@ def test_the_gradient_of_a_stack_is_that_of_the_plain_module(kind: str, lead: in
     kernel = kernel_of(net, lead)
     assert isinstance(kernel, Kernel)
     rows = torch.stack([net.copy_initial_row() + 0.1 * torch.randn_like(net.copy_initial_row()) for _ in range(3)])
-    x, slope = 1 + 0.1 * torch.randn(3, 11, 4, 8).double(), torch.randn(3, 11, 5).double()
+    x = 1 + 0.1 * torch.randn(3, 11, 4, 8).double()
+    slope = torch.randn(3, 11, 5).double()
     for some in [[0, 1, 2]] if lead else [[0], [1], [2]]:
         stack = Stack(net.layout, [rows[some]], lead)
         bound = kernel.bind(stack.w, GradientTarget(stack.g))
@@ -113,7 +114,8 @@ def test_the_reward_is_the_logarithm_of_what_a_back_test_earns_and_its_gradient_
     output = torch.randn(3, 9, 5, generator=rng, dtype=torch.float64)
     y = 1 + 0.05 * torch.randn(3, 9, 5, generator=rng, dtype=torch.float64)
     y[..., 0] = 1
-    loss, leaf = LogReturn(cost), output.clone().requires_grad_()
+    loss = LogReturn(cost)
+    leaf = output.clone().requires_grad_()
     each = torch.stack([loss(one, relatives) for one, relatives in zip(leaf, y, strict=True)])
     (expected,) = torch.autograd.grad(each.mean(1).sum(), leaf)
     slope, means = loss.output_gradient(output.numpy(), y.numpy())
@@ -129,7 +131,7 @@ def test_the_reward_is_the_logarithm_of_what_a_back_test_earns_and_its_gradient_
 
 def test_batches_begin_late_rather_than_early_and_within_the_days_that_there_are() -> None:
     chances = np.random.default_rng(0).random(20_000)
-    drawn = np.array([first_day(chance, 0.01, 30, 400) for chance in chances])
+    drawn = np.array([first_day(chance, 0.01, 30, latest=400) for chance in chances])
     assert drawn.min() == 30 and drawn.max() == 400
     share = np.bincount(400 - drawn, minlength=371) / len(drawn)
     expected = 0.99 ** np.arange(371)
@@ -218,14 +220,20 @@ def test_a_back_test_is_a_plain_walk_through_the_days() -> None:
     from descant.training.backtest_evaluation import backtest_models
 
     net, row = bold()
-    module, desk = net.module_from_row(row), desks(cost=0.05)["1"]
+    module = net.module_from_row(row)
+    desk = desks(cost=0.05)["1"]
     assert isinstance(desk, Desk)
-    value, before, chosen, growth, turned = 1.0, np.eye(5)[0], np.zeros(4), [], []
+    value = 1.0
+    before = np.eye(5)[0]
+    chosen = np.zeros(4)
+    growth = []
+    turned = []
     for t in range(desk.test_count):
         seen = desk.test_prices[t : t + 10] / desk.test_prices[t + 9]
         x = torch.from_numpy(np.concatenate([seen.T, chosen[:, None]], 1)).float()[None]
         after = module(x)[0].double().softmax(0).detach().numpy()
-        low, high = 0.0, 1.0
+        low = 0.0
+        high = 1.0
         for _ in range(60):  # μ such that what is bought and sold is paid for
             mu = (low + high) / 2
             paid = 0.05 * np.abs(before[1:] - mu * after[1:])
@@ -236,7 +244,8 @@ def test_a_back_test_is_a_plain_walk_through_the_days() -> None:
         relatives = np.concatenate([[1.0], desk.test_prices[t + 10] / desk.test_prices[t + 9]])
         growth.append(mu * (relatives @ after))
         turned.append(np.abs(after[1:] - before[1:]).sum())
-        before, chosen = relatives * after / (relatives @ after), after[1:]
+        before = relatives * after / (relatives @ after)
+        chosen = after[1:]
         value *= growth[-1]
     path = backtest_models(net, [desk], [row])
     np.testing.assert_allclose(path.growth[0], growth, rtol=2e-5)
@@ -260,19 +269,21 @@ def test_a_round_of_a_desk_is_a_plain_loop(moments: Any) -> None:
     optimizer = torch.optim.Adam(module.parameters(), 1e-3)
     kind = make_augmenter("gbm")
     fitted = kind.fit(desk.prices, seeds.stream(3, 0, "1", "generator"))
-    held, losses = np.full((len(desk.prices) + 20, 4), 0.25), []
+    held = np.full((len(desk.prices) + 20, 4), 0.25)
+    losses = []
     chances = seeds.stream(3, 1, "1", "batch").random(14)
     for step, chance in enumerate(chances):
         if step % 6 == 0:
             year = kind.draw(fitted, desk.prices, 20, seeds.stream(3, step // 6, "1", "synthetic"))
             prices = np.concatenate([desk.prices, year])
             held[len(desk.prices) :] = 0.25
-        first = first_day(chance, trader.recency_bias, 9, len(prices) - 9)
+        first = first_day(chance, trader.recency_bias, 9, latest=len(prices) - 9)
         days = range(first, first + 8)
         x = np.stack([np.concatenate([(prices[t - 9 : t + 1] / prices[t]).T, held[t - 1][:, None]], 1) for t in days])
         y = np.stack([np.concatenate([[1.0], prices[t + 1] / prices[t]]) for t in days])
         weights = module(torch.from_numpy(x).float()).softmax(1)
-        loss, last = torch.zeros(()), None
+        loss = torch.zeros(())
+        last = None
         for now, relatives in zip(weights, torch.from_numpy(y).float(), strict=True):
             fee = 0.0 if last is None else 0.05 * (now[1:] - last[1:]).abs().sum()
             loss = loss - ((1 - fee) * (relatives @ now)).log() / 8

@@ -94,7 +94,8 @@ def test_another_number_of_threads_agrees(name: str, threads: None) -> None:
     data = [
         (torch.randn(80, 200, generator=generator), torch.randint(0, 5, (80,), generator=generator)) for _ in range(3)
     ]
-    people, model = parties.from_arrays(data, test=0), nn.Sequential(nn.Linear(200, 300), nn.Tanh(), nn.Linear(300, 5))
+    people = parties.from_arrays(data, test=0)
+    model = nn.Sequential(nn.Linear(200, 300), nn.Tanh(), nn.Linear(300, 5))
     centers = []
     for count in (1, 2):
         torch.set_num_threads(count)
@@ -235,7 +236,9 @@ class Nth:
     """Calls through, but raises instead of the n-th call."""
 
     def __init__(self, function: Callable[..., Any], n: int, error: BaseException) -> None:
-        self.function, self.left, self.error = function, n, error
+        self.function = function
+        self.left = n
+        self.error = error
 
     def __call__(self, *arguments: Any) -> Any:
         self.left -= 1
@@ -286,7 +289,8 @@ def test_a_save_after_a_commit_that_broke_off_holds_nothing_of_it(
 def test_a_save_that_is_killed_leaves_the_old_run_or_the_new_one(
     n: int, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, fed = made("FedAvgPlus").load(saved).hash(), run(made("FedAvgPlus"), 2)
+    old = made("FedAvgPlus").load(saved).hash()
+    fed = run(made("FedAvgPlus"), 2)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save_file", Nth(checkpoint.save_file, n, KeyboardInterrupt()))
         patch.setattr(checkpoint, "_remove_unlisted", Nth(checkpoint._remove_unlisted, n - 3, KeyboardInterrupt()))
@@ -344,7 +348,8 @@ def test_saving_twice_keeps_the_newest(saved: Path) -> None:
 
 def test_a_run_with_other_frozen_layers_is_refused(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    first, head = nn.Linear(6, 6).requires_grad_(False), nn.Linear(6, 3)
+    first = nn.Linear(6, 6).requires_grad_(False)
+    head = nn.Linear(6, 3)
 
     def frozen(value: float) -> Federation:
         first.weight.fill_(value)

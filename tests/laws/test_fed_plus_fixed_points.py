@@ -37,9 +37,10 @@ def problem() -> RegressionProblem:
 @pytest.mark.parametrize("name", PENALTIES)
 def test_theorem_1(problem: RegressionProblem, name: str) -> None:
     """(17): mean ∇f̃_k(z*) = 0 (ERRATA 11: print lacks the ∇), w* = z* - ∇f̃(z*)/α, z* = w̃* + prox(w* - w̃*)."""
-    penalty, rho = PENALTIES[name], 0.4
+    penalty = PENALTIES[name]
+    rho = 0.4
     w, center = at_rest(problem, algorithms.FedPlus(penalty, alpha=ALPHA, rho=rho))
-    z = proximal_anchor(penalty, w, center, rho)
+    z = proximal_anchor(penalty, w, center, rho=rho)
     gradient = problem.envelope_gradient(z, ALPHA)
     torch.testing.assert_close(gradient.mean(0), torch.zeros_like(center), rtol=0, atol=ATOL)
     torch.testing.assert_close(w, z - gradient / ALPHA, rtol=0, atol=ATOL)

@@ -71,7 +71,8 @@ def test_fedprox_is_fed_plus_with_a_longer_step(mu: float) -> None:
 
 
 def test_v1_is_v2_with_a_longer_step() -> None:
-    eta, alpha = 0.1, 0.5
+    eta = 0.1
+    alpha = 0.5
     _, v1 = after(algorithms.FedPlusV1(HalfSquare(), Mean(), alpha), lr=eta)
     _, v2 = after(algorithms.FedPlus(Indicator(), alpha=alpha), lr=eta / (1 - alpha * eta))
     torch.testing.assert_close(v1, v2, rtol=0, atol=1e-12)
@@ -104,7 +105,8 @@ def test_mu_zero_is_the_local_proximal_point_method() -> None:
             pass
         return torch.stack([fed.state.personal_models.get(name)["model"] for name in fed.population])
 
-    proximal, local = algorithms.FedPlus(Zero(), alpha=0.5), algorithms.Local()
+    proximal = algorithms.FedPlus(Zero(), alpha=0.5)
+    local = algorithms.Local()
     assert (own(proximal, 2) - own(local, 2)).abs().max() > 1e-3
     torch.testing.assert_close(own(proximal, 300), problem.minimizers(), rtol=0, atol=1e-9)
     torch.testing.assert_close(own(local, 300), problem.minimizers(), rtol=0, atol=1e-9)
@@ -140,7 +142,8 @@ def test_l2gd_is_local_training_when_the_mixture_is_off() -> None:
 
 def test_l2gd_finds_the_minimiser_of_the_mixture() -> None:
     """Hanzely & Richtárik (2020): min 1/n Σ f_i(x_i) + λ/2n Σ ‖x_i - x̄‖², in expectation over small steps."""
-    problem, lam = RegressionProblem.random(count=3, dimension=2, seed=1), 0.7
+    problem = RegressionProblem.random(count=3, dimension=2, seed=1)
+    lam = 0.7
     k, d = problem.offsets.shape
     mixing = torch.eye(k, dtype=F64) - torch.full((k, k), 1 / k, dtype=F64)
     system = torch.block_diag(*problem.curvatures) + lam * torch.kron(mixing, torch.eye(d, dtype=F64))
@@ -180,7 +183,8 @@ def test_equal_numbers_of_samples_make_the_weights_one(make: Callable[..., Algor
 
 def test_one_sample_and_three_by_both_weights() -> None:
     """Models at 0 and 4 from 1 and 3 samples: the mean is 3 by samples and 2 without; the median is the heavy one."""
-    models, metrics = torch.tensor([[0.0], [4.0]], dtype=F64), [{"samples": 1.0}, {"samples": 3.0}]
+    models = torch.tensor([[0.0], [4.0]], dtype=F64)
+    metrics = [{"samples": 1.0}, {"samples": 3.0}]
     found = {
         (make.__name__, weights): float(algorithm.aggregate(models, algorithm.compute_weights(metrics)).point)
         for make in (algorithms.FedAvg, algorithms.FedProx, algorithms.RFA)

@@ -37,7 +37,8 @@ def pictures(shape: tuple[int, ...], seed: int = 0) -> parties.Population:
 def test_nets_train_and_take_the_fast_way(
     name: str, settings: dict[str, object], shape: tuple[int, ...], way: str
 ) -> None:
-    people, net = pictures(shape), partial(problems.NETWORKS[name], **settings)
+    people = pictures(shape)
+    net = partial(problems.NETWORKS[name], **settings)
     fed = Federation(net, people, algorithms.FedAvg(), lr=0.01, steps=2, batch=4)
     assert next(found for found, reason in fed.execution_modes().items() if not reason) == way
     fed.fit(2, progress=False)

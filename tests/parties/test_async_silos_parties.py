@@ -116,7 +116,8 @@ def test_files_of_matlab_that_are_damaged_are_named(tmp_path: Path) -> None:
 
 def test_two_silos_have_every_picture_upright_and_turned(tmp_path: Path) -> None:
     people = parties.rotated_mnist(data=write_mnist(tmp_path))
-    upright, turned = people["mnist"], people["mnist90"]
+    upright = people["mnist"]
+    turned = people["mnist90"]
     assert people.names == ("mnist", "mnist90") and people.samples == {"mnist": 300, "mnist90": 300}
     assert torch.equal(turned.x, torch.rot90(upright.x, 1, (2, 3))) and torch.equal(turned.y, upright.y)
     assert torch.equal(turned.x_test, torch.rot90(upright.x_test, 1, (2, 3))) and len(turned.x_test) == 100

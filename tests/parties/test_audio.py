@@ -77,7 +77,7 @@ def test_librosa_itself_agrees_where_it_is_installed(scale: str) -> None:
 @settings(deadline=None, max_examples=25)
 @given(st.floats(150, 3700), st.sampled_from(["slaney", "htk"]))
 def test_a_pure_tone_lights_its_band(hz: float, scale: str) -> None:
-    bands = mel_filter_bank(RATE, 480, 40, 20.0, 4000.0, scale)  # type: ignore[arg-type]
+    bands = mel_filter_bank(RATE, 480, 40, low=20.0, high=4000.0, scale=scale)  # type: ignore[arg-type]
     found = parties.mel_spectrogram(tone(hz), scale=scale, size=None)  # type: ignore[arg-type]
     lit = int(found.mean(0).argmax())
     heard = np.fft.rfftfreq(480, 1 / RATE)[bands[lit] > 0]

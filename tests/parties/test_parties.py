@@ -83,7 +83,8 @@ def test_dtypes(x: object, dtype: torch.dtype | None, expected: torch.dtype) -> 
 
 
 def test_memory_is_shared_and_parties_are_made_on_demand() -> None:
-    x, y = np.zeros((1000, 4), dtype=np.float32), np.zeros(1000, dtype=np.int64)
+    x = np.zeros((1000, 4), dtype=np.float32)
+    y = np.zeros(1000, dtype=np.int64)
     whole = parties.from_arrays([(x, y)], test=0)["0"]
     assert whole.x.data_ptr() == x.ctypes.data and whole.y.data_ptr() == y.ctypes.data
     many = parties.from_arrays([(x, y)] * 5000)

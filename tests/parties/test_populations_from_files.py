@@ -67,7 +67,8 @@ def test_the_printed_synthetic_data_are_nearly_one_class_a_party() -> None:
 
 @pytest.mark.parametrize("make", [parties.synthetic, parties.shared_structure])
 def test_the_first_parties_do_not_depend_on_how_many_there_are(make: object) -> None:
-    few, many = make(count=2, seed=5), make(count=4, seed=5)  # type: ignore[operator]
+    few = make(count=2, seed=5)
+    many = make(count=4, seed=5)  # type: ignore[operator]
     for name in few:
         assert torch.equal(few[name].x, many[name].x) and torch.equal(few[name].y_test, many[name].y_test)
     assert few.samples != make(count=2, seed=6).samples  # type: ignore[operator]
@@ -243,7 +244,8 @@ def test_a_csv_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_torch_datasets() -> None:
-    x, y = torch.arange(12.0).reshape(6, 2), torch.tensor([0, 1, 0, 1, 0, 1])
+    x = torch.arange(12.0).reshape(6, 2)
+    y = torch.tensor([0, 1, 0, 1, 0, 1])
     found = parties.arrays_of(Subset(TensorDataset(x, y), [1, 3]))
     assert found[0].tolist() == [[2, 3], [6, 7]] and found[1].tolist() == [1, 1]
     shared_x, _ = parties.arrays_of(TensorDataset(x, y))
@@ -290,7 +292,8 @@ def test_data_sets_with_columns() -> None:
 
 
 def test_from_rows_is_from_arrays_of_the_same_rows() -> None:
-    x, y = np.random.default_rng(0).normal(size=(30, 2)), np.arange(30) % 3
+    x = np.random.default_rng(0).normal(size=(30, 2))
+    y = np.arange(30) % 3
     rows = [np.arange(0, 30, 2), np.arange(1, 11, 2)]
     shared = parties.from_rows(x, y, rows, test=0.3, seed=4)
     copied = parties.from_arrays([(x[own], y[own]) for own in rows], test=0.3, seed=4)

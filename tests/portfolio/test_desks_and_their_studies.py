@@ -37,7 +37,8 @@ def desks(count: int = 3, **rest: Any) -> parties.Population:
 
 
 def test_desks_draw_their_own_assets_and_keep_them_whoever_stands_beside() -> None:
-    few, many = desks(2, seed=4), desks(20, seed=4)
+    few = desks(2, seed=4)
+    many = desks(20, seed=4)
     assert few["1"].assets == many["1"].assets and len({desk.assets for desk in many.values()}) > 10  # type: ignore[attr-defined]
     assert {desk.augment for desk in many.values()} == {"gbm", "vom"}  # type: ignore[attr-defined]
     narrow = desks(30, universe=4)
@@ -114,7 +115,8 @@ def test_a_test_begins_with_what_the_last_day_of_training_earns() -> None:
 
 def test_days_between_training_and_test_are_seen_but_not_learned_by() -> None:
     """The first day of a test is earned from the close before it, whatever the last day to learn by was."""
-    near, far = desks()["0"], desks(train=("2006", "2006"))["0"]
+    near = desks()["0"]
+    far = desks(train=("2006", "2006"))["0"]
     np.testing.assert_array_equal(near.test, far.test)  # type: ignore[attr-defined]
     assert len(far.prices) < 0.6 * len(near.prices)  # type: ignore[attr-defined]
     assert np.abs(np.log(far.relatives)).max() < 0.2  # type: ignore[attr-defined]
@@ -128,7 +130,16 @@ def test_other_seeds_draw_other_assets() -> None:
 def test_the_measures_of_made_up_paths() -> None:
     growth = np.array([[1.1, 0.5, 1.2], [1.0, 1.0, 1.0]])
     half = np.array([0.1, 0.3])
-    made = BacktestResults(("a", "b"), ("1", "2", "3"), growth, half, half / 2, half * 2, growth * 0.9, growth)
+    made = BacktestResults(
+        ("a", "b"),
+        ("1", "2", "3"),
+        growth,
+        turnover=half,
+        cash=half / 2,
+        largest=half * 2,
+        uniform=growth * 0.9,
+        hold=growth,
+    )
     found = made.measures()
     assert found["drawdown"].tolist() == [0.5, 0.0] and found["turnover"].tolist() == [0.1, 0.3]
     assert found["cash"].tolist() == [0.05, 0.15] and found["largest"].tolist() == [0.2, 0.6]
@@ -140,7 +151,8 @@ def test_the_measures_of_made_up_paths() -> None:
 
 def test_shares_and_turnover_are_those_of_the_walk() -> None:
     fed = Federation(NET, desks(), algorithms.Local(), solver=TRADER).fit(1, progress=False)
-    found, path = desk_results(fed), backtest_paths(fed, fed.population.names)
+    found = desk_results(fed)
+    path = backtest_paths(fed, fed.population.names)
     assert found is not None
     np.testing.assert_allclose(found.cash, path.weights[..., 0].mean(1))
     np.testing.assert_allclose(found.largest, path.weights[..., 1:].max(2).mean(1))
@@ -229,7 +241,7 @@ def test_what_was_sold_has_a_name_and_twenty_assets_have_colours_of_their_own(
     names = [f"A{k}" for k in range(20)]
     held = np.zeros((10, 21))
     held[:5, 3], held[5:, 8], held[:, 0] = 0.9, 0.9, 0.1
-    draw_weights(tmp_path / "w.png", {"desk 0": held}, {"desk 0": names}, [str(day) for day in range(10)])
+    draw_weights(tmp_path / "w.png", {"desk 0": held}, {"desk 0": names}, dates=[str(day) for day in range(10)])
     (axes,) = drawn[0].axes
     assert {text.get_text(): text.get_position()[0] >= 10 for text in axes.texts} == {
         "cash": True,

@@ -76,7 +76,8 @@ def test_a_market_is_cut_by_period_and_by_name() -> None:
 
 def test_late_starters_are_left_out_or_waited_for_and_the_note_says_so() -> None:
     market = small()
-    without, later = market.complete("exclude"), market.complete("later")
+    without = market.complete("exclude")
+    later = market.complete("later")
     assert without.names == ("A", "C") and len(without.dates) == 4
     assert without.note == "without 1 of 3 assets, for a history that begins after 2018-12-28: B"
     assert later.names == market.names and later.dates.astype(str).tolist() == DATES[2:]
@@ -215,7 +216,8 @@ def test_a_csv_file_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_an_npz_file_may_hold_several_prices_and_late_starters(tmp_path: Path) -> None:
-    file, prices = tmp_path / "prices.npz", np.array(PRICES, dtype=np.float32)
+    file = tmp_path / "prices.npz"
+    prices = np.array(PRICES, dtype=np.float32)
     np.savez(
         file,
         dates=np.array(DATES, "datetime64[D]"),
@@ -232,7 +234,8 @@ def test_an_npz_file_may_hold_several_prices_and_late_starters(tmp_path: Path) -
 
 
 def test_a_parquet_file_comes_back_as_it_was(tmp_path: Path) -> None:
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
     columns = {name: [row[at] for row in PRICES] for at, name in enumerate("ABC")}
     columns["B"] = [None, None, 5, 10]
     file = tmp_path / "prices.parquet"
@@ -340,7 +343,8 @@ def test_in_the_generated_market_assets_move_together_and_there_is_something_to_
 
 def paid(before: np.ndarray, after: np.ndarray, c: float) -> float:
     """The μ at which cash is neither left nor missing, by bisection on the account itself."""
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     for _ in range(60):
         mu = (low + high) / 2
         change = before[1:] - mu * after[1:]
@@ -384,7 +388,8 @@ def test_fees_of_whole_trades() -> None:
 @settings(deadline=None)
 @given(st.integers(1, 5).flatmap(lambda m: st.tuples(weights(m, 2), relatives(m, 1, 2))))
 def test_weights_stay_on_the_simplex_when_they_drift(pair: tuple[np.ndarray, np.ndarray]) -> None:
-    held, factors = pair[0], pair[1][:, 0]
+    held = pair[0]
+    factors = pair[1][:, 0]
     drifted = drift(held, factors)
     assert (drifted >= 0).all() and drifted.sum(-1) == pytest.approx(1)
     with_cash = np.concatenate([np.ones((2, 1)), factors], axis=1)
@@ -402,8 +407,8 @@ def along(chosen: np.ndarray) -> Callable[[int, np.ndarray], np.ndarray]:
 @given(weights(3, 5), COSTS, st.booleans())
 def test_constant_prices_move_the_value_by_fees_alone(chosen: np.ndarray, c: float, exact: bool) -> None:
     still = np.ones((5, 3))
-    assert run_backtest(along(chosen), still, 0.0, exact).growth == pytest.approx(1, abs=1e-15)
-    path = run_backtest(along(chosen), still, c, exact)
+    assert run_backtest(along(chosen), still, 0.0, exact_fees=exact).growth == pytest.approx(1, abs=1e-15)
+    path = run_backtest(along(chosen), still, c, exact_fees=exact)
     before = np.concatenate([np.eye(4)[:1], chosen[:-1]])
     fee = fees.exact_factor if exact else fees.approximate_factor
     assert path.growth == pytest.approx(fee(before, chosen, c), abs=1e-12)
@@ -426,7 +431,8 @@ def test_a_walk_never_looks_ahead(chosen: np.ndarray, factors: np.ndarray, c: fl
     other[:, day:] = 1 / factors[:, day:]
     was: list[np.ndarray] = []
     now: list[np.ndarray] = []
-    one, two = run_backtest(seen(was), factors, c), run_backtest(seen(now), other, c)
+    one = run_backtest(seen(was), factors, c)
+    two = run_backtest(seen(now), other, c)
     assert np.array_equal(one.growth[:, :day], two.growth[:, :day])
     assert np.array_equal(was[: day + 1], now[: day + 1])
     fee = fees.exact_factor(was[day], chosen[:, day], c)
@@ -448,7 +454,9 @@ def test_walks_side_by_side_are_those_alone_and_their_logs_sum(factors: np.ndarr
 
 def test_uniform_is_what_a_plain_loop_finds() -> None:
     factors = [[1.1, 0.9], [1.2, 1.0], [0.8, 1.3]]
-    c, held, found = 0.01, [0.0, 0.0], []
+    c = 0.01
+    held = [0.0, 0.0]
+    found = []
     for row in factors:
         value = 1 - c * sum(abs(share - 0.5) for share in held)
         worth = [value * 0.5 * factor for factor in row]
@@ -532,7 +540,8 @@ def test_measures_agree_with_empyrical() -> None:
 @settings(deadline=None)
 @given(arrays(np.float64, (2, 8), elements=st.floats(0.5, 2.0)))
 def test_measures_keep_their_bounds(growth: np.ndarray) -> None:
-    lost, value = measures.max_drawdown(growth), measures.portfolio_values(growth)
+    lost = measures.max_drawdown(growth)
+    value = measures.portfolio_values(growth)
     assert (lost >= 0).all() and (lost < 1).all()
     slow = max(1 - value[0, j] / value[0, i] for i in range(9) for j in range(i, 9))
     assert lost[0] == pytest.approx(slow, abs=1e-15)

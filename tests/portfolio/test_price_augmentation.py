@@ -69,8 +69,10 @@ def correlations(moves: Any) -> Any:
 def test_a_draw_is_decided_by_its_generator_and_leaves_what_it_reads_alone(
     name: str, m: int, days: int, seed: int
 ) -> None:
-    kind, prices = KINDS[name], invented(80, m, seed)
-    found, again = fitted(kind, prices, seed), fitted(kind, prices, seed)
+    kind = KINDS[name]
+    prices = invented(80, m, seed)
+    found = fitted(kind, prices, seed)
+    again = fitted(kind, prices, seed)
     assert found.dtype == np.float32 and found.ndim == 1 and (found == again).all()
     one, two, other = (kind.draw(found, prices, days, np.random.default_rng(key)) for key in (seed, seed, seed + 1))
     assert one.shape == (days, m) and one.dtype == np.float64
@@ -80,7 +82,8 @@ def test_a_draw_is_decided_by_its_generator_and_leaves_what_it_reads_alone(
 @each_kind
 def test_a_draw_goes_on_from_the_last_price_without_a_jump(kind: Augmenter) -> None:
     prices = invented(400, 4)
-    found, deviations = fitted(kind, prices), returns(prices).std(axis=0)
+    found = fitted(kind, prices)
+    deviations = returns(prices).std(axis=0)
     doubled = np.concatenate([prices, 2 * prices[-1:]])
     firsts = np.array([kind.draw(found, doubled, 1, np.random.default_rng(key))[0] for key in range(50)])
     assert (np.abs(firsts / doubled[-1] - 1) < 8 * deviations).all()
@@ -99,7 +102,8 @@ def test_an_asset_that_stands_still_goes_on_standing(kind: Augmenter) -> None:
 def test_long_draws_move_as_the_prices_did(kind: Augmenter) -> None:
     """Over 40,000 days: means within 5 standard errors, deviations within 3 %, correlations within 0.03."""
     prices = invented(3000, 5)
-    real, made = returns(prices), returns(drawn(kind, prices, 40_000))
+    real = returns(prices)
+    made = returns(drawn(kind, prices, 40_000))
     assert (np.abs(made.mean(axis=0) - real.mean(axis=0)) < 5 * real.std(axis=0) / np.sqrt(len(made))).all()
     np.testing.assert_allclose(made.std(axis=0), real.std(axis=0), rtol=0.03)
     np.testing.assert_allclose(correlations(made), correlations(real), atol=0.03)
@@ -107,7 +111,8 @@ def test_long_draws_move_as_the_prices_did(kind: Augmenter) -> None:
 
 @pytest.mark.parametrize("name", AUGMENTERS)
 def test_a_kind_goes_by_its_name(name: str) -> None:
-    kind, prices = make_augmenter(name, **({"steps": 1} if name == "gan" else {})), invented(60, 3)
+    kind = make_augmenter(name, **({"steps": 1} if name == "gan" else {}))
+    prices = invented(60, 3)
     assert type(kind).__name__.lower() == {"none": "nothing"}.get(name, name)
     year = drawn(kind, prices, 252)
     assert year.shape == (0 if name == "none" else 252, 3) and unusable_reason(year) == ""
@@ -120,7 +125,8 @@ def test_gbm_is_the_formula_of_the_paper() -> None:
     """v1 §9.3, with one Brownian motion: v_t = v_0 exp((μ - σ²/2) t + σ W_t)."""
     prices = invented(300, 3)
     found = drawn(GeometricBrownianMotion(shared_motion=True), prices, 40, seed=9)
-    mu, sigma = returns(prices).mean(axis=0), returns(prices).std(axis=0)
+    mu = returns(prices).mean(axis=0)
+    sigma = returns(prices).std(axis=0)
     motion = np.cumsum(np.random.default_rng(9).standard_normal(40))
     for day in range(1, 41):
         expected = prices[-1] * np.exp((mu - sigma**2 / 2) * day + sigma * motion[day - 1])
@@ -165,7 +171,8 @@ def test_vom_has_the_longest_context_that_was_seen_often_enough(least: int) -> N
     logs = np.diff(np.log(prices), axis=0)
     signs = "".join("+" if one > 0 else "-" for one in logs.mean(axis=1))
     rows = fitted(VariableOrderMarkov(order=3, min_count=least), prices).reshape(8, -1)
-    usual, lengths = logs[3:].mean(axis=0), set()
+    usual = logs[3:].mean(axis=0)
+    lengths = set()
     for code, row in enumerate(rows):
         context = "".join("+" if code >> back & 1 else "-" for back in (2, 1, 0))  # the last day is the lowest bit
         while context and sum(signs[:t].endswith(context) for t in range(3, len(logs))) < least:
@@ -180,7 +187,9 @@ def test_vom_has_the_longest_context_that_was_seen_often_enough(least: int) -> N
 
 
 def test_a_gan_leaves_torch_as_it_was_and_asks_it_for_nothing() -> None:
-    prices, before, random = invented(80, 3), torch.get_num_threads(), torch.get_rng_state()
+    prices = invented(80, 3)
+    before = torch.get_num_threads()
+    random = torch.get_rng_state()
     plain = fitted(TINY, prices)
     try:
         torch.set_num_threads(before + 1)
@@ -198,7 +207,8 @@ def test_a_gan_leaves_torch_as_it_was_and_asks_it_for_nothing() -> None:
 def test_a_gan_drifts_and_varies_as_the_prices_did() -> None:
     """Whatever it has learnt: means within 0.06 deviations, deviations within 6 %, on each day of a path alike."""
     prices = invented(300, 3)
-    real, kind = returns(prices), Gan(path_days=6, steps=20, batch=8, hidden=16)
+    real = returns(prices)
+    kind = Gan(path_days=6, steps=20, batch=8, hidden=16)
     found = fitted(kind, prices)
     np.testing.assert_allclose(found[:3], real.mean(axis=0), rtol=1e-4)
     np.testing.assert_allclose(found[3:6], real.std(axis=0), rtol=1e-4)

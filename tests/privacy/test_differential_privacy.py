@@ -62,7 +62,7 @@ def released_by(algorithm: Algorithm, models: Tensor, center: Tensor, count: flo
     layout = SimpleNamespace(size=models.shape[1], range_of=None)
     plan: Any = SimpleNamespace(algorithm=algorithm, net=SimpleNamespace(layout=layout), private=(), seed=0)
     state: Any = SimpleNamespace(center=center, round=round)
-    return noisy_mean(plan, state, models, count).point
+    return noisy_mean(plan, state, models, denominator=count).point
 
 
 # ── clipping ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -79,8 +79,10 @@ def test_nobody_moves_the_mean_by_more_than_its_share_of_the_clip(
     rows: list[list[float]], at: list[float], clip: float
 ) -> None:
     """Neighbouring data: with and without the change of one of K parties, the mean over K moves by C/K at most."""
-    models, center = torch.tensor(rows, dtype=torch.float64), torch.tensor(at, dtype=torch.float64)
-    method, count = central(clip=clip, noise=0.0), len(models)
+    models = torch.tensor(rows, dtype=torch.float64)
+    center = torch.tensor(at, dtype=torch.float64)
+    method = central(clip=clip, noise=0.0)
+    count = len(models)
     whole = released_by(method, models, center, count)
     rounding = 1e-15 * (models.abs().max() + center.abs().max()) * count
     assert torch.linalg.vector_norm(whole - center) <= clip * (1 + 1e-12) + rounding  # a mean of clipped changes
@@ -114,7 +116,7 @@ def reports(fed: Federation, round: int = 1, memories: list[dict[str, Tensor]] |
 def tasks(fed: Federation, round: int = 1) -> list[Task]:
     told = {"seed": fed.seed, "execution_mode": fed.state.execution_mode, "layout": fed.plan_.net.layout.digest}
     told |= vars(fed.plan_.solver.hyper)
-    return [Task(name, round, "train", {"server": row(fed)}, told) for name in fed.population]
+    return [Task(name, round, "train", arrays={"server": row(fed)}, settings=told) for name in fed.population]
 
 
 def sent(fed: Federation, report: Reply) -> list[tuple[Tensor, Tensor]]:
@@ -167,8 +169,8 @@ def test_the_noise_of_the_centre_is_as_large_as_it_says(source: Any, clip: float
 def test_noise_is_normal_whatever_the_system_draws(count: int) -> None:
     for drawn in (
         system_noise(count),
-        secret_noise(b"s" * 32, 1, "a", torch.zeros(count)),
-        seeded_noise(0, 1, "a", count),
+        secret_noise(b"s" * 32, 1, "a", message=torch.zeros(count)),
+        seeded_noise(0, 1, "a", count=count),
     ):
         assert drawn.shape == (count,) and drawn.isfinite().all()
         if count > 1000:
@@ -247,7 +249,7 @@ def test_a_party_that_is_asked_again_answers_to_the_bit_what_it_answered() -> No
 def test_other_work_in_the_same_round_has_other_noise() -> None:
     """Or the difference of two answers would tell that of the data."""
     work_of = torch.ones(50, dtype=torch.float64)
-    one, other = (secret_noise(b"k", 1, "a", work_of * factor) for factor in (1.0, 1 + 1e-15))
+    one, other = (secret_noise(b"k", 1, "a", message=work_of * factor) for factor in (1.0, 1 + 1e-15))
     assert not (one == other).any()
 
 
@@ -299,12 +301,12 @@ def test_the_accountant_agrees_with_the_literature_and_with_others() -> None:
     import dp_accounting
     import dp_accounting.pld
 
-    assert epsilon(4.0, 10_000, 1e-5, 0.01) == pytest.approx(1.26, abs=0.35)
-    assert epsilon(4.0, 10_000, 1e-5, 0.01) < 1.26  # later theorems turn Rényi's into ε with less loss
+    assert epsilon(4.0, 10_000, 1e-5, rate=0.01) == pytest.approx(1.26, abs=0.35)
+    assert epsilon(4.0, 10_000, 1e-5, rate=0.01) < 1.26  # later theorems turn Rényi's into ε with less loss
     event = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(2.0))
     exact = dp_accounting.pld.PLDAccountant().compose(event, 50).get_epsilon(1e-5)
-    assert exact <= epsilon(2.0, 50, 1e-5, 0.1) <= 1.2 * exact
-    assert epsilon(2.0, 50, 1e-5, 0.1) < epsilon(2.0, 50, 1e-5)
+    assert exact <= epsilon(2.0, 50, 1e-5, rate=0.1) <= 1.2 * exact
+    assert epsilon(2.0, 50, 1e-5, rate=0.1) < epsilon(2.0, 50, 1e-5)
 
 
 def test_a_local_change_may_go_twice_as_far() -> None:
@@ -401,7 +403,8 @@ class Watching(BytesEngine):
 
     def __init__(self, plan: Any, run: Path, found: list[bool]) -> None:
         super().__init__(plan)
-        self.run, self.found = run, found
+        self.run = run
+        self.found = found
 
     def submit(self, tasks: Any) -> None:
         if tasks[0].kind == "evaluate":
@@ -454,9 +457,11 @@ def test_who_is_refused_counts_as_no_change() -> None:
 
 
 def test_only_draws_that_nobody_knows_make_it_cheaper() -> None:
-    here, away = central().privacy, CentralDP().privacy
+    here = central().privacy
+    away = CentralDP().privacy
     assert here is not None and away is not None
-    hidden, shown = PoissonSampling(0.2), PoissonSampling(0.2, source="seed")
+    hidden = PoissonSampling(0.2)
+    shown = PoissonSampling(0.2, source="seed")
     assert [sampling_rate(away, attend) for attend in (hidden, shown)] == [0.2, 1.0]
     assert [sampling_rate(here, attend) for attend in (hidden, shown)] == [0.2, 0.2]
     others = (algorithms.Sample(2), algorithms.RandomAvailability(0.2), PLAIN.participation)
@@ -560,7 +565,8 @@ def test_a_walk_would_give_a_round_away() -> None:
 
 
 def test_a_comparison_goes_on_where_a_budget_ends(tmp_path: Path) -> None:
-    people, method = digits(count=3, seed=0), central(noise=4.0, budget=2.0)
+    people = digits(count=3, seed=0)
+    method = central(noise=4.0, budget=2.0)
     with pytest.warns(DescantWarning, match="ends the run after 4 rounds"):
         study = compare([FedAvg(), method], partial(nn.Linear, 64, 10), people, rounds=5, lr=0.1, steps=2, batch=5)
     assert [result.method for result in study.results] == ["Local", "FedAvg", "FedAvg+DP"]
@@ -587,7 +593,8 @@ def by_samples(solver: DpSgd, method: Algorithm = PLAIN, **settings: Any) -> Fed
 
 @given(st.lists(st.lists(numbers, min_size=3, max_size=3), min_size=1, max_size=6), st.floats(1e-3, 1e3))
 def test_no_sample_moves_the_sum_by_more_than_the_clip(rows: list[list[float]], clip: float) -> None:
-    gradients, privacy = torch.tensor(rows, dtype=torch.float64), PrivacySettings("sample", clip)
+    gradients = torch.tensor(rows, dtype=torch.float64)
+    privacy = PrivacySettings("sample", clip)
     whole = clipped_sum(privacy, gradients)
     for k in range(len(rows)):
         without = clipped_sum(privacy, torch.cat([gradients[:k], gradients[k + 1 :]]))
@@ -613,7 +620,8 @@ def test_gradients_are_those_of_every_sample_by_itself(made: Callable[..., nn.Mo
     """Against autograd, one sample after another, each clipped: steps of full batches without noise."""
     people = classification_parties(6, torch.float64)
     solver = DpSgd(lr=0.5, steps=steps, batch=10**6, clip=0.3, noise=0.0, source="seed")
-    fed, clips = Federation(made(torch.float64), people, PLAIN, solver=solver), 0
+    fed = Federation(made(torch.float64), people, PLAIN, solver=solver)
+    clips = 0
     for report, party in zip(reports(fed), people.values(), strict=True):
         model = made(torch.float64)
         for _ in range(steps):
@@ -666,7 +674,7 @@ def test_every_sample_is_taken_by_itself(source: Any) -> None:
 def test_samples_are_counted_by_steps_and_for_the_smallest_party() -> None:
     people = classification_parties(6).subset(["0", "1", "2"])  # 9, 13 and 17 samples
     fed = Federation(network(), people, PLAIN, solver=hiding(noise=2.0)).fit(3, progress=False)
-    assert [entry["epsilon"] for entry in fed.history_] == [epsilon(2.0, 3 * t, 1e-5, 4 / 9) for t in (1, 2, 3)]
+    assert [entry["epsilon"] for entry in fed.history_] == [epsilon(2.0, 3 * t, 1e-5, rate=4 / 9) for t in (1, 2, 3)]
     assert "A sample has given away" in fed.findings()[-1] and math.isnan(fed.history_[-1]["loss"])
 
 
@@ -744,9 +752,12 @@ def test_a_recipe_wraps_a_method() -> None:
     wrap = [{wrapper = "central_dp", clip = 0.5, noise = 2.0, delta = 0.01, budget = 9.0, source = "seed"}]
     """
     found = read_recipe(text).algorithm()
-    assert found.privacy == PrivacySettings("server", 0.5, 2.0, 0.01, 9.0, "seed") and found.name == "FedAvgPlus+DP"
+    assert (
+        found.privacy == PrivacySettings("server", 0.5, 2.0, delta=0.01, budget=9.0, source="seed")
+        and found.name == "FedAvgPlus+DP"
+    )
     again = read_recipe(text.replace("central_dp", "local_dp").replace("fedavg+", "fedavg")).algorithm()
-    assert again.privacy == PrivacySettings("party", 0.5, 2.0, 0.01, 9.0, "seed")
+    assert again.privacy == PrivacySettings("party", 0.5, 2.0, delta=0.01, budget=9.0, source="seed")
 
 
 def test_the_page_is_what_a_new_user_can_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,14 +65,14 @@ def federation(method: Algorithm | None = None, dtype: torch.dtype = torch.float
 
 def cohort_of(weights: Sequence[int], round: int = 1) -> tuple[Cohort, dict[str, Any]]:
     names = tuple(f"party {i}" for i in range(len(weights)))
-    keys = {name: round_key(f"secret of {name}".encode(), 0, round, name) for name in names}
+    keys = {name: round_key(f"secret of {name}".encode(), 0, round, party=name) for name in names}
     public = torch.stack([torch.frombuffer(bytearray(key.public), dtype=torch.uint8) for key in keys.values()])
     return Cohort(names, public, torch.tensor(weights)), keys
 
 
 def sent(cohort: Cohort, keys: dict[str, Any], changes: dict[str, Tensor], digest: bytes = b"digest") -> list[Tensor]:
     words = [
-        add_masks(to_fixed_point(changes[name], cohort.share(name)), name, keys[name], cohort, digest)
+        add_masks(to_fixed_point(changes[name], cohort.share(name)), name, keys[name], cohort=cohort, digest=digest)
         for name in cohort.names
     ]
     return [torch.from_numpy(word.view(np.int64)) for word in words]
@@ -138,7 +138,7 @@ def test_masks_that_do_not_cancel_are_seen(what: str) -> None:
     cohort, keys = cohort_of([1, 1, 1])
     changes = dict.fromkeys(cohort.names, torch.ones(30))
     parts = sent(cohort, keys, changes)
-    other = {**keys, "party 2": round_key(b"another", 0, 1, "party 2")}
+    other = {**keys, "party 2": round_key(b"another", 0, 1, party="party 2")}
     told = {
         "a part is missing": parts[:2],
         "a part twice": [*parts, parts[0]],
@@ -227,7 +227,7 @@ def spoiled(report: Reply, how: str) -> list[Reply]:
     }
     if how in arrays:
         return [replace(report, arrays=arrays[how])]
-    return [Reply(report.party, report.round, report.kind, "lost", reason="its machine is off")]
+    return [Reply(report.party, report.round, report.kind, status="lost", reason="its machine is off")]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_two_with_one_key_are_left_out() -> None:
 
     kept: dict[int, Any] = {}
     fed = federation(engine=partial(BytesEngine, tamper=fault))
-    met = exchange_keys(fed.plan_, fed.engine_, dict.fromkeys(fed.population, fed.plan_.solver.hyper), 1)
+    met = exchange_keys(fed.plan_, fed.engine_, dict.fromkeys(fed.population, fed.plan_.solver.hyper), index=1)
     assert [*met.participants] == ["1", "2", "4", "5"] and [refusal.party for refusal in met.rejections] == ["0", "3"]
 
 
@@ -327,7 +327,7 @@ def test_a_task_that_comes_again_has_the_same_answer_and_another_secret_another_
     assert all(torch.equal(one[name], again[name]) for name in one)
     cohort = asked.arrays["keys"].clone()
     fed.plan_ = replace(fed.plan_, secret=b"its own")
-    cohort[0] = torch.frombuffer(bytearray(round_key(b"its own", 5, 1, "0").public), dtype=torch.uint8)
+    cohort[0] = torch.frombuffer(bytearray(round_key(b"its own", 5, 1, party="0").public), dtype=torch.uint8)
     other = answered(fed, replace(asked, arrays={**asked.arrays, "keys": cohort})).arrays
     assert not any(bool((one[name] == other[name]).any()) for name in one)
     assert "its own" not in repr(fed.plan_)
@@ -386,10 +386,8 @@ def secured(method: str = "fedavg", least: int = 3) -> Recipe:
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "fedper"])
 def test_deployment_is_the_simulation_bit_for_bit(tmp_path: Path, method: str) -> None:
     """Though the secrets of parties are others: masks leave no trace in the sum."""
-    fed, twin = (
-        deployed_federation(InMemoryTransport(silo_handlers(tmp_path)), secured(method)).fit(3, progress=False),
-        simulated_federation(secured(method), 3),
-    )
+    fed = deployed_federation(InMemoryTransport(silo_handlers(tmp_path)), secured(method)).fit(3, progress=False)
+    twin = simulated_federation(secured(method), 3)
     assert_same_models(fed, twin)
     plain = simulated_federation(recipe_for(method), 3)
     torch.testing.assert_close(fed.state.global_model, plain.state.global_model, rtol=0, atol=1e-6)
@@ -415,7 +413,8 @@ def test_who_does_not_answer_in_time_voids_the_round_and_is_there_in_the_next(tm
 
 @pytest.mark.parametrize("kind", ["keys", "train"])
 def test_a_letter_that_got_lost_goes_out_again_to_whoever_comes_back(tmp_path: Path, kind: str) -> None:
-    post, lost = InMemoryTransport(silo_handlers(tmp_path)), [3]
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    lost = [3]
 
     def spoil(task: Task, answer: bytes) -> bytes | UndeliveredError:
         if (task.party, task.round, task.kind) == ("1", 2, kind) and lost[0]:
@@ -458,7 +457,8 @@ def test_a_party_that_lost_its_folder_in_between_refuses_a_key_that_is_not_its_o
 @pytest.mark.parametrize("change", ["another cohort", "another centre", "an old round", "one that came to nothing"])
 def test_the_masks_of_a_round_hide_one_answer_only(tmp_path: Path, change: str) -> None:
     """Else the difference of two sums, or of two answers under the same masks, would tell of one party."""
-    post, letters = InMemoryTransport(silo_handlers(tmp_path)), dict[int, Task]()
+    post = InMemoryTransport(silo_handlers(tmp_path))
+    letters = dict[int, Task]()
 
     def spoil(task: Task, answer: bytes) -> bytes:
         if task.party == "1" and task.kind == "train":
@@ -467,7 +467,8 @@ def test_the_masks_of_a_round_hide_one_answer_only(tmp_path: Path, change: str) 
 
     post.corrupt_reply = spoil
     deployed_federation(post, secured()).fit(2, progress=False)
-    desk, last = post.handlers["1"](), letters[2]
+    desk = post.handlers["1"]()
+    last = letters[2]
     center = {**last.arrays, "global_model": last.arrays["global_model"] + 1}
     asked = {
         "another cohort": _only(last, 3),
@@ -537,7 +538,8 @@ def test_what_wraps_it_later_is_refused_before_the_work(name: str) -> None:
 
 
 def test_agents_have_no_samples_to_be_weighed_by_before_the_work() -> None:
-    people, net = parties.agents(count=3, test_episodes=2), partial(nn.Linear, 4, 2)
+    people = parties.agents(count=3, test_episodes=2)
+    net = partial(nn.Linear, 4, 2)
     with pytest.raises(SettingError, match=r"agents and desks have none before the work. Use weights='uniform'"):
         Federation(net, people, SecureAggregation(), solver=Dqn(steps=20)).fit(1, progress=False)
     Federation(net, people, SecureAggregation(FedAvg("uniform")), solver=Dqn(steps=20)).fit(1, progress=False)

@@ -68,10 +68,13 @@ def test_cartpoles_move_bit_for_bit_as_gymnasiums(name: str) -> None:
         base: Any = env.unwrapped
         for key, value in one.items():
             setattr(base, key, value)
-        base.total_mass, base.polemass_length = base.masspole + base.masscart, base.masspole * base.length
+        base.total_mass = base.masspole + base.masscart
+        base.polemass_length = base.masspole * base.length
         base.state = ours.get_state(k)[:4].numpy()
         theirs.append(env)
-    rng, alive, lengths = np.random.default_rng(0), np.ones(4, dtype=bool), np.zeros(4)
+    rng = np.random.default_rng(0)
+    alive = np.ones(4, dtype=bool)
+    lengths = np.zeros(4)
     while alive.any():
         lean = ours.observations[:, 2] + ours.observations[:, 3] > 0
         actions = np.where(rng.random(4) < 0.1, rng.integers(2, size=4), lean)
@@ -148,7 +151,7 @@ def test_a_written_gradient_is_autograds(seed: int, critic: bool, kind: str) -> 
 
 def remembered(rewards: list[float], terminated: list[bool], ended: list[bool]) -> ReplayBuffer:
     """Two agents whose t-th observation is t, and 100 + t after the step."""
-    replay = ReplayBuffer([None, None], (1,), 100, len(rewards))
+    replay = ReplayBuffer([None, None], (1,), 100, steps=len(rewards))
     for t, (reward, over, end) in enumerate(zip(rewards, terminated, ended, strict=True)):
         two = [np.full(2, value) for value in (t % 2, reward, over, end)]
         replay.add(np.full((2, 1), t), np.full((2, 1), 100 + t), *two)
@@ -178,16 +181,16 @@ def test_an_advantage_is_the_reward_to_come_beyond_what_was_expected() -> None:
         return [(np.array([[t]]), one, -one, np.array([value[t]]), one, one.astype(bool)) for t in range(2)]
 
     last = 1 + 0.5 * 8 - 4
-    (cut,) = compute_advantages(solver, story((2.0, 4.0)), np.array([8.0]), 1)
+    (cut,) = compute_advantages(solver, story((2.0, 4.0)), np.array([8.0]), count=1)
     assert cut.y[:, 1].tolist() == [1 + 0.5 * 4 - 2 + 0.25 * last, last]
     assert cut.y[:, 3].tolist() == [cut.y[0, 1] + 2, cut.y[1, 1] + 4]
-    (ended,) = compute_advantages(solver, story((2.0, 4.0)), np.array([0.0]), 1)
+    (ended,) = compute_advantages(solver, story((2.0, 4.0)), np.array([0.0]), count=1)
     assert ended.y[1, 1] == 1 - 4 and ended.returns.tolist() == [2.0]
     (plain,) = compute_advantages(
-        PolicyGradient(gamma=0.5, gae_lambda=1, normalize_advantages=False), story((0.0, 0.0)), np.array([0.0]), 1
+        PolicyGradient(gamma=0.5, gae_lambda=1, normalize_advantages=False), story((0.0, 0.0)), np.array([0.0]), count=1
     )
     assert plain.y[:, 1].tolist() == [1.5, 1.0]  # without values: the reward-to-go
-    (scaled,) = compute_advantages(PolicyGradient(gamma=0.5, gae_lambda=1), story((0.0, 0.0)), np.array([0.0]), 1)
+    (scaled,) = compute_advantages(PolicyGradient(gamma=0.5, gae_lambda=1), story((0.0, 0.0)), np.array([0.0]), count=1)
     np.testing.assert_allclose(scaled.y[:, 1], [1, -1], atol=1e-6)
 
 
@@ -259,10 +262,13 @@ def test_scores_are_mean_returns_of_the_greedy_policy_in_fixed_episodes() -> Non
             env.reset()
             worlds.begin(0, agent.test(number))
             base: Any = env.unwrapped
-            base.state, over, steps = worlds.state(0)[:4].numpy(), False, 0
+            base.state = worlds.state(0)[:4].numpy()
+            over = False
+            steps = 0
             while not over:
                 _, _, over, cut, _ = env.step(int(np.float32(base.state[2]) + np.float32(base.state[3]) > 0))
-                over, steps = over or cut, steps + 1
+                over = over or cut
+                steps = steps + 1
             lengths.append(steps)
     assert scores.personal.values.tolist() == [np.mean(lengths[:4]), np.mean(lengths[4:])]
     assert 10 < scores.majority.mean < 40 < 100 < scores.personal.mean and scores.metric == "return"
@@ -281,8 +287,10 @@ class Odd(gymnasium.Env[Any, Any]):
     """Ten steps a time; it may break in step, or give a reward that is no number."""
 
     def __init__(self, fault: str = "") -> None:
-        self.fault, self.t = fault, 0
-        self.observation_space, self.action_space = spaces.Box(-1, 1, (4,)), spaces.Discrete(2, start=5)
+        self.fault = fault
+        self.t = 0
+        self.observation_space = spaces.Box(-1, 1, (4,))
+        self.action_space = spaces.Discrete(2, start=5)
 
     def reset(self, **keywords: Any) -> Any:
         super().reset(**keywords)
@@ -374,7 +382,8 @@ class Formed(gymnasium.Env[Any, Any]):
 
     def __init__(self, n: int = 2, see: int = 4, many: bool = False) -> None:
         box = spaces.Box(-1, 1, (see,))
-        self.observation_space, self.action_space = spaces.Sequence(box) if many else box, spaces.Discrete(n)
+        self.observation_space = spaces.Sequence(box) if many else box
+        self.action_space = spaces.Discrete(n)
 
 
 gymnasium.register("Formed-v0", entry_point=Formed, disable_env_checker=True, order_enforce=False)

@@ -30,8 +30,11 @@ class Frail(gymnasium.Env[Any, Any]):
     """Twenty steps a time; at its seventh step it breaks in a share of the episodes."""
 
     def __init__(self, share: float = 0.0) -> None:
-        self.share, self.t, self.steps = share, 0, 0
-        self.observation_space, self.action_space = spaces.Box(-2, 2, (4,)), spaces.Discrete(2)
+        self.share = share
+        self.t = 0
+        self.steps = 0
+        self.observation_space = spaces.Box(-2, 2, (4,))
+        self.action_space = spaces.Discrete(2)
 
     def reset(self, **keywords: Any) -> Any:
         super().reset(**keywords)
@@ -118,8 +121,10 @@ class Wrong(gymnasium.Env[Any, Any]):
     """It gives what no environment may give."""
 
     def __init__(self, fault: str) -> None:
-        self.fault, self.restarts = fault, 0
-        self.observation_space, self.action_space = spaces.Box(-2, 2, (4,)), spaces.Discrete(2)
+        self.fault = fault
+        self.restarts = 0
+        self.observation_space = spaces.Box(-2, 2, (4,))
+        self.action_space = spaces.Discrete(2)
 
     def reset(self, **keywords: Any) -> Any:
         self.restarts += 1
@@ -161,7 +166,8 @@ def test_an_environment_that_does_not_do_the_same_again_is_noticed() -> None:
 
 
 def test_environments_are_made_once_and_closed() -> None:
-    made, closed = [], []
+    made = []
+    closed = []
 
     class Counted(Frail):
         def __init__(self) -> None:

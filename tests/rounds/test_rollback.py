@@ -75,7 +75,8 @@ def kept(fed: Federation, party: str) -> float:
 @pytest.mark.parametrize("attend", [5, 3])
 def test_training_recovers_from_an_injected_collapse(method: str, attend: int) -> None:
     """Not the centre alone is brought back: θ and own models would ruin the next round, and so on."""
-    fed, late = federation(method, attend=attend), method == "FedPer"
+    fed = federation(method, attend=attend)
+    late = method == "FedPer"
     with pytest.warns(DescantWarning, match=f"Round {RUIN + 1 + late}: it collapsed at round {RUIN}"):
         fed.fit(RUIN, progress=False)
         ruined = max(kept(fed, party) for party in fed.population)
@@ -157,10 +158,8 @@ class Repeating(BytesEngine):
 @pytest.mark.parametrize("base", [algorithms.FedBuff(2), replace(algorithms.FedAvgPlus(), quorum=2, max_staleness=9)])
 def test_work_that_is_on_its_way_is_asked_for_again_as_it_was(base: Algorithm, tmp_path: Path) -> None:
     """Whoever is at work when it goes back, once or twice, hears of it by the next task."""
-    matched, clock = (
-        algorithms.RepresentationMatching(base),
-        VirtualClock({"0": 0.2, "1": 3.0, "2": 0.4}, engine=Repeating),
-    )
+    matched = algorithms.RepresentationMatching(base)
+    clock = VirtualClock({"0": 0.2, "1": 3.0, "2": 0.4}, engine=Repeating)
     whole = returning(matched, (4, 6), clock).fit(12, progress=False)
     for stop in range(3, 10):
         returning(matched, (4, 6), clock).fit(stop, progress=False).save(tmp_path / f"{stop}")
@@ -179,15 +178,18 @@ def test_what_a_party_has_left_behind_is_kept() -> None:
 def test_who_begins_anew_works_as_one_that_never_did_and_has_nothing_if_it_diverges() -> None:
     """It does not fall back on what was to be forgotten."""
     fed = returning(algorithms.RepresentationMatching(), ()).fit(2, progress=False)
-    plan, memory = fed.plan_, fed.engine_.party_states.get("0")
-    (task,) = make_tasks(plan, fed.state, {"0": plan.solver.hyper}, "train", 3)
+    plan = fed.plan_
+    memory = fed.engine_.party_states.get("0")
+    (task,) = make_tasks(plan, fed.state, {"0": plan.solver.hyper}, kind="train", index=3)
 
     def kept(memory: NamedTensors, **said: object) -> NamedTensors | None:
         ((report, found),) = perform_tasks(plan, [replace(task, settings={**task.settings, **said})], [memory])
         assert report.status == "ok"
         return found
 
-    anew, first, again = kept(memory, anew=True), kept({}), kept(memory)
+    anew = kept(memory, anew=True)
+    first = kept({})
+    again = kept(memory)
     assert anew and first and again
     assert torch.equal(anew["private.matching"], first["private.matching"])
     assert not torch.equal(again["private.matching"], first["private.matching"])

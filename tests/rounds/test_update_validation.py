@@ -41,7 +41,7 @@ def with_tensor(name: str, tensor: Tensor) -> Reply:
 
 def opened(**settings: Any) -> UpdateValidator:
     gate = UpdateValidator(LAYOUT, {"a", "b", "c"}, **settings)
-    gate.expect([Task(party, 3, "train", {}, {}) for party in "ab"], 3)
+    gate.expect([Task(party, 3, "train", arrays={}, settings={}) for party in "ab"], 3)
     return gate
 
 
@@ -149,7 +149,7 @@ def test_a_replay_is_refused() -> None:
 def test_an_algorithm_may_allow_staleness_and_replays_are_found_all_the_same() -> None:
     gate = UpdateValidator(LAYOUT, {"a"}, max_staleness=2)
     for round in (1, 2, 3):
-        gate.expect([Task("a", round, "train", {}, {})], round)
+        gate.expect([Task("a", round, "train", arrays={}, settings={})], round)
     late = good(round=1)
     assert gate.validate(late, 3) is None
     refusal = gate.validate(late, 3)
@@ -193,7 +193,8 @@ def run(fault: Fault | None, absent: tuple[str, ...] = (), rounds: int = 3) -> F
 
 
 def test_the_round_goes_on_without_the_refused_as_if_they_had_been_absent() -> None:
-    fed, without = run(poisoned), run(None, absent=("1",))
+    fed = run(poisoned)
+    without = run(None, absent=("1",))
     assert fed.hash() == without.hash()  # no trace in any model or memory either
     assert [refusal.party for refusal in fed.rejections_] == ["1", "1", "1"]
     assert fed.rejections_[0].tensor == "0.weight"
@@ -225,11 +226,13 @@ class Late(BytesEngine):
 
     def submit(self, tasks: Sequence[Task]) -> None:
         super().submit(tasks)
-        self.ready, self.held = self.held, ()
+        self.ready = self.held
+        self.held = ()
 
     def collect(self, timeout: float) -> list[Reply]:
         reports = super().collect(timeout)
-        late, self.ready = self.ready, ()
+        late = self.ready
+        self.ready = ()
         self.held += tuple(report for report in reports if report.party == "1")
         return [*late, *(report for report in reports if report.party != "1")]
 
@@ -242,7 +245,8 @@ def test_a_late_answer_counts_where_the_algorithm_allows_it_and_does_not_end_the
             warnings.simplefilter("ignore", DescantWarning)
             return fed.fit(3, progress=False)
 
-    strict, patient = run_late(0), run_late(1)
+    strict = run_late(0)
+    patient = run_late(1)
     assert [entry["accepted"] for entry in strict.history_] == [4, 4, 4]
     assert {refusal.reason.split(":")[0] for refusal in strict.rejections_} == {"lost", "stale"}
     assert [entry["accepted"] for entry in patient.history_] == [4, 5, 5]
@@ -258,7 +262,8 @@ def test_what_is_left_of_a_broken_round_does_not_reach_the_next() -> None:
         )
 
     fed = made().fit(1, progress=False)
-    collect, calls = fed.engine_.collect, iter([0])
+    collect = fed.engine_.collect
+    calls = iter([0])
 
     def interrupted(timeout: float) -> list[Reply]:
         if next(calls, None) is None:

@@ -183,12 +183,14 @@ def refused_or_read(letter: bytes) -> None:
 @given(st.data())
 def test_whatever_a_header_says_nothing_but_an_engine_error_comes_of_it(data: st.DataObject) -> None:
     """The digest is that of what is said; where no digest can be made of it, any will do."""
-    said, entries = fields(BOTH), GOOD
+    said = fields(BOTH)
+    entries = GOOD
     for _ in range(data.draw(st.integers(1, 3))):
         whole = {"said": said, "entries": entries}
         at = data.draw(st.sampled_from(places(whole)[2:]))
         whole = changed(whole, at, data.draw(VALUES))
-        said, entries = whole["said"], whole["entries"]
+        said = whole["said"]
+        entries = whole["entries"]
     try:
         letter = forged(entries, BODY, said)
     except (ValueError, TypeError, AttributeError, KeyError):

@@ -69,7 +69,8 @@ def refused(folder: Path, secret: bytes | None = None) -> str:
 
 def resealed(lines: list[bytes]) -> bytes:
     """Lines with numbers and seals made anew, as anybody can who knows how the log is made."""
-    seal, made = "", []
+    seal = ""
+    made = []
     for number, line in enumerate(lines, 1):
         fields = json.loads(line)
         del fields["chain_hash"]
@@ -96,7 +97,8 @@ def test_what_is_written_is_read_with_and_without_the_key(tmp_path: Path) -> Non
 
 
 def test_two_who_write_in_turn_go_on_where_the_other_ended(tmp_path: Path) -> None:
-    one, two = written(tmp_path), AuditLog(tmp_path, SECRET)
+    one = written(tmp_path)
+    two = AuditLog(tmp_path, SECRET)
     for i in range(6):
         audit = (one, two)[i % 2]
         audit.catch_up()
@@ -223,13 +225,15 @@ def test_a_damaged_head_is_named(original: dict[str, bytes], tmp_path: Path, hea
 
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_kill_at_any_write_leaves_the_line_or_not(tmp_path: Path, torn: bool) -> None:
-    reached, left = True, set()
+    reached = True
+    left = set()
     for n in range(40):
         folder = tmp_path / str(n)
         audit = written(folder, 2)
         with inject_faults(n, torn) as found, suppress(SimulatedCrash):
             audit.add("opened", party="north")
-        reached, count = found.reached, read(folder, SECRET)
+        reached = found.reached
+        count = read(folder, SECRET)
         left |= {json.loads(line)["event"] for line in (folder / AUDIT_LOG).read_bytes().splitlines()[2:]} or {
             "nothing"
         }

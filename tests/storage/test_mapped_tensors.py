@@ -19,7 +19,8 @@ def test_they_are_what_safetensors_reads(tmp_path: Path, kind: torch.dtype) -> N
     drawn = torch.randint(0, 2, (3, 5, 4), generator=torch.Generator().manual_seed(0))
     given = {"many": drawn.to(kind), "ä/one": drawn[0, 0, 0].clone().to(kind), "none": torch.empty(0, 7, dtype=kind)}
     save_file({**given, "odd": torch.zeros(3, dtype=torch.uint8)}, tmp_path / "file", {"said": "something"})
-    found, expected = map_tensors(tmp_path / "file"), load_file(tmp_path / "file")
+    found = map_tensors(tmp_path / "file")
+    expected = load_file(tmp_path / "file")
     assert found.keys() == expected.keys() == {*given, "odd"}
     for name, tensor in expected.items():
         assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape

@@ -31,7 +31,8 @@ Steps = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 99), st.sam
 @settings(deadline=None, derandomize=True, max_examples=50)
 @given(Steps, st.sampled_from([1, 40, 10**6]))
 def test_a_store_is_a_dictionary_whatever_its_budget(steps: list[tuple[str, int, str]], budget: int) -> None:
-    store, expected = PartyStore(budget), dict[str, int]()
+    store = PartyStore(budget)
+    expected = dict[str, int]()
     for party, value, end in steps:
         store.stage(party, {"w": torch.full((4,), value), "step": torch.tensor(float(value))})
         if end == "commit":
@@ -60,7 +61,8 @@ def test_a_store_is_a_dictionary_wherever_memories_are(moves: list[tuple[str, in
         fetched.append(place)
         return {"w": torch.full((4,), place)}
 
-    store, expected = RemotePartyStore(10**6), dict[str, tuple[int, bool]]()
+    store = RemotePartyStore(10**6)
+    expected = dict[str, tuple[int, bool]]()
     for party, value, far, end in moves:
         store.stage(party, RemoteState(value, fetch) if far else {"w": torch.full((4,), value)})
         if end == "drop":
@@ -104,7 +106,8 @@ def test_undoing_what_is_far_may_be_broken_off_as_well(monkeypatch: pytest.Monke
 
 def test_what_was_before_a_round_goes_when_the_next_begins() -> None:
     """Or memories would be there three times while a round goes on: before, now, and the new ones."""
-    store, places = RemotePartyStore(10**6), list[weakref.ref[RemoteState]]()
+    store = RemotePartyStore(10**6)
+    places = list[weakref.ref[RemoteState]]()
     for round in (1, 2, 3):
         store.rollback(store.round)
         assert [place() is not None for place in places] == [False, True][3 - round :]
@@ -128,7 +131,8 @@ def test_a_large_memory_is_the_sign_to_let_them_stay() -> None:
 
 
 def test_what_is_handed_out_or_in_is_not_shared() -> None:
-    store, row = PartyStore(), torch.zeros(3)
+    store = PartyStore()
+    row = torch.zeros(3)
     store.stage("a", {"w": row})
     store.commit(1, ["a"])
     row += 1
@@ -150,7 +154,8 @@ def test_only_the_parties_that_count_are_committed() -> None:
 def test_a_hundred_thousand_parties_of_which_ten_take_part() -> None:
     """Only those who trained have state, and no more of it is in memory than the budget allows."""
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(3, 784)).astype(np.float32), np.array([0, 1, 2])
+    x = rng.normal(size=(3, 784)).astype(np.float32)
+    y = np.array([0, 1, 2])
     people = parties.from_arrays([(x, y)] * 100_000, test=0)
     algorithm = algorithms.FedAvgPlus(alpha=1.0)
     budget = 25 * 7850 * 4
@@ -174,7 +179,8 @@ ENTRIES = st.dictionaries(st.text(max_size=2), NUMBERS, max_size=3)
 @given(st.lists(st.one_of(st.none(), st.lists(ENTRIES, min_size=1, max_size=3)), max_size=20), st.data())
 def test_what_is_kept_reads_like_a_list_and_is_the_json_of_one(steps: list[Any], data: st.DataObject) -> None:
     """However often it was made small in between: `None` is that it is."""
-    kept, expected = CompressedList[dict[str, Any]]([], dict, dict), list[dict[str, Any]]()
+    kept = CompressedList[dict[str, Any]]([], dict, dict)
+    expected = list[dict[str, Any]]()
     for entries in steps:
         if entries is None:
             kept.compress()
@@ -213,7 +219,8 @@ def test_what_is_kept_can_be_pickled_and_copied() -> None:
 
 
 def test_the_last_of_what_is_kept_is_read_without_opening_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, opened = CompressedList([{"round": round} for round in range(1000)], dict, dict), list[_Block]()
+    kept = CompressedList([{"round": round} for round in range(1000)], dict, dict)
+    opened = list[_Block]()
     kept.compress()
     entries = _Block.entries
     monkeypatch.setattr(_Block, "entries", lambda block: [opened.append(block), entries(block)][1])

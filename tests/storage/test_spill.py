@@ -88,7 +88,8 @@ def test_no_method_sees_where_its_stack_lies(mapped: list[int], name: str) -> No
 
 def test_a_kill_leaves_nothing(tmp_path: Path) -> None:
     code = "import os, torch; from descant.storage.spill import room; room((2**20,), torch.float32, 0).fill_(1)"
-    command, where = [sys.executable, "-c", f"{code}; os.kill(os.getpid(), 9)"], {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", f"{code}; os.kill(os.getpid(), 9)"]
+    where = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, env=where, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert not list(tmp_path.iterdir())
@@ -97,7 +98,8 @@ def test_a_kill_leaves_nothing(tmp_path: Path) -> None:
 def test_what_parties_keep_is_staged_and_given_out_in_files_where_it_does_not_fit(mapped: list[int]) -> None:
     rows = {name: torch.randn(2**18 + 1) for name in "abc"}  # a little over 1 MB each
     size = rows["a"].nbytes
-    roomy, small = PartyStore(2**30), PartyStore(size)
+    roomy = PartyStore(2**30)
+    small = PartyStore(size)
     for store in (roomy, small):
         for name, row in rows.items():
             store.stage(name, {"model": row})

@@ -42,7 +42,7 @@ from descant.storage.vault.vault_folder import Vault
 from write_faults import SimulatedCrash, disk_full_error, inject_faults
 
 KEY = PrivateKey(bytes(range(32)))
-FORM = SampleSpec((3,), torch.float32, (), torch.int64)
+FORM = SampleSpec((3,), torch.float32, (), y_dtype=torch.int64)
 EXPECTED = ExpectedCoreset(FORM, max_rows=4, classes=10)
 
 
@@ -67,7 +67,7 @@ def vault(tmp_path: Path) -> Vault:
 
 
 def sealed_for(public: bytes, plain: bytes, run: str, party: str, generation: int) -> bytes:
-    return encrypt_coreset(Invitation(public, generation), plain, run, party)
+    return encrypt_coreset(Invitation(public, generation), plain, run, party=party)
 
 
 def sent(vault: Vault, party: str, generation: int, what: CoresetRows | bytes | None = None) -> bytes:
@@ -91,7 +91,7 @@ def bytes_in(folder: Path) -> bytes:
 def test_what_is_sealed_is_opened_by_both_keys_together(plain: bytes, run: str, party: str, generation: int) -> None:
     own = PrivateKey.new()
     sealed = sealed_for(KEY.public + own.public, plain, run, party, generation)
-    assert decrypt_coreset(sealed, KEY, own, run, party) == plain
+    assert decrypt_coreset(sealed, KEY, own, run=run, party=party) == plain
     header = read_coreset_header(sealed)
     assert (header.run, header.party, header.generation, header.size) == (run, party, generation, len(plain))
     assert len(plain) < 4 or plain not in sealed
@@ -101,9 +101,12 @@ def test_a_sealed_coreset_is_what_the_text_says_it_is() -> None:
     """Opened here by hand, with HKDF written out, from the formulas in the docstring of `encryption`."""
     own = PrivateKey.new()
     sealed = sealed_for(KEY.public + own.public, b"some rows", "run", "north", 3)
-    mark, rest = sealed[:17], sealed[17:]
+    mark = sealed[:17]
+    rest = sealed[17:]
     length = int.from_bytes(rest[:4], "big")
-    front, header, body = sealed[: 21 + length], json.loads(rest[4 : 4 + length]), rest[4 + length :]
+    front = sealed[: 21 + length]
+    header = json.loads(rest[4 : 4 + length])
+    body = rest[4 + length :]
     once = bytes.fromhex(header["once"])
     secret = b"".join(key._key.exchange(X25519PublicKey.from_public_bytes(once)) for key in (KEY, own))
     first = hmac.digest(bytes(32), secret, "sha256")
@@ -129,7 +132,7 @@ def test_every_changed_missing_or_added_byte_is_refused() -> None:
     cut = [sealed[:i] for i in range(len(sealed))]
     for data in [*changed, *cut, sealed + b"\0", b"\0" + sealed, sealed + sealed]:
         with pytest.raises(VaultError) as found:
-            decrypt_coreset(data, KEY, own, "run", "north")
+            decrypt_coreset(data, KEY, own, run="run", party="north")
         assert "secret rows" not in str(found.value)
 
 
@@ -158,7 +161,7 @@ def test_what_was_changed_is_named(place: str, says: str) -> None:
         text = json.dumps(fields, separators=(",", ":")).encode()
         data = sealed[:17] + len(text).to_bytes(4, "big") + text + sealed[21 + length :]
     with pytest.raises(VaultError, match=says):
-        decrypt_coreset(data, KEY, own, "run", "north")
+        decrypt_coreset(data, KEY, own, run="run", party="north")
 
 
 def header_bytes(text: bytes, length: int | None = None) -> bytes:
@@ -198,7 +201,7 @@ def test_a_party_that_lies_about_its_digest_is_found_out(monkeypatch: pytest.Mon
         lie.setattr("descant.storage.vault.encryption._digest", lambda check, plain: "00" * 32)
         sealed = sealed_for(KEY.public + own.public, b"secret rows", "run", "north", 3)
     with pytest.raises(VaultError, match="not the one that its header speaks of"):
-        decrypt_coreset(sealed, KEY, own, "run", "north")
+        decrypt_coreset(sealed, KEY, own, run="run", party="north")
 
 
 @pytest.mark.parametrize("point", [bytes(32), (1).to_bytes(32, "little"), bytes(31)])
@@ -220,16 +223,17 @@ def test_nothing_is_sealed_that_could_not_be_opened() -> None:
 
 
 def test_a_party_seals_only_for_the_vault_that_it_was_told_of(vault: Vault) -> None:
-    told, invitation = key_fingerprint(KEY.public), vault.invite("north")
+    told = key_fingerprint(KEY.public)
+    invitation = vault.invite("north")
     assert (
-        read_coreset_header(encrypt_coreset(invitation, b"rows", "run", "north", expected_fingerprint=told)).vault
+        read_coreset_header(encrypt_coreset(invitation, b"rows", "run", party="north", expected_fingerprint=told)).vault
         == KEY.public.hex()
     )
     swapped = invitation._replace(public_keys=PrivateKey.new().public + invitation.public_keys[32:])
     with pytest.raises(
         VaultError, match=rf"asked to seal for vault {key_fingerprint(swapped.public_keys)}, and knows .*{told}"
     ):
-        encrypt_coreset(swapped, b"rows", "run", "north", expected_fingerprint=told)
+        encrypt_coreset(swapped, b"rows", "run", party="north", expected_fingerprint=told)
 
 
 # ── keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -302,7 +306,9 @@ def test_rows_are_the_same_after_the_way_through_bytes(m: int, dtype: torch.dtyp
     sent = CoresetRows(
         torch.randint(0, 9, (m, *shape)).to(dtype), torch.arange(m), torch.rand(m, dtype=torch.float64) + 0.1
     )
-    found = unpack_rows(pack_rows(sent), ExpectedCoreset(SampleSpec(shape, dtype, (), torch.int64), 4, 10), "north")
+    found = unpack_rows(
+        pack_rows(sent), ExpectedCoreset(SampleSpec(shape, dtype, (), y_dtype=torch.int64), 4, 10), "north"
+    )
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, sent, strict=True))
 
 
@@ -358,18 +364,18 @@ def test_never_more_leaves_than_was_agreed(samples: int, share: float, count: in
     agreed = CoresetLimit(share, count)
     most = agreed.max_rows(samples)
     assert 1 <= most <= samples and most <= max(1, share * samples + 1) and (count is None or most <= count)
-    check_coreset_limit("north", most, samples, agreed)
+    check_coreset_limit("north", most, samples, coreset_limit=agreed)
     with pytest.raises(VaultError, match=rf"has {most + 1} of its {samples} rows, and at most {most} were agreed on"):
-        check_coreset_limit("north", most + 1, samples, agreed)
-    check_coreset_limit("north", 1, samples, agreed, deposited_rows=most - 1)
+        check_coreset_limit("north", most + 1, samples, coreset_limit=agreed)
+    check_coreset_limit("north", 1, samples, coreset_limit=agreed, deposited_rows=most - 1)
     with pytest.raises(VaultError, match=rf"has 1 of .* not left before, beside {most} that have, and at most {most} "):
-        check_coreset_limit("north", 1, samples, agreed, deposited_rows=most)
+        check_coreset_limit("north", 1, samples, coreset_limit=agreed, deposited_rows=most)
 
 
 @pytest.mark.parametrize("agreed", [CoresetLimit(share=0), CoresetLimit(count=0), CoresetLimit(share=0, count=5)])
 def test_a_party_can_agree_to_nothing(agreed: CoresetLimit) -> None:
     with pytest.raises(VaultError, match="has 1 of its 100 rows, and at most 0 were agreed on"):
-        check_coreset_limit("north", 1, 100, agreed)
+        check_coreset_limit("north", 1, 100, coreset_limit=agreed)
 
 
 @pytest.mark.parametrize(
@@ -377,7 +383,7 @@ def test_a_party_can_agree_to_nothing(agreed: CoresetLimit) -> None:
 )  # type: ignore[arg-type]
 def test_an_agreement_that_is_none_is_named(agreed: CoresetLimit) -> None:
     with pytest.raises(SettingError, match=r"of Agreed must be"):
-        check_coreset_limit("north", 1, 100, agreed)
+        check_coreset_limit("north", 1, 100, coreset_limit=agreed)
 
 
 # ── the vault ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -388,7 +394,7 @@ def test_rows_go_in_sealed_and_come_out_the_same(vault: Vault) -> None:
     invitation = server.invite("north")
     assert invitation == vault.invite("north") and invitation != vault.invite("south")
     assert key_fingerprint(invitation.public_keys) == key_fingerprint(KEY.public)
-    server.store("north", encrypt_coreset(invitation, pack_rows(rows()), vault.run, "north"), EXPECTED)
+    server.store("north", encrypt_coreset(invitation, pack_rows(rows()), vault.run, party="north"), EXPECTED)
     found = vault.open("north", 4, EXPECTED)
     assert all(torch.equal(a, b) for a, b in zip(found, rows(), strict=True))
     server.store("north", sent(vault, "north", 5, rows(0.25)))
@@ -453,7 +459,8 @@ def test_another_vault_s_key_is_named(vault: Vault) -> None:
 def test_what_is_for_others_or_older_is_refused_and_logged(vault: Vault, tmp_path: Path) -> None:
     second = Vault.create(tmp_path / "second", KEY, "run 8")  # the same key, another run
     foreign = Vault.create(tmp_path / "foreign", PrivateKey.new(), vault.run)
-    first, newer = sent(vault, "north", 3), sent(vault, "north", 8)
+    first = sent(vault, "north", 3)
+    newer = sent(vault, "north", 8)
     wrong_run = sealed_for(vault.invite("north").public_keys, pack_rows(rows()), "run 8", "north", 9)
     vault.store("north", first)
     vault.store("north", first)  # a network may send it twice
@@ -565,7 +572,8 @@ def test_a_vault_whose_run_or_key_was_changed_is_refused_when_it_is_opened(vault
 @pytest.mark.parametrize("name", ["x", "key", "coreset.new", "parties/aaaa", "audit.head.new", ".lock"])
 def test_nothing_is_written_through_a_link(vault: Vault, tmp_path: Path, name: str) -> None:
     """Not even by who only lists: a link that somebody put into the folder may lead to any file of the user."""
-    place, victim = vault.folder / "parties" / ("a" * 32), tmp_path / "victim"
+    place = vault.folder / "parties" / ("a" * 32)
+    victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "key").write_text("precious")
     link = place / name if name in ("x", "key", "coreset.new") else vault.folder / name
@@ -638,10 +646,10 @@ def test_what_is_forgotten_cannot_be_opened_from_any_copy(vault: Vault) -> None:
         vault.store("north", sealed)
     for own in (vault._entries.key("north"), vault._entries.key("south"), KEY):
         with pytest.raises(VaultError):  # all keys that there are, and a copy from a backup
-            decrypt_coreset(sealed, KEY, own, vault.run, "north")
+            decrypt_coreset(sealed, KEY, own, run=vault.run, party="north")
         forced = sealed.replace(header.key.encode(), own.public.hex().encode())
         with pytest.raises(VaultError, match="was changed"):
-            decrypt_coreset(forced, KEY, own, vault.run, "north")
+            decrypt_coreset(forced, KEY, own, run=vault.run, party="north")
     assert vault.invite("north").generation == 3  # or a run that knew of the second would take this for an old copy
     with pytest.raises(VaultError, match="of generation 1, and one of generation 2 was held"):
         vault.store("north", sent(vault, "north", 1))
@@ -703,7 +711,8 @@ def test_nobody_is_forgotten_without_a_line_of_who_ordered_it(vault: Vault) -> N
 def test_who_wants_to_be_forgotten_is_though_the_log_is_damaged(vault: Vault, line: int) -> None:
     vault.store("north", sent(vault, "north", 1))
     log = vault.folder / "audit.jsonl"
-    good, lines = log.read_bytes(), log.read_bytes().splitlines(keepends=True)
+    good = log.read_bytes()
+    lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join(lines[:line] + lines[line + 1 :]))
     with pytest.raises(StateError, match=r"of party 'north' are destroyed, but the log cannot say so. Line .* damaged"):
         Vault(vault.folder).forget("north")
@@ -819,7 +828,8 @@ def descant(*arguments: object) -> Result:
 
 def test_the_life_of_a_vault_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
-    folder, key = tmp_path / "vault", tmp_path / "key"
+    folder = tmp_path / "vault"
+    key = tmp_path / "key"
     made = json.loads(descant("init", folder, "--key", key, "--run", "run 7", "--json").stdout)
     assert made == {"vault": str(folder), "run": "run 7", "fingerprint": made["fingerprint"], "key": str(key)}
     secret = key.read_text().strip().partition(":")[2]
@@ -844,7 +854,8 @@ def test_the_life_of_a_vault_on_the_command_line(tmp_path: Path, monkeypatch: py
 
 def test_what_goes_wrong_on_the_command_line_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
-    folder, key = tmp_path / "vault", tmp_path / "key"
+    folder = tmp_path / "vault"
+    key = tmp_path / "key"
     assert descant("init", folder, "--key", key).exit_code == 0
     (tmp_path / "open").write_text(key.read_text())
     (tmp_path / "open").chmod(0o644)

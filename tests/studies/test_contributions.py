@@ -63,7 +63,8 @@ def test_exact_values_are_the_mean_over_all_orders_and_share_out_all_there_is(nu
     found = shapley(players, value).values
     by_order = []
     for order in all_orders(range(4)):
-        added, before = np.zeros(4), frozenset[str]()
+        added = np.zeros(4)
+        before = frozenset[str]()
         for i in order:
             added[i], before = value(before | {players[i]}) - value(before), before | {players[i]}
         by_order.append(added)
@@ -97,7 +98,8 @@ def test_drawn_values_agree_with_exact_ones_within_their_errors() -> None:
     rng = np.random.default_rng(0)
     players = tuple("abcdef")
     value = game_of(rng.normal(size=64).tolist(), players)
-    exact, drawn = shapley(players, value), shapley(players, value, permutations=400)
+    exact = shapley(players, value)
+    drawn = shapley(players, value, permutations=400)
     assert np.isnan(exact.errors).all() and (drawn.errors > 0).all()
     off = np.abs(drawn.values - exact.values) / drawn.errors
     assert off.max() < 4 and off.mean() > 0.2  # errors are neither too small nor idle
@@ -153,7 +155,8 @@ def valued(given: Population | None = None, name: str = "FedAvg", **more: Any) -
 def test_values_share_out_what_training_brought(name: str, permutations: int | None) -> None:
     """Efficiency: for each party's score, from the first model to all together; and for the sum of the gains."""
     net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2))
-    given, settings = people(), {"solver": WHOLE, "loss": loss_of}
+    given = people()
+    settings = {"solver": WHOLE, "loss": loss_of}
     found = contributions(METHODS[name](), net, given, rounds=2, progress=False, permutations=permutations, **settings)  # type: ignore[arg-type]
     fed = Federation(net, given, METHODS[name](), **settings)  # type: ignore[arg-type]
     first = fed.scores().global_model.values
@@ -212,7 +215,8 @@ def test_a_party_without_a_test_set_gives_and_does_not_count() -> None:
 
 def test_drawn_values_of_parties_come_near_the_exact_ones(tmp_path: Path) -> None:
     file = tmp_path / "coalitions.jsonl"  # drawn values need no coalition that exact ones did not
-    exact, drawn = valued(file=file), valued(file=file, permutations=40)
+    exact = valued(file=file)
+    drawn = valued(file=file, permutations=40)
     for one, other in zip(
         (exact.fair_share, exact.given_to_others), (drawn.fair_share, drawn.given_to_others), strict=True
     ):
@@ -236,7 +240,15 @@ def made_up(share: list[float], gain: list[float]) -> Contributions:
     each[0, :, -1] = share
     numbers = np.array(gain)
     return Contributions(
-        tuple("abc"), (9, 9, 9), "accuracy", numbers, numbers, numbers, np.zeros((3, 3)), each, "Made up."
+        tuple("abc"),
+        (9, 9, 9),
+        "accuracy",
+        local=numbers,
+        joint=numbers,
+        gain=numbers,
+        left_out=np.zeros((3, 3)),
+        draws=each,
+        description="Made up.",
     )
 
 
@@ -336,7 +348,8 @@ algorithm = "fedavg"
 
 
 def test_the_command(tmp_path: Path) -> None:
-    recipe, out = tmp_path / "recipe.toml", tmp_path / "out"
+    recipe = tmp_path / "recipe.toml"
+    out = tmp_path / "out"
     recipe.write_text(RECIPE)
     words = ["worth", str(recipe), "--json", "--out", str(out)]
     found = json.loads(CliRunner().invoke(typer.main.get_command(app), words).stdout)

@@ -46,7 +46,8 @@ def breaking(monkeypatch: pytest.MonkeyPatch, after: int, error: type[BaseExcept
     """Trainings end by an error from the n-th on; how many began is told."""
     import descant.studies.study
 
-    carry_out, began = descant.studies.study.run_and_score, []
+    carry_out = descant.studies.study.run_and_score
+    began = []
 
     def counted(*arguments: Any) -> Any:
         began.append(1)
@@ -89,7 +90,8 @@ class Tempered(nn.Module):
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
-        self.layer, self._temperature = nn.Linear(64, 10), temperature
+        self.layer = nn.Linear(64, 10)
+        self._temperature = temperature
 
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = self.layer(x) / self._temperature
@@ -207,7 +209,8 @@ def test_a_full_disk_costs_what_was_kept_and_not_the_work(tmp_path, whole, n):
 
 def test_what_was_kept_counts_in_the_time(tmp_path):
     (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
-    recipe, kept = read_recipe(tmp_path / "tiny.toml"), tmp_path / "kept"
+    recipe = read_recipe(tmp_path / "tiny.toml")
+    kept = tmp_path / "kept"
     first = run_experiment(recipe, progress=False, cache=ResultCache(kept))
     again = ResultCache(kept)
     assert (

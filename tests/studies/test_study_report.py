@@ -34,7 +34,14 @@ def study_of(parties=4, seeds=2, methods=("Local", "FedAvg"), higher=True, names
             rounds = np.arange(1.0, 11.0)
             series = {"round": rounds, "loss": 1 / rounds, "change": rounds, "norm": rounds + number}
             series |= {"jump": rounds * number, "jump_sd": 0.1 * rounds}
-            walk = Interpolation(names, metric, higher, np.linspace(0, 1, 3), np.stack([own, own, own - 0.1], 1), own)
+            walk = Interpolation(
+                names,
+                metric,
+                higher,
+                shares=np.linspace(0, 1, 3),
+                scores=np.stack([own, own, own - 0.1], 1),
+                previous=own,
+            )
             more = {"rounds_trained": np.ones(len(names)), "series": series, "interpolation": walk if number else None}
             results.append(StudyResult(method, seed, scores, curve, 1.0, 0, **more))
     records = [to_json_values(algorithms.Local()), to_json_values(algorithms.FedAvg())]
@@ -131,7 +138,8 @@ class Links(HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.tags, self.links = [], []
+        self.tags = []
+        self.links = []
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
@@ -228,7 +236,8 @@ def test_who_did_not_train_neither_gains_nor_loses():
 
 
 def test_who_did_not_train_is_not_in_the_picture_of_gains(monkeypatch, tmp_path):
-    study, drawn = study_of(seeds=2), []
+    study = study_of(seeds=2)
+    drawn = []
     for result in study.results:
         result.rounds_trained[0] = 0
     study.of("FedAvg")[0].rounds_trained[1] = 0

@@ -67,7 +67,8 @@ PEOPLE = data()
 class Walk:
     """A solver that costs next to nothing: a step at random, with a memory of the steps before."""
 
-    metric, examine = None, staticmethod(evaluate_test_sets)
+    metric = None
+    examine = staticmethod(evaluate_test_sets)
 
     @property
     def hyper(self) -> Hyper:
@@ -80,7 +81,8 @@ class Walk:
 
     def train(self, job: TrainJob) -> TrainResult:
         steps = [
-            stream(job.seed, job.round, party.name, "walk").normal(size=job.start.shape[1]) for party in job.parties
+            stream(job.seed, job.round, party.name, purpose="walk").normal(size=job.start.shape[1])
+            for party in job.parties
         ]
         moved = torch.from_numpy(np.array(steps)).float()
         sums = [
@@ -115,7 +117,8 @@ def go(folder: Path, sync: SnapshotPolicy, seen: list[int] | None = None) -> str
 
 def alike(one: RecordedRun, other: RecordedRun) -> None:
     """All numbers but the seconds."""
-    a, b = one.numbers, other.numbers
+    a = one.numbers
+    b = other.numbers
     assert one.recipe == other.recipe and (a.parties, a.metrics.keys()) == (b.parties, b.metrics.keys())
     for x, y in (
         (a.rounds, b.rounds),
@@ -286,7 +289,8 @@ def test_a_full_disk_is_named_and_nothing_acknowledged_is_lost(
 ) -> None:
     """Full for one write or for all that follow; the run goes on where there is space again."""
     for n in count(0, 3):
-        folder, seen = tmp_path / str(n), list[int]()
+        folder = tmp_path / str(n)
+        seen = list[int]()
         with inject_faults(n, tear_write=True, error=disk_full_error) as met:
             try:
                 go(folder, sync, seen)
@@ -386,7 +390,8 @@ def test_what_somebody_else_put_there_is_left_alone(name: str, tmp_path: Path) -
 def test_a_run_is_written_in_place_so_that_a_mount_point_or_an_unwritable_parent_is_no_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, making = tmp_path / "run", os.mkdir
+    folder = tmp_path / "run"
+    making = os.mkdir
     folder.mkdir()
 
     def refuse(path: Any, *rest: Any) -> None:
@@ -623,7 +628,8 @@ def test_fingerprints_read_a_share_of_large_data(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_recorded_can_be_read_without_the_federation(whole: tuple[str, RecordedRun]) -> None:
-    found, fed = read_run(whole[1].folder), made()
+    found = read_run(whole[1].folder)
+    fed = made()
     rows = [(round, round.scores) for round in fed.rounds(ROUNDS)]
     held = found.numbers
     assert (found.state, found.round, found.recipe, found.metric) == ("finished", 3, "rounds = 3", "accuracy")
@@ -721,7 +727,8 @@ def test_a_run_does_not_grow_in_memory_with_its_rounds(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_a_manifest_is_the_same_json_however_long_its_run_is(tmp_path: Path) -> None:
-    fed, rounds = made(), 70
+    fed = made()
+    rounds = 70
     fed.history_.append({"round": 0, "loss": math.inf, "global_model_scores": [math.nan, 0.5], "presence": "p.ß"})
     with Run.start(tmp_path / "run", fed, "", "always") as run:
         for round in run.rounds(rounds):

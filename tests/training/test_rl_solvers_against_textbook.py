@@ -30,7 +30,8 @@ class Short(gymnasium.Env[Any, Any]):
     """A walk: it may end at any step, and is broken off after nine; rewards differ, and some are large."""
 
     def __init__(self) -> None:
-        self.observation_space, self.action_space = spaces.Box(-9, 9, (4,)), spaces.Discrete(2)
+        self.observation_space = spaces.Box(-9, 9, (4,))
+        self.action_space = spaces.Discrete(2)
 
     def reset(self, **keywords: Any) -> Any:
         super().reset(**keywords)
@@ -108,11 +109,18 @@ class Textbook:
     """One agent that learns as Mnih et al. (2015) and van Hasselt et al. (2016) say."""
 
     def __init__(self, solver: Dqn, q: nn.Module) -> None:
-        self.solver, self.q, self.target, self.env = solver, q, copy.deepcopy(q), Short()
+        self.solver = solver
+        self.q = q
+        self.target = copy.deepcopy(q)
+        self.env = Short()
         self.optimizer = torch.optim.Adam(q.parameters(), lr=solver.lr)
         self.rows: list[tuple[Any, int, float, Any, bool, bool]] = []
-        self.act, self.batch = (KeyedUniform(5, ["0"], name, (n,)) for name, n in (("act", 2), ("batch", solver.batch)))
-        self.episode, self.updates, self.broken_off = 0, 0, 0
+        self.act, self.batch = (
+            KeyedUniform(5, ["0"], name, shape=(n,)) for name, n in (("act", 2), ("batch", solver.batch))
+        )
+        self.episode = 0
+        self.updates = 0
+        self.broken_off = 0
         self.begin()
 
     def begin(self) -> None:
@@ -140,12 +148,16 @@ class Textbook:
                     self.learn(((t + 1) // s.train_every - 1) * s.gradient_steps + number)
 
     def learn(self, number: int) -> None:
-        s, losses = self.solver, []
+        s = self.solver
+        losses = []
         for place in self.batch[number][0]:
             at = int(place * len(self.rows))
-            told, power = 0.0, 1.0
+            told = 0.0
+            power = 1.0
             for i in range(at, min(at + s.n_step, len(self.rows))):
-                told, power, last = told + power * self.rows[i][2], power * s.gamma, self.rows[i]
+                told = told + power * self.rows[i][2]
+                power = power * s.gamma
+                last = self.rows[i]
                 if last[5]:
                     break
             after = torch.as_tensor(last[3])[None]
@@ -180,16 +192,21 @@ def test_deep_q_learning_is_the_textbooks(solver: Dqn) -> None:
 
 def played(solver: PolicyGradient, net: nn.Module, iteration: int) -> tuple[list[Tensor], int]:
     """What one agent did, step by step: what it saw, its action, advantage, log-probability and return."""
-    env, act, critic = Short(), KeyedUniform(5, ["0"], "act", (solver.episodes,)), 0
+    env = Short()
+    act = KeyedUniform(5, ["0"], "act", shape=(solver.episodes,))
+    critic = 0
     columns: list[list[Any]] = [[], [], [], [], []]
     broken_off = 0
     for e in range(solver.episodes):
         seen, _ = env.reset(seed=seeds.key(5, iteration * solver.episodes + e, "0", "episode") % 2**31)
-        steps, over, cut = [], False, False
+        steps = []
+        over = False
+        cut = False
         while not (over or cut):
             with torch.no_grad():
                 told = net(torch.as_tensor(seen)[None])[0]
-            chances, critic = functional.log_softmax(told[:2], 0), len(told) - 2
+            chances = functional.log_softmax(told[:2], 0)
+            critic = len(told) - 2
             action = int(act[iteration * MAX_EPISODE_STEPS + len(steps)][0, e] >= float(chances[0].exp()))
             after, reward, over, cut, _ = env.step(action)
             steps.append((seen, action, float(chances[action]), float(told[2]) if critic else 0.0, reward))
@@ -197,7 +214,9 @@ def played(solver: PolicyGradient, net: nn.Module, iteration: int) -> tuple[list
         broken_off += cut and not over
         with torch.no_grad():
             value = float(net(torch.as_tensor(seen)[None])[0, 2]) if critic and not over else 0.0
-        advantage, trace, mine = 0.0, solver.gae_lambda if critic else 1.0, []
+        advantage = 0.0
+        trace = solver.gae_lambda if critic else 1.0
+        mine = []
         for before, action, chance, expected, reward in reversed(steps):
             advantage = reward + solver.gamma * value - expected + solver.gamma * trace * advantage
             mine.append((before, action, advantage, chance, advantage + expected))
@@ -223,7 +242,8 @@ def test_a_policy_gradient_is_the_textbooks(outputs: int, changes: Mapping[str, 
     for iteration in range(2):
         (x, action, advantage, chance, goal), broken_off = played(solver, net, iteration)
         assert 0 < broken_off < solver.episodes, "both ends of an episode were learned from"
-        rng, needed = seeds.stream(5, iteration, "0", "batch"), solver.gradient_steps * solver.batch
+        rng = seeds.stream(5, iteration, "0", "batch")
+        needed = solver.gradient_steps * solver.batch
         order = np.concatenate([rng.permutation(len(x)) for _ in range(-(-needed // len(x)))])[:needed]
         for at in torch.from_numpy(order).reshape(solver.gradient_steps, solver.batch):
             told = net(x[at])

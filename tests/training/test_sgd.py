@@ -33,7 +33,7 @@ def plain(people: Population, solver: Sgd, rounds: int, seed: int, model: nn.Mod
             if solver.moments == "reset":
                 optimizer = make(module.parameters(), lr=solver.lr, **solver.options)
             rng = seeds.stream(seed, t, party.name, "batch")
-            draws = draw_batches(party.samples, solver.batch, solver.hyper.work, solver.unit, rng)
+            draws = draw_batches(party.samples, solver.batch, solver.hyper.work, unit=solver.unit, rng=rng)
             for index, length in zip(draws.indices, draws.lengths, strict=True):
                 optimizer.zero_grad()
                 output = module(party.x[index[:length]])
@@ -59,7 +59,8 @@ SOLVERS = {
 @pytest.mark.parametrize("way", ["stacked", "single", "vectorized", "looped"])
 @pytest.mark.parametrize("name", SOLVERS)
 def test_local_training_is_plain_torch_training(name: str, way: str) -> None:
-    people, solver = classification_parties(5, torch.float64), SOLVERS[name]
+    people = classification_parties(5, torch.float64)
+    solver = SOLVERS[name]
     fed = Federation(network(torch.float64), people, algorithms.Local(), solver=solver, seed=3)
     fed.state = replace(fed.state, execution_mode=way)
     fed.fit(3, progress=False)
@@ -71,7 +72,8 @@ def test_fedrep_with_one_step_trains_both_halves() -> None:
     fed = Federation(network(), classification_parties(3), algorithms.FedRep(), lr=0.1, steps=1, batch=4).fit(
         1, progress=False
     )
-    trained, start = fed.models_["0"].state_dict(), network().state_dict()
+    trained = fed.models_["0"].state_dict()
+    start = network().state_dict()
     assert all(not torch.equal(trained[name], start[name]) for name in start)
 
 
@@ -104,7 +106,8 @@ def test_moments_that_are_reset_are_not_kept() -> None:
 
 
 def test_stragglers_take_as_many_steps_as_the_round_says() -> None:
-    people, solver = classification_parties(5, torch.float64), Sgd(lr=0.05, steps=6, batch=4, optimizer="Adam")
+    people = classification_parties(5, torch.float64)
+    solver = Sgd(lr=0.05, steps=6, batch=4, optimizer="Adam")
     algorithm = replace(algorithms.Local(), participation=algorithms.Stragglers(0.6))
     fed = Federation(network(torch.float64), people, algorithm, solver=solver, seed=3)
     (first,) = fed.rounds(1)
@@ -123,7 +126,8 @@ def test_fedrep_trains_the_head_and_then_the_body(optimizer: str) -> None:
         network(torch.float64), people, algorithms.FedRep(), solver=Sgd(lr=0.1, steps=4, batch=100, optimizer=optimizer)
     )
     fed.fit(1, progress=False)
-    module, party = network(torch.float64), people["0"]
+    module = network(torch.float64)
+    party = people["0"]
     for layer in (2, 0):
         part = dict(module.named_modules())[str(layer)]
         stepper = getattr(torch.optim, optimizer)(part.parameters(), lr=0.1)
@@ -143,16 +147,16 @@ def test_fedrep_trains_the_head_and_then_the_body(optimizer: str) -> None:
 
 def test_an_epoch_takes_every_sample_once_and_steps_are_of_one_size() -> None:
     rng = seeds.stream(0, 1, "a", "batch")
-    epochs = draw_batches(11, 4, 2, "epochs", rng)
+    epochs = draw_batches(11, 4, 2, unit="epochs", rng=rng)
     assert epochs.lengths == (4, 4, 3, 4, 4, 3)
     for first in (0, 3):
         taken = [int(i) for step in range(first, first + 3) for i in epochs.indices[step, : epochs.lengths[step]]]
         assert sorted(taken) == list(range(11))
-    steps = draw_batches(11, 4, 5, "steps", rng)
+    steps = draw_batches(11, 4, 5, unit="steps", rng=rng)
     assert steps.lengths == (4,) * 5
     assert all(len(set(row.tolist())) == 4 for row in steps.indices)
-    assert draw_batches(3, 4, 2, "steps", rng).lengths == (3, 3)
-    assert draw_batches(1, 4, 2, "steps", rng).indices.tolist() == [[0], [0]]
+    assert draw_batches(3, 4, 2, unit="steps", rng=rng).lengths == (3, 3)
+    assert draw_batches(1, 4, 2, unit="steps", rng=rng).indices.tolist() == [[0], [0]]
 
 
 class Recurrent(nn.Module):
@@ -223,7 +227,8 @@ class Written(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.head = nn.Conv2d(1, 2, 3, padding=1), nn.Linear(8, 3)
+        self.conv = nn.Conv2d(1, 2, 3, padding=1)
+        self.head = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = nn.functional.max_pool2d(nn.functional.relu(self.conv(x.view(-1, 1, 4, 4))), 2)
@@ -317,7 +322,9 @@ class Twisted(nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.kind, self.first, self.head = kind, nn.Linear(6, 6), nn.Linear(6, 3)
+        self.kind = kind
+        self.first = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 3)
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -339,7 +346,8 @@ class Spare(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.head, self.spare = nn.Linear(6, 3), nn.Linear(6, 2)
+        self.head = nn.Linear(6, 3)
+        self.spare = nn.Linear(6, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = self.head(x)
@@ -397,7 +405,9 @@ class Forward(nn.Module):
 
     def __init__(self, frozen: bool) -> None:
         super().__init__()
-        self.first, self.again, self.head = nn.Linear(6, 6), nn.Linear(6, 6, bias=False), nn.Linear(6, 3)
+        self.first = nn.Linear(6, 6)
+        self.again = nn.Linear(6, 6, bias=False)
+        self.head = nn.Linear(6, 3)
         self.again.requires_grad_(not frozen)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -411,7 +421,8 @@ class Forward(nn.Module):
 def test_modules_with_code_of_their_own_are_stacked_where_that_is_safe(frozen: bool, way: str) -> None:
     torch.manual_seed(0)
     model = Forward(frozen).double()
-    people, solver = classification_parties(4, torch.float64), Sgd(lr=0.1, steps=3, batch=4)
+    people = classification_parties(4, torch.float64)
+    solver = Sgd(lr=0.1, steps=3, batch=4)
     fed = Federation(model, people, algorithms.FedProx(0.3), solver=solver, seed=1)
     assert fed.state.execution_mode == way
     fed.fit(2, progress=False)
@@ -424,7 +435,8 @@ def test_modules_with_code_of_their_own_are_stacked_where_that_is_safe(frozen: b
 def test_a_module_that_cannot_be_vectorised_learns_all_the_same() -> None:
     torch.manual_seed(0)
     model = Recurrent().double()
-    people, solver = classification_parties(4, torch.float64), Sgd(lr=0.1, steps=3, batch=4)
+    people = classification_parties(4, torch.float64)
+    solver = Sgd(lr=0.1, steps=3, batch=4)
     rows = []
     for party in people.values():
         torch.manual_seed(0)
@@ -457,7 +469,8 @@ MATCHING = replace(
 
 @pytest.mark.parametrize("way", ["stacked", "single", "vectorized", "looped"])
 def test_a_term_may_own_private_columns_and_read_activations_of_both_models(way: str) -> None:
-    people, lr = classification_parties(3, torch.float64), 0.1
+    people = classification_parties(3, torch.float64)
+    lr = 0.1
     fed = Federation(network(torch.float64), people, MATCHING, lr=lr, steps=2, batch=100, seed=1)
     fed.state = replace(fed.state, execution_mode=way)
     fed.fit(2, progress=False)
@@ -468,10 +481,12 @@ def test_a_term_may_own_private_columns_and_read_activations_of_both_models(way:
 
 def _by_hand(people: Population, name: str, lr: float) -> Tensor:
     """The same two rounds for everybody with plain modules, and the private matrix of one party at their end."""
-    center, rng = network(torch.float64), np.random.default_rng(0)
+    center = network(torch.float64)
+    rng = np.random.default_rng(0)
     theta = {party: begin_matching(torch.zeros(1, dtype=torch.float64), rng) for party in people}
     for _ in range(2):
-        modules, frozen = {}, [p.detach().clone() for p in center.parameters()]
+        modules = {}
+        frozen = [p.detach().clone() for p in center.parameters()]
         for party in people.values():
             module = network(torch.float64)
             nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(frozen), module.parameters())
@@ -539,7 +554,8 @@ def test_private_columns_begin_from_draws_of_the_party_s_own_and_terms_do_not_mi
     begun = [fed.engine_.party_states.get(name)["private.noise"] for name in people]
     assert not torch.equal(begun[0], begun[1])
     for name in people:
-        ours, theirs = fed.models_[name].state_dict(), plain.models_[name].state_dict()
+        ours = fed.models_[name].state_dict()
+        theirs = plain.models_[name].state_dict()
         assert all(torch.allclose(ours[key], theirs[key], atol=1e-6) for key in ours)
     with pytest.raises(SettingError, match="must have names of their own"):
         Federation(network(), people, replace(both, terms=(first, first))).fit(1, progress=False)

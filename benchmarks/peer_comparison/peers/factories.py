@@ -21,5 +21,6 @@ def model(folder: str) -> nn.Module:
 def make_population(folder: str) -> Population:
     """The parties; all their samples are for training."""
     shared = open_shared(Path(folder))
-    x, y = torch.from_numpy(shared.x), torch.from_numpy(shared.y)
+    x = torch.from_numpy(shared.x)
+    y = torch.from_numpy(shared.y)
     return from_arrays([(x[cut], y[cut]) for cut in shared.cuts()], test=0)

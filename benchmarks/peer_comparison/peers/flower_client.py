@@ -40,9 +40,11 @@ def open_client_workload() -> tuple[SharedWorkload, nn.Module, Tensor, Tensor]:
 def train(message: Message, context: Context) -> Message:
     """Some steps of SGD from the weights that came."""
     shared, model, all_x, all_y = open_client_workload()
-    party, number = int(context.node_config["partition-id"]), int(message.content["config"]["server-round"])
+    party = int(context.node_config["partition-id"])
+    number = int(message.content["config"]["server-round"])
     cut = shared.cuts()[party]
-    x, y = all_x[cut], all_y[cut]
+    x = all_x[cut]
+    y = all_y[cut]
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=shared.work.lr)
     rng = np.random.default_rng([party, number])

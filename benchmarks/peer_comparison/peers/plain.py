@@ -18,9 +18,11 @@ class PlainLoop:
 
     def __init__(self, shared: SharedWorkload) -> None:
         torch.set_num_threads(shared.threads)
-        self.shared, self.work = shared, shared.work
+        self.shared = shared
+        self.work = shared.work
         self.rng = np.random.default_rng(self.work.seed)
-        x, y = torch.from_numpy(shared.x), torch.from_numpy(shared.y)
+        x = torch.from_numpy(shared.x)
+        y = torch.from_numpy(shared.y)
         self.parties = [(x[cut], y[cut]) for cut in shared.cuts()]
         self.model = load(build(self.work.model), shared.initial())
         self.parameters = list(self.model.parameters())
@@ -37,7 +39,8 @@ class PlainLoop:
                 self.fed_plus(participants)
 
     def federated_average(self, participants: Array) -> None:
-        total, samples = torch.zeros_like(self.global_model), 0
+        total = torch.zeros_like(self.global_model)
+        samples = 0
         for party in participants:
             self.set(self.global_model)
             self.train(party)

@@ -36,7 +36,8 @@ class Parties(FedDataset):  # type: ignore[misc]
     def __init__(self, shared: SharedWorkload) -> None:
         self.shared = shared
         self.rng = np.random.default_rng(shared.work.seed)
-        x, y = torch.from_numpy(shared.x), torch.from_numpy(shared.y)
+        x = torch.from_numpy(shared.x)
+        y = torch.from_numpy(shared.y)
         self.parties = [(x[cut], y[cut]) for cut in shared.cuts()]
         self.num = len(self.parties)
 
@@ -58,7 +59,8 @@ class Server(SyncServerHandler):  # type: ignore[misc]
     """The synchronous server, with weights by samples."""
 
     def global_update(self, buffer: list[list[Tensor]]) -> None:
-        models, samples = [report[0] for report in buffer], torch.stack([report[1] for report in buffer])
+        models = [report[0] for report in buffer]
+        samples = torch.stack([report[1] for report in buffer])
         SerializationTool.deserialize_model(self._model, Aggregators.fedavg_aggregate(models, samples))
 
 

@@ -56,9 +56,12 @@ class Pfl:
 
     def __init__(self, shared: SharedWorkload) -> None:
         torch.set_num_threads(shared.threads)
-        self.shared, self.work, self.done = shared, shared.work, 0
+        self.shared = shared
+        self.work = shared.work
+        self.done = 0
         self.rng = np.random.default_rng(self.work.seed)
-        x, y = torch.from_numpy(shared.x), torch.from_numpy(shared.y)
+        x = torch.from_numpy(shared.x)
+        y = torch.from_numpy(shared.y)
         self.parties = [(x[cut], y[cut]) for cut in shared.cuts()]
         self.net = Net(load(build(self.work.model), shared.initial()))
         central = torch.optim.SGD(self.net.parameters(), lr=1.0)

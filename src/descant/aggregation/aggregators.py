@@ -84,7 +84,9 @@ class GeometricMedian:
         check_settings(self)
         shares = normalized_weights(models, weights)
         bounded = _bound_far_rows(models) if models.dtype == torch.float64 else models
-        return AggregatePoint(*geometric_median(bounded, shares, self.rho, self.tolerance, self.max_iterations))
+        return AggregatePoint(
+            *geometric_median(bounded, shares, self.rho, tolerance=self.tolerance, max_iterations=self.max_iterations)
+        )
 
 
 def _bound_far_rows(models: Tensor) -> Tensor:
@@ -175,20 +177,24 @@ class ProximalAggregator:
         check_settings(self)
         # From the median, not the mean: a step is no longer than rho, and an outlier would carry the start away.
         last = lookahead = CoordinateMedian()(models, weights).point.double()
-        momentum, iterations = 1.0, 0
+        momentum = 1.0
+        iterations = 0
         while iterations < self.max_iterations:
             iterations += 1
-            step = fixed_point_step(models, lookahead, self.penalty, self.rho, weights)
+            step = fixed_point_step(models, lookahead, self.penalty, rho=self.rho, weights=weights)
             scaled_gradient = lookahead - step  # rho times the gradient
             size = float(scaled_gradient.norm())
             if size <= max(self.rho * self.tolerance, 1e-16 * float(lookahead.norm())):
                 break
             momentum = 1.0 if scaled_gradient @ (step - last) > 0 else momentum
             next_momentum = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
-            lookahead, last = step + (momentum - 1) / next_momentum * (step - last), step
+            lookahead = step + (momentum - 1) / next_momentum * (step - last)
+            last = step
             momentum = next_momentum
         point = lookahead.to(models.dtype)
-        residual = point.double() - fixed_point_step(models, point.double(), self.penalty, self.rho, weights)
+        residual = point.double() - fixed_point_step(
+            models, point.double(), self.penalty, rho=self.rho, weights=weights
+        )
         distance = normalized_weights(models, weights) @ (models - point).double().norm(dim=1)
         rounding_error = 2**-52 * float(distance)  # to rounding, in prox
         return AggregatePoint(point, (float(residual.norm()) + rounding_error) / self.rho, iterations)
@@ -253,7 +259,8 @@ def uncovered_columns(ranges: Ranges, d: int) -> Ranges:
     >>> uncovered(((2, 4), (4, 5)), 7)
     ((0, 2), (5, 7))
     """
-    rest, reached = [], 0
+    rest = []
+    reached = 0
     for start, stop in sorted(ranges):
         if start < reached or stop < start or stop > d:
             raise SettingError(

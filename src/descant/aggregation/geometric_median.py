@@ -93,7 +93,7 @@ def geometric_median(
         if farthest <= (1 - 1e-4) * rho:  # beyond what rounding makes of a distance
             return mean, 0.0, 1
     # A small stack is widened once, not in every pass.
-    stack = WeightedStack(models.double() if is_small else models, shares.cpu().numpy(), rho, models.dtype)
+    stack = WeightedStack(models.double() if is_small else models, shares.cpu().numpy(), rho, dtype=models.dtype)
     current = evaluate_point(
         stack,
         _reduced_solve(stack, _medoid_row(stack))
@@ -101,7 +101,8 @@ def geometric_median(
         else stack.mixture(stack.shares),
     )
     gram_precision = 16 * torch.finfo(stack.rows.dtype).eps  # no Gram matrix of this dtype leads much below such a gap
-    tried_rows, is_slow = set[int](), False  # rows that were looked at as the answer; steps that did not halve the gap
+    tried_rows = set[int]()
+    is_slow = False  # rows that were looked at as the answer; steps that did not halve the gap
     for iteration in range(1, max_iterations + 1):
         if current.gap <= tolerance or current.step_length <= current.resolution:
             return current.z, current.gap, iteration
@@ -140,7 +141,8 @@ def evaluate_point(stack: WeightedStack, z: Tensor) -> PointEvaluation:
         if all_offsets is None
         else torch.from_numpy(coefficients).to(z.device) @ all_offsets
     )
-    gradient_norm, total_weight = float(torch.linalg.vector_norm(residual)), float(coefficients.sum())
+    gradient_norm = float(torch.linalg.vector_norm(residual))
+    total_weight = float(coefficients.sum())
     return PointEvaluation(
         z=z,
         distances=distances,
@@ -212,7 +214,8 @@ def _newton(rows: FloatArray, shares: FloatArray, nu: float) -> FloatArray:
     end leads to the minimiser.
     """
     # From the mean: where the minimisers are a segment, the answer is then the same for every order of the rows.
-    current, tried_rows = MedianGradient(rows, shares, nu, shares @ rows), set[int]()
+    current = MedianGradient(rows, shares, nu, p=shares @ rows)
+    tried_rows = set[int]()
     smallest_gradient = current.gradient_norm
     for _ in range(_MAX_NEWTON_STEPS):
         if current.gradient_norm <= 1e-14 + 4e-16 * current.total_weight * math.sqrt(
@@ -222,18 +225,20 @@ def _newton(rows: FloatArray, shares: FloatArray, nu: float) -> FloatArray:
         row = _nearest_row(current.distances, shares)
         if row not in tried_rows:
             tried_rows.add(row)
-            candidate = MedianGradient(rows, shares, nu, rows[row])
+            candidate = MedianGradient(rows, shares, nu, p=rows[row])
             if (
                 candidate.gradient_norm <= shares[candidate.distances <= nu].sum()
             ):  # the minimiser is within nu of this row
-                current, smallest_gradient = candidate, min(smallest_gradient, candidate.gradient_norm)
+                current = candidate
+                smallest_gradient = min(smallest_gradient, candidate.gradient_norm)
                 continue
-        candidate = MedianGradient(rows, shares, nu, current.p - current.newton_step())
+        candidate = MedianGradient(rows, shares, nu, p=current.p - current.newton_step())
         if not candidate.gradient_norm <= smallest_gradient / 2:
-            candidate = MedianGradient(rows, shares, nu, current.p - current.gradient / current.total_weight)
+            candidate = MedianGradient(rows, shares, nu, p=current.p - current.gradient / current.total_weight)
         if candidate.gradient_norm >= current.gradient_norm and current.gradient_norm < 1e-11:
             break  # rounding has the last word
-        current, smallest_gradient = candidate, min(smallest_gradient, candidate.gradient_norm)
+        current = candidate
+        smallest_gradient = min(smallest_gradient, candidate.gradient_norm)
     return current.p
 
 
@@ -241,7 +246,8 @@ class MedianGradient:
     """The gradient of mean Phi_nu(rows - p) in p, and what it is made of."""
 
     def __init__(self, rows: FloatArray, shares: FloatArray, nu: float, p: FloatArray) -> None:
-        self.p, self.nu = p, nu
+        self.p = p
+        self.nu = nu
         self.offsets = p - rows
         self.distances = _row_norms(self.offsets)
         self.coefficients = shares / np.maximum(self.distances, nu)

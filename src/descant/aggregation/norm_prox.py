@@ -61,7 +61,8 @@ def _prox_unit_rho(size: Tensor, p: float) -> Tensor:
     for iteration in range(200):
         t = _directions(size, s, p)
         excess = t.pow(p).sum(dim=1)  # falls with s; 1 at the root
-        low, high = torch.where(excess > 1, s, low), torch.where(excess > 1, high, s)
+        low = torch.where(excess > 1, s, low)
+        high = torch.where(excess > 1, high, s)
         shrink = t / (s[:, None] + (p - 1) * t.pow(p - 2))  # -dt/ds
         slope = p * torch.where(t > 0, t.pow(p - 1) * shrink, 0.0).sum(dim=1)
         # Newton on log Σ t^p, which is straighter than the sum for large p.
@@ -84,7 +85,8 @@ def _directions(size: Tensor, s: Tensor, p: float) -> Tensor:
     power = p - 1 if p >= 2 else 1 / (p - 1)
     power_coefficient = torch.ones_like(s) if p >= 2 else s
     linear_coefficient = s if p >= 2 else torch.ones_like(s)
-    power_coefficient, linear_coefficient = power_coefficient[:, None], linear_coefficient[:, None]
+    power_coefficient = power_coefficient[:, None]
+    linear_coefficient = linear_coefficient[:, None]
     y = torch.minimum(size / linear_coefficient, (size / power_coefficient).pow(1 / power))
     for _ in range(100):
         curve = power_coefficient * y.pow(power - 1)

@@ -54,7 +54,8 @@ def sorted_columns(block: Tensor) -> Tensor:
     if block.device.type != "cpu":
         return block.T.sort(dim=1).values
     columns = block.new_empty(block.shape[1], block.shape[0])
-    source, target = block.numpy(), columns.numpy()
+    source = block.numpy()
+    target = columns.numpy()
 
     def sort(cut: slice) -> None:
         target[cut] = source[:, cut].T
@@ -101,7 +102,8 @@ def _middle_rows(block: Tensor) -> tuple[Tensor, Tensor]:
     count = block.shape[0]
     middle = sorted({(count - 1) // 2, count // 2})
     medians = block.new_empty(len(middle), block.shape[1])
-    source, target = block.numpy(), medians.numpy()
+    source = block.numpy()
+    target = medians.numpy()
 
     def by_sorting(cut: slice) -> None:
         columns = np.ascontiguousarray(source[:, cut].T)
@@ -142,7 +144,8 @@ def _median_network(count: int) -> list[tuple[int, int, bool, bool]]:
         for k in (p >> i for i in range(p.bit_length())):
             for j in range(k % p, count - k, 2 * k):
                 pairs += [(i, i + k) for i in range(j, min(j + k, count - k)) if i // (2 * p) == (i + k) // (2 * p)]
-    wanted, steps = {(count - 1) // 2, count // 2}, []
+    wanted = {(count - 1) // 2, count // 2}
+    steps = []
     for a, b in reversed(pairs):
         if a in wanted or b in wanted:
             steps.append((a, b, a in wanted, b in wanted))
@@ -152,7 +155,8 @@ def _median_network(count: int) -> list[tuple[int, int, bool, bool]]:
 
 def _weighted_interval(block: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
     """The values at which the weight of what is sorted before them reaches a half, and exceeds it."""
-    source, weights = block.cpu().numpy(), shares.cpu().numpy()
+    source = block.cpu().numpy()
+    weights = shares.cpu().numpy()
     interval = np.empty((2, block.shape[1]), source.dtype)
 
     def select(cut: slice) -> None:
@@ -197,7 +201,7 @@ def huber_location(block: Tensor, shares: Tensor, rho: float) -> tuple[Tensor, T
             part64 = part64 if len(outside) == part64.shape[1] else part64[:, outside]
             outside += cut.start
             point[outside], slope[outside] = _huber_root(
-                part64, ends[0][outside].double(), ends[1][outside].double(), shares, rho
+                part64, ends[0][outside].double(), ends[1][outside].double(), shares=shares, rho=rho
             )
     return point, slope
 
@@ -209,14 +213,19 @@ def _huber_root(x: Tensor, low: Tensor, high: Tensor, shares: Tensor, rho: float
     and it is <= 0 at (least median - rho), >= 0 at (greatest median + rho): a bracket that no outlier widens.
     """
     origin = (low + high) / 2
-    x, low, high = x - origin, low - origin - rho, high - origin + rho
-    band, z, active = x, torch.zeros_like(origin), torch.arange(len(origin), device=x.device)
+    x = x - origin
+    low = low - origin - rho
+    high = high - origin + rho
+    band = x
+    z = torch.zeros_like(origin)
+    active = torch.arange(len(origin), device=x.device)
     found = torch.zeros(3, len(z), dtype=z.dtype, device=z.device)  # z, psi and its steepness there
     buffer = torch.empty(x.numel(), dtype=x.dtype, device=x.device)
     for iteration in range(150):
-        psi, steepness = _psi(band, z, shares, rho, buffer)
+        psi, steepness = _psi(band, z, shares, rho=rho, buffer=buffer)
         found[:, active] = torch.stack([z, psi, steepness])
-        low, high = torch.where(psi < 0, z, low), torch.where(psi > 0, z, high)
+        low = torch.where(psi < 0, z, low)
+        high = torch.where(psi > 0, z, high)
         newton = z - rho * psi / steepness
         usable = (newton > low) & (newton < high) & (iteration % 4 != 3)  # every fourth step halves: no crawl
         target = torch.where(usable, newton, (low + high) / 2)
@@ -226,18 +235,17 @@ def _huber_root(x: Tensor, low: Tensor, high: Tensor, shares: Tensor, rho: float
             break
         z = torch.where(is_moving, target, z)
         if len(remaining) < 0.7 * len(active):  # columns that still move
-            active, band, z, low, high = (
-                active[remaining],
-                band[:, remaining],
-                z[remaining],
-                low[remaining],
-                high[remaining],
-            )
+            active = active[remaining]
+            band = band[:, remaining]
+            z = z[remaining]
+            low = low[remaining]
+            high = high[remaining]
     z, psi, steepness = found
     # No row in the band and psi = 0: every point between the nearest bands is a minimiser; take the midpoint.
     flat = ((steepness == 0) & (psi.abs() <= 1e-9)).nonzero().squeeze(1)
     if len(flat):
-        flat_points, band = z[flat], x[:, flat]
+        flat_points = z[flat]
+        band = x[:, flat]
         left_end = torch.where(band < flat_points, band, -math.inf).amax(dim=0) + rho
         right_end = torch.where(band > flat_points, band, math.inf).amin(dim=0) - rho
         z[flat] = (left_end + right_end) / 2

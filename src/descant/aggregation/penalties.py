@@ -283,7 +283,8 @@ class ByLayer(Unbound):
     def bind(self, net: Net) -> LayerSum:
         """The sum over the layers of this model."""
         layout = net.layout
-        unassigned, bound = list(layout.parameter_names), []
+        unassigned = list(layout.parameter_names)
+        bound = []
         for pattern, penalty in self.parts.items() if isinstance(self.parts, Mapping) else self.parts:
             matched = [name for name in unassigned if fnmatchcase(name, pattern)]
             if not matched:

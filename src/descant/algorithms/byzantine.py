@@ -26,10 +26,8 @@ def ByzantineParties(
     >>> Hostile(FedAvg(), 2, scale=-1.0).aggregate(torch.ones(4, 1), torch.ones(4)).point
     tensor([0.])
     """
-    aggregate, compute_weights = (
-        PoisonedAggregator(base.aggregate, count, scale),
-        FalseRewardWeights(base.compute_weights, count, claimed_reward),
-    )
+    aggregate = PoisonedAggregator(base.aggregate, count, scale)
+    compute_weights = FalseRewardWeights(base.compute_weights, count, claimed_reward)
     for part in (aggregate, compute_weights):
         check_settings(part, "ByzantineParties")
     return replace(base, name=f"{base.name}, {count} hostile", aggregate=aggregate, compute_weights=compute_weights)

@@ -60,7 +60,7 @@ class ProximalAnchor:
     rho: float = setting(1.0, "ρ = μ/α of eq. (5): how far a party may stray before it is drawn back", above=0)
 
     def __call__(self, personal_models: Tensor, global_model: Tensor, round: int, parties: Sequence[str]) -> Tensor:
-        return proximal_anchor(self.penalty, personal_models, global_model, self.rho)
+        return proximal_anchor(self.penalty, personal_models, global_model, rho=self.rho)
 
 
 @dataclass(frozen=True)

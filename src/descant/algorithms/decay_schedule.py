@@ -22,7 +22,8 @@ class DecayTuner:
     min_work: int = setting(1, "the floor of the work; not from the paper", least=0, whole=True)
 
     def __call__(self, context: TuneContext) -> TuneResult:
-        hyper, decay_count = context.hyper, (context.round - 1) // self.interval
+        hyper = context.hyper
+        decay_count = (context.round - 1) // self.interval
         lr = max(hyper.lr * self.lr_factor**decay_count, min(self.min_lr, hyper.lr))
         work = max(round(hyper.work * self.work_factor**decay_count), min(self.min_work, hyper.work))
         return TuneResult(replace(hyper, lr=lr, work=work), context.tuner_state)
@@ -41,7 +42,7 @@ def DecaySchedule(
     >>> Decaying(lr=0.99).tune.lr
     0.99
     """
-    tuner = DecayTuner(lr_factor, work_factor, interval, min_lr, min_work)
+    tuner = DecayTuner(lr_factor, work_factor, interval, min_lr=min_lr, min_work=min_work)
     check_settings(tuner, "DecaySchedule")
     if base.tune is not fixed_hyper:
         raise SettingError(f"Decaying cannot tune {base.name}, which is tuned already.")

@@ -74,7 +74,7 @@ def FedAvgPlus(
     alpha: Schedule = 0.01, rho: float = 1000.0, init_mix: float = 0.0, aggregate_over: AggregateOver = "active"
 ) -> Algorithm:
     """φ = ½‖·‖²: the mean, and z_k = (w_k + ρ·w̃)/(1+ρ) (v2 §5.2.1). Defaults are the paper's §8.1."""
-    return FedPlus(HalfSquare(), alpha, rho, init_mix, aggregate_over, "FedAvgPlus")
+    return FedPlus(HalfSquare(), alpha, rho, init_mix=init_mix, aggregate_over=aggregate_over, name="FedAvgPlus")
 
 
 def FedGeoMedPlus(
@@ -82,7 +82,8 @@ def FedGeoMedPlus(
 ) -> Algorithm:
     """φ = ‖·‖₂: the ρ-smoothed geometric median (v2 §5.2.2; RFA+ in v1). Defaults are the paper's §8.1."""
     return replace(
-        FedPlus(Norm2(), alpha, rho, init_mix, aggregate_over, "FedGeoMedPlus"), aggregate_statistics=CoordinateMedian()
+        FedPlus(Norm2(), alpha, rho, init_mix=init_mix, aggregate_over=aggregate_over, name="FedGeoMedPlus"),
+        aggregate_statistics=CoordinateMedian(),
     )
 
 
@@ -91,7 +92,8 @@ def FedCoMedPlus(
 ) -> Algorithm:
     """φ = ‖·‖₁: the ρ-smoothed coordinate median (v2 §5.2.3; coordinate-wise median+ in v1). Defaults are §8.1's."""
     return replace(
-        FedPlus(Norm1(), alpha, rho, init_mix, aggregate_over, "FedCoMedPlus"), aggregate_statistics=CoordinateMedian()
+        FedPlus(Norm1(), alpha, rho, init_mix=init_mix, aggregate_over=aggregate_over, name="FedCoMedPlus"),
+        aggregate_statistics=CoordinateMedian(),
     )
 
 

@@ -98,7 +98,8 @@ def FedProx(mu: Schedule = 0.01, weights: WeightsName = "samples") -> Algorithm:
 
 def RFA(smoothing: float = 1e-6, weights: WeightsName = "samples") -> Algorithm:
     """FedAvg with the geometric median for the mean (v2 §5.4.3, v1 Proposition 2)."""
-    aggregate, statistics = GeometricMedian(smoothing), CoordinateMedianCenter()
+    aggregate = GeometricMedian(smoothing)
+    statistics = CoordinateMedianCenter()
     return replace(
         FedAvg(),
         name="RFA",

@@ -41,7 +41,7 @@ def FedRL(
     ByReward(mode='softmax', beta=0.1)
     """
     by_reward = RewardWeights(mode, beta)
-    for part in (_FedRLSettings(weights, period, factor, total), by_reward):
+    for part in (_FedRLSettings(weights, period, factor, total=total), by_reward):
         check_settings(part, "FedRL")
     if weights != "reward" and by_reward != RewardWeights():
         raise SettingError(f"The 'mode' and 'beta' of FedRL are for weights='reward'. Got {weights!r}: leave them out.")
@@ -124,7 +124,8 @@ class Period:
 
     def __call__(self, context: TuneContext) -> TuneResult:
         self._check()
-        work, note = self._scheduled_length(context.round), ""
+        work = self._scheduled_length(context.round)
+        note = ""
         if self.total is not None:
             done = sum(self._scheduled_length(before) for before in range(1, context.round))
             work = max(0, min(work, self.total - done))
@@ -137,7 +138,8 @@ class Period:
         self._check()
         if self.total is None:
             raise SettingError("A 'period' without a 'total' has no end.")
-        found, done = list[int](), 0
+        found = list[int]()
+        done = 0
         while done < self.total:
             found.append(min(self._scheduled_length(len(found) + 1), self.total - done))
             done += found[-1]

@@ -75,7 +75,8 @@ class Stragglers:
     policy: StragglerPolicy = setting("keep", "whether their work counts (ERRATA 26)", one_of=("keep", "drop"))
 
     def __call__(self, context: ParticipationContext) -> dict[str, Hyper]:
-        participants, rng = self.participation(context), context.rng
+        participants = self.participation(context)
+        rng = context.rng
         slow = rng.permutation(list(participants))[: round(self.share * len(participants))].tolist()
         reduced_work = {name: int(rng.integers(1, max(2, participants[name].work))) for name in slow}
         if self.policy == "keep":
@@ -182,13 +183,13 @@ class Timetable:
         head = [cell.strip() for cell in head]
         if head == ["party", "from", "to"]:
             return cls(
-                tuple(_parse_span(_row_record(head, line, at, file), at, str(file)) for at, line in lines),
+                tuple(_parse_span(_row_record(head, line, at, file=file), at, str(file)) for at, line in lines),
                 participation,
                 str(file),
             )
         if len(head) > 1 and head == ["party", *map(str, range(1, len(head)))]:
             _check_unique_parties(lines, file)
-            spans = (span for at, line in lines for span in _trace_spans(line, len(head), at, str(file)))
+            spans = (span for at, line in lines for span in _trace_spans(line, len(head), at, source=str(file)))
             return cls(tuple(spans), participation, str(file))
         raise SettingError(
             f"The first line of {file} must be party,from,to or, for a trace, party,1,2,3 and so on. Got "
@@ -230,7 +231,7 @@ def Dropouts(last_rounds: Mapping[str, int], participation: Participation = all_
     >>> Drops({"a": 4}).spans
     (Span(party='a', first=1, last=4),)
     """
-    spans = (PresenceSpan(party, 1, last, row) for row, (party, last) in enumerate(last_rounds.items(), 1))
+    spans = (PresenceSpan(party, 1, last, row=row) for row, (party, last) in enumerate(last_rounds.items(), 1))
     return Timetable(tuple(spans), participation, "the drops")
 
 
@@ -297,7 +298,7 @@ def _parse_span(row: Mapping[str, Any], row_number: int, source: str) -> Presenc
         _parse_round(row.get(key, ""), f"The {key!r} in row {row_number} of {source}", least)
         for key, least in (("from", 1), ("to", 0))
     )
-    return PresenceSpan(party, 1 if first is None else first, last, row_number)
+    return PresenceSpan(party, 1 if first is None else first, last, row=row_number)
 
 
 def _parse_round(value: Any, label: str, minimum: int) -> int | None:
@@ -319,6 +320,6 @@ def _trace_spans(line: Sequence[str], width: int, row_number: int, source: str) 
     present_rounds = {round for round, cell in enumerate(cells, 1) if cell == "1"}
     begins = sorted(round for round in present_rounds if round - 1 not in present_rounds)
     ends = sorted(round for round in present_rounds if round + 1 not in present_rounds)
-    yield from (PresenceSpan(party, begin, end, row_number) for begin, end in zip(begins, ends, strict=True))
+    yield from (PresenceSpan(party, begin, end, row=row_number) for begin, end in zip(begins, ends, strict=True))
     if not present_rounds:
-        yield PresenceSpan(party, 1, 0, row_number)  # or it would always be there
+        yield PresenceSpan(party, 1, 0, row=row_number)  # or it would always be there

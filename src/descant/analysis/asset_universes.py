@@ -36,7 +36,7 @@ class AssetUniverses:
                 {"desk": name, "ℓ2 norm ×1000": 1e3 * spectral, "Frobenius ×1000": 1e3 * frobenius, "distance": mean}
             )
         verdict = f"Mean distance of all pairs: {self.mean_distance:.1f}."
-        return Table(tuple(rows[0]), rows, verdict, {"distance": 1})
+        return Table(tuple(rows[0]), rows, verdict, decimals={"distance": 1})
 
     @property
     def mean_distance(self) -> float:
@@ -50,7 +50,9 @@ class AssetUniverses:
             self.returns[0][aligned_days[:, 0]] - self.returns[1][aligned_days[:, 1]], axis=1
         ).cumsum()
         means = [float(np.delete(row, k).mean()) for k, row in enumerate(self.distances)]
-        return draw_universes(Path(file), aligned_days, cumulative_distance, dict(zip(self.names, means, strict=True)))
+        return draw_universes(
+            Path(file), aligned_days, cumulative_distance, means=dict(zip(self.names, means, strict=True))
+        )
 
 
 def compare_universes(federation: Federation, day_step: int = 4) -> AssetUniverses:

@@ -26,7 +26,8 @@ def biggest_jump(update_norms: Sequence[float]) -> tuple[int, float] | None:
     >>> biggest_jump([1.0, 1.2, 0.8, 1.0, 1.0, 40.0, 1.0])
     (5, 40.0)
     """
-    found, values = None, np.asarray(update_norms, dtype=float)
+    found = None
+    values = np.asarray(update_norms, dtype=float)
     for index in range(MIN_HISTORY, len(values)):
         earlier = values[max(0, index - BASELINE_WINDOW) : index]
         typical = np.median(earlier[earlier > 0]) if np.count_nonzero(earlier > 0) >= MIN_HISTORY else np.nan
@@ -83,7 +84,8 @@ def shortfall_start(rewards: Sequence[float] | Numbers, local_rewards: Sequence[
     >>> fell_behind([5, -1, 5, 4, 6, 3, 0, 0, 0, 0], [5, -1, 5, 4, 6, 3, 4, -2, 6, 4])
     6
     """
-    own_rewards, baseline_rewards = np.asarray(rewards, dtype=float), np.asarray(local_rewards, dtype=float)
+    own_rewards = np.asarray(rewards, dtype=float)
+    baseline_rewards = np.asarray(local_rewards, dtype=float)
     if (
         len(own_rewards) != len(baseline_rewards)
         or not (known := np.isfinite(own_rewards) & np.isfinite(baseline_rewards)).any()
@@ -91,7 +93,8 @@ def shortfall_start(rewards: Sequence[float] | Numbers, local_rewards: Sequence[
         return None
     lead = np.cumsum(np.where(known, own_rewards - baseline_rewards, 0.0))
     peak = len(lead) - int(np.argmax(lead[::-1]))  # behind the last of the largest
-    before, after = slice(0, peak), slice(peak, None)
+    before = slice(0, peak)
+    after = slice(peak, None)
     if peak < MIN_HISTORY or len(own_rewards) - peak < MIN_ROUNDS_LOST:
         return None
 

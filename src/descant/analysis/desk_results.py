@@ -82,10 +82,11 @@ def growth_measures(growth: Numbers) -> dict[str, Numbers]:
 
 def backtest_paths(federation: Federation, names: Sequence[str]) -> BacktestResult:
     """What the own models of some desks do in their tests, ``[desks, days, ...]``."""
-    plan, found = federation.plan_, list[BacktestResult]()
+    plan = federation.plan_
+    found = list[BacktestResult]()
     for first in range(0, len(names), BATCH_SIZE):
         batch = names[first : first + BATCH_SIZE]
-        rows = [fetch_personal_model(plan, federation.engine_, federation.state, name) for name in batch]
+        rows = [fetch_personal_model(plan, federation.engine_, federation.state, party=name) for name in batch]
         found.append(backtest_models(plan.net, [plan.population[name] for name in batch], rows))  # type: ignore[misc]
     return BacktestResult(
         *(np.concatenate([getattr(one, part) for one in found]) for part in ("growth", "weights", "turnover"))
@@ -109,23 +110,33 @@ def backtest_federation(federation: Federation) -> BacktestResults | None:
     """What every desk's own model made of its test; None where parties are no desks."""
     if not are_desks(federation.population):
         return None
-    desks, names = desks_of(federation), federation.population.names
+    desks = desks_of(federation)
+    names = federation.population.names
     found = backtest_paths(federation, names)
     baselines: dict[str, Any] = {}
     if federation.algorithm.server_update is keep_global_model:
         terms = backtest_inputs(desks)
-        uniform_path, hold_path = uniform_rebalancing(*terms), buy_and_hold(*terms)
+        uniform_path = uniform_rebalancing(*terms)
+        hold_path = buy_and_hold(*terms)
         baselines = {"uniform": uniform_path.growth, "hold": hold_path.growth}
         baselines |= {"uniform_shares": _shares(uniform_path), "hold_shares": _shares(hold_path)}
     dates = tuple(str(day) for day in desks[0].test_dates)
     turnover, cash, largest = _shares(found)
     made = BacktestResults(
-        names, dates, found.growth, turnover, cash, largest, assets=desks[0].assets, held=found.weights[0]
+        names,
+        dates,
+        found.growth,
+        turnover=turnover,
+        cash=cash,
+        largest=largest,
+        assets=desks[0].assets,
+        held=found.weights[0],
     )
     return replace(made, **baselines)
 
 
 def _shares(path: BacktestResult) -> Numbers:
     """Turnover, cash and largest asset by desk, a mean over days, ``[3, desks]``."""
-    cash, assets = path.weights[..., 0], path.weights[..., 1:]
+    cash = path.weights[..., 0]
+    assets = path.weights[..., 1:]
     return np.stack([path.turnover.mean(1), cash.mean(1), assets.max(2).mean(1)])

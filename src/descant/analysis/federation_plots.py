@@ -46,7 +46,7 @@ def draw_federation_plot(federation: Federation, kind: str, file: str | Path) ->
 def spikes(federation: Federation) -> BandLine:
     """The change at aggregation by round (Fed+ v2, fig. 1a): its mean over parties, and one standard deviation."""
     rounds, mean, sd = (history_series(federation, name) for name in ("round", "jump", "jump_sd"))
-    return BandLine(rounds, mean, mean - sd, mean + sd)
+    return BandLine(rounds, mean, mean - sd, high=mean + sd)
 
 
 def history_series(federation: Federation, name: str) -> Numbers:
@@ -59,17 +59,19 @@ def _spikes(federation: Federation, file: Path) -> Path:
 
 
 def _collapse(federation: Federation, file: Path) -> Path:
-    name, rounds = federation.algorithm.name, history_series(federation, "round")
+    name = federation.algorithm.name
+    rounds = history_series(federation, "round")
     losses, norms = ({name: BandLine(rounds, history_series(federation, what))} for what in ("loss", "norm"))
     found = detect_collapse(name, federation.history_, federation.plan_.metric.higher_is_better)
     at = None if found is None or found.kind != "collapse" else found.round
-    return draw_collapse(file, losses, norms, {} if at is None else {name: at})
+    return draw_collapse(file, losses, norms, collapse_rounds={} if at is None else {name: at})
 
 
 def _interpolation(federation: Federation, file: Path) -> Path:
-    name, found = federation.algorithm.name, interpolate(federation)
+    name = federation.algorithm.name
+    found = interpolate(federation)
     return draw_interpolation(
-        file, {name: BandLine(found.shares, found.mean)}, {name: found.mean_previous}, found.metric
+        file, {name: BandLine(found.shares, found.mean)}, {name: found.mean_previous}, metric=found.metric
     )
 
 
@@ -92,7 +94,7 @@ def _presence(federation: Federation, file: Path) -> Path:
     scores = np.array([entry["global_model_scores"] for entry in scored], dtype=float).reshape(
         len(scored), len(presence_codes[0])
     )
-    timeline = ParticipationTimeline(federation.population.names, presence_codes, at, scores)
+    timeline = ParticipationTimeline(federation.population.names, presence_codes, at, scores=scores)
     return draw_participation(file, {federation.algorithm.name: timeline}, federation.plan_.metric.name)
 
 
@@ -111,7 +113,7 @@ def _rewards(federation: Federation, file: Path) -> Path:
     }  # there are too many to show each
     aggregates = federation.algorithm.server_update is not keep_global_model
     earners = DESK_LABELS if are_desks(federation.population) else AGENT_LABELS
-    return draw_rewards(file, rewards, steps, federation.algorithm.name, aggregates, earners)
+    return draw_rewards(file, rewards, steps, method=federation.algorithm.name, aggregates=aggregates, labels=earners)
 
 
 def _portfolio(federation: Federation, file: Path) -> Path:
@@ -130,7 +132,7 @@ def _weights(federation: Federation, file: Path) -> Path:
     desks = desks_of(federation)[:MAX_PANELS]
     assets = {f"desk {desk.name}": desk.assets for desk in desks}
     held = dict(zip(assets, backtest_paths(federation, [desk.name for desk in desks]).weights, strict=True))
-    return draw_weights(file, held, assets, [str(day) for day in desks[0].test_dates])
+    return draw_weights(file, held, assets, dates=[str(day) for day in desks[0].test_dates])
 
 
 def _universes(federation: Federation, file: Path) -> Path:

@@ -39,7 +39,8 @@ class Finding:
 
 def federation_findings(federation: Federation, scores: Scores | None = None) -> tuple[Finding, ...]:
     """All that there is to say about a run as it stands; ``scores`` are its scores now, if somebody has measured."""
-    plan, history = federation.plan_, federation.history_
+    plan = federation.plan_
+    history = federation.history_
     participation = coverage(federation)
     found = [
         inactive_rho(plan.algorithm, [entry.get("max_distance", math.nan) for entry in history]),
@@ -82,7 +83,8 @@ def weak_proximal_term(plan: Plan, round: int) -> Finding | None:
     share = proximal_share_per_round(plan, round)
     if share is None or share >= MIN_PROXIMAL_SHARE:
         return None
-    name, percent = plan.algorithm.name, f"{100 * share:.2g} %"
+    name = plan.algorithm.name
+    percent = f"{100 * share:.2g} %"
     return Finding("proximal", f"The pull of {name} is {percent} a round: federation is nearly off. Try a larger α.")
 
 
@@ -92,13 +94,16 @@ def proximal_share_per_round(plan: Plan, round: int) -> float | None:
     θ = 1/(1+αη) and λ_k is the centre's share in the anchor: ρ/(1+ρ) for FedAvg+, γ where it is fixed, and at most 1
     for the medians. It leaves out what the gradients do against it.
     """
-    algorithm, solver = plan.algorithm, plan.solver
-    proximal_step, local_start = algorithm.proximal_step, algorithm.local_start
+    algorithm = plan.algorithm
+    solver = plan.solver
+    proximal_step = algorithm.proximal_step
+    local_start = algorithm.local_start
     known = isinstance(proximal_step, FedPlusStep) and isinstance(local_start, MixedStart) and isinstance(solver, Sgd)
     if not known or algorithm.tune is not fixed_hyper:
         return None
     assert isinstance(proximal_step, FedPlusStep) and isinstance(local_start, MixedStart) and isinstance(solver, Sgd)
-    hyper, names = solver.hyper, plan.population.names
+    hyper = solver.hyper
+    names = plan.population.names
     alpha = float(proximal_step.alphas(max(1, round), names, plan.net.initial_row).max())
     steps = hyper.work
     if solver.unit == "epochs":
@@ -193,12 +198,14 @@ def rejection_findings(name: str, rejections: Sequence[str]) -> list[Finding]:
     """
     updates = [one for one in rejections if not is_coreset_rejection(one)]
     coresets = [one for one in rejections if is_coreset_rejection(one)]
-    found = [Finding("rejected", summarize_rejections(updates, "update", name, "rejected"))] if updates else []
+    found = (
+        [Finding("rejected", summarize_rejections(updates, "update", name, participle="rejected"))] if updates else []
+    )
     if coresets:
         found.append(
             Finding(
                 "coreset missing",
-                summarize_rejections(coresets, "coreset", name, "not left, or not taken by the vault"),
+                summarize_rejections(coresets, "coreset", name, participle="not left, or not taken by the vault"),
             )
         )
     return found
@@ -239,7 +246,8 @@ def untrained_parties(trained: int, parties: int, algorithm: Algorithm | None = 
 
 def below_trivial_baseline(name: str, scores: Scores) -> Finding | None:
     """Whether the parties would do better without learning: by their most frequent answer, or by acting at random."""
-    personal, majority = scores.personal.mean, scores.majority.mean
+    personal = scores.personal.mean
+    majority = scores.majority.mean
     sign = 1 if scores.personal.higher_is_better else -1
     if math.isnan(majority) or not sign * personal < sign * majority:
         return None

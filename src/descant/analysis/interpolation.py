@@ -76,7 +76,9 @@ def interpolate(federation: Federation, points: int = 11, max_parties: int | Non
     """
     if not isinstance(points, int) or points < 2:
         raise SettingError(f"A walk has at least 2 points, its two ends. Got {points!r}.")
-    plan, state, engine = federation.plan_, federation.state, ReplyRecorder(federation.engine_)
+    plan = federation.plan_
+    state = federation.state
+    engine = ReplyRecorder(federation.engine_)
     if privacy_settings(plan) is not None:
         raise DescantError("A walk takes a round on trial, and one of a private run tells what its ε does not count.")
     if plan.algorithm.secure_aggregation is not None:
@@ -90,7 +92,7 @@ def interpolate(federation: Federation, points: int = 11, max_parties: int | Non
             selected = tuple(selected[i] for i in np.linspace(0, len(selected) - 1, max_parties).astype(int))
         models = stack_models(plan, state, [engine.train_replies[name] for name in selected])  # [K, width]
         shares = np.linspace(0.0, 1.0, points)
-        tasks = list(make_tasks(plan, trial.state, selected, "evaluate", trial.index))
+        tasks = list(make_tasks(plan, trial.state, selected, kind="evaluate", index=trial.index))
 
         def evaluate_rows(rows: Sequence[torch.Tensor]) -> Numbers:
             """The scores of one row a party, ``[K]``."""
@@ -105,7 +107,9 @@ def interpolate(federation: Federation, points: int = 11, max_parties: int | Non
         federation.engine_.party_states.rollback(state.round)
         state.personal_models.rollback(state.round)
     better = plan.metric.higher_is_better
-    return Interpolation(selected, plan.metric.name, better, shares, np.stack(scores, 1), previous)
+    return Interpolation(
+        selected, plan.metric.name, better, shares=shares, scores=np.stack(scores, 1), previous=previous
+    )
 
 
 def interpolate_rows(models: torch.Tensor, global_rows: torch.Tensor, share: float) -> torch.Tensor:

@@ -31,7 +31,8 @@ from .scores import Numbers
 
 FALSE_POSITIVE_RATE = 0.01  # of the rows that were not trained on, how many the attacker may accuse
 BATCH_SIZE = 4096  # rows a forward pass
-MODEL_ONLY, MODEL_AND_CORESET = "the model", "the model and the coreset"
+MODEL_ONLY = "the model"
+MODEL_AND_CORESET = "the model and the coreset"
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def attack_membership(
         scores = [np.where(seen, np.inf, guess) for seen, guess in zip(in_coreset, (members, non_members), strict=True)]
         attacks[MODEL_AND_CORESET] = RocCurve.from_scores(*scores)
     coreset_rows = 0 if coreset is None else len(coreset.x)
-    return MembershipAttack(party.name, len(members), len(non_members), coreset_rows, attacks)
+    return MembershipAttack(party.name, len(members), len(non_members), coreset_rows=coreset_rows, roc_curves=attacks)
 
 
 @torch.no_grad()
@@ -162,10 +163,8 @@ def row_losses(module: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> Numbers:
     evaluated_module = copy.deepcopy(module).eval()  # the caller's stays in the mode that it is in
     found = []
     for begin in range(0, len(x), BATCH_SIZE):
-        output, target = (
-            evaluated_module(x[begin : begin + BATCH_SIZE].clone()),
-            y[begin : begin + BATCH_SIZE],
-        )  # a module may write
+        output = evaluated_module(x[begin : begin + BATCH_SIZE].clone())
+        target = y[begin : begin + BATCH_SIZE]  # a module may write
         rows = (loss(output[i : i + 1], target[i : i + 1]) for i in range(len(target)))
         found += [float(torch.as_tensor(row).double().mean()) for row in rows]
     losses = np.array(found)

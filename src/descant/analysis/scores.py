@@ -110,7 +110,7 @@ def evaluate_parties(plan: Plan, engine: Engine, state: State, names: Iterable[s
     found: dict[str, dict[str, float]] = {}
     for first in range(0, len(parties), BATCH_SIZE):
         batch = parties[first : first + BATCH_SIZE]
-        found |= collect_evaluations(engine, list(make_tasks(plan, state, batch, "evaluate", state.round)))
+        found |= collect_evaluations(engine, list(make_tasks(plan, state, batch, kind="evaluate", index=state.round)))
     for party, local_scores in state.local_scores.items():
         if party in found:
             found[party] |= {"before": local_scores.before, "after": local_scores.after}
@@ -140,7 +140,7 @@ def collect_evaluations(engine: Engine, tasks: Sequence[Task]) -> dict[str, dict
 
 def fetch_personal_model(plan: Plan, engine: Engine, state: State, party: str) -> Tensor:
     """The numbers of a party's own model, private layers included, as its owner would use it."""
-    tasks = list(make_tasks(plan, state, [party], "personal", state.round))
+    tasks = list(make_tasks(plan, state, [party], kind="personal", index=state.round))
     for report in iterate_replies(engine, tasks):
         if report.kind == "personal" and report.party == party:
             rejection = (
@@ -158,11 +158,13 @@ class PersonalModels(Mapping[str, nn.Module]):
     """Party name -> its personal module, made when it is asked for."""
 
     def __init__(self, plan: Plan, engine: Engine, state: Callable[[], State]) -> None:
-        self._plan, self._engine, self._state = plan, engine, state
+        self._plan = plan
+        self._engine = engine
+        self._state = state
 
     def __getitem__(self, party: str) -> nn.Module:
         name = self._plan.population[str(party)].name  # an unknown name is an error here, with the names that exist
-        return self._plan.net.module_from_row(fetch_personal_model(self._plan, self._engine, self._state(), name))
+        return self._plan.net.module_from_row(fetch_personal_model(self._plan, self._engine, self._state(), party=name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._plan.population)
@@ -179,7 +181,8 @@ def party_table(
     ``rounds`` is in how many each has trained: who never did is judged by a model that it had no part in, and has
     neither gained nor lost.
     """
-    sign, baseline_name = 1 if scores.personal.higher_is_better else -1, trivial_baseline(scores.metric).split()[0]
+    sign = 1 if scores.personal.higher_is_better else -1
+    baseline_name = trivial_baseline(scores.metric).split()[0]
     trained = np.array([rounds[name] > 0 for name in scores.names])
     personal_column, local_column = (column.masked(trained) for column in (scores.personal, local_scores.personal))
     rows = [
@@ -200,7 +203,8 @@ def party_table(
     evaluated_count, trained_count = (
         int((~np.isnan(column.values)).sum()) for column in (scores.personal, personal_column)
     )
-    gained_count, lost_count = personal_column.count_better(local_column), local_column.count_better(personal_column)
+    gained_count = personal_column.count_better(local_column)
+    lost_count = local_column.count_better(personal_column)
     party_phrase = (
         f"{evaluated_count} parties"
         if trained_count == evaluated_count

@@ -121,7 +121,7 @@ def run_and_report(
         )
     use_one_thread()
     experiment = run_experiment(recipe, names, quick, progress=show_progress(as_json), cache=cache)
-    print_and_save(experiment, folder, as_json, compare_results(experiment))
+    print_and_save(experiment, folder, as_json, compared=compare_results(experiment))
     cache.clear()
     return experiment
 

@@ -33,9 +33,11 @@ def compare(
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
     with handle_errors(out):
         seed_changes = [] if seeds is None else [f"run.seeds={seeds}"]
-        selected = load_chosen_recipe(recipe, [*changes, *seed_changes], quick, engine, data, address)
+        selected = load_chosen_recipe(
+            recipe, [*changes, *seed_changes], quick, engine=engine, data=data, address=address
+        )
         selected.check(names)
         check_report_folder(selected, out)
         if not as_json:
             typer.echo(f"{selected.title}\n" + (f"\n{wrap_line('about', selected.about)}\n" if selected.about else ""))
-        run_and_report(selected, out, as_json, names, quick)
+        run_and_report(selected, out, as_json, names=names, quick=quick)

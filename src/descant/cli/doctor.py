@@ -76,7 +76,8 @@ def _threads() -> str:
 
 def explain_execution(federation: Federation) -> list[DoctorCheck]:
     """How the stacks of a federation would be computed, and why not otherwise."""
-    plan, layout = federation.plan_, federation.plan_.net.layout
+    plan = federation.plan_
+    layout = federation.plan_.net.layout
     size = layout.trainable_width * layout.dtype.itemsize / 1e6
     execution_modes = federation.execution_modes()
     selected = next(way for way, reason in execution_modes.items() if not reason)

@@ -28,11 +28,11 @@ def run(
 ) -> None:
     """Run the [method] of RECIPE, a TOML file, into a folder, and say party by party whether joining helped."""
     with handle_errors(resume=out):
-        selected = load_chosen_recipe(recipe, changes, quick, engine, data, address).check(None)
+        selected = load_chosen_recipe(recipe, changes, quick, engine=engine, data=data, address=address).check(None)
         if selected.has_sweep:
             raise SettingError(f"{selected.name} goes through values: use descant compare, or --set 'sweep={{}}'.")
         use_one_thread()
-        table, outcome = execute_run(selected, out, resume, as_json)
+        table, outcome = execute_run(selected, out, resume, as_json=as_json)
         if as_json:
             typer.echo(
                 json.dumps(
@@ -50,7 +50,8 @@ def execute_run(selected: Recipe, out: Path, resume: bool, as_json: bool) -> tup
     from ..studies.recorded_run import evaluate_run, study_from_run, write_report
     from ..tracking import Run
 
-    federation, length = selected.federation(), selected.length
+    federation = selected.federation()
+    length = selected.length
     started = Run.resume(out, federation) if resume else Run.start(out, federation, recipe=selected.text)
     with started as run, progress_bar(disable=not show_progress(as_json)) as shown:
         progress_task = shown.add_task(federation.algorithm.name, total=length.rounds, told="–", completed=run.round)

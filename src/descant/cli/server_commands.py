@@ -71,10 +71,8 @@ def invite(
         from ..deployment.server.row_erasure import vault_location
 
         roster = Roster(folder)
-        file, vault = (
-            out or Path(f"{name}.invite"),
-            vault_location(read_recipe(folder / RECIPE_FILE, roster.recipe_folder)),
-        )
+        file = out or Path(f"{name}.invite")
+        vault = vault_location(read_recipe(folder / RECIPE_FILE, roster.recipe_folder))
         vault_key = "" if vault is None else vault.public_fingerprint
         issued = roster.invite(name, file, vault=vault_key)
         output = {
@@ -107,7 +105,7 @@ def start(
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends it by that may go on as after Ctrl-C
         use_one_thread()
         release_memory_eagerly()
-        timeouts = WaitLimits(deadline, quorum, min_parties, timeout, grace)
+        timeouts = WaitLimits(deadline, quorum, min_parties, timeout=timeout, grace=grace)
         outcome = FederationServer(folder, timeouts, lambda text: typer.echo(text, err=as_json)).run_to_completion()
         model_file = outcome["global_model"] if as_json else outcome.pop("global_model")
         print_record(
@@ -129,12 +127,11 @@ def status(folder: Path = DIR, as_json: bool = json_option()) -> None:
         from ..deployment.server.training_status import baseline_heading, training_status
 
         roster = Roster(folder)
-        first_rounds_by_party, outcome_record, server = (
-            first_rounds(roster.run_folder),
-            training_status(roster.run_folder),
-            serving_process(roster),
-        )
-        scores, presence = outcome_record.pop("scores"), party_statuses(roster, bool(server))
+        first_rounds_by_party = first_rounds(roster.run_folder)
+        outcome_record = training_status(roster.run_folder)
+        server = serving_process(roster)
+        scores = outcome_record.pop("scores")
+        presence = party_statuses(roster, bool(server))
         rows = [
             {**dataclasses.asdict(each), **presence[each.name], "first round": first_rounds_by_party.get(each.name)}
             | scores.get(each.name, {})
@@ -192,7 +189,8 @@ def revoke(folder: Path = DIR, name: str = NAME, as_json: bool = json_option()) 
         from ..deployment.server.row_erasure import vault_location
 
         roster = Roster(folder)
-        entry, vault = roster.revoke(name), vault_location(read_recipe(folder / RECIPE_FILE, roster.recipe_folder))
+        entry = roster.revoke(name)
+        vault = vault_location(read_recipe(folder / RECIPE_FILE, roster.recipe_folder))
         output = {"party": entry.name, "state": entry.state, "since": entry.since}
         if vault is not None:
             output["forget"] = f"descant vault forget {vault.folder} {name}"

@@ -84,13 +84,19 @@ def join(
         lock = FolderLock(
             silo_folder / ".lock", advice=f"It takes part already. To end that: descant silo leave {silo_folder}"
         )
-        stop_event, finished = threading.Event(), False
+        stop_event = threading.Event()
+        finished = False
 
         def say(text: str) -> None:
             typer.echo(timestamped(text))
 
         worker = SiloWorker(
-            file.resolve(), opened_invite.party, silo_folder / "state", say, opened_invite.recipe, opened_invite.vault
+            file.resolve(),
+            opened_invite.party,
+            silo_folder / "state",
+            log=say,
+            recipe_digest=opened_invite.recipe,
+            vault_fingerprint=opened_invite.vault,
         )
         try:
             worker.check()
@@ -104,7 +110,7 @@ def join(
                 suppress(KeyboardInterrupt),
                 closing(FlowerSiloTransport.from_credentials(opened_invite.unpack(silo_folder / "keys"))) as connection,
             ):
-                finished = run_silo(connection, worker, stop_event, say)
+                finished = run_silo(connection, worker, stop_event, log=say)
         finally:
             worker.close()
             lock.release()
@@ -182,7 +188,8 @@ def forget(
             raise SettingError(f"{folder} is in use by {owner}. Leave first: descant silo leave {folder}")
         if not folder.is_dir():
             raise SettingError(f"There is no folder {folder}.")
-        lock, vault_hint = FolderLock(folder / ".lock"), vault_forget_hint(CredentialFiles(folder / "keys"))
+        lock = FolderLock(folder / ".lock")
+        vault_hint = vault_forget_hint(CredentialFiles(folder / "keys"))
         try:
             server = "it was not asked" if local else request_erasure(folder, wait)
             removed, kept = clear_folder(folder)
@@ -210,7 +217,8 @@ def request_erasure(folder: Path, seconds: float) -> str:
     from ..deployment.silo.handshake_reply import HANDSHAKE_FILE, MACHINE_FILE, require_handshake
     from ..errors import EngineError
 
-    state, keys = folder / "state", CredentialFiles(folder / "keys")
+    state = folder / "state"
+    keys = CredentialFiles(folder / "keys")
     if not (state / HANDSHAKE_FILE).exists():
         return "nobody was introduced to one from here, and it was not asked"
     if not keys.address.exists():

@@ -33,7 +33,7 @@ def contributions(
     with handle_errors():
         seed_changes = [] if seeds is None else [f"run.seeds={seeds}"]
         selected = (
-            load_chosen_recipe(recipe, [*changes, *seed_changes], quick, "in-process", data)
+            load_chosen_recipe(recipe, [*changes, *seed_changes], quick, engine="in-process", data=data)
             .require_no_vault()
             .check(None)
         )
@@ -53,7 +53,8 @@ def contributions(
             progress=show_progress(as_json),
             **selected.settings(),
         )
-        table, picture = result.table(), result.plot(out / "contributions.png")
+        table = result.table()
+        picture = result.plot(out / "contributions.png")
         if as_json:
             output = {"verdict": table.verdict, "notes": table.notes, "table": table.to_json_rows()}
             typer.echo(json.dumps({**output, "pairwise": result.pairwise.tolist(), "picture": str(picture)}))

@@ -46,7 +46,8 @@ def parse_keywords(
 
     A value whose type is not the keyword's is tried once more as ``convert`` reads it: a list as a tuple, say.
     """
-    parameters, hints = inspect.signature(factory).parameters, parameter_types(factory)
+    parameters = inspect.signature(factory).parameters
+    hints = parameter_types(factory)
     accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     named = [name for name, parameter in parameters.items() if parameter.kind in NAMED_KINDS]
     found = {}
@@ -85,7 +86,8 @@ def matches_type(value: Any, hint: Any) -> bool:
     >>> fits(1, float), fits(True, float), fits("a", int), fits(("a",), tuple[str, ...]), fits("a", Sequence[str])
     (True, False, False, True, False)
     """
-    origin, args = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    args = get_args(hint)
     if origin in (Union, UnionType):
         return any(matches_type(value, arg) for arg in args)
     if origin is Literal:

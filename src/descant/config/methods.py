@@ -38,7 +38,7 @@ def make_method(
         raise unknown_name_error("algorithm", key, ALGORITHMS)
     reserved_keys = ("algorithm", "name", "wrap", *PARTICIPATION_KEYS)
     rest = {name: value for name, value in method_table.items() if name not in reserved_keys}
-    algorithm = ALGORITHMS[key](**parse_keywords(ALGORITHMS[key], rest, method_location, parse_record))
+    algorithm = ALGORITHMS[key](**parse_keywords(ALGORITHMS[key], rest, method_location, convert=parse_record))
     name = LOCAL if algorithm.name == LOCAL else None  # what wraps all of them makes it no other method
     algorithm = apply_wrappers(algorithm, wrap, "[[wrap]]")
     algorithm = algorithm if name is None else replace(algorithm, name=name)
@@ -71,11 +71,13 @@ def apply_wrappers(algorithm: Algorithm, wrap: Sequence[Mapping[str, Any]], loca
     from ..core.algorithm import Algorithm
 
     for table in wrap:
-        factory, keywords = resolve_choice(table, location, "wrapper", WRAPPERS)
+        factory, keywords = resolve_choice(table, location, "wrapper", registry=WRAPPERS)
         wrapper_location = f"{location} {table['wrapper']}"
         if "base" in keywords:
             raise SettingError(f"The 'base' of {wrapper_location} is the method that it wraps, and cannot be given.")
-        algorithm = factory(**parse_keywords(factory, {**keywords, "base": algorithm}, wrapper_location, parse_record))
+        algorithm = factory(
+            **parse_keywords(factory, {**keywords, "base": algorithm}, wrapper_location, convert=parse_record)
+        )
         if not isinstance(algorithm, Algorithm):
             raise SettingError(f"{wrapper_location} must return an Algorithm. Got {algorithm!r:.80}.")
     return algorithm

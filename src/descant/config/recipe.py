@@ -77,7 +77,8 @@ class Recipe:
     def paper_figures(self) -> list[PaperFigure]:
         """What the paper prints."""
         return [
-            PaperFigure(**parse_keywords(PaperFigure, one, "[[paper]]", parse_record)) for one in self._list("paper")
+            PaperFigure(**parse_keywords(PaperFigure, one, "[[paper]]", convert=parse_record))
+            for one in self._list("paper")
         ]
 
     @property
@@ -144,12 +145,12 @@ class Recipe:
     def model(self) -> ModelSource:
         """What makes the model of every party."""
         factory, keywords = self._network()
-        return partial(factory, **parse_keywords(factory, keywords, "[model]", parse_record))
+        return partial(factory, **parse_keywords(factory, keywords, "[model]", convert=parse_record))
 
     def population(self) -> PopulationSource:
         """What makes the parties."""
         factory, keywords = self._population()
-        return partial(factory, **parse_keywords(factory, keywords, "[parties]", parse_record))
+        return partial(factory, **parse_keywords(factory, keywords, "[parties]", convert=parse_record))
 
     def solver(self) -> Solver:
         """How a party learns alone: by Sgd, or by what `solver` in [work] names."""
@@ -165,7 +166,7 @@ class Recipe:
             if key not in allowed:
                 raise unknown_name_error("key of [training]", key, allowed)
         given = {key: value for key, value in training.items() if key not in PARTICIPATION_KEYS}
-        solver = make(**parse_keywords(make, given, "[training]", parse_record))
+        solver = make(**parse_keywords(make, given, "[training]", convert=parse_record))
         check_settings(solver, "[training]")
         return solver
 
@@ -218,7 +219,8 @@ class Recipe:
         """Its methods (or those that are named) side by side, by `compare`; finished trainings are kept in a folder."""
         from ..studies.study import compare
 
-        chosen, length = self.require_no_vault().algorithms(names), self.length
+        chosen = self.require_no_vault().algorithms(names)
+        length = self.length
         self._warn_if_exceeding_total()
         settings: dict[str, Any] = {
             "rounds": length.rounds,
@@ -279,24 +281,24 @@ class Recipe:
 
     def _algorithm(self, table: Mapping[str, Any], location: str) -> Algorithm:
         ends = align_total(table, self._table("run").get("total"))
-        return make_method(ends, location, self._table("training"), self._list("wrap"))
+        return make_method(ends, location, self._table("training"), wrap=self._list("wrap"))
 
     def _methods(self) -> list[Mapping[str, Any]]:
         return [*self._list("methods"), *filter(None, self._list("method"))]
 
     def _warn_if_exceeding_total(self) -> None:
         work = self.solver().hyper.work
-        warn_if_exceeding_total(self.length.total, work, self._methods() or [{}], self.length.rounds)
+        warn_if_exceeding_total(self.length.total, work, self._methods() or [{}], rounds=self.length.rounds)
 
     def _population(self) -> tuple[Callable[..., Any], dict[str, Any]]:
         from ..parties import POPULATIONS
 
-        return resolve_choice(self._table("parties"), "[parties]", "population", POPULATIONS)
+        return resolve_choice(self._table("parties"), "[parties]", "population", registry=POPULATIONS)
 
     def _network(self) -> tuple[Callable[..., Any], dict[str, Any]]:
         from ..models import NETWORKS
 
-        factory, keywords = resolve_choice(self._table("model"), "[model]", "net", NETWORKS)
+        factory, keywords = resolve_choice(self._table("model"), "[model]", "net", registry=NETWORKS)
         return factory, {key: value for key, value in keywords.items() if key not in ("loss", "metric")}
 
 
@@ -304,10 +306,12 @@ def read_recipe(source: str | Path, base_folder: Path | None = None) -> Recipe:
     """The recipe in a file, or in a text if there is a line break in it; a file's paths go from its folder, or home."""
     path = None if isinstance(source, str) and "\n" in source else Path(source)
     if path is None:
-        text, name = str(source), "recipe"
+        text = str(source)
+        name = "recipe"
     else:
         try:
-            text, name = path.read_text(encoding="utf-8-sig"), path.stem
+            text = path.read_text(encoding="utf-8-sig")
+            name = path.stem
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
             raise SettingError(f"The recipe {source} cannot be read: {reason}.") from error

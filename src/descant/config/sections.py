@@ -227,4 +227,4 @@ def parse_record(value: Any) -> Any:
     if class_name not in records:
         raise unknown_name_error("part", class_name, records)
     rest = {key: part for key, part in value.items() if key != "is"}
-    return records[class_name](**parse_keywords(records[class_name], rest, class_name, parse_record))
+    return records[class_name](**parse_keywords(records[class_name], rest, class_name, convert=parse_record))

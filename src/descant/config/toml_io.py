@@ -103,15 +103,16 @@ def with_value(tables: Any, path: Sequence[str], value: Any, assignment: str) ->
     """Tables with one value put in; a number in the path counts the entries of a list, from 0."""
     if not path:
         return value
-    first, rest = path[0], path[1:]
+    first = path[0]
+    rest = path[1:]
     if isinstance(tables, list):
         if not first.isdecimal() or int(first) >= len(tables):
             raise SettingError(f"{assignment!r}: {first!r} must be a number from 0 to {len(tables) - 1}.")
         at = int(first)
-        return [*tables[:at], with_value(tables[at], rest, value, assignment), *tables[at + 1 :]]
+        return [*tables[:at], with_value(tables[at], rest, value, assignment=assignment), *tables[at + 1 :]]
     if not isinstance(tables, Mapping):
         raise SettingError(f"{assignment!r}: {first!r} stands below {tables!r:.40}, which is not a table.")
-    return {**tables, first: with_value(tables.get(first, {}), rest, value, assignment)}
+    return {**tables, first: with_value(tables.get(first, {}), rest, value, assignment=assignment)}
 
 
 def flatten_tables(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -29,7 +29,8 @@ NamedTensors: TypeAlias = Mapping[str, Tensor]
 APPEND_ONLY = "log."
 """What a memory's name begins with where its rows never change once they are there: a store keeps it without a copy."""
 
-CORESET_STATE, SECRET_STATE = "coreset.", "secret."
+CORESET_STATE = "coreset."
+SECRET_STATE = "secret."
 """Name prefixes of party state that a solver never sees: deposited coresets, and secrets of the party."""
 
 Metrics: TypeAlias = Mapping[str, float]

@@ -61,11 +61,9 @@ def sign_flip_p_value(differences: Tensor) -> float:
     nonzero = differences[differences != 0].double()  # the others do not move the sum, whatever their signs
     if not len(nonzero):
         return 1.0
-    generator, observed, at_least_as_extreme = (
-        torch.Generator().manual_seed(0),
-        float(nonzero.sum().abs()) * (1 - 1e-9),
-        1,
-    )
+    generator = torch.Generator().manual_seed(0)
+    observed = float(nonzero.sum().abs()) * (1 - 1e-9)
+    at_least_as_extreme = 1
     for _ in range(_SIGN_FLIPS):
         signs = torch.randint(0, 2, nonzero.shape, generator=generator) * 2 - 1
         at_least_as_extreme += int((signs * nonzero).sum().abs() >= observed)

@@ -44,11 +44,11 @@ def stream(seed: int, round: int, party: str, purpose: str) -> np.random.Generat
     True
     """
     seed_sequence: Any = _FixedSeedSequence(
-        stream_key(seed, round, party, purpose)
+        stream_key(seed, round, party, purpose=purpose)
     )  # numpy documents this, and its stubs do not know it
     return np.random.Generator(np.random.Philox(seed_sequence))
 
 
 def torch_seed(seed: int, round: int, party: str, purpose: str) -> int:
     """A seed for torch's own generator, where a module draws by itself (initial weights, dropout)."""
-    return stream_key(seed, round, party, purpose) & (2**63 - 1)
+    return stream_key(seed, round, party, purpose=purpose) & (2**63 - 1)

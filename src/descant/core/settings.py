@@ -97,7 +97,8 @@ def check_settings(record: Any, owner: str | None = None) -> None:
 
 
 def _check_value(label: str, value: Any, metadata: Mapping[str, Any]) -> None:
-    limits, allowed = metadata.get("limits", ()), metadata.get("one_of")
+    limits = metadata.get("limits", ())
+    allowed = metadata.get("one_of")
     if allowed is not None and value not in allowed:
         raise SettingError(f"{label} must be one of {', '.join(map(repr, allowed))}. Got {value!r}.")
     if isinstance(value, ExponentialDecay):

@@ -46,7 +46,8 @@ class Cover:
 
     def add(self, indices: Sequence[int]) -> None:
         """Choose these, too."""
-        new, chosen_indices = torch.tensor(indices, dtype=torch.int64), torch.arange(len(indices)) + len(self.chosen)
+        new = torch.tensor(indices, dtype=torch.int64)
+        chosen_indices = torch.arange(len(indices)) + len(self.chosen)
         self.chosen += indices
         for members in self.space.class_slices:
             inside = (new >= members.start) & (new < members.stop)
@@ -102,8 +103,9 @@ def k_center(space: FeatureSpace, count: int, rng: np.random.Generator) -> Weigh
         remaining = count - len(cover.chosen)
         size = min(_BLOCK, 4 * remaining, len(distances))
         ranked, indices = distances.topk(min(size + 1, len(distances)))
-        block, bound = indices[:size], float(ranked[size]) if len(ranked) > size else -1.0
-        picked = _pick_farthest(ranked[:size].numpy(), bound, _block_distances(space, block), remaining)
+        block = indices[:size]
+        bound = float(ranked[size]) if len(ranked) > size else -1.0
+        picked = _pick_farthest(ranked[:size].numpy(), bound, _block_distances(space, block), count=remaining)
         cover.add(block[picked].tolist())
     return cover.weighted_rows()
 
@@ -116,7 +118,8 @@ def _central_row(space: FeatureSpace, members: slice) -> int:
 
 def _pick_farthest(distances: NDArray[np.float32], bound: float, mutual: NDArray[np.float32], count: int) -> list[int]:
     """Rows of a block, farthest first, as long as no row outside of it, all within the bound, can be farther."""
-    distances, picked = distances.copy(), list[int]()
+    distances = distances.copy()
+    picked = list[int]()
     while len(picked) < count:
         best = int(distances.argmax())
         if distances[best] < max(bound, 0.0):
@@ -141,7 +144,8 @@ def _draw_cover(space: FeatureSpace, count: int, rng: np.random.Generator) -> Co
     cover.add([int(rng.integers(own.start, own.stop)) for own in _largest_classes(space, count)])
     while len(cover.chosen) < count:
         squared_distances_to_cover = cover.distance.double().numpy()
-        cumulative, remaining = squared_distances_to_cover.cumsum(), count - len(cover.chosen)
+        cumulative = squared_distances_to_cover.cumsum()
+        remaining = count - len(cover.chosen)
         if not cumulative[-1]:  # all rows that are left repeat chosen ones
             others = np.setdiff1d(np.arange(len(squared_distances_to_cover)), cover.chosen)
             cover.add(rng.choice(others, remaining, replace=False).tolist())
@@ -149,7 +153,9 @@ def _draw_cover(space: FeatureSpace, count: int, rng: np.random.Generator) -> Co
         size = min(_BLOCK, 4 * remaining)
         block = torch.from_numpy(np.searchsorted(cumulative, rng.random(size) * cumulative[-1], side="right"))
         thresholds = rng.random(size) * squared_distances_to_cover[block]
-        picked = _accept_rows(squared_distances_to_cover[block], thresholds, _block_distances(space, block), remaining)
+        picked = _accept_rows(
+            squared_distances_to_cover[block], thresholds, _block_distances(space, block), count=remaining
+        )
         cover.add(block[picked].tolist())
     return cover
 
@@ -158,7 +164,8 @@ def _accept_rows(
     bounds: NDArray[np.float64], thresholds: NDArray[np.float64], mutual: NDArray[np.float32], count: int
 ) -> list[int]:
     """Rows drawn by their bounds are taken with probability D² / bound, which is to draw them by D² itself."""
-    current, picked = bounds.copy(), list[int]()
+    current = bounds.copy()
+    picked = list[int]()
     for row in range(len(bounds)):
         if len(picked) < count and thresholds[row] < current[row]:
             picked.append(row)
@@ -176,7 +183,8 @@ def sensitivity_sampling(space: FeatureSpace, count: int, rng: np.random.Generat
     """
     n = len(space.order)
     cover = _draw_cover(space, min(n, max(len(space.class_slices), round(math.sqrt(count)))), rng)
-    distance, cluster = cover.distance.double().numpy(), cover.nearest.numpy()
+    distance = cover.distance.double().numpy()
+    cluster = cover.nearest.numpy()
     mean = distance.mean() or 1.0
     size = np.bincount(cluster)
     spread = np.bincount(cluster, distance) / size
@@ -194,7 +202,8 @@ def inclusion_probabilities(sizes: NDArray[np.float64], count: int) -> NDArray[n
     >>> inclusion(np.array([8.0, 1.0, 1.0]), 2).tolist()
     [1.0, 0.5, 0.5]
     """
-    probabilities, certain = np.zeros(len(sizes)), np.zeros(len(sizes), dtype=bool)
+    probabilities = np.zeros(len(sizes))
+    certain = np.zeros(len(sizes), dtype=bool)
     while True:
         uncertain = ~certain
         probabilities[uncertain] = sizes[uncertain] * ((count - certain.sum()) / sizes[uncertain].sum())
@@ -209,7 +218,8 @@ def systematic_sample(probabilities: NDArray[np.float64], rng: np.random.Generat
 
     Of any places in a row, such as those of a class, there are as many as their chances add up to, but for one.
     """
-    certain, others = np.flatnonzero(probabilities >= 1), np.flatnonzero(probabilities < 1)
+    certain = np.flatnonzero(probabilities >= 1)
+    others = np.flatnonzero(probabilities < 1)
     cumulative = probabilities[others].cumsum()
     count = round(float(cumulative[-1])) if len(cumulative) else 0
     if not count:

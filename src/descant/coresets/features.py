@@ -118,11 +118,11 @@ FEATURE_SPACES: Mapping[str, Callable[[nn.Module], Features]] = MappingProxyType
 
 
 def _activations(module: nn.Module, layer: nn.Module, use_input: bool, x: Tensor, y: Tensor) -> Tensor:
-    return _capture_layer(module, layer, use_input, x)[0]
+    return _capture_layer(module, layer, use_input, x=x)[0]
 
 
 def _gradients(module: nn.Module, head: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
-    activations, output = _capture_layer(module, head, True, x)
+    activations, output = _capture_layer(module, head, True, x=x)
     if (
         output.shape[1:] != (head.out_features,)
         or activations.shape[1:] != (head.in_features,)
@@ -153,7 +153,8 @@ def _last_linear(module: nn.Module) -> nn.Linear:
 @torch.no_grad()
 def _capture_layer(module: nn.Module, layer: nn.Module, use_input: bool, x: Tensor) -> tuple[Tensor, Tensor]:
     """What goes into a layer (or comes out of it), and the module's output, for every row."""
-    captured, outputs = list[Tensor](), list[Tensor]()
+    captured = list[Tensor]()
+    outputs = list[Tensor]()
 
     def capture(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         captured.append((inputs[0] if use_input else output).flatten(1).clone())

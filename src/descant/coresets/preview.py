@@ -31,14 +31,16 @@ def coreset_preview(
     2 of the 4 rows of party 'a' would leave (50.0 %).
     - Columns 1 would not leave: 0 stands in their place.
     """
-    coreset, label = chosen.coreset, "label" if has_class_labels(party.y) else "target"
+    coreset = chosen.coreset
+    label = "label" if has_class_labels(party.y) else "target"
     shown = coreset.x.flatten(1)[:, :max_values]
     columns = [str(column) for column in range(shown.shape[1])]
     rows = []
     for row, y, weight, numbers in zip(chosen.rows, coreset.y, coreset.weights, shown.tolist(), strict=True):
         entry: dict[str, Any] = {"row": int(row), label: y.tolist(), "weight": float(weight)}
         rows.append(entry | dict(zip(columns, numbers, strict=True)))
-    m, n = len(rows), party.samples
+    m = len(rows)
+    n = party.samples
     verdict = f"{m} of the {n} rows of party {party.name!r} would leave ({100 * m / n:.1f} %)."
     return Table(
         ("row", label, "weight", *columns), rows, verdict, notes=tuple(_notes(party, coreset.y, dropped_columns))

@@ -85,7 +85,7 @@ class DepositedCoresets:
         work = plan.algorithm.coreset_proxy.work
         hypers = dict.fromkeys(away, hyper if work is None else replace(hyper, work=work))
         settings = {party: self._coreset_version(plan.party_indices[party]) for party in away}
-        yield from make_tasks(plan, state, hypers, "proxy", index, settings)
+        yield from make_tasks(plan, state, hypers, kind="proxy", index=index, party_settings=settings)
 
     def _coreset_version(self, index: int) -> dict[str, Any]:
         digest = bytes(self.digest[index].tolist()).hex()
@@ -100,7 +100,9 @@ class DepositedCoresets:
         known = self.samples.nonzero().flatten().tolist()
         new.pending[[k for k in known if plan.population.names[k] not in present]] = True
         for report in trained:
-            index, reason, fault = plan.party_indices[report.party], report.reason, ""
+            index = plan.party_indices[report.party]
+            reason = report.reason
+            fault = ""
             new.samples[index] = int(report.metrics["samples"])
             if not reason and CORESET_KEY in report.metrics:
                 try:
@@ -112,7 +114,7 @@ class DepositedCoresets:
                 fault = f"it was not asked for a coreset: {faults[report.party]}"
             new.pending[index] = bool(fault)
             if reason or fault:
-                rejections.append(Rejection(report.party, report.round, reason or fault, CORESET_KEY))
+                rejections.append(Rejection(report.party, report.round, reason or fault, tensor=CORESET_KEY))
         return new, rejections
 
 
@@ -138,7 +140,8 @@ def _store_coreset(plan: Plan, report: Reply) -> int:
 
 def check_coreset_proxies(plan: Plan) -> None:
     """What can be told of stand-ins, of where their rows are kept, and of how many were agreed on."""
-    algorithm, name = plan.algorithm, plan.algorithm.name
+    algorithm = plan.algorithm
+    name = plan.algorithm.name
     given: object
     for setting_name, given, kind, example in (
         ("vault", plan.vault, VaultLocation, "descant.VaultAt('folder', 'key')"),
@@ -171,7 +174,7 @@ def check_coreset_proxies(plan: Plan) -> None:
 def dry_run_selection(plan: Plan, row: Tensor, selection: Selection) -> None:
     """One of a party's first two rows is chosen, as all will be."""
     first = plan.population[plan.population.names[0]]
-    two = Party(first.name, first.x[:2], first.y[:2], first.x[:0], first.y[:0])
+    two = Party(first.name, first.x[:2], first.y[:2], x_test=first.x[:0], y_test=first.y[:0])
     features = None if selection.space == "input" else FEATURE_SPACES[selection.space](plan.net.module_from_row(row))
     smallest = {"share": 0.5} if selection.count is None else {"count": 1}
     replace(selection, **smallest).choose(two, plan.seed, features)

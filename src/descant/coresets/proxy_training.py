@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from ..rounds.plan import Plan
     from ..storage.vault.coreset_rows import ExpectedCoreset
 
-_ROWS_KEY, _WEIGHTS_KEY, _DEPOSITED_KEY = f"{CORESET_STATE}rows", f"{CORESET_STATE}weights", f"{CORESET_STATE}ever"
+_ROWS_KEY = f"{CORESET_STATE}rows"
+_WEIGHTS_KEY = f"{CORESET_STATE}weights"
+_DEPOSITED_KEY = f"{CORESET_STATE}ever"
 
 _MAX_ENCRYPTION_OVERHEAD = 8192  # bytes that sealing adds, at most
 _NO_ROWS = torch.zeros(0, dtype=torch.int64)
@@ -54,8 +56,9 @@ def expected_coreset(plan: Plan, samples: int) -> ExpectedCoreset:
     """What the run knows of the coreset of a party with so many rows, before it is opened."""
     from ..storage.vault.coreset_rows import CoresetLimit, ExpectedCoreset
 
-    selection, first = proxy_settings(plan).selection, plan.population[plan.population.names[0]]
-    form = SampleSpec(tuple(first.x.shape[1:]), first.x.dtype, tuple(first.y.shape[1:]), first.y.dtype)
+    selection = proxy_settings(plan).selection
+    first = plan.population[plan.population.names[0]]
+    form = SampleSpec(tuple(first.x.shape[1:]), first.x.dtype, tuple(first.y.shape[1:]), y_dtype=first.y.dtype)
     max_rows = CoresetLimit(None if selection.count else selection.share, selection.count).max_rows(samples)
     return ExpectedCoreset(form, max_rows, plan.classes)
 
@@ -79,7 +82,8 @@ def proxy_party(plan: Plan, task: Task, party_state: NamedTensors) -> Party:
             f"The run does not know which rows stand in for {party_label}. If they lie in a vault, say where: "
             "Federation(..., vault=VaultAt(...))."
         )
-    selection, party = proxy_settings(plan).selection, plan.population[task.party]
+    selection = proxy_settings(plan).selection
+    party = plan.population[task.party]
     return selection.again(party, party_state[_ROWS_KEY], party_state[_WEIGHTS_KEY]).party(task.party)  # type: ignore[no-any-return]
 
 
@@ -97,7 +101,7 @@ def finish_reply(
     if CORESET_KEY in task.settings:
         try:
             report, reserved = _deposit_coreset(
-                plan, task, global_model, report, old_party_state.get(_DEPOSITED_KEY, _NO_ROWS)
+                plan, task, global_model, report=report, deposited_before=old_party_state.get(_DEPOSITED_KEY, _NO_ROWS)
             )
         except Exception as error:
             report = replace(report, reason=f"it left no coreset: {error}")
@@ -115,10 +119,11 @@ def _deposit_coreset(
     from ..storage.vault.coreset_rows import CoresetRows, check_coreset_limit, pack_rows
     from ..storage.vault.encryption import Invitation, encrypt_coreset
 
-    party, selection = plan.population[task.party], proxy_settings(plan).selection
+    party = plan.population[task.party]
+    selection = proxy_settings(plan).selection
     request: Mapping[str, Any] = task.settings[CORESET_KEY]
     if plan.coreset_limit is not None:  # before the work, because no choice of so many rows would do
-        check_coreset_limit(party.name, selection.size_for(party), party.samples, plan.coreset_limit)
+        check_coreset_limit(party.name, selection.size_for(party), party.samples, coreset_limit=plan.coreset_limit)
     features = (
         None if selection.space == "input" else FEATURE_SPACES[selection.space](plan.net.module_from_row(global_model))
     )
@@ -130,8 +135,8 @@ def _deposit_coreset(
             party.name,
             len(reserved[_DEPOSITED_KEY]) - len(deposited_before),
             party.samples,
-            plan.coreset_limit,
-            len(deposited_before),
+            coreset_limit=plan.coreset_limit,
+            deposited_rows=len(deposited_before),
         )
     report = replace(report, metrics={**report.metrics, CORESET_KEY: len(rows)})
     if not request:
@@ -140,5 +145,8 @@ def _deposit_coreset(
     payload = pack_rows(CoresetRows(chosen.coreset.x, chosen.coreset.y, chosen.coreset.weights))
     fingerprint = plan.vault_fingerprint or (plan.vault.fingerprint if plan.vault is not None else "")
     return replace(
-        report, encrypted_coreset=encrypt_coreset(invitation, payload, request["run"], party.name, fingerprint)
+        report,
+        encrypted_coreset=encrypt_coreset(
+            invitation, payload, request["run"], party=party.name, expected_fingerprint=fingerprint
+        ),
     ), reserved

@@ -36,7 +36,8 @@ class Coreset:
 
     def as_party(self, name: str) -> Party:
         """A party that trains on these rows, and draws them in proportion to their weights; it has no test set."""
-        m, label = len(self.x), f"The coreset of party {name!r}"
+        m = len(self.x)
+        label = f"The coreset of party {name!r}"
         if not m or len(self.y) != m or self.weights.shape != (m,):
             found = f"{m} rows, {len(self.y)} targets and weights {tuple(self.weights.shape)}"
             raise PartyError(f"{label} must have rows, one target and one weight each. Got {found}.")
@@ -44,7 +45,7 @@ class Coreset:
             raise PartyError(f"{label} holds numbers that are not finite. The party must make a new one.")
         if not bool(((self.weights > 0) & self.weights.isfinite()).all()):
             raise PartyError(f"{label} has a weight that is not a number > 0. The party must make a new one.")
-        return Party(name, self.x, self.y, self.x[:0], self.y[:0], self.weights)
+        return Party(name, self.x, self.y, x_test=self.x[:0], y_test=self.y[:0], weights=self.weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +87,10 @@ def herding_rows(space: FeatureSpace, count: int, rng: np.random.Generator) -> W
 
 def _herd_class(points: Tensor, count: int) -> RowIndices:
     """argmin over rows z of |mean - (s + z) / k|² for k = 1, 2, …, where s is the sum of those chosen before."""
-    squares, mean = points.square().sum(1), points.mean(0, dtype=torch.float64)
-    residual, chosen = torch.zeros_like(mean), list[int]()  # k·mean - s, which stays as small as a row
+    squares = points.square().sum(1)
+    mean = points.mean(0, dtype=torch.float64)
+    residual = torch.zeros_like(mean)
+    chosen = list[int]()  # k·mean - s, which stays as small as a row
     for _ in range(count):
         residual += mean
         costs = squares - 2 * (points @ residual.to(points.dtype))
@@ -179,14 +182,17 @@ class Selection:
         Spaces other than the input need `features`: ``spaces.embedding(module)`` or ``spaces.gradient(module)``.
         """
         check_settings(self)
-        x, count = self._remaining_features(party), self.coreset_size(party)
-        rows, weights = np.arange(party.samples), np.ones(party.samples)
+        x = self._remaining_features(party)
+        count = self.coreset_size(party)
+        rows = np.arange(party.samples)
+        weights = np.ones(party.samples)
         if count < party.samples:
             space = FeatureSpace.from_targets(party.y, partial(self._space_points, party, x, features))
-            indices, weights = CONSTRUCTIONS[self.method](space, count, stream(seed, 0, party.name, "coreset"))
+            indices, weights = CONSTRUCTIONS[self.method](space, count, stream(seed, 0, party.name, purpose="coreset"))
             rows = space.order[indices]
             order = np.argsort(rows)
-            rows, weights = rows[order], weights[order] * (party.samples / weights.sum())
+            rows = rows[order]
+            weights = weights[order] * (party.samples / weights.sum())
             x = x[torch.from_numpy(rows)]
         y = party.y[torch.from_numpy(rows)]
         return SelectedCoreset(rows, Coreset(x, y, torch.from_numpy(weights)))
@@ -210,7 +216,7 @@ class Selection:
 
     def _remaining_features(self, party: Party) -> Tensor:
         """The features with 0 in the columns that must not leave."""
-        check_columns(party, self.drop_columns, "drop_columns", "Selection")
+        check_columns(party, self.drop_columns, "drop_columns", owner="Selection")
         if not self.drop_columns:
             return party.x
         x = party.x.clone()

@@ -31,7 +31,10 @@ from .pki.certificates import AUTHORITY_NAME, REVOCATION_FILE, SERVER_NAME
 from .pki.federation_setup import KEYS_FOLDER, RUN_FOLDER
 from .pki.name_checks import join_address, parse_address, parse_ip
 
-PROXY_FOLDER, CONFIGURATION, ACCESS_LOG, ERROR_LOG = "proxy", "nginx.conf", "access.log", "error.log"
+PROXY_FOLDER = "proxy"
+CONFIGURATION = "nginx.conf"
+ACCESS_LOG = "access.log"
+ERROR_LOG = "error.log"
 _NGINX_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/bin", "/usr/local/nginx/sbin")  # often not in the path
 _POLL_INTERVAL = 0.02
 _PORT_RELEASE_TIMEOUT = 5.0  # seconds that a worker has to be gone
@@ -139,7 +142,8 @@ class Proxy:
     def start(self, server: str | Path, timeout: float = 20.0) -> RunningProxy:
         """Write the configuration into the server's folder, check it, start nginx, and wait until it answers."""
         check_port_free(self.host, self.port)  # before anything is written: another one may run by what is there
-        text, nginx = self.configuration(), find_nginx()
+        text = self.configuration()
+        nginx = find_nginx()
         folder = Path(server).resolve() / RUN_FOLDER / PROXY_FOLDER
         with write_errors(folder):
             atomic.make_folder(folder, 0o700)
@@ -157,7 +161,8 @@ class RunningProxy:
     """nginx that runs; it ends with this process (see :class:`.Child`). Use it in a `with`."""
 
     def __init__(self, proxy: Proxy, nginx: str, folder: Path) -> None:
-        self.proxy, self.folder = proxy, folder
+        self.proxy = proxy
+        self.folder = folder
         self._command = [nginx, "-p", f"{folder}/", "-c", CONFIGURATION, "-e", ERROR_LOG]
         self._keys = folder.parents[1] / KEYS_FOLDER
         self._check_configuration()
@@ -171,7 +176,8 @@ class RunningProxy:
 
     def wait_until_ready(self, timeout: float) -> None:
         """Wait until it answers as this federation's server."""
-        stop_at, why = time.monotonic() + timeout, ""
+        stop_at = time.monotonic() + timeout
+        why = ""
         while time.monotonic() < stop_at:
             if not self.is_alive:
                 raise EngineError(
@@ -197,7 +203,8 @@ class RunningProxy:
         What was begun before may be finished, for 30 seconds at most.
         """
         self._check_configuration()
-        known, log_start = self._read_revocations(), self._log_size()
+        known = self._read_revocations()
+        log_start = self._log_size()
         self._child.send_signal(signal.SIGHUP)
         stop_at = time.monotonic() + timeout
         while b"gracefully shutting down" not in self._read_log(log_start):  # what a worker says when it takes no more

@@ -37,7 +37,8 @@ class InProcess:
         self._queue = list(tasks)  # what is left of a round that was broken off is dropped
 
     def collect(self, timeout: float) -> list[Reply]:
-        batch, self._queue = self._queue[: self._max_parties], self._queue[self._max_parties :]
+        batch = self._queue[: self._max_parties]
+        self._queue = self._queue[self._max_parties :]
         reports = []
         for report, memory in self._work(batch, [self._memory.get(task.party) for task in batch]):
             if memory is not None:

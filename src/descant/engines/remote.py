@@ -32,7 +32,8 @@ LAST_ACCEPTED = "accepted"
 
 _MAX_NAMED = 10  # parties
 _NO_PARTIES_ADVICE = "new invites, as more are needed than are left; or begin again with a smaller --quorum"
-_MIN_POLL, _MAX_POLL = 0.02, 1.0  # seconds between two looks into the letter box
+_MIN_POLL = 0.02
+_MAX_POLL = 1.0  # seconds between two looks into the letter box
 
 
 class UndeliveredError(Exception):
@@ -74,7 +75,11 @@ class Silos:
         on_wait: Callable[[], None] = lambda: None,  # called while a round cannot begin: it may break it off
     ) -> None:
         check_settings(limits, "[server]")
-        self.transport, self.limits, self.log, self.excluded, self.on_wait = transport, limits, log, excluded, on_wait
+        self.transport = transport
+        self.limits = limits
+        self.log = log
+        self.excluded = excluded
+        self.on_wait = on_wait
 
     def __call__(self, plan: Plan) -> SiloEngine:
         """An engine for one federation."""
@@ -86,8 +91,12 @@ class SiloEngine:
     """A `core.Engine` for one plan. Its memory holds, of each party, only which of its rounds counted last."""
 
     def __init__(self, plan: Plan, silos: Silos) -> None:
-        self._plan, self._transport, self._limits, self._log = plan, silos.transport, silos.limits, silos.log
-        self._excluded, self._on_wait = silos.excluded, silos.on_wait
+        self._plan = plan
+        self._transport = silos.transport
+        self._limits = silos.limits
+        self._log = silos.log
+        self._excluded = silos.excluded
+        self._on_wait = silos.on_wait
         self._memory = PartyStore(plan.memory_budget)
         self._in_flight: dict[str, tuple[Task, str]] = {}  # by the number of the letter: the task, and its party's mark
         self._sent_ids: set[str] = set()  # the numbers of all letters since the last tasks came
@@ -95,7 +104,9 @@ class SiloEngine:
         self._proxy_tasks: list[Task] = []  # stand-ins: they learn from what parties have left with us
         self._ready: list[Reply] = []
         self._absent: Sequence[str] = ()  # whom the last round began without
-        self._answer_count, self._started, self._is_late = 0, 0.0, False
+        self._answer_count = 0
+        self._started = 0.0
+        self._is_late = False
         layout = plan.net.layout
         self._message_limits = MessageLimits.for_tensors(layout.names)
         self._max_message_bytes = (
@@ -110,7 +121,8 @@ class SiloEngine:
 
     def available_parties(self, starting_round: bool = False) -> Sequence[str]:
         """Who is there, once they are enough; who has left is wanted to begin a round, and not to be judged."""
-        told, pause = "", _MIN_POLL
+        told = ""
+        pause = _MIN_POLL
         while True:
             here = self._transport.connected_parties()  # first: who was forgotten and has come again is wanted
             barred = {*self._excluded(), *(() if starting_round else self._transport.departed_parties())}
@@ -136,7 +148,8 @@ class SiloEngine:
 
         Else they are no more than there are.
         """
-        begun, secure = bool(self._memory.names()), self._plan.algorithm.secure_aggregation
+        begun = bool(self._memory.names())
+        secure = self._plan.algorithm.secure_aggregation
         quorum = self._limits.quorum if begun else None
         least = self._limits.min_parties if quorum is None else quorum
         least = least if begin and quorum is not None else min(least, wanted)
@@ -157,21 +170,21 @@ class SiloEngine:
         }
         self._transport.discard(self._sent_ids - self._in_flight.keys())
         self._sent_ids = set(self._in_flight)
-        self._to_resend, self._ready, self._answer_count, self._started, self._is_late = (
-            [],
-            [],
-            0,
-            time.monotonic(),
-            False,
-        )
+        self._to_resend = []
+        self._ready = []
+        self._answer_count = 0
+        self._started = time.monotonic()
+        self._is_late = False
         self._proxy_tasks = [task for task in tasks if task.kind == "proxy"]
-        marks, out = self._transport.connected_parties(), {_task_key(task) for task, _ in self._in_flight.values()}
+        marks = self._transport.connected_parties()
+        out = {_task_key(task) for task, _ in self._in_flight.values()}
         for task in tasks:
             if task.kind != "proxy" and _task_key(task) not in out:
                 self._send(task, marks.get(task.party, ""))
 
     def _send(self, task: Task, session_id: str) -> None:
-        accepted, waits = int(self._memory.get(task.party).get(LAST_ACCEPTED, torch.tensor(0))), self._limits
+        accepted = int(self._memory.get(task.party).get(LAST_ACCEPTED, torch.tensor(0)))
+        waits = self._limits
         seconds = waits.timeout if waits.quorum is None else waits.deadline
         outgoing = replace(task, settings={**task.settings, LAST_ACCEPTED: accepted}, deadline=seconds)
         try:
@@ -215,7 +228,8 @@ class SiloEngine:
         self._in_flight = {number: one for number, one in self._in_flight.items() if one[0].party not in gone}
 
     def collect(self, timeout: float) -> list[Reply]:
-        end, pause = time.monotonic() + timeout, _MIN_POLL
+        end = time.monotonic() + timeout
+        pause = _MIN_POLL
         while True:
             reports = self._run_proxies() or self._take_ready() or self._fetch_replies() or self._give_up_overdue()
             left = end - time.monotonic()
@@ -226,7 +240,8 @@ class SiloEngine:
             pause = min(_MAX_POLL, 1.5 * pause)
 
     def _run_proxies(self) -> list[Reply]:
-        tasks, self._proxy_tasks = self._proxy_tasks, []
+        tasks = self._proxy_tasks
+        self._proxy_tasks = []
         if not tasks:
             return []
         barred = self._excluded()
@@ -236,7 +251,8 @@ class SiloEngine:
         return declined + [report for report, _ in perform_tasks(self._plan, tasks, [{} for _ in tasks])]
 
     def _take_ready(self) -> list[Reply]:
-        reports, self._ready = self._ready, []
+        reports = self._ready
+        self._ready = []
         return reports
 
     def _fetch_replies(self) -> list[Reply]:
@@ -266,7 +282,8 @@ class SiloEngine:
             report = unpack(answer, Reply, self._message_limits)
         except EngineError as error:
             return _failed_reply(task, "error", str(error))
-        said, asked = _task_key(report), _task_key(task)
+        said = _task_key(report)
+        asked = _task_key(task)
         if said != asked:
             return _failed_reply(task, "error", f"it answered for {said}, and was asked for {asked}")
         report = replace(report, reason=printable(report.reason))
@@ -276,14 +293,16 @@ class SiloEngine:
 
     def _give_up_overdue(self) -> list[Reply]:
         """Who is not waited for any more: the others are a quorum, whatever they have answered."""
-        seconds, quorum = self._limits.deadline, self._limits.quorum
+        seconds = self._limits.deadline
+        quorum = self._limits.quorum
         late = [*self._to_resend, *(task for task, _ in self._in_flight.values())]
         if quorum is None or not late or time.monotonic() - self._started < seconds:
             return []
         if self._answer_count < quorum and late[0].kind != "evaluate":
             self._log_late(late, quorum)
             return []
-        self._in_flight, self._to_resend = {}, []
+        self._in_flight = {}
+        self._to_resend = []
         return [
             _failed_reply(task, "lost", f"no answer within {seconds:g} s: the round went on without it")
             for task in late
@@ -326,4 +345,4 @@ def name_list(names: Sequence[str]) -> str:
 
 
 def _failed_reply(task: Task, status: Status, reason: str) -> Reply:
-    return Reply(task.party, task.round, task.kind, status, reason=printable(reason))
+    return Reply(task.party, task.round, task.kind, status=status, reason=printable(reason))

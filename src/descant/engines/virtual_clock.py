@@ -43,7 +43,10 @@ class VirtualClockEngine:
     """A `core.Engine` around another one; what it was asked last is all that it knows."""
 
     def __init__(self, plan: Plan, settings: VirtualClock, engine: Engine) -> None:
-        self._seed, self._quorum, self._settings, self._engine = plan.seed, plan.algorithm.quorum, settings, engine
+        self._seed = plan.seed
+        self._quorum = plan.algorithm.quorum
+        self._settings = settings
+        self._engine = engine
         self._due: list[tuple[float, Task]] = []  # in the order of their time
         self._outstanding = 0  # answers of the engine below
         self._arrivals: dict[str, float] = {}
@@ -58,7 +61,9 @@ class VirtualClockEngine:
 
     def submit(self, tasks: Sequence[Task]) -> None:
         if any(task.kind not in ("train", "proxy") for task in tasks):  # who looks on takes no time
-            self._due, self._arrivals, self._outstanding = [], {}, len(tasks)
+            self._due = []
+            self._arrivals = {}
+            self._outstanding = len(tasks)
             self._engine.submit(tasks)
             return
         due = [(self._finish_time(task), self._tie_break(task), task) for task in tasks]

@@ -95,7 +95,7 @@ class WorkQueue(Generic[BatchT]):
 
     def fail(self, piece: WorkPiece[BatchT], status: Status, reason: str) -> None:
         """Say of every task of a piece that there is no answer."""
-        self.results += [(Reply(t.party, t.round, t.kind, status, reason=reason), None) for t in piece.tasks]
+        self.results += [(Reply(t.party, t.round, t.kind, status=status, reason=reason), None) for t in piece.tasks]
         self.pieces.pop(piece.number, None)
 
     def record_results(self, piece: WorkPiece[BatchT], results: Sequence[TaskResult]) -> None:
@@ -106,7 +106,8 @@ class WorkQueue(Generic[BatchT]):
 
     def take_replies(self, party_states: Store) -> list[Reply]:
         """What has come; what parties remember goes into the store."""
-        answers, self.results = self.results, []
+        answers = self.results
+        self.results = []
         for report, party_state in answers:
             if party_state is not None:
                 party_states.stage(report.party, party_state)

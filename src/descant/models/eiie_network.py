@@ -19,7 +19,8 @@ from ..core.settings import check_settings, setting
 if TYPE_CHECKING:
     from ..training.kernels.layers import Operation
 
-DAY_FILTERS, DENSE_UNITS = 3, 10  # of Jiang's convolutions
+DAY_FILTERS = 3
+DENSE_UNITS = 10  # of Jiang's convolutions
 
 
 @dataclass(frozen=True)

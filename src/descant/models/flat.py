@@ -92,7 +92,8 @@ class Layout:
 
     @cached_property
     def _ranges(self) -> dict[str, tuple[int, int]]:
-        ranges, begin = {}, 0
+        ranges = {}
+        begin = 0
         for name, size in zip(self.names, self.sizes, strict=True):
             ranges[name] = (begin, begin + size)
             begin += size
@@ -124,7 +125,8 @@ class Layout:
         sizes = self.sizes if rows.shape[-1] == self.width else self.sizes[: self.parameter_count]
         # one split, not many slices: its gradient is one concatenation
         parts = torch.split_with_sizes(rows, sizes, dim=-1)
-        shapes, lead = self.shapes[: len(sizes)], rows.shape[:-1]
+        shapes = self.shapes[: len(sizes)]
+        lead = rows.shape[:-1]
         return {n: part.reshape(lead + shape) for n, part, shape in zip(self.names, parts, shapes, strict=False)}
 
     def join(self, tensors: Mapping[str, Tensor], out: Tensor | None = None) -> Tensor:
@@ -163,10 +165,8 @@ class Net:
     """A copy of a user's module without its numbers: rows go in, outputs come out."""
 
     def __init__(self, module: nn.Module, allocate: Allocator = allocate_in_memory) -> None:
-        self.layout, self.allocate = (
-            Layout.from_module(module),
-            allocate,
-        )  # room for what is as large as a row, and seldom used
+        self.layout = Layout.from_module(module)
+        self.allocate = allocate  # room for what is as large as a row, and seldom used
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         first = allocate((self.layout.width,), self.layout.dtype)
         self._initial_row = self.layout.join({name: tensors[name].detach() for name in self.layout.names}, first)
@@ -296,7 +296,8 @@ class Net:
         return {name: view.clone() for name, view in self._statistics_views(statistics).items()}
 
     def _statistics_views(self, statistics: Tensor) -> dict[str, Tensor]:
-        first, layout = self.layout.parameter_count, self.layout
+        first = self.layout.parameter_count
+        layout = self.layout
         if first == len(layout.names):
             return {}
         parts = zip(torch.split_with_sizes(statistics, layout.sizes[first:]), layout.shapes[first:], strict=True)
@@ -308,6 +309,7 @@ def _copy_module(module: nn.Module, layout: Layout, row: Tensor) -> nn.Module:
 
     The module itself stays untouched: a factory may hand out one that somebody else has, too.
     """
-    views, trained = layout.split(row), (pair for pair in module.named_parameters() if pair[1].requires_grad)
+    views = layout.split(row)
+    trained = (pair for pair in module.named_parameters() if pair[1].requires_grad)
     replaceable = {name: one for name, one in trained if type(one) is nn.Parameter and one.is_contiguous()}
     return copy.deepcopy(module, {id(one): nn.Parameter(views[name]) for name, one in replaceable.items()})

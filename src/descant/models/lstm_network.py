@@ -41,8 +41,10 @@ def lstm(
     FedProx's code has by TensorFlow's default; with torch's own start learning is much slower, because the state is
     lost in the padding. `data` is the folder that the vectors are read from.
     """
-    check_settings(_LstmSettings(vectors, hidden, layers, dense, outputs, forget_bias), "lstm")
-    reader = LstmClassifier(word_vectors(vectors, data).table, hidden, layers, dense, outputs)
+    check_settings(
+        _LstmSettings(vectors, hidden, layers, dense=dense, outputs=outputs, forget_bias=forget_bias), "lstm"
+    )
+    reader = LstmClassifier(word_vectors(vectors, data).table, hidden, layers, dense=dense, outputs=outputs)
     with torch.no_grad():
         for name, bias in reader.lstm.named_parameters():
             if name.startswith("bias_ih"):  # the gates stand in the order input, forget, cell, output

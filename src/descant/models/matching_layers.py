@@ -109,7 +109,8 @@ class InverseConvolution:
         return output[(slice(None), slice(None), *map(slice, layer_input.shape[2:]))]
 
     def __call__(self, y: Tensor, layer_input: Tensor, *parameters: Tensor) -> Tensor:
-        line, plane = functional.conv_transpose1d, functional.conv_transpose2d
+        line = functional.conv_transpose1d
+        plane = functional.conv_transpose2d
         function: Callable[..., Tensor] = line if len(self.kernel) == 1 else plane
         parts = (self.stride, self.padding, self.output_padding(y, layer_input), self.groups, self.dilation)
         return self.crop(function(y, *parameters, *parts), layer_input)
@@ -204,9 +205,11 @@ class MatchingLoss:
         return 1 / (math.prod(shape) if self.reduction == "mean" else shape[0])
 
     def __call__(self, context: LossContext) -> Tensor:
-        private, total = self.split(context.private_params), context.output.new_zeros(())
+        private = self.split(context.private_params)
+        total = context.output.new_zeros(())
         for link in self.layers:
-            value, target = context.features[link.from_point], context.received_features[link.to_point]
+            value = context.features[link.from_point]
+            target = context.received_features[link.to_point]
             for back in link.inverse_layers:
                 value = back(value, context.features[back.input_point], *(next(private) for _ in back.parameter_shapes))
             total = total + self.square_weight(target.shape) * (value - target).square().sum()

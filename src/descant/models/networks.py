@@ -41,7 +41,8 @@ def mlp(inputs: int = 784, outputs: int = 10, hidden: Sequence[int] = (200, 200)
     [(32, 64), (32,), (10, 32), (10,)]
     """
     check_settings(_Sizes(inputs, outputs, tuple(hidden)), "mlp")
-    layers, width = list[nn.Module]([nn.Flatten()]), inputs
+    layers = list[nn.Module]([nn.Flatten()])
+    width = inputs
     for units in hidden:
         layers += [nn.Linear(width, units), nn.ReLU()]
         width = units
@@ -64,7 +65,7 @@ def cnn(
     >>> sum(p.numel() for p in cnn(shape=(3, 32, 32)).parameters())
     2156490
     """
-    return _convolutional("cnn", outputs, shape, channels, dense, init, kernel=5, pool_every=1)
+    return _convolutional("cnn", outputs, shape, channels=channels, dense=dense, init=init, kernel=5, pool_every=1)
 
 
 def keyword_cnn(
@@ -84,7 +85,9 @@ def keyword_cnn(
     """
     if len(channels) % 2:
         raise SettingError(f"The 'channels' of keyword_cnn must be pairs: two, four, … numbers. Got {channels!r}.")
-    return _convolutional("keyword_cnn", outputs, shape, channels, dense, init, kernel=3, pool_every=2)
+    return _convolutional(
+        "keyword_cnn", outputs, shape, channels=channels, dense=dense, init=init, kernel=3, pool_every=2
+    )
 
 
 def _convolutional(
@@ -104,7 +107,8 @@ def _convolutional(
             f"The 'shape' of {owner} must be (channels, height, width), both sides divisible by {factor}. "
             f"Got {shape!r}."
         )
-    layers, depth = list[nn.Module](), shape[0]
+    layers = list[nn.Module]()
+    depth = shape[0]
     for index, units in enumerate(channels, 1):
         layers += [nn.Conv2d(depth, units, kernel, padding=kernel // 2), nn.ReLU()]
         layers += [nn.MaxPool2d(2)] * (index % pool_every == 0)

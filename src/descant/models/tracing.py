@@ -17,7 +17,8 @@ from torch import fx, nn
 
 from ..errors import ModelError
 
-INPUT, OUTPUT = "input", "output"
+INPUT = "input"
+OUTPUT = "output"
 _WRAPPER_NAME = "0"  # what torch.fx calls the user's module within ours
 
 
@@ -25,7 +26,8 @@ class TracedModule:
     """The graph of a module: its live nodes in order, what they are, and what they are called."""
 
     def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
-        self._root, self._graph = root, graph
+        self._root = root
+        self._graph = graph
         self.submodules = dict(root.named_modules())  # the submodules by the targets of their nodes
         *nodes, end = graph.nodes
         self.output_node: fx.Node = end.all_input_nodes[0]
@@ -80,7 +82,8 @@ class TracedModule:
     def with_point_outputs(self, points: Iterable[str]) -> fx.GraphModule:
         """The module, with the user's own submodules in it, that gives its output and the values at the points."""
         self.find_points(points)
-        graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+        graph = fx.Graph()
+        copies = dict[fx.Node, fx.Node]()
         output = graph.graph_copy(self._graph, copies)
         taps = {}
         for name in points:
@@ -121,7 +124,8 @@ class _Tracer(fx.Tracer):
 
 def trace_module(module: nn.Module) -> TracedModule | str:
     """A module's graph, or why there is none. Traced as it is while it learns: nothing else looks at it."""
-    wrapped, mode = nn.Sequential(module), module.training  # wrapped, so that a lone layer is a layer, too
+    wrapped = nn.Sequential(module)
+    mode = module.training  # wrapped, so that a lone layer is a layer, too
     try:
         graph = _Tracer().trace(wrapped.train())
     except Exception as error:  # tracing runs the user's own forward, which may do anything
@@ -135,7 +139,8 @@ def trace_module(module: nn.Module) -> TracedModule | str:
 
 def _ancestors(node: fx.Node) -> set[fx.Node]:
     """A node, and all that it is made of."""
-    found, pending = {node}, [node]
+    found = {node}
+    pending = [node]
     while pending:
         new = set(pending.pop().all_input_nodes) - found
         found |= new

@@ -127,7 +127,8 @@ def global_model_curves(study: Study) -> dict[str, Any]:
 
     if not any(result.has_absences for result in study.results):
         return {}
-    names, curves = study.results[0].scores.names, {}
+    names = study.results[0].scores.names
+    curves = {}
     baselines = {result.baseline for result in study.results}  # alone there is no centre
     for method in (method for method in study.methods if method not in baselines):
         results = study.of(method)
@@ -162,7 +163,8 @@ def compare_with_expected(experiment: Experiment, expected: ExpectedResult | Non
         return ["No numbers of this experiment are kept to compare with."]
     if expected.digest != experiment.recipe.digest:
         return ["The numbers that are kept are of other settings, and are not compared."]
-    found, compared = [], 0
+    found = []
+    compared = 0
     expected_by_point = {json.dumps(point["at"], sort_keys=True): point["personal"] for point in expected.points}
     for point in experiment.points:
         expected_means = expected_by_point.get(json.dumps(dict(point.at), sort_keys=True), {})

@@ -159,15 +159,16 @@ class Experiment:
                 **lines,
             }
         if all(isinstance(value, int | float) for point in self.points for value in point.at.values()):
-            names, stars = [point.name for point in self.points], [(at, float(one.value)) for one, at in paper_points]
-            return draw_sweep(file, lines, names, metric, stars, self.recipe.title)
+            names = [point.name for point in self.points]
+            stars = [(at, float(one.value)) for one, at in paper_points]
+            return draw_sweep(file, lines, names, metric=metric, paper_values=stars, title=self.recipe.title)
         paper_values = {
             (one.methods[0], at): float(one.value)
             for one, at in paper_points
             if len(one.methods) == 1 and not one.minus
         }
         cells = [", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in p.at.items()) for p in self.points]
-        return draw_cells(file, lines, cells, metric, paper_values, self.recipe.title)
+        return draw_cells(file, lines, cells, metric=metric, paper_values=paper_values, title=self.recipe.title)
 
 
 def study_summary(study: Study) -> str:
@@ -206,7 +207,7 @@ def run_experiment(
     started = time.perf_counter()
     points = [SweepPoint(at, one.study(names, progress, cache)) for at, one in recipe.sweep_points()]
     seconds = time.perf_counter() - started + (0.0 if cache is None else cache.saved_seconds)
-    return Experiment(recipe, tuple(points), seconds, quick).with_paper_values()
+    return Experiment(recipe, tuple(points), seconds, quick=quick).with_paper_values()
 
 
 def check_report_folder(recipe: Recipe, folder: Path) -> None:

@@ -18,7 +18,9 @@ from ..reporting.html import (
 )
 from ..reporting.table import Table
 
-MANIFEST, PICTURE, PAGE = "sweep.json", "sweep.png", "report.html"
+MANIFEST = "sweep.json"
+PICTURE = "sweep.png"
+PAGE = "report.html"
 _CAPTION = "The mean over parties at every value; the spread is over seeds, and a star is what the paper prints."
 
 

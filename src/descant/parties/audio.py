@@ -25,7 +25,9 @@ from .readers import damaged_file_error, read_wave
 
 Scale = Literal["slaney", "htk"]
 _MIN_POWER = 1e-10  # of a band's power: silence has no logarithm
-_KNEE_HZ, _KNEE_MEL, _STEP = 1000.0, 15.0, np.log(6.4) / 27  # Slaney: linear below 1000 Hz, logarithmic above
+_KNEE_HZ = 1000.0
+_KNEE_MEL = 15.0
+_STEP = np.log(6.4) / 27  # Slaney: linear below 1000 Hz, logarithmic above
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,15 @@ def mel_spectrogram(
     >>> picture.shape, int(picture.mean(0).argmax())
     ((32, 32), 13)
     """
-    check_settings(_MelSettings(rate, window, hop, mels, low, high, scale, size), "mel_spectrogram")
+    check_settings(
+        _MelSettings(rate, window, hop, mels=mels, low=low, high=high, scale=scale, size=size), "mel_spectrogram"
+    )
     if size is not None and np.shape(size) != (2,):
         raise SettingError(
             f"The 'size' of mel_spectrogram must be two numbers, lines and columns, or None. Got {size!r}."
         )
-    window_samples, step = round(window * rate), max(1, round(hop * rate))
+    window_samples = round(window * rate)
+    step = max(1, round(hop * rate))
     if window_samples < 2:
         raise SettingError(f"The 'window' of mel_spectrogram must be at least 2 samples of 1/{rate} s. Got {window:g}.")
     signal = _validated_signal(wave, window_samples, window)
@@ -76,7 +81,7 @@ def mel_spectrogram(
     frames = np.lib.stride_tricks.sliding_window_view(signal, window_samples)[::step]  # [time, long]
     power = np.abs(np.fft.rfft(frames * hann)) ** 2  # [time, long // 2 + 1]
     log_power: Array = np.log(
-        np.maximum(power @ mel_filter_bank(rate, window_samples, mels, low, high, scale).T, _MIN_POWER)
+        np.maximum(power @ mel_filter_bank(rate, window_samples, mels, low=low, high=high, scale=scale).T, _MIN_POWER)
     )  # [time, mels]
     if size is not None:
         log_power = area_mean_matrix(len(log_power), size[0]) @ log_power @ area_mean_matrix(mels, size[1]).T
@@ -142,7 +147,8 @@ def area_mean_matrix(n: int, size: int) -> Array:
     [[0.667, 0.333, 0.0], [0.0, 0.333, 0.667]]
     """
     ends = np.arange(size + 1) * n / size
-    begin, end = np.maximum(ends[:-1, None], np.arange(n)), np.minimum(ends[1:, None], np.arange(1, n + 1))
+    begin = np.maximum(ends[:-1, None], np.arange(n))
+    end = np.minimum(ends[1:, None], np.arange(1, n + 1))
     means: Array = np.maximum(0, end - begin) * size / n
     return means
 
@@ -170,9 +176,12 @@ def spoken_words(
     if not files:
         raise damaged_file_error(folder, "it has no WAV files", "one folder a word with *.wav in it")
     pictures = np.stack([mel_spectrogram(_first_second(file)) for file, _ in files])[:, None]
-    x, y = (pictures - pictures.mean()) / (pictures.std() or 1.0), np.array([label for _, label in files])
-    rows = partition.split_rows(y, split, count, stream(seed, 0, ALL_PARTIES, "words"), alpha, classes, sigma, exponent)
-    return from_rows(x, y, rows, test, seed)
+    x = (pictures - pictures.mean()) / (pictures.std() or 1.0)
+    y = np.array([label for _, label in files])
+    rows = partition.split_rows(
+        y, split, count, stream(seed, 0, ALL_PARTIES, purpose="words"), alpha, classes, sigma, exponent
+    )
+    return from_rows(x, y, rows, test=test, seed=seed)
 
 
 def _first_second(file: Path, rate: int = 16_000) -> Array:

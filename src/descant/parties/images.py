@@ -16,7 +16,8 @@ from .data_files import locate_files
 from .party import Array
 from .readers import damaged_file_error, read_cifar, read_errors, read_idx, read_npz, read_svhn, validate_labels
 
-_TILE, _COLUMNS = 32, 50  # of a WebP sheet
+_TILE = 32
+_COLUMNS = 50  # of a WebP sheet
 _LOWER_A = 36  # the label of "a" in EMNIST's by-class split: ten digits and 26 capitals come before
 _LETTER_COUNT = 10  # "a" to "j"
 
@@ -81,7 +82,7 @@ def _read_emnist_letters(files: Sequence[Path]) -> LabeledImages:
 def _read_speech_commands(files: Sequence[Path]) -> LabeledImages:
     """Speech Commands, cut by its authors' rule into training (0), validation (1), which is left out, and test (2)."""
     x, y, split = read_npz(files[0], ("x", "y", "split"))
-    split_labels = validate_labels(files[0], split, 3, "split")
+    split_labels = validate_labels(files[0], split, 3, label_name="split")
     if not len(x) == len(y) == len(split_labels):
         found = f"it has {len(x)} pictures, {len(y)} labels and {len(split_labels)} splits"
         raise damaged_file_error(files[0], found, "as many of each")
@@ -104,7 +105,8 @@ def _read_emnist_by_class(files: Sequence[Path]) -> LabeledImages:
 def _read_idx_pairs(files: Sequence[Path], classes: int) -> LabeledImages:
     pairs = []
     for file, label_file in zip(files[::2], files[1::2], strict=True):
-        x, y = read_idx(file), validate_labels(label_file, read_idx(label_file), classes)
+        x = read_idx(file)
+        y = validate_labels(label_file, read_idx(label_file), classes)
         if len(x) != len(y):
             raise damaged_file_error(
                 label_file, f"it has {len(y)} labels", f"one for each of the {len(x)} in {file.name}"
@@ -135,7 +137,9 @@ def read_sheets(folder: str | Path, split: str, count: int) -> Array:
         from PIL import Image
     except ImportError as error:
         raise PartyError("WebP sheets need Pillow: pip install 'descant[images]'.") from error
-    folder, found, sheets = Path(folder), 0, list[Array]()
+    folder = Path(folder)
+    found = 0
+    sheets = list[Array]()
     while found < count:
         file = folder / f"{split}_{len(sheets):02}.webp"
         with read_errors(file, f"a sheet of tiles of 32 x 32, {_COLUMNS} a line"), Image.open(file) as sheet:
@@ -175,7 +179,8 @@ def rotate(images: Array, degrees: float) -> Array:
         return np.rot90(images, int(quarters), axes=(-2, -1))
     height, width = images.shape[-2:]
     angle = np.deg2rad(degrees)
-    cos, sin = float(np.cos(angle)), float(np.sin(angle))
+    cos = float(np.cos(angle))
+    sin = float(np.sin(angle))
     transform = torch.tensor([[[cos, -sin * height / width, 0], [sin * width / height, cos, 0]]], dtype=torch.float32)
     pixels = torch.from_numpy(np.ascontiguousarray(images.reshape(1, -1, height, width), dtype=np.float32))
     grid = functional.affine_grid(transform, [1, 1, height, width], align_corners=False)

@@ -50,7 +50,7 @@ def by_dirichlet(
         shares = rng.dirichlet(np.full(settings.count, settings.alpha))  # [count]
         ends = np.cumsum(shares)[:-1] * len(rows)
         row_owner[rows] = np.searchsorted(ends, np.arange(len(rows)) + 0.5)
-    _top_up(row_owner, settings.count, settings.min_rows, rng)
+    _top_up(row_owner, settings.count, settings.min_rows, rng=rng)
     return _rows_by_owner(row_owner, settings.count)
 
 
@@ -132,7 +132,8 @@ def round_robin(
     >>> [rows.tolist() for rows in by_turns([0, 1, 0, 1], [[1, 1], [1, 1]], np.random.default_rng(0))]
     [[0, 1], [2, 3]]
     """
-    labels, desired_counts = _validated_labels(y), np.asarray(row_counts, dtype=np.float64)  # wishes [count, classes]
+    labels = _validated_labels(y)
+    desired_counts = np.asarray(row_counts, dtype=np.float64)  # wishes [count, classes]
     by_class = _rows_by_class(labels, rng)
     check_settings(
         _PartitionSettings(len(desired_counts), classes=desired_counts.shape[1], min_rows=index(min_rows)),
@@ -145,7 +146,9 @@ def round_robin(
     parts: list[list[RowIndices]] = [[] for _ in desired_counts]
     for label, rows in enumerate(by_class):
         owners, slots = np.nonzero(party_classes == label)
-        sizes = _allocate(desired_counts[owners, slots], len(rows), index(min_rows), fill, f"Class {labels[rows[0]]}")
+        sizes = _allocate(
+            desired_counts[owners, slots], len(rows), index(min_rows), fill=fill, label=f"Class {labels[rows[0]]}"
+        )
         for party, part in zip(owners, np.split(rows, np.cumsum(sizes)), strict=False):
             parts[party].append(part)
     return [np.sort(np.concatenate(part)) for part in parts]
@@ -212,15 +215,15 @@ def split_rows(
     )
     n = len(_validated_labels(y))
     if split == "dirichlet":
-        return by_dirichlet(y, count, alpha, rng)
+        return by_dirichlet(y, count, alpha, rng=rng)
     if split == "label":
-        return by_label(y, count, classes, rng)
+        return by_label(y, count, classes, rng=rng)
     if split == "iid":
         return iid(n, count, rng)
     if split == "round_robin":
         return round_robin(y, rng.lognormal(0, sigma, (count, classes)), rng, fill=True)
     sizes = rng.lognormal(0, sigma, count) if split == "lognormal" else 1 + rng.pareto(exponent - 1, count)
-    return by_size(n, _allocate(sizes, n, 1, True, "The data set"), rng)
+    return by_size(n, _allocate(sizes, n, 1, fill=True, label="The data set"), rng)
 
 
 def _validated_sizes(sizes: ArrayLike) -> RowIndices:
@@ -240,7 +243,8 @@ def _allocate(desired_counts: NDArray[np.float64], available: int, min_rows: int
     if not len(desired_counts):
         return np.zeros(0, dtype=np.int64)
     excess = np.maximum(desired_counts - min_rows, 0) if not fill else desired_counts
-    budget, total = available - min_rows * len(desired_counts), excess.sum()
+    budget = available - min_rows * len(desired_counts)
+    total = excess.sum()
     if fill or total > budget:
         excess = excess * (budget / total) if total else np.full(len(desired_counts), budget / len(desired_counts))
     sizes = np.floor(excess)

@@ -112,10 +112,12 @@ class PartySource:
         train: slice | NDArray[np.int64] = slice(None)
         test: slice | NDArray[np.int64] = slice(0)
         if self.held_out_count:
-            order = stream(self.split_settings.seed, 0, self.name, "split").permutation(self.size)
-            train, test = np.sort(order[self.held_out_count :]), np.sort(order[: self.held_out_count])
+            order = stream(self.split_settings.seed, 0, self.name, purpose="split").permutation(self.size)
+            train = np.sort(order[self.held_out_count :])
+            test = np.sort(order[: self.held_out_count])
         if self.rows is not None:
-            train, test = self.rows[train], self.rows[test]
+            train = self.rows[train]
+            test = self.rows[test]
         x_test, y_test = self.test_set or (self.x[test], self.y[test])
         arrays = (self._apply_prepare(self.x[train]), self.y[train], self._apply_prepare(x_test), y_test)
         return Party(self.name, *map(_to_tensor, arrays, (self.sample_spec.x_dtype, self.sample_spec.y_dtype) * 2))
@@ -136,14 +138,14 @@ def party_source(name: str, arrays: Sequence[Any], split_settings: SplitSettings
     """A party of its own arrays, checked."""
     if not isinstance(arrays, tuple | list) or len(arrays) not in (2, 4):
         raise PartyError(f"Party {name!r} must be (x, y) or (x, y, x_test, y_test). Got a {type(arrays).__name__}.")
-    x, y, sample_spec = validate_pair(f"party {name!r}", "", arrays[:2], split_settings)
+    x, y, sample_spec = validate_pair(f"party {name!r}", "", arrays[:2], split_settings=split_settings)
     test_set = None
     if len(arrays) == 4:
-        x_test, y_test, test_spec = validate_pair(f"party {name!r}", "test ", arrays[2:], split_settings)
+        x_test, y_test, test_spec = validate_pair(f"party {name!r}", "test ", arrays[2:], split_settings=split_settings)
         test_set = (x_test, y_test) if len(x_test) else (x[:0], y[:0])
         if len(x) and len(x_test):
-            check_same_spec(f"The test set of party {name!r}", test_spec, "its training set", sample_spec)
-    return PartySource(name, x, y, test_set, split_settings, sample_spec)
+            check_same_spec(f"The test set of party {name!r}", test_spec, "its training set", expected=sample_spec)
+    return PartySource(name, x, y, test_set=test_set, split_settings=split_settings, sample_spec=sample_spec)
 
 
 def validate_pair(

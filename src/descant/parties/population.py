@@ -95,7 +95,8 @@ class Population(Mapping[str, Party]):
     def __len__(self) -> int:
         return len(self._sources)
 
-    __eq__, __hash__ = object.__eq__, object.__hash__  # by identity, like a Party
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__  # by identity, like a Party
 
     def __repr__(self) -> str:
         return f"People({len(self)}: {_format_names(self.names)})"
@@ -103,7 +104,13 @@ class Population(Mapping[str, Party]):
     def subset(self, names: Iterable[str]) -> Population:
         """Only these parties, in this order, each with the data and the test set that it has here."""
         selected = validate_names([names] if isinstance(names, str) else list(names))
-        return Population(map(self._source, selected), self.note, self.validation, self.joined_after, self.placeholders)
+        return Population(
+            map(self._source, selected),
+            self.note,
+            self.validation,
+            joined_after=self.joined_after,
+            placeholders=self.placeholders,
+        )
 
     def at_round(self, round: int) -> Population:
         """Those who were there in the round with that number, as they were known then."""
@@ -117,8 +124,8 @@ class Population(Mapping[str, Party]):
             [one for one in present_sources if one is not None],
             self.note,
             self.validation,
-            self.joined_after,
-            self.placeholders,
+            joined_after=self.joined_after,
+            placeholders=self.placeholders,
         )
 
     def with_validation(self, x: Any, y: Any) -> Population:
@@ -129,23 +136,23 @@ class Population(Mapping[str, Party]):
         (tensor([[0.5000]]), tensor([1]))
         """
         first = self._source(self.names[0])
-        x, y, form = validate_pair("the validation set", "", (x, y), first.split_settings)
+        x, y, form = validate_pair("the validation set", "", (x, y), split_settings=first.split_settings)
         if not len(x):
             raise PartyError("The validation set is empty. Give it at least one sample, or leave it out.")
-        check_same_spec("The validation set", form, f"party {first.name!r}", first.sample_spec)
+        check_same_spec("The validation set", form, f"party {first.name!r}", expected=first.sample_spec)
         if not form.y_shape and not form.y_dtype.is_floating_point:
             unknown = np.setdiff1d(y, self.label_counts()[0])
             if len(unknown):
                 raise PartyError(f"The validation set has labels that no party has: {_format_names(unknown.tolist())}.")
         validation_party = PartySource(
-            "validation", x, y, None, replace(first.split_settings, test=0.0), form
+            "validation", x, y, test_set=None, split_settings=replace(first.split_settings, test=0.0), sample_spec=form
         ).build_party()
         return Population(
             self._sources.values(),
             self.note,
             (validation_party.x, validation_party.y),
-            self.joined_after,
-            self.placeholders,
+            joined_after=self.joined_after,
+            placeholders=self.placeholders,
         )
 
     def label_counts(self) -> tuple[Array, NDArray[np.int64]]:
@@ -196,7 +203,8 @@ class Population(Mapping[str, Party]):
         b            1     0       1  0 (100 %)
         """
         sources = tuple(self._sources.values())
-        train, test = sum(self.samples.values()), sum(source.test_count for source in sources)
+        train = sum(self.samples.values())
+        test = sum(source.test_count for source in sources)
         title = f"{len(self)} parties: {train} samples to train, {test} to test; {sources[0].sample_spec}"
         lines = [
             title,
@@ -227,11 +235,12 @@ def from_arrays(
     >>> people["north"]
     Party('north', 3 to train, 1 to test, x (1,))
     """
-    split_settings = _split_settings("from_arrays", test, seed, dtype)
+    split_settings = _split_settings("from_arrays", test, seed, dtype=dtype)
     if isinstance(data, Mapping):
         if names is not None:
             raise PartyError("The keys of a mapping name the parties. Leave names= out, or give a list of pairs.")
-        names, data = data.keys(), data.values()
+        names = data.keys()
+        data = data.values()
     entries = list(data)
     party_names = validate_names(list(range(len(entries)) if names is None else names))
     if len(party_names) != len(entries):
@@ -241,7 +250,7 @@ def from_arrays(
     first = population._source(population.names[0])
     for name in population:
         check_same_spec(
-            f"Party {name!r}", population._source(name).sample_spec, f"party {first.name!r}", first.sample_spec
+            f"Party {name!r}", population._source(name).sample_spec, f"party {first.name!r}", expected=first.sample_spec
         )
     if validation is None:
         return population
@@ -271,8 +280,8 @@ def from_rows(
     >>> people["north"].x.tolist(), people["north"].x_test.tolist()
     ([[2.0]], [[0.0]])
     """
-    split_settings = _split_settings("from_rows", test, seed, dtype)
-    x, y, sample_spec = validate_pair("the data", "", (x, y), split_settings)
+    split_settings = _split_settings("from_rows", test, seed, dtype=dtype)
+    x, y, sample_spec = validate_pair("the data", "", (x, y), split_settings=split_settings)
     if prepare is not None:
         sample_spec = SampleSpec.of(prepare(0, x[:1]), y, dtype)
     rows_by_name = rows if isinstance(rows, Mapping) else {str(k): part for k, part in enumerate(rows)}
@@ -286,7 +295,16 @@ def from_rows(
         party_test_rows = None if test_rows is None else _validated_rows(name, test_rows[k], len(x))
         test_set = None if party_test_rows is None else (x[party_test_rows], y[party_test_rows])
         sources.append(
-            PartySource(name, x, y, test_set, split_settings, sample_spec, party_rows, prepare and partial(prepare, k))
+            PartySource(
+                name,
+                x,
+                y,
+                test_set=test_set,
+                split_settings=split_settings,
+                sample_spec=sample_spec,
+                rows=party_rows,
+                prepare=prepare and partial(prepare, k),
+            )
         )
     return _non_empty_population(sources, note)
 

@@ -27,10 +27,12 @@ def plot_population(population: Population, file: str | Path) -> Path:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     labels, counts = population.label_counts()  # counts [parties, classes]
-    names, labeled = list(population.names), len(population) <= MAX_LABELED_PARTIES
+    names = list(population.names)
+    labeled = len(population) <= MAX_LABELED_PARTIES
     if not labeled:
         order = _sort_order(counts)
-        counts, names = counts[order], [names[k] for k in order]
+        counts = counts[order]
+        names = [names[k] for k in order]
     shares = (counts / counts.sum(1, keepdims=True)).T  # [classes, parties]
     width = min(12.0, max(6.0, 0.55 * len(population) + 2.2)) if labeled else 12.0
     height = min(9.0, max(2.2, 0.34 * len(labels))) + 2.6

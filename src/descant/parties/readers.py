@@ -66,7 +66,8 @@ def damaged_file_error(file: Path, problem: str, expected: str) -> PartyError:
 
 def read_npz(file: str | Path, names: Sequence[str]) -> tuple[Array, ...]:
     """Named arrays of an npz file."""
-    file, expected = Path(file), f"an npz file with {', '.join(names)}, plain arrays of numbers or text"
+    file = Path(file)
+    expected = f"an npz file with {', '.join(names)}, plain arrays of numbers or text"
     with read_errors(file, expected), file.open("rb") as stream, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Reading", category=UserWarning)  # a file of Python 2 is fine, too
         archive = np.load(stream, allow_pickle=False)  # noqa: TID251
@@ -89,16 +90,15 @@ def read_npz(file: str | Path, names: Sequence[str]) -> tuple[Array, ...]:
 
 def read_idx(file: str | Path) -> Array:
     """The array of an IDX file, the form of the original MNIST; packed by gzip or not."""
-    file, expected = (
-        Path(file),
-        "an IDX file (two zero bytes, a type, the number of dimensions, their sizes, the values)",
-    )
+    file = Path(file)
+    expected = "an IDX file (two zero bytes, a type, the number of dimensions, their sizes, the values)"
     with read_errors(file, expected):
         data = _read_bytes(file)
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _IDX_DTYPES or len(data) < 4 + 4 * data[3] or not data[3]:
         raise damaged_file_error(file, f"it begins with {data[:4].hex(' ') or 'nothing'}", expected)
     data_start = 4 + 4 * data[3]
-    shape, dtype = struct.unpack(f">{data[3]}I", data[4:data_start]), np.dtype(_IDX_DTYPES[data[2]])
+    shape = struct.unpack(f">{data[3]}I", data[4:data_start])
+    dtype = np.dtype(_IDX_DTYPES[data[2]])
     row = dtype.itemsize * math.prod(shape[1:])
     if len(data) - data_start != row * shape[0]:
         complete_rows = (len(data) - data_start) // row if row else 0
@@ -113,7 +113,8 @@ def read_idx(file: str | Path) -> Array:
 
 def read_cifar(file: str | Path, classes: int = 10) -> tuple[Array, Array]:
     """Images ``[n, 3, 32, 32]`` and labels of one binary batch of CIFAR-10, or of CIFAR-100 (the fine ones)."""
-    file, label_bytes = Path(file), {10: 1, 100: 2}[classes]  # bytes of labels before each image
+    file = Path(file)
+    label_bytes = {10: 1, 100: 2}[classes]  # bytes of labels before each image
     size = label_bytes + 3 * 32 * 32
     expected = f"rows of {size} bytes: {label_bytes} of labels and 3072 of an image"
     with read_errors(file, expected):
@@ -129,7 +130,8 @@ def read_cifar(file: str | Path, classes: int = 10) -> tuple[Array, Array]:
 
 def read_wave(file: str | Path, rate: int = 16_000) -> Array:
     """The sound in a WAV file, as numbers in [-1, 1): 16-bit PCM of one channel."""
-    file, expected = Path(file), f"a WAV file of 16-bit PCM, one channel, {rate} samples a second"
+    file = Path(file)
+    expected = f"a WAV file of 16-bit PCM, one channel, {rate} samples a second"
     with read_errors(file, expected), file.open("rb") as opened, wave.open(opened) as sound:
         parameters = sound.getparams()
         data = sound.readframes(parameters.nframes)
@@ -143,7 +145,8 @@ def read_wave(file: str | Path, rate: int = 16_000) -> Array:
 
 def read_svhn(file: str | Path) -> tuple[Array, Array]:
     """Images ``[n, 32, 32, 3]`` and labels of one of SVHN's MATLAB files, in which a 0 has the label 10."""
-    file, expected = Path(file), "a MATLAB file with X [32, 32, 3, n] and y [n, 1], labels from 1 to 10"
+    file = Path(file)
+    expected = "a MATLAB file with X [32, 32, 3, n] and y [n, 1], labels from 1 to 10"
     from scipy.io import loadmat  # here, because it takes half a second that few need
 
     with read_errors(file, expected), file.open("rb") as opened:
@@ -151,7 +154,8 @@ def read_svhn(file: str | Path) -> tuple[Array, Array]:
             found = loadmat(opened, variable_names=("X", "y"))  # numbers only: nothing in such a file is ever run
         except Exception as error:  # whatever a damaged file leads scipy into
             raise damaged_file_error(file, f"{error} ({type(error).__name__})", expected) from error
-        x, y = found["X"], found["y"]
+        x = found["X"]
+        y = found["y"]
     if x.ndim != 4 or y.shape != (x.shape[-1], 1) or y.dtype.kind not in "iu" or y.min(initial=1) < 1:
         raise damaged_file_error(file, f"X has shape {x.shape} and y {y.shape} of {y.dtype}", expected)
     return x.transpose(3, 0, 1, 2), validate_labels(file, y[:, 0] - 10 * (y[:, 0] == 10), 10)
@@ -165,12 +169,12 @@ def read_table(
     UTF-8 may begin with the mark that Excel puts there.
     """
     format_name = f"a CSV file in {encoding.removesuffix('-sig')}"
-    file, expected = (
-        Path(file),
-        f"{format_name} with {'the columns ' if columns else ''}{', '.join(columns) or 'columns'}",
-    )
+    file = Path(file)
+    expected = f"{format_name} with {'the columns ' if columns else ''}{', '.join(columns) or 'columns'}"
     with read_errors(file, expected), _open_text(file, encoding) as text, _long_fields():
-        lines, names, row = csv.reader(text, strict=True), list(header or []), 0
+        lines = csv.reader(text, strict=True)
+        names = list(header or [])
+        row = 0
         try:
             row, names = (0, names) if names else (1, next(lines, []))
             duplicates = [name for name in columns if names.count(name) > 1]

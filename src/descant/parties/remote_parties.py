@@ -27,11 +27,9 @@ _MAX_SAMPLE_VALUES = 2**27  # numbers of a sample: two of them are tried when a 
 _MAX_OBSERVED_VALUES = (
     2**22
 )  # numbers that an agent or a desk sees at once: eight of these are tried, and drawn before that
-_SAMPLES_FIELDS, _AGENT_FIELDS, _DESK_FIELDS = (
-    ("x", "x_dtype", "y", "y_dtype"),
-    ("observations", "actions"),
-    ("assets", "window"),
-)
+_SAMPLES_FIELDS = ("x", "x_dtype", "y", "y_dtype")
+_AGENT_FIELDS = ("observations", "actions")
+_DESK_FIELDS = ("assets", "window")
 _COUNT_FIELDS = {
     _SAMPLES_FIELDS: ("samples", "test_count"),
     _AGENT_FIELDS: ("test_count",),
@@ -145,8 +143,8 @@ def remote_population(descriptions: Mapping[str, Mapping[str, Any]], note: str =
         sources,
         note,
         None,
-        joined_after | {name: said[DESCRIBED_AFTER] for name, said in described_late.items()},
-        placeholders,
+        joined_after=joined_after | {name: said[DESCRIBED_AFTER] for name, said in described_late.items()},
+        placeholders=placeholders,
     )
 
 
@@ -205,14 +203,15 @@ def _samples_source(name: str, description: Mapping[str, Any]) -> PartySource:
         tuple(description["x"]),
         _DTYPES[description["x_dtype"]],
         tuple(description["y"]),
-        _DTYPES[description["y_dtype"]],
+        y_dtype=_DTYPES[description["y_dtype"]],
     )
-    samples, test_count = description["samples"], description["test_count"]
+    samples = description["samples"]
+    test_count = description["test_count"]
     _check_counts(
         [*sample_spec.x_shape, *sample_spec.y_shape, samples, test_count],
         [samples],
         [sample_spec.x_shape, sample_spec.y_shape],
-        _MAX_SAMPLE_VALUES,
+        max_values=_MAX_SAMPLE_VALUES,
     )
     x, y = (
         np.broadcast_to(np.zeros(1, kind), (samples, *shape))
@@ -223,22 +222,24 @@ def _samples_source(name: str, description: Mapping[str, Any]) -> PartySource:
 
 
 def _agent_source(name: str, description: Mapping[str, Any]) -> DatalessSource:
-    environment, test_count = (
-        _RemoteEnvironment(tuple(description["observations"]), description["actions"]),
-        description["test_count"],
-    )
+    environment = _RemoteEnvironment(tuple(description["observations"]), description["actions"])
+    test_count = description["test_count"]
     _check_counts(
         [*environment.observation_shape, environment.actions, test_count],
         [environment.actions],
         [[*environment.observation_shape, environment.actions]],
-        _MAX_OBSERVED_VALUES,
+        max_values=_MAX_OBSERVED_VALUES,
     )
     return DatalessSource(Agent(name, environment, test_count, seed=0))
 
 
 def _desk_source(name: str, description: Mapping[str, Any]) -> DatalessSource:
-    assets, window, test_count = description["assets"], description["window"], description["test_count"]
-    _check_counts([assets, window, test_count], [assets, window - 1], [[assets, window + 1]], _MAX_OBSERVED_VALUES)
+    assets = description["assets"]
+    window = description["window"]
+    test_count = description["test_count"]
+    _check_counts(
+        [assets, window, test_count], [assets, window - 1], [[assets, window + 1]], max_values=_MAX_OBSERVED_VALUES
+    )
     prices, dates = (np.broadcast_to(np.zeros(1), shape) for shape in ((_MAX_COUNT, assets), (test_count,)))
     return DatalessSource(
         _RemoteDesk(name, ("",) * assets, prices, prices[: window + test_count], dates, window, 0.0, "")

@@ -82,7 +82,8 @@ def _from_npz(file: Path) -> tuple[list[str], Array]:
 
 def _from_text(file: Path, size: int) -> tuple[list[str], Array]:
     """GloVe's own form: a word and its numbers a line, parted by blanks."""
-    words, vectors = list[str](), list[Array]()
+    words = list[str]()
+    vectors = list[Array]()
     expected = f"a word and {size} numbers a line"
     for number, line in enumerate(read_text(file, expected), 1):
         word, *rest = line.rstrip("\n").rsplit(" ", size)

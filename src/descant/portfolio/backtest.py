@@ -49,7 +49,8 @@ def run_backtest(
     """
     relatives = _check_inputs(relatives, c)
     *lead, days, assets = relatives.shape
-    growth, turnover = np.empty((*lead, days)), np.empty((*lead, days))
+    growth = np.empty((*lead, days))
+    turnover = np.empty((*lead, days))
     weights = np.empty((*lead, days, 1 + assets))
     before = np.zeros((*lead, 1 + assets))
     before[..., 0] = 1
@@ -70,7 +71,7 @@ def uniform_rebalancing(relatives: Array, c: float | Array, exact_fees: bool = T
     def rebalance(t: int, before: Array) -> Array:
         return equal
 
-    return run_backtest(rebalance, relatives, c, exact_fees)
+    return run_backtest(rebalance, relatives, c, exact_fees=exact_fees)
 
 
 def buy_and_hold(relatives: Array, c: float | Array, exact_fees: bool = True) -> BacktestResult:
@@ -80,7 +81,7 @@ def buy_and_hold(relatives: Array, c: float | Array, exact_fees: bool = True) ->
     def keep_weights(t: int, before: Array) -> Array:
         return before if t else equal
 
-    return run_backtest(keep_weights, relatives, c, exact_fees)
+    return run_backtest(keep_weights, relatives, c, exact_fees=exact_fees)
 
 
 def _equal_weights(relatives: Array) -> Array:

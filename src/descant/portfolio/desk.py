@@ -132,19 +132,29 @@ def desks(
     full_market = _load_market(market, data)
     if holdings_by_desk is not None:
         full_market = full_market.select(_all_assets(holdings_by_desk))
-    train_period, test_period = _check_period("train", train), _check_period("test", test)
+    train_period = _check_period("train", train)
+    test_period = _check_period("test", test)
     for first, last in (train_period, test_period):
         full_market.between(first, last)  # where there are no prices, that is told first
     market_used = full_market.between(
         min(train_period[0], test_period[0]), max(train_period[1], test_period[1])
     ).complete(missing)
-    train_market, test_market = _split_periods(market_used, train_period, test_period, window)
+    train_market, test_market = _split_periods(market_used, train_period, test_period, window=window)
     if holdings_by_desk is None:
-        universe_names = _draw_universe(market_used.names, universe, assets, seed)
-        holdings_by_desk = {str(k): _draw_assets(universe_names, assets, seed, k) for k in range(count)}
+        universe_names = _draw_universe(market_used.names, universe, assets, seed=seed)
+        holdings_by_desk = {str(k): _draw_assets(universe_names, assets, seed, k=k) for k in range(count)}
     _check_late(holdings_by_desk, market_used)
     sources = [
-        _make_desk(name, market_used, train_market, test_market, asset_names, window, cost, kinds[k % len(kinds)])
+        _make_desk(
+            name,
+            market_used,
+            train_market,
+            test_market=test_market,
+            assets=asset_names,
+            window=window,
+            cost=cost,
+            augment=kinds[k % len(kinds)],
+        )
         for k, (name, asset_names) in enumerate(holdings_by_desk.items())
     ]
     notes = [
@@ -253,11 +263,11 @@ def _draw_universe(names: Sequence[str], universe: int | None, assets: int, seed
         )
     if assets > size:
         raise SettingError(f"A desk cannot draw {assets} assets out of {size}.")
-    return _random_subset(names, size, stream(seed, 0, "", "universe"))
+    return _random_subset(names, size, stream(seed, 0, "", purpose="universe"))
 
 
 def _draw_assets(names: Sequence[str], assets: int, seed: int, k: int) -> tuple[str, ...]:
-    return _random_subset(names, assets, stream(seed, 0, str(k), "assets"))
+    return _random_subset(names, assets, stream(seed, 0, str(k), purpose="assets"))
 
 
 def _random_subset(names: Sequence[str], count: int, rng: np.random.Generator) -> tuple[str, ...]:
@@ -274,11 +284,19 @@ def _make_desk(
     cost: float,
     augment: str,
 ) -> DatalessSource:
-    prices, first = market.select(assets).prices, int(np.searchsorted(market.dates, test_market.dates[0]))
+    prices = market.select(assets).prices
+    first = int(np.searchsorted(market.dates, test_market.dates[0]))
     test_prices = prices[
         first - window : first + len(test_market.dates)
     ]  # the days before a test are seen, learned by or not
     desk = Desk(
-        name, tuple(assets), train_market.select(assets).prices, test_prices, test_market.dates, window, cost, augment
+        name,
+        tuple(assets),
+        train_market.select(assets).prices,
+        test_prices=test_prices,
+        test_dates=test_market.dates,
+        window=window,
+        cost=cost,
+        augment=augment,
     )
     return DatalessSource(desk)

@@ -45,7 +45,8 @@ class Market:
     @classmethod
     def create(cls, dates: Any, names: Sequence[str], prices: Any, source: str = "") -> Market:
         """A market, once it is clear that there is nothing wrong with it."""
-        checked_dates, asset_names = _parse_dates(dates, source), tuple(map(str, names))
+        checked_dates = _parse_dates(dates, source)
+        asset_names = tuple(map(str, names))
         try:
             price_table = np.array(prices, dtype=np.float64)
         except (TypeError, ValueError) as error:
@@ -53,7 +54,7 @@ class Market:
                 source, f"its prices are no numbers ({error})", "a price for every asset and date"
             ) from error
         _check_shapes(checked_dates, asset_names, price_table, source)
-        _check_prices(checked_dates, asset_names, price_table, source)
+        _check_prices(checked_dates, asset_names, price_table, source=source)
         return cls(checked_dates, asset_names, price_table, source)
 
     @property
@@ -63,7 +64,8 @@ class Market:
 
     def between(self, first: str | int, last: str | int) -> Market:
         """The days from `first` to `last`, both included: dates such as 2018-12-31, or whole years or months."""
-        begin, end = parse_period(first)[0], parse_period(last)[1]
+        begin = parse_period(first)[0]
+        end = parse_period(last)[1]
         kept = (self.dates >= begin) & (self.dates <= end)
         if not kept.any():
             raise SettingError(
@@ -97,7 +99,8 @@ class Market:
             market = self.select([name for name in self.names if name not in late])
             reason = f"for a history that begins after {self.dates[0]}: {', '.join(late)}"
             return replace(market, note=f"without {len(late)} of {len(self.names)} assets, {reason}")
-        first_row, last = int(absent.max()), self.names[int(absent.argmax())]
+        first_row = int(absent.max())
+        last = self.names[int(absent.argmax())]
         if first_row == len(self.dates):
             raise self._empty_market_error(f"{last} has no price up to {self.dates[-1]}", "exclude")
         note = (
@@ -135,9 +138,9 @@ def generate_market(assets: int = 30, years: int = 14, first: str = "2006-01-02"
     begin = parse_period(first)[0]
     end = (begin.astype("datetime64[Y]") + years).astype("datetime64[D]")
     dates = np.busday_offset(begin, np.arange(np.busday_count(begin, end)), roll="forward")
-    market = stream(seed, 0, ALL_PARTIES, "market").normal(0.08 / 252, 0.16 / math.sqrt(252), len(dates))
+    market = stream(seed, 0, ALL_PARTIES, purpose="market").normal(0.08 / 252, 0.16 / math.sqrt(252), len(dates))
     names = [f"A{number:02}" for number in range(1, assets + 1)]
-    prices = np.stack([_generate_asset(market, stream(seed, 0, name, "market")) for name in names], axis=1)
+    prices = np.stack([_generate_asset(market, stream(seed, 0, name, purpose="market")) for name in names], axis=1)
     return Market.create(dates, names, prices, "the generated market")
 
 
@@ -183,7 +186,8 @@ def market_error(source: str, problem: str, expected_form: str) -> PartyError:
 
 def _parse_dates(dates: Any, source: str) -> Array:
     """Days, from dates or from texts that begin with one."""
-    found, expected = np.asarray(dates), "dates such as 2018-12-31, one a row"
+    found = np.asarray(dates)
+    expected = "dates such as 2018-12-31, one a row"
     if found.ndim != 1 or (len(found) and found.dtype.kind not in "MOSU"):
         raise market_error(source, f"its dates have shape {found.shape} of {found.dtype}", expected)
     days = np.empty(len(found), dtype="datetime64[D]")

@@ -26,7 +26,8 @@ from .market import Array
 AUGMENTERS = ("none", "gbm", "vom", "gan")
 TRADING_DAYS = 252
 _MAX_YEARLY_FACTOR = 100.0
-FIT_FAILED, SAMPLES_UNUSABLE = 1.0, 2.0
+FIT_FAILED = 1.0
+SAMPLES_UNUSABLE = 2.0
 _REASONS = {FIT_FAILED: "no generator could be fitted", SAMPLES_UNUSABLE: "what was made up was of no use"}
 _MAX_NAMED = 10  # desks that a sentence names
 
@@ -153,8 +154,10 @@ class VariableOrderMarkov:
 
     def fit(self, prices: Array, rng: np.random.Generator) -> Array:
         logs = np.log1p(daily_returns(prices, self.order + 3, "VariableOrderMarkov"))
-        codes, after = _context_codes(logs, self.order)[:-1], logs[self.order :]
-        mean, covariance = after.mean(axis=0), _covariance(after)
+        codes = _context_codes(logs, self.order)[:-1]
+        after = logs[self.order :]
+        mean = after.mean(axis=0)
+        covariance = _covariance(after)
         rows = []
         for code in range(2**self.order):
             following = after[self._similar_days(codes, code)]
@@ -173,7 +176,8 @@ class VariableOrderMarkov:
 
     def draw(self, fitted: Array, prices: Array, days: int, rng: np.random.Generator) -> Array:
         means, covariances = _unpack(fitted.reshape(2**self.order, -1), prices.shape[1])
-        factors, noise = _covariance_factor(covariances), rng.standard_normal((days, prices.shape[1]))
+        factors = _covariance_factor(covariances)
+        noise = rng.standard_normal((days, prices.shape[1]))
         code = int(_context_codes(np.diff(np.log(prices[-self.order - 1 :]), axis=0), self.order)[-1])
         logs = np.empty_like(noise)
         for day in range(days):

@@ -77,7 +77,7 @@ def _read_csv(file: Path) -> tuple[Any, Any, Any]:
         if len(line) != len(header):
             raise market_error(str(file), f"the row of {line[0]} has {len(line)} fields", f"{len(header)} fields a row")
     prices = [
-        [_parse_price(file, line[0], name, cell) for name, cell in zip(header[1:], line[1:], strict=True)]
+        [_parse_price(file, line[0], name, cell=cell) for name, cell in zip(header[1:], line[1:], strict=True)]
         for line in rows
     ]
     return [line[0] for line in rows], header[1:], prices

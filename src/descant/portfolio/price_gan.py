@@ -25,12 +25,11 @@ from ..core.settings import setting
 from .market import Array
 from .price_augmentation import daily_returns
 
-_NOISE_WIDTH, _CHANNELS, _DENSE_WIDTH = (
-    32,
-    32,
-    64,
-)  # widths: of z, of the convolutions, of the discriminator's dense layer
-_RATES, _BETAS = (5e-4, 2e-3), (0.5, 0.99)  # Adam's, of the generator and of the discriminator
+_NOISE_WIDTH = 32
+_CHANNELS = 32
+_DENSE_WIDTH = 64  # widths: of z, of the convolutions, of the discriminator's dense layer
+_RATES = (5e-4, 2e-3)
+_BETAS = (0.5, 0.99)  # Adam's, of the generator and of the discriminator
 _AVERAGE_DECAY = 0.99  # of the running mean, a step
 _LEAKY_SLOPE = 0.2  # of the rectifiers below 0
 _RESCALE_PATHS = 8192  # paths that the last layer is rescaled by
@@ -48,7 +47,8 @@ class Gan:
     def fit(self, prices: Array, rng: np.random.Generator) -> Array:
         """The means and deviations of the returns, ``[m]`` each, and the generator's weights."""
         returns = daily_returns(prices, self.path_days + 2, "Gan")
-        means, deviations = returns.mean(axis=0), returns.std(axis=0)
+        means = returns.mean(axis=0)
+        deviations = returns.std(axis=0)
         standard = (returns - means) / np.where(deviations > 0, deviations, 1)
         with _one_thread():
             weights = _normalize_outputs(self._train(torch.from_numpy(standard.astype(np.float32)), rng), rng)
@@ -154,5 +154,6 @@ def _normalize_outputs(weights: Sequence[Tensor], rng: np.random.Generator) -> l
     """The same generator with every output at mean 0 and deviation 1."""
     *hidden, weight, bias = weights
     outputs = generate(weights, _draw_noise(rng, _RESCALE_PATHS)).double()
-    mean, deviation = outputs.mean(dim=0), outputs.std(dim=0).clamp_min(1e-6)
+    mean = outputs.mean(dim=0)
+    deviation = outputs.std(dim=0).clamp_min(1e-6)
     return [*hidden, (weight / deviation[:, None]).float(), ((bias - mean) / deviation).float()]

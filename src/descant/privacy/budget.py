@@ -60,7 +60,8 @@ def check_privacy(plan: Plan) -> None:
 
 
 def _check_secure_aggregation(plan: Plan) -> None:
-    algorithm, secure = plan.algorithm, plan.algorithm.secure_aggregation
+    algorithm = plan.algorithm
+    secure = plan.algorithm.secure_aggregation
     check_summable(algorithm)
     if secure is not None and len(plan.population) < secure.min_parties:
         raise SettingError(

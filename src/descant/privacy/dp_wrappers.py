@@ -54,7 +54,12 @@ def CentralDP(
     >>> CentralPrivacy(clip=0.5).name
     'FedAvg+DP'
     """
-    return _with_privacy(base, PrivacySettings("server", clip, noise, delta, budget, source), "CentralDP", "DP")
+    return _with_privacy(
+        base,
+        PrivacySettings("server", clip, noise, delta=delta, budget=budget, source=source),
+        "CentralDP",
+        suffix="DP",
+    )
 
 
 def LocalDP(
@@ -80,7 +85,9 @@ def LocalDP(
     >>> LocalPrivacy().privacy.at
     'party'
     """
-    return _with_privacy(base, PrivacySettings("party", clip, noise, delta, budget, source), "LocalDP", "LDP")
+    return _with_privacy(
+        base, PrivacySettings("party", clip, noise, delta=delta, budget=budget, source=source), "LocalDP", suffix="LDP"
+    )
 
 
 def _with_privacy(base: Algorithm, privacy: PrivacySettings, owner: str, suffix: str) -> Algorithm:

@@ -69,7 +69,7 @@ class PrivacySettings:
         """ε at δ after so many releases, each of which a party is in with probability ``rate`` (by secret draws)."""
         if not self.noise or not releases:
             return math.inf if releases else 0.0
-        return epsilon(self.noise / 2 if self.at == "party" else self.noise, releases, self.delta, rate)
+        return epsilon(self.noise / 2 if self.at == "party" else self.noise, releases, self.delta, rate=rate)
 
 
 @lru_cache(maxsize=4096)
@@ -116,13 +116,15 @@ def secret_noise(secret: bytes, round: int, party: str, message: Tensor) -> Tens
     another answer never has the same noise, by which a difference could be told.
     """
     return _normal_from_bytes(
-        _expand_secret(secret, f"{round}/{party}", message, _random_bytes_needed(message.numel())), message.numel()
+        _expand_secret(secret, f"{round}/{party}", message, size=_random_bytes_needed(message.numel())), message.numel()
     )
 
 
 def secret_uniform(secret: bytes, round: int, party: str, message: Tensor, count: int) -> Tensor:
     """Numbers from 0 to 1, keyed likewise."""
-    return torch.from_numpy(_uniform_from_bytes(_expand_secret(secret, f"uniform/{round}/{party}", message, 8 * count)))
+    return torch.from_numpy(
+        _uniform_from_bytes(_expand_secret(secret, f"uniform/{round}/{party}", message, size=8 * count))
+    )
 
 
 def _expand_secret(secret: bytes, name: str, message: Tensor, size: int) -> bytes:
@@ -141,7 +143,8 @@ def _random_bytes_needed(count: int) -> int:
 def _normal_from_bytes(drawn: bytes, count: int) -> Tensor:
     """Box & Muller (1958): two uniform numbers are two normal ones."""
     first, second = _uniform_from_bytes(drawn).reshape(2, -1)
-    length, angle = np.sqrt(-2 * np.log(1 - first)), 2 * np.pi * second  # 1 - first is never 0
+    length = np.sqrt(-2 * np.log(1 - first))
+    angle = 2 * np.pi * second  # 1 - first is never 0
     return torch.from_numpy(np.concatenate([length * np.cos(angle), length * np.sin(angle)])[:count])
 
 

@@ -37,7 +37,7 @@ def privatize_reply(
     if privacy.source == "system" and secret is None:
         secret = gaussian_mechanism.new_secret()
     clipped = clip_update(privacy, change)
-    noised = clipped + update_noise(privacy, task, clipped, secret)
+    noised = clipped + update_noise(privacy, task, clipped, secret=secret)
     parts = torch.split_with_sizes(noised, [part.numel() for part in changes.values()])
     arrays = {
         name: (received[name] * sends_model + part.view_as(sent)).to(sent.dtype)

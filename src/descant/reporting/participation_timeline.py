@@ -88,7 +88,8 @@ def _draw_presence_map(axes: Axes, presence: ParticipationTimeline, named: bool)
         [[codes[letter] for letter in letters] for letters in presence.presence_codes]
     ).T  # [parties, rounds]
     colors = ListedColormap([color for color, _ in STATE_STYLES.values()])
-    rounds, count = cells.shape[1], len(presence.parties)
+    rounds = cells.shape[1]
+    count = len(presence.parties)
     grid = (np.arange(rounds + 1) + 0.5, np.arange(count + 1) - 0.5)
     mesh_style: dict[str, Any] = {
         "edgecolors": "#FFFFFF",

@@ -259,10 +259,10 @@ def draw_party_scores(
         others = {method: values[order] for method, values in scores.items() if method != LOCAL_LABEL}
         metric_label = label(metric, 40)
         if len(order) > MAX_NAMED_PARTIES:
-            _draw_sorted_gains(axes, others, local[order], sign, styles)
+            _draw_sorted_gains(axes, others, local[order], sign=sign, styles=styles)
             axes.set_ylabel(f"gain over training alone, {metric_label}")
         else:
-            _draw_party_markers(axes, others, local[order], [names[i] for i in order], styles)
+            _draw_party_markers(axes, others, local[order], names=[names[i] for i in order], styles=styles)
             axes.set_ylabel(metric_label)
             better = "above" if sign > 0 else "below"
             axes.set_title(f"Who gained by joining: a marker {better} the black bar beats training alone", loc="left")

@@ -13,7 +13,8 @@ from .figure import BandLine, Numbers, draw_lines, label, open_figure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-UNIFORM, HOLD = "uniform rebalancing", "buy and hold"
+UNIFORM = "uniform rebalancing"
+HOLD = "buy and hold"
 MAX_PANELS = 3  # desks or methods whose holdings are shown
 MIN_LABELED_SHARE = 0.03  # a share whose name is written beside it
 MAX_NAMED_DESKS = 30  # desks whose names fit below a picture

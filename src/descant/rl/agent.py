@@ -42,7 +42,7 @@ class Agent:
 
     def test_episode_key(self, number: int) -> int:
         """The key of a test episode; they are the same for every model, as the rows of a test set are."""
-        return stream_key(self.seed, number, self.name, "test")
+        return stream_key(self.seed, number, self.name, purpose="test")
 
     @property
     def data(self) -> tuple[Tensor, ...]:
@@ -136,10 +136,10 @@ def agents(
     for k in range(count):
         settings = {name: values[k] for name, values in values_by_name.items()} | dict(tables[k])
         if heterogeneity:
-            settings = _vary_physics(env, settings, heterogeneity, stream(seed, 0, str(k), "physics"))
+            settings = _vary_physics(env, settings, heterogeneity, rng=stream(seed, 0, str(k), purpose="physics"))
         same_as_first = k > 0 and not values_by_name and not heterogeneity and tables[k] is tables[0]
         environment = sources[0].wrapped.world if same_as_first else make_environment(env, **settings)
-        sources.append(DatalessSource(Agent(str(k), environment, test_episodes, seed)))
+        sources.append(DatalessSource(Agent(str(k), environment, test_episodes, seed=seed)))
     _check_same_form(sources)
     return Population(sources)  # type: ignore[arg-type]
 

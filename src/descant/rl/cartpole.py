@@ -18,7 +18,8 @@ from ..errors import PartyError
 from .environment import Array, EnvironmentCache, StepResult, VectorEnvironment
 
 STEP_LIMITS = {"CartPole-v0": 200, "CartPole-v1": 500}
-_MAX_POSITION, _MAX_ANGLE = 2.4, 12 * 2 * math.pi / 360
+_MAX_POSITION = 2.4
+_MAX_ANGLE = 12 * 2 * math.pi / 360
 _UNUSUAL_FACTOR = 1e3  # a physics that is so many times the usual may be no physics
 
 
@@ -92,7 +93,8 @@ class _CartPoleVector:
         """gymnasium's step, operation for operation, so that not even the last bit differs."""
         x, x_dot, theta, theta_dot = self._state
         force = np.where(actions == 1, self._force, -self._force)
-        cosine, sine = np.cos(theta), np.sin(theta)
+        cosine = np.cos(theta)
+        sine = np.sin(theta)
         temp = (force + self._polemass_length * np.square(theta_dot) * sine) / self._mass
         theta_acceleration = (self._gravity * sine - cosine * temp) / (
             self._length * (4.0 / 3.0 - self._masspole * np.square(cosine) / self._mass)
@@ -109,8 +111,10 @@ class _CartPoleVector:
         )
         steps = self._steps + 1
         if active is not None:
-            after, steps = np.where(active, after, self._state), np.where(active, steps, self._steps)
-        self._state, self._steps = after, steps
+            after = np.where(active, after, self._state)
+            steps = np.where(active, steps, self._steps)
+        self._state = after
+        self._steps = steps
         terminated = (np.abs(after[0]) > _MAX_POSITION) | (np.abs(after[2]) > _MAX_ANGLE)
         for at, (name, environment) in self._unusual.items():
             if not np.isfinite(after[:, at].astype(np.float32)).all():
@@ -118,7 +122,7 @@ class _CartPoleVector:
                     f"The physics of {environment.name} of agent {name!r} lead beyond all numbers: {environment}."
                 )
         rewards = np.ones(len(steps)) if active is None else active.astype(np.float64)
-        return StepResult(self.observations, rewards, terminated, steps >= self._step_limits)
+        return StepResult(self.observations, rewards, terminated, truncated=steps >= self._step_limits)
 
     def get_state(self, index: int) -> Tensor:
         return torch.from_numpy(np.append(self._state[:, index], self._steps[index]))

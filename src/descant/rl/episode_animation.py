@@ -42,10 +42,12 @@ def film(policy: nn.Module, environment: CartPole, file: str | Path, seed: int =
 @torch.no_grad()
 def _run_episode(policy: nn.Module, environment: CartPole, seed: int) -> list[Array]:
     """Where cart and pole are, step by step, until the episode is over."""
-    vector, before = environment.make_vector([environment], ["0"]), policy.training
+    vector = environment.make_vector([environment], ["0"])
+    before = policy.training
     policy.eval()
     vector.reset(0, seed)
-    states, done = [vector.observations[0]], False
+    states = [vector.observations[0]]
+    done = False
     while not done:
         observations = torch.from_numpy(vector.observations)
         result = vector.step(policy(observations)[:, : environment.actions].argmax(1).numpy())
@@ -61,7 +63,7 @@ def _save_strip(states: Sequence[Array], environment: CartPole, file: Path) -> N
     figure = Figure(figsize=(12.0, 1.2), dpi=150, layout="constrained")
     steps = np.linspace(0, len(states) - 1, _STRIP_FRAMES).round().astype(int)
     for axes, step in zip(figure.subplots(1, _STRIP_FRAMES), steps, strict=True):
-        _draw(axes, states[step], environment, f"step {step}")
+        _draw(axes, states[step], environment, title=f"step {step}")
     figure.savefig(file, format="png", backend="agg")
 
 
@@ -77,7 +79,7 @@ def _save_gif(states: Sequence[Array], environment: CartPole, file: Path) -> Non
 
     def draw(step: int) -> list[Any]:
         axes.clear()
-        _draw(axes, states[step], environment, f"step {step}")
+        _draw(axes, states[step], environment, title=f"step {step}")
         return []
 
     animation = FuncAnimation(figure, draw, frames=steps)
@@ -88,7 +90,9 @@ def _draw(axes: Axes, state: Array, environment: CartPole, title: str) -> None:
     """Cart, pole and track; 12 degrees from upright or 2.4 m from the middle, an episode is over."""
     from matplotlib.patches import Rectangle
 
-    x, angle, length = float(state[0]), float(state[2]), 2 * environment.length
+    x = float(state[0])
+    angle = float(state[2])
+    length = 2 * environment.length
     axes.axhline(0, color="#999999", linewidth=1.0)
     axes.add_patch(Rectangle((x - 0.25, 0), 0.5, 0.3, color="#0072B2"))
     tip = (x + length * math.sin(angle), 0.3 + length * math.cos(angle))

@@ -50,7 +50,9 @@ class Gym:
     @cached_property
     def _spaces(self) -> tuple[tuple[int, ...], int, int]:
         instance = self.create()
-        spaces, observation_space, action_space = _gymnasium().spaces, instance.observation_space, instance.action_space
+        spaces = _gymnasium().spaces
+        observation_space = instance.observation_space
+        action_space = instance.action_space
         instance.close()
         if not isinstance(action_space, spaces.Discrete):
             raise SettingError(
@@ -107,14 +109,18 @@ class _LiveEnvironment:
     """An environment and where it is: the key of its episode, and the actions so far."""
 
     def __init__(self, environment: Gym, name: str) -> None:
-        self._name, self.environment, self._env = name, environment, environment.create()
+        self._name = name
+        self.environment = environment
+        self._env = environment.create()
         self._read = _observation_reader(environment, self._env.observation_space)
-        self.key, self.actions = -1, list[int]()
+        self.key = -1
+        self.actions = list[int]()
         self.observation = np.zeros(environment.observation_shape, dtype=np.float32)
         weakref.finalize(self, _close, self._env)
 
     def reset(self, key: int) -> None:
-        self.key, self.actions = -1, []
+        self.key = -1
+        self.actions = []
         observation, _ = self._call("reset", partial(self._env.reset, seed=key % 2**31))
         self.observation = self._read_observation(observation)
         self.key = key
@@ -180,7 +186,8 @@ def _close(env: Any) -> None:
 
 class _GymVector:
     def __init__(self, environments: Sequence[Gym], agent_names: Sequence[str], cache: EnvironmentCache) -> None:
-        self._live, occurrences = list[_LiveEnvironment](), Counter[str]()
+        self._live = list[_LiveEnvironment]()
+        occurrences = Counter[str]()
         for world, name in zip(environments, agent_names, strict=True):
             cache_key = (name, occurrences[name])
             occurrences[name] += 1
@@ -201,11 +208,13 @@ class _GymVector:
 
     def step(self, actions: Array, active: Array | None = None) -> StepResult:
         n = len(self._live)
-        rewards, terminated, truncated = np.zeros(n), np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
+        rewards = np.zeros(n)
+        terminated = np.zeros(n, dtype=bool)
+        truncated = np.zeros(n, dtype=bool)
         for i, (live, action) in enumerate(zip(self._live, actions.tolist(), strict=True)):
             if active is None or active[i]:
                 rewards[i], terminated[i], truncated[i] = live.step(action)
-        return StepResult(self.observations, rewards, terminated, truncated)
+        return StepResult(self.observations, rewards, terminated, truncated=truncated)
 
     def get_state(self, index: int) -> Tensor:
         live = self._live[index]

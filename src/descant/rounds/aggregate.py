@@ -48,7 +48,7 @@ def aggregate_replies(
     """
     try:
         with torch.inference_mode(False), torch.no_grad():
-            return _aggregate_replies(plan, state, hyper, replies, asked_parties)
+            return _aggregate_replies(plan, state, hyper, replies=replies, asked_parties=asked_parties)
     except (DescantError, ArithmeticError, RuntimeError, ValueError) as error:
         state.personal_models.rollback(state.round)
         reason = f"{type(error).__name__}: {error}"
@@ -61,13 +61,11 @@ def _aggregate_replies(
     plan: Plan, state: State, hyper: Hyper, replies: Sequence[Reply], asked_parties: Collection[str]
 ) -> AggregationOutcome:
     """aggregate -> advance -> keep: the new centre, and what each party keeps (staged)."""
-    algorithm, size, update_state_before = (
-        plan.algorithm,
-        plan.net.layout.trainable_width,
-        state.server_state.get("server_update", {}),
-    )
+    algorithm = plan.algorithm
+    size = plan.net.layout.trainable_width
+    update_state_before = state.server_state.get("server_update", {})
     if algorithm.secure_aggregation is not None:
-        return _aggregate_masked_sum(plan, state, replies, asked_parties)
+        return _aggregate_masked_sum(plan, state, replies, asked=asked_parties)
     dp_count = _dp_denominator(plan, len(asked_parties))
     if not replies and not dp_count:
         return AggregationOutcome(
@@ -76,10 +74,10 @@ def _aggregate_replies(
     models = stack_models(plan, state, replies)  # [K, width]
     weights = algorithm.compute_weights([report.metrics for report in replies])
     all_models, all_weights = _add_absent_parties(
-        plan, state, replies, _apply_staleness_discount(plan, state, replies, models), weights
+        plan, state, replies, models=_apply_staleness_discount(plan, state, replies, models=models), weights=weights
     )
     if dp_count:
-        aggregated: AggregateResult = noisy_mean(plan, state, all_models, dp_count)
+        aggregated: AggregateResult = noisy_mean(plan, state, all_models, denominator=dp_count)
     else:
         aggregated = algorithm.aggregate(all_models[:, :size], all_weights)
     new_parameters, update_state = algorithm.server_update(
@@ -112,7 +110,8 @@ def _aggregate_masked_sum(
     plan: Plan, state: State, accepted: Sequence[Reply], asked: Collection[str]
 ) -> AggregationOutcome:
     """aggregate -> advance where the sum is all that is known."""
-    size, update_state_before = plan.net.layout.trainable_width, state.server_state.get("server_update", {})
+    size = plan.net.layout.trainable_width
+    update_state_before = state.server_state.get("server_update", {})
     from ..privacy.secure_aggregation import secure_sum
 
     failure = secure_sum.missing_masks_reason(plan, accepted, asked)
@@ -156,9 +155,11 @@ def noisy_mean(plan: Plan, state: State, models: Tensor, denominator: float) -> 
 
     McMahan et al. (2018), Algorithm 1, with a fixed denominator.
     """
-    privacy, size = plan.algorithm.privacy, plan.net.layout.trainable_width
+    privacy = plan.algorithm.privacy
+    size = plan.net.layout.trainable_width
     assert privacy is not None
-    global_model, rows = state.global_model[:size].double(), models[:, :size]
+    global_model = state.global_model[:size].double()
+    rows = models[:, :size]
     factors = privacy.clip_factors(_update_norms(rows, global_model))
     if not privacy.noise_std and len(rows) == denominator and bool((factors == 1).all()):
         return plan.algorithm.aggregate(rows, torch.ones_like(factors))  # bit for bit as without
@@ -214,7 +215,9 @@ def _add_absent_parties(
         return models, weights
     index_by_party = {report.party: i for i, report in enumerate(accepted)}
     rows = [
-        models[index_by_party[p]] if p in index_by_party else personal_row(plan, state, p, state.round + 1, True)
+        models[index_by_party[p]]
+        if p in index_by_party
+        else personal_row(plan, state, p, index=state.round + 1, training=True)
         for p in plan.population
     ]
     return _stack_rows(plan, rows), torch.ones(len(rows), dtype=weights.dtype)

@@ -133,7 +133,8 @@ def save(
     }
     manifest |= {"descant": __version__, "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
     check_replaceable(folder, _FILES, in_place=True)
-    target, save_id = folder.resolve(), secrets.token_hex(4)
+    target = folder.resolve()
+    save_id = secrets.token_hex(4)
     written_files: list[str] = []
     is_complete = False
     with write_errors(folder):
@@ -252,7 +253,8 @@ def _read_tensors(folder: Path, plan: Plan, manifest: Mapping[str, Any]) -> tupl
         models["initial"],
         *(stores["personal"].get(party)["model"] for party in stores["personal"].names()),
     ]
-    width, dtype = plan.net.layout.width, plan.net.layout.dtype
+    width = plan.net.layout.width
+    dtype = plan.net.layout.dtype
     if any(row.shape != (width,) or row.dtype != dtype or not torch.isfinite(row).all() for row in rows):
         raise StateError(f"{folder} is damaged: its models are not rows of {width} finite {dtype} numbers.")
     initial = (
@@ -291,7 +293,7 @@ def _check_identity(folder: Path, saved: Mapping[str, Any], expected: Mapping[st
     for key, value in expected.items():
         other = saved.get(key)
         if isinstance(value, Mapping) and isinstance(other, Mapping) and value.keys() == other.keys():
-            _check_identity(folder, other, value, f"{prefix}{key}.")
+            _check_identity(folder, other, value, prefix=f"{prefix}{key}.")
         elif json.loads(json.dumps(value)) != other:
             raise StateError(
                 f"{folder} was saved by another federation: {prefix}{key} {other!r:.80}, here {value!r:.80}."
@@ -324,6 +326,7 @@ def _split_into_files(store: Store) -> Iterator[dict[str, Tensor]]:
             size += tensor.numel() * tensor.element_size()
         if size > _MAX_FILE_BYTES:
             yield unshare_storage(part)  # logs of several parties may lie in one array
-            part, size = {}, 0
+            part = {}
+            size = 0
     if part:
         yield unshare_storage(part)

@@ -44,7 +44,7 @@ def aggregation_diagnostics(
     start = algorithm.local_start(personal_models, global_model.expand_as(models))
     jumps = torch.zeros(len(models)) if start is models else row_distances(models[:, :d], start[:, :d])
     spread, mean = torch.std_mean(jumps, correction=0)
-    return Diagnostics(float(mean), float(spread), max_distance(algorithm, models, global_model, d))
+    return Diagnostics(float(mean), float(spread), max_distance(algorithm, models, global_model, d=d))
 
 
 def max_distance(algorithm: Algorithm, models: Tensor | Sequence[Tensor], global_model: Tensor, d: int) -> float:

@@ -42,7 +42,7 @@ def make_tasks(
     for party in participants:
         arrays = {"global_model": state.global_model}
         if plan.algorithm.personalize is not None:
-            arrays["personal"] = personal_row(plan, state, party, index, training=kind in ("train", "proxy"))
+            arrays["personal"] = personal_row(plan, state, party, index=index, training=kind in ("train", "proxy"))
         task_settings: dict[str, Any] = {RESET: True} if rollback.needs_reset(plan, state, party, index) else {}
         if isinstance(participants, Mapping):
             task_settings |= {"lr": float(participants[party].lr), "work": int(participants[party].work)}
@@ -50,9 +50,9 @@ def make_tasks(
             party,
             index,
             kind,
-            arrays,
-            {**common, **task_settings, **(party_settings or {}).get(party, {})},
-            plan.deadline,
+            arrays=arrays,
+            settings={**common, **task_settings, **(party_settings or {}).get(party, {})},
+            deadline=plan.deadline,
         )
 
 
@@ -90,7 +90,7 @@ def iterate_replies(
         reports = engine.collect(remaining) if remaining > 0 else []
         if not reports:
             for task in outstanding.values():
-                yield Reply(task.party, task.round, task.kind, "lost", reason="no answer before the deadline")
+                yield Reply(task.party, task.round, task.kind, status="lost", reason="no answer before the deadline")
             return
         for found in reports:
             report = found if isinstance(found, Reply) else _invalid_reply(found)
@@ -101,7 +101,7 @@ def iterate_replies(
 
 def _invalid_reply(received: object) -> Reply:
     reason = f"the engine handed over {type(received).__name__} in place of a report"
-    return Reply("", -1, "train", "error", reason=reason)
+    return Reply("", -1, "train", status="error", reason=reason)
 
 
 @dataclass(frozen=True)
@@ -120,13 +120,16 @@ def collect_replies(
     """Hand out tasks, and take in what passes the gate."""
     validator.expect(tasks, index)
     accepted: dict[str, Reply] = {}
-    rejections, finished, clock = list[Rejection](), set[tuple[str, int]](), 0.0
+    rejections = list[Rejection]()
+    finished = set[tuple[str, int]]()
+    clock = 0.0
 
     def enough() -> bool:
         return quorum is not None and sum(report.kind == "train" for report in accepted.values()) >= quorum
 
     for report in iterate_replies(engine, tasks, enough):
-        rejection, clock = validator.validate(report, index), max(clock, _arrival_time(report))
+        rejection = validator.validate(report, index)
+        clock = max(clock, _arrival_time(report))
         if rejection is not None:
             rejections.append(rejection)
             finished.add((rejection.party, rejection.round))
@@ -136,7 +139,7 @@ def collect_replies(
             accepted[report.party] = report  # of a late answer and one in time, the newer counts
     order = {task.party: i for i, task in enumerate(tasks)}
     found = sorted(accepted.values(), key=lambda r: (order.get(r.party, len(order)), r.party))
-    return CollectedReplies(found, rejections, [t for t in tasks if (t.party, t.round) not in finished], clock)
+    return CollectedReplies(found, rejections, [t for t in tasks if (t.party, t.round) not in finished], clock=clock)
 
 
 def _arrival_time(report: Reply) -> float:

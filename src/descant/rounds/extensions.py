@@ -72,7 +72,7 @@ def key_exchange(plan: Plan, engine: Engine, present: Mapping[str, Hyper], index
         return None
     from ..privacy.secure_aggregation.secure_sum import exchange_keys
 
-    return exchange_keys(plan, engine, present, index)
+    return exchange_keys(plan, engine, present, index=index)
 
 
 def proxies(plan: Plan, state: State) -> DepositedCoresets | None:

@@ -65,7 +65,7 @@ def _initial_state(plan: Plan, with_data: bool) -> State:
     if with_data:
         check_labels(plan)
     row = plan.net.initial_row
-    first = State(0, row, row, execution_mode, PartyStore(plan.memory_budget))
+    first = State(0, row, row, execution_mode=execution_mode, personal_models=PartyStore(plan.memory_budget))
     first = replace(first, feedback=_validation_loss(plan, first, row))
     with torch.no_grad():
         _dry_run(plan, row, plan.solver.hyper, with_coresets=with_data)
@@ -79,7 +79,7 @@ def _initial_state(plan: Plan, with_data: bool) -> State:
 def possible_execution_modes(plan: Plan) -> dict[str, str]:
     """The solver's ways to compute a stack of as many parties as the first round has; a bad model is an error here."""
     sizes = plan.population.samples
-    participants = _select_participants(plan, plan.population.names, plan.solver.hyper, 1)
+    participants = _select_participants(plan, plan.population.names, plan.solver.hyper, index=1)
     with MODULE_LOCK:
         largest = plan.population[max(sizes, key=sizes.__getitem__)]
         return plan.solver.execution_modes(plan.net, plan.loss, plan.terms, largest, len(participants))
@@ -87,7 +87,8 @@ def possible_execution_modes(plan: Plan) -> dict[str, str]:
 
 def _dry_run(plan: Plan, row: Tensor, hyper: Hyper, with_coresets: bool) -> None:
     """Every answer once, on two copies of the first model: what does not fit the model is found before the work."""
-    algorithm, size = plan.algorithm, plan.net.layout.trainable_width
+    algorithm = plan.algorithm
+    size = plan.net.layout.trainable_width
     names = [term.name for term in plan.terms]
     if len(set(names)) < len(names):
         raise SettingError(f"The terms of {algorithm.name} must have names of their own. Got {names}.")
@@ -126,7 +127,8 @@ def run(
 
     Before a round for which a privacy budget does not do they end, with a warning.
     """
-    algorithm, is_masked = plan.algorithm, plan.algorithm.secure_aggregation is not None
+    algorithm = plan.algorithm
+    is_masked = plan.algorithm.secure_aggregation is not None
     validator = UpdateValidator(
         layout=plan.net.layout,
         known_parties=plan.population,
@@ -140,7 +142,9 @@ def run(
         engine.party_states.rollback(state.round)  # of a round that was broken off
         state.personal_models.rollback(state.round)
         try:
-            result = _run_round(plan, engine, validator, state, index, index in evaluate_local_in)
+            result = _run_round(
+                plan, engine, validator, state=state, index=index, evaluate_local=index in evaluate_local_in
+            )
         except BudgetError as error:
             warnings.warn(f"{error}.", DescantWarning, stacklevel=4)
             return
@@ -154,13 +158,16 @@ def _run_round(
     plan: Plan, engine: Engine, validator: UpdateValidator, state: State, index: int, evaluate_local: bool
 ) -> Round:
     """tune -> attend -> tasks -> reports -> outcome; what parties keep of it is staged."""
-    algorithm, d = plan.algorithm, plan.net.layout.trainable_width
+    algorithm = plan.algorithm
+    d = plan.net.layout.trainable_width
     tune_result, state = _tune(plan, state, index)
-    pending_tasks, proxies = PendingTasks.from_state(plan, state), extensions.proxies(plan, state)
-    busy_parties, idle_parties = pending_tasks.busy_parties, engine.available_parties(starting_round=True)
+    pending_tasks = PendingTasks.from_state(plan, state)
+    proxies = extensions.proxies(plan, state)
+    busy_parties = pending_tasks.busy_parties
+    idle_parties = engine.available_parties(starting_round=True)
     if busy_parties:  # else nothing goes through all parties
         idle_parties = [name for name in idle_parties if name not in busy_parties]
-    participants = _select_participants(plan, idle_parties, tune_result.hyper, index)
+    participants = _select_participants(plan, idle_parties, tune_result.hyper, index=index)
     privacy_spent = extensions.privacy_spent(plan, state, participants.values())
     key_exchange = extensions.key_exchange(plan, engine, participants, index)
     participants = participants if key_exchange is None else dict(key_exchange.participants)
@@ -168,17 +175,27 @@ def _run_round(
     coreset_requests, faults = (
         proxies.coreset_requests(plan, [*participants, *sorted(busy_parties)]) if proxies else ({}, {})
     )
-    tasks = list(_train_tasks(plan, state, participants, index, evaluate_local, pending_tasks, coreset_requests))
+    tasks = list(
+        _train_tasks(
+            plan,
+            state,
+            participants,
+            index=index,
+            evaluate_local=evaluate_local,
+            pending_tasks=pending_tasks,
+            coreset_requests=coreset_requests,
+        )
+    )
     if key_exchange is not None:
         tasks = key_exchange.add_cohort(tasks)
     if proxies is not None:
         tasks += proxies.proxy_tasks(plan, state, tune_result.hyper, reachable, index)
     tasks.sort(key=lambda task: plan.party_indices[task.party])  # sums do not depend on who is stood in for
     validator.update_base = state.global_model if algorithm.reply_content == "update" else None
-    replies = collect_replies(engine, validator, tasks, index, algorithm.quorum)
+    replies = collect_replies(engine, validator, tasks, index=index, quorum=algorithm.quorum)
     accepted = _add_staleness(plan, replies.accepted, index)
     trained = [report for report in accepted if report.kind == "train"]
-    outcome = aggregate_replies(plan, state, tune_result.hyper, accepted, participants)
+    outcome = aggregate_replies(plan, state, tune_result.hyper, replies=accepted, asked_parties=participants)
     counted = [] if outcome.note else trained
     proxied = () if outcome.note else tuple(report.party for report in accepted if report.kind == "proxy")
     rejections = (*(key_exchange.rejections if key_exchange else ()), *replies.rejections)
@@ -186,7 +203,7 @@ def _run_round(
         proxies, deposit_rejections = proxies.after_round(plan, counted, reachable, faults)
         rejections += tuple(deposit_rejections)
     start_distance = max_distance(
-        algorithm, [task.arrays["personal"] for task in tasks if "personal" in task.arrays], state.global_model, d
+        algorithm, [task.arrays["personal"] for task in tasks if "personal" in task.arrays], state.global_model, d=d
     )
     pending_tasks = pending_tasks.after_round(state, replies)
     trained_parties = tuple(report.party for report in counted)
@@ -196,20 +213,27 @@ def _run_round(
         round=index,
         global_model=outcome.global_model,
         server_state=_next_server_state(
-            plan, state, tune_result, outcome, counted, pending_tasks, proxies, privacy_spent
+            plan,
+            state,
+            tune_result,
+            outcome=outcome,
+            counted=counted,
+            pending_tasks=pending_tasks,
+            proxies=proxies,
+            privacy_spent=privacy_spent,
         ),
-        feedback=_feedback(plan, state, accepted, replies.rejections, pending_tasks, outcome),
+        feedback=_feedback(
+            plan, state, accepted, rejections=replies.rejections, pending_tasks=pending_tasks, outcome=outcome
+        ),
         local_scores={**state.local_scores, **local_scores} if local_scores else state.local_scores,
     )
-    change, norm = (
-        row_distances(outcome.global_model[None], state.global_model[None]),
-        torch.linalg.vector_norm(outcome.global_model),
-    )
+    change = row_distances(outcome.global_model[None], state.global_model[None])
+    norm = torch.linalg.vector_norm(outcome.global_model)
     note = outcome.note + (f" ({rejections[0]})" if rejections and not accepted else "")
     diagnostics = _diagnostics(plan, outcome).with_max_distance(start_distance)
     tuning = {} if algorithm.tune is fixed_hyper else {**vars(tune_result.hyper), **tune_result.metrics}
     tuning |= privacy_spent.metrics
-    presence = presence_letters(plan, after, trained_parties, proxied)
+    presence = presence_letters(plan, after, trained_parties, proxied=proxied)
     numbers = (outcome.gap, float(change), 0.0, note, float(norm))
     details = (*numbers, diagnostics, tuple(local_scores), tuning, tune_result.note, proxied, presence)
     metrics_by_party = {report.party: report.metrics for report in accepted}
@@ -219,7 +243,9 @@ def _run_round(
 def _select_participants(plan: Plan, names: Sequence[str], hyper: Hyper, index: int) -> dict[str, Hyper]:
     """Who takes part, of those who can be reached and are idle."""
     rng = seeds.stream(plan.seed, index, seeds.ALL_PARTIES, "attend")
-    return plan.algorithm.participation(ParticipationContext(index, names, hyper, rng, plan.seed, plan.population))
+    return plan.algorithm.participation(
+        ParticipationContext(index, names, hyper, rng=rng, seed=plan.seed, all_parties=plan.population)
+    )
 
 
 def _train_tasks(
@@ -243,7 +269,7 @@ def _train_tasks(
             settings |= {"evaluate_local": True} if evaluate_local else {}
             settings |= {SENT_AT: sent_at.get(party, pending_tasks.clock)} if timed else {}
         start_state = state if round == index else pending_tasks.state_at(state, round)
-        yield from make_tasks(plan, start_state, hypers, "train", round, party_settings)
+        yield from make_tasks(plan, start_state, hypers, kind="train", index=round, party_settings=party_settings)
 
 
 def _add_staleness(plan: Plan, accepted: Sequence[Reply], index: int) -> list[Reply]:
@@ -289,8 +315,8 @@ def _diagnostics(plan: Plan, outcome: AggregationOutcome) -> Diagnostics:
         plan.algorithm,
         outcome.reported_models,
         outcome.personal_models,
-        outcome.global_model,
-        plan.net.layout.trainable_width,
+        global_model=outcome.global_model,
+        d=plan.net.layout.trainable_width,
     )
 
 
@@ -315,9 +341,12 @@ def _tune(plan: Plan, state: State, index: int) -> tuple[TuneResult, State]:
     What the server remembers of its moves is then forgotten: they led away from there. So did what parties keep.
     """
     rng = seeds.stream(plan.seed, index, seeds.ALL_PARTIES, "tune")
-    tuner_state, public_feedback = state.server_state.get("tune", {}), extensions.public_feedback(plan, state.feedback)
+    tuner_state = state.server_state.get("tune", {})
+    public_feedback = extensions.public_feedback(plan, state.feedback)
     result = plan.algorithm.tune(
-        TuneContext(index, plan.solver.hyper, tuner_state, public_feedback, state.global_model, rng)
+        TuneContext(
+            index, plan.solver.hyper, tuner_state, feedback=public_feedback, global_model=state.global_model, rng=rng
+        )
     )
     if result.global_model is None:
         return result, state

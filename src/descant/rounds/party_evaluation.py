@@ -91,18 +91,18 @@ def _evaluate_models(
     plan: Plan, names: Sequence[str], models: Sequence[Sequence[Tensor]], trivial: bool = False
 ) -> Sequence[EvaluationResult]:
     return plan.solver.evaluate(
-        EvaluationJob(plan.net, plan.metric, [plan.population[name] for name in names], models, trivial)
+        EvaluationJob(plan.net, plan.metric, [plan.population[name] for name in names], models=models, trivial=trivial)
     )
 
 
 def received_model_loss(plan: Plan, row: Tensor, party: Party) -> float:
     """The loss of the model that came from the centre, on evenly spaced samples of the party's own."""
     sample_rows = torch.arange(0, party.samples, -(-party.samples // plan.algorithm.loss_samples))
-    return loss_on(plan, row, party.x[sample_rows], party.y[sample_rows])
+    return loss_on(plan, row, party.x[sample_rows], y=party.y[sample_rows])
 
 
 def loss_on(plan: Plan, row: Tensor, x: Tensor, y: Tensor) -> float:
     """The mean loss of a model on some samples, as it is used and not as it is trained."""
     with MODULE_LOCK, torch.inference_mode(False):
         plan.net.module.eval()
-        return mean_metric(plan.net, row, x, y, plan.loss)
+        return mean_metric(plan.net, row, x, y=y, metric=plan.loss)

@@ -41,8 +41,9 @@ def perform_tasks(plan: Plan, tasks: Sequence[Task], party_states: Sequence[Name
             return _dispatch_by_kind(plan, tasks, party_states)
     except Exception as error:
         if len(tasks) == 1:
-            task, reason = tasks[0], f"{type(error).__name__}: {error}"  # a silo sends what is before the colon
-            return [(Reply(task.party, task.round, task.kind, "error", reason=reason), None)]
+            task = tasks[0]
+            reason = f"{type(error).__name__}: {error}"  # a silo sends what is before the colon
+            return [(Reply(task.party, task.round, task.kind, status="error", reason=reason), None)]
         one_by_one = (perform_tasks(plan, [task], [memory]) for task, memory in zip(tasks, party_states, strict=True))
         return [answer for answers in one_by_one for answer in answers]
 
@@ -59,7 +60,7 @@ def _dispatch_by_kind(plan: Plan, tasks: Sequence[Task], party_states: Sequence[
             plan,
             [tasks[i] for i in rows_of_round],
             [party_states[i] for i in rows_of_round],
-            [trainees[i] for i in rows_of_round],
+            parties=[trainees[i] for i in rows_of_round],
         )
         answers.update(zip(rows_of_round, trained, strict=True))
     evaluation_rows = [i for i, task in enumerate(tasks) if task.kind == "evaluate"]
@@ -91,7 +92,7 @@ def _trainees(
             try:
                 trainees[i] = proxy_training.proxy_party(plan, task, party_states[i])
             except DescantError as error:
-                failed[i] = (Reply(task.party, task.round, task.kind, "error", reason=str(error)), None)
+                failed[i] = (Reply(task.party, task.round, task.kind, status="error", reason=str(error)), None)
     return trainees, failed
 
 
@@ -115,7 +116,9 @@ def _train(
             for t, m in zip(tasks, party_states, strict=True)
         ]
     )
-    algorithm, size, names = plan.algorithm, plan.net.layout.trainable_width, [task.party for task in tasks]
+    algorithm = plan.algorithm
+    size = plan.net.layout.trainable_width
+    names = [task.party for task in tasks]
     anchor = alphas = None
     if algorithm.proximal_step is not None:
         alphas = algorithm.proximal_step.alphas(tasks[0].round, names, global_models)
@@ -140,8 +143,8 @@ def _train(
         terms=plan.terms,
         freeze=None if isinstance(algorithm.freeze, Unbound) else algorithm.freeze,  # a plan's algorithm is bound
     )
-    answers = _make_replies(plan, tasks, job, plan.solver.train(job))
-    return list(_protected(plan, tasks, states_before, global_models, answers))
+    answers = _make_replies(plan, tasks, job, train_result=plan.solver.train(job))
+    return list(_protected(plan, tasks, states_before, center=global_models, answers=answers))
 
 
 def _protected(
@@ -164,7 +167,8 @@ def _protected(
 
 
 def _make_replies(plan: Plan, tasks: Sequence[Task], job: TrainJob, train_result: TrainResult) -> Iterator[TaskResult]:
-    layout, rows = plan.net.layout, train_result.models
+    layout = plan.net.layout
+    rows = train_result.models
     reply_tensors = layout.split(
         rows if plan.algorithm.reply_content == "model" else rows - job.received
     )  # [K, ...] each

@@ -50,7 +50,8 @@ class PendingTasks:
         columns = (saved[name].tolist() for name in ("party_index", "round", "lr", "work", SENT_AT))
         names = plan.population.names
         tasks = [
-            PendingTask(names[k], round, Hyper(lr, work), at) for k, round, lr, work, at in zip(*columns, strict=True)
+            PendingTask(names[k], round, Hyper(lr, work), sent_at=at)
+            for k, round, lr, work, at in zip(*columns, strict=True)
         ]
         global_models = {
             int(name.removeprefix(_GLOBAL_MODEL_PREFIX)): row
@@ -84,7 +85,9 @@ class PendingTasks:
         """What is still asked when a round is over."""
         unanswered: Sequence[Task] = [task for task in replies.pending if task.kind == "train"]
         tasks = tuple(
-            PendingTask(t.party, t.round, Hyper(t.settings["lr"], t.settings["work"]), float(t.settings[SENT_AT]))
+            PendingTask(
+                t.party, t.round, Hyper(t.settings["lr"], t.settings["work"]), sent_at=float(t.settings[SENT_AT])
+            )
             for t in unanswered
         )
         global_models = {

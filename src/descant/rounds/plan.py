@@ -89,11 +89,9 @@ class Plan:
     @cached_property
     def classes(self) -> int | None:
         """How many labels the model knows; None where targets are no labels."""
-        party, row, size = (
-            self.population[self.population.names[0]],
-            self.net.copy_initial_row(),
-            self.net.layout.trainable_width,
-        )
+        party = self.population[self.population.names[0]]
+        row = self.net.copy_initial_row()
+        size = self.net.layout.trainable_width
         if not has_class_labels(party.y):
             return None
         with MODULE_LOCK, torch.inference_mode(False), torch.no_grad():

@@ -37,7 +37,7 @@ def remaining_resets(plan: Plan, state: State, counted: Sequence[Reply]) -> Name
         return {}
     since = _reset_rounds(plan, state).clone()
     for report in counted:
-        if needs_reset(plan, state, report.party, report.round):
+        if needs_reset(plan, state, report.party, round=report.round):
             since[plan.party_indices[report.party]] = 0
     return {"since": since} if since.any() else {}
 

@@ -26,7 +26,10 @@ STALENESS = "staleness"
 USABLE_SHARE = "used"
 """The share of the models that came in a round which could be used."""
 
-PRESENT, PROXIED, ABSENT, NEVER_SEEN = "p", "s", "a", "."
+PRESENT = "p"
+PROXIED = "s"
+ABSENT = "a"
+NEVER_SEEN = "."
 """What a party was in a round: it trained, a stand-in did, nobody did, or it had never trained before either."""
 MAX_PARTIES_SHOWN = 100  # parties whose presence a round keeps: as many as a picture can show
 

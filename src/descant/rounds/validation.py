@@ -76,11 +76,16 @@ class UpdateValidator:
         if not plain or not isinstance(r.arrays, Mapping) or not isinstance(r.metrics, Mapping):
             expected = "a party's name, a whole round, a kind, a status, arrays and metrics"
             found = f"{r.party!r:.40}, {r.round!r:.40}, {r.kind!r:.40}, {r.status!r:.40}"
-            return Rejection(f"{r.party!s:.40}", -1, "malformed report", "", expected, found)
+            return Rejection(f"{r.party!s:.40}", -1, "malformed report", tensor="", expected=expected, found=found)
         for name, value in r.metrics.items():
             if name != "samples" and not is_number(value):  # samples are looked at below
                 return Rejection(
-                    r.party, r.round, f"the metric {name!r:.40} is not a number", "", "numbers", f"{value!r:.40}"
+                    r.party,
+                    r.round,
+                    f"the metric {name!r:.40} is not a number",
+                    tensor="",
+                    expected="numbers",
+                    found=f"{value!r:.40}",
                 )
         return None
 
@@ -91,14 +96,21 @@ class UpdateValidator:
             return Rejection(r.party, r.round, f"{r.status}: {r.reason}" if r.reason else r.status)
         kind = self.asked.get((r.party, r.round), "train")
         if r.kind != kind:
-            return Rejection(r.party, r.round, "an answer to another kind of task", "", kind, r.kind)
+            return Rejection(
+                r.party, r.round, "an answer to another kind of task", tensor="", expected=kind, found=r.kind
+            )
         if (r.party, r.round) in self.answered:
             return Rejection(r.party, r.round, "replayed: this party has already answered for this round")
         age = round - r.round
         if not 0 <= age <= self.max_staleness:
             allowed = f"round {round}" if not self.max_staleness else f"rounds {round - self.max_staleness} to {round}"
             return Rejection(
-                r.party, r.round, "stale" if age > 0 else "from the future", "", allowed, f"round {r.round}"
+                r.party,
+                r.round,
+                "stale" if age > 0 else "from the future",
+                tensor="",
+                expected=allowed,
+                found=f"round {r.round}",
             )
         if (r.party, r.round) not in self.asked:
             return Rejection(r.party, r.round, "not asked in this round")
@@ -108,7 +120,9 @@ class UpdateValidator:
         samples = r.metrics.get("samples")
         if not is_sample_count(samples):
             expected = f"a whole number from 1 to {MAX_SAMPLES:.0e}"
-            return Rejection(r.party, r.round, "absurd sample count", "", expected, f"{samples!r:.40}")
+            return Rejection(
+                r.party, r.round, "absurd sample count", tensor="", expected=expected, found=f"{samples!r:.40}"
+            )
         return None
 
     def _check_coreset_size(self, r: Reply) -> Rejection | None:
@@ -117,7 +131,9 @@ class UpdateValidator:
             reason = (
                 "its sealed coreset is too large" if self.max_coreset_bytes else "sealed bytes that nobody asked for"
             )
-            return Rejection(r.party, r.round, reason, "", f"at most {self.max_coreset_bytes} bytes", f"{size}")
+            return Rejection(
+                r.party, r.round, reason, tensor="", expected=f"at most {self.max_coreset_bytes} bytes", found=f"{size}"
+            )
         return None
 
     @cached_property
@@ -132,11 +148,15 @@ class UpdateValidator:
         for name in r.arrays:
             if name not in shapes:
                 reason = "private tensor" if name in self.private_layers else "unexpected tensor"
-                return Rejection(r.party, r.round, reason, printable(name), ", ".join(shapes), printable(name))
+                return Rejection(
+                    r.party, r.round, reason, tensor=printable(name), expected=", ".join(shapes), found=printable(name)
+                )
         for name, shape in shapes.items():
             if name not in r.arrays:
                 found = printable(", ".join(r.arrays)) or "none"
-                return Rejection(r.party, r.round, "missing tensor", name, ", ".join(shapes), found)
+                return Rejection(
+                    r.party, r.round, "missing tensor", tensor=name, expected=", ".join(shapes), found=found
+                )
             rejection = self._check_tensor(r, name, shape, r.arrays[name])
             if rejection is not None:
                 return rejection
@@ -146,21 +166,25 @@ class UpdateValidator:
         dense = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_nested
         if not dense or tensor.device.type != "cpu":
             found = f"{type(tensor).__name__} {getattr(tensor, 'layout', '')} {getattr(tensor, 'device', '')}"
-            return Rejection(r.party, r.round, "not a dense tensor", name, "a dense tensor in memory", found)
+            return Rejection(
+                r.party, r.round, "not a dense tensor", tensor=name, expected="a dense tensor in memory", found=found
+            )
         if tuple(tensor.shape) != shape:
-            return Rejection(r.party, r.round, "wrong shape", name, str(list(shape)), str(list(tensor.shape)))
+            return Rejection(
+                r.party, r.round, "wrong shape", tensor=name, expected=str(list(shape)), found=str(list(tensor.shape))
+            )
         dtype = torch.int64 if self.is_masked else self.layout.dtype
         if tensor.dtype != dtype:
-            return Rejection(r.party, r.round, "wrong dtype", name, str(dtype), str(tensor.dtype))
+            return Rejection(r.party, r.round, "wrong dtype", tensor=name, expected=str(dtype), found=str(tensor.dtype))
         if self.is_masked:
             return None
         if not is_finite(tensor):
             bad = tensor[~torch.isfinite(tensor)]
             found = f"{len(bad)} of {tensor.numel()}, the first {bad[0]}"
-            return Rejection(r.party, r.round, "not finite", name, "finite numbers", found)
+            return Rejection(r.party, r.round, "not finite", tensor=name, expected="finite numbers", found=found)
         least = self._least_variance(name, tensor) if name.endswith("running_var") else 0.0
         if least < 0:
-            return Rejection(r.party, r.round, "negative variance", name, ">= 0", str(least))
+            return Rejection(r.party, r.round, "negative variance", tensor=name, expected=">= 0", found=str(least))
         return None
 
     def _least_variance(self, name: str, tensor: Tensor) -> float:

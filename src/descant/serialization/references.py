@@ -35,7 +35,8 @@ def address_of(target: Any) -> str:
     >>> address_of(torch.nn.functional.cross_entropy)
     'torch.nn.functional:cross_entropy'
     """
-    module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
+    module = getattr(target, "__module__", None)
+    name = getattr(target, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
         raise SettingError(f"{target!r:.80} has no address that another process could find it by. {_ADVICE}")
     if module == "__main__" or module.startswith("descant_file_"):
@@ -144,7 +145,8 @@ def decode(encoded: Any, arrays: Mapping[str, Tensor]) -> Any:
     if kind == "dict":
         return {decode_part(key): decode_part(part) for key, part in value}
     if kind in ("partial", "record"):
-        target, keywords = resolve(value), {key: decode_part(part) for key, part in encoded["with"].items()}
+        target = resolve(value)
+        keywords = {key: decode_part(part) for key, part in encoded["with"].items()}
         if kind == "partial":
             return functools.partial(target, *map(decode_part, encoded["of"]), **keywords)
         if not (isinstance(target, type) and dataclasses.is_dataclass(target)):

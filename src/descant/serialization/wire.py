@@ -25,7 +25,8 @@ from ..storage.spill import SpillFile
 MessageT = TypeVar("MessageT", Task, Reply)
 MessageBytes: TypeAlias = bytes | SpillFile
 """A task or a report as bytes, here or in a file."""
-_HEADER_KEY, _METADATA_KEY = "descant", "__metadata__"
+_HEADER_KEY = "descant"
+_METADATA_KEY = "__metadata__"
 _CORESET_KEY = "encrypted_coreset"
 _MAX_DEADLINE = 1e7  # seconds that a task may take
 _MAX_TEXT_BYTES = 2**20  # bytes of all that is said beside the arrays
@@ -158,9 +159,11 @@ def _split_message(message: Task | Reply) -> tuple[dict[str, Tensor], dict[str, 
 def _file_header(arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[bytes, list[str]]:
     """What safetensors puts before arrays, and their order in it: it is asked with empty ones of their kind."""
     header = json.loads(save({name: tensor.new_empty(0) for name, tensor in arrays.items()}, dict(metadata))[8:])
-    order, end = [name for name in header if name != _METADATA_KEY], 0
+    order = [name for name in header if name != _METADATA_KEY]
+    end = 0
     for name in order:
-        begin, end = end, end + arrays[name].nbytes
+        begin = end
+        end = end + arrays[name].nbytes
         header[name] |= {"shape": list(arrays[name].shape), "data_offsets": [begin, end]}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -175,7 +178,8 @@ def _tensor_bytes(tensor: Tensor) -> memoryview:
 
 def unshare_storage(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors that have their memory to themselves: safetensors refuses what shares it, such as two rows of a stack."""
-    found, seen_storages = dict[str, Tensor](), set[int]()
+    found = dict[str, Tensor]()
+    seen_storages = set[int]()
     for key, tensor in arrays.items():
         storage = tensor.untyped_storage()
         is_sole_owner = storage.nbytes() == tensor.nbytes and storage.data_ptr() not in seen_storages

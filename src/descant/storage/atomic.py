@@ -33,12 +33,12 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
 
 def write(file: Path, data: bytes | mmap | Iterator[bytes], mode: int = 0o666) -> None:
     """A new file with these bytes, which may come in parts."""
-    _append(file, data, os.O_CREAT | os.O_TRUNC, mode)
+    _append(file, data, os.O_CREAT | os.O_TRUNC, mode=mode)
 
 
 def write_once(file: Path, data: bytes, mode: int = 0o666) -> None:
     """A new file with these bytes; FileExistsError if there is one already, and that one is not touched."""
-    _append(file, data, os.O_CREAT | os.O_EXCL, mode)
+    _append(file, data, os.O_CREAT | os.O_EXCL, mode=mode)
     sync_folder(file.parent)
 
 

@@ -28,7 +28,8 @@ def replace_folder(folder: Path, files: Sequence[str]) -> Iterator[Path]:
     with write_errors(folder):
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
-            new, old = Path(temporary, "new"), Path(temporary, "old")
+            new = Path(temporary, "new")
+            old = Path(temporary, "old")
             new.mkdir()
             yield new
             try:

@@ -39,7 +39,8 @@ from ..errors import StateError
 from . import atomic, event_log
 from .event_log import LOG_START, EventLog, LogContent, LogLine
 
-AUDIT_LOG, AUDIT_HEAD = "audit.jsonl", "audit.head"
+AUDIT_LOG = "audit.jsonl"
+AUDIT_HEAD = "audit.head"
 CUSTODY_EVENTS = (
     "invited",
     "sealed",
@@ -84,8 +85,10 @@ class AuditLog:
         custody_events: Collection[str] = CUSTODY_EVENTS,
         consequence: str = _VAULT_CONSEQUENCE,
     ) -> None:
-        self._file, self._head_file = folder / AUDIT_LOG, folder / AUDIT_HEAD
-        self._custody_events, self._advice = custody_events, _ADVICE + consequence
+        self._file = folder / AUDIT_LOG
+        self._head_file = folder / AUDIT_HEAD
+        self._custody_events = custody_events
+        self._advice = _ADVICE + consequence
         self._initial_head = None if secret is None else _Head(0, "", secret.hex())
         self.rewind()
 
@@ -182,7 +185,8 @@ class AuditLog:
                 self.latest_events[party] = event
             elif event.get("event") == "opened":
                 self.open_counts[party] = self.open_counts.get(party, 0) + 1
-        self.last_line, self._verified_head = content.last, head
+        self.last_line = content.last
+        self._verified_head = head
 
     def _read_head(self) -> _Head:
         try:

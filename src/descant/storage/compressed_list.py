@@ -47,7 +47,8 @@ class CompressedList(Sequence[T]):
     def __init__(
         self, entries: Iterable[T], encode: Callable[[T], Mapping[str, Any]], decode: Callable[[dict[str, Any]], T]
     ) -> None:
-        self._encode, self._decode = encode, decode
+        self._encode = encode
+        self._decode = decode
         self._blocks_and_tail: tuple[list[_Block], list[T]] = (
             [],
             list(entries),

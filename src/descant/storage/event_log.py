@@ -89,7 +89,7 @@ class EventLog:
             ) from error
         chain_hash = _chain_hash(last.chain_hash, text)
         data = f'{text[:-1]}{_HASH_FIELD}{chain_hash}"}}\n'.encode()
-        self._pending.append(LogLine(last.number + 1, chain_hash, last.end + len(data), data))
+        self._pending.append(LogLine(last.number + 1, chain_hash, last.end + len(data), data=data))
 
     def flush(self) -> None:
         """All events are on the disk; if that fails they wait for the next time."""

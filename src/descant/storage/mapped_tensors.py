@@ -44,8 +44,9 @@ def map_tensors(file: Path) -> dict[str, Tensor]:
     found = {}
     for name, entry in json.loads(mapping[8:data_start]).items():
         if name != "__metadata__":
-            dtype, offsets = _DTYPES[entry["dtype"]], entry["data_offsets"]
-            found[name] = _tensor_at(mapping, dtype, data_start + offsets[0], data_start + offsets[1]).view(
+            dtype = _DTYPES[entry["dtype"]]
+            offsets = entry["data_offsets"]
+            found[name] = _tensor_at(mapping, dtype, data_start + offsets[0], end=data_start + offsets[1]).view(
                 entry["shape"]
             )
     return found

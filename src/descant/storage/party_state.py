@@ -23,7 +23,8 @@ from .spill import spill_buffer
 
 DEFAULT_BUDGET = 2**30
 _TRIM_THRESHOLD = 2**25
-_MMAP_THRESHOLD, _MMAP_BYTES = -3, 2**20  # glibc's number for it, and bytes
+_MMAP_THRESHOLD = -3
+_MMAP_BYTES = 2**20  # glibc's number for it, and bytes
 
 
 class PartyStore:
@@ -78,11 +79,13 @@ class PartyStore:
         self._undo = (self._round, {party: self._load(party) for party in chosen})  # first, before anything changes
         self._round = round
         self._assign(chosen)
-        self._staged, self._staged_bytes = {}, 0
+        self._staged = {}
+        self._staged_bytes = 0
 
     def rollback(self, round: int) -> None:
         """Forget what is staged, a commit that went beyond this round, and what was before: nobody goes back there."""
-        self._staged, self._staged_bytes = {}, 0
+        self._staged = {}
+        self._staged_bytes = 0
         if self._round == round:
             self._undo = None
             return
@@ -92,14 +95,19 @@ class PartyStore:
             )
         self._assign(self._undo[1])
         self._memory_bytes = sum(map(total_bytes, self._in_memory.values()))  # the broken commit may have lost count
-        self._round, self._undo = round, None
+        self._round = round
+        self._undo = None
 
     def clear(self) -> None:
         """Forget everybody."""
         self._in_memory.clear()
         self._memory_bytes = 0
-        self._staged, self._staged_bytes, self._undo = {}, 0, None
-        self._on_disk, self._parties, self._round = set(), set(), 0
+        self._staged = {}
+        self._staged_bytes = 0
+        self._undo = None
+        self._on_disk = set()
+        self._parties = set()
+        self._round = 0
 
     def names(self) -> list[str]:
         return sorted(self._parties)

@@ -47,9 +47,11 @@ def coalition_scores(
     names = full_federation.population.names
     members = [name for name in names if name in coalition]
     non_members = [name for name in names if name not in coalition]
-    found, state = dict[str, float](), full_federation.state
+    found = dict[str, float]()
+    state = full_federation.state
     if members:
-        member_population, algorithm = full_federation.population.subset(members), full_federation.algorithm
+        member_population = full_federation.population.subset(members)
+        algorithm = full_federation.algorithm
         algorithm = replace(algorithm, participation=FixedPopulation(algorithm.participation, names))
         engine = full_federation.engine
         if isinstance(engine, VirtualClock):
@@ -66,7 +68,7 @@ def coalition_scores(
         state = federation.state
         found |= zip(members, federation.scores().personal.values.tolist(), strict=True)
     if non_members:
-        evaluated = evaluate_parties(full_federation.plan_, full_federation.engine_, state, non_members)
+        evaluated = evaluate_parties(full_federation.plan_, full_federation.engine_, state, names=non_members)
         found |= zip(non_members, evaluated.global_model.values.tolist(), strict=True)
     values = np.array([found[name] for name in names])
     if np.isnan(values).all():
@@ -121,7 +123,7 @@ class CoalitionScores:
         )  # a model may have been brought along
         if key in self._scores:
             return self._scores[key]
-        scores = coalition_scores(full_federation, coalition, rounds, settings)
+        scores = coalition_scores(full_federation, coalition, rounds, settings=settings)
         if self.file is not None:
             entry = {"seed": key[0], "first": key[1], "parties": sorted(coalition), "scores": to_json_numbers(scores)}
             with write_errors(self.file), self.file.open("a", encoding="utf-8") as stream:

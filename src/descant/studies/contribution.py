@@ -86,11 +86,9 @@ class Contributions:
 
     def _verdict(self) -> str:
         local, joint = (float(nanmean(each)) for each in (self.local, self.joint))
-        given, top_giver, top_gainer = (
-            self.given_to_others[0],
-            int(np.nanargmax(self.given_to_others[0])),
-            int(np.nanargmax(self.gain)),
-        )
+        given = self.given_to_others[0]
+        top_giver = int(np.nanargmax(self.given_to_others[0]))
+        top_gainer = int(np.nanargmax(self.gain))
         giver = f"Party {self.names[top_giver]!r} gives most to the others ({given[top_giver]:+.3f} each)"
         giver = giver if given[top_giver] > 0 else "No party gives anything to the others"
         gainer = f"party {self.names[top_gainer]!r} gains most ({self.gain[top_gainer]:+.3f})"
@@ -168,17 +166,20 @@ def contributions(
     True
     """
     chosen_seeds = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    population_object, algorithm = make_population(population), with_participation(algorithm, participation)
-    check_arguments(rounds, chosen_seeds, population_object.names, settings)
+    population_object = make_population(population)
+    algorithm = with_participation(algorithm, participation)
+    check_arguments(rounds, chosen_seeds, population_object.names, settings=settings)
     coalitions_by_seed = [coalitions_to_train(population_object.names, permutations, seed) for seed in chosen_seeds]
     trainings = sum(len(group) - 1 for group in coalitions_by_seed)  # nobody does not train
-    values, seed_results = CoalitionScores(None if file is None else Path(file)), list[_SeedResult]()
+    values = CoalitionScores(None if file is None else Path(file))
+    seed_results = list[_SeedResult]()
     with progress_bar(disable=not progress) as shown:
         progress_task = shown.add_task(f"{trainings} trainings", total=trainings + len(chosen_seeds), told="–")
         for seed, group in zip(chosen_seeds, coalitions_by_seed, strict=True):
             full_federation = Federation(model, population_object, algorithm, seed=seed, **settings)
             values.load(full_federation, rounds)
-            started, scores = time.perf_counter(), dict[Coalition, Numbers]()
+            started = time.perf_counter()
+            scores = dict[Coalition, Numbers]()
             for one in group:
                 scores[one] = values.get_or_train(full_federation, one, rounds, settings)
                 shown.update(progress_task, advance=1)
@@ -192,7 +193,7 @@ def contributions(
     description = (
         f"{algorithm.name}, {rounds} rounds: {trainings} trainings with {len(chosen_seeds)} seeds ({orders_sentence})."
     )
-    return average_over_seeds(population_object.samples, plan.metric.name, seed_results, description)
+    return average_over_seeds(population_object.samples, plan.metric.name, seed_results, description=description)
 
 
 def cost_sentence(trainings: int, first_seconds: float) -> str:
@@ -223,7 +224,7 @@ class _SeedResult:
             return sign * np.append(scores[one], np.nansum((scores[one] - local)[inside]))
 
         left_out = np.stack([scores[all_parties] - scores[all_parties - {name}] for name in names])
-        draws = shapley(names, value, permutations, seed).draws
+        draws = shapley(names, value, permutations, seed=seed).draws
         return cls(local, scores[all_parties], sign * (scores[all_parties] - local), sign * left_out, draws)
 
 
@@ -240,7 +241,8 @@ def average_over_seeds(
 
 def coalitions_to_train(names: Sequence[str], permutations: int | None, seed: int) -> list[Coalition]:
     """All first, then those of the Shapley values, of training alone, and of leaving one out; each once."""
-    orders, all_parties = draw_orders(names, permutations, seed), frozenset(names)
+    orders = draw_orders(names, permutations, seed)
+    all_parties = frozenset(names)
     more = [one for name in names for one in (frozenset({name}), all_parties - {name})]
     return list(dict.fromkeys([*needed_coalitions(names, orders), *more]))
 

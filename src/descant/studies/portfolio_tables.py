@@ -81,7 +81,7 @@ def draw_holdings(study: Study, file: Path) -> Path:
         {method: getattr(one, part) for method, one in first_results.items()} for part in ("held", "assets")
     )
     first = backtests_of(study, LOCAL)[0]
-    return draw_weights(file, held, assets, first.dates, f"What desk {first.names[0]} holds, day by day")
+    return draw_weights(file, held, assets, dates=first.dates, title=f"What desk {first.names[0]} holds, day by day")
 
 
 def draw_portfolio_values(study: Study, file: Path) -> Path:

@@ -103,9 +103,9 @@ def _result(recorded: RecordedRun, method: str) -> StudyResult:
         method,
         int(recorded.settings["seed"]),
         _scores(recorded, columns),
-        curve,
-        float(np.nansum(numbers_by_round.metrics.get("seconds", np.zeros(1)))),
-        sum(not is_coreset_rejection(text) for _, text in _rejections(recorded)),
+        curve=curve,
+        seconds=float(np.nansum(numbers_by_round.metrics.get("seconds", np.zeros(1)))),
+        rejected=sum(not is_coreset_rejection(text) for _, text in _rejections(recorded)),
         rounds_trained=numbers_by_round.accepted.sum(axis=0).astype(float),
         presence=tuple(presence_from_arrays(numbers_by_round.accepted, numbers_by_round.proxied)),
         global_model_scores=tuple(
@@ -131,9 +131,9 @@ def _local_result(recorded: RecordedRun, method: StudyResult, event: Mapping[str
         LOCAL,
         method.seed,
         scores,
-        curve,
-        0.0,
-        0,
+        curve=curve,
+        seconds=0.0,
+        rejected=0,
         rounds_trained=method.rounds_trained,
         series=series,
         findings=findings,
@@ -169,7 +169,8 @@ def trained_means(recorded: RecordedRun) -> dict[int, float]:
 
 def _findings(recorded: RecordedRun, method: str) -> Iterator[Finding]:
     """Whether it collapsed, and every warning on record, each once with the rounds at which it came."""
-    series, personal_trained = _series(recorded, recorded.numbers.metrics), trained_means(recorded)
+    series = _series(recorded, recorded.numbers.metrics)
+    personal_trained = trained_means(recorded)
     rounds = recorded.numbers.rounds.tolist()
     history = [
         {"round": round, "change": change, "loss": loss, "personal_trained": personal_trained.get(round, np.nan)}

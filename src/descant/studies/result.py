@@ -114,7 +114,8 @@ class StudyResult:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> StudyResult:
         """What :meth:`to_json` made."""
-        better, interpolation = record["higher_is_better"], record["interpolation"]
+        better = record["higher_is_better"]
+        interpolation = record["interpolation"]
         columns = (ScoreColumn(from_json_numbers(record[name]), better) for name in SCORE_COLUMNS)
         if interpolation is not None:
             arrays = {name: from_json_numbers(interpolation[name]) for name in ("shares", "scores", "previous")}
@@ -152,16 +153,18 @@ def make_result(
     interpolation: Interpolation | None,
 ) -> StudyResult:
     """What came of a federation that has run."""
-    scores, history, rounds_by_party = federation.scores(), federation.history_, coverage(federation).rounds
+    scores = federation.scores()
+    history = federation.history_
+    rounds_by_party = coverage(federation).rounds
     series_names = available_series({name for entry in history for name in entry})
     series = {name: np.array([entry.get(name, np.nan) for entry in history], dtype=float) for name in series_names}
     return StudyResult(
         federation.algorithm.name,
         federation.seed,
         scores,
-        tuple(curve),
-        seconds,
-        sum(not is_coreset_rejection(str(refusal)) for refusal in federation.rejections_),
+        curve=tuple(curve),
+        seconds=seconds,
+        rejected=sum(not is_coreset_rejection(str(refusal)) for refusal in federation.rejections_),
         rounds_trained=np.array([rounds_by_party[name] for name in scores.names], dtype=float),
         series=series,
         findings=federation._findings(),
@@ -190,7 +193,7 @@ def run_and_score(federation: Federation, rounds: int, points: int, tick: Callab
     if federation.algorithm.server_update is not keep_global_model:  # else there is no centre to walk to
         with suppress(DescantError):  # where every report is refused, there is nowhere to walk from
             interpolation = interpolate(federation, max_parties=MAX_INTERPOLATED_PARTIES)
-    return make_result(federation, curve, seconds, interpolation)
+    return make_result(federation, curve, seconds, interpolation=interpolation)
 
 
 def score_spread(columns: Sequence[ScoreColumn]) -> dict[str, float]:

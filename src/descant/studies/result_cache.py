@@ -88,7 +88,8 @@ def cache_key(federation: Federation, rounds: int, points: int) -> str:
 
     What another process could not find by its address (a lambda, a live module) is an error: it says too little.
     """
-    plan, arrays = federation.plan_, dict[str, torch.Tensor]()
+    plan = federation.plan_
+    arrays = dict[str, torch.Tensor]()
     parts = {
         "model": federation.model,
         "algorithm": federation.algorithm,

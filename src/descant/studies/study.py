@@ -102,7 +102,7 @@ class Study:
         rows = [self._trivial_row(self.of(LOCAL)), *(self._method_row(method) for method in self.methods)]
         all_trained = all(row["mean"] == row["personal_trained"] or row["mean"] != row["mean"] for row in rows)
         shown = [name for name in SHOWN_COLUMNS if name != "personal_trained" or not all_trained]
-        return Table(("method", *shown), rows, self.verdict(), COLUMN_DECIMALS, self.findings())
+        return Table(("method", *shown), rows, self.verdict(), decimals=COLUMN_DECIMALS, notes=self.findings())
 
     def _method_row(self, method: str) -> dict[str, Any]:
         results = self.of(method)
@@ -240,12 +240,14 @@ def compare(
     if settings.get("vault") is not None:
         raise SettingError("compare runs many federations, and a vault is for one run: leave 'vault' out.")
     checked_algorithms = check_names([with_participation(algorithm, participation) for algorithm in algorithms], local)
-    population_object, result_cache = make_population(population), ResultCache.from_path(cache)
+    population_object = make_population(population)
+    result_cache = ResultCache.from_path(cache)
     with progress_bar(disable=not progress) as shown:
 
         def run_seeds(seed_algorithms: Sequence[Algorithm]) -> tuple[list[StudyResult], list[Algorithm]]:
             progress_task = shown.add_task(seed_algorithms[0].name, total=rounds * len(chosen_seeds), told="–")
-            results, local_algorithms = [], []
+            results = []
+            local_algorithms = []
             for seed, algorithm in zip(chosen_seeds, seed_algorithms, strict=True):
                 federation = Federation(model, population, algorithm, seed=seed, **settings)
                 federation.population = population_object

@@ -92,12 +92,14 @@ def _curves(study: Study, file: Path) -> Path:
         curves = np.array([result.curve for result in study.of(method)], dtype=float)  # [seeds, points, 3]
         lines[method] = BandLine.from_repeats(curves[0, :, 0], curves[:, :, 1])
     scores = study.of("Local")[0].scores
-    return draw_curves(file, lines, _metric(study), scores.majority.mean, trivial_baseline(scores.metric))
+    return draw_curves(file, lines, _metric(study), trivial=scores.majority.mean, name=trivial_baseline(scores.metric))
 
 
 def _parties(study: Study, file: Path) -> Path:
     scores = {m: nanmean(np.array([result.trained_scores.values for result in study.of(m)])) for m in study.methods}
-    return draw_party_scores(file, study.results[0].scores.names, scores, _metric(study), higher_is_better(study))
+    return draw_party_scores(
+        file, study.results[0].scores.names, scores, metric=_metric(study), higher_is_better=higher_is_better(study)
+    )
 
 
 def mean_series(study: Study, method: str, name: str) -> Numbers:
@@ -110,7 +112,7 @@ def _spikes(study: Study, file: Path) -> Path:
     lines = {}
     for method in study.methods:
         rounds, mean, sd = (mean_series(study, method, name) for name in ("round", "jump", "jump_sd"))
-        lines[method] = BandLine(rounds, mean, mean - sd, mean + sd)
+        lines[method] = BandLine(rounds, mean, mean - sd, high=mean + sd)
     return draw_spikes(file, lines)
 
 
@@ -125,9 +127,11 @@ def _collapse(study: Study, file: Path) -> Path:
         for what, without in (("loss", set()), ("norm", local_names))
     )
     if len(reward_methods(study)) < len(study.methods):
-        return draw_collapse(file, losses, norms, study.collapse_rounds())
+        return draw_collapse(file, losses, norms, collapse_rounds=study.collapse_rounds())
     leads = {method: BandLine(line.x, cumulative_lead(study, method)) for method, line in norms.items()}
-    return draw_collapse(file, leads, norms, study.collapse_rounds(), "earned beyond training alone")
+    return draw_collapse(
+        file, leads, norms, collapse_rounds=study.collapse_rounds(), upper_label="earned beyond training alone"
+    )
 
 
 def cumulative_lead(study: Study, method: str) -> Numbers:
@@ -149,7 +153,7 @@ def _interpolation(study: Study, file: Path) -> Path:
     previous = {
         method: float(np.mean([walk.mean_previous for walk in found])) for method, found in interpolations.items()
     }
-    return draw_interpolation(file, lines, previous, _metric(study))
+    return draw_interpolation(file, lines, previous, metric=_metric(study))
 
 
 def tuned_series(study: Study) -> dict[str, list[Mapping[str, Numbers]]]:
@@ -179,7 +183,7 @@ def _presence(study: Study, file: Path) -> Path:
     for method in methods_with_absences(study)[:MAX_METHODS]:
         first_result = study.of(method)[0]
         at, scores = (np.array(values) for values in zip(*first_result.global_model_scores, strict=True))
-        timelines[method] = ParticipationTimeline(first_result.scores.names, first_result.presence, at, scores)
+        timelines[method] = ParticipationTimeline(first_result.scores.names, first_result.presence, at, scores=scores)
     return draw_participation(file, timelines, _metric(study))
 
 
@@ -202,7 +206,7 @@ def _rewards(study: Study, file: Path) -> Path:
         file,
         lines,
         federated_x[0] if federated_x else np.empty(0),
-        DESK_LABELS if has_backtests(study) else AGENT_LABELS,
+        labels=DESK_LABELS if has_backtests(study) else AGENT_LABELS,
     )
 
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 def verdict(study: Study) -> str:
     """In a few sentences: which method served the parties best, if any did, who gained and lost, what collapsed."""
-    means, leads = mean_scores(study), leads_over_local(study)
+    means = mean_scores(study)
+    leads = leads_over_local(study)
     if not means:
         return ""
     scores = study.results[0].scores
@@ -64,8 +65,10 @@ def leads_over_local(study: Study) -> dict[str, float]:
 
 
 def gain_sentences(study: Study, method: str) -> Iterator[str]:
-    gains, scores = study.gains(method), study.results[0].scores
-    gained_and_lost, evaluated_count = gain_counts(gains), int((~np.isnan(scores.personal.values)).sum())
+    gains = study.gains(method)
+    scores = study.results[0].scores
+    gained_and_lost = gain_counts(gains)
+    evaluated_count = int((~np.isnan(scores.personal.values)).sum())
     seeds_suffix = f", over {len(study.of(method))} seeds" if len(study.of(method)) > 1 else ""
     trained = int((~np.isnan(gains)).sum())
     party_phrase = (
@@ -97,7 +100,8 @@ def incident_sentences(study: Study) -> Iterator[str]:
 
 def trivial_sentences(study: Study) -> Iterator[str]:
     """What is reached without learning, by those who trained."""
-    local_results, metric = study.of(LOCAL), study.results[0].scores.metric
+    local_results = study.of(LOCAL)
+    metric = study.results[0].scores.metric
     found = {
         trivial_baseline(metric): float(
             np.mean([result.mask_untrained(result.scores.majority).mean for result in local_results])

@@ -163,8 +163,19 @@ def read_metrics(file: Path) -> RunMetrics:
     for i, name in enumerate(names, 1):
         found[name][row, party] = scores[:, i]
     samples = np.array([count for _, count in parties], dtype=np.int64)
-    whole, participated = tuple(name for name, _ in parties), (status >= 0) & (status < 2)
-    return RunMetrics(whole, samples, rounds, metrics, participated, status == 1, status == 2, scored, found)
+    whole = tuple(name for name, _ in parties)
+    participated = (status >= 0) & (status < 2)
+    return RunMetrics(
+        whole,
+        samples,
+        rounds,
+        metrics=metrics,
+        participated=participated,
+        accepted=status == 1,
+        proxied=status == 2,
+        scored_rounds=scored,
+        scores=found,
+    )
 
 
 def _connect(file: Path, mode: str = "rw") -> sqlite3.Connection:

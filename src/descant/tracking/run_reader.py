@@ -120,13 +120,15 @@ def read_run(folder: str | Path) -> RecordedRun:
     if not is_run(target):
         raise StateError(f"{target} holds no run: there is no {EVENTS_FILE} in it.")
     events = _read_or_raise(target / EVENTS_FILE, event_log.read_log).events
-    at, last, running = last_round(events), events[-1], lock_holder(target / LOCK_FILE)
+    at = last_round(events)
+    last = events[-1]
+    running = lock_holder(target / LOCK_FILE)
     if running:
-        return RecordedRun(target, "running", at, running, events)
+        return RecordedRun(target, "running", at, reason=running, events=events)
     if last["event"] == "finished":
-        return RecordedRun(target, "finished", at, "", events)
+        return RecordedRun(target, "finished", at, reason="", events=events)
     reason = last["reason"] if last["event"] == "failed" else "it was killed, or could not write any more"
-    return RecordedRun(target, "interrupted", at, reason, events)
+    return RecordedRun(target, "interrupted", at, reason=reason, events=events)
 
 
 def find_runs(folder: str | Path) -> list[RecordedRun]:
@@ -136,7 +138,7 @@ def find_runs(folder: str | Path) -> list[RecordedRun]:
         try:
             found.append(read_run(file.parent))
         except StateError as error:
-            found.append(RecordedRun(file.parent, "damaged", 0, str(error), ()))
+            found.append(RecordedRun(file.parent, "damaged", 0, reason=str(error), events=()))
     return sorted(found, key=lambda run: run.started_at)
 
 

@@ -41,10 +41,16 @@ class Run:
         log: EventLog,
         metrics: MetricsDatabase,
     ) -> None:
-        self.folder, self.federation, self.sync = folder, federation, sync
-        self._lock, self._log, self._metrics = lock, log, metrics
+        self.folder = folder
+        self.federation = federation
+        self.sync = sync
+        self._lock = lock
+        self._log = log
+        self._metrics = metrics
         self._open = True
-        self._snapshot_round, self._snapshot_time, self._snapshot_seconds = self.round, time.perf_counter(), 0.0
+        self._snapshot_round = self.round
+        self._snapshot_time = time.perf_counter()
+        self._snapshot_seconds = 0.0
         self._logged_round = self.round
         self._scored_round = 0  # the round whose scores were noted last
 
@@ -55,7 +61,8 @@ class Run:
         """Begin a run in a new or empty folder; the recipe is any text that says how it was made."""
         from ..parties.fingerprints import data_fingerprints
 
-        target, sync = Path(folder), _resolve_policy(federation, sync)
+        target = Path(folder)
+        sync = _resolve_policy(federation, sync)
         _check_policy(sync)
         if (target / EVENTS_FILE).exists():
             raise StateError(f"{target} holds a run already. Resume it (Run.resume, --resume), or give another folder.")
@@ -198,7 +205,8 @@ class Run:
     # ── what is noted ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _record_round(self, scored: ScoredRound) -> None:
-        finished_round, numbers = scored.round, self.federation.history_[-1]
+        finished_round = scored.round
+        numbers = self.federation.history_[-1]
         numbers = {name: v for name, v in numbers.items() if name != "round" and isinstance(v, int | float)}
         participation: dict[str, int] = {
             **dict.fromkeys(finished_round.participants, 0),
@@ -220,10 +228,8 @@ class Run:
 
         if scores is None or round == self._scored_round:
             return
-        self._scored_round, self._snapshot_round = (
-            round,
-            -1,
-        )  # a snapshot of this round that is there knows nothing of them
+        self._scored_round = round
+        self._snapshot_round = -1  # a snapshot of this round that is there knows nothing of them
         columns = {name: column for name, column in vars(scores).items() if isinstance(column, ScoreColumn)}
         self._metrics.add_scores(round, scores.names, {name: c.values for name, c in columns.items()})
         means = {name: column.mean for name, column in columns.items()}

@@ -37,10 +37,8 @@ from .stacked_gradient import LOOPED, STACKED, VECTORIZED
 from .stacked_optimizer import check_elementwise, grouping_key, optimizer_factory
 
 LAST_MODEL = "agent.last_model"  # the model that the agent ended its last local work with
-ENVIRONMENT_STATE, REPLAY = (
-    "agent.environment",
-    f"{APPEND_ONLY}replay",
-)  # where it is in its episode, and what it remembers of its steps
+ENVIRONMENT_STATE = "agent.environment"
+REPLAY = f"{APPEND_ONLY}replay"  # where it is in its episode, and what it remembers of its steps
 MAX_EPISODE_STEPS = 10_000  # steps of an episode that is tested, or that a policy gradient learns from
 _TEST_BATCH = 64  # models that are tested at once
 _FALLBACK_EPISODES = (
@@ -69,17 +67,24 @@ def agent_execution_modes(
     """
     if not isinstance(party, Agent):
         raise PartyError(f"{owner} trains agents: give it parties.agents(...). Party {party.name!r} has data instead.")
-    x, y = probe_observations(owner, net, party, extra_outputs), torch.zeros(8, 4)
-    reasons = mode_obstacles(solver, owner, net, solver.loss(party.environment.actions), terms, x, y)
-    return rank_modes(net.layout, reasons, stack_capacity(net.layout, False), count)
+    x = probe_observations(owner, net, party, extra_outputs=extra_outputs)
+    y = torch.zeros(8, 4)
+    reasons = mode_obstacles(solver, owner, net, loss=solver.loss(party.environment.actions), terms=terms, x=x, y=y)
+    return rank_modes(net.layout, reasons, stack_capacity(net.layout, False), count=count)
 
 
 def probe_observations(owner: str, net: Net, agent: Agent, extra_outputs: Sequence[int]) -> Tensor:
     """Made-up observations that a model answers as one must who acts in this agent's environment; else an error."""
     environment = agent.environment
-    x, outputs = random_probe(environment.observation_shape), [environment.actions + more for more in extra_outputs]
+    x = random_probe(environment.observation_shape)
+    outputs = [environment.actions + more for more in extra_outputs]
     check_outputs(
-        owner, net, x, outputs, f"observations of {environment.name}", f", which has {environment.actions} actions"
+        owner,
+        net,
+        x,
+        widths=outputs,
+        input_kind=f"observations of {environment.name}",
+        detail=f", which has {environment.actions} actions",
     )
     return x
 
@@ -114,7 +119,7 @@ def mode_obstacles(
 ) -> dict[str, str]:
     """Why each way of computing a stack cannot be taken; a model that acts by chance is an error."""
     check_elementwise(optimizer_factory(solver.optimizer, solver.options))
-    reasons = probe_model(net, loss, terms, x, y)
+    reasons = probe_model(net, loss, terms, x=x, y=y)
     name = type(net.module).__name__
     if any("random numbers" in reason for reason in reasons.values()):
         raise ModelError(f"{name} draws random numbers (dropout, say), and would act by them. Leave that out.")
@@ -145,13 +150,13 @@ def train_with_fallback(
     """
     progress = [AgentProgress.from_state(memory) for memory in job.party_states]
     try:
-        return train_stacks(job, progress, reset, learn)
+        return train_stacks(job, progress, reset, learn=learn)
     except PartyError as error:
         if len(progress) > 1:
             raise
         failure = error
     memory, life = _leave_episode(job.party_states[0], progress[0], job.round)
-    trained = train_stacks(replace(job, party_states=[memory]), [life], reset, learn)
+    trained = train_stacks(replace(job, party_states=[memory]), [life], reset, learn=learn)
     warnings.warn(f"{failure} The agent went on in other episodes.", DescantWarning, stacklevel=2)
     return trained
 
@@ -233,7 +238,11 @@ class AgentProgress:
         """The same after a round in which episodes ended with these returns."""
         reward = sum(returns) / len(returns) if returns else self.mean_return
         return AgentProgress(
-            self.clock + steps_taken, episode, episode_return, reward, self.rounds_with_returns + bool(returns)
+            self.clock + steps_taken,
+            episode,
+            episode_return,
+            mean_return=reward,
+            rounds_with_returns=self.rounds_with_returns + bool(returns),
         )
 
     def to_state(self) -> dict[str, Tensor]:
@@ -260,7 +269,8 @@ def vector_environment(job: TrainJob, copies: int = 1) -> VectorEnvironment:
 
 
 def _make_vector_environment(net: Net, agents: Sequence[Agent], cache_name: str) -> VectorEnvironment:
-    environments, names = [agent.environment for agent in agents], [agent.name for agent in agents]
+    environments = [agent.environment for agent in agents]
+    names = [agent.name for agent in agents]
     return environments[0].make_vector(environments, names, net.solver_cache.setdefault(cache_name, {}))
 
 
@@ -285,9 +295,11 @@ def evaluate_test_episodes(job: EvaluationJob) -> list[EvaluationResult]:
 @torch.no_grad()
 def _test_scores(job: EvaluationJob, agents: Sequence[Agent], rows: Sequence[Tensor]) -> list[float]:
     """What models come to in the test episodes of their agents, all at once; as two, where there is one."""
-    count, tests = len(rows), max(agent.test_count for agent in agents)
+    count = len(rows)
+    tests = max(agent.test_count for agent in agents)
     if count == 1:
-        agents, rows = [*agents, *agents], [*rows, *rows]
+        agents = [*agents, *agents]
+        rows = [*rows, *rows]
     mode = LOOPED if isinstance(kernel_of(job.net, 1), str) else STACKED
     outputs = StackedForward(job.net, mode, Stack(job.net.layout, [torch.stack(list(rows))]))
 
@@ -296,7 +308,7 @@ def _test_scores(job: EvaluationJob, agents: Sequence[Agent], rows: Sequence[Ten
         return actions
 
     with np.errstate(all="ignore"):
-        returns, lengths = _run_episodes(job.net, agents, tests, choose)
+        returns, lengths = _run_episodes(job.net, agents, tests, choose=choose)
     return [
         _mean_metric(job.metric, returns[k, : agents[k].test_count], lengths[k, : agents[k].test_count])
         for k in range(count)
@@ -311,7 +323,7 @@ def _random_policy_score(job: EvaluationJob, agent: Agent) -> float:
         def choose(seen: Array, step: int) -> Array:
             return draws.integers(agent.environment.actions, size=seen.shape[:2])
 
-        returns, lengths = _run_episodes(job.net, [agent], agent.test_count, choose)
+        returns, lengths = _run_episodes(job.net, [agent], agent.test_count, choose=choose)
         agent.cache[job.metric] = _mean_metric(job.metric, returns[0], lengths[0])
     return agent.cache[job.metric]
 
@@ -329,11 +341,9 @@ def _run_episodes(
     environments = _make_vector_environment(net, repeated_agents, "tested environments")
     for at, agent in enumerate(repeated_agents):
         environments.reset(at, agent.test_episode_key(at % count))
-    returns, lengths, alive = (
-        np.zeros(len(repeated_agents)),
-        np.zeros(len(repeated_agents)),
-        np.ones(len(repeated_agents), dtype=bool),
-    )
+    returns = np.zeros(len(repeated_agents))
+    lengths = np.zeros(len(repeated_agents))
+    alive = np.ones(len(repeated_agents), dtype=bool)
     step = 0
     while alive.any() and step < MAX_EPISODE_STEPS:
         seen = environments.observations

@@ -42,12 +42,14 @@ def backtest_models(net: Net, desks: Sequence[Desk], rows: Sequence[Tensor]) -> 
     """What models do in the days of their desks' tests, ``[models, days, ...]``; as two, where there is one."""
     count = len(rows)
     if count == 1:
-        desks, rows = [*desks, *desks], [*rows, *rows]
+        desks = [*desks, *desks]
+        rows = [*rows, *rows]
     mode = LOOPED if isinstance(kernel_of(net, 1), str) else STACKED
     outputs = StackedForward(
         net, mode, Stack(net.layout, [torch.stack([row[: net.layout.trainable_width] for row in rows])])
     )
-    prices, window = np.stack([desk.test_prices for desk in desks]), desks[0].window  # [models, window + days, assets]
+    prices = np.stack([desk.test_prices for desk in desks])
+    window = desks[0].window  # [models, window + days, assets]
     chosen = np.zeros((len(rows), prices.shape[2]))
 
     def choose(t: int, before: Array) -> Array:

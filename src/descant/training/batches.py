@@ -43,7 +43,8 @@ def draw_batches(
     weighted = weights is not None and bool((weights != weights[0]).any())
     if size == n and not weighted:
         return BatchSchedule(torch.arange(n).expand(steps, n), (n,) * steps)
-    epochs, used = math.ceil(steps / per_epoch), min(n, per_epoch * size)
+    epochs = math.ceil(steps / per_epoch)
+    used = min(n, per_epoch * size)
     lengths = [min(size, n - begin) for begin in range(0, per_epoch * size, size)]
     if weights is not None and weighted:
         ends = np.cumsum(weights.double().numpy())
@@ -80,12 +81,13 @@ def iterate_batches(parties: Sequence[Party], schedules: Sequence[BatchSchedule]
             by_party = [p.x[index] for p, index in zip(parties, indices, strict=True)]  # each [window, batch, ...]
             targets = [p.y[index] for p, index in zip(parties, indices, strict=True)]
             for step in range(begin, min(begin + window, steps)):
-                yield list(_group_by_length(step, step - begin, schedules, by_party, targets))
+                yield list(_group_by_length(step, step - begin, schedules, xs=by_party, ys=targets))
 
 
 def _gather(data: Sequence[Tensor], indices: Sequence[Tensor], scratch: dict[torch.dtype, Tensor]) -> Tensor:
     """``[K, window, batch, ...]``, copied once; into memory that is kept, where there is enough of it."""
-    shape, like = (len(data), indices[0].numel(), *data[0].shape[1:]), data[0]
+    shape = (len(data), indices[0].numel(), *data[0].shape[1:])
+    like = data[0]
     needed = math.prod(shape)
     if needed > _WINDOW:  # one step of all that a party has, say: too much to keep
         scratch = {}

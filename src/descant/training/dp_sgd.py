@@ -63,7 +63,9 @@ class DpSgd:
     @property
     def privacy(self) -> PrivacySettings:
         """What it hides, and how."""
-        return PrivacySettings("sample", self.clip, self.noise, self.delta, self.budget, self.source)
+        return PrivacySettings(
+            "sample", self.clip, self.noise, delta=self.delta, budget=self.budget, source=self.source
+        )
 
     @property
     def metric(self) -> None:
@@ -112,9 +114,11 @@ class DpSgd:
     def _run_steps(self, job: TrainJob) -> tuple[Tensor, NamedTensors]:
         (party,), (hyper,), (memory,) = job.parties, job.hyperparameters, job.party_states
         memory = {_SECRET: memory.get(_SECRET, gaussian_mechanism.new_secret())} if self.source == "system" else {}
-        draws, rate = self._draws(job, memory.get(_SECRET)), self.sampling_rate(party.samples)
+        draws = self._draws(job, memory.get(_SECRET))
+        rate = self.sampling_rate(party.samples)
         w = job.start[:, : job.net.layout.trainable_width].clone()  # [1, d]
-        gradients, proximal_step = _per_sample_gradients(job.net, job.loss), StackedProximalStep(job, w)
+        gradients = _per_sample_gradients(job.net, job.loss)
+        proximal_step = StackedProximalStep(job, w)
         for step in range(hyper.work):
             uniform, normal = draws(step, party.samples, w[0])
             sampled = uniform < rate
@@ -132,7 +136,8 @@ class DpSgd:
 
     def _draws(self, job: TrainJob, secret: Tensor | None) -> Callable[[int, int, Tensor], tuple[Tensor, Tensor]]:
         """(step, samples, w) -> uniform numbers for the samples, and normal ones for the columns."""
-        name, round = job.parties[0].name, job.round
+        name = job.parties[0].name
+        round = job.round
         if secret is None:
             rng = seeds.stream(job.seed, round, name, "noise")
 

@@ -99,7 +99,7 @@ class Dqn:
     ) -> dict[str, str]:
         """As for data; the loss is the solver's own."""
         check_settings(self)
-        return agent_execution_modes(self, "Dqn", net, terms, party, count)
+        return agent_execution_modes(self, "Dqn", net, terms=terms, party=party, count=count)
 
     def loss(self, actions: int) -> TemporalDifference:
         """What its steps go down."""
@@ -128,7 +128,8 @@ class Dqn:
 
     def _train_stack(self, job: TrainJob, progress: Sequence[AgentProgress]) -> TrainResult:
         """The work of a stack of agents that are at the same step."""
-        clock, work = progress[0].clock, job.hyperparameters[0].work
+        clock = progress[0].clock
+        work = job.hyperparameters[0].work
         actors = _Actors(self, job, progress)
         step_count = sum(len(self.gradient_step_numbers(step)) for step in range(clock + 1, clock + work + 1))
         learners = _Learners(self, job, step_count)
@@ -143,15 +144,20 @@ class _Actors:
     """Agents in their environments: what they do, what they remember of it, and what it brings them."""
 
     def __init__(self, solver: Dqn, job: TrainJob, progress: Sequence[AgentProgress]) -> None:
-        self._solver, self._job, self._progress = solver, job, progress
+        self._solver = solver
+        self._job = job
+        self._progress = progress
         names = [agent.name for agent in job.parties]
-        self._environments, self._actions = vector_environment(job), job.parties[0].world.actions
-        self._draws = KeyedUniform(job.seed, names, "act", (2,))
+        self._environments = vector_environment(job)
+        self._actions = job.parties[0].world.actions
+        self._draws = KeyedUniform(job.seed, names, "act", shape=(2,))
         self._episodes = [life.episode for life in progress]
         self._episode_returns = np.array([life.episode_return for life in progress])
         self._returns: list[list[float]] = [[] for _ in progress]
         logs = [memory.get(REPLAY) for memory in job.party_states]
-        self.replay = ReplayBuffer(logs, job.parties[0].world.shape, solver.buffer_size, job.hyperparameters[0].work)
+        self.replay = ReplayBuffer(
+            logs, job.parties[0].world.shape, solver.buffer_size, steps=job.hyperparameters[0].work
+        )
         for k, memory in enumerate(job.party_states):
             key = episode_key(job, k, self._episodes[k])
             self._environments.restore(
@@ -179,7 +185,8 @@ class _Actors:
 
     def result(self, trained: TrainResult, work: int) -> TrainResult:
         """What came of it, with what the agents remember of their environments."""
-        memories, metrics = list[NamedTensors](), list[dict[str, float]]()
+        memories = list[NamedTensors]()
+        metrics = list[dict[str, float]]()
         for k, (log, before) in enumerate(zip(self.replay.logs(), self._progress, strict=True)):
             after = before.after_round(work, self._episodes[k], float(self._episode_returns[k]), self._returns[k])
             agent_state = {
@@ -196,7 +203,10 @@ class _Learners:
     """Their networks, and the target networks that they learn by."""
 
     def __init__(self, solver: Dqn, job: TrainJob, step_count: int) -> None:
-        self._solver, self._job, self._step_count, self._steps_done = solver, job, step_count, 0
+        self._solver = solver
+        self._job = job
+        self._step_count = step_count
+        self._steps_done = 0
         self._descent = GradientDescent(solver, job, [0] * len(job.parties))
         self._w = self._descent.w
         self._target = Stack(
@@ -206,7 +216,7 @@ class _Learners:
         self._target_forward = StackedForward(job.net, job.execution_mode, self._target)
         self._proximal_step = StackedProximalStep(job, self._w)
         names = [agent.name for agent in job.parties]
-        self._draws = KeyedUniform(job.seed, names, "batch", (solver.batch,))
+        self._draws = KeyedUniform(job.seed, names, "batch", shape=(solver.batch,))
 
     def take_step(self, replay: ReplayBuffer, number: int) -> None:
         """One gradient step of every agent, the so many-th of its life."""
@@ -218,7 +228,9 @@ class _Learners:
             torch.from_numpy(transitions.x), torch.from_numpy(td_targets(transitions, choosing_values, target_values))
         )
         self._descent.clip_gradients(self._solver.max_grad_norm)
-        with freeze_parameters(self._descent.stack, self._job, self._steps_done, [self._step_count] * len(self._w)):
+        with freeze_parameters(
+            self._descent.stack, self._job, self._steps_done, lengths=[self._step_count] * len(self._w)
+        ):
             self._descent.optimizer.step(all_alive)
             self._proximal_step(all_alive)
         self._steps_done += 1

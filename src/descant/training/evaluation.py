@@ -33,7 +33,7 @@ def _evaluate_party(job: EvaluationJob, party: Party, rows: Sequence[Tensor]) ->
 
 
 def _measure(job: EvaluationJob, row: Tensor, party: Party) -> float:
-    mean = mean_metric(job.net, row, party.x_test, party.y_test, job.metric.value)
+    mean = mean_metric(job.net, row, party.x_test, y=party.y_test, metric=job.metric.value)
     worst = -math.inf if job.metric.higher_is_better else math.inf
     return worst if math.isnan(mean) else mean  # nan stands for a party without a test set, not for a failed model
 
@@ -41,11 +41,9 @@ def _measure(job: EvaluationJob, row: Tensor, party: Party) -> float:
 @torch.no_grad()
 def mean_metric(net: Net, row: Tensor, x: Tensor, y: Tensor, metric: Loss) -> float:
     """The mean over samples of a loss or a metric of a model, some samples at a time."""
-    size, total, row = (
-        net.layout.trainable_width,
-        0.0,
-        row.clone(),
-    )  # a module may write; and a row from a file lies otherwise
+    size = net.layout.trainable_width
+    total = 0.0
+    row = row.clone()  # a module may write; and a row from a file lies otherwise
     for begin in range(0, len(x), _BATCH_SIZE):
         batch, target = (part[begin : begin + _BATCH_SIZE].clone() for part in (x, y))  # a module may write
         output, _ = net.apply(row[:size], row[size:], batch)

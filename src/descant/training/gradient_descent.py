@@ -45,14 +45,16 @@ class GradientDescent:
     """What some parties go down: their columns, the gradient of their objective, and the optimiser."""
 
     def __init__(self, solver: GradientSolver, job: TrainJob, keys: Sequence[Any]) -> None:
-        size, names = job.net.layout.trainable_width, [party.name for party in job.parties]
+        size = job.net.layout.trainable_width
+        names = [party.name for party in job.parties]
         private = [_private_columns(job, row) for row in range(len(names))]
-        self.objective = Objective(job.net, job.loss, job.terms, tuple(len(part) for part in private[0]))
+        self.objective = Objective(job.net, job.loss, job.terms, widths=tuple(len(part) for part in private[0]))
         private_columns_of_stack = [torch.stack(parts) for parts in zip(*private, strict=True)]
         self.stack = Stack(
             job.net.layout, [job.start[:, :size], *private_columns_of_stack], lead=int(job.execution_mode != SINGLE)
         )
-        make, rates = optimizer_factory(solver.optimizer, solver.options), [hyper.lr for hyper in job.hyperparameters]
+        make = optimizer_factory(solver.optimizer, solver.options)
+        rates = [hyper.lr for hyper in job.hyperparameters]
         self.fused_step = not keys
         self._reuse_key = (solver, keys, rates, job.execution_mode, job.loss)
         self.reusable = is_plain_sgd(make) and not job.terms and job.execution_mode in (STACKED, SINGLE)
@@ -61,7 +63,7 @@ class GradientDescent:
         self.stack_gradient = StackGradient(
             self.objective, job.execution_mode, self.stack, *parts, rates[0] if self.fused_step else None
         )
-        self.optimizer = StackedOptimizer(make, self.stack, rates, job.party_states, keys)
+        self.optimizer = StackedOptimizer(make, self.stack, rates, party_states=job.party_states, keys=keys)
 
     @property
     def w(self) -> Tensor:
@@ -134,7 +136,7 @@ def limit_threads(mode: str, fused_step: bool) -> Iterator[None]:
 def _private_columns(job: TrainJob, row: int) -> list[Tensor]:
     received = job.received[row, : job.net.layout.trainable_width]
     draws = partial(seeds.stream, job.seed, job.round, job.parties[row].name)
-    return private_columns(job.terms, received, job.party_states[row], draws)
+    return private_columns(job.terms, received, job.party_states[row], draws=draws)
 
 
 _NOTHING_FROZEN = nullcontext()
@@ -142,13 +144,14 @@ _NOTHING_FROZEN = nullcontext()
 
 def freeze_parameters(stack: Stack, job: TrainJob, step: int, lengths: Sequence[int]) -> AbstractContextManager[None]:
     """Parameters that stand still in this step have no gradient, and are afterwards what they were before."""
-    return _NOTHING_FROZEN if job.freeze is None else _frozen_parameters(stack, job.freeze, step, lengths)
+    return _NOTHING_FROZEN if job.freeze is None else _frozen_parameters(stack, job.freeze, step, lengths=lengths)
 
 
 @contextmanager
 def _frozen_parameters(stack: Stack, freeze: FreezeSchedule, step: int, lengths: Sequence[int]) -> Iterator[None]:
     w = stack.columns[:, : stack.layout.trainable_width]
-    frozen, before = ~freeze.trainable_mask(step, lengths, w.shape[1]), w.clone()
+    frozen = ~freeze.trainable_mask(step, lengths, w.shape[1])
+    before = w.clone()
     stack.gradient[:, : stack.layout.trainable_width][frozen] = 0
     yield
     w[frozen] = before[frozen]
@@ -158,7 +161,8 @@ class StackedProximalStep:
     """w ← θ·w + (1-θ)·z in place, Fed+ v2 eq. (6), with θ = 1/(1+αη) of Proposition 2."""
 
     def __init__(self, job: TrainJob, w: Tensor) -> None:
-        self._job, self._w = job, w
+        self._job = job
+        self._w = w
         self._alive: Sequence[bool] | None = None
 
     def __call__(self, alive: Sequence[bool]) -> None:
@@ -168,7 +172,8 @@ class StackedProximalStep:
         if alive != self._alive:
             eta = self._w.new_tensor([h.lr * works for h, works in zip(self._job.hyperparameters, alive, strict=True)])
             product = self._job.alphas * eta.unsqueeze(1)
-            self._alive, self._pull_share = alive, product / (1 + product)  # 1-θ
+            self._alive = alive
+            self._pull_share = product / (1 + product)  # 1-θ
         self._w.lerp_(self._job.anchor, self._pull_share)
 
 

@@ -31,20 +31,22 @@ class TermGradients:
         strengths: Tensor,  # [K, terms]
         step_size: float | None,
     ) -> None:
-        self._stack, self._received, self._strengths, self._step_size = stack, received, strengths, step_size
+        self._stack = stack
+        self._received = received
+        self._strengths = strengths
+        self._step_size = step_size
         self._by_vmap = stack.lead == 1 and kernel.all_linear
         self._received_kernel: BoundKernel | None = None
         if objective.points:
             self._received_kernel = kernel.bind(stack.layout.split(received if stack.lead else received[0]), None)
         self._matching_terms: list[tuple[int, BoundMatching]] = []
-        self._autograd_terms, self._ranges, end = (
-            list[int](),
-            [slice(0, stack.layout.trainable_width)],
-            stack.layout.trainable_width,
-        )
+        self._autograd_terms = list[int]()
+        self._ranges = [slice(0, stack.layout.trainable_width)]
+        end = stack.layout.trainable_width
         into, scale = (stack.gradient, 1.0) if step_size is None else (stack.columns, -step_size)
         for i, (term, width) in enumerate(zip(objective.terms, objective.widths, strict=True)):
-            at, end = slice(end, end + width), end + width
+            at = slice(end, end + width)
+            end = end + width
             if isinstance(term.value, MatchingLoss):
                 parts = (stack.columns[:, at], into[:, at], scale, stack.lead)
                 self._matching_terms.append((i, BoundMatching(term.value, *parts)))
@@ -86,14 +88,16 @@ class TermGradients:
     def _autograd_gradients(
         self, kernel: BoundKernel, output: Value, x: Tensor, y: Tensor
     ) -> tuple[Value | None, dict[str, Value]]:
-        lead, points = self._stack.lead, self.autograd_objective.points
+        lead = self._stack.lead
+        points = self.autograd_objective.points
         received_values = (
             [] if self._received_kernel is None else [self._received_kernel.features[name] for name in points]
         )
         values = (output, *(kernel.features[name] for name in points), *received_values)
         stacked = [torch.from_numpy(value) if lead else value.unsqueeze(0) for value in values]
         columns = [self._stack.columns[:, at] for at in self._ranges]
-        first, last = 1 + len(points), 1 + len(points) + len(columns)
+        first = 1 + len(points)
+        last = 1 + len(points) + len(columns)
         leaves = [_leaf(part) for part in (*stacked[:first], *columns)]
 
         def party_terms(*parts: Tensor) -> Tensor:

@@ -30,9 +30,10 @@ def probe_model(
     """Why each of some ways of computing parties cannot be taken ("" if it can); an error if the model cannot learn."""
     buffers = {name: buffer.clone() for name, buffer in net.module.named_buffers()}
     net.module.train()
-    row, size = net.copy_initial_row(), net.layout.trainable_width
-    private = private_columns(terms, row[:size], {}, partial(seeds.stream, 0, 0, "probe"))
-    objective = Objective(net, loss, terms, tuple(len(part) for part in private))
+    row = net.copy_initial_row()
+    size = net.layout.trainable_width
+    private = private_columns(terms, row[:size], {}, draws=partial(seeds.stream, 0, 0, "probe"))
+    objective = Objective(net, loss, terms, widths=tuple(len(part) for part in private))
     columns = torch.cat([row[:size], *private]) if private else row[:size]
     parts = (columns, row[size:], row[:size], row.new_ones(len(terms)), x, y)
     draws = _dry_run(objective, parts)
@@ -90,15 +91,15 @@ def _obstacle(objective: Objective, mode: str, parts: ProbeInputs) -> str:
         if isinstance(kernel, str):
             return kernel
     largest = max(
-        float(torch.linalg.vector_norm(_single_gradient(objective, LOOPED, parts, k), torch.inf)) for k in range(2)
+        float(torch.linalg.vector_norm(_single_gradient(objective, LOOPED, parts, k=k), torch.inf)) for k in range(2)
     )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # torch warns where it would fall back to a loop of its own
             batched = _batched_gradient(objective, mode, parts) if mode in BATCHED_MODES else None
             for k in range(2):
-                found = _single_gradient(objective, mode, parts, k) if batched is None else batched[k]
-                if not _is_close(found, _single_gradient(objective, LOOPED, parts, k), 1e-4 * largest):
+                found = _single_gradient(objective, mode, parts, k=k) if batched is None else batched[k]
+                if not _is_close(found, _single_gradient(objective, LOOPED, parts, k=k), 1e-4 * largest):
                     return "it computes another gradient"
     except Exception as error:
         lines = str(error).strip().splitlines()
@@ -132,7 +133,9 @@ def _single_gradient(objective: Objective, mode: str, parts: ProbeInputs, k: int
 @torch.no_grad()
 def _gradient(objective: Objective, mode: str, parts: Sequence[Tensor]) -> Tensor:
     columns, statistics, received, strengths, x, y = parts
-    stack = Stack(objective.net.layout, [columns], int(mode != SINGLE), objective.net.allocate)
-    stack_gradient = StackGradient(objective, mode, stack, statistics.clone(), received, strengths)
+    stack = Stack(objective.net.layout, [columns], int(mode != SINGLE), allocate=objective.net.allocate)
+    stack_gradient = StackGradient(
+        objective, mode, stack, statistics=statistics.clone(), received=received, strengths=strengths
+    )
     stack_gradient(x, y)
     return stack_gradient.stack.gradient

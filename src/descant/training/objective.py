@@ -97,7 +97,16 @@ class Objective:
         total = output.new_zeros(())
         for term, strength, private in zip(self.terms, strengths.unbind(), columns[1:], strict=True):
             context = LossContext(
-                columns[0], received, private, x, y, output, features, received_features, apply_module, self.loss
+                columns[0],
+                received,
+                private,
+                x=x,
+                y=y,
+                output=output,
+                features=features,
+                received_features=received_features,
+                apply=apply_module,
+                loss=self.loss,
             )
             total = total + strength * term.value(context)
         return total

@@ -83,7 +83,9 @@ class PolicyGradient:
     ) -> dict[str, str]:
         """As for data; the loss is the solver's own."""
         check_settings(self)
-        return agent_execution_modes(self, "PolicyGradient", net, terms, party, count, extra_outputs=(0, 1))
+        return agent_execution_modes(
+            self, "PolicyGradient", net, terms=terms, party=party, count=count, extra_outputs=(0, 1)
+        )
 
     def evaluate(self, job: EvaluationJob) -> Sequence[EvaluationResult]:
         """In the agents' test episodes."""
@@ -100,29 +102,35 @@ class PolicyGradient:
 
     def _train_stack(self, job: TrainJob, progress: Sequence[AgentProgress]) -> TrainResult:
         """The work of a stack of agents that are at the same iteration."""
-        clock, work, count = progress[0].clock, job.hyperparameters[0].work, len(progress)
+        clock = progress[0].clock
+        work = job.hyperparameters[0].work
+        count = len(progress)
         descent = GradientDescent(self, job, [0] * count)
-        outputs, proximal_step = (
-            StackedForward(job.net, job.execution_mode, descent.stack),
-            StackedProximalStep(job, descent.w),
-        )
-        environments, all_alive = vector_environment(job, self.episodes), [True] * count
+        outputs = StackedForward(job.net, job.execution_mode, descent.stack)
+        proximal_step = StackedProximalStep(job, descent.w)
+        environments = vector_environment(job, self.episodes)
+        all_alive = [True] * count
         returns: list[list[float]] = [[] for _ in progress]
-        steps, steps_done = np.zeros(count, dtype=np.int64), 0
+        steps = np.zeros(count, dtype=np.int64)
+        steps_done = 0
         for iteration in range(clock, clock + work):
             first_episodes = [life.episode + (iteration - clock) * self.episodes for life in progress]
-            rollouts = collect_rollouts(self, job, iteration, first_episodes, environments, outputs)
+            rollouts = collect_rollouts(
+                self, job, iteration, first_episodes=first_episodes, environments=environments, outputs=outputs
+            )
             for k, rollout in enumerate(rollouts):
                 returns[k] += rollout.returns.tolist()
                 steps[k] += len(rollout.x)
             for x, y in self._batches(job, iteration, rollouts):
                 descent.stack_gradient(torch.from_numpy(x), torch.from_numpy(y))
                 descent.clip_gradients(self.max_grad_norm)
-                with freeze_parameters(descent.stack, job, steps_done, [work * self.gradient_steps] * count):
+                with freeze_parameters(descent.stack, job, steps_done, lengths=[work * self.gradient_steps] * count):
                     descent.optimizer.step(all_alive)
                     proximal_step(all_alive)
                 steps_done += 1
-        memories, metrics, losses = list[NamedTensors](), list[dict[str, float]](), mean_losses(descent, steps_done)
+        memories = list[NamedTensors]()
+        metrics = list[dict[str, float]]()
+        losses = mean_losses(descent, steps_done)
         for k, (life, memory) in enumerate(zip(progress, collect_party_states(descent, job), strict=True)):
             after = life.after_round(work, life.episode + work * self.episodes, 0.0, returns[k])
             memories.append({**memory, **after.to_state(), LAST_MODEL: descent.w[k].clone()})
@@ -131,9 +139,11 @@ class PolicyGradient:
 
     def _batches(self, job: TrainJob, iteration: int, rollouts: Sequence[Rollout]) -> Any:
         """Batches ``[K, batch, ...]`` in which every agent takes its own steps in a new order, as often as need be."""
-        needed, chosen = self.gradient_steps * self.batch, []
+        needed = self.gradient_steps * self.batch
+        chosen = []
         for agent, one in zip(job.parties, rollouts, strict=True):
-            rng, n = seeds.stream(job.seed, iteration, agent.name, "batch"), len(one.x)
+            rng = seeds.stream(job.seed, iteration, agent.name, "batch")
+            n = len(one.x)
             orders = [rng.permutation(n) for _ in range(-(-needed // n))]
             chosen.append(np.concatenate(orders)[:needed].reshape(self.gradient_steps, self.batch))
         for rows in zip(*chosen, strict=True):
@@ -159,12 +169,15 @@ def collect_rollouts(
     outputs: StackedForward,
 ) -> list[Rollout]:
     """Episodes of all agents side by side, each until it ends; ``first`` is the number of an agent's first one."""
-    count, episodes, actions = len(job.parties), solver.episodes, job.parties[0].world.actions
+    count = len(job.parties)
+    episodes = solver.episodes
+    actions = job.parties[0].world.actions
     for index in range(count * episodes):
         k, e = divmod(index, episodes)
         environments.reset(index, episode_key(job, k, first_episodes[k] + e))
-    draws = KeyedUniform(job.seed, [agent.name for agent in job.parties], "act", (episodes,))
-    observations, alive = environments.observations, np.ones(count * episodes, dtype=bool)
+    draws = KeyedUniform(job.seed, [agent.name for agent in job.parties], "act", shape=(episodes,))
+    observations = environments.observations
+    alive = np.ones(count * episodes, dtype=bool)
     truncated = np.zeros_like(alive)  # broken off, so that there is a value beyond the end
     history = list[tuple[Array, ...]]()
     while alive.any() and len(history) < MAX_EPISODE_STEPS:
@@ -191,7 +204,10 @@ def collect_rollouts(
     output = outputs(observations.reshape(count, episodes, *observations.shape[1:]))
     bootstrap_values = np.where(truncated | alive, output[..., -1].reshape(-1) if output.shape[-1] > actions else 0, 0)
     return compute_advantages(
-        solver if output.shape[-1] > actions else replace(solver, gae_lambda=1.0), history, bootstrap_values, count
+        solver if output.shape[-1] > actions else replace(solver, gae_lambda=1.0),
+        history,
+        bootstrap_values,
+        count=count,
     )
 
 
@@ -202,11 +218,9 @@ def compute_advantages(
     observations, actions, log_probabilities, values, rewards, alive = (
         np.stack(part) for part in zip(*history, strict=True)
     )  # [T, N, ...]
-    advantages, next_advantage, next_value = (
-        np.zeros_like(values),
-        np.zeros_like(bootstrap_values),
-        bootstrap_values.astype(values.dtype),
-    )
+    advantages = np.zeros_like(values)
+    next_advantage = np.zeros_like(bootstrap_values)
+    next_value = bootstrap_values.astype(values.dtype)
     for t in range(len(history) - 1, -1, -1):
         next_advantage = (
             rewards[t] + solver.gamma * next_value - values[t] + solver.gamma * solver.gae_lambda * next_advantage
@@ -220,7 +234,8 @@ def compute_advantages(
         def flatten_steps(values: Array, own: Array = episode_indices, mine: Array = active) -> Array:
             return np.ascontiguousarray(np.swapaxes(values[:, own], 0, 1)[mine])
 
-        advantage, value = flatten_steps(advantages), flatten_steps(values)
+        advantage = flatten_steps(advantages)
+        value = flatten_steps(values)
         columns = (
             flatten_steps(actions),
             standardize(advantage) if solver.normalize_advantages else advantage,

@@ -39,7 +39,8 @@ from .gradient_descent import (
 from .kernels.layers import Array
 from .rl_losses import LogReturn, log_softmax
 
-_WEIGHTS_KEY, _GENERATOR_KEY = "desk.weights", "desk.generator"
+_WEIGHTS_KEY = "desk.weights"
+_GENERATOR_KEY = "desk.generator"
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,10 @@ class Trader:
         days = len(party.prices)
         if days <= party.window + self.batch:
             raise PartyError(f"Party {party.name!r} has {days} days, too few for batches of {self.batch} days.")
-        x, y = probe_days("Trader", net, party), random_probe((len(party.assets) + 1,)).mul_(0.02).add_(1)
-        reasons = mode_obstacles(self, "Trader", net, LogReturn(party.cost), terms, x, y)
-        return rank_modes(net.layout, reasons, self.max_stack_size, count)
+        x = probe_days("Trader", net, party)
+        y = random_probe((len(party.assets) + 1,)).mul_(0.02).add_(1)
+        reasons = mode_obstacles(self, "Trader", net, loss=LogReturn(party.cost), terms=terms, x=x, y=y)
+        return rank_modes(net.layout, reasons, self.max_stack_size, count=count)
 
     def evaluate(self, job: EvaluationJob) -> Sequence[EvaluationResult]:
         """In the days of the desks' tests."""
@@ -98,18 +100,26 @@ class Trader:
 
     def train(self, job: TrainJob) -> TrainResult:
         """The local work of every desk in the job."""
-        progress, costs = (
-            [AgentProgress.from_state(memory) for memory in job.party_states],
-            [desk.cost for desk in job.parties],
+        progress = [AgentProgress.from_state(memory) for memory in job.party_states]
+        costs = [desk.cost for desk in job.parties]
+        return train_stacks(
+            job,
+            progress,
+            self.moments == "reset",
+            learn=self._train_stack,
+            max_stack_size=self.max_stack_size,
+            groups=costs,
         )
-        return train_stacks(job, progress, self.moments == "reset", self._train_stack, self.max_stack_size, costs)
 
     def _train_stack(self, job: TrainJob, progress: Sequence[AgentProgress]) -> TrainResult:
         """The work of a stack of desks that are at the same step and pay the same cost."""
         job = replace(job, loss=LogReturn(job.parties[0].cost))
-        clock, work, all_alive = progress[0].clock, job.hyperparameters[0].work, [True] * len(progress)
+        clock = progress[0].clock
+        work = job.hyperparameters[0].work
+        all_alive = [True] * len(progress)
         descent = GradientDescent(self, job, [0] * len(progress))
-        proximal_step, batches = StackedProximalStep(job, descent.w), _DeskBatches(self, job, clock)
+        proximal_step = StackedProximalStep(job, descent.w)
+        batches = _DeskBatches(self, job, clock)
         draws_by_desk = [seeds.stream(job.seed, job.round, desk.name, "batch").random(work) for desk in job.parties]
         for step, draws in enumerate(zip(*draws_by_desk, strict=True)):
             if (clock + step) % self.regenerate_every == 0:
@@ -117,10 +127,11 @@ class Trader:
             firsts, x, y = batches.next_batches(draws)
             descent.stack_gradient(torch.from_numpy(x), torch.from_numpy(y))
             batches.store_weights(firsts, np.asarray(descent.stack_gradient.output).reshape(y.shape))
-            with freeze_parameters(descent.stack, job, step, [work] * len(progress)):
+            with freeze_parameters(descent.stack, job, step, lengths=[work] * len(progress)):
                 descent.optimizer.step(all_alive)
                 proximal_step(all_alive)
-        memories, metrics = list[NamedTensors](), list[dict[str, float]]()
+        memories = list[NamedTensors]()
+        metrics = list[dict[str, float]]()
         for k, (loss, memory) in enumerate(
             zip(mean_losses(descent, work), collect_party_states(descent, job), strict=True)
         ):
@@ -138,7 +149,9 @@ def probe_days(owner: str, net: Net, desk: Desk) -> Tensor:
     """Made-up days that a model answers as one must who trades a desk's assets; else an error."""
     assets = len(desk.assets)
     x = random_probe((assets, desk.window + 1)).mul_(0.02).add_(1)
-    check_outputs(owner, net, x, [assets + 1], f"days of {assets} assets, a window of {desk.window} days")
+    check_outputs(
+        owner, net, x, widths=[assets + 1], input_kind=f"days of {assets} assets, a window of {desk.window} days"
+    )
     return x
 
 
@@ -146,7 +159,8 @@ class _DeskBatches:
     """The books of a stack of desks: prices, real and made up, and what was held on each day."""
 
     def __init__(self, solver: Trader, job: TrainJob, clock: int) -> None:
-        self._solver, self._job = solver, job
+        self._solver = solver
+        self._job = job
         self._desks: list[Desk] = list(job.parties)
         self._generators = [_fit_generator(job, k) for k in range(len(self._desks))]
         self._weights: list[Array] = []
@@ -154,7 +168,8 @@ class _DeskBatches:
         if clock % solver.regenerate_every:  # in the middle of a year that was made up before
             self._load_prices(clock)
         for desk, memory in zip(self._desks, job.party_states, strict=True):
-            days, assets = len(desk.prices) + solver.synthetic_days, len(desk.assets)
+            days = len(desk.prices) + solver.synthetic_days
+            assets = len(desk.assets)
             before = memory.get(_WEIGHTS_KEY)
             fresh = np.full((days, assets), 1 / assets, dtype=np.float32)
             self._weights.append(fresh if before is None else before.numpy().copy())
@@ -173,7 +188,8 @@ class _DeskBatches:
 
     def _all_prices(self, k: int, clock: int) -> Array:
         """All prices of a desk, with the year that is on at a step of its life."""
-        desk, number = self._desks[k], clock // self._solver.regenerate_every
+        desk = self._desks[k]
+        number = clock // self._solver.regenerate_every
         key = (self._job.seed, number, self._solver.synthetic_days)
         if desk.cache.get("prices", (None,))[0] != key:
             year = self._synthetic_prices(k, number)
@@ -183,7 +199,8 @@ class _DeskBatches:
 
     def _synthetic_prices(self, k: int, number: int) -> Array:
         """A year that a desk makes up; none, where what it makes up is of no use."""
-        desk, days = self._desks[k], self._solver.synthetic_days
+        desk = self._desks[k]
+        days = self._solver.synthetic_days
         rng = seeds.stream(self._job.seed, number, desk.name, "synthetic")
         try:
             if not len(self._generators[k]):  # nothing was learned to draw from
@@ -200,13 +217,15 @@ class _DeskBatches:
 
     def next_batches(self, draws: Sequence[float]) -> tuple[list[int], Array, Array]:
         """A batch of each desk: its first days, what its policy sees, and what the assets grow by."""
-        batch, window, count = self._solver.batch, self._desks[0].window, len(self._desks)
+        batch = self._solver.batch
+        window = self._desks[0].window
+        count = len(self._desks)
         assets = len(self._desks[0].assets)
         x = np.empty((count, batch, assets, window + 1), dtype=np.float32)
         y = np.ones((count, batch, 1 + assets), dtype=np.float32)
         firsts = []
         for k, (prices, chance) in enumerate(zip(self._prices, draws, strict=True)):
-            first = first_day(chance, self._solver.recency_bias, window - 1, len(prices) - 1 - batch)
+            first = first_day(chance, self._solver.recency_bias, window - 1, latest=len(prices) - 1 - batch)
             today = prices[first : first + batch]
             np.divide(self._price_windows[k][first - window + 1 :][:batch], today[..., None], out=x[k, ..., :window])
             x[k, ..., window] = self._weights[k][first - 1 : first - 1 + batch]
@@ -234,7 +253,8 @@ class _DeskBatches:
 
 def _fit_generator(job: TrainJob, k: int) -> Array:
     """What a desk's generator has learned of its prices: remembered, or learned now."""
-    desk, before = job.parties[k], job.party_states[k].get(_GENERATOR_KEY)
+    desk = job.parties[k]
+    before = job.party_states[k].get(_GENERATOR_KEY)
     if before is not None:
         found: Array = before.numpy()
         return found

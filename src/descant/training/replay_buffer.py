@@ -40,12 +40,14 @@ class ReplayBuffer:
     """
 
     def __init__(self, logs: Sequence[Tensor | None], shape: tuple[int, ...], capacity: int, steps: int) -> None:
-        self._shape, self._capacity = shape, capacity
+        self._shape = shape
+        self._capacity = capacity
         self._observation_size = int(np.prod(shape))
         found = [log for log in logs if log is not None]
         lengths = {len(log) for log in found} if len(found) == len(logs) else {0}
         assert len(lengths) == 1, "agents of one stack have taken as many steps"
-        self._begin, self._end = 0, lengths.pop()
+        self._begin = 0
+        self._end = lengths.pop()
         kept = min(self._end, capacity)
         reused = _reuse_buffer(found, steps) if self._end else None
         if reused is not None:
@@ -75,7 +77,8 @@ class ReplayBuffer:
         ended: Array,
     ) -> None:
         """One step of every agent."""
-        row, n = self._rows[:, self._end], self._observation_size
+        row = self._rows[:, self._end]
+        n = self._observation_size
         row[:, :n], row[:, n : 2 * n] = observations.reshape(len(row), n), next_observations.reshape(len(row), n)
         row[:, -4], row[:, -3], row[:, -2], row[:, -1] = actions, rewards, terminated, ended
         self._end += 1
@@ -87,16 +90,19 @@ class ReplayBuffer:
         positions = np.minimum(positions, self._end - 1)
         row_offsets = (np.arange(len(positions)) * self._rows.shape[1])[:, None]
         rows = all_rows.take(positions + row_offsets, axis=0)  # [K, batch, columns]
-        rewards, final_rows, discount = rows[..., -3].copy(), rows, np.full(positions.shape, np.float32(gamma))
+        rewards = rows[..., -3].copy()
+        final_rows = rows
+        discount = np.full(positions.shape, np.float32(gamma))
         for _ in range(1, n_step):
             continues = (final_rows[..., -1] == 0) & (positions < self._end - 1)
             positions = positions + continues
             final_rows = np.where(continues[..., None], all_rows.take(positions + row_offsets, axis=0), final_rows)
             rewards += np.where(continues, discount * final_rows[..., -3], 0)
             discount = np.where(continues, discount * np.float32(gamma), discount)
-        n, shape = self._observation_size, (*positions.shape, *self._shape)
+        n = self._observation_size
+        shape = (*positions.shape, *self._shape)
         x, next_x = (np.ascontiguousarray(part).reshape(shape) for part in (rows[..., :n], final_rows[..., n : 2 * n]))
-        return Transitions(x, rows[..., -4], rewards, next_x, discount * (1 - final_rows[..., -2]))
+        return Transitions(x, rows[..., -4], rewards, next_x=next_x, discount=discount * (1 - final_rows[..., -2]))
 
     def logs(self) -> list[Tensor]:
         """What each agent remembers, to be kept."""

@@ -40,7 +40,8 @@ class TemporalDifference(LossWithGradient):
         return functional.huber_loss(chosen, y[:, 1], reduction="none", delta=self.delta)
 
     def output_gradient(self, output: Array, y: Array) -> tuple[Array, Array]:
-        action, n = y[..., :1].astype(np.int64), y.shape[-2]
+        action = y[..., :1].astype(np.int64)
+        n = y.shape[-2]
         error = np.take_along_axis(output, action, -1) - y[..., 1:2]  # [..., n, 1]
         size = np.abs(error)
         losses = np.where(size < self.delta, 0.5 * error * error, self.delta * (size - 0.5 * self.delta))
@@ -72,14 +73,14 @@ class ClippedSurrogate(LossWithGradient):
         return loss
 
     def output_gradient(self, output: Array, y: Array) -> tuple[Array, Array]:
-        n, action, advantage = y.shape[-2], y[..., :1].astype(np.int64), y[..., 1:2]
+        n = y.shape[-2]
+        action = y[..., :1].astype(np.int64)
+        advantage = y[..., 1:2]
         log_probabilities = log_softmax(output[..., : self.actions])
         probabilities = np.exp(log_probabilities)
         ratio = np.exp(np.take_along_axis(log_probabilities, action, -1) - y[..., 2:3])
-        plain_gain, clipped_gain = (
-            ratio * advantage,
-            np.clip(ratio, 1 - self.clip_ratio, 1 + self.clip_ratio) * advantage,
-        )
+        plain_gain = ratio * advantage
+        clipped_gain = np.clip(ratio, 1 - self.clip_ratio, 1 + self.clip_ratio) * advantage
         ratio_gradient = np.where(
             plain_gain <= clipped_gain, plain_gain, 0
         )  # beyond the clip nothing is gained any more

@@ -81,9 +81,9 @@ class Sgd:
         capacity = stack_capacity(net.layout, self._supports_fused_step(net, STACKED))
         candidates = [way for way in PROBED_MODES if way not in unprofitable_modes(net.layout, capacity, count)]
         reasons = probe_model(
-            net, loss, terms, party.x[:size].clone(), party.y[:size].clone(), candidates
+            net, loss, terms, x=party.x[:size].clone(), y=party.y[:size].clone(), modes=candidates
         )  # a module may write
-        return rank_modes(net.layout, reasons, capacity, count)
+        return rank_modes(net.layout, reasons, capacity, count=count)
 
     def _supports_fused_step(self, net: Net, way: str) -> bool:
         return is_plain_sgd(optimizer_factory(self.optimizer, self.options)) and supports_fused_step(net, way)
@@ -108,7 +108,9 @@ class Sgd:
     def _train(self, job: TrainJob, fused_step: bool) -> TrainResult:
         draws_of = partial(seeds.stream, job.seed, job.round)
         draws = [
-            draw_batches(p.samples, self.batch, h.work, self.unit, draws_of(p.name, "batch"), p.weights)
+            draw_batches(
+                p.samples, self.batch, h.work, unit=self.unit, rng=draws_of(p.name, "batch"), weights=p.weights
+            )
             for p, h in zip(job.parties, job.hyperparameters, strict=True)
         ]
         if self.moments == "reset":
@@ -159,10 +161,13 @@ class Sgd:
             descent = GradientDescent(self, job, keys)
         else:
             descent.restart(job)
-        stack_gradient, columns, size = descent.stack_gradient, descent.stack.columns, job.net.layout.trainable_width
+        stack_gradient = descent.stack_gradient
+        columns = descent.stack.columns
+        size = job.net.layout.trainable_width
         proximal_step = StackedProximalStep(job, columns[:, :size])
         lengths = [len(d.lengths) for d in draws]
-        all_alive, shortest = [True] * len(draws), min(lengths)
+        all_alive = [True] * len(draws)
+        shortest = min(lengths)
         for step, groups in enumerate(iterate_batches(job.parties, draws)):
             for group in groups:
                 if group.rows is None:
@@ -170,7 +175,7 @@ class Sgd:
                 else:
                     stack_gradient.compute_rows(group.rows, group.x, group.y)
             alive = all_alive if step < shortest else [step < length for length in lengths]
-            with freeze_parameters(descent.stack, job, step, lengths):
+            with freeze_parameters(descent.stack, job, step, lengths=lengths):
                 descent.optimizer.step(alive)
                 proximal_step(alive)
         losses = stack_gradient.losses.total / columns.new_tensor(lengths)  # nan for a party that took no step

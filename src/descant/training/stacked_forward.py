@@ -18,7 +18,8 @@ class StackedForward:
     """The outputs of K models on batches of their own; the columns of the stack may move meanwhile."""
 
     def __init__(self, net: Net, mode: str, stack: Stack) -> None:
-        self._net, self._stack = net, stack
+        self._net = net
+        self._stack = stack
         kernel = kernel_of(net, stack.lead) if mode in (STACKED, SINGLE) else ""
         self._bound = (
             kernel.bind(stack.w, GradientTarget(stack.w)) if isinstance(kernel, Kernel) else None
@@ -45,8 +46,12 @@ class KeyedUniform:
     """
 
     def __init__(self, seed: int, names: Sequence[str], purpose: str, shape: tuple[int, ...], window: int = 64) -> None:
-        self._key, self._names, self._shape, self._window_size = (seed, purpose), names, shape, window
-        self._window, self._numbers = -1, np.empty(0)
+        self._key = (seed, purpose)
+        self._names = names
+        self._shape = shape
+        self._window_size = window
+        self._window = -1
+        self._numbers = np.empty(0)
 
     def __getitem__(self, n: int) -> Array:
         window, offset = divmod(n, self._window_size)

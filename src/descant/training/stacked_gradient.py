@@ -24,7 +24,10 @@ from .loss_terms import TermGradients
 from .objective import Objective
 from .rl_losses import LossWithGradient
 
-STACKED, SINGLE, VECTORIZED, LOOPED = "stacked", "single", "vectorized", "looped"
+STACKED = "stacked"
+SINGLE = "single"
+VECTORIZED = "vectorized"
+LOOPED = "looped"
 BATCHED_MODES = (STACKED, VECTORIZED)
 LARGE_MODEL_BYTES = (
     2**17
@@ -60,11 +63,16 @@ class StackGradient:
         strengths: Tensor,  # [K, terms]
         step_size: float | None = None,
     ) -> None:
-        self.objective, self.mode, self.stack, self._step_size = objective, mode, stack, step_size
+        self.objective = objective
+        self.mode = mode
+        self.stack = stack
+        self._step_size = step_size
         self._pair: StackGradient | None = None
         if objective.points:  # the received model computes, too: its rows begin at cache lines
             received = Stack(stack.layout, [received]).columns
-        self.statistics, self.received, self.strengths = statistics, received, strengths
+        self.statistics = statistics
+        self.received = received
+        self.strengths = strengths
         self.reset_losses()
         self.output: Value = (
             None  # of the last batch: an array or a tensor [K, batch, ...], or [batch, ...] of one party
@@ -77,7 +85,9 @@ class StackGradient:
                 stack.w, GradientTarget(stack.g) if step_size is None else GradientTarget(stack.w, -step_size)
             )
             self._term_gradients = (
-                TermGradients(objective, kernel, stack, received, strengths, step_size) if objective.terms else None
+                TermGradients(objective, kernel, stack, received=received, strengths=strengths, step_size=step_size)
+                if objective.terms
+                else None
             )
         fused_step = step_size is not None and (
             self._term_gradients is None or not self._term_gradients.autograd_objective.terms
@@ -146,7 +156,8 @@ class StackGradient:
             totals, losses, after, output = (part.unsqueeze(0) for part in outcome)
         (gradient,) = torch.autograd.grad(totals.sum(), leaf)
         self.stack.gradient.copy_(gradient)
-        self.statistics, self.output = after.detach(), output.detach()
+        self.statistics = after.detach()
+        self.output = output.detach()
         self.losses.total.add_(losses.detach())
 
     def _by_kernel(self, x: Tensor, y: Tensor) -> None:
@@ -224,10 +235,8 @@ class LossSum:
             self.total  # noqa: B018  it reckons what waits
         self._classes = output.shape[-1]
         probabilities: Array = output - output.max(-1, keepdims=True)
-        flat, target_indices = (
-            probabilities.reshape(-1),
-            _row_offsets(probabilities.size, self._classes) + y.reshape(-1),
-        )
+        flat = probabilities.reshape(-1)
+        target_indices = _row_offsets(probabilities.size, self._classes) + y.reshape(-1)
         np.minimum(target_indices, flat.size - 1, out=target_indices)
         target_logits = flat.take(target_indices)
         np.exp(probabilities, out=probabilities)

@@ -106,7 +106,7 @@ class StackedOptimizer:
         for _, rows in groupby(range(len(keys)), key=lambda row: keys[row]):
             indices = list(rows)
             at = slice(indices[0], indices[-1] + 1)
-            self._groups.append(_Group(at, lrs[at.start], stack.columns[at], stack.gradient[at]))
+            self._groups.append(_Group(at, lrs[at.start], stack.columns[at], gradient=stack.gradient[at]))
         self._plain = is_plain_sgd(factory)
         if not self._plain:
             self._optimizer = factory(

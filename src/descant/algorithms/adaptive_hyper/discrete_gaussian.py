@@ -127,7 +127,8 @@ def score(psi: Numbers, points: Numbers, drawn: int) -> Numbers:
     expectations, which a continuous Gaussian would have as 0 and A⁻¹.
     """
     size = points.shape[1]
-    factor, offsets = cholesky_factor(psi, size), points - psi[:size]
+    factor = cholesky_factor(psi, size)
+    offsets = points - psi[:size]
     weights = np.exp(log_probabilities(psi, points))
     off_mean = offsets[drawn] - weights @ offsets
     off_square = np.outer(offsets[drawn], offsets[drawn]) - offsets.T @ (weights[:, None] * offsets)

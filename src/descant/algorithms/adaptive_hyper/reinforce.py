@@ -114,18 +114,19 @@ class ReinforceTuner:
         silent = 0 if name in context.feedback or context.round == 1 else state.silent_rounds + 1
         state, level = self._update_loss_average(replace(state, silent_rounds=silent), loss, delay)
         if self._has_collapsed(state, level):
-            next_state, global_model, note = (
-                self._roll_back(state),
-                state.lowest_loss_model,
-                self._rollback_message(state, level, context.round - 1 - delay),
-            )
+            next_state = self._roll_back(state)
+            global_model = state.lowest_loss_model
+            note = self._rollback_message(state, level, context.round - 1 - delay)
             numbers = {"rolled_back": float(state.lowest_loss_round)}
         elif self.collapse_factor is not None and len(state.pending_scores) and context.feedback.get(_USED_METRIC) == 0:
-            next_state, numbers = self._penalize_divergence(state), {"reward": MIN_REWARD}
-            global_model, note = None, ""
+            next_state = self._penalize_divergence(state)
+            numbers = {"reward": MIN_REWARD}
+            global_model = None
+            note = ""
         else:
             next_state, numbers = self._apply_reward(state, loss, delay)
-            global_model, note = None, ""
+            global_model = None
+            note = ""
             next_state = self._record_best(
                 next_state, level, state.start_model if delay else context.global_model, context.round - 1 - delay
             )
@@ -157,7 +158,8 @@ class ReinforceTuner:
         return replace(next_state, psi=clip_psi(self._gradient_step(next_state.psi, next_state), self._spacing))
 
     def _append_reward(self, state: TunerState, score: Numbers, reward: float) -> TunerState:
-        scores, rewards = np.vstack([state.scores, score]), np.append(state.rewards, reward)
+        scores = np.vstack([state.scores, score])
+        rewards = np.append(state.rewards, reward)
         return replace(state, scores=scores[-self.window - 1 :], rewards=rewards[-self.window - 1 :])
 
     def _gradient_step(self, psi: Numbers, state: TunerState) -> Numbers:
@@ -173,12 +175,11 @@ class ReinforceTuner:
         if self.collapse_factor is None or not delay or not math.isfinite(loss):
             return state, loss
         if state.loss_average is None:
-            level, lowest = loss, state.lowest_loss if state.lowest_loss_model is None else max(state.lowest_loss, loss)
+            level = loss
+            lowest = state.lowest_loss if state.lowest_loss_model is None else max(state.lowest_loss, loss)
         else:
-            level, lowest = (
-                float(state.loss_average[0] + (loss - state.loss_average[0]) / (self.window + 1)),
-                state.lowest_loss,
-            )
+            level = float(state.loss_average[0] + (loss - state.loss_average[0]) / (self.window + 1))
+            lowest = state.lowest_loss
         return replace(state, loss_average=np.array([level]), lowest_loss=lowest), level
 
     def _record_best(self, state: TunerState, loss: float, global_model: Tensor | None, round_index: int) -> TunerState:
@@ -216,7 +217,8 @@ class ReinforceTuner:
         ψ of that place, so that no place is tried for ever in the same way.
         """
         assert state.lowest_loss_psi is not None
-        psi, size = state.lowest_loss_psi, len(self.axes)
+        psi = state.lowest_loss_psi
+        size = len(self.axes)
         if len(state.pending_scores):
             psi = self._gradient_step(psi, self._append_reward(state, state.pending_scores[0], MIN_REWARD))
         psi = scale_precision(psi, size, PRECISION_GROWTH)
@@ -250,7 +252,8 @@ class ReinforceTuner:
         numbers: Mapping[str, float],
     ) -> TuneResult:
         """h_t ~ P(·|ψ_t), its score at ψ_t waiting for its reward."""
-        axes, points = self.axes, self._points
+        axes = self.axes
+        points = self._points
         drawn = draw_point(state.psi, points, context.rng)
         grid_index = np.unravel_index(drawn, [len(axis.values) for axis in axes])
         values: dict[str, Any] = {axis.name: axis.values[i] for axis, i in zip(axes, grid_index, strict=True)}
@@ -263,7 +266,9 @@ class ReinforceTuner:
         delay = self.collapse_factor is not None and _LOSS_SOURCES[self.reward][1]
         next_state = replace(state, pending_scores=pending_scores, start_model=start_model if delay else None)
         numbers = {**{f"{name}_mean": mean for name, mean in means.items()}, **numbers}
-        return TuneResult(replace(context.hyper, **values), next_state.to_tensors(), global_model, note, numbers)
+        return TuneResult(
+            replace(context.hyper, **values), next_state.to_tensors(), global_model, note=note, metrics=numbers
+        )
 
 
 def reinforce_gradient(scores: Numbers, rewards: Numbers, weighting: BaselineWeighting = "uniform") -> Numbers:
@@ -279,7 +284,8 @@ def reinforce_gradient(scores: Numbers, rewards: Numbers, weighting: BaselineWei
     if weighting == "uniform":
         weights = rewards - rewards.mean()
     else:
-        weights, nearness = np.zeros(len(rewards)), np.arange(1.0, len(rewards))
+        weights = np.zeros(len(rewards))
+        nearness = np.arange(1.0, len(rewards))
         if len(nearness):  # no step at t=1, as in eq. (7)
             weights[-1] = rewards[-1] - nearness @ rewards[:-1] / nearness.sum()
     step: Numbers = weights @ scores
@@ -327,12 +333,12 @@ def AdaptiveHyper(
         _grid("lr", lr),
         _grid("work", work),
         tuple(log_axes),
-        reward,
-        window,
-        step_size,
-        precision,
-        weighting,
-        collapse_factor,
+        reward=reward,
+        window=window,
+        step_size=step_size,
+        precision=precision,
+        weighting=weighting,
+        collapse_factor=collapse_factor,
     )
     check_settings(tuner, "AdaptiveHyper")
     if not tuner.axes or not {*tuner.log_axes} <= {"lr", "work"}:

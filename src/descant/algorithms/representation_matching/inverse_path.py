@@ -41,15 +41,17 @@ def points_of_interest(traced: TracedModule) -> list[fx.Node]:
 
 def find_inverse_layers(traced: TracedModule, above: fx.Node, below: fx.Node) -> tuple[InverseLayer, ...]:
     """What leads from one point to another before it; an error names what cannot be gone back through."""
-    parts, node = list[InverseLayer](), above
+    parts = list[InverseLayer]()
+    node = above
     while node is not below:
         sources = traced.input_values(node)
         if len(sources) != 1:
             reason = "more than one value goes into it" if sources else "it is where the model begins"
-            raise _no_inverse_error(traced, above, below, node, reason)
-        part, source = _inverse_layer(traced, node, sources[0]), sources[0]
+            raise _no_inverse_error(traced, above, below, node=node, reason=reason)
+        part = _inverse_layer(traced, node, sources[0])
+        source = sources[0]
         if isinstance(part, str):
-            raise _no_inverse_error(traced, above, below, node, part)
+            raise _no_inverse_error(traced, above, below, node=node, reason=part)
         parts += [] if part is None else [part]
         node = source
     return tuple(parts)
@@ -57,7 +59,9 @@ def find_inverse_layers(traced: TracedModule, above: fx.Node, below: fx.Node) ->
 
 def _inverse_layer(traced: TracedModule, node: fx.Node, source: fx.Node) -> InverseLayer | str | None:
     """The way back through one node: None if there is nothing to undo, or why there is none."""
-    module, kind, below = traced.submodule(node), normalized_kind(traced, node), traced.point_names[source]
+    module = traced.submodule(node)
+    kind = normalized_kind(traced, node)
+    below = traced.point_names[source]
     if isinstance(module, nn.Linear):
         return InverseLinear(below, module.in_features, module.out_features)
     if isinstance(module, nn.Conv1d | nn.Conv2d):
@@ -65,7 +69,7 @@ def _inverse_layer(traced: TracedModule, node: fx.Node, source: fx.Node) -> Inve
     if is_reshape(kind):
         return InverseReshape(below)
     if kind in ("maxpool1d", "maxpool2d"):
-        return _inverse_pooling(node, module, below, 1 if kind == "maxpool1d" else 2)
+        return _inverse_pooling(node, module, below, spatial_dims=1 if kind == "maxpool1d" else 2)
     if "pool" in kind:
         return "it keeps no indices to put values back by"
     return None if kind in _PASS_THROUGH else "no way back through it is known"

@@ -69,7 +69,14 @@ class UnboundMatching(Unbound):
         ]
         points = tuple(dict.fromkeys([*(link.to_point for link in links), *read]))
         value = MatchingLoss(links, self.reduction, -net.layout.trainable_width % CACHE_LINE)
-        return LossTerm("matching", value, self.strength, points, MatchingInitialization(value), symbol="coefficient")
+        return LossTerm(
+            "matching",
+            value,
+            self.strength,
+            feature_names=points,
+            initial_values=MatchingInitialization(value),
+            symbol="coefficient",
+        )
 
 
 def RepresentationMatching(

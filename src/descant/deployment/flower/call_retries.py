@@ -59,7 +59,8 @@ def unregistered_parties(nodes: Any, parties: Mapping[str, bytes]) -> list[str]:
 
 def departed_parties(nodes: Any, parties: Mapping[str, bytes], online_until: Mapping[str, float]) -> set[str]:
     """Those who have said that they go, and not just now: who is silent is gone only when it was due to be heard."""
-    names_by_key, now = {key: name for name, key in parties.items()}, datetime.fromisoformat(nodes.now).timestamp()
+    names_by_key = {key: name for name, key in parties.items()}
+    now = datetime.fromisoformat(nodes.now).timestamp()
     offline = [node for node in nodes.nodes_info if node.status == "offline" and node.last_deactivated_at]
     deactivated_at = {
         names_by_key.get(n.public_key, ""): datetime.fromisoformat(n.last_deactivated_at).timestamp() for n in offline

@@ -57,7 +57,9 @@ class FlowerServerTransport:
 
     def __init__(self, address: str, authority: bytes, secret: bytes, parties: Mapping[str, bytes]) -> None:
         require_flower()
-        self._address, self._authority, self._secret = address, authority, secret
+        self._address = address
+        self._authority = authority
+        self._secret = secret
         self._parties: dict[str, bytes] = {}  # the public key of each who is given letters
         self._registered_keys: dict[bytes, bytes] = {}  # all that the SuperLink was told of, by how they are written
         self._nodes: dict[str, int] = {}
@@ -93,7 +95,8 @@ class FlowerServerTransport:
             self.close()
             raise
         self._task_identity = (task_input.task_id, task_input.run.run_id, task_input.context.node_id)
-        self._node, self._run = Node(node_id=SUPERLINK_NODE_ID), task_input.run.run_id
+        self._node = Node(node_id=SUPERLINK_NODE_ID)
+        self._run = task_input.run.run_id
         freeze_startup_objects()
 
     @translate_http_errors("The SuperLink")
@@ -193,7 +196,9 @@ class FlowerServerTransport:
         # Its number is a hash of it. Flower lets every party answer a number that it knows, so that none may be guessed
         secret = os.urandom(16).hex()
         message = Message(to_record(payload), self._nodes[party], _MESSAGE_TYPE, ttl=ttl, group_id=secret)
-        response = push_message(message, partial(_push_message, self._client), self._client, self._node, self._run)
+        response = push_message(
+            message, partial(_push_message, self._client), self._client, node=self._node, run=self._run
+        )
         message_id = str(response.message_ids[0] if response.message_ids else "")
         if not message_id:
             raise UndeliveredError("Flower did not take the letter")

@@ -60,7 +60,8 @@ def translate_http_errors(peer: str, is_remote: bool = False) -> Iterator[None]:
     try:
         yield
     except httpx.HTTPStatusError as error:
-        status, body = error.response.status_code, error.response.text[:300].strip()
+        status = error.response.status_code
+        body = error.response.text[:300].strip()
         if status == 400 and "certificate" in body.lower():  # nginx, of one that is revoked or has expired
             raise ConnectionRejected(
                 f"{peer} does not take our certificate. Was it revoked, or has it expired?"

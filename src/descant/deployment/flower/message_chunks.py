@@ -107,7 +107,8 @@ def assemble_payload(tree: Any, pull: Callable[[str], bytes], max_bytes: int) ->
     from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as CHUNK
     from flwr.supercore.inflatable import inflatable_object as parts
 
-    nodes, max_parts = list(parts.iterate_object_tree(tree)), _HEADER_OBJECTS + 1 + max_bytes // CHUNK
+    nodes = list(parts.iterate_object_tree(tree))
+    max_parts = _HEADER_OBJECTS + 1 + max_bytes // CHUNK
     if len(nodes) > max_parts:
         return UndeliveredError(f"what came has {len(nodes)} parts, and may have {max_parts}", is_final=True)
     chunks = {node.object_id for node in nodes if not node.children} - {tree.object_id}

@@ -48,7 +48,8 @@ class FlowerSiloTransport:
     @classmethod
     def from_credentials(cls, credentials: CredentialFiles) -> FlowerSiloTransport:
         """The end of the party whose keys these are."""
-        address, authority = credentials.address.read_text(), credentials.authority.read_text()
+        address = credentials.address.read_text()
+        authority = credentials.authority.read_text()
         return cls(address, authority, credentials.certificate, credentials.key, credentials.node_key.read_bytes())
 
     @contextmanager
@@ -112,7 +113,8 @@ class FlowerSiloTransport:
 
         response = self._client.PullMessages(PullMessagesRequest(node=self._node))
         if response.messages_list:
-            tree, message = response.message_object_trees[0], message_from_proto(response.messages_list[0])
+            tree = response.message_object_trees[0]
+            message = message_from_proto(response.messages_list[0])
             self._incoming = message, IncomingMessage(tree.object_id, tree)
         if self._incoming is None:
             return None
@@ -135,10 +137,16 @@ class FlowerSiloTransport:
         from flwr.supercore.task_identity import TaskIdentity
 
         run = request.metadata.run_id
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, run, self._node.node_id
+        TaskIdentity.task_id = 0
+        TaskIdentity.run_id = run
+        TaskIdentity.node_id = self._node.node_id
         try:
             push_message(
-                Message(to_record(payload), reply_to=request), self._push_message, self._client, self._node, run
+                Message(to_record(payload), reply_to=request),
+                self._push_message,
+                self._client,
+                node=self._node,
+                run=run,
             )
         except UndeliveredError as error:  # whoever comes again is asked again, and answers as before
             raise PeerUnavailable("The server has taken an answer, and not a part of it") from error

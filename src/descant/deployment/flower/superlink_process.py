@@ -50,7 +50,7 @@ def run_superlink(credentials: SuperLinkCredentials, port: int, folder: Path) ->
     command = [program, *(str(part) for pair in options.items() for part in pair), *flags]
     log = folder / "superlink.log"
     with ChildProcess(
-        command, log, folder, {**os.environ, **FLOWER_ENVIRONMENT, "FLWR_HOME": str(folder / "flwr")}
+        command, log, folder, env={**os.environ, **FLOWER_ENVIRONMENT, "FLWR_HOME": str(folder / "flwr")}
     ) as child:
         _wait_until_listening(child, port, log)
         yield child

@@ -23,11 +23,9 @@ from ...storage import atomic
 from ...storage.vault.private_keys import hkdf_sha256, read_secret_file
 from .name_checks import check_hosts, check_name, parse_ip
 
-AUTHORITY_NAME, SERVER_NAME, REVOCATION_FILE = (
-    "ca",
-    "server",
-    "revoked.pem",
-)  # files in a folder of keys: ca.crt, ca.key, ...
+AUTHORITY_NAME = "ca"
+SERVER_NAME = "server"
+REVOCATION_FILE = "revoked.pem"  # files in a folder of keys: ca.crt, ca.key, ...
 _CLOCK_SKEW = timedelta(hours=1)  # certificates hold from before now on, because clocks differ
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 _KEY_LOST = (
@@ -66,7 +64,9 @@ class Authority:
         """An authority (EC P-256) for so many days, and what is to be kept of it."""
         key = ec.generate_private_key(ec.SECP256R1())
         until = datetime.now(UTC) + timedelta(days=days)
-        builder = _certificate_builder(_x509_name(name), _x509_name(name), key.public_key(), key.public_key(), until)
+        builder = _certificate_builder(
+            _x509_name(name), _x509_name(name), key.public_key(), signer=key.public_key(), until=until
+        )
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         builder = builder.add_extension(_key_usage(signs_certificates=True), critical=True)
         pair = CertificateAndKey(_pem(builder.sign(key, hashes.SHA256())), _private_pem(key))
@@ -128,8 +128,11 @@ class Authority:
     def _issue(
         self, name: str, use: x509.ObjectIdentifier, until: datetime, hosts: Sequence[x509.GeneralName] = ()
     ) -> CertificateAndKey:
-        key, signer = ec.generate_private_key(ec.SECP256R1()), self._key.public_key()
-        builder = _certificate_builder(_x509_name(name), self.certificate.subject, key.public_key(), signer, until)
+        key = ec.generate_private_key(ec.SECP256R1())
+        signer = self._key.public_key()
+        builder = _certificate_builder(
+            _x509_name(name), self.certificate.subject, key.public_key(), signer=signer, until=until
+        )
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         builder = builder.add_extension(_key_usage(signs_certificates=False), critical=True)
         builder = builder.add_extension(x509.ExtendedKeyUsage([use]), critical=False)

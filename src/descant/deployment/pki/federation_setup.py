@@ -18,7 +18,11 @@ from ...storage.lock import FolderLock
 from .certificates import AUTHORITY_NAME, SERVER_NAME, Authority, fingerprint
 from .name_checks import check_hosts, join_address
 
-ROSTER_FILE, RECIPE_FILE, KEYS_FOLDER, RUN_FOLDER, LOCK_FILE = "roster.json", "recipe.toml", "keys", "run", ".lock"
+ROSTER_FILE = "roster.json"
+RECIPE_FILE = "recipe.toml"
+KEYS_FOLDER = "keys"
+RUN_FOLDER = "run"
+LOCK_FILE = ".lock"
 LOCK_TIMEOUT = 10.0  # seconds to wait for another process, which needs the folder for moments only
 _SERVER_FILES = (
     ROSTER_FILE,
@@ -59,7 +63,7 @@ def create_federation(folder: Path, recipe: Path, terms: FederationTerms, operat
             for subfolder in (KEYS_FOLDER, RUN_FOLDER):
                 atomic.make_folder(folder / subfolder, 0o700)
             atomic.replace(folder / RECIPE_FILE, recipe_text, f"{RECIPE_FILE}.new")
-            _create_keys_and_log(folder, recipe.resolve().parent, digest, terms, operator)
+            _create_keys_and_log(folder, recipe.resolve().parent, digest, terms=terms, operator=operator)
         finally:
             lock.release()
 
@@ -92,7 +96,10 @@ def _create_keys_and_log(folder: Path, home: Path, recipe: str, terms: Federatio
 def open_audit_log(folder: Path, authority: Authority, federation: str) -> AuditLog:
     """The log of a federation, with the secret that only its authority gives."""
     return AuditLog(
-        folder, authority.derive(b"descant roster 1\n" + federation.encode()), _MEMBERSHIP_EVENTS, _DAMAGED_LOG_NOTE
+        folder,
+        authority.derive(b"descant roster 1\n" + federation.encode()),
+        _MEMBERSHIP_EVENTS,
+        consequence=_DAMAGED_LOG_NOTE,
     )
 
 

@@ -86,7 +86,7 @@ class Invite:
     def read(cls, file: Path, now: datetime | None = None) -> Invite:
         """The invite in a file, after everything about it was found to be right."""
         data = read_secret_file(
-            file, _ASK_FOR_NEW, _MAX_INVITE_BYTES, TrustError, partial(_parse_invite, where=str(file))
+            file, _ASK_FOR_NEW, _MAX_INVITE_BYTES, error_type=TrustError, check=partial(_parse_invite, where=str(file))
         )
         content, signature = _parse_invite(data, str(file))
         invite = cls(**content)

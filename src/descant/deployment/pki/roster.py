@@ -77,10 +77,14 @@ class Roster:
     """The organiser's folder. Several processes may use it; each has it to itself for moments."""
 
     def __init__(self, folder: str | Path, operator: str = "") -> None:
-        self.folder, self._operator = Path(folder), operator or current_user()
-        self.keys_folder, self.run_folder = self.folder / KEYS_FOLDER, self.folder / RUN_FOLDER
+        self.folder = Path(folder)
+        self._operator = operator or current_user()
+        self.keys_folder = self.folder / KEYS_FOLDER
+        self.run_folder = self.folder / RUN_FOLDER
         creation = read_creation_event(self.folder)
-        self.federation, self.address, self.recipe = creation["federation"], creation["address"], creation["recipe"]
+        self.federation = creation["federation"]
+        self.address = creation["address"]
+        self.recipe = creation["recipe"]
         self._invite_days = int(creation["invite_days"])
         self.recipe_folder = Path(creation.get("home", self.folder))  # where the recipe was
         self.authority = Authority.read(self.keys_folder)
@@ -101,7 +105,7 @@ class Roster:
         operator: str = "",
     ) -> Roster:
         """A new federation in a new or empty folder: its keys, a copy of the recipe, and nobody invited yet."""
-        create_federation(Path(folder), Path(recipe), terms, operator or current_user())
+        create_federation(Path(folder), Path(recipe), terms, operator=operator or current_user())
         return cls(folder, operator)
 
     def __repr__(self) -> str:
@@ -196,7 +200,8 @@ class Roster:
 
     def _make_invite(self, name: str, days: int, vault: str) -> tuple[Invite, dict[str, Any]]:
         """A party's invite, and what the roster keeps of it."""
-        pair, node = self.authority.issue_party_certificate(name, days), new_node_key()
+        pair = self.authority.issue_party_certificate(name, days)
+        node = new_node_key()
         certificate = x509.load_pem_x509_certificate(pair.certificate)
         federation_fields = (
             self.address,

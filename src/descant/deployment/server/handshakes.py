@@ -54,15 +54,14 @@ class HandshakeTransport:
         recipe_text: str = "",
         erase_rows: Callable[[str], str] = lambda party: NOTHING_HELD,
     ) -> None:
-        self._transport, self.net, self._loss_name, self._log, self._record_join, self._check_access = (
-            transport,
-            net,
-            loss,
-            log,
-            record_join,
-            check_access,
-        )
-        self._erase_rows, self._loss_function = erase_rows, recipe.settings().get("loss", functional.cross_entropy)
+        self._transport = transport
+        self.net = net
+        self._loss_name = loss
+        self._log = log
+        self._record_join = record_join
+        self._check_access = check_access
+        self._erase_rows = erase_rows
+        self._loss_function = recipe.settings().get("loss", functional.cross_entropy)
         self._solver = recipe.solver()
         self._handshake: dict[str, Any] = {
             "recipe": training_part(recipe.tables),
@@ -103,7 +102,7 @@ class HandshakeTransport:
         return {party: mark for party, mark in known.items() if self._seen_sessions.get(party) == mark}
 
     def _send_handshake(self, party: str, session_id: str) -> None:
-        payload = pack(Task(party, 0, "handshake", {}, self._handshake, _HANDSHAKE_TIMEOUT))
+        payload = pack(Task(party, 0, "handshake", arrays={}, settings=self._handshake, deadline=_HANDSHAKE_TIMEOUT))
         with suppress(UndeliveredError):  # it has gone again
             self._pending[self._transport.send(party, payload, _HANDSHAKE_TIMEOUT)] = (party, session_id)
 
@@ -144,7 +143,13 @@ class HandshakeTransport:
     def _send_goodbye(self, party: str, settings: Mapping[str, Any]) -> bool:
         """Nobody waits for work that never comes: whoever cannot take part is told why, if it is still there."""
         with suppress(UndeliveredError):
-            self.discard([self._transport.send(party, pack(Task(party, 0, "goodbye", {}, settings)), _GOODBYE_TTL)])
+            self.discard(
+                [
+                    self._transport.send(
+                        party, pack(Task(party, 0, "goodbye", arrays={}, settings=settings)), _GOODBYE_TTL
+                    )
+                ]
+            )
             return True
         return False
 
@@ -183,7 +188,8 @@ class HandshakeTransport:
         They are anybody's code, and may raise anything. A solver of parties that have no rows says itself whether this
         is one, and whether the model can act there.
         """
-        row, size = self.net.copy_initial_row(), self.net.layout.trainable_width
+        row = self.net.copy_initial_row()
+        size = self.net.layout.trainable_width
         try:
             if not isinstance(party, Party) or self._solver.metric is not None:
                 self._solver.execution_modes(self.net, self._loss_function, (), party, 1)

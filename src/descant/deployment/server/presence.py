@@ -19,7 +19,9 @@ from .training_session import read_notified
 
 _PRESENCE_FILE = "presence.json"
 _WRITE_INTERVAL = 10.0  # seconds after which it is written though nothing has changed but the time
-_CONNECTED, _DISCONNECTED, _LEFT = "connected", "disconnected", "left"
+_CONNECTED = "connected"
+_DISCONNECTED = "disconnected"
+_LEFT = "left"
 _FINISHED = "finished"  # it was told that the training is over, and has its models
 
 
@@ -35,7 +37,9 @@ class PresenceRecorder:
     """A post that notes in a folder who is there; a note that cannot be written ends nothing."""
 
     def __init__(self, transport: ServerTransport, folder: Path) -> None:
-        self._transport, self._folder, self._last_written = transport, folder, -math.inf
+        self._transport = transport
+        self._folder = folder
+        self._last_written = -math.inf
         self._records = {
             name: PresenceRecord(_absence_state(one), one.last_seen) for name, one in read_presence(folder).items()
         }
@@ -43,11 +47,9 @@ class PresenceRecorder:
 
     def connected_parties(self) -> Mapping[str, str]:
         """Who can be reached now."""
-        sessions, departed, before = (
-            self._transport.connected_parties(),
-            self._transport.departed_parties(),
-            self._records,
-        )
+        sessions = self._transport.connected_parties()
+        departed = self._transport.departed_parties()
+        before = self._records
         now = datetime.now(UTC).isoformat("T", "seconds")
         absent = {
             name: PresenceRecord(_LEFT if name in departed else _absence_state(one), one.last_seen)
@@ -103,9 +105,10 @@ def connected_in(folder: Path) -> set[str]:
 
 def party_statuses(roster: Roster, is_running: bool) -> dict[str, dict[str, str | None]]:
     """Each party of a roster: where it is now, if the server runs, or was last; and when it was last heard of."""
-    records, notified = read_presence(roster.run_folder), read_notified(roster.run_folder)
+    records = read_presence(roster.run_folder)
+    notified = read_notified(roster.run_folder)
     return {
-        one.name: _party_status(one, records.get(one.name), is_running, one.name in notified)
+        one.name: _party_status(one, records.get(one.name), is_running, is_finished=one.name in notified)
         for one in roster.parties()
     }
 

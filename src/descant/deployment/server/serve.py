@@ -44,7 +44,8 @@ from .recipe_check import check_servable
 from .row_erasure import erase_rows, vault_location
 from .training_session import MEMORY_BUDGET, TrainingSession, completed_rounds, read_descriptions
 
-_SECRET, _LOCK = "driver.secret", ".lock"
+_SECRET = "driver.secret"
+_LOCK = ".lock"
 _RESTART_DELAYS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds before a SuperLink or an nginx that died is started anew
 _RECONNECT_TIMEOUT = 10.0  # seconds in which parties that were there are to be back after that
 # Both, whichever it was: a SuperLink that lives on would hold the places of parties that have lost their line.
@@ -76,7 +77,9 @@ class FederationServer:
 
     def _serve_with_restarts(self, roster: Roster, recipe: Recipe, settings: Mapping[str, Any]) -> dict[str, Any]:
         self.log(f"Parties reach {roster.address}. The authority's fingerprint: {roster.fingerprint}")
-        delays, rounds_done, reconnecting = list(_RESTART_DELAYS), completed_rounds(roster.run_folder), set[str]()
+        delays = list(_RESTART_DELAYS)
+        rounds_done = completed_rounds(roster.run_folder)
+        reconnecting = set[str]()
         while True:
             upstream_port = free_port()  # anew: another process may have taken it since
             try:
@@ -92,7 +95,8 @@ class FederationServer:
                 if (
                     now := completed_rounds(roster.run_folder)
                 ) > rounds_done:  # it was not always so: it may die as often once more
-                    delays, rounds_done = list(_RESTART_DELAYS), now
+                    delays = list(_RESTART_DELAYS)
+                    rounds_done = now
                 if not delays:
                     times = f"{len(_RESTART_DELAYS)} times in a row, and died before a round was done"
                     raise EngineError(
@@ -108,7 +112,7 @@ class FederationServer:
                 atomic.replace(secret, os.urandom(32), f".{_SECRET}", atomic.PRIVATE_MODE)
         keys = roster.keys_folder
         return SuperLinkCredentials(
-            keys / f"{AUTHORITY_NAME}.crt", keys / f"{SERVER_NAME}.crt", keys / f"{SERVER_NAME}.key", secret
+            keys / f"{AUTHORITY_NAME}.crt", keys / f"{SERVER_NAME}.crt", keys / f"{SERVER_NAME}.key", secret=secret
         )
 
     def _drive(
@@ -126,7 +130,9 @@ class FederationServer:
             raise StateError(f"Nobody is invited yet: descant server invite {self.folder} NAME")
         credentials = self._superlink_credentials(roster)
         with closing(
-            FlowerServerTransport(address, credentials.authority.read_bytes(), credentials.secret.read_bytes(), keys)
+            FlowerServerTransport(
+                address, credentials.authority.read_bytes(), credentials.secret.read_bytes(), parties=keys
+            )
         ) as transport:
             handshakes = self._handshake_transport(
                 roster,
@@ -137,7 +143,13 @@ class FederationServer:
             handshakes.wait_for(reconnecting, _RECONNECT_TIMEOUT)
             excluded = partial(revoked_parties, roster)
             training = TrainingSession(
-                roster.run_folder, recipe, handshakes, self.limits, self.log, excluded, vault_settings=settings
+                roster.run_folder,
+                recipe,
+                handshakes,
+                limits=self.limits,
+                log=self.log,
+                excluded=excluded,
+                vault_settings=settings,
             )
             return training.run_to_completion(lambda: list(_admitted_keys(roster)))
 
@@ -154,13 +166,13 @@ class FederationServer:
             transport,
             recipe,
             roster.federation,
-            net,
-            loss,
-            self.log,
-            roster.record_join,
-            check_access,
-            text,
-            erase_rows_of,
+            net=net,
+            loss=loss,
+            log=self.log,
+            record_join=roster.record_join,
+            check_access=check_access,
+            recipe_text=text,
+            erase_rows=erase_rows_of,
         )
 
 
@@ -168,7 +180,9 @@ class AccessMonitor:
     """Who is let in, as the roster has it: looked at while the server runs."""
 
     def __init__(self, proxy: RunningProxy, roster: Roster, transport: FlowerServerTransport) -> None:
-        self._proxy, self._roster, self._transport = proxy, roster, transport
+        self._proxy = proxy
+        self._roster = roster
+        self._transport = transport
         self._last_roster = b""
 
     def refresh(self) -> None:

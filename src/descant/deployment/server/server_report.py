@@ -35,7 +35,8 @@ def write_report(folder: Path) -> tuple[Table, Path]:
     if not is_run(folder):
         raise StateError(f"The training has not begun yet. Start it: descant server start {server_folder(folder)}")
     recorded, result = read_scored_run(folder)
-    table, page = status_table(recorded), folder / "report.html"
+    table = status_table(recorded)
+    page = folder / "report.html"
     verdict = _verdict(result)
     spent = privacy_spent(recorded)
     privacy_notes = [f"{spent['text']}."] if spent else []
@@ -80,7 +81,7 @@ def _participation_figure(result: StudyResult) -> str:
     if not result.presence:  # of too many parties
         return ""
     at, values = (np.array(each) for each in zip(*result.global_model_scores, strict=True))
-    timeline = ParticipationTimeline(result.scores.names, result.presence, at, values)
+    timeline = ParticipationTimeline(result.scores.names, result.presence, at, scores=values)
     with tempfile.TemporaryDirectory() as folder:
         file = draw_participation(Path(folder) / "presence.png", {result.method: timeline}, result.scores.metric)
         heading, caption = CAPTIONS["presence"]

@@ -50,7 +50,8 @@ TRAINING = "training"
 MEMORY_BUDGET = (
     2**23
 )  # bytes of a model, of a stack or of what parties keep that are in memory; what is larger is in files
-_DESCRIPTIONS_FILE, _NOTIFIED_FILE = "party_descriptions.json", "notified_parties.json"
+_DESCRIPTIONS_FILE = "party_descriptions.json"
+_NOTIFIED_FILE = "notified_parties.json"
 _POLL_INTERVAL = 0.1  # seconds
 _MIN_EVALUATION_TIMEOUT = 10.0  # seconds that a party has at least to be shown its models
 PartyDescriptions = Mapping[str, Mapping[str, Any]]
@@ -77,19 +78,22 @@ class TrainingSession:
         federation = self._build_federation(descriptions)
         self.transport.common_form = common_fields(next(iter(descriptions.values())))
         while newcomers := self._run_rounds(federation, descriptions):
-            new, descriptions = [name for name in newcomers if name not in descriptions], {**descriptions, **newcomers}
+            new = [name for name in newcomers if name not in descriptions]
+            descriptions = {**descriptions, **newcomers}
             federation = self._build_federation(descriptions)
             if new:
                 self.log(f"Invited after the training began, and part of it from now on: {', '.join(new)}.")
-        file, state = self.folder / GLOBAL_MODEL_FILE, federation.state
-        write_model(file, federation.plan_.net.layout, state.global_model, {"round": state.round})
+        file = self.folder / GLOBAL_MODEL_FILE
+        state = federation.state
+        write_model(file, federation.plan_.net.layout, state.global_model, metadata={"round": state.round})
         self._finish(federation, descriptions)
         found = {"folder": str(self._run_folder), "rounds": state.round, "hash": digest_of_models(state)}
         return {**found, "global_model": str(file)}
 
     def _run_rounds(self, federation: Federation, descriptions: PartyDescriptions) -> PartyDescriptions:
         """Rounds until all are done, or somebody has come who is not part of them, or not known: who that is."""
-        rounds, private = self.recipe.length.rounds, privacy_settings(federation.plan_)
+        rounds = self.recipe.length.rounds
+        private = privacy_settings(federation.plan_)
         with self._open_run(federation) as run:
             try:
                 for round in run.rounds(max(0, rounds - run.round), max(1, rounds // self.recipe.length.points)):
@@ -111,7 +115,9 @@ class TrainingSession:
 
     def _finish(self, federation: Federation, descriptions: PartyDescriptions) -> None:
         """Who is there hears that it is over; who is not is waited for, and shown the models before it hears it."""
-        rounds, evaluated, is_logged = federation.state.round, _evaluated_parties(federation), False
+        rounds = federation.state.round
+        evaluated = _evaluated_parties(federation)
+        is_logged = False
         stop_at = time.monotonic() + self.limits.grace
         while True:
             late = time.monotonic() >= stop_at  # before one looks: whoever has come by then is in time
@@ -119,7 +125,7 @@ class TrainingSession:
             if pending := sorted((connected & descriptions.keys()) - evaluated):
                 seconds = max(_MIN_EVALUATION_TIMEOUT, stop_at - time.monotonic())
                 evaluate_parties(
-                    replace(federation.plan_, deadline=seconds), federation.engine_, federation.state, pending
+                    replace(federation.plan_, deadline=seconds), federation.engine_, federation.state, names=pending
                 )
             self.transport.send_goodbyes(connected, rounds)
             notified = self._record_notified()
@@ -136,7 +142,8 @@ class TrainingSession:
 
     def _record_notified(self) -> set[str]:
         """Who was ever told that it is over, and so has its models: it is told again, and not waited for again."""
-        file, previous = self.folder / _NOTIFIED_FILE, read_notified(self.folder)
+        file = self.folder / _NOTIFIED_FILE
+        previous = read_notified(self.folder)
         notified = previous | self.transport.notified
         if notified != previous:
             with write_errors(self.folder):
@@ -182,7 +189,7 @@ class TrainingSession:
             remote_population(descriptions),
             self.recipe.algorithm(),
             seed=self.recipe.length.seed,
-            engine=Silos(self.transport, self.limits, self.log, self._unavailable, check_newcomers),
+            engine=Silos(self.transport, self.limits, self.log, excluded=self._unavailable, on_wait=check_newcomers),
             deadline=self.limits.timeout,
             memory_budget=MEMORY_BUDGET,
             **settings,

@@ -24,7 +24,8 @@ def training_status(run: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"state": "not begun", "round": 0, "spent": None, "metric": None, "global_model": None}
     if not is_run(run / TRAINING):
         return {**found, "baseline_warnings": [], "scores": {}}
-    recorded, file = read_run(run / TRAINING), run / GLOBAL_MODEL_FILE
+    recorded = read_run(run / TRAINING)
+    file = run / GLOBAL_MODEL_FILE
     found |= {
         "state": recorded.state,
         "round": recorded.round,
@@ -50,7 +51,8 @@ def status_table(found: RecordedRun) -> Table:
 
     Beside it what needs no learning has there; the notes say whose model is no better.
     """
-    numbers, rows = found.numbers, []
+    numbers = found.numbers
+    rows = []
     last_scored = [np.flatnonzero(~np.isnan(numbers.scores["global_model"][:, k])) for k in range(len(numbers.parties))]
 
     def column(name: str) -> ScoreColumn:
@@ -130,5 +132,6 @@ def privacy_spent(found: RecordedRun) -> dict[str, Any] | None:
 
 def _privacy_settings(settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """As `spending.promised`, of settings on record."""
-    solver, algorithm = settings["solver"], settings["algorithm"]
+    solver = settings["solver"]
+    algorithm = settings["algorithm"]
     return solver if solver["is"] == "DpSgd" else algorithm["privacy"]  # type: ignore[no-any-return]

@@ -46,14 +46,19 @@ class OutageReporter:
     """While the server cannot be reached: each reason is said once, and the last again at ever longer intervals."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
-        self._log, self._logged_reasons = log, set[str]()
-        self._since, self._next_log, self._intervals = 0.0, 0.0, list[float]()
+        self._log = log
+        self._logged_reasons = set[str]()
+        self._since = 0.0
+        self._next_log = 0.0
+        self._intervals = list[float]()
 
     def report_failure(self, reason: str) -> None:
         """It was tried in vain, and will be tried again."""
-        reason, now = reason.rstrip("."), time.monotonic()
+        reason = reason.rstrip(".")
+        now = time.monotonic()
         if not self._logged_reasons:
-            self._since, self._intervals = now, list(_REPEAT_INTERVALS)
+            self._since = now
+            self._intervals = list(_REPEAT_INTERVALS)
         if reason not in self._logged_reasons:
             self._log(f"{reason}. Trying again until it is there.")
         elif now >= self._next_log:
@@ -66,7 +71,8 @@ class OutageReporter:
 
     def end_outage(self) -> str:
         """It was reached: for how long it was not, in a sentence, or ""."""
-        reasons, self._logged_reasons = self._logged_reasons, set()
+        reasons = self._logged_reasons
+        self._logged_reasons = set()
         return f" The server was away for {format_duration(time.monotonic() - self._since)}." if reasons else ""
 
 

@@ -31,7 +31,9 @@ _EXTRA_OUTPUTS = (
 
 def _initial_loss(file: SiloFile, net: Net, party: Party) -> float:
     """The mean loss of the model as it begins, over all rows to train on."""
-    row, size, total = net.copy_initial_row(), net.layout.trainable_width, 0.0
+    row = net.copy_initial_row()
+    size = net.layout.trainable_width
+    total = 0.0
     with MODULE_LOCK, torch.no_grad():
         for x, y in zip(torch.split(party.x, _BATCH_SIZE), torch.split(party.y, _BATCH_SIZE), strict=True):
             try:
@@ -56,21 +58,23 @@ def _initial_score(file: SiloFile, net: Net, party: Agent | Desk) -> tuple[str, 
         (EPISODE_RETURN, evaluate_test_episodes) if isinstance(party, Agent) else (ANNUAL_RETURN, evaluate_backtests)
     )
     if isinstance(party, Agent):
-        probe_observations("an agent", net, party, _EXTRA_OUTPUTS)
+        probe_observations("an agent", net, party, extra_outputs=_EXTRA_OUTPUTS)
         party = replace(party, test_count=1)
     else:
         probe_days("a desk", net, party)
     with MODULE_LOCK:
-        [result] = evaluate(EvaluationJob(net, metric, [party], [[net.copy_initial_row()]], False))
+        [result] = evaluate(EvaluationJob(net, metric, [party], models=[[net.copy_initial_row()]], trivial=False))
     return metric.name, result.scores[0]
 
 
 def dry_run(file: SiloFile) -> dict[str, Any]:
     """What was found, and what would leave the building; an error if the file cannot take part."""
-    party, net = file.party_data, Net.from_model(file.model, 0)
-    layout, policy = net.layout, file.policy
+    party = file.party_data
+    net = Net.from_model(file.model, 0)
+    layout = net.layout
+    policy = file.policy
     if file.has_rows:
-        check_columns(party, policy.columns_dropped, "columns_dropped", f"policy of {file.path}")
+        check_columns(party, policy.columns_dropped, "columns_dropped", owner=f"policy of {file.path}")
         initial = "loss", _initial_loss(file, net, party)
     else:
         initial = _initial_score(file, net, party)

@@ -23,7 +23,8 @@ def with_supported_mode(plan: Plan, task: Task, has_failed: bool = False) -> Tas
     Models with tensors of the same names and shapes can be written otherwise: with layers of the team's own, or with
     dropout.
     """
-    requested_mode, cached_modes = task.settings.get("execution_mode"), plan.net.solver_cache.setdefault(_CACHE_KEY, {})
+    requested_mode = task.settings.get("execution_mode")
+    cached_modes = plan.net.solver_cache.setdefault(_CACHE_KEY, {})
     if has_failed:
         with suppress(Exception):  # what fails by every way is said already
             cached_modes[requested_mode] = _supported_mode(plan, requested_mode)

@@ -29,11 +29,12 @@ _RETRY_DELAY = 0.5  # seconds between two tries, or two looks for a letter
 
 def request_erasure(connection: SiloConnection, machine_id: str, federation: str, timeout: float) -> str:
     """Ask the server to forget this party; what it says that it has done, or an error if it has not within so long."""
-    stop_at, reason = time.monotonic() + timeout, "there was no time"
+    stop_at = time.monotonic() + timeout
+    reason = "there was no time"
     while time.monotonic() < stop_at:
         try:
             with connection.session():
-                return _exchange(connection, machine_id, federation, stop_at)
+                return _exchange(connection, machine_id, federation, stop_at=stop_at)
         except PeerUnavailable as error:
             reason = str(error)
         time.sleep(min(_RETRY_DELAY, max(0.0, stop_at - time.monotonic())))
@@ -66,7 +67,8 @@ def _exchange(connection: SiloConnection, machine_id: str, federation: str, stop
             is_requested = True
         else:
             connection.push(
-                request, pack(Reply(task.party, task.round, task.kind, "declined", reason="it is to be forgotten"))
+                request,
+                pack(Reply(task.party, task.round, task.kind, status="declined", reason="it is to be forgotten")),
             )
     raise PeerUnavailable(
         "the server has not said that it was done" if is_requested else "the server has not asked who we are"

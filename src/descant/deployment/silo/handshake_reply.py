@@ -50,13 +50,11 @@ class HandshakeResponder:
     def __init__(
         self, file: SiloFile, folder: Path, log: Callable[[str], None], recipe_digest: str, vault_fingerprint: str
     ) -> None:
-        self.file, self.folder, self.log, self._recipe_digest, self._vault_fingerprint = (
-            file,
-            folder,
-            log,
-            recipe_digest,
-            vault_fingerprint,
-        )
+        self.file = file
+        self.folder = folder
+        self.log = log
+        self._recipe_digest = recipe_digest
+        self._vault_fingerprint = vault_fingerprint
 
     def reply(self, task: Task) -> Reply:
         """What the party says of itself; from then on it trains as this server's recipe says."""
@@ -142,7 +140,8 @@ class HandshakeResponder:
     def _build_plan(self, tables: Mapping[str, Any]) -> Plan:
         try:
             recipe = Recipe(training_part(tables), "the server's recipe")
-            solver, algorithm = recipe.solver(), recipe.algorithm()
+            solver = recipe.solver()
+            algorithm = recipe.algorithm()
         except DescantError as error:  # of what the server wrote it may be told all
             raise EngineError(str(error)) from error
         return Plan.create(

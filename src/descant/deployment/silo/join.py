@@ -20,7 +20,8 @@ from .handshake_reply import read_handshake
 from .silo_state import RETRY_AFTER
 from .silo_worker import SiloWorker, TrainingFinished
 
-_MIN_POLL_INTERVAL, _MAX_POLL_INTERVAL = 0.05, 1.0  # seconds between two looks for a letter
+_MIN_POLL_INTERVAL = 0.05
+_MAX_POLL_INTERVAL = 1.0  # seconds between two looks for a letter
 _MAX_PAUSE_REPLY_BYTES = 2**14  # bytes of an answer that may say that the party rests
 _MAX_RETRY_DELAY = 30.0  # seconds between two tries to join
 _SESSION_CONFLICT_TIMEOUT = (
@@ -43,7 +44,8 @@ class SiloConnection(Protocol):
 
 def check_folder_owner(folder: Path, invite: Invite) -> None:
     """Raise if a silo's folder is of another party, or of another federation, than an invite is for."""
-    credentials, handshake = CredentialFiles(folder / "keys"), read_handshake(folder / "state") or {}
+    credentials = CredentialFiles(folder / "keys")
+    handshake = read_handshake(folder / "state") or {}
     identities = [handshake] if handshake else []
     with suppress(OSError, ValueError):  # none, or damaged: they are written anew
         identities.append({"party": credentials.party, "federation": credentials.federation})
@@ -63,7 +65,9 @@ def run_silo(
 
     A party that has had its rounds for the day is not there until the next.
     """
-    delay, outage, in_use_since = 1.0, OutageReporter(log), math.inf
+    delay = 1.0
+    outage = OutageReporter(log)
+    in_use_since = math.inf
     while not stop.is_set():
         rest = 0.0
         try:
@@ -96,7 +100,8 @@ def _answer_tasks(connection: SiloConnection, worker: SiloWorker, stop: threadin
             pause = min(_MAX_POLL_INTERVAL, 1.5 * pause)
             continue
         rest = _answer_task(connection, worker, *received)
-        received, pause = None, _MIN_POLL_INTERVAL  # a letter is not kept until the next has come
+        received = None
+        pause = _MIN_POLL_INTERVAL  # a letter is not kept until the next has come
         if rest:
             return rest
     return 0.0

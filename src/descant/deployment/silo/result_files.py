@@ -57,7 +57,9 @@ class SiloResults:
 
     def record_task(self, task: Task) -> None:
         """A round is about to be answered; one that comes again is noted again, and counts once."""
-        record = TrainingRecord(task.round, task.settings["lr"], task.settings["work"], task.settings["execution_mode"])
+        record = TrainingRecord(
+            task.round, task.settings["lr"], task.settings["work"], execution_mode=task.settings["execution_mode"]
+        )
         line = f"\n{json.dumps(asdict(record))}".encode()  # behind whatever a kill has left of the line before
         file = self.folder / _TRAINING_LOG
         with write_errors(self.folder):
@@ -67,7 +69,8 @@ class SiloResults:
 
     def training_records(self) -> dict[int, TrainingRecord]:
         """The rounds that were answered, in their order."""
-        file, found = self.folder / _TRAINING_LOG, dict[int, TrainingRecord]()
+        file = self.folder / _TRAINING_LOG
+        found = dict[int, TrainingRecord]()
         for line in file.read_text().splitlines() if file.exists() else ():
             try:
                 record = TrainingRecord(**json.loads(line))
@@ -81,7 +84,7 @@ class SiloResults:
         for name, row in zip(
             (GLOBAL_MODEL_FILE, PERSONAL_MODEL_FILE), models_in_use(plan, task, party_state), strict=True
         ):
-            write_model(self.folder / name, plan.net.layout, row, {**scores, "round": task.round})
+            write_model(self.folder / name, plan.net.layout, row, metadata={**scores, "round": task.round})
 
     def personal_model(self, layout: Layout) -> Tensor:
         """The party's own model, as it was judged."""

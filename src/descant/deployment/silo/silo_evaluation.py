@@ -37,19 +37,21 @@ _SCORE_TOLERANCE = 0.005  # ours: so far may scores of a model be apart on two m
 
 def compare_with_local(file: SiloFile, folder: Path, progress: bool = False) -> Table:
     """The party's own model, the common one, and what it reaches alone by the same work in the same rounds."""
-    result, plan = SiloResults(folder), TaskHandler(file, folder).plan
-    recorded_scores, training_records = result.scores(), result.training_records()
+    result = SiloResults(folder)
+    plan = TaskHandler(file, folder).plan
+    recorded_scores = result.scores()
+    training_records = result.training_records()
     if not training_records:
         raise StateError(f"The party has not trained in {folder} yet. Join first: descant silo join.")
     local = replace(plan, algorithm=bind(Local(), plan.net))
-    _check_same_setup(file, folder, local, recorded_scores)
-    row = _train_locally(local, file.party, training_records, progress)
+    _check_same_setup(file, folder, local, recorded_scores=recorded_scores)
+    row = _train_locally(local, file.party, training_records, progress=progress)
     local_scores, scores = (
         _to_scores(plan, file.party, numbers) for numbers in (_evaluate_row(local, file.party, row), recorded_scores)
     )
-    table = party_table(file.population, scores, local_scores, {file.party: len(training_records)})
+    table = party_table(file.population, scores, local_scores, rounds={file.party: len(training_records)})
     p_value = (
-        sign_flip_p_value(_score_differences(plan, file.party_data, result.personal_model(plan.net.layout), row))
+        sign_flip_p_value(_score_differences(plan, file.party_data, result.personal_model(plan.net.layout), local=row))
         if recorded_scores["test_samples"]
         else 1.0
     )
@@ -61,7 +63,8 @@ def _check_same_setup(file: SiloFile, folder: Path, plan: Plan, recorded_scores:
 
     Else training alone would be by other rows than the party's own model, and be judged on other ones.
     """
-    layout, hint = plan.net.layout, f"Give the file with which it joined: descant silo judge {folder.parent} FILE"
+    layout = plan.net.layout
+    hint = f"Give the file with which it joined: descant silo judge {folder.parent} FILE"
     if layout.digest != (joined_digest := require_handshake(folder)["layout"]):
         raise StateError(f"The model of {file.path} is {layout_summary(layout)}, and {joined_digest} took part. {hint}")
     try:
@@ -86,23 +89,34 @@ def _check_same_setup(file: SiloFile, folder: Path, plan: Plan, recorded_scores:
 
 def _train_locally(plan: Plan, party: str, training_records: Mapping[int, TrainingRecord], progress: bool) -> Tensor:
     """The model of a party that learns from nobody, by the work that it was given and with the same draws."""
-    row, party_state = plan.net.copy_initial_row(), dict[str, Tensor]()
+    row = plan.net.copy_initial_row()
+    party_state = dict[str, Tensor]()
     with progress_bar(disable=not progress) as bar:
         progress_task = bar.add_task("training alone", total=len(training_records), told="–")
         for record in training_records.values():
             settings = {"lr": record.lr, "work": record.work}
             reply, new_state = _run_task(
-                plan, party, record.round, "train", row, party_state, record.execution_mode, settings
+                plan,
+                party,
+                record.round,
+                kind="train",
+                row=row,
+                party_state=party_state,
+                execution_mode=record.execution_mode,
+                extra_settings=settings,
             )
             trained = plan.net.layout.join(reply.arrays)
             if is_finite(trained):  # else the round would not have counted, alone or not
-                row, party_state = trained, dict(new_state if new_state is not None else party_state)
+                row = trained
+                party_state = dict(new_state if new_state is not None else party_state)
             bar.update(progress_task, advance=1)
     return row
 
 
 def _evaluate_row(plan: Plan, party: str, row: Tensor) -> Mapping[str, Any]:
-    return _run_task(plan, party, 0, "evaluate", row, {}, "", {})[0].metrics
+    return _run_task(plan, party, 0, kind="evaluate", row=row, party_state={}, execution_mode="", extra_settings={})[
+        0
+    ].metrics
 
 
 def _run_task(
@@ -117,7 +131,9 @@ def _run_task(
 ) -> tuple[Reply, NamedTensors | None]:
     settings = {"seed": plan.seed, "execution_mode": execution_mode, "layout": plan.net.layout.digest, **extra_settings}
     [(reply, new_state)] = perform_tasks(
-        plan, [Task(party, round, kind, {"global_model": row, "personal": row}, settings)], [party_state]
+        plan,
+        [Task(party, round, kind, arrays={"global_model": row, "personal": row}, settings=settings)],
+        [party_state],
     )
     if reply.status != "ok":
         raise PartyError(f"Training alone failed in round {round}: {reply.reason}")
@@ -146,13 +162,14 @@ def _score_differences(plan: Plan, party: Any, personal: Tensor, local: Tensor) 
 
 def _score_samples(plan: Plan, party: Any, row: Tensor) -> Tensor:
     """How good a model is, test sample by test sample; where it fails, it is as bad as can be."""
-    scores, worst = list[Tensor](), -math.inf if plan.metric.higher_is_better else math.inf
+    scores = list[Tensor]()
+    worst = -math.inf if plan.metric.higher_is_better else math.inf
 
     def record_scores(output: Tensor, target: Tensor) -> Tensor:
-        scores.append(_per_sample_metric(plan.metric, party, output, target).double())
+        scores.append(_per_sample_metric(plan.metric, party, output, target=target).double())
         return scores[-1].mean()
 
-    job = EvaluationJob(plan.net, replace(plan.metric, value=record_scores), [party], [[row]], False)
+    job = EvaluationJob(plan.net, replace(plan.metric, value=record_scores), [party], models=[[row]], trivial=False)
     with MODULE_LOCK, torch.inference_mode(False):
         plan.solver.evaluate(job)
     return torch.cat(scores).nan_to_num(worst, math.inf, -math.inf)
@@ -169,7 +186,9 @@ def _per_sample_metric(metric: Metric, party: Any, output: Tensor, target: Tenso
 def _verdict(
     scores: Scores, local_scores: Scores, recorded_scores: Mapping[str, Any], p_value: float, wording: PartyWording
 ) -> str:
-    personal, local, samples = scores.personal.mean, local_scores.personal.mean, int(recorded_scores["test_samples"])
+    personal = scores.personal.mean
+    local = local_scores.personal.mean
+    samples = int(recorded_scores["test_samples"])
     if math.isnan(personal) or math.isnan(local):
         return f"The party has no test set, so nobody can say whether joining helped: give its file {wording.test_setting}."
     tests = f"{samples} {wording.tested_unit}{'s' * (samples != 1)}"

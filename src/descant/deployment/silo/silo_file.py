@@ -40,12 +40,18 @@ class PartyWording:
 
 
 _WORDING = {
-    Party: PartyWording("samples", "test sample", "the data", "a share, test = 0.2"),
+    Party: PartyWording("samples", "test sample", "the data", test_setting="a share, test = 0.2"),
     Agent: PartyWording(
-        "steps", "test episode", "its environment, and all that it saw and did there", "episodes: agents(..., test=20)"
+        "steps",
+        "test episode",
+        "its environment, and all that it saw and did there",
+        test_setting="episodes: agents(..., test=20)",
     ),
     Desk: PartyWording(
-        "days", "test day", "its prices, the names of its assets, and what it held of them", "days that it is tested on"
+        "days",
+        "test day",
+        "its prices, the names of its assets, and what it held of them",
+        test_setting="days that it is tested on",
     ),
 }
 

@@ -116,7 +116,9 @@ class SiloState:
 
         One that comes again is not counted again.
         """
-        days, now, digest = self._read(DAILY_TASKS_FILE, DailyTasks), today_in_utc(), _digest(task)
+        days = self._read(DAILY_TASKS_FILE, DailyTasks)
+        now = today_in_utc()
+        digest = _digest(task)
         digests = days.digests_on(now.isoformat())
         if any(digest in held for held in days.task_digests.values()):
             return
@@ -173,7 +175,12 @@ class SiloState:
             atomic.write(self._party_state_file(round), held, atomic.PRIVATE_MODE)
             atomic.write(self.folder / f"answer-{round}", reply, atomic.PRIVATE_MODE)
         self._set_progress(
-            RoundProgress(self.progress.accepted_round, round, _digest(task), max(round, self.progress.answered_round))
+            RoundProgress(
+                self.progress.accepted_round,
+                round,
+                _digest(task),
+                answered_round=max(round, self.progress.answered_round),
+            )
         )
 
     def _party_state_file(self, round: int) -> Path:

@@ -23,7 +23,8 @@ from ...rounds.validation import printable
 from ...serialization.wire import MessageBytes, pack, unpack
 from ..flower.flower_connection import ConnectionRejected
 
-REASON, ROUNDS = "reason", "rounds"
+REASON = "reason"
+ROUNDS = "rounds"
 """What a goodbye says: why a party cannot take part, or how many rounds the training had, now that it is over."""
 _START_TIMEOUT = 600.0  # seconds that a team's file has to be read
 _CHECK_REQUEST = b""  # in place of a letter: can the file take part? In place of an answer: it can
@@ -46,7 +47,8 @@ class SiloWorker:
         vault_fingerprint: str = "",
     ) -> None:
         self._command = [sys.executable, "-m", "descant.deployment.silo.silo_worker"]
-        self._party, self._log = party, log
+        self._party = party
+        self._log = log
         self._arguments = [str(file), party, str(folder), recipe_digest, vault_fingerprint]
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
@@ -63,7 +65,7 @@ class SiloWorker:
         try:
             task = unpack(payload, Task)
         except EngineError as error:
-            return pack(Reply(self._party, 0, "handshake", "declined", reason=str(error)))
+            return pack(Reply(self._party, 0, "handshake", status="declined", reason=str(error)))
         if task.kind == "goodbye" and ROUNDS in task.settings:
             raise TrainingFinished(f"The training is over after {printable(str(task.settings[ROUNDS]))} rounds.")
         if task.kind == "goodbye":
@@ -78,7 +80,7 @@ class SiloWorker:
             self.close()
             self._log(f"Round {task.round}: {reason}. A new one is started.")
         return pack(
-            Reply(task.party, task.round, task.kind, "error", reason=f"{reason}. The party's own log says more.")
+            Reply(task.party, task.round, task.kind, status="error", reason=f"{reason}. The party's own log says more.")
         )
 
     def _request(self, payload: MessageBytes, timeout: float) -> tuple[bytes | None, str]:
@@ -142,8 +144,8 @@ def main(
         silo_file,
         Path(folder),
         lambda text: print(timestamped(text), file=sys.stderr, flush=True),
-        recipe_digest,
-        vault_fingerprint,
+        recipe_digest=recipe_digest,
+        vault_fingerprint=vault_fingerprint,
     )
     while True:
         try:

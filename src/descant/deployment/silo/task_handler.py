@@ -43,8 +43,13 @@ class TaskHandler:
         recipe_digest: str = "",
         vault_fingerprint: str = "",
     ) -> None:
-        self.file, self.state, self.log, self.results = file, SiloState(folder), log, SiloResults(folder)
-        self._handshakes = HandshakeResponder(file, folder, log, recipe_digest, vault_fingerprint)
+        self.file = file
+        self.state = SiloState(folder)
+        self.log = log
+        self.results = SiloResults(folder)
+        self._handshakes = HandshakeResponder(
+            file, folder, log, recipe_digest=recipe_digest, vault_fingerprint=vault_fingerprint
+        )
 
     @property
     def plan(self) -> Plan:
@@ -67,7 +72,7 @@ class TaskHandler:
         try:
             task = unpack(payload, Task)
         except EngineError as error:
-            return pack(Reply(self.file.party, 0, "handshake", "declined", reason=str(error)))
+            return pack(Reply(self.file.party, 0, "handshake", status="declined", reason=str(error)))
         try:
             return self._dispatch(task, payload)
         except EngineError as error:  # what is wrong with the letter
@@ -144,7 +149,9 @@ class TaskHandler:
 
     def _perform(self, task: Task, party_state: NamedTensors) -> tuple[Reply, NamedTensors | None]:
         """As any engine does it; what the party's code said when it failed stays in its own log."""
-        plan, shared_rows, started_at = self.plan, self.state.shared_rows(), time.monotonic()
+        plan = self.plan
+        shared_rows = self.state.shared_rows()
+        started_at = time.monotonic()
         [(reply, new_state)] = perform_tasks(
             plan, [task], [proxy_training.with_deposited_rows(party_state, shared_rows)]
         )
@@ -160,4 +167,4 @@ class TaskHandler:
 
 
 def _failure_reply(task: Task, status: Status, reason: str) -> Reply:
-    return Reply(task.party, task.round, task.kind, status, reason=reason)
+    return Reply(task.party, task.round, task.kind, status=status, reason=reason)

@@ -68,7 +68,8 @@ def read_tasks(
     message: Mapping[str, Any], arrays: Mapping[str, Tensor], remote_states: Iterable[NamedTensors] = ()
 ) -> tuple[list[Task], list[NamedTensors]]:
     """The tasks of a message and what their parties remember; what is None in it comes from afar."""
-    tasks, remote = [from_fields(fields, arrays, Task) for fields in message["tasks"]], iter(remote_states)
+    tasks = [from_fields(fields, arrays, Task) for fields in message["tasks"]]
+    remote = iter(remote_states)
     state_keys = message["party_states"]
     return tasks, [next(remote) if keys is None else {name: arrays[keys[name]] for name in keys} for keys in state_keys]
 

@@ -73,7 +73,7 @@ class Processes:
         with self._pool_lock:
             if self._pool is None or self._pool.closed:
                 self._pool = WorkerPool(self.threads)
-            return ProcessEngine(plan, plan_message, self._pool, self.workers)
+            return ProcessEngine(plan, plan_message, self._pool, workers=self.workers)
 
     def close(self) -> None:
         """End the workers; they also end with this process, or when nobody has this object any more."""
@@ -86,7 +86,9 @@ class ProcessEngine:
 
     def __init__(self, plan: Plan, plan_message: PlanMessage, pool: WorkerPool, workers: int) -> None:
         self.engine_id = next_id()
-        self._plan, self._plan_message, self._pool = plan, plan_message, pool
+        self._plan = plan
+        self._plan_message = plan_message
+        self._pool = pool
         self._workers = min(workers, len(plan.population))  # a worker without a party would have nothing to do
         self._max_piece_tasks = min(
             _MAX_PIECE_TASKS, max(1, _PIECE_BYTES // (plan.net.layout.width * plan.net.layout.dtype.itemsize))
@@ -109,7 +111,9 @@ class ProcessEngine:
             self._reset_queue()
             self._buffers.reverse()  # a worker may still read what belongs to a round that was broken off
             memories = [self._memory.get(task.party) for task in tasks]
-            batch = ProcessTaskBatch(weakref.ref(self), self.engine_id, tasks, memories, self._buffers[0])
+            batch = ProcessTaskBatch(
+                weakref.ref(self), self.engine_id, tasks, party_states=memories, buffer=self._buffers[0]
+            )
             rows = split_rows(len(tasks), self._workers, self._max_piece_tasks)
             self._queue = WorkQueue([WorkPiece(batch, some) for some in rows])
 
@@ -234,7 +238,8 @@ class ProcessEngine:
     def _run_locally(self, piece: WorkPiece[ProcessTaskBatch]) -> None:
         """As a worker would do it, with as many threads."""
         self._queue.waiting.remove(piece)
-        before, began = torch.get_num_threads(), time.monotonic()
+        before = torch.get_num_threads()
+        began = time.monotonic()
         torch.set_num_threads(self._pool.threads)
         try:
             self._queue.record_results(piece, perform_tasks(self._plan, piece.tasks, piece.party_states))

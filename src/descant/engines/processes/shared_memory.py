@@ -43,7 +43,8 @@ class SharedTensorFile:
 
     def write(self, arrays: Mapping[str, Tensor]) -> None:
         """Put arrays in place of those that were there."""
-        ranges, end = list[tuple[int, int]](), 0
+        ranges = list[tuple[int, int]]()
+        end = 0
         for array in arrays.values():
             ranges.append((end, end + array.numel() * array.element_size()))
             end = -(-ranges[-1][1] // _CACHE_LINE) * _CACHE_LINE

@@ -147,7 +147,7 @@ class WorkerPool:
         return self.local_seconds >= _START_AFTER and not self.closed
 
     def _start_worker(self, index: int) -> WorkerProcess:
-        return WorkerProcess(index, self.folder, self.threads, self.inbox)
+        return WorkerProcess(index, self.folder, self.threads, inbox=self.inbox)
 
     def drop_plan(self, plan_id: int) -> None:
         """A plan that nobody will ask about any more. This may be called in the midst of anything: files go at once,

@@ -26,7 +26,8 @@ _KNOWN_ADDRESSES: dict[str, str] = {}  # by an address that was asked for: what 
 
 def connect(address: str | None, cores: int) -> None:
     """Be connected to the cluster, or start one with so many cores: it gets a token that nobody else has."""
-    auth_mode_before, host_port = os.environ.get("RAY_AUTH_MODE"), _host_port(address)
+    auth_mode_before = os.environ.get("RAY_AUTH_MODE")
+    host_port = _host_port(address)
     if not _is_local(host_port) and not _has_token():
         raise SettingError(
             f"The cluster at {address} is not on this machine, and there is no token for it: whoever reaches "
@@ -68,9 +69,11 @@ def _host_port(address: str | None) -> tuple[str, int] | None:
         return None
     try:
         parts = urlsplit(resolved if "://" in resolved else f"ray://{resolved}")
-        host, port = parts.hostname, parts.port
+        host = parts.hostname
+        port = parts.port
     except ValueError:
-        host, port = None, None
+        host = None
+        port = None
     if not host or not port:
         raise SettingError(
             f'The address of a Ray cluster must be host:port, such as "10.0.0.5:6379", or "auto". Got {resolved!r}.'

@@ -150,8 +150,10 @@ class RayEngine:
     def __init__(self, plan: Plan, plan_message: PlanMessage, cluster: Ray) -> None:
         import ray
 
-        self._ray, self._cluster = ray, cluster
-        self._names, self._fingerprint = tuple(plan.population), plan_fingerprint(plan)
+        self._ray = ray
+        self._cluster = cluster
+        self._names = tuple(plan.population)
+        self._fingerprint = plan_fingerprint(plan)
         self._max_piece_tasks = max(1, _PIECE_BYTES // (plan.net.layout.width * plan.net.layout.dtype.itemsize))
         self._memory = RemotePartyStore(plan.memory_budget)
         self._queue = WorkQueue[RayTaskBatch]()
@@ -274,7 +276,7 @@ class RayEngine:
         given = pack_for_ray({**fields, "stay": keep_remote}, arrays)
         found = call.remote(*self._plan, self._shared, given, *piece.batch.remote_refs(piece.rows))
         answer, *kept = found if keep_remote else [found]
-        return AssignedPiece(worker, answer, kept, piece)
+        return AssignedPiece(worker, answer, kept, piece=piece)
 
     def _collect_results(self, index: int) -> None:
         """The answers to a worker's first piece, or why there are none."""

@@ -19,7 +19,9 @@ class RemoteState(Mapping[str, Tensor]):
     """A memory that is elsewhere: whoever looks into it fetches it, anew every time."""
 
     def __init__(self, object_ref: Any, fetch: Callable[[Any], dict[str, Tensor]], size_bytes: int = 0) -> None:
-        self.object_ref, self._fetch, self.size_bytes = object_ref, fetch, size_bytes
+        self.object_ref = object_ref
+        self._fetch = fetch
+        self.size_bytes = size_bytes
 
     def __getitem__(self, name: str) -> Tensor:
         return self.load()[name]
@@ -88,7 +90,8 @@ class RemotePartyStore:
 
     def rollback(self, round: int) -> None:
         self._local.rollback(round)
-        self._remote_by_round, self._staged = {round: self._remote}, {}
+        self._remote_by_round = {round: self._remote}
+        self._staged = {}
 
     def clear(self) -> None:
         self._remote_by_round = {self.round: {}, 0: {}}

@@ -38,7 +38,8 @@ class RayTaskBatch:
     @cached_property
     def shared_keys(self) -> set[str]:
         """What more than one task speaks of."""
-        seen, twice = set[str](), set[str]()
+        seen = set[str]()
+        twice = set[str]()
         for key in self._used_keys(range(len(self.tasks))):
             (twice if key in seen else seen).add(key)
         return twice

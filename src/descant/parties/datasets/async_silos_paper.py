@@ -51,12 +51,13 @@ def mnist_svhn(
     drawn by the seed, for a short run.
     """
     check_settings(_SiloSettings(train, test), "mnist_svhn")
-    silos, sizes = {}, (0, 0)
+    silos = {}
+    sizes = (0, 0)
     for name in ("mnist", "svhn"):
         x, y, x_test, y_test = train_and_test_images(name, data)
         sizes = len(x), len(x_test)  # in the end those of SVHN
-        rows = _random_rows(len(x), train, seed, f"{name} train")
-        test_rows = _random_rows(len(x_test), test, seed, f"{name} test")
+        rows = _random_rows(len(x), train, seed, purpose=f"{name} train")
+        test_rows = _random_rows(len(x_test), test, seed, purpose=f"{name} test")
         pictures, test_pictures = (to_gray(part) if name == "svhn" else part for part in (x[rows], x_test[test_rows]))
         scale = ImageScaling(float(pictures.mean()), float(pictures.std()) or 1.0)
         silos[name] = scale(0, pictures), y[rows], scale(0, test_pictures), y_test[test_rows]
@@ -93,10 +94,13 @@ def rotated_mnist(
     """
     check_settings(_SiloSettings(train, test, count), "rotated_mnist")
     x, y, x_test, y_test = train_and_test_images("mnist", data)
-    scale, silos = ImageScaling(), {}
+    scale = ImageScaling()
+    silos = {}
     for k in range(count):
         angle = k * angle_step
-        rows, test_rows = (_cyclic_rows(len(part), wanted, k, seed) for part, wanted in ((x, train), (x_test, test)))
+        rows, test_rows = (
+            _cyclic_rows(len(part), wanted, k, seed=seed) for part, wanted in ((x, train), (x_test, test))
+        )
         pictures = (scale(0, rotate(part, angle)) for part in (x[rows], x_test[test_rows]))
         silos[f"mnist{angle:g}" if angle else "mnist"] = (next(pictures), y[rows], next(pictures), y_test[test_rows])
     if len(silos) < count:
@@ -126,7 +130,7 @@ def newsgroups(
     y = parse_labels(file, table["label"], {str(group): group for group in range(_GROUP_COUNT)})
     rows = list[tuple[RowIndices, RowIndices]]()
     for k, silo_rows in enumerate((np.flatnonzero(y < _GROUP_COUNT // 2), np.flatnonzero(y >= _GROUP_COUNT // 2))):
-        order = silo_rows[stream(seed, 0, _NEWSGROUP_SILOS[k], "newsgroups").permutation(len(silo_rows))]
+        order = silo_rows[stream(seed, 0, _NEWSGROUP_SILOS[k], purpose="newsgroups").permutation(len(silo_rows))]
         test_size = round(len(silo_rows) * test_share)
         rows.append((np.sort(order[test_size:][:train]), np.sort(order[:test_size][:test])))
     from sklearn.feature_extraction.text import TfidfVectorizer  # here, because it takes a second
@@ -146,12 +150,14 @@ def newsgroups(
 def _random_rows(n: int, row_count: int | None, seed: int, purpose: str) -> RowIndices:
     """So many of n rows, in rising order."""
     return (
-        np.arange(n) if row_count is None else np.sort(stream(seed, 0, ALL_PARTIES, purpose).permutation(n)[:row_count])
+        np.arange(n)
+        if row_count is None
+        else np.sort(stream(seed, 0, ALL_PARTIES, purpose=purpose).permutation(n)[:row_count])
     )
 
 
 def _cyclic_rows(n: int, row_count: int | None, k: int, seed: int) -> RowIndices:
     """The k-th so many of n rows in a drawn order that begins again at its end, in rising order."""
     size = n if row_count is None else min(row_count, n)
-    order = stream(seed, 0, ALL_PARTIES, "rotated_mnist").permutation(n)
+    order = stream(seed, 0, ALL_PARTIES, purpose="rotated_mnist").permutation(n)
     return np.sort(order[np.arange(k * size, (k + 1) * size) % n])

@@ -30,6 +30,9 @@ def digits(
     from sklearn.datasets import load_digits  # here, because it takes a second that most users of Descant do not need
 
     pixels, labels = load_digits(return_X_y=True)
-    x, y = (pixels / 16).astype(np.float32), labels.astype(np.int64)  # [1797, 64], [1797]
-    rng = stream(seed, 0, ALL_PARTIES, "parties")
-    return from_rows(x, y, partition.split_rows(y, split, count, rng, alpha, classes, sigma, exponent), test, seed)
+    x = (pixels / 16).astype(np.float32)
+    y = labels.astype(np.int64)  # [1797, 64], [1797]
+    rng = stream(seed, 0, ALL_PARTIES, purpose="parties")
+    return from_rows(
+        x, y, partition.split_rows(y, split, count, rng, alpha, classes, sigma, exponent), test=test, seed=seed
+    )

@@ -54,11 +54,11 @@ def mnist(
     """
     check_settings(_PopulationSettings(count, classes), "mnist")
     x, y = all_images("mnist", data)
-    rng = stream(seed, 0, ALL_PARTIES, "mnist")
+    rng = stream(seed, 0, ALL_PARTIES, purpose="mnist")
     shares = rng.lognormal(0, 2, (count, classes))
     rows = partition.round_robin(y, shares, rng, min_rows=-(-10 // classes), fill=True)
     mean, deviation = pixel_moments(x)
-    return from_rows(x, y, rows, test, seed, prepare=ImageScaling(mean, deviation + 0.001, tuple(angles)))
+    return from_rows(x, y, rows, test=test, seed=seed, prepare=ImageScaling(mean, deviation + 0.001, tuple(angles)))
 
 
 def femnist(
@@ -80,18 +80,19 @@ def femnist(
     """
     check_settings(_PopulationSettings(count, classes), "femnist")
     x, y = all_images("emnist", data)
-    rng = stream(seed, 0, ALL_PARTIES, "femnist")
+    rng = stream(seed, 0, ALL_PARTIES, purpose="femnist")
     sizes = partition.log_normal_sizes(count, rng, 4.0, 1.0, 5)
     row_counts = np.repeat(np.maximum(sizes // classes, 2)[:, None], classes, axis=1)  # [count, classes]
     rows = _leaky_round_robin(y, row_counts) if leaky else partition.round_robin(y, row_counts, rng, min_rows=2)
     note = "images are shared between parties, as in FedProx's code: scores are too high" if leaky else ""
-    return from_rows(x, y, rows, test, seed, prepare=ImageScaling(angles=tuple(angles)), note=note)
+    return from_rows(x, y, rows, test=test, seed=seed, prepare=ImageScaling(angles=tuple(angles)), note=note)
 
 
 def _leaky_round_robin(y: NDArray[np.int64], row_counts: RowIndices) -> list[RowIndices]:
     """FedProx's inverted reset (ERRATA 21): the index goes back to 0 while there *are* images left."""
     by_class = [np.flatnonzero(y == label) for label in np.unique(y)]
-    offsets, parts = [0] * len(by_class), []
+    offsets = [0] * len(by_class)
+    parts = []
     for turn, sizes in zip(
         partition.round_robin_classes(len(row_counts), row_counts.shape[1], len(by_class)), row_counts, strict=True
     ):
@@ -137,11 +138,11 @@ def sentiment(
             "ask for fewer, or for a smaller least."
         )
     ordered = sorted(rows_by_account, key=_name_sort_key)
-    chosen = [ordered[k] for k in stream(seed, 0, ALL_PARTIES, "sentiment").permutation(len(ordered))[:count]]
+    chosen = [ordered[k] for k in stream(seed, 0, ALL_PARTIES, purpose="sentiment").permutation(len(ordered))[:count]]
     used = np.sort(np.concatenate([rows_by_account[name] for name in chosen]))  # only these are cut into words
     x = encode_texts([texts[row] for row in used], word_vectors(vectors, data).ids, max_words)
     rows = {name: np.searchsorted(used, rows_by_account[name]) for name in chosen}
-    return from_rows(x, labels[used], rows, test, seed, note=note)
+    return from_rows(x, labels[used], rows, test=test, seed=seed, note=note)
 
 
 def _name_sort_key(name: str) -> tuple[bool, int, str]:
@@ -154,8 +155,9 @@ def _read_texts(source: str, data: str | Path | None) -> tuple[list[str], NDArra
     (file,) = locate_files(source, data)
     if file.name.startswith("training"):  # Sentiment140 as it is
         header = ("polarity", "id", "date", "query", "account", "text")
-        table = read_table(file, ("account", "polarity", "text"), header, "latin-1")
-        labels, note = parse_labels(file, table["polarity"], {"0": 0, "4": 1}, first_row=1), ""
+        table = read_table(file, ("account", "polarity", "text"), header, encoding="latin-1")
+        labels = parse_labels(file, table["polarity"], {"0": 0, "4": 1}, first_row=1)
+        note = ""
     else:
         table = read_table(file, ("account", "label", "text"))
         labels = parse_labels(file, table["label"], {"0": 0, "1": 1})

@@ -32,9 +32,9 @@ def cifar10(
     """
     x, y = all_images("cifar10", data)
     rows = partition.split_rows(
-        y, split, count, stream(seed, 0, ALL_PARTIES, "cifar10"), alpha, classes, sigma, exponent
+        y, split, count, stream(seed, 0, ALL_PARTIES, purpose="cifar10"), alpha, classes, sigma, exponent
     )
-    return from_rows(x, y, rows, test, seed, prepare=scaling_by_color(x, angles))
+    return from_rows(x, y, rows, test=test, seed=seed, prepare=scaling_by_color(x, angles))
 
 
 def svhn(
@@ -51,8 +51,10 @@ def svhn(
 ) -> Population:
     """SVHN over `count` parties: house numbers [3, 32, 32], standardised by colour; settings as for CIFAR-10."""
     x, y = all_images("svhn", data)
-    rows = partition.split_rows(y, split, count, stream(seed, 0, ALL_PARTIES, "svhn"), alpha, classes, sigma, exponent)
-    return from_rows(x, y, rows, test, seed, prepare=scaling_by_color(x, angles))
+    rows = partition.split_rows(
+        y, split, count, stream(seed, 0, ALL_PARTIES, purpose="svhn"), alpha, classes, sigma, exponent
+    )
+    return from_rows(x, y, rows, test=test, seed=seed, prepare=scaling_by_color(x, angles))
 
 
 def npz(
@@ -75,9 +77,11 @@ def npz(
         raise damaged_file_error(Path(file), found, "numbers, one row a sample, and one label a row")
     labels = validate_labels(file, labels, int(labels.max(initial=0)) + 1)
     rows = partition.split_rows(
-        labels, split, count, stream(seed, 0, ALL_PARTIES, "npz"), alpha, classes, sigma, exponent
+        labels, split, count, stream(seed, 0, ALL_PARTIES, purpose="npz"), alpha, classes, sigma, exponent
     )
-    return from_rows(features, labels, rows, test, seed, prepare=ImageScaling() if features.dtype == np.uint8 else None)
+    return from_rows(
+        features, labels, rows, test=test, seed=seed, prepare=ImageScaling() if features.dtype == np.uint8 else None
+    )
 
 
 def csv(
@@ -113,6 +117,8 @@ def csv(
         raise damaged_file_error(Path(file), found, "labels that are whole numbers >= 0")
     y = labels.astype(np.int64)
     if party_column is not None:
-        return from_rows(features, y, partition.by_group(key_columns[party_column], min_rows), test, seed)
-    rows = partition.split_rows(y, split, count, stream(seed, 0, ALL_PARTIES, "csv"), alpha, classes, sigma, exponent)
-    return from_rows(features, y, rows, test, seed)
+        return from_rows(features, y, partition.by_group(key_columns[party_column], min_rows), test=test, seed=seed)
+    rows = partition.split_rows(
+        y, split, count, stream(seed, 0, ALL_PARTIES, purpose="csv"), alpha, classes, sigma, exponent
+    )
+    return from_rows(features, y, rows, test=test, seed=seed)

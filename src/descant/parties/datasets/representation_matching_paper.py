@@ -55,9 +55,12 @@ def representation_matching_clients(
     not from the paper.
     `validation` samples of the training set, drawn at random before it is dealt out, are the server's (§3.3).
     """
-    check_settings(_ClientSettings(source, split, count, samples, validation, test_samples), "clients")
+    check_settings(
+        _ClientSettings(source, split, count, samples=samples, validation=validation, test_samples=test_samples),
+        "clients",
+    )
     x, y, test_start = images_with_test_start(source, data)
-    rng = stream(seed, 0, ALL_PARTIES, "clients")
+    rng = stream(seed, 0, ALL_PARTIES, purpose="clients")
     available = test_start - validation
     sample_count = available if samples is None else samples
     if not 0 < sample_count <= available:
@@ -66,12 +69,16 @@ def representation_matching_clients(
             f"Got samples={samples}: ask for fewer."
         )
     order = rng.permutation(test_start)
-    validation_rows, chosen = order[:validation], order[validation : validation + sample_count]
+    validation_rows = order[:validation]
+    chosen = order[validation : validation + sample_count]
     parts = partition.iid(sample_count, count, rng) if split == "iid" else _by_class(y[chosen], count, rng)
     tests_per_client = None if test_samples is None else max(1, test_samples // count)
     test_rows = [test_start + part[:tests_per_client] for part in partition.iid(len(x) - test_start, count, rng)]
-    rows, prepare = [np.sort(chosen[part]) for part in parts], scaling_by_color(x[:test_start])
-    population = from_rows(x, y, rows, 0.0, seed, prepare=prepare, note=_note(source, len(x)), test_rows=test_rows)
+    rows = [np.sort(chosen[part]) for part in parts]
+    prepare = scaling_by_color(x[:test_start])
+    population = from_rows(
+        x, y, rows, test=0.0, seed=seed, prepare=prepare, note=_note(source, len(x)), test_rows=test_rows
+    )
     return population.with_validation(prepare(0, x[validation_rows]), y[validation_rows]) if validation else population
 
 

@@ -17,7 +17,8 @@ from ..partition import log_normal_sizes
 from ..party import Array
 from ..population import Population, from_arrays
 
-FEATURE_COUNT, CLASS_COUNT = 60, 10
+FEATURE_COUNT = 60
+CLASS_COUNT = 10
 _FEATURE_SCALES = np.arange(1, FEATURE_COUNT + 1) ** -0.6  # the root of Σ_jj = j^-1.2
 
 
@@ -46,14 +47,17 @@ def synthetic(
     People(3: '0', '1', '2')
     """
     check_settings(_SyntheticSettings(count, zeta, beta), "synthetic")
-    return from_arrays((_synthetic_party(seed, k, zeta, beta, class_shift) for k in range(count)), test, seed)
+    return from_arrays(
+        (_synthetic_party(seed, k, zeta, beta=beta, class_shift=class_shift) for k in range(count)), test, seed
+    )
 
 
 def _synthetic_party(seed: int, k: int, zeta: float, beta: float, class_shift: bool) -> tuple[Array, Array]:
-    rng = stream(seed, 0, str(k), "synthetic")
+    rng = stream(seed, 0, str(k), purpose="synthetic")
     n = int(log_normal_sizes(1, rng)[0])
     u = zeta * rng.normal(size=CLASS_COUNT if class_shift else 1)
-    weight, bias = u + rng.normal(size=(FEATURE_COUNT, CLASS_COUNT)), u + rng.normal(size=CLASS_COUNT)
+    weight = u + rng.normal(size=(FEATURE_COUNT, CLASS_COUNT))
+    bias = u + rng.normal(size=CLASS_COUNT)
     feature_mean = beta * rng.normal() + rng.normal(size=FEATURE_COUNT)
     return _label(feature_mean + _FEATURE_SCALES * rng.normal(size=(n, FEATURE_COUNT)), weight, bias)
 
@@ -81,10 +85,13 @@ def shared_structure(
     >>> shared(count=3)["0"]
     Party('0', 73 to train, 200 to test, x (60,))
     """
-    check_settings(_SharedSettings(count, offset, shift, min_rows, test_rows), "shared")
-    common_weight = stream(seed, 0, ALL_PARTIES, "shared").normal(size=(FEATURE_COUNT, CLASS_COUNT))
+    check_settings(_SharedSettings(count, offset, shift, min_rows=min_rows, test_rows=test_rows), "shared")
+    common_weight = stream(seed, 0, ALL_PARTIES, purpose="shared").normal(size=(FEATURE_COUNT, CLASS_COUNT))
     return from_arrays(
-        (_shared_structure_party(seed, k, common_weight, offset, shift, (min_rows, test_rows)) for k in range(count)),
+        (
+            _shared_structure_party(seed, k, common_weight, offset=offset, shift=shift, sizes=(min_rows, test_rows))
+            for k in range(count)
+        ),
         seed=seed,
     )
 
@@ -92,8 +99,8 @@ def shared_structure(
 def _shared_structure_party(
     seed: int, k: int, common: Array, offset: float, shift: float, sizes: tuple[int, int]
 ) -> tuple[Array, Array, Array, Array]:
-    rng = stream(seed, 0, str(k), "shared")
-    n = int(log_normal_sizes(1, rng, 3.0, 1.0, sizes[0])[0])
+    rng = stream(seed, 0, str(k), purpose="shared")
+    n = int(log_normal_sizes(1, rng, 3.0, sigma=1.0, min_rows=sizes[0])[0])
     weight = common + offset * rng.normal(size=common.shape)
     feature_mean = shift * rng.normal(size=FEATURE_COUNT)
     x, y = _label(feature_mean + rng.normal(size=(n + sizes[1], FEATURE_COUNT)), weight, np.zeros(CLASS_COUNT))

@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from ...rounds.party_side import TaskResult
     from ...rounds.plan import Plan
 
-KEY_ARRAY, SAMPLES_METRIC = "key", "samples"
+KEY_ARRAY = "key"
+SAMPLES_METRIC = "samples"
 """The array and the metric of an answer to a task of the kind "keys"."""
-COHORT_SETTING, KEYS_ARRAY, WEIGHTS_ARRAY = "cohort", "keys", "weights"
+COHORT_SETTING = "cohort"
+KEYS_ARRAY = "keys"
+WEIGHTS_ARRAY = "weights"
 """The setting and the arrays by which a task of training tells with whom a party's work is added up."""
 
 
@@ -45,13 +48,15 @@ def mask_reply(plan: Plan, task: Task, answer: TaskResult) -> TaskResult:
     try:
         return replace(report, arrays=_masked_arrays(plan, task, report)), party_state
     except DescantError as error:
-        return Reply(task.party, task.round, task.kind, "declined", reason=str(error)), None
+        return Reply(task.party, task.round, task.kind, status="declined", reason=str(error)), None
 
 
 def _masked_arrays(plan: Plan, task: Task, report: Reply) -> dict[str, Tensor]:
-    key, global_model = _round_key(plan, task), task.arrays["global_model"]
+    key = _round_key(plan, task)
+    global_model = task.arrays["global_model"]
     cohort = _checked_cohort(plan, task, key.public)
-    received, sends_model = plan.net.layout.split(global_model), plan.algorithm.reply_content == "model"
+    received = plan.net.layout.split(global_model)
+    sends_model = plan.algorithm.reply_content == "model"
     changes = [sent.double() - received[name].double() * sends_model for name, sent in report.arrays.items()]
     numbers = pairwise_masks.to_fixed_point(
         torch.cat([change.reshape(-1) for change in changes]), cohort.share(task.party)
@@ -63,11 +68,9 @@ def _masked_arrays(plan: Plan, task: Task, report: Reply) -> dict[str, Tensor]:
 
 def _checked_cohort(plan: Plan, task: Task, public: bytes) -> Cohort:
     """With whom a party's work is added up, if that hides it; it believes nothing of it that it can know better."""
-    cohort, min_parties, own_weight = (
-        _read_cohort(task),
-        _secure_settings(plan).min_parties,
-        _party_weight(plan, task.party),
-    )
+    cohort = _read_cohort(task)
+    min_parties = _secure_settings(plan).min_parties
+    own_weight = _party_weight(plan, task.party)
     count = len(cohort.names)
     if count < min_parties:
         raise EngineError(f"a sum of {count} does not hide its work: it adds up with {min_parties} at least.")

@@ -33,7 +33,8 @@ class KeyExchange:
         """Tasks of training that say with whom a party's work is added up."""
         if self.cohort is None:
             return list(tasks)
-        arrays, names = {KEYS_ARRAY: self.cohort.keys, WEIGHTS_ARRAY: self.cohort.weights}, list(self.cohort.names)
+        arrays = {KEYS_ARRAY: self.cohort.keys, WEIGHTS_ARRAY: self.cohort.weights}
+        names = list(self.cohort.names)
         return [
             replace(task, arrays={**task.arrays, **arrays}, settings={**task.settings, COHORT_SETTING: names})
             for task in tasks
@@ -46,9 +47,11 @@ def exchange_keys(plan: Plan, engine: Engine, participants: Mapping[str, Hyper],
     if secure is None:
         return KeyExchange(participants)
     settings = {"seed": plan.seed, "layout": plan.net.layout.digest}
-    replies, rejections = dict[str, Reply](), list[Rejection]()
+    replies = dict[str, Reply]()
+    rejections = list[Rejection]()
     for report in iterate_replies(
-        engine, [Task(party, index, "keys", {}, settings, plan.deadline) for party in participants]
+        engine,
+        [Task(party, index, "keys", arrays={}, settings=settings, deadline=plan.deadline) for party in participants],
     ):
         reason = _key_fault(report, participants, index)
         if reason:
@@ -95,7 +98,8 @@ def _key_fault(report: Reply, asked: Collection[str], index: int) -> str:
 
 def missing_masks_reason(plan: Plan, accepted: Sequence[Reply], asked: Collection[str]) -> str:
     """Why nothing can be added up; "" if it can."""
-    secure, replied = plan.algorithm.secure_aggregation, {report.party for report in accepted}
+    secure = plan.algorithm.secure_aggregation
+    replied = {report.party for report in accepted}
     if secure is not None and len(asked) < secure.min_parties:
         return f"fewer than {secure.min_parties} parties gave keys for a sum that hides each of them"
     missing = [name for name in asked if name not in replied]

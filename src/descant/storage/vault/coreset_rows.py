@@ -127,7 +127,8 @@ def unpack_rows(plaintext: bytes, expected: ExpectedCoreset, party: str) -> Core
 
 
 def _check_shapes(label: str, rows: CoresetRows, expected: ExpectedCoreset) -> None:
-    sample_spec, m = expected.sample_spec, len(rows.weights) if rows.weights.ndim else 0
+    sample_spec = expected.sample_spec
+    m = len(rows.weights) if rows.weights.ndim else 0
     if not 1 <= m <= expected.max_rows:
         raise VaultError(f"{label} has {m} rows. From 1 to {expected.max_rows} were agreed on.")
     for name, tensor, shape, dtype in (

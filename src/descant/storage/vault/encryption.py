@@ -85,12 +85,14 @@ def encrypt_coreset(
     if not 0 <= generation <= MAX_GENERATION:
         raise VaultError(f"The generation of a coreset is a number from 0 to 2**53. Got {generation}.")
     ephemeral_key = X25519PrivateKey.generate()
-    vault, party_key, ephemeral_public = public[:32], public[32:], ephemeral_key.public_key().public_bytes_raw()
+    vault = public[:32]
+    party_key = public[32:]
+    ephemeral_public = ephemeral_key.public_key().public_bytes_raw()
     secret, mac_key = _derive_keys(
         shared_secret(ephemeral_key, vault) + shared_secret(ephemeral_key, party_key),
         vault,
         party_key,
-        ephemeral_public,
+        ephemeral_public=ephemeral_public,
     )
     nonce = os.urandom(12)
     key_fields = (vault.hex(), party_key.hex(), ephemeral_public.hex(), nonce.hex())
@@ -110,13 +112,14 @@ def read_coreset_header(ciphertext: bytes) -> CoresetHeader:
 def decrypt_coreset(ciphertext: bytes, vault: PrivateKey, party_key: PrivateKey, run: str, party: str) -> bytes:
     """The plain bytes; a VaultError says what is wrong with anything else. After it the header can be believed."""
     header, prefix, body = _split_message(ciphertext)
-    check_recipient(header, run, party, vault.public, party_key.public)
-    ephemeral_public, nonce = bytes.fromhex(header.once), bytes.fromhex(header.nonce)
+    check_recipient(header, run, party, vault=vault.public, party_key=party_key.public)
+    ephemeral_public = bytes.fromhex(header.once)
+    nonce = bytes.fromhex(header.nonce)
     secret, mac_key = _derive_keys(
         vault.exchange(ephemeral_public) + party_key.exchange(ephemeral_public),
         vault.public,
         party_key.public,
-        ephemeral_public,
+        ephemeral_public=ephemeral_public,
     )
     try:
         plaintext = AESGCM(secret).decrypt(nonce, body, prefix)
@@ -157,7 +160,8 @@ def _split_message(ciphertext: bytes) -> tuple[CoresetHeader, bytes, bytes]:
             f"A sealed coreset says that its header has {length} bytes. At most {_MAX_HEADER_BYTES} are allowed, "
             f"and {max(0, len(ciphertext) - begin)} are there."
         )
-    prefix, body = ciphertext[: begin + length], ciphertext[begin + length :]
+    prefix = ciphertext[: begin + length]
+    body = ciphertext[begin + length :]
     try:
         header = _validated_header(json.loads(prefix[begin:]))
     except _PARSE_ERRORS:

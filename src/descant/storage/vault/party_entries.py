@@ -22,7 +22,8 @@ from ..audit_log import AUDIT_LOG, AuditLog
 from ..lock import FolderLock
 from .private_keys import PrivateKey, load_key
 
-PARTIES_FOLDER, LOCK_FILE = "parties", ".lock"
+PARTIES_FOLDER = "parties"
+LOCK_FILE = ".lock"
 LOCK_TIMEOUT = 10.0  # seconds to wait for another process, which needs the folder for moments only
 _FILES = _KEY, _CORESET, _PREVIOUS, _NEW = "key", "coreset", "coreset.old", "coreset.new"
 _FORGOTTEN_EVENTS = ("forgetting", "forgotten")  # events after which nothing is held of a party
@@ -33,7 +34,9 @@ class VaultEntries:
     """What a vault holds of its parties. All but :meth:`alone` is done within it."""
 
     def __init__(self, folder: Path, audit: AuditLog, user: str) -> None:
-        self.folder, self.audit, self._user = folder, audit, user
+        self.folder = folder
+        self.audit = audit
+        self._user = user
 
     @contextmanager
     def exclusive_access(self, party_to_forget: str | None = None) -> Iterator[set[str]]:
@@ -78,10 +81,12 @@ class VaultEntries:
 
     def store(self, party: str, ciphertext: bytes, generation: int) -> None:
         """A sealed coreset. The one before it is kept, for a run that is resumed from then; older ones are not."""
-        folder, latest = self._party_folder(party), self.audit.latest_events[party]
+        folder = self._party_folder(party)
+        latest = self.audit.latest_events[party]
         atomic.write(folder / _NEW, ciphertext, atomic.PRIVATE_MODE)
         atomic.sync_folder(folder)
-        event, previous = ("refreshed" if "digest" in latest else "sealed"), {}
+        event = "refreshed" if "digest" in latest else "sealed"
+        previous = {}
         if (folder / _CORESET).exists() and ciphertext_digest((folder / _CORESET).read_bytes()) == latest.get("digest"):
             previous = {"previous_digest": latest["digest"]}  # one that was changed since is not kept
         self.log_event(event, party, digest=ciphertext_digest(ciphertext), generation=generation, **previous)

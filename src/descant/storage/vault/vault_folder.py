@@ -96,7 +96,8 @@ class Vault:
     """A vault's folder, with its private key or, for all but opening, without it."""
 
     def __init__(self, folder: str | Path, key: PrivateKey | None = None, user: str = "") -> None:
-        self.folder, self._key = Path(folder), key
+        self.folder = Path(folder)
+        self._key = key
         self.run, self.public = vault_manifest.read_manifest(self.folder)
         if key is not None and key.public != self.public:
             raise VaultError(
@@ -109,7 +110,8 @@ class Vault:
     @classmethod
     def create(cls, folder: str | Path, key: PrivateKey, run: str = "", user: str = "") -> Vault:
         """A new vault in a new or empty folder; a run that has no name gets one that nobody else has."""
-        target, run = Path(folder), run or secrets.token_hex(16)
+        target = Path(folder)
+        run = run or secrets.token_hex(16)
         check_new_vault(target)
         with write_errors(target):
             atomic.make_folder(target, 0o700)
@@ -193,7 +195,12 @@ class Vault:
             opened = self._audit_log.open_counts
             return [
                 VaultEntryStatus(
-                    p, e["event"], e["at"], e["generation"] if "digest" in e else None, e.get("digest", ""), n
+                    p,
+                    e["event"],
+                    e["at"],
+                    generation=e["generation"] if "digest" in e else None,
+                    digest=e.get("digest", ""),
+                    opened=n,
                 )
                 for p, e, n in ((p, e, opened.get(p, 0)) for p, e in sorted(self._audit_log.latest_events.items()))
             ]
@@ -212,7 +219,9 @@ class Vault:
                 party_public = self._entries.key(name).public
                 for coreset_digest in self._entries.digests(name):
                     found = self._entries.load(name, coreset_digest)
-                    check_recipient(read_coreset_header(found), self.run, name, self.public, party_public)
+                    check_recipient(
+                        read_coreset_header(found), self.run, name, vault=self.public, party_key=party_public
+                    )
                     if self._key is not None:
                         self._decrypt(name, found)
             self._entries.log_event("verified", "", with_key=self._key is not None)
@@ -220,8 +229,8 @@ class Vault:
                 self._audit_log.last_line.number,
                 self._audit_log.last_line.chain_hash,
                 len(names),
-                len(sealed),
-                self._key is not None,
+                coresets=len(sealed),
+                with_key=self._key is not None,
             )
 
     def _validate(self, party: str, ciphertext: bytes, expected: ExpectedCoreset | None) -> int:
@@ -230,7 +239,7 @@ class Vault:
         if entry is None:
             raise VaultError(f"Party {party!r:.80} was not invited, or was forgotten since. Invite it: Vault.invite.")
         header = read_coreset_header(ciphertext)
-        check_recipient(header, self.run, party, self.public, self._entries.key(party).public)
+        check_recipient(header, self.run, party, vault=self.public, party_key=self._entries.key(party).public)
         newest = entry.get("generation", 0)
         if header.generation <= newest and ciphertext_digest(ciphertext) != entry.get("digest"):
             raise VaultError(
@@ -253,7 +262,7 @@ class Vault:
     def _decrypt(self, party: str, ciphertext: bytes) -> bytes:
         if self._key is None:
             raise VaultError(f"{self.folder} is used without its private key here, and to open a coreset needs it.")
-        return decrypt_coreset(ciphertext, self._key, self._entries.key(party), self.run, party)
+        return decrypt_coreset(ciphertext, self._key, self._entries.key(party), run=self.run, party=party)
 
     @contextmanager
     def _log_rejections(self, party: str, what: str) -> Iterator[None]:

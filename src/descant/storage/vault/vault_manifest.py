@@ -22,7 +22,8 @@ def read_manifest(folder: Path) -> tuple[str, bytes]:
         )
     try:
         found = json.loads(file.read_bytes())
-        run, public = str(found["run"]), bytes.fromhex(found["public"])
+        run = str(found["run"])
+        public = bytes.fromhex(found["public"])
         if found["vault"] != 1 or len(public) != 32:
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

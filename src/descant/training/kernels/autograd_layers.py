@@ -25,14 +25,16 @@ class AutogradOperation:
     fixed_inputs: int = 0  # how many of its inputs, counted from the last, have no gradient
 
     def bind(self, w: Views, target: OperationTarget, needs_input_gradient: bool) -> BoundOperation:
-        return _BoundAutograd(self, w, target, needs_input_gradient)
+        return _BoundAutograd(self, w, target, needs_input_gradient=needs_input_gradient)
 
 
 class _BoundAutograd:
     def __init__(
         self, operation: AutogradOperation, w: Views, target: OperationTarget, needs_input_gradient: bool
     ) -> None:
-        self._operation, self._target, self._needs_input_gradient = operation, target, needs_input_gradient
+        self._operation = operation
+        self._target = target
+        self._needs_input_gradient = needs_input_gradient
         self._parameters = [_leaf(w[name]) for name in operation.names]
 
     def forward(self, *inputs: Value) -> Value:

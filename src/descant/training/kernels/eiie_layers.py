@@ -36,13 +36,16 @@ class EiieOperation:
 
 class _BoundEiie:
     def __init__(self, operation: EiieOperation, w: Views, target: OperationTarget) -> None:
-        self._lead, self._target, self._prefix = operation.lead, target, operation.prefix
+        self._lead = operation.lead
+        self._target = target
+        self._prefix = operation.prefix
         tensors = {name.removeprefix(operation.prefix): t for name, t in w.items() if name.startswith(operation.prefix)}
         parameters = {
             name: (tensor if operation.lead else tensor.unsqueeze(0)).numpy() for name, tensor in tensors.items()
         }
         self._evaluator: _Evaluator = EVALUATORS[operation.evaluator](parameters)
-        self._vote_weights, self._cash = parameters["vote"][:, None], parameters["cash"]
+        self._vote_weights = parameters["vote"][:, None]
+        self._cash = parameters["cash"]
 
     def forward(self, *inputs: Value) -> Value:
         x = inputs[0] if self._lead else inputs[0].unsqueeze(0).numpy()
@@ -93,7 +96,7 @@ def aligned_zeros(like: Array, parties: int, rows: int, columns: int) -> Array:
 
 def aligned_product(a: Array, b: Array) -> Array:
     """a·b, party by party."""
-    found: Array = np.matmul(a, b, out=aligned_zeros(a, len(a), a.shape[1], b.shape[2]))
+    found: Array = np.matmul(a, b, out=aligned_zeros(a, len(a), a.shape[1], columns=b.shape[2]))
     return found
 
 
@@ -116,12 +119,16 @@ class _ConvolutionalEvaluator(_Evaluator):
     """Both convolutions as products: the first one's matrix is a band."""
 
     def forward(self, x: Array) -> Array:
-        days, bias = self._w["evaluator.days"], self._w["evaluator.days_bias"]
+        days = self._w["evaluator.days"]
+        bias = self._w["evaluator.days_bias"]
         (parties, window, _), filters, pairs = x.shape, days.shape[1], np.arange(x.shape[1] - 1)
-        band = aligned_zeros(x, parties, filters * (window - 1), window).reshape(parties, filters, window - 1, window)
+        band = aligned_zeros(x, parties, filters * (window - 1), columns=window).reshape(
+            parties, filters, window - 1, window
+        )
         for day in (0, 1):
             band[:, :, pairs, pairs + day] = days[..., day, None]
-        self._x, self._pair_indices = x, pairs
+        self._x = x
+        self._pair_indices = pairs
         self._day_pairs = aligned_product(band.reshape(parties, -1, window), x)
         self._day_pairs += np.repeat(bias, window - 1, 1)[..., None]
         np.maximum(self._day_pairs, 0, out=self._day_pairs)
@@ -166,7 +173,8 @@ class _RecurrentEvaluator(_Evaluator):
 
     def backward(self, output_gradient: Array) -> dict[str, Array]:
         step = self._w["evaluator.step"]
-        state_weights, gradient = step[:, :, :-2].transpose(0, 2, 1), np.zeros_like(step)
+        state_weights = step[:, :, :-2].transpose(0, 2, 1)
+        gradient = np.zeros_like(step)
         for t in range(len(self._states) - 2, -1, -1):
             self._step_backward(t, output_gradient)
             gradient += aligned_product(self._product, self._states[t].transpose(0, 2, 1))
@@ -214,7 +222,8 @@ class _LstmEvaluator(_RecurrentEvaluator):
         np.multiply(o, np.tanh(cell, out=self._cell_tanh[t]), out=state)
 
     def _step_backward(self, t: int, state_gradient: Array) -> None:
-        gates, cell_tanh = self._gates[t], self._cell_tanh[t]
+        gates = self._gates[t]
+        cell_tanh = self._cell_tanh[t]
         i, f, g, o = np.split(gates, 4, 1)
         di, df, dg, do = np.split(self._product, 4, 1)
         cell_gradient = state_gradient * o  # of the cell

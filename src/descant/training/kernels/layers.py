@@ -83,8 +83,11 @@ class _SingleLinear:
     """One party, by torch: x [n, in], W [out, in]."""
 
     def __init__(self, names: Linear, w: Views, target: OperationTarget, needs_input_gradient: bool) -> None:
-        self._destination, self._needs_input_gradient, self._scale = target, needs_input_gradient, target.target.scale
-        self._weight, self._transposed = w[names.weight], w[names.weight].t()
+        self._destination = target
+        self._needs_input_gradient = needs_input_gradient
+        self._scale = target.target.scale
+        self._weight = w[names.weight]
+        self._transposed = w[names.weight].t()
         self._target = target.target.tensors[names.weight]
         self._bias = None if names.bias is None else w[names.bias]
         self._bias_target = None if names.bias is None else target.target.tensors[names.bias]
@@ -120,7 +123,9 @@ class _StackedLinear:
     """Many parties, by numpy: x [K, n, in], W [K, out, in]."""
 
     def __init__(self, names: Linear, w: Views, target: OperationTarget, needs_input_gradient: bool) -> None:
-        self._destination, self._needs_input_gradient, self._scale = target, needs_input_gradient, target.target.scale
+        self._destination = target
+        self._needs_input_gradient = needs_input_gradient
+        self._scale = target.target.scale
         self._weight = w[names.weight].numpy()
         self._transposed = self._weight.transpose(0, 2, 1)
         self._target = target.target.tensors[names.weight].numpy()
@@ -148,7 +153,7 @@ class _StackedLinear:
         )  # before the weight may move
         transposed = output_gradient.transpose(0, 2, 1)
         if self._destination.accumulate:
-            add_product(self._target, self._scale, transposed, self._x)
+            add_product(self._target, self._scale, transposed, b=self._x)
         else:
             product(transposed, self._x, self._target)
         if self._bias_target is not None and self._destination.accumulate:
@@ -179,7 +184,9 @@ def add_product(total: Array, scale: float, a: Array, b: Array) -> None:
 
 
 def _is_thin(a: Array, b: Array) -> bool:
-    rows, inner, columns = int(a.shape[1]), int(a.shape[2]), int(b.shape[2])
+    rows = int(a.shape[1])
+    inner = int(a.shape[2])
+    columns = int(b.shape[2])
     return 1 < min(rows, inner, columns) <= 16 and rows * inner * columns <= 2**18
 
 
@@ -213,7 +220,8 @@ class _StackedRelu:
     """As for one party where there are many numbers; few are quicker by numpy, and come out the same."""
 
     def __init__(self, in_place: bool) -> None:
-        self._in_place, self._single = in_place, _SingleRelu(in_place)
+        self._in_place = in_place
+        self._single = _SingleRelu(in_place)
 
     def forward(self, *inputs: Array) -> Array:
         if inputs[0].size >= _LARGE_RELU:
@@ -244,7 +252,8 @@ class _BoundReshape:
         self._reshape = reshape
 
     def forward(self, *inputs: Value) -> Value:
-        self._input_shape, lead = inputs[0].shape, self._reshape.lead
+        self._input_shape = inputs[0].shape
+        lead = self._reshape.lead
         after = (self._input_shape[lead] if size is None else size for size in self._reshape.shape)
         return inputs[0].reshape(*self._input_shape[:lead], *after)
 

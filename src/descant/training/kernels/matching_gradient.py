@@ -60,12 +60,14 @@ class BoundMatching:
     """A matching term at work on a stack: it puts the gradient of its private columns where it goes."""
 
     def __init__(self, matching: MatchingLoss, columns: Tensor, gradient: Tensor, scale: float, lead: int) -> None:
-        self._matching, self._lead = matching, lead
+        self._matching = matching
+        self._lead = lead
         w, gradient_views = (
             {str(i): part for i, part in enumerate(matching.split(stack if lead else stack[0]))}
             for stack in (columns, gradient)
         )
-        operation_target, count = OperationTarget(GradientTarget(gradient_views, scale), scale != 1), 0
+        operation_target = OperationTarget(GradientTarget(gradient_views, scale), scale != 1)
+        count = 0
         self._paths = []
         for link in matching.layers:
             path = []

@@ -45,7 +45,8 @@ class Switches:
         odd = self.shape[-2] % 2 or self.shape[-1] % 2
         whole = y.new_zeros(self.shape) if odd else y.new_empty(self.shape)
         rows_restored = y.new_empty(self.right.shape)
-        rows, columns = _row_pairs(rows_restored), _column_pairs(whole)
+        rows = _row_pairs(rows_restored)
+        columns = _column_pairs(whole)
         torch.mul(y, self.below, out=rows[..., 1, :])
         torch.sub(y, rows[..., 1, :], out=rows[..., 0, :])
         torch.mul(rows_restored, self.right, out=columns[..., 1])
@@ -67,7 +68,8 @@ def row_maxima(x: Tensor) -> Tensor:
 
 def _column_pairs(x: Tensor) -> Tensor:
     """Pairs of neighbours in the rows that have a neighbour, too; a view."""
-    rows, columns = x.shape[-2] // 2 * 2, x.shape[-1] // 2
+    rows = x.shape[-2] // 2 * 2
+    columns = x.shape[-1] // 2
     return torch.unflatten(x[..., :rows, : 2 * columns], -1, (columns, 2))
 
 
@@ -87,7 +89,8 @@ class MaxPool2x2:
 
 class _BoundMaxPool:
     def __init__(self, lead: int, needs_input_gradient: bool) -> None:
-        self._lead, self._needs_input_gradient = lead, needs_input_gradient
+        self._lead = lead
+        self._needs_input_gradient = needs_input_gradient
 
     def forward(self, *inputs: Value) -> Value:
         x = torch.from_numpy(inputs[0]) if self._lead else inputs[0]

@@ -101,9 +101,11 @@ class BoundKernel:
     """A kernel at work."""
 
     def __init__(self, kernel: Kernel, w: Views, gradient_target: GradientTarget | None) -> None:
-        target, both_ways = gradient_target or GradientTarget(w), gradient_target is not None
+        target = gradient_target or GradientTarget(w)
+        both_ways = gradient_target is not None
         fused_step = target.scale != 1
-        self._output_index, self._point_indices = kernel.output_index, kernel.point_indices
+        self._output_index = kernel.output_index
+        self._point_indices = kernel.point_indices
         self._steps = [
             (
                 step.operation.bind(
@@ -144,7 +146,7 @@ def kernel_of(net: Net, lead: int, points: tuple[str, ...] = ()) -> Kernel | str
         net.solver_cache[key] = (
             net.trace_result
             if isinstance(net.trace_result, str)
-            else _kernel(net.trace_result, net.layout, lead, points)
+            else _kernel(net.trace_result, net.layout, lead, points=points)
         )
     kernel: Kernel | str = net.solver_cache[key]
     return kernel
@@ -155,18 +157,21 @@ def _kernel(traced: TracedModule, layout: Layout, lead: int, points: tuple[str, 
         return "it has running statistics"
     if layout.dtype not in (torch.float32, torch.float64):
         return f"its numbers are {layout.dtype}"
-    builder = _KernelBuilder(traced, layout, lead, frozenset(traced.find_points(points)))
+    builder = _KernelBuilder(traced, layout, lead, observed=frozenset(traced.find_points(points)))
     nodes = traced.nodes
-    indices, steps, has_gradient = {nodes[0]: 0}, list[KernelStep](), [False]
+    indices = {nodes[0]: 0}
+    steps = list[KernelStep]()
+    has_gradient = [False]
     for node in nodes[1:]:
-        operation, inputs = builder.operation(node), traced.input_values(node)
+        operation = builder.operation(node)
+        inputs = traced.input_values(node)
         if operation is None or any(source not in indices for source in inputs):
             return f"no kernel is known for its {traced.kind(node)}"
         sources = tuple(indices[source] for source in inputs)
         needs_input_gradient = any(has_gradient[source] for source in sources)
         has_parameters = any(True for _ in builder.parameter_names(node))
         shared_later = has_parameters and any(other.target == node.target for other in nodes[nodes.index(node) + 1 :])
-        steps.append(KernelStep(operation, sources, needs_input_gradient, shared_later))
+        steps.append(KernelStep(operation, sources, needs_input_gradient, accumulate=shared_later))
         has_gradient.append(needs_input_gradient or has_parameters)
         indices[node] = len(steps)
     if {name for node in nodes for name in builder.parameter_names(node)} != set(layout.parameter_names):
