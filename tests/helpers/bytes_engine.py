@@ -1,4 +1,4 @@
-"""An engine for the laws: tasks and reports go through bytes, and the stack is cut into as many pieces as asked."""
+"""An in-process engine for the laws: it serializes tasks and replies and splits every round into batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from descant.storage import PartyStore
 
 
 class BytesEngine:
-    """Cuts every round into ``pieces``; ``absent`` parties cannot be reached; ``fault`` may falsify a report."""
+    """Split every round into ``batch_count`` batches; ``absent`` parties are unreachable; ``tamper`` may change a reply."""
 
     def __init__(
         self,
@@ -34,17 +34,14 @@ class BytesEngine:
 
     def submit(self, tasks: Sequence[Task]) -> None:
         packed_tasks = [pack(task) for task in tasks]
-        batches = [packed_tasks[piece :: self.batch_count] for piece in range(self.batch_count)]
-        self.packed_batches.extend(
-            reversed([cut for cut in batches if cut])
-        )  # pieces answer in another order than they were asked
+        batches = [packed_tasks[first :: self.batch_count] for first in range(self.batch_count)]
+        self.packed_batches.extend(reversed([batch for batch in batches if batch]))  # replies come in another order
 
     def collect(self, timeout: float) -> list[Reply]:
-        tasks = [unpack(wire, Task) for wire in self.packed_batches.pop()] if self.packed_batches else []
+        tasks = [unpack(packed, Task) for packed in self.packed_batches.pop()] if self.packed_batches else []
         replies = []
-        for reply, party_state in perform_tasks(
-            self.plan, tasks, [self.party_states.get(task.party) for task in tasks]
-        ):
+        party_states = [self.party_states.get(task.party) for task in tasks]
+        for reply, party_state in perform_tasks(self.plan, tasks, party_states):
             if party_state is not None:
                 self.party_states.stage(reply.party, party_state)
             tampered = [reply] if self.tamper is None else self.tamper(reply)

@@ -1,4 +1,4 @@
-"""Small files in the forms that the readers know, for tests: written here, never taken from elsewhere."""
+"""Writers of small generated files in every format that the readers support."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_csv(file: Path, rows: Iterable[Sequence[object]], encoding: str = "utf
 
 
 def numbered_images(n: int = 400, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Pictures of 28 x 28 whose first pixel is their number modulo 256, and labels 0..9 in turn."""
+    """Return 28 x 28 images whose first two pixels hold their index, and labels 0..9 in turn."""
     rng = np.random.default_rng(seed)
     x = rng.integers(0, 256, (n, 28, 28), dtype=np.uint8)
     x[:, 0, 0], x[:, 0, 1] = np.arange(n) % 256, np.arange(n) // 256
@@ -59,7 +59,7 @@ def write_emnist_letters(folder: Path, n: int = 400) -> Path:
 def write_image_dataset(
     folder: Path, source: str, train: int, test: int, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """MNIST, CIFAR-10 or Speech Commands as an npz: pictures that all differ, labels 0..9 in turn; returns both."""
+    """Write MNIST, CIFAR-10 or Speech Commands as npz and return its distinct images and their labels 0..9."""
     rng = np.random.default_rng(seed)
     shape = {"mnist": (28, 28), "cifar10": (32, 32, 3), "speech": (32, 32)}[source]
     n = train + test
@@ -67,7 +67,7 @@ def write_image_dataset(
     x.reshape(n, -1)[:, :3] = np.stack([np.arange(n) % 64, np.arange(n) // 64, np.zeros(n)], 1)
     y = (np.arange(n) % 10).astype(np.uint8)
     folder.mkdir(parents=True, exist_ok=True)
-    if source == "speech":  # every other row is of the validation set, which nobody reads
+    if source == "speech":  # every other row belongs to the validation set, which no reader returns
         split = np.repeat([0, 2], [train, test])
         mixed = {
             "x": np.repeat(x, 2, 0),
@@ -82,7 +82,7 @@ def write_image_dataset(
 
 
 def write_wave(file: Path, samples: np.ndarray, rate: int = 16_000, channels: int = 1, width: int = 2) -> Path:
-    """A WAV file of numbers in [-1, 1]; with two channels every other number is of the second."""
+    """Write numbers in [-1, 1] as a WAV file; with two channels the samples alternate."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with wave.open(str(file), "wb") as out:
         out.setnchannels(channels)
@@ -102,7 +102,7 @@ def write_word_vectors(folder: Path, size: int = 100, name: str = "glove6b_100d_
 
 
 def review_rows(accounts: int = 6, texts_per_account: int = 12) -> list[tuple[str, int, str]]:
-    """(account, label, text): account k has `each` + k texts, and a text says what its label is."""
+    """Return (account, label, text) rows: account k has ``texts_per_account`` + k texts that name their label."""
     rows = []
     for account in range(accounts):
         for k in range(texts_per_account + account):
@@ -116,7 +116,7 @@ def write_review_dataset(folder: Path) -> Path:
 
 
 def write_tile_sheet(file: Path, tiles: np.ndarray) -> Path:
-    """Tiles ``[50·lines, 32, 32, 3]`` as a lossless sheet of 50 a line."""
+    """Write tiles ``[50·lines, 32, 32, 3]`` as a lossless image with 50 tiles a line."""
     from PIL import Image
 
     lines = len(tiles) // 50

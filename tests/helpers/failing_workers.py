@@ -17,7 +17,7 @@ from toy_problems import classification_parties, network
 
 
 def loss_killing_worker_once(output: Tensor, y: Tensor, kill_file: str) -> Tensor:
-    """A loss whose worker dies once, when a file says so."""
+    """Return the loss; kill this worker once if ``kill_file`` exists."""
     if WORKER_ENV in os.environ and Path(kill_file).exists():
         Path(kill_file).unlink()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -25,38 +25,38 @@ def loss_killing_worker_once(output: Tensor, y: Tensor, kill_file: str) -> Tenso
 
 
 def loss_killing_workers(output: Tensor, y: Tensor) -> Tensor:
-    """A loss that no worker survives for one party."""
+    """Return the loss; kill every worker that computes it for the second party."""
     if WORKER_ENV in os.environ and (y == 2).all():
         os.kill(os.getpid(), signal.SIGKILL)
     return nn.functional.cross_entropy(output, y)
 
 
 def loss_hanging_workers(output: Tensor, y: Tensor) -> Tensor:
-    """A loss that no worker comes to the end of."""
+    """Return the loss; in a worker, sleep for a minute first."""
     if WORKER_ENV in os.environ:
         time.sleep(60)
     return nn.functional.cross_entropy(output, y)
 
 
 def dropout_network() -> nn.Module:
-    """Dropout is drawn party by party, so that the loss sees one party's targets."""
+    """Return a network with dropout: its draws are per party, so the loss sees one party's targets at a time."""
     return nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.1))
 
 
 def parties_with_worker_killer() -> Population:
-    """The second of three parties is what `loss_killing_workers` dies of."""
+    """Return three parties of which the second triggers `loss_killing_workers`."""
     generator = torch.Generator().manual_seed(0)
     targets = [torch.tensor([0, 1, 0, 1]), torch.tensor([2, 2, 2]), torch.tensor([0, 1, 1])]
     return parties.from_arrays([(torch.randn(len(y), 6, generator=generator), y) for y in targets], test=0)
 
 
 def network_failing_in_workers() -> nn.Module:
-    """No model, where workers are."""
+    """Return a network; fail in a worker."""
     if WORKER_ENV in os.environ:
         raise ZeroDivisionError("there is no such thing here")
     return network()
 
 
 def parties_differing_in_workers() -> Population:
-    """Other parties, where workers are."""
+    """Return four parties; in a worker, five."""
     return classification_parties(5 if WORKER_ENV in os.environ else 4)

@@ -1,6 +1,6 @@
-"""Every method as a recipe names it: what runs over real silos and on Ray, and what does not, with the reason.
+"""Every method as a recipe names it: the cases that run over real silos and on Ray, and reasons for the others.
 
-A method, a wrapper or a solver that is new and not here fails `laws/test_recipe_matrix_is_complete.py`.
+A new method, wrapper or solver that is missing here fails `laws/test_recipe_matrix_is_complete.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from toy_problems import (
 
 @dataclass(frozen=True)
 class RecipeCase:
-    """A [method] and its [work]."""
+    """A [method] table and its [training] table."""
 
     method: str
     method_settings: str = ""
@@ -38,7 +38,6 @@ class RecipeCase:
 
     @property
     def recipe_text(self) -> str:
-        """As it stands in a recipe."""
         tables = MODEL_AND_METHOD_TABLES.format(method=self.method).replace(
             "toy_problems:network", self.network_address
         )
@@ -62,15 +61,15 @@ source = "seed"
 DQN_TRAINING = """
 solver = "dqn"
 steps = 50
-begin = 20
+learning_starts = 20
 batch = 8
-explore_steps = 60
+epsilon_steps = 60
 """
 POLICY_GRADIENT_TRAINING = """
 solver = "policy_gradient"
 iterations = 2
 episodes = 3
-updates = 3
+gradient_steps = 3
 batch = 16
 """
 TRADER_TRAINING = """
@@ -78,14 +77,13 @@ solver = "trader"
 lr = 1e-3
 iterations = 6
 batch = 8
-renew = 10
-year = 20
+regenerate_every = 10
+synthetic_days = 20
 """
 CORESET_PROXY_WRAP = 'wrap = [{wrapper = "coreset_proxies", share = 0.4}]'
 
-SILO_CASES: dict[
-    str, RecipeCase
-] = {  # over silos each is the simulation, bit for bit; the methods of the laws have their names
+# Over silos each of these equals the simulation bit for bit. Methods of the laws have the same names here.
+SILO_CASES: dict[str, RecipeCase] = {
     "Local": RecipeCase("local"),
     "FedAvg": RecipeCase("fedavg"),
     "FedProx": RecipeCase("fedprox", "mu = 0.1"),
@@ -95,7 +93,7 @@ SILO_CASES: dict[
     "FedGeoMedPlus": RecipeCase("fedgeomed+", "alpha = 1.0\nrho = 0.1"),
     "FedCoMedPlus": RecipeCase("fedcomed+", "alpha = 1.0\nrho = 0.05"),
     "FedPlus, p=∞": RecipeCase("fed+", 'penalty = {is = "NormP", p = inf}\nalpha = 1.0\nrho = 0.1'),
-    "FedPlus, over all": RecipeCase("fed+", 'penalty = {is = "Norm2"}\nalpha = 1.0\nrho = 0.1\nover = "all"'),
+    "FedPlus, over all": RecipeCase("fed+", 'penalty = {is = "Norm2"}\nalpha = 1.0\nrho = 0.1\naggregate_over = "all"'),
     "FedPlus, mixed start": RecipeCase("fed+", 'penalty = {is = "Norm2"}\nalpha = 1.0\nrho = 0.1\ninit_mix = 0.3'),
     "FedPlusFixed": RecipeCase("fed+fixed", "gamma = 0.3\nalpha = 1.0"),
     "FedPlusV1": RecipeCase("fed+v1", 'penalty = {is = "Norm2"}\nalpha = {start = 0.3, factor = 0.9}'),
@@ -126,8 +124,8 @@ SILO_CASES: dict[
     "FedAvg, secure": RecipeCase("fedavg", 'wrap = [{wrapper = "secure"}]'),
     "FedRep, secure": RecipeCase("fedrep", 'wrap = [{wrapper = "secure"}]'),
     "FedAvg, samples private": RecipeCase("fedavg", training_table=DP_SGD_TRAINING),
-    "FedBuff": RecipeCase("fedbuff", "buffer = 3"),  # so many as there are silos: nobody is early or late
-    "FedRL": RecipeCase("fedrl", "period = 2\nfactor = 2.0"),  # without rewards all count alike
+    "FedBuff": RecipeCase("fedbuff", "buffer_size = 3"),  # the number of silos, so that no reply is early or late
+    "FedRL": RecipeCase("fedrl", "period = 2\nfactor = 2.0"),  # without rewards all weights are equal
     "FedRL, DQN": RecipeCase(
         "fedrl", "period = 40\nfactor = 1.5", DQN_TRAINING, "toy_problems:policy_network", AGENT_SILO_FILE
     ),
@@ -138,30 +136,28 @@ SILO_CASES: dict[
         "fedgeomed+", "alpha = 1.0\nrho = 0.1", TRADER_TRAINING, "toy_problems:trading_network", DESK_SILO_FILE
     ),
 }
-SIMULATION_ONLY_CASES: dict[str, RecipeCase] = {  # over silos these are refused: see NOT_OVER_SILOS
+# Silos reject these: see NOT_OVER_SILOS_REASONS.
+SIMULATION_ONLY_CASES: dict[str, RecipeCase] = {
     "byzantine": RecipeCase("rfa", 'wrap = [{wrapper = "byzantine", scale = -1.0}]'),
 }
-ARRIVAL_ORDER_CASES: dict[
-    str, RecipeCase
-] = {  # over silos these go on with whoever is first: there is nothing to compare them with
-    "FedBuff, two of three": RecipeCase("fedbuff", "buffer = 2"),
+# Over silos these depend on the order of arrival, so no simulation equals them.
+ARRIVAL_ORDER_CASES: dict[str, RecipeCase] = {
+    "FedBuff, two of three": RecipeCase("fedbuff", "buffer_size = 2"),
     "FedAsync": RecipeCase("fedasync"),
 }
-CORESET_PROXY_CASE = RecipeCase("fedavg", CORESET_PROXY_WRAP)  # over silos with a vault, and with somebody away
+CORESET_PROXY_CASE = RecipeCase("fedavg", CORESET_PROXY_WRAP)  # over silos it needs a vault and an absent party
 ALL_SILO_CASES = {**SILO_CASES, **ARRIVAL_ORDER_CASES, "coreset_proxies": CORESET_PROXY_CASE}
 
 NOT_OVER_SILOS_REASONS = {
     "byzantine": "the server would falsify what real parties send",
 }
 NOT_IN_RECIPES_REASONS = {
-    "FedPlus, by layer": "a penalty of its own for each layer is an object, for which recipes have no word",
-    "FedAvg, changes": "what a party reports follows from the method, and is no setting",
+    "FedPlus, by layer": "a penalty for each layer is an object that a recipe cannot express",
+    "FedAvg, changes": "the content of a reply follows from the method and is not a setting",
 }
 
-
-SOLVER_CASES: dict[
-    str, tuple[Callable[[], nn.Module], Callable[[], Population], Solver]
-] = {  # on Ray, by the solver's name
+# Cases for Ray, by the name of the solver.
+SOLVER_CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Population], Solver]] = {
     "sgd": (network, partial(classification_parties, 4), Sgd(lr=0.1, steps=3, batch=4)),
     "dp_sgd": (network, partial(classification_parties, 4), DpSgd(lr=0.1, steps=3, batch=4, source="seed")),
     "dqn": (

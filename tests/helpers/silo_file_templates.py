@@ -1,4 +1,4 @@
-"""Files of teams that take part from machines of their own, and how they learn: the same for letters and for Flower."""
+"""Silo files and training settings shared by the deployment tests over every transport."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def loss(output, target):
 
 
 def simulated_population(files: Sequence[SiloFile]) -> Population:
-    """The parties of some teams' files, as a simulation has them."""
+    """Return the parties of some silo files as a simulated population."""
     parties = [file.party_data for file in files]
     if files[0].has_rows:
         return from_arrays({party.name: party.data for party in parties})
@@ -68,9 +68,9 @@ def simulated_population(files: Sequence[SiloFile]) -> Population:
 
 
 def canary_bytes() -> Iterator[bytes]:
-    """Rows of the talkative team, in each form in which they could have been written, and what its code raises.
+    """Yield the rows of the leaking silo in every form in which they could be written, and the text of its error.
 
-    Two neighbours of a row at least, or eight bytes: four of them are somewhere in a ciphertext by chance.
+    Each value spans at least eight bytes: four bytes occur in a ciphertext by chance.
     """
     for value in (7777.125 + k / 8 for k in range(54)):
         yield torch.tensor([value, value + 1 / 8]).numpy().tobytes()

@@ -1,4 +1,4 @@
-"""A tiny recipe on bundled digits, for the tests of recipes, papers and commands."""
+"""A tiny recipe on the bundled digits for tests of recipes, papers and commands."""
 
 TINY_RECIPE = """
 version = 1

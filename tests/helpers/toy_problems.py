@@ -1,4 +1,4 @@
-"""Toy problems with known answers, and the matrix of methods that every law runs over: a new method adds one line."""
+"""Toy problems with known answers, and the matrix of methods that every law covers: a new method adds one line."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ PRIVATE_METHODS: dict[str, Callable[[], Algorithm]] = {
     "FedAvg, secure": algorithms.SecureAggregation,
     "FedRep, secure": lambda: algorithms.SecureAggregation(algorithms.FedRep()),
 }
-"""Methods that refuse some of what others may be asked: stand-ins, a walk, judging on the way."""
+"""Private methods, which reject some features: coreset proxies, interpolation, evaluation of local training."""
 
 ALL_METHODS = {**METHODS, **PRIVATE_METHODS}
 
@@ -73,7 +73,7 @@ PENALTIES: dict[str, Penalty] = {
 
 
 def classification_parties(count: int = 5, dtype: torch.dtype = torch.float32, seed: int = 0) -> Population:
-    """Small classification parties of unlike sizes; the last has one sample, the one before fewer than a batch."""
+    """Return small parties of different sizes; the last has one sample, the one before fewer than a batch."""
     generator = torch.Generator().manual_seed(seed)
     data = []
     for k in range(count):
@@ -84,17 +84,17 @@ def classification_parties(count: int = 5, dtype: torch.dtype = torch.float32, s
 
 
 def cartpole_agents() -> Population:
-    """Three agents in CartPole, whose poles differ."""
+    """Return three CartPole agents whose poles differ."""
     return parties.agents(count=3, heterogeneity=0.3, test_episodes=2)
 
 
 def policy_network() -> nn.Module:
-    """What they act by."""
+    """Return the policy network of the CartPole agents."""
     return models.mlp(4, 2, (8,))
 
 
 def generated_desks() -> Population:
-    """Three small desks on made-up prices."""
+    """Return three small desks on generated prices."""
     return parties.desks(
         generate_market(assets=7, years=3, seed=1),
         count=3,
@@ -106,7 +106,7 @@ def generated_desks() -> Population:
 
 
 def trading_network() -> nn.Module:
-    """What they trade by."""
+    """Return the network of the generated desks."""
     return models.eiie("cnn", window=10, hidden=6)
 
 
@@ -116,27 +116,24 @@ def network(dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 def wide_network() -> nn.Module:
-    """With Adam, a party remembers 200 kB."""
+    """Return a network whose Adam moments take 200 kB a party."""
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(6, 2500), nn.Tanh(), nn.Linear(2500, 3))
 
 
-# ── least squares: every minimiser is known in closed form ────────────────────────────────────────────────────────────
-
-
 def half_squared_error(output: Tensor, y: Tensor) -> Tensor:
-    """½(output - y)² a sample: convex, curvature at most 1."""
+    """Return ½(output - y)² a sample: convex, curvature at most 1."""
     return 0.5 * (output.squeeze(-1) - y) ** 2
 
 
 def cosine_loss(output: Tensor, y: Tensor) -> Tensor:
-    """1 - cos(output - y) a sample: not convex, curvature at most 1 in size."""
+    """Return 1 - cos(output - y) a sample: not convex, absolute curvature at most 1."""
     return 1 - torch.cos(output.squeeze(-1) - y)
 
 
 @dataclass(frozen=True)
 class RegressionProblem:
-    """K least-squares parties: f_k(w) = 1/(2n) ‖X_k w - y_k‖², so ∇f_k = A_k w - b_k."""
+    """K least-squares parties with known minimizers: f_k(w) = 1/(2n) ‖X_k w - y_k‖², so ∇f_k = A_k w - b_k."""
 
     population: Population
 
@@ -153,17 +150,17 @@ class RegressionProblem:
 
     @property
     def curvatures(self) -> Tensor:
-        """A_k, ``[K, d, d]``."""
+        """Return A_k, ``[K, d, d]``."""
         return torch.stack([p.x.T @ p.x / len(p.x) for p in self.population.values()])
 
     @property
     def offsets(self) -> Tensor:
-        """b_k, ``[K, d]``."""
+        """Return b_k, ``[K, d]``."""
         return torch.stack([p.x.T @ p.y / len(p.x) for p in self.population.values()])
 
     @property
     def lipschitz(self) -> float:
-        """L_f: the largest curvature of any party."""
+        """Return L_f, the largest curvature of any party."""
         return float(torch.linalg.eigvalsh(self.curvatures).max())
 
     def minimizers(self) -> Tensor:
@@ -178,13 +175,13 @@ class RegressionProblem:
         )
 
     def envelope_gradient(self, z: Tensor, alpha: float) -> Tensor:
-        """∇f̃_k(z) = α(z - prox(z)), the gradient of the Moreau envelope of f_k, eq. (16)."""
+        """Return ∇f̃_k(z) = α(z - prox(z)), the gradient of the Moreau envelope of f_k, eq. (16)."""
         eye = torch.eye(z.shape[1], dtype=z.dtype)
         solved = torch.linalg.solve(self.curvatures + alpha * eye, (self.offsets + alpha * z).unsqueeze(-1)).squeeze(-1)
         return alpha * (z - solved)
 
     def model(self) -> nn.Module:
-        """A line without an offset, all zeros."""
+        """Return a linear model without bias, all zeros."""
         layer = nn.Linear(self.curvatures.shape[1], 1, bias=False, dtype=torch.float64)
         with torch.no_grad():
             layer.weight.zero_()
@@ -193,7 +190,7 @@ class RegressionProblem:
 
 @dataclass(frozen=True)
 class ExactSolver:
-    """A solver that returns argmin f_k(w) + α/2 ‖w - z‖² itself, eq. (15): Assumption 1 of Fed+ v2."""
+    """A solver that returns the exact argmin of f_k(w) + α/2 ‖w - z‖², eq. (15): Assumption 1 of Fed+ v2."""
 
     problem: RegressionProblem
     metric = None
@@ -215,7 +212,6 @@ class ExactSolver:
         b = self.problem.offsets[rows]
         assert job.anchor is not None and job.alphas is not None
         eye = torch.eye(b.shape[1], dtype=b.dtype)
-        w = torch.linalg.solve(a + job.alphas.unsqueeze(-1) * eye, (b + job.alphas * job.anchor).unsqueeze(-1)).squeeze(
-            -1
-        )
+        right_side = (b + job.alphas * job.anchor).unsqueeze(-1)
+        w = torch.linalg.solve(a + job.alphas.unsqueeze(-1) * eye, right_side).squeeze(-1)
         return TrainResult(w, [{}] * len(rows), [{"samples": party.samples} for party in job.parties])

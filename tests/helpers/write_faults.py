@@ -1,4 +1,4 @@
-"""Faults at the one place that writes: death at the n-th write, a disk that is full from then on, one interrupt."""
+"""Fault injection for the atomic writer: a crash at the n-th write, a full disk, or one interrupt."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ WriteHook = TypeVar("WriteHook", bound=Callable[..., Any])
 
 
 class SimulatedCrash(BaseException):
-    """Nothing catches it, and nothing is written after it."""
+    """A crash: no code catches it, and nothing is written after it."""
 
 
 class FaultInjector:
-    """Lets ``n`` changes through; the next one happens not at all, or by half if it is torn. Then comes the error."""
+    """Let ``n`` writes through and raise at the next one, which is lost or, with ``tear_write``, half done."""
 
     def __init__(self, n: int, tear_write: bool, error: Callable[[], BaseException]) -> None:
         self.remaining = n
@@ -39,7 +39,7 @@ class FaultInjector:
 
 
 def write_half(operation: Callable[..., Any], arguments: tuple[Any, ...]) -> bool:
-    """Do half of a write; a rename, a sync or a commit has no half."""
+    """Do half of a write and return True; other operations are not divisible."""
     if operation is os.write:
         os.write(arguments[0], arguments[1][: len(arguments[1]) // 2])
     elif isinstance(operation, partial):  # safetensors
@@ -49,7 +49,7 @@ def write_half(operation: Callable[..., Any], arguments: tuple[Any, ...]) -> boo
 
 
 class InterruptInjector:
-    """One KeyboardInterrupt before the n-th change, or behind it; all other changes happen, later ones, too."""
+    """Raise one KeyboardInterrupt before or after the n-th write; all other writes happen."""
 
     def __init__(self, n: int, after_write: bool) -> None:
         self.remaining = n
@@ -80,14 +80,14 @@ def disk_full_error() -> BaseException:
 def inject_faults(
     n: int, tear_write: bool = False, error: Callable[[], BaseException] = crash_error
 ) -> Iterator[FaultInjector]:
-    """Faults from the n-th write on, within the block."""
+    """Inject faults from the n-th write on, within the block."""
     with _patched_writes(FaultInjector(n, tear_write, error)) as injector:
         yield injector
 
 
 @contextmanager
 def inject_interrupt(n: int, after_write: bool) -> Iterator[InterruptInjector]:
-    """One interrupt at the n-th write, within the block."""
+    """Inject one interrupt at the n-th write, within the block."""
     with _patched_writes(InterruptInjector(n, after_write)) as injector:
         yield injector
 
