@@ -141,9 +141,9 @@ class Federation:
             solver=solver,
             loss=self.loss,
             metric=metric_for(self.metric or solver.metric, self.loss, first),
-            budget=self.memory_budget,
+            memory_budget=self.memory_budget,
             vault=self.vault,
-            agreed=self.coreset_limit,
+            coreset_limit=self.coreset_limit,
             deadline=self.deadline,
         )
         return replace(plan, origin=(self.model, self.data))
