@@ -131,10 +131,10 @@ def remote_population(descriptions: Mapping[str, Mapping[str, Any]], note: str =
         raise PartyError("There must be at least one party. Got none.")
     sources = [_build_source(name, said) for name, said in descriptions.items()]
     for source in sources:
-        if source.form != sources[0].form:
+        if source.sample_spec != sources[0].sample_spec:
             first = sources[0]
             raise PartyError(
-                f"Party {source.name!r} has {source.form}, party {first.name!r} {first.form}. They must be alike."
+                f"Party {source.name!r} has {source.sample_spec}, party {first.name!r} {first.sample_spec}. They must be alike."
             )
     described_late = {name: said for name, said in descriptions.items() if said.get(DESCRIBED_AFTER) is not None}
     placeholders = {name: _build_source(name, placeholder_description(said)) for name, said in described_late.items()}

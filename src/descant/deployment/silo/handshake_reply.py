@@ -152,9 +152,9 @@ class HandshakeResponder:
             solver=solver,
             loss=self.file.loss,
             metric=metric_for(solver.metric, self.file.loss, self.file.party_data),
-            agreed=CoresetLimit(share=self.file.policy.share),
+            coreset_limit=CoresetLimit(share=self.file.policy.share),
             secret=bytes.fromhex(self._random_token(_SECRET_FILE, 32)),
-            pinned=self._vault_fingerprint,
+            vault_fingerprint=self._vault_fingerprint,
         )
 
 
