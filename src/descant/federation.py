@@ -212,9 +212,9 @@ class Federation:
         """Run some more rounds, with a progress bar."""
         self.state  # noqa: B018  errors come before the bar
         with progress_bar(disable=not progress) as display:
-            task_id = display.add_task(self.algorithm.name, total=rounds, told="–")
+            task_id = display.add_task(self.algorithm.name, total=rounds, summary="–")
             for round in self.rounds(rounds):
-                display.update(task_id, advance=1, told=round.round.summary)
+                display.update(task_id, advance=1, summary=round.round.summary)
         return self
 
     def _compute_scores(self, index: int) -> Scores:
@@ -344,6 +344,7 @@ def with_participation(algorithm: Algorithm, participation: Participation | int 
         return replace(algorithm, participation=Sample(participation))
     if isinstance(participation, type) or not callable(participation):
         raise SettingError(
-            f"'attend' must be a number of parties a round, or such as algorithms.Sample(10). Got {participation!r:.80}."
+            "'participation' must be a number of parties a round, or a record such as algorithms.Sample(10). "
+            f"Got {participation!r:.80}."
         )
     return replace(algorithm, participation=participation)

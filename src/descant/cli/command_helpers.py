@@ -152,7 +152,7 @@ def progress_until_done(description: str, as_json: bool) -> Iterator[None]:
     from ..core.progress import progress_bar
 
     with progress_bar(disable=not show_progress(as_json)) as shown:
-        shown.add_task(description, total=None, told="–")
+        shown.add_task(description, total=None, summary="–")
         yield
 
 

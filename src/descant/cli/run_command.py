@@ -54,10 +54,10 @@ def execute_run(selected: Recipe, out: Path, resume: bool, as_json: bool) -> tup
     length = selected.length
     started = Run.resume(out, federation) if resume else Run.start(out, federation, recipe=selected.text)
     with started as run, progress_bar(disable=not show_progress(as_json)) as shown:
-        progress_task = shown.add_task(federation.algorithm.name, total=length.rounds, told="–", completed=run.round)
+        progress_task = shown.add_task(federation.algorithm.name, total=length.rounds, summary="–", completed=run.round)
         for round in run.rounds(max(0, length.rounds - run.round), max(1, length.rounds // length.points)):
-            shown.update(progress_task, advance=1, told=round.round.summary)
-        shown.add_task("training alone, to compare with", total=None, told="–")
+            shown.update(progress_task, advance=1, summary=round.round.summary)
+        shown.add_task("training alone, to compare with", total=None, summary="–")
         table = evaluate_run(run)
     outcome = {"folder": str(out), "rounds": federation.state.round, "hash": digest_of_models(federation.state)}
     with progress_until_done("drawing the report", as_json):

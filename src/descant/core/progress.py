@@ -12,7 +12,7 @@ def progress_bar(disable: bool) -> Progress:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[told]}"),
+        TextColumn("{task.fields[summary]}"),
         TimeRemainingColumn(),
         console=Console(stderr=True),  # it is for people; stdout is for answers
         disable=disable,

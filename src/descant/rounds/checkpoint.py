@@ -44,9 +44,7 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, Recursi
 _MAX_FILE_BYTES = 2**28  # bytes a file
 _WRITE_BYTES = 2**16  # bytes of a manifest that are written at once
 _SEPARATOR = "\x1f"  # between a party's name and a tensor's
-_PROXY_DIGEST_KEY = (
-    f"stand_in{_SEPARATOR}digest"  # sealing draws keys that nobody knows: not alike in two runs that are alike
-)
+_PROXY_DIGEST_KEY = f"proxy{_SEPARATOR}digest"  # sealing draws fresh keys: two equal runs differ here
 
 
 def make_history(entries: Iterable[dict[str, Any]] = ()) -> CompressedList[dict[str, Any]]:

@@ -295,7 +295,7 @@ def _next_server_state(
     server_state: dict[str, NamedTensors] = {
         "tune": tune_result.tuner_state,
         "server_update": outcome.server_update_state,
-        "attend": {"rounds": rounds_trained},
+        "participation": {"rounds": rounds_trained},
     }
     if proxies is not None:
         server_state["proxy"] = proxies.to_tensors()

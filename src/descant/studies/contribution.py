@@ -174,7 +174,7 @@ def contributions(
     values = CoalitionScores(None if file is None else Path(file))
     seed_results = list[_SeedResult]()
     with progress_bar(disable=not progress) as shown:
-        progress_task = shown.add_task(f"{trainings} trainings", total=trainings + len(chosen_seeds), told="–")
+        progress_task = shown.add_task(f"{trainings} trainings", total=trainings + len(chosen_seeds), summary="–")
         for seed, group in zip(chosen_seeds, coalitions_by_seed, strict=True):
             full_federation = Federation(model, population_object, algorithm, seed=seed, **settings)
             values.load(full_federation, rounds)

@@ -185,7 +185,7 @@ def run_and_score(federation: Federation, rounds: int, points: int, tick: Callab
     curve = []
     seconds = 0.0
     for scored in federation.rounds(rounds, evaluate_local_in={*scored_rounds, rounds}):
-        tick(told=scored.round.summary)
+        tick(summary=scored.round.summary)
         seconds += scored.round.seconds
         if scored.index in scored_rounds:
             curve.append((scored.index, scored.scores.personal.mean, scored.scores.global_model.mean))

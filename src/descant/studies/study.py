@@ -245,7 +245,7 @@ def compare(
     with progress_bar(disable=not progress) as shown:
 
         def run_seeds(seed_algorithms: Sequence[Algorithm]) -> tuple[list[StudyResult], list[Algorithm]]:
-            progress_task = shown.add_task(seed_algorithms[0].name, total=rounds * len(chosen_seeds), told="–")
+            progress_task = shown.add_task(seed_algorithms[0].name, total=rounds * len(chosen_seeds), summary="–")
             results = []
             local_algorithms = []
             for seed, algorithm in zip(chosen_seeds, seed_algorithms, strict=True):

@@ -92,7 +92,7 @@ def _train_locally(plan: Plan, party: str, training_records: Mapping[int, Traini
     row = plan.net.copy_initial_row()
     party_state = dict[str, Tensor]()
     with progress_bar(disable=not progress) as bar:
-        progress_task = bar.add_task("training alone", total=len(training_records), told="–")
+        progress_task = bar.add_task("training alone", total=len(training_records), summary="–")
         for record in training_records.values():
             settings = {"lr": record.lr, "work": record.work}
             reply, new_state = _run_task(
