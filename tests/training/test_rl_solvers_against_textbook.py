@@ -124,7 +124,7 @@ class Textbook:
         self.begin()
 
     def begin(self) -> None:
-        self.seen, _ = self.env.reset(seed=seeds.key(5, self.episode, "0", "episode") % 2**31)
+        self.seen, _ = self.env.reset(seed=seeds.stream_key(5, self.episode, "0", "episode") % 2**31)
 
     def live(self, steps: int) -> None:
         s = self.solver
@@ -198,7 +198,7 @@ def played(solver: PolicyGradient, net: nn.Module, iteration: int) -> tuple[list
     columns: list[list[Any]] = [[], [], [], [], []]
     broken_off = 0
     for e in range(solver.episodes):
-        seen, _ = env.reset(seed=seeds.key(5, iteration * solver.episodes + e, "0", "episode") % 2**31)
+        seen, _ = env.reset(seed=seeds.stream_key(5, iteration * solver.episodes + e, "0", "episode") % 2**31)
         steps = []
         over = False
         cut = False
@@ -232,7 +232,7 @@ def played(solver: PolicyGradient, net: nn.Module, iteration: int) -> tuple[list
 
 @pytest.mark.parametrize("outputs", [2, 3], ids=["actor", "actor and critic"])
 @pytest.mark.parametrize(
-    "changes", [{}, {"normalize_advantages": False, "max_grad_norm": 100.0, "clip": 10.0}], ids=["default", "plain"]
+    "changes", [{}, {"normalize_advantages": False, "max_grad_norm": 100.0, "clip_ratio": 10.0}], ids=["default", "plain"]
 )
 def test_a_policy_gradient_is_the_textbooks(outputs: int, changes: Mapping[str, Any]) -> None:
     solver = replace(PG, **changes)
@@ -280,7 +280,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
         "epsilon_steps": 200,
         "huber_delta": 0.1,
         "double_q": False,
-        "clip": 0.1,
+        "max_grad_norm": 0.1,
         "optimizer": "SGD",
         "options": {"weight_decay": 0.1},
         "moments": "reset",
@@ -294,7 +294,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
         "batch": 17,
         "gamma": 0.8,
         "gae_lambda": 0.2,
-        "clip": 0.01,
+        "clip_ratio": 0.01,
         "entropy_coefficient": 0.5,
         "value_coefficient": 0.1,
         "normalize_advantages": False,

@@ -283,7 +283,7 @@ def test_stacks_that_step_at_once_give_what_the_module_gives(
     name: str, method: str, solver: Sgd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As large models do: equal ones together, of unlike lengths apart, and not at all if a part must stand still."""
-    monkeypatch.setattr(stacked_gradient, "LARGE", 0)
+    monkeypatch.setattr(stacked_gradient, "LARGE_MODEL_BYTES", 0)
     torch.manual_seed(0)
     shape, make = LAYERS[name]
     algorithm = {

@@ -279,7 +279,7 @@ def _make_vector_environment(net: Net, agents: Sequence[Agent], cache_name: str)
 
 def evaluate_test_episodes(job: EvaluationJob) -> list[EvaluationResult]:
     """Each model in its agent's test episodes, acting by its largest output; and acting at random, beside."""
-    pairs = [(k, row) for k, rows in enumerate(job.models) for row in rows if job.parties[k].tests]
+    pairs = [(k, row) for k, rows in enumerate(job.models) for row in rows if job.parties[k].test_count]
     scores_by_agent: list[list[float]] = [[] for _ in job.parties]
     for first in range(0, len(pairs), _TEST_BATCH):
         batch = pairs[first : first + _TEST_BATCH]
@@ -287,7 +287,7 @@ def evaluate_test_episodes(job: EvaluationJob) -> list[EvaluationResult]:
         for (k, _), score in zip(batch, scores, strict=True):
             scores_by_agent[k].append(score)
     return [
-        EvaluationResult(agent.tests, scores, _random_policy_score(job, agent) if job.trivial and agent.tests else None)
+        EvaluationResult(agent.test_count, scores, _random_policy_score(job, agent) if job.trivial and agent.test_count else None)
         for agent, scores in zip(job.parties, scores_by_agent, strict=True)
     ]
 

@@ -32,7 +32,7 @@ def evaluate_backtests(job: EvaluationJob) -> list[EvaluationResult]:
         for (k, _), growth, turnover in zip(batch, result.growth, result.turnover, strict=True):
             scores_by_desk[k].append(_metric_value(job.metric, growth, turnover))
     return [
-        EvaluationResult(desk.tests, scores, _uniform_score(job.metric, desk) if job.trivial else None)
+        EvaluationResult(desk.test_count, scores, _uniform_score(job.metric, desk) if job.trivial else None)
         for desk, scores in zip(job.parties, scores_by_desk, strict=True)
     ]
 

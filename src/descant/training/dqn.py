@@ -111,7 +111,7 @@ class Dqn:
 
     def train(self, job: TrainJob) -> TrainResult:
         """The local work of every agent in the job."""
-        job = replace(job, loss=self.loss(job.parties[0].world.actions))
+        job = replace(job, loss=self.loss(job.parties[0].environment.actions))
         return train_with_fallback(job, self.moments == "reset", self._train_stack)
 
     def epsilon(self, step: int) -> float:
@@ -149,14 +149,14 @@ class _Actors:
         self._progress = progress
         names = [agent.name for agent in job.parties]
         self._environments = vector_environment(job)
-        self._actions = job.parties[0].world.actions
+        self._actions = job.parties[0].environment.actions
         self._draws = KeyedUniform(job.seed, names, "act", shape=(2,))
         self._episodes = [life.episode for life in progress]
         self._episode_returns = np.array([life.episode_return for life in progress])
         self._returns: list[list[float]] = [[] for _ in progress]
         logs = [memory.get(REPLAY) for memory in job.party_states]
         self.replay = ReplayBuffer(
-            logs, job.parties[0].world.shape, solver.buffer_size, steps=job.hyperparameters[0].work
+            logs, job.parties[0].environment.observation_shape, solver.buffer_size, steps=job.hyperparameters[0].work
         )
         for k, memory in enumerate(job.party_states):
             key = episode_key(job, k, self._episodes[k])

@@ -97,7 +97,7 @@ class PolicyGradient:
 
     def train(self, job: TrainJob) -> TrainResult:
         """The local work of every agent in the job."""
-        job = replace(job, loss=self.loss(job.parties[0].world.actions))
+        job = replace(job, loss=self.loss(job.parties[0].environment.actions))
         return train_with_fallback(job, self.moments == "reset", self._train_stack)
 
     def _train_stack(self, job: TrainJob, progress: Sequence[AgentProgress]) -> TrainResult:
@@ -171,7 +171,7 @@ def collect_rollouts(
     """Episodes of all agents side by side, each until it ends; ``first`` is the number of an agent's first one."""
     count = len(job.parties)
     episodes = solver.episodes
-    actions = job.parties[0].world.actions
+    actions = job.parties[0].environment.actions
     for index in range(count * episodes):
         k, e = divmod(index, episodes)
         environments.reset(index, episode_key(job, k, first_episodes[k] + e))

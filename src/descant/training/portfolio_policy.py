@@ -259,16 +259,16 @@ def _fit_generator(job: TrainJob, k: int) -> Array:
         found: Array = before.numpy()
         return found
     key = ("generator", job.seed)
-    if key not in desk.known:
+    if key not in desk.cache:
         rng = seeds.stream(job.seed, 0, desk.name, "generator")
         try:
-            desk.known[key] = make_augmenter(desk.augment).fit(desk.prices, rng)
+            desk.cache[key] = make_augmenter(desk.augment).fit(desk.prices, rng)
         except (ArithmeticError, np.linalg.LinAlgError, PartyError) as error:
             failure = f"{type(error).__name__}: {error}"
             message = f"Party {desk.name!r} trains on real prices alone: {desk.augment} fails ({failure})."
             warnings.warn(message, DescantWarning, stacklevel=2)
-            desk.known[key] = np.empty(0, dtype=np.float32)
-    learned: Array = desk.known[key]
+            desk.cache[key] = np.empty(0, dtype=np.float32)
+    learned: Array = desk.cache[key]
     return learned
 
 
