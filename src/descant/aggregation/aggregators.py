@@ -1,10 +1,10 @@
-"""The centre of K models: A(W) = argmin_z of the mean of Phi_rho(w_k - z), eq. (4)-(5), and other aggregates.
+"""Aggregators of K models: A(W) = argmin_z of the mean of Phi_rho(w_k - z), eq. (4)-(5), and others.
 
 Fed+: A Unified Approach to Robust Personalized Federated Learning (v2), Yu, Kundu, Wynter, Lim, 2021.
 
 K models are the rows of `models [K, d]`, float32 or float64. `weights [K]` are non-negative and need not sum to 1;
-None is uniform, and a row of weight 0 is absent. Sums are float64. The stack is read in blocks of columns (of rows
-where a prox needs whole rows): it is never changed, and never copied as a whole. A stack of no rows is an error.
+None means equal weights, and a row of weight 0 is absent. Sums are float64. The stack is read in blocks of columns (of
+rows if a prox needs whole rows). It is never changed or copied as a whole. An empty stack is an error.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Columns of a flat model, as (start, stop) pairs."""
 
 ColumnLocation: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # a block [K, c] and the shares of its rows -> [c]
-MAX_MAGNITUDE = 1e50  # of a number in a float64 row, before its squares and their sums overflow
+MAX_MAGNITUDE = 1e50  # larger numbers in a float64 row are scaled down before squares and sums overflow
 
 
 @dataclass(frozen=True)
 class AggregatePoint:
-    """A centre, and how far from optimal it is: the norm of the smallest (sub)gradient of the mean objective there.
+    """An aggregate and its gap: the norm of the smallest (sub)gradient of the mean objective there.
 
-    >>> Center(torch.zeros(2), gap=0.0)
-    Center(point=tensor([0., 0.]), gap=0.0, iterations=0)
+    >>> AggregatePoint(torch.zeros(2), gap=0.0)
+    AggregatePoint(point=tensor([0., 0.]), gap=0.0, iterations=0)
     """
 
     point: Tensor  # [d], in the dtype of the models
-    gap: float  # weights sum to 1; 0.0 where a closed form is exact
+    gap: float  # for weights that sum to 1; 0.0 if a closed form is exact
     iterations: int = 0
 
 
 class Aggregator(Protocol):
-    """What the reports add up to."""
+    """A function that combines models into one."""
 
     def __call__(self, models: Tensor, weights: Tensor | None = None) -> AggregatePoint: ...
 
 
 class Proximal(Protocol):
-    """The half of a penalty that eq. (34) needs."""
+    """The part of a penalty that eq. (34) needs."""
 
     def prox(self, v: Tensor, rho: float) -> Tensor: ...
 
@@ -71,14 +71,14 @@ class Mean:
 class GeometricMedian:
     """The rho-smoothed geometric median: eq. (4)-(5) with phi = ‖·‖₂; a tiny rho is RFA's.
 
-    >>> center = GeometricMedian()(torch.tensor([[0.0, 0.0], [0.0, 0.1], [0.1, 0.0], [900.0, 900.0]]))
-    >>> [round(x, 3) for x in center.point.tolist()], center.gap < 1e-6
+    >>> result = GeometricMedian()(torch.tensor([[0.0, 0.0], [0.0, 0.1], [0.1, 0.0], [900.0, 900.0]]))
+    >>> [round(x, 3) for x in result.point.tolist()], result.gap < 1e-6
     ([0.05, 0.05], True)
     """
 
-    rho: float = setting(1e-6, "within this distance of the centre a model pulls as in a mean", above=0)
-    tolerance: float = setting(1e-9, "stop at this gap, or where rounding allows no less", least=0)
-    max_iterations: int = setting(1000, "passes over the stack at most", least=1)
+    rho: float = setting(1e-6, "ρ: models within this distance of the median are averaged", above=0)
+    tolerance: float = setting(1e-9, "stop at this gap, or at the limit of rounding", least=0)
+    max_iterations: int = setting(1000, "the most passes over the stack", least=1)
 
     def __call__(self, models: Tensor, weights: Tensor | None = None) -> AggregatePoint:
         check_settings(self)
@@ -90,7 +90,7 @@ class GeometricMedian:
 
 
 def _bound_far_rows(models: Tensor) -> Tensor:
-    """Rows so far out that their squares overflow, moved in along their own direction: it is all that they count by."""
+    """Scale down rows whose squares would overflow: only their direction counts."""
     magnitudes = torch.linalg.vector_norm(models, torch.inf, dim=1)
     far = magnitudes > MAX_MAGNITUDE
     if not far.any():
@@ -102,7 +102,7 @@ def _bound_far_rows(models: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class CoordinateMedian:
-    """The median of every coordinate, the midpoint where there are two (ERRATA 25).
+    """The median of each coordinate, or the midpoint if there are two (ERRATA 25).
 
     >>> CoordinateMedian()(torch.tensor([[1.0], [2.0], [3.0], [100.0]])).point
     tensor([2.5000])
@@ -114,13 +114,13 @@ class CoordinateMedian:
 
 @dataclass(frozen=True)
 class SmoothedCoordinateMedian:
-    """The Huber location of every coordinate: eq. (4)-(5) with phi = ‖·‖₁; the midpoint where it is an interval.
+    """The Huber location of each coordinate: eq. (4)-(5) with phi = ‖·‖₁; the midpoint if it is an interval.
 
     >>> SmoothedCoordinateMedian(rho=1.0)(torch.tensor([[0.0], [0.5], [9.0]])).point
     tensor([0.7500])
     """
 
-    rho: float = setting(help="within this distance a coordinate pulls as in a mean", above=0)
+    rho: float = setting(help="ρ: coordinates within this distance of the median are averaged", above=0)
 
     def __call__(self, models: Tensor, weights: Tensor | None = None) -> AggregatePoint:
         check_settings(self)
@@ -138,13 +138,13 @@ class SmoothedCoordinateMedian:
 
 @dataclass(frozen=True)
 class TrimmedMean:
-    """The mean of every coordinate without its floor(share · K) least and greatest values.
+    """The mean of each coordinate without its floor(share · K) least and greatest values.
 
     >>> TrimmedMean(0.25)(torch.tensor([[1.0], [2.0], [4.0], [99.0]])).point
     tensor([3.])
     """
 
-    share: float = setting(0.1, "of the models, dropped at either end", least=0, below=0.5)
+    share: float = setting(0.1, "the share of the models dropped at either end", least=0, below=0.5)
 
     def __call__(self, models: Tensor, weights: Tensor | None = None) -> AggregatePoint:
         check_settings(self)
@@ -158,24 +158,24 @@ class TrimmedMean:
 
 @dataclass(frozen=True)
 class ProximalAggregator:
-    """Eq. (4)-(5) for any phi with a prox: eq. (34) with Nesterov's momentum, restarted whenever it leads uphill.
+    """Eq. (4)-(5) for any phi with a prox: eq. (34) with Nesterov's momentum, restarted if it goes uphill.
 
     The gradient of the objective is (z - step(z))/rho with step(z) the right side of (34), and 1/rho its constant.
 
     >>> from descant.aggregation.penalties import NormP
-    >>> center = ProximalCenter(NormP(3.0), rho=1.0)(torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 6.0]]))
-    >>> round(center.point[0].item(), 4), center.gap < 1e-6
+    >>> result = ProximalAggregator(NormP(3.0), rho=1.0)(torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 6.0]]))
+    >>> round(result.point[0].item(), 4), result.gap < 1e-6
     (1.0, True)
     """
 
     penalty: Proximal
-    rho: float = setting(help="smoothness of Phi_rho", above=0)
-    tolerance: float = setting(1e-9, "stop at this gap, or where rounding allows no less", least=0)
-    max_iterations: int = setting(10_000, "passes over the stack at most", least=1)
+    rho: float = setting(help="ρ: the smoothing of the penalty", above=0)
+    tolerance: float = setting(1e-9, "stop at this gap, or at the limit of rounding", least=0)
+    max_iterations: int = setting(10_000, "the most passes over the stack", least=1)
 
     def __call__(self, models: Tensor, weights: Tensor | None = None) -> AggregatePoint:
         check_settings(self)
-        # From the median, not the mean: a step is no longer than rho, and an outlier would carry the start away.
+        # Start at the median, not the mean: a step is at most rho long, and an outlier moves the mean far away.
         last = lookahead = CoordinateMedian()(models, weights).point.double()
         momentum = 1.0
         iterations = 0
@@ -196,7 +196,7 @@ class ProximalAggregator:
             models, point.double(), self.penalty, rho=self.rho, weights=weights
         )
         distance = normalized_weights(models, weights) @ (models - point).double().norm(dim=1)
-        rounding_error = 2**-52 * float(distance)  # to rounding, in prox
+        rounding_error = 2**-52 * float(distance)  # of the prox
         return AggregatePoint(point, (float(residual.norm()) + rounding_error) / self.rho, iterations)
 
 
@@ -218,9 +218,9 @@ def fixed_point_step(models: Tensor, z: Tensor, penalty: Proximal, rho: float, w
 
 @dataclass(frozen=True)
 class LayerwiseAggregator:
-    """A centre for each group of columns, eq. (14); the mean where no group is. The gap is the norm of the gaps.
+    """An aggregator for each group of columns, eq. (14), and the mean for the rest. The gap is the norm of the gaps.
 
-    >>> by_layer = LayerCenter(((((0, 1),), CoordinateMedian()),))
+    >>> by_layer = LayerwiseAggregator(((((0, 1),), CoordinateMedian()),))
     >>> by_layer(torch.tensor([[0.0, 0.0], [1.0, 0.0], [8.0, 9.0]])).point
     tensor([1., 3.])
     """
@@ -232,31 +232,31 @@ class LayerwiseAggregator:
         point = torch.empty_like(models[0])
         rest = uncovered_columns(tuple(pair for ranges, _ in self.groups for pair in ranges), models.shape[1])
         results: list[AggregatePoint] = []
-        for ranges, center in (*self.groups, *(((pair,), Mean()) for pair in rest)):
-            results.append(center(take_columns(models, ranges), shares))
+        for ranges, aggregator in (*self.groups, *(((pair,), Mean()) for pair in rest)):
+            results.append(aggregator(take_columns(models, ranges), shares))
             write_columns(point, ranges, results[-1].point)
-        gap = math.hypot(*(center.gap for center in results))
-        return AggregatePoint(point, gap, max((center.iterations for center in results), default=0))
+        gap = math.hypot(*(result.gap for result in results))
+        return AggregatePoint(point, gap, max((result.iterations for result in results), default=0))
 
 
 def take_columns(v: Tensor, ranges: Ranges) -> Tensor:
-    """The columns of a model or a stack: a view of one range, a copy of these columns where there are several."""
+    """Return columns of a model or a stack: a view of one range, a copy of several."""
     if len(ranges) == 1:
         return v[..., ranges[0][0] : ranges[0][1]]
     return torch.cat([v[..., start:stop] for start, stop in ranges], dim=-1)
 
 
 def write_columns(target: Tensor, ranges: Ranges, values: Tensor) -> None:
-    """Write what belongs to some columns back to them: the inverse of :func:`columns_of`."""
+    """Write values back to their columns: the inverse of :func:`take_columns`."""
     parts = torch.split_with_sizes(values, [stop - start for start, stop in ranges], dim=-1)
     for (start, stop), part in zip(ranges, parts, strict=True):
         target[..., start:stop] = part
 
 
 def uncovered_columns(ranges: Ranges, d: int) -> Ranges:
-    """The columns of 0..d that are in no range.
+    """Return the columns of 0..d that are in no range.
 
-    >>> uncovered(((2, 4), (4, 5)), 7)
+    >>> uncovered_columns(((2, 4), (4, 5)), 7)
     ((0, 2), (5, 7))
     """
     rest = []
@@ -272,34 +272,34 @@ def uncovered_columns(ranges: Ranges, d: int) -> Ranges:
 
 
 def normalized_weights(models: Tensor, weights: Tensor | None) -> Tensor:
-    """The weights as float64 shares that sum to 1, or an error that says what is wrong with stack or weights.
+    """Return the weights as float64 shares that sum to 1, or raise if the stack or the weights are invalid.
 
-    >>> shares_of(torch.zeros(2, 3), torch.tensor([1, 3]))
+    >>> normalized_weights(torch.zeros(2, 3), torch.tensor([1, 3]))
     tensor([0.2500, 0.7500], dtype=torch.float64)
     """
     if models.ndim != 2 or not models.is_floating_point():
         raise SettingError(
-            f"A stack of models must be a float tensor [K, d], one model a row. "
+            f"A stack of models must be a float tensor [K, d], one model per row. "
             f"Got {models.dtype} of shape {tuple(models.shape)}."
         )
     count = models.shape[0]
     if count == 0:
-        raise SettingError("A centre needs at least one model. Got none: let at least one party report.")
+        raise SettingError("An aggregator needs at least one model. Got none: at least one party must reply.")
     if weights is None:
         return torch.full((count,), 1 / count, dtype=torch.float64, device=models.device)
     if weights.shape != (count,):
-        raise SettingError(f"Weights must be one number a model: [{count}]. Got shape {tuple(weights.shape)}.")
+        raise SettingError(f"Weights must be one number per model: [{count}]. Got shape {tuple(weights.shape)}.")
     weights64 = weights.to(models.device, torch.float64)
     numbers = weights64.tolist()
     largest = max(numbers)
     if not (all(0 <= number < math.inf for number in numbers) and largest > 0):
         raise SettingError(f"Weights must be finite, not negative and not all 0. Got {weights.tolist()}.")
-    weights64 = weights64.div(largest)  # so that the sum of huge weights is still a number
+    weights64 = weights64.div(largest)  # the sum of huge weights must not overflow
     return weights64 / weights64.sum()
 
 
 def _aggregate_columns(models: Tensor, weights: Tensor | None, locate: ColumnLocation, size: int = 1) -> Tensor:
-    """A centre that treats every column alone, over the rows that are present."""
+    """Apply a location estimate to each column, over the rows that are present."""
     shares = normalized_weights(models, weights)
     present = shares > 0
     all_present = bool(present.all())

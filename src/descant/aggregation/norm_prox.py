@@ -1,6 +1,6 @@
 """Proximal maps of the norms ‖·‖_p that have no closed form, for :mod:`descant.aggregation.penalties`.
 
-Each is of the norm itself, not of its p-th power: argmin over w of ‖w‖_p + ‖v - w‖²/(2 rho), for every row of v.
+Each is of the norm itself, not of its p-th power: argmin over w of ‖w‖_p + ‖v - w‖²/(2 rho), for each row of v.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def norm(v: Tensor, p: float) -> Tensor:
-    """‖v‖_p of every row, by way of the largest entry so that a large p does not overflow.
+    """Return ‖v‖_p of each row, scaled by the largest entry so that a large p does not overflow.
 
     >>> norm(torch.tensor([3000.0, 0.0]), 200.0)
     tensor(3000.)
@@ -21,9 +21,9 @@ def norm(v: Tensor, p: float) -> Tensor:
 
 
 def prox_max_norm(v: Tensor, rho: float) -> Tensor:
-    """The prox of rho‖·‖_∞: entries are cut at the level tau where what is cut off adds up to rho.
+    """Return the prox of rho‖·‖_∞: entries are clipped at the level tau at which the clipped parts sum to rho.
 
-    >>> prox_of_max(torch.tensor([[3.0, 1.0], [0.4, -0.5]]), rho=1.0)
+    >>> prox_max_norm(torch.tensor([[3.0, 1.0], [0.4, -0.5]]), rho=1.0)
     tensor([[2., 1.], [0., -0.]])
     """
     size, _ = v.abs().double().sort(dim=-1, descending=True)
@@ -35,12 +35,12 @@ def prox_max_norm(v: Tensor, rho: float) -> Tensor:
 
 
 def prox_p_norm(v: Tensor, rho: float, p: float) -> Tensor:
-    """The prox of rho‖·‖_p, 1 < p < ∞: a root search in s = ‖w‖_p, one number a row.
+    """Return the prox of rho‖·‖_p, 1 < p < ∞, by a root search in s = ‖w‖_p, one number per row.
 
     With w = s t the optimum has s t_i + rho t_i^(p-1) = |v_i| and Σ t_i^p = 1. The left sides grow with t, so each
     s has its t, and Σ t^p falls as s grows; it starts above 1 unless ‖v‖_q <= rho (q the dual of p), where w = 0.
 
-    >>> w = prox_of_norm(torch.tensor([[3.0, 4.0]], dtype=torch.float64), 1.0, 3.0)
+    >>> w = prox_p_norm(torch.tensor([[3.0, 4.0]], dtype=torch.float64), 1.0, 3.0)
     >>> bool(((w + (w / w.norm(p=3)) ** 2) - torch.tensor([3.0, 4.0])).abs().max() < 1e-12)
     True
     """
@@ -54,7 +54,7 @@ def prox_p_norm(v: Tensor, rho: float, p: float) -> Tensor:
 
 
 def _prox_unit_rho(size: Tensor, p: float) -> Tensor:
-    """The prox at rho = 1 of rows known not to vanish, all entries >= 0."""
+    """Return the prox at rho = 1 of rows whose result is not 0, all entries >= 0."""
     high = size.amax(dim=1) * size.shape[1] ** (1 / p)  # >= ‖v‖_p, without powers that overflow
     low = torch.zeros_like(high)
     s = high / 2
@@ -70,17 +70,19 @@ def _prox_unit_rho(size: Tensor, p: float) -> Tensor:
         converged = ((newton - s).abs() <= 1e-14 * s) | (high - low <= 1e-15 * high)
         if converged.all():
             break
-        usable = (newton > low) & (newton < high) & (iteration % 4 != 3)  # every fourth step halves: no crawl
+        usable = (
+            (newton > low) & (newton < high) & (iteration % 4 != 3)
+        )  # every fourth step halves the bracket, to bound the number of steps
         s = torch.where(converged, s, torch.where(usable, newton, (low + high) / 2))
     w: Tensor = s[:, None] * _directions(size, s, p)
     return w
 
 
 def _directions(size: Tensor, s: Tensor, p: float) -> Tensor:
-    """t >= 0 with s t + t^(p-1) = size, for every entry: Newton from the right of the root of a convex function.
+    """Solve s t + t^(p-1) = size for t >= 0, per entry, by Newton from the right of a convex root.
 
     For p < 2 the convex function is that of y = t^(p-1): y + s y^(1/(p-1)). At the start the two terms are together
-    at most twice the right side, so that even a huge exponent is a few steps away.
+    at most twice the right side, so even a huge exponent takes few steps.
     """
     power = p - 1 if p >= 2 else 1 / (p - 1)
     power_coefficient = torch.ones_like(s) if p >= 2 else s

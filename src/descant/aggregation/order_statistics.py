@@ -1,6 +1,6 @@
 """Medians and trimmed means of every column of a stack, block by block.
 
-Everything here takes `shares [K]`, float64 weights > 0 that sum to 1, and a block `[K, c]` of columns.
+All functions take `shares [K]`, float64 weights > 0 that sum to 1, and a block `[K, c]` of columns.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 BLOCK = 2**20
-"""Elements of the stack looked at together: 8 MB in float64. Measured at 100 x 1e6: 2**19 to 2**20 is fastest."""
+"""Elements of the stack per block: 8 MB in float64. Measured at 100 x 1e6: 2**19 to 2**20 is fastest."""
 
 _MAX_NETWORK_ROWS = 64
-"""Up to so many rows a network of minima and maxima finds the median of a column sooner than sorting does: in a fifth
-of the time for K = 10, two thirds for K = 64. It grows with K log(K)²."""
+"""Up to this many rows a sorting network of minima and maxima is faster than sorting: it takes a fifth of the time for
+K = 10, two thirds for K = 64. Its time grows with K log(K)²."""
 
-_NETWORK_COLUMNS = 2**14  # columns that a network treats together: 64 KB a row
+_NETWORK_COLUMNS = 2**14  # columns per run of the network: 64 KB per row
 
 _TIE_TOLERANCE = 1e-12
-"""Sums of weights that differ by less are equal, so that 0.1 + 0.2 against 0.3 is still a tie."""
+"""Sums of weights that differ by less count as equal, so that 0.1 + 0.2 against 0.3 is a tie."""
 
 _BAND_EDGE = 1 - 1e-10
-"""A row nearer than this to the edge of the Huber band counts as outside: an end of a flat stretch is in it."""
+"""A row beyond this part of the Huber band counts as outside, so that the ends of a flat stretch belong to it."""
 
 
 def column_blocks(models: Tensor, size: float = 1) -> Iterator[tuple[slice, Tensor]]:
-    """Cut a stack [K, d] into views of at most BLOCK elements, or size times as many, whole columns each.
+    """Yield views of a stack [K, d] with at most BLOCK · size elements each, in whole columns.
 
     >>> [(cut.start, cut.stop) for cut, _ in column_blocks(torch.zeros(2**19, 3))]
     [(0, 2), (2, 3)]
@@ -46,7 +46,7 @@ def column_blocks(models: Tensor, size: float = 1) -> Iterator[tuple[slice, Tens
 
 
 def sorted_columns(block: Tensor) -> Tensor:
-    """The values of every column in ascending order, one column a row: [K, c] -> [c, K].
+    """Return the values of each column in ascending order, one column per row: [K, c] -> [c, K].
 
     >>> sorted_columns(torch.tensor([[3.0, 1.0], [2.0, 5.0]])).tolist()
     [[2.0, 3.0], [1.0, 5.0]]
@@ -66,7 +66,7 @@ def sorted_columns(block: Tensor) -> Tensor:
 
 
 def _run_in_pieces(function: Callable[[slice], None], d: int, width: int) -> None:
-    """Do some work of numpy's on pieces of d columns, in as many threads as torch has; each piece is its own."""
+    """Apply a numpy function to pieces of d columns, in as many threads as torch uses; pieces are independent."""
     pieces = [slice(start, min(start + width, d)) for start in range(0, d, width)]
     if len(pieces) <= 1 or torch.get_num_threads() == 1:
         for piece in pieces:
@@ -77,12 +77,12 @@ def _run_in_pieces(function: Callable[[slice], None], d: int, width: int) -> Non
 
 
 def all_equal(shares: Tensor) -> bool:
-    """Whether all weights are the same number, so that the unweighted formula holds exactly."""
+    """Return whether all weights are equal, so that the unweighted formula holds exactly."""
     return bool((shares == shares[0]).all())
 
 
 def median_interval(block: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """The least and the greatest weighted median of every column: argmin of mean |x_k - z| is [low, high].
+    """Return the least and the greatest weighted median of each column: argmin of mean |x_k - z| is [low, high].
 
     >>> low, high = median_interval(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0.25, 0.25, 0.5]).double())
     >>> low.item(), high.item()
@@ -98,7 +98,7 @@ def median_interval(block: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _middle_rows(block: Tensor) -> tuple[Tensor, Tensor]:
-    """The two middle values of every column, one and the same where K is odd."""
+    """Return the two middle values of each column, identical if K is odd."""
     count = block.shape[0]
     middle = sorted({(count - 1) // 2, count // 2})
     medians = block.new_empty(len(middle), block.shape[1])
@@ -113,9 +113,7 @@ def _middle_rows(block: Tensor) -> tuple[Tensor, Tensor]:
     def by_network(cut: slice) -> None:
         rows: list[NDArray[Any]] = list(source[:, cut].copy())
         spare = np.empty_like(rows[0])
-        for a, b, needs_min, needs_max in _median_network(
-            count
-        ):  # fmin and maximum: what is not a number goes to the end
+        for a, b, needs_min, needs_max in _median_network(count):  # fmin and maximum sort nan to the end
             if needs_min:
                 np.fmin(rows[a], rows[b], out=spare)
             if needs_max:
@@ -134,9 +132,9 @@ def _middle_rows(block: Tensor) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _median_network(count: int) -> list[tuple[int, int, bool, bool]]:
-    """Batcher's odd-even merge sort as far as the middle needs it: rows a < b to compare, and which of the two serve.
+    """Return the part of Batcher's merge sort that the median needs: (row a, row b, needs min, needs max).
 
-    >>> _network(3)
+    >>> _median_network(3)
     [(0, 1, True, True), (0, 2, False, True), (1, 2, True, False)]
     """
     pairs = []
@@ -154,7 +152,7 @@ def _median_network(count: int) -> list[tuple[int, int, bool, bool]]:
 
 
 def _weighted_interval(block: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """The values at which the weight of what is sorted before them reaches a half, and exceeds it."""
+    """Return the values at which the cumulative weight of a sorted column reaches a half, and exceeds it."""
     source = block.cpu().numpy()
     weights = shares.cpu().numpy()
     interval = np.empty((2, block.shape[1]), source.dtype)
@@ -173,7 +171,7 @@ def _weighted_interval(block: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def median(block: Tensor, shares: Tensor) -> Tensor:
-    """The midpoint of the medians of every column; the lower middle would break eq. (28) (ERRATA 25).
+    """Return the midpoint of the medians of each column; the lower middle would violate eq. (28) (ERRATA 25).
 
     >>> median(torch.tensor([[1.0], [2.0], [3.0], [10.0]]), torch.full((4,), 0.25)).item()
     2.5
@@ -183,7 +181,7 @@ def median(block: Tensor, shares: Tensor) -> Tensor:
 
 
 def huber_location(block: Tensor, shares: Tensor, rho: float) -> tuple[Tensor, Tensor]:
-    """The minimiser of the mean Huber loss of every column, and its slope there: eq. (4)-(5) with phi = l1.
+    """Return the minimizer of the mean Huber loss of each column and the slope there: eq. (4)-(5) with phi = l1.
 
     >>> values = torch.tensor([[0.0], [0.5], [9.0]], dtype=torch.float64)
     >>> z, slope = huber_location(values, torch.full((3,), 1 / 3, dtype=torch.float64), 1.0)
@@ -196,7 +194,7 @@ def huber_location(block: Tensor, shares: Tensor, rho: float) -> tuple[Tensor, T
         part64 = part.double()
         point[cut] = shares @ part64
         outside = ((part64 - point[cut]).abs_().amax(dim=0) > rho).nonzero().squeeze(1)
-        if len(outside):  # where every row is within rho of the mean, the loss is quadratic and the mean its minimiser
+        if len(outside):  # if every row is within rho of the mean, the loss is quadratic and the mean its minimizer
             ends = ends or median_interval(block, shares)
             part64 = part64 if len(outside) == part64.shape[1] else part64[:, outside]
             outside += cut.start
@@ -207,10 +205,10 @@ def huber_location(block: Tensor, shares: Tensor, rho: float) -> tuple[Tensor, T
 
 
 def _huber_root(x: Tensor, low: Tensor, high: Tensor, shares: Tensor, rho: float) -> tuple[Tensor, Tensor]:
-    """The zero of psi(z) = mean clip((z - x_k)/rho, -1, 1) by Newton steps that bisection keeps in a bracket.
+    """Return the zero of psi(z) = mean clip((z - x_k)/rho, -1, 1), by Newton steps safeguarded by bisection.
 
-    psi is piecewise linear with its 2K breakpoints at x_k ± rho, so a Newton step from the right piece is exact;
-    and it is <= 0 at (least median - rho), >= 0 at (greatest median + rho): a bracket that no outlier widens.
+    psi is piecewise linear with its 2K breakpoints at x_k ± rho, so a Newton step from the right piece is exact.
+    It is <= 0 at (least median - rho) and >= 0 at (greatest median + rho): a bracket that no outlier widens.
     """
     origin = (low + high) / 2
     x = x - origin
@@ -219,15 +217,17 @@ def _huber_root(x: Tensor, low: Tensor, high: Tensor, shares: Tensor, rho: float
     band = x
     z = torch.zeros_like(origin)
     active = torch.arange(len(origin), device=x.device)
-    found = torch.zeros(3, len(z), dtype=z.dtype, device=z.device)  # z, psi and its steepness there
+    results = torch.zeros(3, len(z), dtype=z.dtype, device=z.device)  # z, psi and its steepness there
     buffer = torch.empty(x.numel(), dtype=x.dtype, device=x.device)
     for iteration in range(150):
         psi, steepness = _psi(band, z, shares, rho=rho, buffer=buffer)
-        found[:, active] = torch.stack([z, psi, steepness])
+        results[:, active] = torch.stack([z, psi, steepness])
         low = torch.where(psi < 0, z, low)
         high = torch.where(psi > 0, z, high)
         newton = z - rho * psi / steepness
-        usable = (newton > low) & (newton < high) & (iteration % 4 != 3)  # every fourth step halves: no crawl
+        usable = (
+            (newton > low) & (newton < high) & (iteration % 4 != 3)
+        )  # every fourth step halves the bracket, to bound the number of steps
         target = torch.where(usable, newton, (low + high) / 2)
         is_moving = (psi.abs() > 1e-14) & (target != z)
         remaining = is_moving.nonzero().squeeze(1)
@@ -240,8 +240,8 @@ def _huber_root(x: Tensor, low: Tensor, high: Tensor, shares: Tensor, rho: float
             z = z[remaining]
             low = low[remaining]
             high = high[remaining]
-    z, psi, steepness = found
-    # No row in the band and psi = 0: every point between the nearest bands is a minimiser; take the midpoint.
+    z, psi, steepness = results
+    # No row in the band and psi = 0: every point between the nearest bands is a minimizer; take the midpoint.
     flat = ((steepness == 0) & (psi.abs() <= 1e-9)).nonzero().squeeze(1)
     if len(flat):
         flat_points = z[flat]
@@ -259,7 +259,7 @@ def _psi(x: Tensor, z: Tensor, shares: Tensor, rho: float, buffer: Tensor) -> tu
 
 
 def trimmed_mean(block: Tensor, shares: Tensor, count: int) -> Tensor:
-    """The mean of what remains when `cut` rows are dropped at either end of every column.
+    """Return the mean of each column without its ``count`` least and ``count`` greatest values.
 
     >>> trimmed_mean(torch.tensor([[1.0], [2.0], [4.0], [99.0]]), torch.full((4,), 0.25), 1).item()
     3.0
@@ -267,8 +267,8 @@ def trimmed_mean(block: Tensor, shares: Tensor, count: int) -> Tensor:
     kept = slice(count, block.shape[0] - count)
     if all_equal(shares):
         return sorted_columns(block)[:, kept].double().mean(dim=1)
-    # Which of two equal values is dropped matters when their weights differ: average the light-first and the
-    # heavy-first order, so that neither the order of the rows nor their sign plays a part.
+    # If equal values differ in weight, it matters which one is dropped. Average the light-first and the heavy-first
+    # order, so that neither the order of the rows nor their sign matters.
     light_first = shares.argsort()
     means = [_weighted_trimmed_mean(block[order], shares[order], kept) for order in (light_first, light_first.flip(0))]
     return (means[0] + means[1]) / 2
@@ -285,9 +285,9 @@ def _weighted_trimmed_mean(block: Tensor, shares: Tensor, kept: slice) -> Tensor
 
 
 def centered_blocks(models: Tensor, origin: Tensor | None, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-    """The blocks of x_k - origin in the given dtype, each in the room of the last.
+    """Yield the blocks of x_k - origin in the given dtype; each reuses the memory of the last.
 
-    >>> [block.tolist() for _, block in centred_blocks(torch.tensor([[1.0], [3.0]]), torch.ones(1), torch.float64)]
+    >>> [block.tolist() for _, block in centered_blocks(torch.tensor([[1.0], [3.0]]), torch.ones(1), torch.float64)]
     [[[0.0], [2.0]]]
     """
     buffer = models.new_empty(0, dtype=dtype)
@@ -304,7 +304,7 @@ def centered_blocks(models: Tensor, origin: Tensor | None, dtype: torch.dtype) -
 def weighted_sum(
     models: Tensor, coefficients: Tensor, origin: Tensor | None = None, dtype: torch.dtype = torch.float64
 ) -> Tensor:
-    """Σ c_k x_k, or Σ c_k (x_k - origin), in float64 whatever the dtype of the stack: [K, d] -> [d], rounded at last.
+    """Return Σ c_k x_k, or Σ c_k (x_k - origin), summed in float64 and rounded last: [K, d] -> [d].
 
     >>> weighted_sum(torch.tensor([[1.0], [3.0]]), torch.tensor([0.5, 0.5]).double()).item()
     2.0

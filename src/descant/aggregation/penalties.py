@@ -22,26 +22,26 @@ from .norm_prox import norm, prox_max_norm, prox_p_norm
 
 
 class Penalty(ABC):
-    """A convex phi >= 0 with phi(0) = 0; a vector or a row of a stack [..., d] at a time."""
+    """A convex phi >= 0 with phi(0) = 0, of a vector or of each row of a stack [..., d]."""
 
     separable: ClassVar[bool] = False
-    """Whether phi is a sum over coordinates that treats all alike, so that any split of the columns will do."""
+    """True if phi is a sum of the same function over coordinates, so that columns may be split freely."""
 
     @abstractmethod
     def value(self, v: Tensor) -> Tensor:
-        """phi(v): [..., d] -> [...]."""
+        """Return phi(v): [..., d] -> [...]."""
 
     @abstractmethod
     def prox(self, v: Tensor, rho: float) -> Tensor:
-        """argmin over w' of phi(w') + ‖v - w'‖²/(2 rho), below eq. (5)."""
+        """Return the argmin over w' of phi(w') + ‖v - w'‖²/(2 rho), below eq. (5)."""
 
     @abstractmethod
     def center(self, rho: float) -> Aggregator:
-        """argmin over z of the mean of Phi_rho(w_k - z), eq. (4)."""
+        """Return the aggregator argmin over z of the mean of Phi_rho(w_k - z), eq. (4)."""
 
 
 def envelope(penalty: Penalty, v: Tensor, rho: float) -> Tensor:
-    """The Moreau envelope Phi_rho(v) = min over w' of phi(w') + ‖v - w'‖²/(2 rho), eq. (5).
+    """Return the Moreau envelope Phi_rho(v) = min over w' of phi(w') + ‖v - w'‖²/(2 rho), eq. (5).
 
     >>> envelope(Norm1(), torch.tensor([3.0, 0.5]), rho=1.0)  # Huber: (3 - 1/2) + 0.5²/2
     tensor(2.6250)
@@ -51,16 +51,16 @@ def envelope(penalty: Penalty, v: Tensor, rho: float) -> Tensor:
 
 
 def proximal_anchor(penalty: Penalty, personal_model: Tensor, global_model: Tensor, rho: float) -> Tensor:
-    """What a party is drawn to: z = w̃ + prox(w_k - w̃), eq. (11), for one model [d] or a stack [K, d].
+    """Return the anchor z = w̃ + prox(w_k - w̃), eq. (11), of one model [d] or a stack [K, d].
 
-    >>> personal(Norm1(), torch.tensor([5.0, 0.3]), torch.tensor([1.0, 0.0]), rho=1.0)
+    >>> proximal_anchor(Norm1(), torch.tensor([5.0, 0.3]), torch.tensor([1.0, 0.0]), rho=1.0)
     tensor([4., 0.])
     """
     v = personal_model - global_model
     prox_offset = penalty.prox(v, rho)
-    if not torch.linalg.vector_norm(prox_offset, 1):  # a sixth of the time that kept.any() takes
+    if not torch.linalg.vector_norm(prox_offset, 1):  # a sixth of the time of prox_offset.any()
         return global_model.expand_as(v)
-    # w̃ + (w_k - w̃) is not w_k in floating point: where the prox changes nothing, the party keeps its own bits.
+    # w̃ + (w_k - w̃) is not w_k in floating point: if the prox changes nothing, the party keeps its own bits.
     return torch.where(
         prox_offset == v, personal_model, torch.where(prox_offset == 0, global_model, global_model + prox_offset)
     )
@@ -68,7 +68,7 @@ def proximal_anchor(penalty: Penalty, personal_model: Tensor, global_model: Tens
 
 @dataclass(frozen=True)
 class HalfSquare(Penalty):
-    """phi = ½‖·‖²: FedAvg+ (§5.2.1), z = (1 - λ_k) w_k + λ_k w̃ with λ_k = rho/(1 + rho).
+    """The penalty phi = ½‖·‖² of FedAvg+ (§5.2.1): z = (1 - λ_k) w_k + λ_k w̃ with λ_k = rho/(1 + rho).
 
     >>> HalfSquare().prox(torch.tensor([3.0]), rho=2.0)
     tensor([1.])
@@ -88,7 +88,7 @@ class HalfSquare(Penalty):
 
 @dataclass(frozen=True)
 class Norm2(Penalty):
-    """phi = ‖·‖₂: FedGeoMed+ (§5.2.2), λ_k = min(1, rho/‖w_k - w̃‖).
+    """The penalty phi = ‖·‖₂ of FedGeoMed+ (§5.2.2): λ_k = min(1, rho/‖w_k - w̃‖).
 
     >>> Norm2().prox(torch.tensor([3.0, 4.0]), rho=1.0)
     tensor([2.4000, 3.2000])
@@ -107,7 +107,7 @@ class Norm2(Penalty):
 
 @dataclass(frozen=True)
 class Norm1(Penalty):
-    """phi = ‖·‖₁: FedCoMed+ (§5.2.3), with the signed soft threshold; the printed one loses negatives (ERRATA 9).
+    """The penalty phi = ‖·‖₁ of FedCoMed+ (§5.2.3), with the signed soft threshold (ERRATA 9).
 
     >>> Norm1().prox(torch.tensor([3.0, -3.0, 0.5]), rho=1.0)
     tensor([ 2., -2.,  0.])
@@ -127,13 +127,13 @@ class Norm1(Penalty):
 
 @dataclass(frozen=True, eq=False)
 class DiagonalQ(Penalty):
-    """phi = ½‖·‖_Q² with Q = diag(q), q >= 0: eq. (3) of either version.
+    """The penalty phi = ½‖·‖_Q² with Q = diag(q), q >= 0: eq. (3) of either version.
 
     >>> DiagonalQ((0.0, 1.0)).prox(torch.tensor([2.0, 2.0]), rho=1.0)
     tensor([2., 1.])
     """
 
-    q: tuple[float, ...] | Tensor  # one weight >= 0 a column
+    q: tuple[float, ...] | Tensor  # one weight >= 0 per column
 
     def value(self, v: Tensor) -> Tensor:
         return (self._diagonal(v) * v.square()).sum(dim=-1) / 2
@@ -142,15 +142,13 @@ class DiagonalQ(Penalty):
         return v / (1 + rho * self._diagonal(v))
 
     def center(self, rho: float) -> Aggregator:
-        return (
-            aggregators.Mean()
-        )  # every coordinate is quadratic; where q is 0 any point is a minimiser, the mean among them
+        return aggregators.Mean()  # each coordinate is quadratic; if q is 0 any point is a minimizer, so the mean too
 
     def _diagonal(self, v: Tensor) -> Tensor:
         q = torch.as_tensor(self.q, dtype=v.dtype, device=v.device)
         if q.shape != v.shape[-1:] or not (q >= 0).all():
             raise SettingError(
-                f"The 'q' of DiagonalQ must be {v.shape[-1]} numbers >= 0, one a column. Got shape {tuple(q.shape)}"
+                f"The 'q' of DiagonalQ must be {v.shape[-1]} numbers >= 0, one per column. Got shape {tuple(q.shape)}"
                 + (f" with a least value of {q.min().item()}." if q.numel() else ".")
             )
         return q
@@ -158,7 +156,7 @@ class DiagonalQ(Penalty):
 
 @dataclass(frozen=True)
 class NormP(Penalty):
-    """phi = ‖·‖_p, p in [1, inf]: the metrics §4.1 allows beside the Euclidean one.
+    """The penalty phi = ‖·‖_p, p in [1, inf]: the metrics that §4.1 allows besides the Euclidean one.
 
     >>> NormP(float("inf")).prox(torch.tensor([3.0, 1.0]), rho=1.0)
     tensor([2., 1.])
@@ -191,7 +189,7 @@ class NormP(Penalty):
 
 @dataclass(frozen=True)
 class Zero(Penalty):
-    """phi = 0: no federation, R(w̃, w_k) = w_k (Corollary 1a). Any point is a centre; the mean is returned.
+    """The penalty phi = 0: no federation, R(w̃, w_k) = w_k (Corollary 1a); any point is an aggregate, here the mean.
 
     >>> Zero().prox(torch.tensor([3.0]), rho=1.0)
     tensor([3.])
@@ -211,7 +209,7 @@ class Zero(Penalty):
 
 @dataclass(frozen=True)
 class Indicator(Penalty):
-    """phi = 0 at 0 and infinite elsewhere: no personalisation, R(w̃, w_k) = w̃ (Corollary 1b).
+    """The penalty phi = 0 at 0, infinite elsewhere: no personalization, R(w̃, w_k) = w̃ (Corollary 1b).
 
     >>> Indicator().value(torch.tensor([[0.0, 0.0], [0.0, 1.0]]))
     tensor([0., inf])
@@ -232,7 +230,7 @@ class Indicator(Penalty):
 
 @dataclass(frozen=True)
 class LayerSum(Penalty):
-    """phi(w) = Σ_l phi_l(w_[l]), eq. (14); columns in no part carry phi = 0.
+    """The sum of penalties over layers, phi(w) = Σ_l phi_l(w_[l]), eq. (14); other columns have phi = 0.
 
     >>> hybrid = LayerSum(((((0, 1),), Indicator()), (((2, 3),), HalfSquare())))
     >>> hybrid.prox(torch.tensor([8.0, 8.0, 8.0]), rho=1.0)
@@ -259,7 +257,7 @@ class LayerSum(Penalty):
         )
 
     def _split_parts(self, d: int | None = None) -> list[tuple[Ranges, Penalty]]:
-        """The parts; a separable one range by range, so that its columns stay views of the stack."""
+        """Return the parts, separable ones range by range, so that their columns stay views of the stack."""
         if d is not None:
             aggregators.uncovered_columns(tuple(pair for ranges, _ in self.parts for pair in ranges), d)
         pieces: list[tuple[Ranges, Penalty]] = []
@@ -270,9 +268,9 @@ class LayerSum(Penalty):
 
 @dataclass(frozen=True)
 class ByLayer(Unbound):
-    """Penalties by the names of layers, as shell patterns; the first pattern that matches a name has it.
+    """Penalties by layer names, as shell patterns: the first pattern that matches a name counts.
 
-    All names a pattern takes are one layer of eq. (14): phi sees their columns together.
+    All names that a pattern matches are one layer of eq. (14): phi sees their columns together.
 
     >>> ByLayer({"head.*": Norm1(), "*": HalfSquare()}).parts["head.*"]
     Norm1()
@@ -281,7 +279,7 @@ class ByLayer(Unbound):
     parts: Mapping[str, Penalty] | tuple[tuple[str, Penalty], ...]
 
     def bind(self, net: Net) -> LayerSum:
-        """The sum over the layers of this model."""
+        """Return the sum of the penalties over the layers of this model."""
         layout = net.layout
         unassigned = list(layout.parameter_names)
         bound = []
@@ -289,7 +287,7 @@ class ByLayer(Unbound):
             matched = [name for name in unassigned if fnmatchcase(name, pattern)]
             if not matched:
                 known = any(fnmatchcase(name, pattern) for name in layout.parameter_names)
-                reason = "comes after patterns that take all it matches" if known else "matches no layer"
+                reason = "comes after patterns that match all its layers" if known else "matches no layer"
                 raise SettingError(f"The pattern {pattern!r} {reason}. Layers: {', '.join(layout.parameter_names)}.")
             unassigned = [name for name in unassigned if name not in matched]
             bound.append((_merge_ranges([layout.column_range(name) for name in matched]), penalty))
@@ -297,7 +295,7 @@ class ByLayer(Unbound):
 
 
 def _merge_ranges(ranges: list[tuple[int, int]]) -> Ranges:
-    """Ranges in order, neighbours made one, so that a layer is one view of the stack where it can be."""
+    """Sort ranges and join neighbors, so that a layer is one view of the stack if possible."""
     merged: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
         if merged and merged[-1][1] == start:

@@ -1,8 +1,9 @@
-"""Methods that do not wait for the slow: FedAsync and FedBuff. A round is a new version of the centre.
+"""Asynchronous methods, which do not wait for slow parties: FedAsync and FedBuff.
 
 Xie, Koyejo, Gupta (2019), Asynchronous federated optimization; Nguyen et al. (2022), Federated learning with buffered
-asynchronous aggregation. Staleness is by how many versions the centre has moved on since a party received it. A party
-that has reported waits for the next version, so that no two reports of one version are its own.
+asynchronous aggregation. A round is a new version of the global model. The staleness of a reply is the number of
+versions since its party received the model. A party that has replied waits for the next version, so no version gets two
+replies from one party.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from .fedavg import FedAvg, FedProx
 
 @dataclass(frozen=True)
 class Polynomial:
-    """s(d) = (1+d)^-a.
+    """The polynomial staleness discount s(d) = (1+d)^-a.
 
     >>> Polynomial(0.5)(3)
     0.5
     """
 
-    a: float = setting(0.5, "how quickly a late report loses its weight", least=0)
+    a: float = setting(0.5, "a: how quickly a late reply loses weight", least=0)
 
     def __call__(self, staleness: int) -> float:
         return float((1 + staleness) ** -self.a)
@@ -33,14 +34,14 @@ class Polynomial:
 
 @dataclass(frozen=True)
 class Hinge:
-    """s(d) = 1 up to a staleness of b, and 1/(a·(d-b)+1) beyond it.
+    """The hinge staleness discount: s(d) = 1 up to a staleness of b, then 1/(a·(d-b)+1).
 
     >>> Hinge(10.0, 4)(4), Hinge(10.0, 4)(5)
     (1.0, 0.09090909090909091)
     """
 
-    a: float = setting(10.0, "how quickly a report that is later than b loses its weight", least=0)
-    b: int = setting(4, "the staleness up to which it has all of it", least=0, whole=True)
+    a: float = setting(10.0, "a: how quickly a reply later than b loses weight", least=0)
+    b: int = setting(4, "b: the staleness up to which a reply keeps its full weight", least=0, whole=True)
 
     def __call__(self, staleness: int) -> float:
         return 1.0 if staleness <= self.b else 1 / (self.a * (staleness - self.b) + 1)
@@ -55,7 +56,9 @@ _STALENESS_DISCOUNTS: Mapping[str, StalenessDiscount | None] = {
 
 @dataclass(frozen=True)
 class _StalenessSetting:
-    staleness: str = setting("polynomial", "how a late report is discounted", one_of=tuple(_STALENESS_DISCOUNTS))
+    staleness: str = setting(
+        "polynomial", "how the weight of a late reply is reduced", one_of=tuple(_STALENESS_DISCOUNTS)
+    )
 
 
 def FedAsync(
@@ -64,12 +67,12 @@ def FedAsync(
     rho: Schedule = 0.005,
     max_staleness: int = 16,
 ) -> Algorithm:
-    """Every report is a new version: w̃ ← (1-α_t)·w̃ + α_t·w_k with α_t = ``mixing``·s(staleness).
+    """Update the global model with every reply: w̃ ← (1-α_t)·w̃ + α_t·w_k with α_t = ``mixing``·s(staleness).
 
-    Parties add ρ/2·‖w - w̃‖² to their loss. What takes longer than ``max_staleness`` versions is refused. Without a
-    clock (`engines.Clocked`) nobody is late, and reports that arrive together are averaged first.
+    Parties add ρ/2·‖w - w̃‖² to their loss. A reply more than ``max_staleness`` versions late is rejected. Without a
+    clock (`engines.VirtualClock`) no party is late, and replies that arrive together are averaged first.
 
-    >>> FedAsync().discount(3)
+    >>> FedAsync().staleness_discount(3)
     0.5
     """
     discount = staleness if callable(staleness) else None
@@ -87,13 +90,13 @@ def FedAsync(
 
 
 def FedBuff(buffer_size: int = 10, server_step: float = 1.0, a: float = 0.5, max_staleness: int = 100) -> Algorithm:
-    """Every ``buffer`` changes are a new version: w̃ ← w̃ + η_g·mean of s(staleness)·Δ_k, with s(d) = 1/√(1+d).
+    """Update the global model every ``buffer_size`` updates: w̃ ← w̃ + η_g·mean of s(staleness)·Δ_k, s(d) = 1/√(1+d).
 
-    Δ_k is what the party's model moved from the version that it received. Not from the paper: ``max_staleness``. A
-    buffer that is larger than the number of parties at work waits for all of them, which is FedAvg with a plain mean.
+    Δ_k is the change of the party's model since the version it received. Not from the paper: ``max_staleness``. A
+    buffer larger than the number of working parties waits for all of them, which is FedAvg with a plain mean.
 
-    >>> FedBuff(3).quorum, FedBuff(3).report
-    (3, 'change')
+    >>> FedBuff(3).quorum, FedBuff(3).reply_content
+    (3, 'update')
     """
     return replace(
         FedAvg(),

@@ -1,4 +1,4 @@
-"""Parties that lie: a simulation of what a centre must stand up to."""
+"""A simulation of Byzantine parties, which send false updates."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from torch import Tensor
 from ..core.algorithm import Aggregate, AggregateResult, Algorithm, ComputeWeights, Metrics
 from ..core.settings import check_settings, setting
 
-_MAX_SCALE = 1e30  # a lie that is not finite does not pass the gate
+_MAX_SCALE = 1e30  # a value that is not finite would be rejected by validation
 
 
 def ByzantineParties(
     base: Algorithm, count: int = 1, scale: float = 1.0, claimed_reward: float | None = None
 ) -> Algorithm:
-    """Any method, with the first ``count`` of those who take part lying to the centre.
+    """Wrap a method so that the first ``count`` participants of a round send false updates.
 
-    Their models arrive multiplied by ``scale`` (-1 turns them round), and with ``reward`` they claim to have earned so
-    much. Their reports pass the gate, as finite lies do. With all parties in every round the liars are always the same.
+    Their models arrive multiplied by ``scale`` (-1 reverses them). With ``claimed_reward`` they claim that reward.
+    False values are finite, so their replies pass validation. With all parties in every round, the Byzantine parties
+    are always the same.
 
     >>> import torch
     >>> from descant.algorithms import FedAvg
-    >>> Hostile(FedAvg(), 2, scale=-1.0).aggregate(torch.ones(4, 1), torch.ones(4)).point
+    >>> ByzantineParties(FedAvg(), 2, scale=-1.0).aggregate(torch.ones(4, 1), torch.ones(4)).point
     tensor([0.])
     """
     aggregate = PoisonedAggregator(base.aggregate, count, scale)
@@ -35,11 +36,11 @@ def ByzantineParties(
 
 @dataclass(frozen=True)
 class PoisonedAggregator:
-    """An aggregate of models of which the first arrive changed."""
+    """An aggregator that multiplies the first models before it combines them."""
 
-    aggregate: Aggregate = setting(help="what the reports add up to", apart=True)
-    count: int = setting(1, "how many lie", least=1, whole=True)
-    scale: float = setting(1.0, "what their models are multiplied by", least=-_MAX_SCALE, most=_MAX_SCALE)
+    aggregate: Aggregate = setting(help="the aggregator that is attacked", apart=True)
+    count: int = setting(1, "how many parties are Byzantine", least=1, whole=True)
+    scale: float = setting(1.0, "the factor on their models", least=-_MAX_SCALE, most=_MAX_SCALE)
 
     def __call__(self, models: Tensor, weights: Tensor | None = None) -> AggregateResult:
         poisoned = models.clone()
@@ -49,12 +50,12 @@ class PoisonedAggregator:
 
 @dataclass(frozen=True)
 class FalseRewardWeights:
-    """Weights of reports of which the first have a reward of their own making."""
+    """A weight function that replaces the rewards of the first parties by a claimed one."""
 
-    compute_weights: ComputeWeights = setting(help="how much a report counts", apart=True)
-    count: int = setting(1, "how many lie", least=1, whole=True)
+    compute_weights: ComputeWeights = setting(help="the weight function that is attacked", apart=True)
+    count: int = setting(1, "how many parties are Byzantine", least=1, whole=True)
     claimed_reward: float | None = setting(
-        None, "what they say that they have earned; None: the truth", least=-_MAX_SCALE, most=_MAX_SCALE
+        None, "the reward that they claim; None: the true one", least=-_MAX_SCALE, most=_MAX_SCALE
     )
 
     def __call__(self, metrics: Sequence[Metrics]) -> Tensor:

@@ -1,4 +1,4 @@
-"""A fixed schedule of learning rate and work, as the baselines of representation matching have; it gives no numbers."""
+"""A fixed decay of learning rate and work, as in the baselines of representation matching; it gives no numbers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from .fedavg import FedAvg
 
 @dataclass(frozen=True)
 class DecayTuner:
-    """Learning rate and work times a factor, every so many rounds, down to a floor."""
+    """A tuner that multiplies learning rate and work by a factor every ``interval`` rounds, down to a floor."""
 
-    lr_factor: float = setting(1.0, "the factor of the learning rate; not from the paper", above=0, most=1)
-    work_factor: float = setting(1.0, "the factor of the work; not from the paper", above=0, most=1)
-    interval: int = setting(1, "rounds from one decay to the next; not from the paper", least=1, whole=True)
-    min_lr: float = setting(0.0, "the floor of the learning rate; not from the paper", least=0)
-    min_work: int = setting(1, "the floor of the work; not from the paper", least=0, whole=True)
+    lr_factor: float = setting(
+        1.0, "the factor on the learning rate at each decay; not from the paper", above=0, most=1
+    )
+    work_factor: float = setting(1.0, "the factor on the work at each decay; not from the paper", above=0, most=1)
+    interval: int = setting(1, "rounds between decays; not from the paper", least=1, whole=True)
+    min_lr: float = setting(0.0, "the lowest learning rate; not from the paper", least=0)
+    min_work: int = setting(1, "the least work; not from the paper", least=0, whole=True)
 
     def __call__(self, context: TuneContext) -> TuneResult:
         hyper = context.hyper
@@ -37,13 +39,15 @@ def DecaySchedule(
     min_lr: float = 0.0,
     min_work: int = 1,
 ) -> Algorithm:
-    """Any method with a fixed decay of learning rate and work, as the paper's baselines have (§4); it gives no numbers.
+    """Wrap a method with a fixed decay of learning rate and work, as the paper's baselines have (§4).
 
-    >>> Decaying(lr=0.99).tune.lr
+    The paper gives no numbers.
+
+    >>> DecaySchedule(lr_factor=0.99).tune.lr_factor
     0.99
     """
     tuner = DecayTuner(lr_factor, work_factor, interval, min_lr=min_lr, min_work=min_work)
     check_settings(tuner, "DecaySchedule")
     if base.tune is not fixed_hyper:
-        raise SettingError(f"Decaying cannot tune {base.name}, which is tuned already.")
+        raise SettingError(f"DecaySchedule cannot tune {base.name}, which is tuned already.")
     return replace(base, tune=tuner)

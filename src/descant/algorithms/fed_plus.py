@@ -1,7 +1,7 @@
 """Fed+: a unified approach to robust personalized federated learning. Yu, Kundu, Wynter, Lim (v1 2020, v2 2021).
 
-A party keeps its own model w_k, and is drawn, step by step, towards z_k = R(w̃, w_k), a robust combination of its own
-model and the centre. One penalty φ decides both the centre (eq. 4) and the combination (eq. 11).
+A party keeps a personal model w_k. Each local step pulls it toward the anchor z_k = R(w̃, w_k), a robust combination of
+the personal and the global model. One penalty φ defines both the aggregate (eq. 4) and the anchor (eq. 11).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def FedPlus(
     aggregate_over: AggregateOver = "active",
     name: str = "FedPlus",
 ) -> Algorithm:
-    """Fed+ v2, Algorithm 1, for any penalty φ: layers may differ in theirs (`penalties.ByLayer`, §5.3).
+    """Fed+ v2, Algorithm 1, for any penalty φ, which may differ by layer (`penalties.ByLayer`, §5.3).
 
     α=0.01 is the paper's; ρ=1 is not from the paper, which gives ρ for its three named methods only.
 
-    >>> FedPlus(Norm1(), rho=0.1).pull.alpha
+    >>> FedPlus(Norm1(), rho=0.1).proximal_step.alpha
     0.01
     """
     return replace(
@@ -61,10 +61,10 @@ def FedPlus(
 
 @dataclass(frozen=True)
 class PenaltyAggregator:
-    """A(W), eq. (4): the minimiser of the mean envelope of φ over the models."""
+    """The aggregate A(W), eq. (4): the minimizer of the mean envelope of φ over the models."""
 
     penalty: Penalty
-    rho: float = setting(1.0, "ρ = μ/α of eq. (5)", above=0)
+    rho: float = setting(1.0, "ρ = μ/α of eq. (5): the smoothing of the aggregate", above=0)
 
     def __call__(self, models: Tensor, weights: Tensor | None = None) -> AggregateResult:
         return self.penalty.center(self.rho)(models, weights)
@@ -73,14 +73,14 @@ class PenaltyAggregator:
 def FedAvgPlus(
     alpha: Schedule = 0.01, rho: float = 1000.0, init_mix: float = 0.0, aggregate_over: AggregateOver = "active"
 ) -> Algorithm:
-    """φ = ½‖·‖²: the mean, and z_k = (w_k + ρ·w̃)/(1+ρ) (v2 §5.2.1). Defaults are the paper's §8.1."""
+    """Fed+ with φ = ½‖·‖²: the mean, and z_k = (w_k + ρ·w̃)/(1+ρ) (v2 §5.2.1). Defaults are the paper's §8.1."""
     return FedPlus(HalfSquare(), alpha, rho, init_mix=init_mix, aggregate_over=aggregate_over, name="FedAvgPlus")
 
 
 def FedGeoMedPlus(
     alpha: Schedule = 0.01, rho: float = 10.0, init_mix: float = 0.0, aggregate_over: AggregateOver = "active"
 ) -> Algorithm:
-    """φ = ‖·‖₂: the ρ-smoothed geometric median (v2 §5.2.2; RFA+ in v1). Defaults are the paper's §8.1."""
+    """Fed+ with φ = ‖·‖₂: the ρ-smoothed geometric median (v2 §5.2.2; RFA+ in v1). Defaults are the paper's §8.1."""
     return replace(
         FedPlus(Norm2(), alpha, rho, init_mix=init_mix, aggregate_over=aggregate_over, name="FedGeoMedPlus"),
         aggregate_statistics=CoordinateMedian(),
@@ -90,7 +90,10 @@ def FedGeoMedPlus(
 def FedCoMedPlus(
     alpha: Schedule = 0.01, rho: float = 10.0, init_mix: float = 0.0, aggregate_over: AggregateOver = "active"
 ) -> Algorithm:
-    """φ = ‖·‖₁: the ρ-smoothed coordinate median (v2 §5.2.3; coordinate-wise median+ in v1). Defaults are §8.1's."""
+    """Fed+ with φ = ‖·‖₁: the ρ-smoothed coordinate median (v2 §5.2.3; coordinate-wise median+ in v1).
+
+    Defaults are the paper's §8.1.
+    """
     return replace(
         FedPlus(Norm1(), alpha, rho, init_mix=init_mix, aggregate_over=aggregate_over, name="FedCoMedPlus"),
         aggregate_statistics=CoordinateMedian(),
@@ -104,9 +107,9 @@ def FedPlusFixed(
     init_mix: float = 0.0,
     aggregate_over: AggregateOver = "active",
 ) -> Algorithm:
-    """z_k = (1-γ)·w_k + γ·w̃ with fixed γ and any centre: v2's Proposition 3, and its portfolio experiments (§8.2).
+    """Fed+ with z_k = (1-γ)·w_k + γ·w̃, γ fixed, and any aggregator: v2's Proposition 3, used in §8.2.
 
-    Not from the paper: γ=0.5. It reports the best of a grid.
+    Not from the paper: γ=0.5. The paper reports the best of a grid in its portfolio experiments.
     """
     proximal_step = FedPlusStep(alpha, FixedMixAnchor(gamma))
     return replace(
@@ -122,10 +125,10 @@ def FedPlusV1(
     aggregate: Aggregate = Mean(),  # noqa: B008  a frozen value
     alpha: Schedule = 0.001,
 ) -> Algorithm:
-    """Fed+ v1, Algorithm 1: w ← w - η(∇f + α·∇B(w, w̃)) from the party's own model, any distance B and centre C.
+    """Fed+ v1, Algorithm 1: w ← w - η(∇f + α·∇B(w, w̃)) from the personal model, for any distance B and aggregator C.
 
-    ``alpha`` may differ by party and round (`settings.PerParty`, `settings.Decay`); 0.001 is v1's §8. For B = ½‖·‖² it
-    takes v2's step under η₊ = η/(1-αη) (ERRATA 17).
+    ``alpha`` may differ by party and round (`settings.PerParty`, `settings.Decay`); 0.001 is from v1's §8. For
+    B = ½‖·‖² its step is v2's step under η₊ = η/(1-αη) (ERRATA 17).
     """
     terms = (LossTerm("distance", DistanceTerm(penalty), alpha, symbol="alpha"),)
     return replace(
@@ -141,7 +144,7 @@ def FedPlusV1(
 
 @dataclass(frozen=True)
 class GeometricStepCount:
-    """As many local steps as coins fall before the first that says "aggregate": P(g) = (1-p)^g · p."""
+    """A tuner that draws the number of local steps before an aggregation step: P(g) = (1-p)^g · p."""
 
     p: float = setting(0.1, "the probability of an aggregation step", above=0, below=1)
 
@@ -151,9 +154,9 @@ class GeometricStepCount:
 
 @dataclass(frozen=True)
 class StepToMean:
-    """w_k ← (1-s)·w_k + s·w̃ with s = ηλ(1-p)/p: L2GD's aggregation step, η being the local step size."""
+    """L2GD's aggregation step w_k ← (1-s)·w_k + s·w̃ with s = ηλ(1-p)/p, where η is the local step size."""
 
-    lam: float = setting(0.1, "λ: the strength of the mixture's penalty", least=0)
+    lam: float = setting(0.1, "λ: how strongly models are pulled toward their mean", least=0)
     p: float = setting(0.1, "the probability of an aggregation step", above=0, below=1)
 
     def __call__(self, models: Tensor, global_model: Tensor, hyper: Hyper) -> Tensor:
@@ -166,9 +169,9 @@ class StepToMean:
 def L2GD(lam: float = 0.1, p: float = 0.1) -> Algorithm:
     """The local-global mixture of Hanzely & Richtárik (2020) in rounds (v1 Remark 1). Not from the Fed+ papers: λ, p.
 
-    In the original every iteration tosses a coin: a local step of size a/(n(1-p)), or one of size aλ/(np) to the mean.
-    Here a round is the local steps up to the next "mean" and that step; the solver's learning rate is the local step's,
-    and the coin stands in for its number of steps.
+    In the original, each iteration is drawn at random: a local step of size a/(n(1-p)), or a step of size aλ/(np) to
+    the mean. Here a round is the local steps up to the next step to the mean, and that step. The solver's learning rate
+    is the local step size; the draw replaces its number of steps.
     """
     return replace(
         FedAvg(),

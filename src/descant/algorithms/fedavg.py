@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..aggregation.aggregators import CoordinateMedian as CoordinateMedianCenter
+from ..aggregation.aggregators import CoordinateMedian as CoordinateMedianAggregator
 from ..aggregation.aggregators import GeometricMedian, Mean
 from ..aggregation.penalties import HalfSquare
 from ..core.algorithm import Algorithm, LossTerm
@@ -33,13 +33,13 @@ from .participation import all_parties
 
 
 def FedAvg(weights: WeightsName = "samples", normalize: Normalize = "selected") -> Algorithm:
-    """Everybody begins at the centre, learns, and the mean is the new centre (v2 §5.4.2; Tuor et al. 2021, eq. (3)).
+    """Federated averaging: train from the global model, then average (v2 §5.4.2; Tuor et al. 2021, eq. (3)).
 
-    v2 prints the plain mean; its baselines' own papers, FedProx among them, weigh by samples (ERRATA 16). With
-    ``normalise="total"`` weights are shares of all samples, those of absent parties included (ERRATA 6).
+    v2 prints the plain mean; its baselines' own papers, FedProx among them, weight by samples (ERRATA 16). With
+    ``normalize="total"`` weights are shares of all samples, including those of absent parties (ERRATA 6).
 
-    >>> FedAvg().start
-    Mix(init_mix=1.0)
+    >>> FedAvg().local_start
+    MixedStart(init_mix=1.0)
     """
     return Algorithm(
         name="FedAvg",
@@ -57,7 +57,7 @@ def FedAvg(weights: WeightsName = "samples", normalize: Normalize = "selected") 
 
 
 def Local() -> Algorithm:
-    """Nobody learns from anybody (v2 §5.4.1: λ=0, θ=1): what a party reaches alone. The centre stays as it began.
+    """Local training without a federation (v2 §5.4.1: λ=0, θ=1); the global model keeps its initial value.
 
     It is the Standalone of Tuor et al. (2021), §7.4.
     """
@@ -75,9 +75,9 @@ def local_baseline(
     history: Sequence[Mapping[str, Any]],
     local: Algorithm = Local(),  # noqa: B008  a frozen value
 ) -> Algorithm:
-    """Training alone beside an algorithm: the same parties in the same rounds, with the work that they were given.
+    """Return the Local baseline of an algorithm: the same parties in the same rounds with the same work.
 
-    Where that was tuned it is taken from the history: there is no centre by which a tuner could judge it again.
+    Tuned hyper-parameters come from the history, because Local has no global model to tune by.
     """
     tune = fixed_hyper if algorithm.tune is fixed_hyper else ReplayHyper.from_history(history)
     max_staleness = algorithm.max_staleness
@@ -87,7 +87,7 @@ def local_baseline(
 
 
 def FedProx(mu: Schedule = 0.01, weights: WeightsName = "samples") -> Algorithm:
-    """FedAvg with μ/2·‖w - w̃‖² in every party's loss (v2 §5.4.5, v1 Proposition 1). Not from the Fed+ papers: μ=0.01.
+    """FedAvg with μ/2·‖w - w̃‖² added to every loss (v2 §5.4.5, v1 Proposition 1). Not from the Fed+ papers: μ=0.01.
 
     >>> FedProx(mu=0.1).terms[0].strength
     0.1
@@ -97,9 +97,9 @@ def FedProx(mu: Schedule = 0.01, weights: WeightsName = "samples") -> Algorithm:
 
 
 def RFA(smoothing: float = 1e-6, weights: WeightsName = "samples") -> Algorithm:
-    """FedAvg with the geometric median for the mean (v2 §5.4.3, v1 Proposition 2)."""
+    """FedAvg with the geometric median in place of the mean (v2 §5.4.3, v1 Proposition 2)."""
     aggregate = GeometricMedian(smoothing)
-    statistics = CoordinateMedianCenter()
+    statistics = CoordinateMedianAggregator()
     return replace(
         FedAvg(),
         name="RFA",
@@ -110,8 +110,8 @@ def RFA(smoothing: float = 1e-6, weights: WeightsName = "samples") -> Algorithm:
 
 
 def CoordinateMedian() -> Algorithm:
-    """FedAvg with the coordinate-wise median for the mean (v2 §5.4.4, v1 Proposition 3)."""
-    median = CoordinateMedianCenter()
+    """FedAvg with the coordinate-wise median in place of the mean (v2 §5.4.4, v1 Proposition 3)."""
+    median = CoordinateMedianAggregator()
     return replace(
         FedAvg(),
         name="CoordinateMedian",

@@ -1,6 +1,6 @@
 """FedRL: Federated Reinforcement Learning. Panda, Song, Vendrow (2018).
 
-Agents explore on their own, and now and then all of them take the mean of their models, weighted by their rewards.
+Agents explore on their own. At intervals all of them adopt the mean of their models, weighted by their rewards.
 Observations never leave an agent.
 """
 
@@ -31,14 +31,14 @@ def FedRL(
     factor: float = 1.0,
     total: int | None = None,
 ) -> Algorithm:
-    """Algorithm 1: the centre is the mean of the agents' models weighted by their rewards, Σ r·w / Σ r.
+    """Algorithm 1: the global model is the mean of the agents' models weighted by their rewards, Σ r·w / Σ r.
 
     "uniform" is the paper's dataset magnitude, "max" copies the best agent's model, and `Local` is its independent
-    agents. ``period`` is the solver's work a round, if it is not the solver's own; it is multiplied by ``factor`` each
-    round: below 1 it decays (ADAComm), above 1 it grows (§6.3). With ``total`` all work ends there.
+    agents. ``period`` is the work of the first round; without it, each round has the solver's own work. Each round
+    multiplies it by ``factor``: below 1 it decays (ADAComm), above 1 it grows (§6.3). Work ends at ``total``.
 
-    >>> FedRL(mode="softmax", beta=0.1).weigh
-    ByReward(mode='softmax', beta=0.1)
+    >>> FedRL(mode="softmax", beta=0.1).compute_weights
+    RewardWeights(mode='softmax', beta=0.1)
     """
     by_reward = RewardWeights(mode, beta)
     for part in (_FedRLSettings(weights, period, factor, total=total), by_reward):
@@ -47,38 +47,42 @@ def FedRL(
         raise SettingError(f"The 'mode' and 'beta' of FedRL are for weights='reward'. Got {weights!r}: leave them out.")
     chosen: dict[str, ComputeWeights] = {"reward": by_reward, "uniform": uniform_weights, "max": best_agent_weights}
     if period is None and (factor != 1 or total is not None):
-        raise SettingError("The 'factor' and 'total' of FedRL go with a 'period': give that, too.")
+        raise SettingError("The 'factor' and 'total' of FedRL need a 'period': give one, too.")
     tune = fixed_hyper if period is None else Period(period, factor, total)
     return replace(FedAvg(), name="FedRL", compute_weights=chosen[weights], tune=tune)
 
 
 @dataclass(frozen=True)
 class _FedRLSettings:
-    weights: str = setting("reward", "how much a report counts", one_of=("reward", "uniform", "max"))
-    period: int | None = setting(None, "the solver's work in the first round", least=1, whole=True)
-    factor: float = setting(1.0, "what it is multiplied by each round", above=0)
-    total: int | None = setting(None, "all work there is", least=1, whole=True)
+    weights: str = setting("reward", "how much each agent's model counts", one_of=("reward", "uniform", "max"))
+    period: int | None = setting(None, "the work of the first round; None: the solver's own", least=1, whole=True)
+    factor: float = setting(1.0, "the factor on the work from round to round", above=0)
+    total: int | None = setting(None, "the work after which training ends; None: no limit", least=1, whole=True)
 
 
 @dataclass(frozen=True)
 class RewardWeights:
-    """r_a of Algorithm 1, which prints Σ r·w: here it is divided by Σ r (ERRATA, row 36).
+    """Weights by reward: r_a of Algorithm 1, which prints Σ r·w; here it is divided by Σ r (ERRATA, row 36).
 
-    "normalise" is that, where no reward is negative: who has a negative one does not count. "shift" takes the least
-    reward off first, and "softmax" weighs by e^(β·r): both for rewards of any sign. An agent without a reward yet
+    "normalize" takes the rewards as they are; an agent with a negative one does not count. "shift" subtracts the lowest
+    reward first, and "softmax" weights by e^(β·r): both accept rewards of any sign. An agent without a reward yet
     counts as the mean of the others.
 
-    >>> ByReward()([{"reward": 30.0}, {"reward": 10.0}, {}])
+    >>> RewardWeights()([{"reward": 30.0}, {"reward": 10.0}, {}])
     tensor([30., 10., 20.], dtype=torch.float64)
     """
 
-    mode: RewardMode = setting("normalize", "how rewards become weights", one_of=("normalize", "shift", "softmax"))
-    beta: float = setting(0.01, "β of softmax, for one unit of reward", least=0)
+    mode: RewardMode = setting(
+        "normalize",
+        "how rewards become weights: as they are, less the lowest, or by softmax",
+        one_of=("normalize", "shift", "softmax"),
+    )
+    beta: float = setting(0.01, "β of softmax, per unit of reward", least=0)
 
     def __call__(self, metrics: Sequence[Metrics]) -> Tensor:
         rewards = _fill_unknown_rewards(metrics)
         if bool((rewards == rewards[0]).all()):
-            return torch.ones_like(rewards)  # the mean, whatever the mode: nobody is better
+            return torch.ones_like(rewards)  # all rewards are equal: the plain mean, whatever the mode
         if self.mode == "softmax":
             return torch.exp(self.beta * (rewards - rewards.max()))
         weights = rewards - rewards.min() if self.mode == "shift" else rewards.clamp(min=0)
@@ -91,7 +95,7 @@ class RewardWeights:
 
 
 def best_agent_weights(metrics: Sequence[Metrics]) -> Tensor:
-    """The one with the largest reward alone: figure 3's "Max"; all alike, before anybody has one."""
+    """Return weight 1 for the largest reward and 0 elsewhere (figure 3's "Max"); equal weights before any reward."""
     known = [float(metric.get("reward", math.nan)) for metric in metrics]
     rewards = torch.tensor([reward if math.isfinite(reward) else -math.inf for reward in known])
     if not bool(rewards.isfinite().any()):
@@ -100,11 +104,11 @@ def best_agent_weights(metrics: Sequence[Metrics]) -> Tensor:
 
 
 def _fill_unknown_rewards(metrics: Sequence[Metrics]) -> Tensor:
-    """The rewards ``[K]``; the mean of those that are known stands for one that is not."""
-    found = [float(metric.get("reward", math.nan)) for metric in metrics]
-    known = [reward for reward in found if math.isfinite(reward)]
+    """Return the rewards ``[K]``, unknown ones replaced by the mean of the known."""
+    rewards = [float(metric.get("reward", math.nan)) for metric in metrics]
+    known = [reward for reward in rewards if math.isfinite(reward)]
     mean = sum(known) / len(known) if known else 0.0
-    return torch.tensor([reward if math.isfinite(reward) else mean for reward in found], dtype=torch.float64)
+    return torch.tensor([reward if math.isfinite(reward) else mean for reward in rewards], dtype=torch.float64)
 
 
 _MAX_WORK = 10**12  # work in a round; more is a mistake
@@ -112,15 +116,15 @@ _MAX_WORK = 10**12  # work in a round; more is a mistake
 
 @dataclass(frozen=True)
 class Period:
-    """How much agents do between two merges: c of §6.3, constant, decaying or growing.
+    """The work between two merges: c of §6.3, constant, decaying or growing.
 
     >>> Period(100, 2.0, total=500).lengths()
     [100, 200, 200]
     """
 
-    initial: int = setting(400, "the solver's work in the first round", least=1, whole=True)
-    factor: float = setting(1.0, "what it is multiplied by each round", above=0)
-    total: int | None = setting(None, "all work there is: nothing is done after it", least=1, whole=True)
+    initial: int = setting(400, "the work of the first round", least=1, whole=True)
+    factor: float = setting(1.0, "the factor on the work from round to round", above=0)
+    total: int | None = setting(None, "the work after which training ends; None: no limit", least=1, whole=True)
 
     def __call__(self, context: TuneContext) -> TuneResult:
         self._check()
@@ -130,28 +134,28 @@ class Period:
             done = sum(self._scheduled_length(before) for before in range(1, context.round))
             work = max(0, min(work, self.total - done))
             if not work and done - self._scheduled_length(context.round - 1) < self.total:
-                note = f"the total of {self.total} is done, and agents do nothing from here on"
+                note = f"the total of {self.total} is reached, and agents do nothing from here on"
         return TuneResult(replace(context.hyper, work=work), context.tuner_state, note=note)
 
     def lengths(self) -> list[int]:
-        """The work of every round until the total is done."""
+        """Return the work of every round until the total is reached."""
         self._check()
         if self.total is None:
             raise SettingError("A 'period' without a 'total' has no end.")
-        found = list[int]()
+        lengths = list[int]()
         done = 0
         while done < self.total:
-            found.append(min(self._scheduled_length(len(found) + 1), self.total - done))
-            done += found[-1]
-        return found
+            lengths.append(min(self._scheduled_length(len(lengths) + 1), self.total - done))
+            done += lengths[-1]
+        return lengths
 
     def _scheduled_length(self, round: int) -> int:
-        """The period of a round, as if there were no total; one beyond the total is as long as that."""
+        """Return the period of a round before the total is applied; it never exceeds the total."""
         powers = math.log(self.initial) + (round - 1) * math.log(self.factor)
-        if powers > math.log(self.total or _MAX_WORK) + 1:  # it might be larger than any number
+        if powers > math.log(self.total or _MAX_WORK) + 1:  # the power might overflow
             if self.total is None:
                 raise SettingError(
-                    f"A period of {self.initial} that is multiplied by {self.factor} each round has grown beyond "
+                    f"A period of {self.initial} that is multiplied by {self.factor} each round exceeds "
                     f"{_MAX_WORK:,} in round {round}. Give a 'total' of work, or fewer rounds."
                 )
             return self.total

@@ -54,4 +54,4 @@ WRAPPERS: Mapping[str, Callable[..., Algorithm]] = {
     "local_dp": LocalDP,
     "secure": SecureAggregation,
 }
-"""What wraps any of them, by the names that recipes use: each takes the method as ``base``."""
+"""The wrappers by the names that recipes use: each takes the method as ``base``."""

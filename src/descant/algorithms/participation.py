@@ -1,6 +1,6 @@
-"""Who takes part in a round, and with how much work: drawn, by rule, or from a timetable of who comes and goes.
+"""Rules of participation: the parties of a round and their work, drawn, by rule or from a timetable.
 
-All of them only choose among the parties that can be reached; each may hand on to another (``attend``).
+Every rule chooses among the available parties only. Each may pass them on to another rule (``participation``).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _MAX_SHOWN_PARTIES = 20  # parties that a message lists
 
 
 def all_parties(context: ParticipationContext) -> dict[str, Hyper]:
-    """All who can be reached."""
+    """Return all available parties."""
     return dict.fromkeys(context.available_parties, context.hyper)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Some parties, drawn anew each round with equal probability.
+    """A number of parties, drawn each round with equal probability.
 
     >>> import numpy as np
-    >>> len(Sample(2)(Attending(1, ["a", "b", "c"], Hyper(), np.random.default_rng(0))))
+    >>> len(Sample(2)(ParticipationContext(1, ["a", "b", "c"], Hyper(), np.random.default_rng(0))))
     2
     """
 
-    count: int = setting(10, "parties a round", least=1, whole=True)
+    count: int = setting(10, "parties per round", least=1, whole=True)
 
     def __call__(self, context: ParticipationContext) -> dict[str, Hyper]:
         names = context.available_parties
@@ -45,10 +45,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class FirstParties:
-    """Only the first so many parties ever take part; the others are judged all the same, by the centre (ERRATA 15)."""
+    """Only the first ``count`` parties ever take part; the others are evaluated on the global model (ERRATA 15)."""
 
     count: int = setting(10, "parties that ever take part", least=1, whole=True)
-    participation: Participation = setting(all_parties, "who of them takes part", apart=True)
+    participation: Participation = setting(all_parties, "which of these take part", apart=True)
 
     def __call__(self, context: ParticipationContext) -> dict[str, Hyper]:
         first = set(islice(context.all_parties or context.available_parties, self.count))
@@ -59,20 +59,22 @@ class FirstParties:
 
 @dataclass(frozen=True)
 class Stragglers:
-    """A share of those who take part does only 1 to E-1 units of its work (FedProx's protocol).
+    """A share of the participants does only 1 to E-1 units of its work (FedProx's protocol).
 
-    Their work counts, or is dropped as if they had not come (``policy``, ERRATA 26). The draws do not depend on the
+    Their work counts, or is dropped as if they were absent (``policy``, ERRATA 26). The draws do not depend on the
     policy: with one seed the same parties straggle in every method.
 
     >>> import numpy as np
-    >>> attending = Attending(1, ["a", "b", "c", "d"], Hyper(work=20), np.random.default_rng(0))
-    >>> [hyper.work for hyper in Stragglers(0.5, policy="drop")(attending).values()]
+    >>> context = ParticipationContext(1, ["a", "b", "c", "d"], Hyper(work=20), np.random.default_rng(0))
+    >>> [hyper.work for hyper in Stragglers(0.5, policy="drop")(context).values()]
     [20, 20]
     """
 
-    share: float = setting(0.9, "of those who take part, how many straggle", least=0, most=1)
-    participation: Participation = setting(all_parties, "who takes part", apart=True)
-    policy: StragglerPolicy = setting("keep", "whether their work counts (ERRATA 26)", one_of=("keep", "drop"))
+    share: float = setting(0.9, "the share of the participants that straggle", least=0, most=1)
+    participation: Participation = setting(all_parties, "which parties take part", apart=True)
+    policy: StragglerPolicy = setting(
+        "keep", "keep or drop the work of stragglers (ERRATA 26)", one_of=("keep", "drop")
+    )
 
     def __call__(self, context: ParticipationContext) -> dict[str, Hyper]:
         participants = self.participation(context)
@@ -86,22 +88,19 @@ class Stragglers:
             }
         if participants and len(slow) == len(participants):
             raise SettingError(
-                f"All {len(participants)} parties of a round straggle at a share of {self.share:g}, and the policy 'drop' "
-                "leaves nobody. Lower the share, let more parties attend, or keep their work."
+                f"All {len(participants)} parties of a round straggle at a share of {self.share:g}, and the policy "
+                "'drop' leaves none. Lower the share, let more parties take part, or keep their work."
             )
         return {name: full for name, full in participants.items() if name not in reduced_work}
 
 
-# ── parties that come and go ──────────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True)
 class RandomAvailability:
-    """Every party comes with some probability, by a stream of its own, and stays for ``stint`` rounds at a time."""
+    """Each party is available at random, by its own stream; the draw holds for ``rounds_per_draw`` rounds."""
 
-    probability: float = setting(0.5, "that a party comes", least=0, most=1)
-    rounds_per_draw: int = setting(1, "rounds until it is drawn again whether it comes", least=1, whole=True)
-    participation: Participation = setting(all_parties, "who of those that come takes part", apart=True)
+    probability: float = setting(0.5, "the probability that a party is available", least=0, most=1)
+    rounds_per_draw: int = setting(1, "rounds between draws of availability", least=1, whole=True)
+    participation: Participation = setting(all_parties, "which of the available parties take part", apart=True)
 
     def __call__(self, context: ParticipationContext) -> dict[str, Hyper]:
         period = (context.round - 1) // self.rounds_per_draw
@@ -113,23 +112,28 @@ class RandomAvailability:
 
 @dataclass(frozen=True)
 class PeriodicParticipation:
-    """Parties that come every ``n``-th round, each from a first one on; those that are not named always come.
+    """Each named party takes part every ``period`` rounds, from its first round on; others are always available.
 
     >>> import numpy as np
-    >>> weekly = Every(7, {"a": 1, "b": 3})
-    >>> [list(weekly(Attending(round, ["a", "b"], Hyper(), np.random.default_rng(0)))) for round in (1, 2, 3, 8)]
+    >>> weekly = PeriodicParticipation(7, {"a": 1, "b": 3})
+    >>> def participants(round):
+    ...     return list(weekly(ParticipationContext(round, ["a", "b"], Hyper(), np.random.default_rng(0))))
+    >>> [participants(round) for round in (1, 2, 3, 8)]
     [['a'], [], ['b'], ['a']]
     """
 
-    period: int = setting(7, "rounds from one time to the next", least=1, whole=True)
-    first_rounds: Mapping[str, int] = field(default_factory=dict)  # by party: the round in which it comes first
-    participation: Participation = setting(all_parties, "who of those that come takes part", apart=True)
+    period: int = setting(7, "rounds from one participation to the next", least=1, whole=True)
+    first_rounds: Mapping[str, int] = field(default_factory=dict)  # by party: the first round in which it takes part
+    participation: Participation = setting(all_parties, "which of the available parties take part", apart=True)
 
     def __call__(self, context: ParticipationContext) -> dict[str, Hyper]:
         for name, first in self.first_rounds.items():
             _check_party_exists(name, context, "The 'first_rounds' of PeriodicParticipation")
             if not isinstance(first, int) or isinstance(first, bool) or first < 1:
-                raise SettingError(f"The 'first' of Every must be rounds: whole numbers >= 1. Got {first!r:.40}.")
+                raise SettingError(
+                    "The 'first_rounds' of PeriodicParticipation must be rounds: whole numbers >= 1. "
+                    f"Got {first!r:.40}."
+                )
         rounds_since_first = {
             name: context.round - self.first_rounds.get(name, context.round) for name in context.available_parties
         }
@@ -142,42 +146,50 @@ class PeriodicParticipation:
 
 @dataclass(frozen=True)
 class PresenceSpan:
-    """A party is there from one round to another, both included."""
+    """A span of rounds in which a party is present, both ends included."""
 
     party: str
-    first: int = setting(1, "the first round", least=1, whole=True)
-    last: int | None = setting(None, "the last round; None: it stays; 0: it never comes", least=0, whole=True)
-    row: int = field(default=0, repr=False, compare=False)  # where it was read, for messages
+    first: int = setting(1, "the first round of the span", least=1, whole=True)
+    last: int | None = setting(
+        None, "the last round of the span; None: it stays; 0: it never takes part", least=0, whole=True
+    )
+    row: int = field(default=0, repr=False, compare=False)  # its row in the source, for messages
 
 
 @dataclass(frozen=True)
 class Timetable:
-    """Who is there when, by spans of rounds: parties join late, leave and return. Who has no span is always there.
+    """A schedule of presence by spans of rounds: parties join late, leave and return.
 
-    Without stand-ins only those present count: Tuor et al. (2021), eq. (4).
+    A party without a span is always present. Without coreset proxies only present parties count: Tuor et al. (2021),
+    eq. (4).
 
     >>> import numpy as np
-    >>> table = Timetable.of([{"party": "a", "from": 1, "to": 4}, {"party": "a", "from": 7}])
-    >>> [len(table(Attending(round, ["a", "b"], Hyper(), np.random.default_rng(0)))) for round in (4, 5, 7)]
-    [2, 1, 2]
+    >>> table = Timetable.from_records([{"party": "a", "from": 1, "to": 4}, {"party": "a", "from": 7}])
+    >>> def participants(round):
+    ...     return list(table(ParticipationContext(round, ["a", "b"], Hyper(), np.random.default_rng(0))))
+    >>> [participants(round) for round in (4, 5, 7)]
+    [['a', 'b'], ['b'], ['a', 'b']]
     """
 
     spans: tuple[PresenceSpan, ...]
-    participation: Participation = setting(all_parties, "who of those that are there takes part", apart=True)
-    source: str = field(default="the schedule", repr=False, compare=False)  # what messages call it
+    participation: Participation = setting(all_parties, "which of the present parties take part", apart=True)
+    source: str = field(default="the schedule", repr=False, compare=False)  # its name in messages
 
     @classmethod
     def from_records(
         cls, rows: Iterable[Mapping[str, Any]], participation: Participation = all_parties, source: str = "the schedule"
     ) -> Timetable:
-        """Of records such as ``{"party": "a", "from": 1, "to": 4}``; without "to" it stays, "to" 0: it never comes."""
+        """Return the timetable of records such as ``{"party": "a", "from": 1, "to": 4}``.
+
+        Without "to" the party stays; with "to" 0 it never takes part.
+        """
         return cls(tuple(_parse_span(row, at, source) for at, row in enumerate(rows, 1)), participation, source)
 
     @classmethod
     def read(cls, file: str | Path, participation: Participation = all_parties) -> Timetable:
-        """Of a CSV file: a line a span (``party,from,to``), or a line a party with 0 or 1 a round (``party,1,2,…``).
+        """Read a CSV file of spans (``party,from,to``) or a trace with 0 or 1 per round (``party,1,2,…``).
 
-        After the last round of such a trace its parties are away. Messages count rows as the file does.
+        After the last round of a trace its parties are absent. Messages count rows as the file does.
         """
         (_, head), *lines = _read_rows(file)
         head = [cell.strip() for cell in head]
@@ -207,39 +219,39 @@ class Timetable:
         )
 
     def _check(self, context: ParticipationContext) -> None:
-        """What is wrong with the spans themselves, by their row."""
+        """Raise if a span is invalid or two overlap, and name their rows."""
         previous_spans: dict[str, PresenceSpan] = {}
         for span in sorted(self.spans, key=_span_start):
             _check_party_exists(span.party, context, f"Row {span.row} of {self.source}")
             if span.last and span.last < span.first:
                 raise SettingError(
-                    f"Row {span.row} of {self.source}: party {span.party!r} is there from round {span.first} to "
-                    f"{span.last}, which comes before it. Exchange them."
+                    f"Row {span.row} of {self.source}: party {span.party!r} is present from round {span.first} to "
+                    f"{span.last}, which is before it. Exchange them."
                 )
             previous = previous_spans.get(span.party)
             if previous is not None and (previous.last is None or span.first <= previous.last):
                 raise SettingError(
-                    f"Rows {previous.row} and {span.row} of {self.source} overlap: party {span.party!r} is there from "
+                    f"Rows {previous.row} and {span.row} of {self.source} overlap: party {span.party!r} is present from "
                     f"round {previous.first} to {previous.last or 'the end'}, and from {span.first} on. Join them."
                 )
             previous_spans[span.party] = span
 
 
 def Dropouts(last_rounds: Mapping[str, int], participation: Participation = all_parties) -> Timetable:
-    """Parties that leave for good: each is there up to its round, and no longer (Tuor et al. 2021, §7.5.2).
+    """Return the timetable of parties that leave for good after their last round (Tuor et al. 2021, §7.5.2).
 
-    >>> Drops({"a": 4}).spans
-    (Span(party='a', first=1, last=4),)
+    >>> Dropouts({"a": 4}).spans
+    (PresenceSpan(party='a', first=1, last=4),)
     """
     spans = (PresenceSpan(party, 1, last, row=row) for row, (party, last) in enumerate(last_rounds.items(), 1))
-    return Timetable(tuple(spans), participation, "the drops")
+    return Timetable(tuple(spans), participation, "the dropouts")
 
 
 _NumberedRows: TypeAlias = list[tuple[int, list[str]]]  # by their numbers in a file
 
 
 def _read_rows(file: str | Path) -> _NumberedRows:
-    """The lines of a schedule that are not empty: the first, and at least one below it."""
+    """Return the non-empty lines of a schedule: the header and at least one row."""
     try:
         with Path(file).open(encoding="utf-8-sig", newline="") as stream:
             rows = csv.reader(stream)
@@ -248,7 +260,7 @@ def _read_rows(file: str | Path) -> _NumberedRows:
         reason = getattr(error, "strerror", None) or error
         raise SettingError(f"The schedule {file} cannot be read: {reason}.") from error
     if len(rows_by_number) == 1:
-        raise SettingError(f"The schedule {file} has no row below its first line. Add some, or leave it out.")
+        raise SettingError(f"The schedule {file} has no row below its first line. Add rows, or leave the schedule out.")
     return rows_by_number or [(1, [])]
 
 
@@ -261,13 +273,13 @@ def _row_record(head: Sequence[str], line: Sequence[str], row_number: int, file:
 
 
 def _check_unique_parties(lines: _NumberedRows, file: str | Path) -> None:
-    """A party has one line in a trace."""
+    """Raise if a party has more than one line in a trace."""
     first_rows: dict[str, int] = {}
     for row_number, line in lines:
         first_row = first_rows.setdefault(line[0].strip(), row_number)
         if first_row != row_number:
             raise SettingError(
-                f"Rows {first_row} and {row_number} of {file} are both of party {line[0].strip()!r}. Join them."
+                f"Rows {first_row} and {row_number} of {file} both name party {line[0].strip()!r}. Join them."
             )
 
 
@@ -286,7 +298,7 @@ def _check_party_exists(party: str, context: ParticipationContext, where: str) -
 
 
 def _parse_span(row: Mapping[str, Any], row_number: int, source: str) -> PresenceSpan:
-    """The span of one record, its numbers read; a party's name is a text, whatever it looks like."""
+    """Return the span of one record; a party's name is text even if it looks like a number."""
     where = f"Row {row_number} of {source}"
     for key in row:
         if key not in ("party", "from", "to"):
@@ -311,7 +323,7 @@ def _parse_round(value: Any, label: str, minimum: int) -> int | None:
 
 
 def _trace_spans(line: Sequence[str], width: int, row_number: int, source: str) -> Iterator[PresenceSpan]:
-    """The spans of one line of a trace."""
+    """Yield the spans of one line of a trace."""
     party, *cells = (cell.strip() for cell in line)
     if len(line) != width or not set(cells) <= {"0", "1"}:
         raise SettingError(
@@ -322,4 +334,4 @@ def _trace_spans(line: Sequence[str], width: int, row_number: int, source: str) 
     ends = sorted(round for round in present_rounds if round + 1 not in present_rounds)
     yield from (PresenceSpan(party, begin, end, row=row_number) for begin, end in zip(begins, ends, strict=True))
     if not present_rounds:
-        yield PresenceSpan(party, 1, 0, row=row_number)  # or it would always be there
+        yield PresenceSpan(party, 1, 0, row=row_number)  # without a span it would always be present

@@ -1,4 +1,4 @@
-"""Personalised baselines that people ask for: Ditto, APFL, pFedMe, FedPer, FedRep.
+"""Personalized baselines: Ditto, APFL, pFedMe, FedPer, FedRep.
 
 Li et al. (2021), Ditto; Deng et al. (2020), Adaptive personalized federated learning; T. Dinh et al. (2020),
 Personalized federated learning with Moreau envelopes; Arivazhagan et al. (2019), Federated learning with
@@ -24,15 +24,15 @@ from .fedavg import FedAvg, FedProx
 
 
 def copy_received(received: Tensor, rng: np.random.Generator) -> Tensor:
-    """A private model begins as a copy of the model that came from the centre."""
+    """Return a copy of the received model as the initial private model."""
     return received.clone()
 
 
 @dataclass(frozen=True)
 class DittoTerm:
-    """f_k(v) + λ/2·‖v - w̃‖² for the private model v: its gradient does not touch w, nor w's gradient v."""
+    """The loss f_k(v) + λ/2·‖v - w̃‖² of the private model v; the gradients of v and w do not mix."""
 
-    lam: float = setting(0.1, "λ: how strongly the private model is held to the centre", least=0)
+    lam: float = setting(0.1, "λ: how strongly the private model is pulled toward the global model", least=0)
 
     def __call__(self, context: LossContext) -> Tensor:
         loss = context.loss(context.apply(context.private_params, context.x), context.y).mean()
@@ -41,13 +41,13 @@ class DittoTerm:
 
 @dataclass(frozen=True)
 class PrivateModel:
-    """The party's own model is in a term's private columns: all of it, or a ``share`` mixed with the centre.
+    """The personal model in a term's private columns: that model, or a ``share`` of it mixed with the global model.
 
-    Running statistics are those of the party's last local work.
+    Running statistics are those of the party's last local training.
     """
 
     term: str
-    share: float = setting(1.0, "of the private model", least=0, most=1)
+    share: float = setting(1.0, "the share of the private model", least=0, most=1)
 
     def __call__(self, row: Tensor, party_state: Mapping[str, Tensor]) -> Tensor:
         private = party_state.get(f"private.{self.term}")
@@ -58,14 +58,14 @@ class PrivateModel:
 
 
 def Ditto(lam: float = 0.1) -> Algorithm:
-    """FedAvg, and beside it a private model of each party, held to the centre by λ/2·‖v - w̃‖²."""
+    """FedAvg with a private model for each party, pulled toward the global model by λ/2·‖v - w̃‖²."""
     term = LossTerm("ditto", DittoTerm(lam), initial_values=copy_received)
     return replace(FedAvg(), name="Ditto", terms=(term,), personal_model=PrivateModel("ditto"))
 
 
 @dataclass(frozen=True)
 class MixtureTerm:
-    """f_k(a·v + (1-a)·w) for the private model v, w held fixed."""
+    """The loss f_k(a·v + (1-a)·w) of the private model v, with w fixed."""
 
     share: float = setting(0.5, "a: the share of the private model in the mixture", least=0, most=1)
 
@@ -75,14 +75,15 @@ class MixtureTerm:
 
 
 def APFL(share: float = 0.5) -> Algorithm:
-    """FedAvg, and a private model of each party that is trained and used mixed with it; a is fixed, not adapted."""
+    """FedAvg with a private model for each party, trained and used in a mixture with w; a is fixed, not adapted."""
     term = LossTerm("mixture", MixtureTerm(share), initial_values=copy_received)
     return replace(FedAvg(), name="APFL", terms=(term,), personal_model=PrivateModel("mixture", share))
 
 
 def pFedMe(lam: float = 1.0, server_step: float = 0.5) -> Algorithm:
-    """Parties solve min f_k(θ) + λ/2·‖θ - w̃‖² and keep θ; the centre steps towards their mean. One local round (R=1).
+    """Moreau-envelope personalization: parties keep argmin f_k(θ) + λ/2·‖θ - w̃‖², with one local round (R=1).
 
+    The global model moves toward the mean of the θ.
     With R=1 the local step w ← w̃ - ηλ(w̃ - θ) and the server's averaging are one step of size ``server_step`` = βηλ.
     """
     return replace(
@@ -105,19 +106,19 @@ class LastLayer(Unbound):
 
 
 def FedPer(layers: tuple[str, ...] | Unbound = LastLayer()) -> Algorithm:  # noqa: B008  a frozen value
-    """FedAvg in which the tensors whose names match ``layers`` never leave their party: by default the last layer.
+    """FedAvg that keeps the tensors whose names match ``layers`` at their party: by default the last layer.
 
-    With the names of normalisation layers, statistics included, it is FedBN: ``FedPer(("*norm*",))``.
+    With the names of normalization layers, statistics included, it is FedBN: ``FedPer(("*norm*",))``.
     """
     return replace(FedAvg(), name="FedPer", private_layers=layers)
 
 
 @dataclass(frozen=True)
 class HeadFirstSchedule:
-    """The private layers learn first, the others standing still; then the others, the private ones standing still."""
+    """A schedule that trains the private layers first, then the others, with the rest frozen."""
 
     head_columns: tuple[tuple[int, int], ...]  # columns of the private layers
-    head_share: float = setting(0.5, "of the local steps that train the private layers", least=0, most=1)
+    head_share: float = setting(0.5, "the share of the local steps that train the private layers", least=0, most=1)
 
     def trainable_mask(self, step: int, steps: Sequence[int], d: int) -> Tensor:
         head = torch.zeros(d, dtype=torch.bool)
@@ -130,7 +131,7 @@ class HeadFirstSchedule:
 
 @dataclass(frozen=True)
 class UnboundHeadFirst(Unbound):
-    """`HeadFirst`, its layers not yet columns."""
+    """A `HeadFirstSchedule` whose layers are not yet resolved to columns."""
 
     layers: tuple[str, ...] | Unbound
     head_share: float
@@ -143,8 +144,8 @@ class UnboundHeadFirst(Unbound):
 
 
 def FedRep(layers: tuple[str, ...] | Unbound = LastLayer(), head_share: float = 0.5) -> Algorithm:  # noqa: B008
-    """FedPer that trains its private layers first and then, with these held still, the common ones: by turns.
+    """FedPer that trains its private layers first, then, with these frozen, the shared layers.
 
-    Not from the paper: ``share`` = 0.5 of a round's steps for the private layers.
+    Not from the paper: ``head_share`` = 0.5 of a round's steps for the private layers.
     """
     return replace(FedPer(layers), name="FedRep", freeze=UnboundHeadFirst(layers, head_share))

@@ -1,9 +1,9 @@
-"""Adaptive hyper-parameters (§3.2, §3.3): learning rate and local steps, tuned while the federation learns.
+"""Adaptive hyper-parameters (§3.2, §3.3): learning rate and local steps tuned while the federation trains.
 
 H. Mostafa (2019), Robust federated learning through representation matching and adaptive hyper-parameters. Every round
-draws h_t from P(·|ψ_t), a discrete Gaussian on a grid (see `gaussian`); what the round did to the loss of the centre is
-the reward r_t, and REINFORCE moves ψ up the gradient of its expectation. The paper's tables show that this alone can
-end in a model that knows nothing (9.8 % on keyword spotting): the guard, which is ours, goes back.
+draws h_t from P(·|ψ_t), a discrete Gaussian on a grid (see `discrete_gaussian`). The relative decrease of the global
+model's loss is the reward r_t, and REINFORCE moves ψ up the gradient of its expectation. The paper's tables show that
+this alone can end in a useless model (9.8 % on keyword spotting). The collapse guard, which is ours, rolls back.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from .tuner_state import TunerState
 RewardSource: TypeAlias = Literal["validation", "clients"]
 BaselineWeighting: TypeAlias = Literal["uniform", "triangular"]
 
-# None of these is from the paper, which names neither grid nor Z, η_H, precision: the grids are ours; Z = 5, η_H = 0.01
-# and a precision of 85 are those of a successor (Auto-FedRL). But that takes steps of Adam with betas of 0.7; here they
-# are plain, as eq. (7) prints them.
+# None of these is from the paper, which gives neither grid nor Z, η_H or precision. The grids are ours; Z = 5, η_H = 0.01
+# and a precision of 85 are those of a successor (Auto-FedRL). Its steps are Adam with betas of 0.7; here they are plain,
+# as eq. (7) prints them.
 DEFAULT_LR_GRID = tuple(round(10 ** (exponent / 4), 6) for exponent in range(-12, -3))  # 0.001 to 0.1
 DEFAULT_WORK_GRID = (5, 10, 20, 40, 80, 120, 160)
 
@@ -49,48 +49,56 @@ _LOSS_SOURCES: Mapping[RewardSource, tuple[str, int]] = {
     "validation": ("validation", 0),
     "clients": ("received_loss", 1),
 }
-"""The name of the loss in the feedback, and how many rounds it comes late."""
-_USED_METRIC = "used"  # the share of the models that could be used
+"""The name of the loss in the feedback, and its delay in rounds."""
+_USED_METRIC = "used"  # the share of the models that were usable
 
-MIN_REWARD = -1.0  # ours: with a guard no reward is below it; 1 is the best there can be
-PRECISION_GROWTH = 4.0  # ours: the precision after a collapse, times what it was
-MAX_SILENT_ROUNDS = (
-    3  # ours: rounds without a loss from any client, after which the model they were sent counts as broken
-)
+MIN_REWARD = -1.0  # ours: the lowest reward with a guard; the highest possible is 1
+PRECISION_GROWTH = 4.0  # ours: the factor on the precision after a collapse
+MAX_SILENT_ROUNDS = 3  # ours: after so many rounds without a loss from any client, the model sent counts as broken
 
 
 @dataclass(frozen=True)
 class ReinforceTuner:
     """The tuner of Algorithm 1: h_t ~ P(·|ψ_t), r_t = (L_t - L_{t+1})/L_t, and eq. (7) with ascent (ERRATA 1).
 
-    So E[r_t], eq. (3), goes up. Not from the paper: grids, Z, η_H, precision and guard.
-    The loss is the server's on its validation set, or the mean of what clients measured on the model that they received
-    (§3.3). That comes a round later, so that ψ then lags one round behind; L_t of other clients than L_{t+1} is noise.
-    A reward that is not known or not finite moves nothing. With a guard, a draw by which all models diverged has the
-    worst one. Losses should be positive; their sign is not used.
+    So E[r_t], eq. (3), goes up. Not from the paper: grids, Z, η_H, precision and collapse guard.
+    The loss is the server's on its validation set, or the mean of the clients' losses of the model that they received
+    (§3.3). The latter arrives a round later, so ψ lags by one round; different clients in t and t+1 add noise.
+    An unknown or infinite reward changes nothing. With a guard, a draw by which all models diverged gets the lowest
+    reward. Losses should be positive; their sign is not used.
     """
 
     lr: tuple[float, ...] | None = setting(
         DEFAULT_LR_GRID, "the learning rates to draw from; not from the paper", above=0
     )
     work: tuple[int, ...] | None = setting(
-        DEFAULT_WORK_GRID, "how much work to draw from; not from the paper", least=1, whole=True
+        DEFAULT_WORK_GRID, "the amounts of work to draw from; not from the paper", least=1, whole=True
     )
-    log_axes: tuple[str, ...] = setting(("lr", "work"), "whose values lie on a logarithmic axis; not from the paper")
-    reward: RewardSource = setting("validation", "whose loss is the reward (ERRATA 7)", one_of=tuple(_LOSS_SOURCES))
-    window: int = setting(5, "Z: so many rewards before the last; not from the paper", least=1, whole=True)
-    step_size: float = setting(0.01, "η_H: the plain step of ψ; not from the paper", above=0)
-    precision: float = setting(85.0, "of the first draws, the grid being 1 wide; not from the paper", above=0)
+    log_axes: tuple[str, ...] = setting(("lr", "work"), "the grids on a logarithmic axis; not from the paper")
+    reward: RewardSource = setting(
+        "validation",
+        "the source of the loss: the server's validation set or the clients (ERRATA 7)",
+        one_of=tuple(_LOSS_SOURCES),
+    )
+    window: int = setting(
+        5, "Z: the number of earlier rewards in the baseline; not from the paper", least=1, whole=True
+    )
+    step_size: float = setting(0.01, "η_H: the step size of ψ; not from the paper", above=0)
+    precision: float = setting(
+        85.0, "the initial precision of the draws, on a grid of width 1; not from the paper", above=0
+    )
     weighting: BaselineWeighting = setting(
         "uniform", "the baseline: eq. (7), or eq. (6) made causal (ERRATA 2)", one_of=("uniform", "triangular")
     )
     collapse_factor: float | None = setting(
-        1.5, "a loss of so many times the lowest may be a collapse; None: never; not from the paper", least=1
+        1.5,
+        "roll back when the loss exceeds the lowest by this factor; None: never; not from the paper",
+        least=1,
     )
 
     @cached_property
     def axes(self) -> tuple[GridAxis, ...]:
-        """The grids that there are."""
+        """The axes of the grids that are given."""
         grids = {"lr": self.lr, "work": self.work}
         return tuple(GridAxis(name, grid, name in self.log_axes) for name, grid in grids.items() if grid is not None)
 
@@ -106,7 +114,7 @@ class ReinforceTuner:
         name, delay = _LOSS_SOURCES[self.reward]
         if self.reward == "validation" and name not in context.feedback:
             raise SettingError(
-                "AdaptiveHyper needs the server's own validation set: give people.with_validation(x, y), or let "
+                "AdaptiveHyper needs the server's own validation set: give population.with_validation(x, y), or let "
                 "clients measure the loss (reward='clients')."
             )
         state = TunerState.from_tensors(context.tuner_state) if context.tuner_state else self._initial_state()
@@ -138,7 +146,7 @@ class ReinforceTuner:
         return TunerState(psi, pending_scores=no_scores, scores=no_scores, rewards=np.empty(0))
 
     def _apply_reward(self, state: TunerState, loss: float, delay: int) -> tuple[TunerState, dict[str, float]]:
-        """The draw whose reward is due takes its place in the window, and ψ goes one step up."""
+        """Move the draw whose reward is due into the window, and take one step of ψ."""
         due = state.pending_scores[: max(0, len(state.pending_scores) - delay)]
         next_state = replace(state, pending_scores=state.pending_scores[len(due) :], loss=loss)
         reward = (state.loss - loss) / abs(state.loss) if state.loss else math.nan
@@ -151,7 +159,7 @@ class ReinforceTuner:
         }
 
     def _penalize_divergence(self, state: TunerState) -> TunerState:
-        """No model that came of the last draw could be used, so that the loss, which stays, says nothing of it."""
+        """Give the last draw the lowest reward: all its models diverged, and the loss did not change."""
         next_state = self._append_reward(
             replace(state, pending_scores=state.pending_scores[:-1]), state.pending_scores[-1], MIN_REWARD
         )
@@ -165,12 +173,10 @@ class ReinforceTuner:
     def _gradient_step(self, psi: Numbers, state: TunerState) -> Numbers:
         return psi + self.step_size * reinforce_gradient(state.scores, state.rewards, self.weighting)
 
-    # ── the guard ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
     def _update_loss_average(self, state: TunerState, loss: float, delay: int) -> tuple[TunerState, float]:
-        """The loss that is held against the lowest: of clients, who are others in every round, its running mean.
+        """Return the loss to compare with the lowest: for clients, who change every round, a running mean.
 
-        The first one after a return is that of the place gone back to, and may be higher: parties began anew there.
+        The first loss after a rollback is that of the restored model. It may be higher, because party state was reset.
         """
         if self.collapse_factor is None or not delay or not math.isfinite(loss):
             return state, loss
@@ -183,7 +189,7 @@ class ReinforceTuner:
         return replace(state, loss_average=np.array([level]), lowest_loss=lowest), level
 
     def _record_best(self, state: TunerState, loss: float, global_model: Tensor | None, round_index: int) -> TunerState:
-        """L_1, and the centre of the lowest loss, with the ψ that it had."""
+        """Record L_1, and the global model of the lowest loss with its ψ."""
         if not math.isfinite(loss):
             return state
         state = replace(state, first_loss=loss) if math.isnan(state.first_loss) else state
@@ -198,10 +204,10 @@ class ReinforceTuner:
         )
 
     def _has_collapsed(self, state: TunerState, loss: float) -> bool:
-        """Whether half of what was gained is lost again, and the loss is far above the lowest: noise is not a collapse.
+        """Return whether half of the gain is lost and the loss is far above the lowest, so that it is not noise.
 
-        Half is meant in logarithms, because rewards are relative: the geometric mean of the first loss and the lowest.
-        Of clients who cannot work with the model at all there are no losses: silence counts, once.
+        Half is in logarithms, because rewards are relative: the geometric mean of the first and the lowest loss.
+        Clients that cannot use the model send no losses: their silence counts as a collapse, once.
         """
         if self.collapse_factor is None or state.lowest_loss_model is None:
             return False
@@ -211,10 +217,11 @@ class ReinforceTuner:
         return not loss <= bound  # nan compares false
 
     def _roll_back(self, state: TunerState) -> TunerState:
-        """ψ as it was there, but away from what collapsed: its reward counts, and the mean goes a step down each axis.
+        """Restore ψ of the lowest loss, moved away from the draw that collapsed.
 
-        The step down is for a draw at the mean itself, which has no direction: less learning is safer. This is then the
-        ψ of that place, so that no place is tried for ever in the same way.
+        The draw gets the lowest reward, and the mean moves one step down each axis: a draw at the mean itself has no
+        direction, and less training is safer. The result replaces the stored ψ, so that the same state is never
+        retried in the same way.
         """
         assert state.lowest_loss_psi is not None
         psi = state.lowest_loss_psi
@@ -239,9 +246,10 @@ class ReinforceTuner:
         )
 
     def _rollback_message(self, state: TunerState, loss: float, round_index: int) -> str:
-        reason = f"a {'loss' if state.loss_average is None else 'mean loss'} of {loss:.3g}, and {state.lowest_loss:.3g} at its lowest"
-        reason = f"no client has been heard for {state.silent_rounds} rounds" if state.silent_rounds else reason
-        return f"it collapsed at round {round_index} ({reason}) and went back to round {state.lowest_loss_round}"
+        loss_name = "loss" if state.loss_average is None else "mean loss"
+        reason = f"a {loss_name} of {loss:.3g}, and {state.lowest_loss:.3g} at its lowest"
+        reason = f"no client has replied for {state.silent_rounds} rounds" if state.silent_rounds else reason
+        return f"it collapsed at round {round_index} ({reason}) and rolled back to round {state.lowest_loss_round}"
 
     def _sample_hyper(
         self,
@@ -251,7 +259,7 @@ class ReinforceTuner:
         note: str,
         numbers: Mapping[str, float],
     ) -> TuneResult:
-        """h_t ~ P(·|ψ_t), its score at ψ_t waiting for its reward."""
+        """Draw h_t ~ P(·|ψ_t), and keep its score at ψ_t until its reward is known."""
         axes = self.axes
         points = self._points
         drawn = draw_point(state.psi, points, context.rng)
@@ -272,13 +280,13 @@ class ReinforceTuner:
 
 
 def reinforce_gradient(scores: Numbers, rewards: Numbers, weighting: BaselineWeighting = "uniform") -> Numbers:
-    """The step of ψ over a window of rewards, before η_H: the last row is round t, those before it are older.
+    """Return the step of ψ over a window of rewards, before η_H: the last row is round t.
 
-    "uniform" is eq. (7), literally: Σ_τ (r_τ - r̂)·∇log P(h_τ|ψ_τ) with the mean r̂ of the window. A score comes back in
-    Z+1 rounds, so that a draw counts about Z+1 times what it would count in eq. (6) (ERRATA 2). "triangular" is eq. (6)
-    with past rewards alone: the last score once, its baseline weighing a reward k rounds old by Z+1-k.
+    "uniform" is eq. (7), literally: Σ_τ (r_τ - r̂)·∇log P(h_τ|ψ_τ) with the mean r̂ of the window. A score recurs in
+    Z+1 rounds, so a draw counts about Z+1 times as much as in eq. (6) (ERRATA 2). "triangular" is eq. (6) with past
+    rewards alone: the last score once, with a baseline that weights a reward k rounds old by Z+1-k.
 
-    >>> gradient(np.array([[1.0], [2.0]]), np.array([0.1, 0.3])).round(3)
+    >>> reinforce_gradient(np.array([[1.0], [2.0]]), np.array([0.1, 0.3])).round(3)
     array([0.1])
     """
     if weighting == "uniform":
@@ -294,7 +302,7 @@ def reinforce_gradient(scores: Numbers, rewards: Numbers, weighting: BaselineWei
 
 @dataclass(frozen=True)
 class _LossSamplesSetting:
-    loss_samples: int = setting(64, "samples of its own on which a client reports the loss", least=1, whole=True)
+    loss_samples: int = setting(64, "own samples on which a client measures the loss", least=1, whole=True)
 
 
 def _grid(name: str, given: Any) -> tuple[Any, ...] | None:
@@ -316,13 +324,13 @@ def AdaptiveHyper(
     log_axes: Sequence[str] = ("lr", "work"),
     loss_samples: int = 64,
 ) -> Algorithm:
-    """Any method with its learning rate and work tuned online by REINFORCE: §3.2, Algorithm 1.
+    """Wrap a method so that REINFORCE tunes its learning rate and work online: §3.2, Algorithm 1.
 
-    Not from the paper: every number here. ``None`` for a grid leaves the solver's own value alone. With ``guard``, a
-    centre that has lost half of what was gained and has ``guard`` times the lowest loss, is given up for that of the
-    lowest loss, and parties begin anew from it: own models, private layers and matching layers came of the rounds that
-    are given up, and are forgotten. ``guard=None`` is the paper's own scheme. ``measure``: on how many samples of its
-    own a client reports the loss, if ``reward="clients"``.
+    Not from the paper: every number here. ``None`` for a grid leaves the solver's own value alone. With
+    ``collapse_factor``, a global model that has lost half of the gain and has that many times the lowest loss is rolled
+    back to the one of the lowest loss. Parties then reset personal models, private layers and matching layers, which
+    came from the rounds rolled back. ``collapse_factor=None`` is the paper's own scheme. ``loss_samples``: the number
+    of own samples on which a client measures the loss, if ``reward="clients"``.
 
     >>> AdaptiveHyper(lr=(0.01, 0.1), work=None).name
     'FedAvg+AH'
@@ -342,9 +350,11 @@ def AdaptiveHyper(
     )
     check_settings(tuner, "AdaptiveHyper")
     if not tuner.axes or not {*tuner.log_axes} <= {"lr", "work"}:
-        raise SettingError(f"AdaptiveHyper tunes 'lr', 'work' or both. Got lr={lr}, work={work}, log={log_axes!r}.")
+        raise SettingError(
+            f"AdaptiveHyper tunes 'lr', 'work' or both. Got lr={lr}, work={work}, log_axes={log_axes!r}."
+        )
     if base.tune is not fixed_hyper or base.server_update is keep_global_model:
-        why = "has no common model to measure" if base.server_update is keep_global_model else "is tuned already"
+        why = "has no global model to measure" if base.server_update is keep_global_model else "is tuned already"
         raise SettingError(f"AdaptiveHyper cannot tune {base.name}, which {why}.")
     return replace(
         base,

@@ -1,4 +1,4 @@
-"""What the tuner of adaptive hyper-parameters remembers from round to round, as tensors that are saved with the run."""
+"""The state of the hyper-parameter tuner, as tensors that are saved with the run."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ from .discrete_gaussian import Numbers
 
 @dataclass(frozen=True)
 class TunerState:
-    """All of it, before a round."""
+    """The state of the tuner before a round."""
 
     psi: Numbers  # [P] ψ_t
-    pending_scores: Numbers  # [m, P] scores of draws whose reward is not known yet, the oldest first
+    pending_scores: Numbers  # [m, P] scores of draws whose reward is not known yet, oldest first
     scores: Numbers  # [n, P] of the last draws whose reward is known, each at its own ψ_τ
-    rewards: Numbers  # [n] theirs
-    loss: float = math.nan  # L_t, the last that is known
+    rewards: Numbers  # [n] their rewards
+    loss: float = math.nan  # L_t, the last known
     first_loss: float = math.nan  # L_1
     lowest_loss: float = math.inf
-    lowest_loss_round: int = 0  # the round that ended with it
+    lowest_loss_round: int = 0  # the round that ended with the lowest loss
     silent_rounds: int = 0  # rounds without a loss
-    loss_average: Numbers | None = (
-        None  # [1] the running mean of clients' losses; None: none since it began, or went back
-    )
-    lowest_loss_psi: Numbers | None = None  # [P] ψ when the loss was lowest
-    lowest_loss_model: Tensor | None = None  # [width] the centre with the lowest loss
-    start_model: Tensor | None = None  # [width] the centre that the last round began with
+    # [1] the running mean of clients' losses; None: no loss since the start or the last rollback
+    loss_average: Numbers | None = None
+    lowest_loss_psi: Numbers | None = None  # [P] ψ at the lowest loss
+    lowest_loss_model: Tensor | None = None  # [width] the global model with the lowest loss
+    start_model: Tensor | None = None  # [width] the global model at the start of the last round
 
     @classmethod
     def from_tensors(cls, tensors: NamedTensors) -> TunerState:
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             n: t if n in ("lowest_loss_model", "start_model") else t.numpy() for n, t in tensors.items()
         }
-        loss, first, lowest, lowest_at, silent = found.pop("numbers").tolist()
+        loss, first, lowest, lowest_at, silent = fields.pop("numbers").tolist()
         return cls(
-            **found,
+            **fields,
             loss=loss,
             first_loss=first,
             lowest_loss=lowest,

@@ -1,7 +1,7 @@
 """Robust federated learning through representation matching and adaptive hyper-parameters. Mostafa (2019).
 
-Here are the terms of its clients' losses: representation matching (§3.1), the entropy regularisation of all its
-experiments, and the penalty on the divergence of weights that it compares with (§4). Each wraps any algorithm.
+These are the terms of its clients' losses: representation matching (§3.1), the entropy regularization of all its
+experiments, and the weight-divergence penalty that it compares with (§4). Each wraps any algorithm.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MIN_ENTROPY_FOR_TEN_CLASSES = 2.0  # H_min for ten classes; not from the paper: 
 
 @dataclass(frozen=True)
 class MatchingInitialization:
-    """θ at the beginning: uniform within ±1/√(fan in), weights and biases, as torch begins its layers."""
+    """The initial θ: weights and biases uniform within ±1/√(fan in), as torch initializes its layers."""
 
     matching: MatchingLoss
 
@@ -45,9 +45,9 @@ class MatchingInitialization:
 
 @dataclass(frozen=True)
 class UnboundMatching(Unbound):
-    """The term of representation matching, its points not yet found."""
+    """The representation-matching term before its points are found in a model."""
 
-    strength: Schedule = setting(0.1, "the factor before the matching loss; not from the paper", least=0)
+    strength: Schedule = setting(0.1, "the factor of the matching loss; not from the paper", least=0)
     reduction: Reduction = "mean"
     points: tuple[str, ...] | None = None
 
@@ -85,12 +85,12 @@ def RepresentationMatching(
     reduction: Reduction = "mean",
     points: tuple[str, ...] | None = None,
 ) -> Algorithm:
-    """Parties must be able to rebuild what the received model saw from what their own sees: eq. (2), any algorithm's.
+    """Wrap a method with the matching loss, eq. (2): rebuild the received model's features from the local model's.
 
-    The matching layers θ are a party's own: trained with its model, kept from round to round, never sent. Points of
+    The matching layers θ are private to a party: trained with its model, kept from round to round, never sent. Points of
     interest are found by tracing the model (§3.1: the input, every non-linearity, the top), unless they are named.
-    Not from the paper: the mean for the sum that eq. (1) prints (ERRATA 5), and the coefficient; with 1, convolutional
-    matching layers diverge at rates at which the model itself learns well.
+    Not from the paper: the mean in place of the sum that eq. (1) prints (ERRATA 5), and the coefficient; with 1,
+    convolutional matching layers diverge at rates at which the model itself learns well.
 
     >>> RepresentationMatching().name
     'FedAvg+RM'
@@ -102,29 +102,29 @@ def RepresentationMatching(
 
 @dataclass(frozen=True)
 class EntropyTerm:
-    """max(0, H_min - H(softmax(a_M))), eq. (8): a penalty on outputs that are surer than they may be.
+    """The penalty max(0, H_min - H(softmax(a_M))), eq. (8), on over-confident outputs.
 
-    Of each sample as printed, or of the batch's mean entropy as the paper's successor has it (ERRATA 8).
+    It applies to each sample as printed, or to the batch's mean entropy as in the paper's successor (ERRATA 8).
 
-    >>> sure, unsure = torch.tensor([[9.0, 0.0], [0.0, 0.0]]).softmax(1).log().split(1)
-    >>> [round(float(Entropy(0.5).of(each)), 3) for each in (sure, unsure)]
+    >>> confident, uncertain = torch.tensor([[9.0, 0.0], [0.0, 0.0]]).softmax(1).log().split(1)
+    >>> [round(float(EntropyTerm(0.5).entropy_deficit(output)), 3) for output in (confident, uncertain)]
     [0.499, 0.0]
     """
 
     min_entropy: float | None = setting(
         None,
-        "H_min in nats: outputs with less entropy are penalised; None: by the classes; not from the paper",
+        "H_min in nats: less entropy is penalized; None: by the number of classes; not from the paper",
         least=0,
     )
     granularity: EntropyGranularity = setting(
-        "samples", "whose entropy is held up (ERRATA 8)", one_of=("samples", "batch")
+        "samples", "apply H_min to each sample or to the batch's mean (ERRATA 8)", one_of=("samples", "batch")
     )
 
     def __call__(self, context: LossContext) -> Tensor:
         return self.entropy_deficit(context.output)
 
     def entropy_deficit(self, output: Tensor) -> Tensor:
-        """Of outputs ``[batch, classes]``."""
+        """Return the penalty of outputs ``[batch, classes]``."""
         logs = functional.log_softmax(output, 1)
         entropies = -(logs.exp() * logs).sum(1)
         min_entropy = (
@@ -141,21 +141,24 @@ def EntropyRegularization(
     coefficient: Schedule = 1.0,
     granularity: EntropyGranularity = "samples",
 ) -> Algorithm:
-    """Parties stay unsure: outputs whose entropy is below H_min cost, eq. (8). In all experiments of the paper.
+    """Wrap a method to penalize over-confident outputs (entropy below H_min), eq. (8).
 
-    Not from the paper: the coefficient, and H_min, which is 2 nats of the ln 10 = 2.3 that ten classes can have, as its
-    successor has it, and unless it is given, the same share of ln C for C classes.
+    All experiments of the paper use it. Not from the paper: the coefficient, and H_min. By default H_min is 2 nats of
+    the ln 10 = 2.3 possible with ten classes, as in its successor, and the same share of ln C for C classes.
     """
     term = LossTerm("entropy", EntropyTerm(min_entropy, granularity), coefficient, symbol="coefficient")
     return replace(base, name=f"{base.name}+ER", terms=(*base.terms, term))
 
 
 def divergence_term(context: LossContext) -> Tensor:
-    """‖w_t - w_t^i‖², the paper's §4: all squares, without the half of FedProx."""
+    """Return ‖w_t - w_t^i‖², the paper's §4: the sum of squares, without the half of FedProx."""
     return (context.w - context.received).square().sum()
 
 
 def WeightDivergence(base: Algorithm = FedAvg(), coefficient: Schedule = 0.01) -> Algorithm:  # noqa: B008
-    """Parties stay near the received weights: FA+WD of §4, FedProx with μ = 2·coefficient. Not from the paper: 0.01."""
+    """Wrap a method to penalize divergence from the received weights: FA+WD of §4.
+
+    It is FedProx with μ = 2·coefficient. Not from the paper: 0.01.
+    """
     term = LossTerm("divergence", divergence_term, coefficient, symbol="coefficient")
     return replace(base, name=f"{base.name}+WD", terms=(*base.terms, term))
