@@ -28,8 +28,8 @@ _PRIMARY_KEY = "round INTEGER, id INTEGER REFERENCES parties, PRIMARY KEY (round
 _SCHEMA = (
     "CREATE TABLE parties (id INTEGER PRIMARY KEY, party TEXT UNIQUE, samples INTEGER)",
     "CREATE TABLE rounds (round INTEGER, metric TEXT, value REAL, PRIMARY KEY (round, metric)) WITHOUT ROWID",
-    f"CREATE TABLE attendance (accepted INTEGER, {_PRIMARY_KEY}) WITHOUT ROWID",  # 0: no, 1: yes, 2: stood in for
-    f"CREATE TABLE scores (own REAL, center REAL, majority REAL, {_PRIMARY_KEY}) WITHOUT ROWID",
+    f"CREATE TABLE participation (accepted INTEGER, {_PRIMARY_KEY}) WITHOUT ROWID",  # 0: no, 1: yes, 2: stood in for
+    f"CREATE TABLE scores (personal REAL, global_model REAL, majority REAL, {_PRIMARY_KEY}) WITHOUT ROWID",
 )
 _BUSY_TIMEOUT = 60.0  # seconds to wait for a reader
 
@@ -75,7 +75,7 @@ class MetricsDatabase:
         self._pending.append(("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", rows))
         rows_by_party = [(round, self._ids[name], counts) for name, counts in participation.items()]
         self._pending.append(
-            ("INSERT OR REPLACE INTO attendance (round, id, accepted) VALUES (?, ?, ?)", rows_by_party)
+            ("INSERT OR REPLACE INTO participation (round, id, accepted) VALUES (?, ?, ?)", rows_by_party)
         )
 
     def add_scores(self, round: int, names: Sequence[str], columns: Mapping[str, Numbers]) -> None:
@@ -144,7 +144,7 @@ def read_metrics(file: Path) -> RunMetrics:
         values = connection.execute("SELECT round, metric, value FROM rounds").fetchall()
         names = [name for name in _columns(connection) if name not in ("round", "id")]
         key = f"round * {len(parties)} + id"  # one number in place of two: there may be a million rows
-        cells = connection.execute(f"SELECT ({key}) * 3 + accepted FROM attendance")
+        cells = connection.execute(f"SELECT ({key}) * 3 + accepted FROM participation")
         participation = np.fromiter(chain.from_iterable(cells), dtype=np.int64)
         wanted = ", ".join(map(_quoted, names))
         rows = connection.execute(f"SELECT {key}, {wanted} FROM scores").fetchall()
