@@ -1,7 +1,7 @@
-"""Who takes part, and with which data: readers, splits, the papers' populations, and bundled data to begin with.
+"""Parties and their data: file readers, partitions, the papers' populations, and bundled data to start with.
 
->>> people = digits(count=10, split="dirichlet", alpha=0.1, seed=0)
->>> len(people), people["3"].name
+>>> population = digits(count=10, split="dirichlet", alpha=0.1, seed=0)
+>>> len(population), population["3"].name
 (10, '3')
 """
 

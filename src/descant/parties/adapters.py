@@ -1,4 +1,4 @@
-"""Data sets of other libraries as arrays: torch's, and those of Hugging Face, told by what they can do."""
+"""Data sets of other libraries as arrays: torch and Hugging Face, recognized by their interface."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .party import Array, as_array
 
 
 def arrays_of(dataset: Any, x: str | None = None, y: str = "label") -> tuple[Array, Array]:
-    """Features and labels of a torch Dataset (anything with a length whose items are pairs) or of one of Hugging Face.
+    """Return features and labels of a torch Dataset or a Hugging Face data set.
 
-    The latter has columns: `x` and `y` name two of them (install it by ``pip install 'descant[hf]'``). All items are
-    read into memory, with the transforms that the data set applies.
+    A torch Dataset is anything with a length whose items are pairs. A Hugging Face data set has columns; `x` and `y`
+    name two of them (``pip install 'descant[hf]'``). All items are read into memory, with the data set's transforms.
 
     >>> import torch
     >>> x, y = arrays_of(TensorDataset(torch.zeros(3, 2), torch.tensor([0, 1, 0])))
@@ -49,13 +49,13 @@ def _from_columns(dataset: Any, x: str | None, y: str) -> tuple[Array, Array]:
 
 
 def _stack_rows(label: str, values: Iterable[Any]) -> Array:
-    """One array of many that are alike: numbers, lists, tensors, or pictures that know how to be an array."""
+    """Return one array from many of equal shape: numbers, lists, tensors or images."""
     rows = [np.asarray(value) for value in values]
-    for row, found in enumerate(rows):
-        if found.dtype.kind not in "fiub" or found.shape != rows[0].shape:
+    for row, values_of_row in enumerate(rows):
+        if values_of_row.dtype.kind not in "fiub" or values_of_row.shape != rows[0].shape:
             raise PartyError(
-                f"Row {row} of the {label} has shape {found.shape} of {found.dtype}; expected numbers of shape "
-                f"{rows[0].shape}, like row 0. Make them alike."
+                f"Row {row} of the {label} has shape {values_of_row.shape} of {values_of_row.dtype}; expected numbers "
+                f"of shape {rows[0].shape}, like row 0. Give all rows the same shape."
             )
     if not rows:
         raise PartyError(f"The data set has no rows in its {label}.")

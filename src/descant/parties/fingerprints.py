@@ -1,4 +1,4 @@
-"""What tells one party's data from another's: a digest each, so that a run never goes on with other data unnoticed."""
+"""Digests of the parties' data, so that a run never continues unnoticed with different data."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 
 from .population import PARTY_CACHE_SIZE, Party, Population
 
-_SAMPLED_BYTES = 2**28  # of features that are read, about: a quarter of a second
+_SAMPLED_BYTES = 2**28  # approximate limit of the feature bytes read, about 0.25 s
 _CACHE: WeakKeyDictionary[Population, dict[str, str]] = WeakKeyDictionary()
 
 
 def data_fingerprints(population: Population) -> dict[str, str]:
-    """Party -> a digest of what it trains and is tested on; reckoned once.
+    """Return a digest of each party's training and test data; computed once.
 
-    All of it is read up to 256 MB; beyond that evenly spaced rows, and of many parties evenly spaced ones.
+    Up to 256 MB all data are read; beyond that evenly spaced rows, and of many parties evenly spaced parties.
 
     >>> from descant.parties import from_arrays
-    >>> here, there = (from_arrays({"a": ([[0.0], [1.0]], [0, 1]), "b": ([[x]], [0])}) for x in (2.0, 3.0))
-    >>> [fingerprints(here)[name] == fingerprints(there)[name] for name in "ab"]
+    >>> old, new = (from_arrays({"a": ([[0.0], [1.0]], [0, 1]), "b": ([[x]], [0])}) for x in (2.0, 3.0))
+    >>> [data_fingerprints(old)[name] == data_fingerprints(new)[name] for name in "ab"]
     [True, False]
     """
     if population not in _CACHE:
@@ -38,10 +38,10 @@ def _party_fingerprint(party: Party, stride: int) -> str:
 
 
 def tensor_fingerprint(*tensors: Tensor, stride: int = 1) -> str:
-    """A digest of some tensors, of each one row out of ``every``."""
+    """Return a digest of some tensors, from every `stride`-th row of each."""
     sha = sha256()
     for tensor in tensors:
         sha.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
-        rows = tensor[torch.arange(0, len(tensor), stride)]  # a copy, whose strides are as `view` wants them
+        rows = tensor[torch.arange(0, len(tensor), stride)]  # a copy, contiguous as `view` requires
         sha.update(rows.reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()[:16]

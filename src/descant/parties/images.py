@@ -1,4 +1,4 @@
-"""Pictures as arrays ``[n, channels, height, width]`` of bytes, scaled and rotated when a party is asked for."""
+"""Images as byte arrays ``[n, channels, height, width]``, scaled and rotated when a party is built."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ _LETTER_COUNT = 10  # "a" to "j"
 
 
 LabeledImages: TypeAlias = list[tuple[Array, Array]]
-"""Images and their labels: the training set, in one part or more, and last, where there is one, the test set."""
+"""Images and labels in parts: the training set, in one part or more, then the test set if there is one."""
 
 
 _SHAPES = {"mnist": (1, 28, 28), "emnist": (1, 28, 28), "speech": (1, 32, 32)}
 
 
 def all_images(name: str, data: str | Path | None = None) -> tuple[Array, Array]:
-    """All images of mnist, emnist (a to j), cifar10, svhn or speech and their labels 0..9, training and test set."""
+    """Return all images and labels (0..9) of mnist, emnist (a to j), cifar10, svhn or speech."""
     return images_with_test_start(name, data)[:2]
 
 
 def train_and_test_images(name: str, data: str | Path | None = None) -> tuple[Array, Array, Array, Array]:
-    """The training set, and its own test set: x, y, x_test, y_test."""
+    """Return the training set and the data set's own test set: x, y, x_test, y_test."""
     x, y, test_start = images_with_test_start(name, data)
     return x[:test_start], y[:test_start], x[test_start:], y[test_start:]
 
 
 def images_with_test_start(name: str, data: str | Path | None = None) -> tuple[Array, Array, int]:
-    """Training and test set in a row, and the row at which the test set begins."""
+    """Return training and test set concatenated, and the row at which the test set begins."""
     xs, ys = zip(*_load_images(name, data), strict=True)
     test_count = len(xs[-1]) if len(xs) > 1 else 0
     return np.concatenate(xs), np.concatenate(ys), sum(map(len, xs)) - test_count
 
 
 def _load_images(name: str, data: str | Path | None) -> LabeledImages:
-    """The parts of a data set, checked, with images as ``[n, channels, height, width]``."""
+    """Return the checked parts of a data set, with images as ``[n, channels, height, width]``."""
     files = locate_files(name, data)
     expected = _SHAPES.get(name, (3, 32, 32))
     pairs = []
@@ -62,9 +62,7 @@ def _load_images(name: str, data: str | Path | None) -> LabeledImages:
                 files[0], f"its images have shape {x.shape[1:]} of {x.dtype}", f"bytes of shape {expected}"
             )
         if len(x) != len(y):
-            raise damaged_file_error(
-                files[0], f"it has {len(x)} images and {len(y)} labels", "as many of one as of the other"
-            )
+            raise damaged_file_error(files[0], f"it has {len(x)} images and {len(y)} labels", "the same number of both")
         pairs.append((x, y))
     return pairs
 
@@ -80,12 +78,12 @@ def _read_emnist_letters(files: Sequence[Path]) -> LabeledImages:
 
 
 def _read_speech_commands(files: Sequence[Path]) -> LabeledImages:
-    """Speech Commands, cut by its authors' rule into training (0), validation (1), which is left out, and test (2)."""
+    """Read Speech Commands with its authors' split: training (0), validation (1, left out) and test (2)."""
     x, y, split = read_npz(files[0], ("x", "y", "split"))
     split_labels = validate_labels(files[0], split, 3, label_name="split")
     if not len(x) == len(y) == len(split_labels):
-        found = f"it has {len(x)} pictures, {len(y)} labels and {len(split_labels)} splits"
-        raise damaged_file_error(files[0], found, "as many of each")
+        problem = f"it has {len(x)} images, {len(y)} labels and {len(split_labels)} splits"
+        raise damaged_file_error(files[0], problem, "the same number of each")
     y = validate_labels(files[0], y, 10)
     return [(x[split_labels == split_index], y[split_labels == split_index]) for split_index in (0, 2)]
 
@@ -98,7 +96,7 @@ def _read_emnist_by_class(files: Sequence[Path]) -> LabeledImages:
     pairs = []
     for x, y in _read_idx_pairs(files, 62):
         chosen = (y >= _LOWER_A) & (y < _LOWER_A + _LETTER_COUNT)
-        pairs.append((x[chosen].transpose(0, 2, 1), y[chosen] - _LOWER_A))  # the originals lie on their side
+        pairs.append((x[chosen].transpose(0, 2, 1), y[chosen] - _LOWER_A))  # the original images are transposed
     return pairs
 
 
@@ -109,7 +107,7 @@ def _read_idx_pairs(files: Sequence[Path], classes: int) -> LabeledImages:
         y = validate_labels(label_file, read_idx(label_file), classes)
         if len(x) != len(y):
             raise damaged_file_error(
-                label_file, f"it has {len(y)} labels", f"one for each of the {len(x)} in {file.name}"
+                label_file, f"it has {len(y)} labels", f"one for each of the {len(x)} images in {file.name}"
             )
         pairs.append((x, y))
     return pairs
@@ -124,7 +122,7 @@ def _read_svhn_matlab(files: Sequence[Path]) -> LabeledImages:
 
 
 def _read_webp_sheets(files: Sequence[Path]) -> LabeledImages:
-    """A folder of sheets of 50 tiles a line, train_00.webp and so on, and labels.npz."""
+    """Read a folder of tile sheets, 50 tiles per row, named train_00.webp and so on, with labels.npz."""
     labels = [validate_labels(files[0], y, 10) for y in read_npz(files[0], ("y_train", "y_test"))]
     return [
         (read_sheets(files[0].parent, split, len(y)), y) for split, y in zip(("train", "test"), labels, strict=True)
@@ -132,17 +130,17 @@ def _read_webp_sheets(files: Sequence[Path]) -> LabeledImages:
 
 
 def read_sheets(folder: str | Path, split: str, count: int) -> Array:
-    """The first `count` images of the sheets of a split, ``[count, 32, 32, 3]``."""
+    """Return the first `count` images of the sheets of a split, ``[count, 32, 32, 3]``."""
     try:
         from PIL import Image
     except ImportError as error:
         raise PartyError("WebP sheets need Pillow: pip install 'descant[images]'.") from error
     folder = Path(folder)
-    found = 0
+    loaded = 0
     sheets = list[Array]()
-    while found < count:
+    while loaded < count:
         file = folder / f"{split}_{len(sheets):02}.webp"
-        with read_errors(file, f"a sheet of tiles of 32 x 32, {_COLUMNS} a line"), Image.open(file) as sheet:
+        with read_errors(file, f"a sheet of tiles of 32 x 32, {_COLUMNS} per row"), Image.open(file) as sheet:
             pixels = np.asarray(sheet.convert("RGB"))
         lines = pixels.shape[0] // _TILE
         if pixels.shape != (lines * _TILE, _COLUMNS * _TILE, 3) or not lines:
@@ -150,8 +148,8 @@ def read_sheets(folder: str | Path, split: str, count: int) -> Array:
                 file, f"it has {pixels.shape[1]} x {pixels.shape[0]} pixels", f"{_COLUMNS * _TILE} x n·{_TILE}"
             )
         tiles = pixels.reshape(lines, _TILE, _COLUMNS, _TILE, 3).swapaxes(1, 2).reshape(-1, _TILE, _TILE, 3)
-        sheets.append(tiles[: count - found])
-        found += len(sheets[-1])
+        sheets.append(tiles[: count - loaded])
+        loaded += len(sheets[-1])
     return np.concatenate(sheets)
 
 
@@ -169,7 +167,9 @@ _READERS: dict[str, Callable[[Sequence[Path]], LabeledImages]] = {
 
 
 def rotate(images: Array, degrees: float) -> Array:
-    """Images ``[..., height, width]`` turned to the left: by 90, 180 and 270 exactly, else bilinear, with 0 outside.
+    """Rotate images ``[..., height, width]`` counterclockwise: exact for multiples of 90 degrees, else bilinear.
+
+    Pixels outside are 0.
 
     >>> rotate(np.array([[[1, 2], [3, 4]]]), 90).tolist()
     [[[2, 4], [1, 3]]]
@@ -190,7 +190,7 @@ def rotate(images: Array, degrees: float) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class ImageScaling:
-    """What is done to the bytes of party k: turned by `angles[k]` (begun again at its end), then (x - mean) / scale."""
+    """Preparation of the bytes of party k: rotation by `angles[k]` (cyclic), then (x - mean) / scale."""
 
     mean: Any = 0.0
     scale: Any = 255.0
@@ -204,9 +204,9 @@ class ImageScaling:
 
 
 def pixel_moments(x: Array) -> tuple[Array, Array]:
-    """The mean and the standard deviation of every pixel over all images, ``[channels, height, width]`` each."""
+    """Return the mean and the standard deviation of every pixel over all images, ``[channels, height, width]``."""
     total = squares = np.zeros(x.shape[1:])
-    for part in np.array_split(x, max(1, len(x) // 1000)):  # a whole data set in floating point would be large
+    for part in np.array_split(x, max(1, len(x) // 1000)):  # a whole data set as floats would take too much memory
         numbers = part.astype(np.float32)
         total = total + numbers.sum(0, dtype=np.float64)
         squares = squares + np.square(numbers).sum(0, dtype=np.float64)
@@ -216,7 +216,7 @@ def pixel_moments(x: Array) -> tuple[Array, Array]:
 
 
 def scaling_by_color(x: Array, angles: Sequence[float] = ()) -> ImageScaling:
-    """What standardises each colour over all pixels of these images."""
+    """Return the scaling that standardizes each color channel over all pixels of these images."""
     mean, deviation = pixel_moments(x)
     channel_mean = mean.mean((1, 2), keepdims=True)  # [channels, 1, 1]
     scale = np.sqrt((deviation**2 + (mean - channel_mean) ** 2).mean((1, 2), keepdims=True))

@@ -1,7 +1,7 @@
-"""One data set cut into parties that differ: each function returns the row numbers of every party, in rising order.
+"""Partitions of one data set into parties that differ: each function returns the sorted row numbers of every party.
 
-No row goes to two parties, and the same generator state gives the same cut. All rows are dealt out, except by
-:func:`by_size`, by :func:`by_account` with a least size, and by :func:`by_turns` unless it fills.
+No row goes to two parties, and the same generator state gives the same partition. All rows are used, except by
+:func:`by_size`, by :func:`by_group` with `min_rows` > 1, and by :func:`round_robin` without `fill`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,24 @@ RowIndices: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _PartitionSettings:
-    count: int = setting(help="how many parties", least=1)
-    alpha: float = setting(1.0, "how alike the parties are: small is one class each, large is i.i.d.", above=0)
-    classes: int = setting(1, "how many classes a party has", least=1)
-    min_rows: int = setting(1, "how many rows every party has at least", least=0)
-    sigma: float = setting(2.0, "the spread of log-normal sizes: 0 is all alike", least=0, most=50)  # else they are ∞
-    exponent: float = setting(2.0, "of the power law: the share of parties above a size s falls as s^(1-it)", above=1)
+    count: int = setting(help="number of parties", least=1)
+    alpha: float = setting(
+        1.0, "similarity of the parties: small gives one class each, large gives i.i.d. data", above=0
+    )
+    classes: int = setting(1, "number of classes per party", least=1)
+    min_rows: int = setting(1, "minimum number of rows per party", least=0)
+    sigma: float = setting(2.0, "spread of log-normal sizes: 0 makes all equal", least=0, most=50)  # more overflows
+    exponent: float = setting(
+        2.0, "exponent of the power law: the share of parties above a size s falls as s^(1-exponent)", above=1
+    )
 
 
 def by_dirichlet(
     y: ArrayLike, count: int, alpha: float, rng: np.random.Generator, min_rows: int = 1
 ) -> list[RowIndices]:
-    """Deal the rows of each class out in shares drawn from a Dirichlet(alpha) over the parties.
+    """Distribute the rows of each class in shares drawn from a Dirichlet(alpha) over the parties.
 
-    A party left with fewer than `least` rows gets random ones from whoever has most.
+    A party with fewer than `min_rows` rows gets random rows from the largest party.
 
     >>> north, south = by_dirichlet([0, 0, 0, 1, 1, 1], 2, 0.1, np.random.default_rng(0))
     >>> sorted([*north.tolist(), *south.tolist()])
@@ -55,7 +59,7 @@ def by_dirichlet(
 
 
 def by_label(y: ArrayLike, count: int, classes: int, rng: np.random.Generator) -> list[RowIndices]:
-    """Give every party exactly `classes` classes, and share each class evenly among those who have it.
+    """Give every party exactly `classes` classes, and split each class evenly among its parties.
 
     >>> sorted(rows.tolist() for rows in by_label([0, 0, 1, 1, 2, 2], 3, 1, np.random.default_rng(0)))
     [[0, 1], [2, 3], [4, 5]]
@@ -70,16 +74,16 @@ def by_label(y: ArrayLike, count: int, classes: int, rng: np.random.Generator) -
         if len(rows) < len(owners):
             raise PartyError(
                 f"Class {labels[rows[0]]} has {len(rows)} rows for the {len(owners)} parties that should hold it. "
-                f"Ask for fewer parties than {settings.count}, or fewer classes a party than {settings.classes}."
+                f"Ask for fewer than {settings.count} parties, or fewer than {settings.classes} classes per party."
             )
         row_owner[rows] = np.asarray(owners)[np.arange(len(rows)) % len(owners)]
     return _rows_by_owner(row_owner, settings.count)
 
 
 def iid(n: int, count: int, rng: np.random.Generator) -> list[RowIndices]:
-    """Deal `n` rows out at random (i.i.d.), in parts that differ by one row at most.
+    """Distribute `n` rows at random (i.i.d.), in parts that differ by one row at most.
 
-    >>> [len(rows) for rows in evenly(10, 3, np.random.default_rng(0))]
+    >>> [len(rows) for rows in iid(10, 3, np.random.default_rng(0))]
     [4, 3, 3]
     """
     settings = _PartitionSettings(index(count))
@@ -104,9 +108,9 @@ def by_size(n: int, sizes: ArrayLike, rng: np.random.Generator) -> list[RowIndic
 
 
 def by_group(groups: ArrayLike, min_rows: int = 1) -> dict[str, RowIndices]:
-    """One party an account, by its name; accounts with fewer than `least` rows are left out.
+    """Return one party per group, by the group's name; groups with fewer than `min_rows` rows are left out.
 
-    >>> by_account(["ann", "bob", "ann"], least=2)
+    >>> by_group(["ann", "bob", "ann"], min_rows=2)
     {'ann': array([0, 2])}
     """
     check_settings(_PartitionSettings(1, min_rows=index(min_rows)), "by_group")
@@ -116,7 +120,8 @@ def by_group(groups: ArrayLike, min_rows: int = 1) -> dict[str, RowIndices]:
     if not rows_by_group:
         largest = max(map(len, parts), default=0)
         raise PartyError(
-            f"None of the {len(names)} accounts has {min_rows} rows; the largest has {largest}. Ask for a smaller least."
+            f"None of the {len(names)} groups has {min_rows} rows; the largest has {largest}. "
+            "Ask for a smaller minimum."
         )
     return rows_by_group
 
@@ -124,16 +129,16 @@ def by_group(groups: ArrayLike, min_rows: int = 1) -> dict[str, RowIndices]:
 def round_robin(
     y: ArrayLike, row_counts: ArrayLike, rng: np.random.Generator, min_rows: int = 1, fill: bool = False
 ) -> list[RowIndices]:
-    """Party u has the classes u, u+1, … (modulo how many there are), and `wanted[u, j]` rows of its j-th.
+    """Give party u the classes u, u+1, … (modulo the number of classes), and `row_counts[u, j]` rows of its j-th.
 
-    Where a class has too few rows, what is wanted of it shrinks in proportion, to no less than `least`. `fill`
-    lets it grow, too, until all rows are dealt out.
+    If a class has too few rows, its counts shrink in proportion, to `min_rows` at least. With `fill` they also grow
+    until all rows are used.
 
-    >>> [rows.tolist() for rows in by_turns([0, 1, 0, 1], [[1, 1], [1, 1]], np.random.default_rng(0))]
+    >>> [rows.tolist() for rows in round_robin([0, 1, 0, 1], [[1, 1], [1, 1]], np.random.default_rng(0))]
     [[0, 1], [2, 3]]
     """
     labels = _validated_labels(y)
-    desired_counts = np.asarray(row_counts, dtype=np.float64)  # wishes [count, classes]
+    desired_counts = np.asarray(row_counts, dtype=np.float64)  # [count, classes]
     by_class = _rows_by_class(labels, rng)
     check_settings(
         _PartitionSettings(len(desired_counts), classes=desired_counts.shape[1], min_rows=index(min_rows)),
@@ -155,9 +160,9 @@ def round_robin(
 
 
 def round_robin_classes(count: int, classes: int, available: int) -> RowIndices:
-    """Which classes each party has when they are dealt out in turn, ``[count, classes]``.
+    """Return the classes of each party when they are assigned in turn, ``[count, classes]``.
 
-    >>> turns(3, 2, 3).tolist()
+    >>> round_robin_classes(3, 2, 3).tolist()
     [[0, 1], [1, 2], [2, 0]]
     """
     party_classes: RowIndices = (np.arange(count)[:, None] + np.arange(classes)) % available
@@ -167,9 +172,9 @@ def round_robin_classes(count: int, classes: int, available: int) -> RowIndices:
 def log_normal_sizes(
     count: int, rng: np.random.Generator, mean: float = 4.0, sigma: float = 2.0, min_rows: int = 50
 ) -> RowIndices:
-    """Sizes ⌊log-normal(mean, sigma)⌋ + `least`: by default those of FedProx's synthetic data.
+    """Return sizes ⌊log-normal(mean, sigma)⌋ + `min_rows`; the defaults are those of FedProx's synthetic data.
 
-    >>> log_normal(5, np.random.default_rng(0), least=10).tolist()
+    >>> log_normal_sizes(5, np.random.default_rng(0), min_rows=10).tolist()
     [80, 51, 206, 77, 28]
     """
     check_settings(_PartitionSettings(index(count), sigma=float(sigma), min_rows=index(min_rows)), "log_normal_sizes")
@@ -177,9 +182,9 @@ def log_normal_sizes(
 
 
 def power_law_sizes(count: int, rng: np.random.Generator, exponent: float = 2.0, min_rows: int = 10) -> RowIndices:
-    """Sizes of at least `least` whose share above s falls as s^(1-exponent).
+    """Return sizes of at least `min_rows` whose share above s falls as s^(1-exponent).
 
-    >>> power_law(5, np.random.default_rng(0)).tolist()
+    >>> power_law_sizes(5, np.random.default_rng(0)).tolist()
     [19, 27, 10, 10, 17]
     """
     check_settings(
@@ -201,10 +206,12 @@ def split_rows(
     sigma: float = 2.0,
     exponent: float = 2.0,
 ) -> list[RowIndices]:
-    """All rows by the name of a split: `alpha` is for "dirichlet", `classes` for "label" and "turns", `sigma` for
-    "lognormal" and "turns", `exponent` for "powerlaw". Sizes keep their proportions, at least one row a party.
+    """Partition all rows by the name of a split; each split uses its own settings.
 
-    >>> [len(rows) for rows in cut([0, 0, 0, 1, 1, 1], "turns", 2, np.random.default_rng(0), classes=1)]
+    `alpha` is for "dirichlet", `classes` for "label" and "round_robin", `sigma` for "lognormal" and "round_robin",
+    `exponent` for "powerlaw". Sizes keep their proportions, with at least one row per party.
+
+    >>> [len(rows) for rows in split_rows([0, 0, 0, 1, 1, 1], "round_robin", 2, np.random.default_rng(0), classes=1)]
     [3, 3]
     """
     if split not in SPLITS:
@@ -229,16 +236,16 @@ def split_rows(
 def _validated_sizes(sizes: ArrayLike) -> RowIndices:
     values = np.asarray(sizes)
     if values.ndim != 1 or not values.size or values.dtype.kind not in "iu" or values.min() < 0:
-        raise PartyError(f"Sizes must be whole numbers >= 0, one a party. Got {sizes!r:.80}.")
+        raise PartyError(f"Sizes must be whole numbers >= 0, one per party. Got {sizes!r:.80}.")
     return values.astype(np.int64)
 
 
 def _allocate(desired_counts: NDArray[np.float64], available: int, min_rows: int, fill: bool, label: str) -> RowIndices:
-    """Whole numbers >= least near the wishes whose sum is at most what is available; exactly that, if they fill it."""
+    """Return whole numbers >= `min_rows` near the desired counts, with a sum <= `available`, or equal with `fill`."""
     if available < min_rows * len(desired_counts):
         raise PartyError(
-            f"{label} has {available} rows for the {len(desired_counts)} parties that should hold at least {min_rows} of them. "
-            "Ask for fewer parties, fewer classes a party, or a smaller least."
+            f"{label} has {available} rows for the {len(desired_counts)} parties that should hold at least {min_rows} "
+            "of them. Ask for fewer parties, fewer classes per party, or a smaller minimum."
         )
     if not len(desired_counts):
         return np.zeros(0, dtype=np.int64)
@@ -257,8 +264,8 @@ def _validated_labels(y: ArrayLike) -> NDArray[Any]:
     labels = np.asarray(y)
     if labels.ndim != 1 or labels.dtype.kind not in "iub":
         raise PartyError(
-            f"A split by label needs one whole number a row. Got shape {labels.shape} of {labels.dtype}. "
-            "Turn the labels into a flat array of integers, or split with evenly()."
+            f"A split by label needs one whole number per row. Got shape {labels.shape} of {labels.dtype}. "
+            "Turn the labels into a flat array of integers, or split with iid()."
         )
     return labels
 
@@ -276,7 +283,7 @@ def _check_enough(n: int, count: int, min_rows: int) -> None:
 
 
 def _top_up(row_owner: RowIndices, count: int, min_rows: int, rng: np.random.Generator) -> None:
-    """Move single rows, in place, until no party has fewer than `least`; whoever gives keeps at least that many."""
+    """Move single rows in place, from the largest parties, until no party has fewer than `min_rows`."""
     sizes = np.bincount(row_owner, minlength=count)  # [count]
     for party in np.flatnonzero(sizes < min_rows):
         while sizes[party] < min_rows:
@@ -287,7 +294,7 @@ def _top_up(row_owner: RowIndices, count: int, min_rows: int, rng: np.random.Gen
 
 
 def _assign_classes(settings: _PartitionSettings, available: int, rng: np.random.Generator) -> Sequence[Sequence[int]]:
-    """Who holds each class: every party takes those with the fewest holders so far, ties at random."""
+    """Return the parties of each class: every party takes the classes with the fewest parties, ties at random."""
     if settings.classes > available:
         raise PartyError(f"A party can have at most the {available} classes there are. Got classes={settings.classes}.")
     if settings.count * settings.classes < available:

@@ -1,4 +1,4 @@
-"""One party: its data as the caller has them, checked, and cut into train and test when they are asked for."""
+"""One party: the caller's data, checked, and split into train and test on demand."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class Party:
     y: Tensor
     x_test: Tensor
     y_test: Tensor
-    weights: Tensor | None = None  # [samples], how often each is drawn; None: all alike
+    weights: Tensor | None = None  # [samples], sampling weights; None: uniform
 
     @property
     def samples(self) -> int:
-        """How many samples it trains on."""
+        """The number of training samples."""
         return len(self.x)
 
     @property
     def data(self) -> tuple[Tensor, ...]:
-        """All that it has."""
+        """All tensors of the party."""
         return self.x, self.y, self.x_test, self.y_test
 
     def __repr__(self) -> str:
@@ -46,7 +46,7 @@ class Party:
 
 @dataclass(frozen=True)
 class SplitSettings:
-    """How parties are made of arrays."""
+    """Settings for building parties from arrays."""
 
     test: float = setting(help="share of its samples that a party keeps for its test set", least=0, below=1)
     seed: int = 0
@@ -55,7 +55,7 @@ class SplitSettings:
 
 @dataclass(frozen=True)
 class SampleSpec:
-    """What must be alike for all parties: the shapes of one sample, and the dtypes."""
+    """Shapes of one sample and dtypes, which must agree for all parties."""
 
     x_shape: tuple[int, ...]
     x_dtype: torch.dtype
@@ -75,9 +75,9 @@ class SampleSpec:
 
 @dataclass(frozen=True, eq=False)
 class PartySource:
-    """A party before it is cut: arrays that many parties may share, which rows are its own, and how to cut them.
+    """A party before its train/test split: arrays that parties may share, its own rows, and split settings.
 
-    Nothing is copied before somebody asks for the party: a thousand of them cost as much memory as their data set.
+    Nothing is copied before the party is requested: a thousand parties cost as much memory as their data set.
     """
 
     name: str
@@ -87,7 +87,7 @@ class PartySource:
     split_settings: SplitSettings
     sample_spec: SampleSpec
     rows: NDArray[np.int64] | None = None  # of x and y; None: all of them
-    prepare: Callable[[Array], Array] | None = None  # what is done to its features, such as scaling or rotating
+    prepare: Callable[[Array], Array] | None = None  # applied to the features, such as scaling or rotating
 
     @property
     def size(self) -> int:
@@ -95,7 +95,7 @@ class PartySource:
 
     @property
     def labels(self) -> Array:
-        """The targets of all its rows."""
+        """Targets of all rows of the party."""
         return self.y if self.rows is None else self.y[self.rows]
 
     @property
@@ -126,7 +126,7 @@ class PartySource:
         return x if self.prepare is None else self.prepare(x)
 
     def table_row(self) -> str:
-        """Its line in a table of parties."""
+        """Return this party's line in a table of parties."""
         sizes = f"{self.name:8} {self.size - self.held_out_count:5} {self.test_count:5}"
         if self.y.ndim > 1 or self.y.dtype.kind == "f":
             return f"{sizes}       -  -"
@@ -135,7 +135,7 @@ class PartySource:
 
 
 def party_source(name: str, arrays: Sequence[Any], split_settings: SplitSettings) -> PartySource:
-    """A party of its own arrays, checked."""
+    """Return the checked source of a party with arrays of its own."""
     if not isinstance(arrays, tuple | list) or len(arrays) not in (2, 4):
         raise PartyError(f"Party {name!r} must be (x, y) or (x, y, x_test, y_test). Got a {type(arrays).__name__}.")
     x, y, sample_spec = validate_pair(f"party {name!r}", "", arrays[:2], split_settings=split_settings)
@@ -151,7 +151,7 @@ def party_source(name: str, arrays: Sequence[Any], split_settings: SplitSettings
 def validate_pair(
     owner: str, kind: str, pair: Sequence[Any], split_settings: SplitSettings
 ) -> tuple[Array, Array, SampleSpec]:
-    """Features and targets as arrays of equal length, without anything that is not finite, and their form."""
+    """Return features and targets as finite arrays of equal length, with their sample spec."""
     x = as_array(pair[0], f"The {kind}features of {owner}")
     y = as_array(pair[1], f"The {kind}targets of {owner}")
     if len(x) != len(y):
@@ -167,7 +167,7 @@ def validate_pair(
 
 
 def as_array(values: Any, label: str) -> Array:
-    """The values as an array; a tensor's or an array's memory is shared."""
+    """Return the values as an array; the memory of a tensor or an array is shared."""
     if isinstance(values, Tensor):
         values = values.detach().cpu()
         values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
@@ -176,12 +176,12 @@ def as_array(values: Any, label: str) -> Array:
     except ValueError as error:
         raise PartyError(f"{label} must be numbers in rows of one length: {error}") from error
     if array.ndim == 0 or array.dtype.kind not in "fiub":
-        raise PartyError(f"{label} must be numbers, one row a sample. Got shape {array.shape} of {array.dtype}.")
+        raise PartyError(f"{label} must be numbers, one row per sample. Got shape {array.shape} of {array.dtype}.")
     return array
 
 
 def _to_tensor(array: Array, dtype: torch.dtype) -> Tensor:
-    """The array as a tensor; its memory is shared where dtype and layout allow, and it may be written."""
+    """Return the array as a writable tensor; memory is shared where dtype and layout allow."""
     numpy_dtype = _numpy_dtype(torch.float32 if dtype == torch.bfloat16 else dtype)
     shareable = array.dtype == numpy_dtype and array.flags.carray
     return torch.from_numpy(array if shareable else np.require(array, numpy_dtype, ["C", "W"])).to(dtype)
@@ -193,17 +193,17 @@ def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
 
 
 def check_finite(array: Array, dtype: torch.dtype, label: str) -> None:
-    """Refuse NaN, infinities and what does not fit in the dtype, with the first such row."""
+    """Raise if a number is NaN, infinite or too large for the dtype, with its row."""
     if array.dtype.kind != "f" or not array.size:
         return
     max_value = torch.finfo(dtype).max
     if not (-max_value <= float(array.min()) and float(array.max()) <= max_value):  # a NaN makes both of them NaN
         row, *rest = np.argwhere(~(np.abs(array.astype(np.float64)) <= max_value))[0]
-        found = f"Row {row} of {label} holds {array[(row, *rest)]}"
-        raise PartyError(f"{found}. Every number must be finite and fit in {dtype}: mend or drop that row.")
+        problem = f"Row {row} of {label} holds {array[(row, *rest)]}"
+        raise PartyError(f"{problem}. Every number must be finite and fit in {dtype}: correct or drop that row.")
 
 
 def check_same_spec(subject: str, sample_spec: SampleSpec, reference: str, expected: SampleSpec) -> None:
-    """Refuse a form that differs from another one's."""
+    """Raise if a sample spec differs from the expected one."""
     if sample_spec != expected:
         raise PartyError(f"{subject} has {sample_spec}; expected {expected}, like {reference}. Make the data agree.")

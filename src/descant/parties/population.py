@@ -1,6 +1,6 @@
-"""Parties and their data: read once and checked, shared with the caller's arrays, cut into train and test on demand.
+"""Parties and their data: checked once, shared with the caller's arrays, split into train and test on demand.
 
-A party's cut is drawn from a stream of its own name, so that adding a party never changes another one's test set.
+The split of a party is drawn from a stream keyed by its name, so adding a party never changes another party's test set.
 """
 
 from __future__ import annotations
@@ -26,21 +26,23 @@ from .party import Array, Party, PartySource, SampleSpec, SplitSettings, check_s
 
 __all__ = ["Party", "Population", "from_arrays", "from_rows"]
 
-PARTY_CACHE_SIZE = 1024  # parties kept ready: all of a few large silos, but not all of a hundred thousand telephones
-MAX_LISTED_NAMES = 20  # parties that a table or a message lists
+PARTY_CACHE_SIZE = 1024  # parties kept in memory: enough for all silos, but not for a hundred thousand phones
+MAX_LISTED_NAMES = 20  # in a table or a message
 
 
 class _UnknownParty(PartyError, KeyError):
-    """Also a KeyError, so that `in` and `get` work as they do for any mapping."""
+    """Also a KeyError, so that `in` and `get` work as for any mapping."""
 
     __str__ = Exception.__str__  # KeyError would print the message in quotes
 
 
 class Population(Mapping[str, Party]):
-    """Parties by name, in order; they never change. Made by :func:`from_arrays`, a :class:`Party` at a time.
+    """An immutable mapping of parties by name, in order, which builds each :class:`Party` on demand.
 
-    >>> people = from_arrays({"north": ([[0.0], [1.0]], [0, 1]), "south": ([[2.0], [3.0]], [1, 1])}, test=0)
-    >>> people.names, people["south"].x.flatten().tolist()
+    :func:`from_arrays` and the functions of :data:`POPULATIONS` return one.
+
+    >>> population = from_arrays({"north": ([[0.0], [1.0]], [0, 1]), "south": ([[2.0], [3.0]], [1, 1])}, test=0)
+    >>> population.names, population["south"].x.flatten().tolist()
     (('north', 'south'), [2.0, 3.0])
     """
 
@@ -53,24 +55,24 @@ class Population(Mapping[str, Party]):
         placeholders: Mapping[str, PartySource] = MappingProxyType({}),
     ) -> None:
         self.note = note
-        """What whoever sees a result must know of the data ("the critics' reviews stand in for Sent140"), or ""."""
+        """A caveat on the data that every result must show ("film critics' reviews replace Sent140"), or ""."""
         self.validation = validation
-        """The server's own small set (x, y), on which the loss of every new centre is measured, or None."""
+        """The server's own small set (x, y), on which the loss of every new global model is measured, or None."""
         self.joined_after = joined_after
-        """The round behind which each of those has come who were not there from the beginning."""
+        """The round after which each late party joined; parties from the start are not listed."""
         self.placeholders = placeholders
-        """What was taken for some of those until then, because nothing was known of them but that they would come."""
+        """Sources used for some late parties until then, when only their names were known."""
         self._sources = {source.name: source for source in sources}
         self._cache: dict[str, Party] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names, in order."""
+        """The names of the parties, in order."""
         return tuple(self._sources)
 
     @property
     def samples(self) -> dict[str, int]:
-        """How many samples each party trains on, without reading its data."""
+        """Number of training samples of each party; reads no data."""
         return {name: source.size - source.held_out_count for name, source in self._sources.items()}
 
     def __getitem__(self, name: str) -> Party:
@@ -99,10 +101,10 @@ class Population(Mapping[str, Party]):
     __hash__ = object.__hash__  # by identity, like a Party
 
     def __repr__(self) -> str:
-        return f"People({len(self)}: {_format_names(self.names)})"
+        return f"Population({len(self)}: {_format_names(self.names)})"
 
     def subset(self, names: Iterable[str]) -> Population:
-        """Only these parties, in this order, each with the data and the test set that it has here."""
+        """Return only these parties, in this order, with unchanged data and test sets."""
         selected = validate_names([names] if isinstance(names, str) else list(names))
         return Population(
             map(self._source, selected),
@@ -113,7 +115,7 @@ class Population(Mapping[str, Party]):
         )
 
     def at_round(self, round: int) -> Population:
-        """Those who were there in the round with that number, as they were known then."""
+        """Return the parties present in a round, as they were known then."""
         late = {name for name, behind in self.joined_after.items() if behind >= round}
         if not late & self._sources.keys():
             return self
@@ -121,7 +123,7 @@ class Population(Mapping[str, Party]):
             self.placeholders.get(name) if name in late else source for name, source in self._sources.items()
         ]
         return Population(
-            [one for one in present_sources if one is not None],
+            [source for source in present_sources if source is not None],
             self.note,
             self.validation,
             joined_after=self.joined_after,
@@ -129,23 +131,25 @@ class Population(Mapping[str, Party]):
         )
 
     def with_validation(self, x: Any, y: Any) -> Population:
-        """The same parties, and a small set of the server's own, prepared as theirs are; it must represent them.
+        """Return the same parties with a small validation set of the server.
 
-        >>> people = from_arrays({"a": ([[0.0], [1.0]], [0, 1])}).with_validation([[0.5]], [1])
-        >>> people.validation
+        It is prepared like the parties' data and must be representative of them.
+
+        >>> population = from_arrays({"a": ([[0.0], [1.0]], [0, 1])}).with_validation([[0.5]], [1])
+        >>> population.validation
         (tensor([[0.5000]]), tensor([1]))
         """
         first = self._source(self.names[0])
-        x, y, form = validate_pair("the validation set", "", (x, y), split_settings=first.split_settings)
+        x, y, spec = validate_pair("the validation set", "", (x, y), split_settings=first.split_settings)
         if not len(x):
             raise PartyError("The validation set is empty. Give it at least one sample, or leave it out.")
-        check_same_spec("The validation set", form, f"party {first.name!r}", expected=first.sample_spec)
-        if not form.y_shape and not form.y_dtype.is_floating_point:
+        check_same_spec("The validation set", spec, f"party {first.name!r}", expected=first.sample_spec)
+        if not spec.y_shape and not spec.y_dtype.is_floating_point:
             unknown = np.setdiff1d(y, self.label_counts()[0])
             if len(unknown):
                 raise PartyError(f"The validation set has labels that no party has: {_format_names(unknown.tolist())}.")
         validation_party = PartySource(
-            "validation", x, y, test_set=None, split_settings=replace(first.split_settings, test=0.0), sample_spec=form
+            "validation", x, y, test_set=None, split_settings=replace(first.split_settings, test=0.0), sample_spec=spec
         ).build_party()
         return Population(
             self._sources.values(),
@@ -156,26 +160,26 @@ class Population(Mapping[str, Party]):
         )
 
     def label_counts(self) -> tuple[Array, NDArray[np.int64]]:
-        """The labels there are, and how many rows of each every party has, ``[parties, labels]``."""
+        """Return all labels, and the number of rows per party and label, ``[parties, labels]``."""
         sources = tuple(self._sources.values())
         if sources[0].sample_spec.y_shape or sources[0].sample_spec.y_dtype.is_floating_point:
             raise PartyError(
-                f"Only parties with one whole number a row as target have labels. Got {sources[0].sample_spec}."
+                f"Only parties whose targets are one whole number per row have labels. Got {sources[0].sample_spec}."
             )
         counts_by_party = [np.unique(source.labels, return_counts=True) for source in sources]
-        labels = np.unique(np.concatenate([one for one, _ in counts_by_party]))
+        labels = np.unique(np.concatenate([party_labels for party_labels, _ in counts_by_party]))
         counts = np.zeros((len(counts_by_party), len(labels)), dtype=np.int64)
-        for row, (one, times) in zip(counts, counts_by_party, strict=True):
-            row[np.searchsorted(labels, one)] = times
+        for row, (party_labels, party_counts) in zip(counts, counts_by_party, strict=True):
+            row[np.searchsorted(labels, party_labels)] = party_counts
         return labels, counts
 
     def find_invalid_label(self, classes: int) -> str:
-        """Who has a label that is not below `classes`, in words; "" if nobody has. It reads no features.
+        """Return a sentence on the first label that is not below `classes`, or "" if there is none; reads no features.
 
-        >>> from_arrays({"a": ([[0.0], [1.0]], [0, 7])}).label_beyond(2)
+        >>> from_arrays({"a": ([[0.0], [1.0]], [0, 7])}).find_invalid_label(2)
         "Party 'a' has the label 7 in row 1"
         """
-        checked_targets: set[int] = set()  # targets that many parties share are looked through once
+        checked_targets: set[int] = set()  # targets shared by many parties are checked once
         for source in self._sources.values():
             if id(source.y) not in checked_targets and source.y.max() < classes:
                 checked_targets.add(id(source.y))
@@ -188,13 +192,13 @@ class Population(Mapping[str, Party]):
         return ""
 
     def plot(self, file: str | Path) -> Path:
-        """Draw the map of parties and classes into a PNG file."""
+        """Draw the map of parties and classes into a PNG file; return its path."""
         from .population_plot import plot_population
 
         return plot_population(self, Path(file))
 
     def describe(self) -> str:
-        """A table for people to read: the sizes of each party and the label it has most of.
+        """Return a readable table: the sizes of each party and its most common label.
 
         >>> print(from_arrays({"a": ([[0.0], [1.0], [2.0]], [1, 1, 0]), "b": ([[3.0]], [0])}).describe())
         2 parties: 3 samples to train, 1 to test; features (1,) float32, targets () int64
@@ -212,7 +216,9 @@ class Population(Mapping[str, Party]):
             *(source.table_row() for source in sources[:MAX_LISTED_NAMES]),
         ]
         lines += [f"and {len(self) - MAX_LISTED_NAMES} more"] * (len(self) > MAX_LISTED_NAMES)
-        lines += [] if self.validation is None else [f"the server validates on {len(self.validation[0])} of its own"]
+        lines += (
+            [] if self.validation is None else [f"the server validates on {len(self.validation[0])} samples of its own"]
+        )
         return "\n".join([*lines, self.note] if self.note else lines)
 
 
@@ -225,14 +231,14 @@ def from_arrays(
     note: str = "",
     validation: Sequence[Any] | None = None,
 ) -> Population:
-    """Parties from pairs (x, y), or (x, y, x_test, y_test) where a party brings its own test set.
+    """Return parties from pairs (x, y), or from (x, y, x_test, y_test) for a party with its own test set.
 
-    Arrays, tensors and nested lists will do. From a pair the share `test` is held out, at least one sample of two.
-    Features: float64 becomes float32 and whole numbers stay whole, unless `dtype` says otherwise. Labels become int64.
-    `validation` is a pair, too: the server's own small set (see `People.with_validation`).
+    Arrays, tensors and nested lists are accepted. From a pair the share `test` is held out, at least one sample of two.
+    Float64 features become float32 and integer features become int64, unless `dtype` is given. Labels become int64.
+    `validation` is also a pair: the server's own small set (see `Population.with_validation`).
 
-    >>> people = from_arrays([([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1])], test=0.25, names=["north"])
-    >>> people["north"]
+    >>> population = from_arrays([([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1])], test=0.25, names=["north"])
+    >>> population["north"]
     Party('north', 3 to train, 1 to test, x (1,))
     """
     split_settings = _split_settings("from_arrays", test, seed, dtype=dtype)
@@ -270,14 +276,14 @@ def from_rows(
     note: str = "",
     test_rows: Sequence[RowIndices] | None = None,
 ) -> Population:
-    """Parties that share one data set: each has some rows of it, as :mod:`.splits` deals them out.
+    """Return parties that share one data set: each has some of its rows, for example from :mod:`.partition`.
 
-    The data set is checked once and not copied; a party's rows are taken out of it when it is asked for. Then `prepare`
-    is called with the party's number and with them: to scale small integers, say, or to rotate its images. `tests` are
-    the rows that each party is tested on, in their order, where these are not a share of its own.
+    The data set is checked once and not copied; the rows of a party are read when the party is requested. Then
+    `prepare` is called with the party's index and these rows, for example to scale bytes or to rotate images.
+    `test_rows` are the test rows of each party, in the order of the parties, if they are not a share of its own rows.
 
-    >>> people = from_rows([[0.0], [1.0], [2.0]], [0, 1, 1], {"north": np.array([0, 2]), "south": np.array([1])})
-    >>> people["north"].x.tolist(), people["north"].x_test.tolist()
+    >>> population = from_rows([[0.0], [1.0], [2.0]], [0, 1, 1], {"north": np.array([0, 2]), "south": np.array([1])})
+    >>> population["north"].x.tolist(), population["north"].x_test.tolist()
     ([[2.0]], [[0.0]])
     """
     split_settings = _split_settings("from_rows", test, seed, dtype=dtype)
@@ -287,7 +293,8 @@ def from_rows(
     rows_by_name = rows if isinstance(rows, Mapping) else {str(k): part for k, part in enumerate(rows)}
     if test_rows is not None and len(test_rows) != len(rows_by_name):
         raise PartyError(
-            f"Every party needs its test rows. There are {len(rows_by_name)} parties and {len(test_rows)} of these."
+            f"Every party needs its test rows. There are {len(rows_by_name)} parties and {len(test_rows)} sets of "
+            "test rows."
         )
     sources = []
     for k, name in enumerate(validate_names(list(rows_by_name))):
@@ -316,7 +323,9 @@ def _validated_rows(name: str, rows: RowIndices, row_count: int) -> RowIndices:
         or indices.dtype.kind not in "iu"
         or (indices.size and not 0 <= indices.min() <= indices.max() < row_count)
     ):
-        raise PartyError(f"The rows of party {name!r} must be whole numbers from 0 to {row_count - 1}, one a row.")
+        raise PartyError(
+            f"The rows of party {name!r} must be whole numbers from 0 to {row_count - 1}, in a flat array."
+        )
     return indices
 
 
@@ -331,12 +340,14 @@ def _split_settings(function_name: str, test: float, seed: int, dtype: torch.dty
 
 
 def _non_empty_population(sources: Sequence[PartySource], note: str) -> Population:
-    """The parties that have samples; a warning names the others."""
+    """Return the parties that have samples; warn about the others."""
     empty = [source.name for source in sources if not source.size]
     if len(empty) == len(sources):
         raise PartyError(f"All {len(empty)} parties are empty: {_format_names(empty)}. At least one needs a sample.")
     if empty:
-        warnings.warn(f"Left out, because they have no samples: {_format_names(empty)}.", DescantWarning, stacklevel=3)
+        warnings.warn(
+            f"Parties left out because they have no samples: {_format_names(empty)}.", DescantWarning, stacklevel=3
+        )
     return Population((source for source in sources if source.size), note)
 
 
@@ -344,10 +355,10 @@ def validate_names(raw_names: Sequence[Any]) -> list[str]:
     names = [str(name) for name in raw_names]
     if not names:
         raise PartyError("There must be at least one party. Got none.")
-    bad = [name for name, times in Counter(names).items() if times > 1 or not name]
-    if bad:
+    invalid = [name for name, count in Counter(names).items() if count > 1 or not name]
+    if invalid:
         raise PartyError(
-            f"Every party needs a name of its own that is not empty. Given twice or empty: {_format_names(bad)}."
+            f"Every party needs a unique name that is not empty. Given twice or empty: {_format_names(invalid)}."
         )
     return names
 

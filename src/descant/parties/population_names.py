@@ -18,22 +18,26 @@ from .population import Population
 
 POPULATIONS: Mapping[str, Callable[..., Population]] = MappingProxyType(
     {
-        made.__name__: made
-        for made in (
-            *(
-                digits,
-                synthetic,
-                shared_structure,
-                mnist,
-                femnist,
-                sentiment,
-                representation_matching_clients,
-                mnist_svhn,
-                rotated_mnist,
-                newsgroups,
-            ),
-            *(cifar10, svhn, npz, csv, spoken_words, agents, desks),
+        function.__name__: function
+        for function in (
+            digits,
+            synthetic,
+            shared_structure,
+            mnist,
+            femnist,
+            sentiment,
+            representation_matching_clients,
+            mnist_svhn,
+            rotated_mnist,
+            newsgroups,
+            cifar10,
+            svhn,
+            npz,
+            csv,
+            spoken_words,
+            agents,
+            desks,
         )
     }
 )
-"""What makes parties, by name. Keywords are JSON values; the first line of a docstring says what it is."""
+"""Functions that return populations, by name; keywords are JSON values, and the first docstring line is shown."""

@@ -1,4 +1,4 @@
-"""The map of a population: which party has how much of which class."""
+"""The map of a population: the share of every class in every party."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
     from .population import Population
 
-MAX_LABELED_PARTIES = 30  # parties: so many names and numbers fit
+MAX_LABELED_PARTIES = 30  # more names and numbers do not fit
 
 
 def plot_population(population: Population, file: str | Path) -> Path:
-    """Parties from left to right, classes from the top: a cell is the share of the party's rows; sizes stand above.
+    """Draw parties (columns) by classes (rows): a cell is the share of the party's rows; bars on top show sizes.
 
-    Up to 30 parties keep their order, with their names and the numbers in the cells; more are sorted by their classes.
+    Up to 30 parties keep their order and show names and numbers. More parties are sorted by their classes.
     """
     from matplotlib import colormaps
-    from matplotlib.figure import Figure  # here, because it takes a second
+    from matplotlib.figure import Figure  # slow to import
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     labels, counts = population.label_counts()  # counts [parties, classes]
@@ -50,13 +50,13 @@ def plot_population(population: Population, file: str | Path) -> Path:
     file = Path(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a party may be named in letters that the font lacks
+        warnings.filterwarnings("ignore", message="Glyph")  # the font may lack characters of a party's name
         figure.savefig(file, format="png", backend="agg")
     return file
 
 
 def _sort_order(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Parties with the same classes side by side, or, where each has others, those with the same main class."""
+    """Return an order that groups parties with the same classes, or else with the same main class."""
     shares = counts / counts.sum(1, keepdims=True)
     patterns, pattern_index = np.unique(counts == 0, axis=0, return_inverse=True)
     primary_key = pattern_index if len(patterns) <= len(counts) // 10 else np.zeros(len(counts))
@@ -67,7 +67,7 @@ def _draw_sizes(axes: Axes, sizes: NDArray[np.int64], labeled: bool) -> None:
     positions = np.arange(len(sizes))
     if labeled:
         axes.bar(positions, sizes, width=0.8, color="#555555")
-    else:  # bars of a pixel would vanish
+    else:  # bars one pixel wide would not show
         axes.fill_between(positions, sizes, step="mid", color="#555555", linewidth=0)
     if sizes.max() > 20 * sizes.min():
         axes.set_yscale("log")

@@ -1,6 +1,7 @@
-"""Files as arrays. What is damaged is refused with the file, the row and what was expected; nothing is ever unpickled.
+"""Readers of files as arrays; an error names the file, the row and the expected content. Nothing is unpickled.
 
-Each reader takes one file as people have it: npz, IDX (MNIST), CIFAR's binary batches, CSV with named columns, WAV.
+Each reader takes one file in its original format: npz, IDX (MNIST), CIFAR's binary batches, CSV with named columns,
+WAV.
 """
 
 from __future__ import annotations
@@ -31,45 +32,42 @@ from .party import Array, check_finite
 
 _READ_ERRORS: tuple[type[Exception], ...] = (OSError, EOFError, ValueError, KeyError, MemoryError)
 _READ_ERRORS += (zlib.error, lzma.LZMAError, zipfile.BadZipFile, struct.error, wave.Error)
-_READ_ERRORS += (NotImplementedError, RuntimeError)  # a zip that asks for another method or a password
-_READ_ERRORS += (
-    tokenize.TokenError,
-    SyntaxError,
-    TypeError,
-    OverflowError,
-)  # the head of an array that is no longer one
-_IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}  # of IDX, big-endian
+_READ_ERRORS += (NotImplementedError, RuntimeError)  # a zip with an unknown compression or a password
+_READ_ERRORS += (tokenize.TokenError, SyntaxError, TypeError, OverflowError)  # from a damaged npy header
+_IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}  # big-endian
 
-_MAX_FIELD_CHARACTERS = 2**24  # characters of a field: Python's own limit of 131,072 is less than some letters have
+_MAX_FIELD_CHARACTERS = 2**24  # per field: Python's default of 131,072 is too small for some newsgroup texts
 
-FIRST_ROW = 2  # of a CSV file's data: as in a spreadsheet, the names of the columns are row 1
+FIRST_ROW = 2  # of the data in a CSV file: as in a spreadsheet, the column names are row 1
 
 
 @contextmanager
 def read_errors(file: Path, expected: str) -> Iterator[None]:
-    """What goes wrong inside becomes an error that names the file."""
+    """Convert any read error inside into one that names the file."""
     try:
         yield
     except _READ_ERRORS as error:
         if isinstance(error, FileNotFoundError):
             raise PartyError(f"There is no file {file}. Expected {expected}.") from error
         reason = (str(error).strip().splitlines() or ["it is damaged"])[0]
-        if "pickle" in reason:  # numpy would advise to trust it
+        if "pickle" in reason:  # numpy's message would suggest allow_pickle
             reason = "it holds objects, or no arrays at all"
         raise damaged_file_error(file, f"{reason} ({type(error).__name__})", expected) from error
 
 
 def damaged_file_error(file: Path, problem: str, expected: str) -> PartyError:
-    """The error for a file that is not what it should be."""
-    return PartyError(f"{file} cannot be used: {problem}. Expected {expected}. Get the file anew, or mend it.")
+    """Return the error for a damaged or unexpected file."""
+    return PartyError(f"{file} cannot be used: {problem}. Expected {expected}. Download the file again, or correct it.")
 
 
 def read_npz(file: str | Path, names: Sequence[str]) -> tuple[Array, ...]:
-    """Named arrays of an npz file."""
+    """Return named arrays of an npz file."""
     file = Path(file)
     expected = f"an npz file with {', '.join(names)}, plain arrays of numbers or text"
     with read_errors(file, expected), file.open("rb") as stream, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Reading", category=UserWarning)  # a file of Python 2 is fine, too
+        warnings.filterwarnings(
+            "ignore", message="Reading", category=UserWarning
+        )  # files written by Python 2 are accepted
         archive = np.load(stream, allow_pickle=False)  # noqa: TID251
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise damaged_file_error(file, "it holds one array without a name", expected)
@@ -89,7 +87,7 @@ def read_npz(file: str | Path, names: Sequence[str]) -> tuple[Array, ...]:
 
 
 def read_idx(file: str | Path) -> Array:
-    """The array of an IDX file, the form of the original MNIST; packed by gzip or not."""
+    """Return the array of an IDX file, the format of the original MNIST; it may be compressed."""
     file = Path(file)
     expected = "an IDX file (two zero bytes, a type, the number of dimensions, their sizes, the values)"
     with read_errors(file, expected):
@@ -102,17 +100,17 @@ def read_idx(file: str | Path) -> Array:
     row = dtype.itemsize * math.prod(shape[1:])
     if len(data) - data_start != row * shape[0]:
         complete_rows = (len(data) - data_start) // row if row else 0
-        found = (
-            f"it ends in row {complete_rows}" if complete_rows < shape[0] else f"it goes on behind row {shape[0] - 1}"
+        problem = (
+            f"it ends in row {complete_rows}" if complete_rows < shape[0] else f"it continues after row {shape[0] - 1}"
         )
         raise damaged_file_error(
-            file, found, f"{shape[0]} rows of {row} bytes, {data_start + row * shape[0]} bytes in all"
+            file, problem, f"{shape[0]} rows of {row} bytes, {data_start + row * shape[0]} bytes in all"
         )
     return np.frombuffer(data, dtype, offset=data_start).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
 
 
 def read_cifar(file: str | Path, classes: int = 10) -> tuple[Array, Array]:
-    """Images ``[n, 3, 32, 32]`` and labels of one binary batch of CIFAR-10, or of CIFAR-100 (the fine ones)."""
+    """Return images ``[n, 3, 32, 32]`` and labels of one binary batch of CIFAR-10 or CIFAR-100 (fine labels)."""
     file = Path(file)
     label_bytes = {10: 1, 100: 2}[classes]  # bytes of labels before each image
     size = label_bytes + 3 * 32 * 32
@@ -121,7 +119,7 @@ def read_cifar(file: str | Path, classes: int = 10) -> tuple[Array, Array]:
         data = np.frombuffer(_read_bytes(file), np.uint8)
     if not len(data) or len(data) % size:
         raise damaged_file_error(
-            file, f"it ends in row {len(data) // size} after {len(data) % size} bytes of it", expected
+            file, f"it ends in row {len(data) // size} after {len(data) % size} of its bytes", expected
         )
     rows = data.reshape(-1, size)
     y = validate_labels(file, rows[:, label_bytes - 1], classes)
@@ -129,33 +127,33 @@ def read_cifar(file: str | Path, classes: int = 10) -> tuple[Array, Array]:
 
 
 def read_wave(file: str | Path, rate: int = 16_000) -> Array:
-    """The sound in a WAV file, as numbers in [-1, 1): 16-bit PCM of one channel."""
+    """Return the samples of a WAV file (16-bit PCM, one channel) as numbers in [-1, 1)."""
     file = Path(file)
-    expected = f"a WAV file of 16-bit PCM, one channel, {rate} samples a second"
+    expected = f"a WAV file of 16-bit PCM, one channel, {rate} samples per second"
     with read_errors(file, expected), file.open("rb") as opened, wave.open(opened) as sound:
         parameters = sound.getparams()
         data = sound.readframes(parameters.nframes)
     if (parameters.nchannels, parameters.sampwidth, parameters.framerate) != (1, 2, rate):
-        found = f"{parameters.nchannels} channels of {8 * parameters.sampwidth} bits, {parameters.framerate} samples a second"
-        raise damaged_file_error(file, f"it has {found}", expected)
+        channels = f"{parameters.nchannels} channels of {8 * parameters.sampwidth} bits"
+        raise damaged_file_error(file, f"it has {channels}, {parameters.framerate} samples per second", expected)
     if not data or len(data) != 2 * parameters.nframes:
         raise damaged_file_error(file, f"it ends after {len(data) // 2} of {parameters.nframes} samples", expected)
     return np.frombuffer(data, "<i2").astype(np.float32) / 2**15
 
 
 def read_svhn(file: str | Path) -> tuple[Array, Array]:
-    """Images ``[n, 32, 32, 3]`` and labels of one of SVHN's MATLAB files, in which a 0 has the label 10."""
+    """Return images ``[n, 32, 32, 3]`` and labels of one of SVHN's MATLAB files, where label 10 means 0."""
     file = Path(file)
     expected = "a MATLAB file with X [32, 32, 3, n] and y [n, 1], labels from 1 to 10"
-    from scipy.io import loadmat  # here, because it takes half a second that few need
+    from scipy.io import loadmat  # slow to import, and rarely needed
 
     with read_errors(file, expected), file.open("rb") as opened:
         try:
-            found = loadmat(opened, variable_names=("X", "y"))  # numbers only: nothing in such a file is ever run
-        except Exception as error:  # whatever a damaged file leads scipy into
+            variables = loadmat(opened, variable_names=("X", "y"))  # reads numbers only and executes nothing
+        except Exception as error:  # a damaged file may raise anything in scipy
             raise damaged_file_error(file, f"{error} ({type(error).__name__})", expected) from error
-        x = found["X"]
-        y = found["y"]
+        x = variables["X"]
+        y = variables["y"]
     if x.ndim != 4 or y.shape != (x.shape[-1], 1) or y.dtype.kind not in "iu" or y.min(initial=1) < 1:
         raise damaged_file_error(file, f"X has shape {x.shape} and y {y.shape} of {y.dtype}", expected)
     return x.transpose(3, 0, 1, 2), validate_labels(file, y[:, 0] - 10 * (y[:, 0] == 10), 10)
@@ -164,9 +162,9 @@ def read_svhn(file: str | Path) -> tuple[Array, Array]:
 def read_table(
     file: str | Path, columns: Sequence[str], header: Sequence[str] | None = None, encoding: str = "utf-8-sig"
 ) -> dict[str, list[str]]:
-    """Named columns of a CSV file, packed by gzip or xz or not; `header` names them where the file does not.
+    """Return named columns of a CSV file, which may be compressed; `header` gives the names if the file has none.
 
-    UTF-8 may begin with the mark that Excel puts there.
+    UTF-8 may begin with the byte order mark that Excel writes.
     """
     format_name = f"a CSV file in {encoding.removesuffix('-sig')}"
     file = Path(file)
@@ -180,7 +178,7 @@ def read_table(
             duplicates = [name for name in columns if names.count(name) > 1]
             if duplicates:
                 raise damaged_file_error(
-                    file, f"two columns are called {duplicates[0]!r}", "a name of its own for every column"
+                    file, f"two columns are named {duplicates[0]!r}", "a unique name for every column"
                 )
             for name in columns:
                 if name not in names:
@@ -192,13 +190,13 @@ def read_table(
             for line in lines:
                 row += 1
                 if len(line) != len(names):
-                    raise damaged_file_error(file, f"row {row} has {len(line)} fields", f"{len(names)} fields a row")
+                    raise damaged_file_error(file, f"row {row} has {len(line)} fields", f"{len(names)} fields per row")
                 for column, index in zip(values, indices, strict=True):
                     column.append(line[index])
         except csv.Error as error:
             raise damaged_file_error(file, f"row {row + 1}: {error}", expected) from error
         except UnicodeDecodeError as error:
-            reason = f"behind row {row} there is a byte {error.object[error.start]:#04x}: {error.reason}"
+            reason = f"after row {row} there is a byte {error.object[error.start]:#04x}: {error.reason}"
             raise damaged_file_error(file, reason, expected) from error
     if row < FIRST_ROW - bool(header):
         raise damaged_file_error(file, "it has no rows", expected)
@@ -206,18 +204,18 @@ def read_table(
 
 
 def read_header(file: str | Path, encoding: str = "utf-8-sig") -> list[str]:
-    """The names of the columns of a CSV file."""
+    """Return the column names of a CSV file."""
     return next(csv.reader(read_text(file, "a CSV file whose first line names its columns", encoding)), [])
 
 
 def read_text(file: str | Path, expected: str, encoding: str = "utf-8") -> Iterator[str]:
-    """The lines of a text file, packed or not."""
+    """Yield the lines of a text file, which may be compressed."""
     with read_errors(Path(file), expected), _open_text(Path(file), encoding) as text:
         yield from text
 
 
 def parse_numbers(file: str | Path, table: dict[str, list[str]]) -> Array:
-    """Columns of text as numbers ``[rows, columns]``; the first that is none, or is not finite, is named by its row."""
+    """Return columns of text as numbers ``[rows, columns]``; raise with the row of the first one that is not finite."""
     for name, values in table.items():
         for row, value in enumerate(values, FIRST_ROW):
             try:
@@ -230,7 +228,7 @@ def parse_numbers(file: str | Path, table: dict[str, list[str]]) -> Array:
 
 
 def parse_labels(file: Path, values: list[str], label_of: dict[str, int], first_row: int = FIRST_ROW) -> RowIndices:
-    """The labels that texts stand for, as int64; ``first`` is the number of their first row in the file."""
+    """Return the labels of texts as int64; `first_row` is the file's row number of the first text."""
     for row, value in enumerate(values, first_row):
         if value not in label_of:
             raise damaged_file_error(file, f"the label of row {row} is {value!r}", f"one of {', '.join(label_of)}")
@@ -238,8 +236,8 @@ def parse_labels(file: Path, values: list[str], label_of: dict[str, int], first_
 
 
 def validate_labels(file: str | Path, y: Array, classes: int, label_name: str = "label") -> Array:
-    """Labels (or what else ``kind`` says) as int64, all of them from 0 to classes-1."""
-    expected = f"{label_name}s that are whole numbers from 0 to {classes - 1}, one a row"
+    """Return labels as int64; raise unless all are from 0 to `classes` - 1. `label_name` is used in messages."""
+    expected = f"{label_name}s that are whole numbers from 0 to {classes - 1}, one per row"
     if y.ndim != 1 or y.dtype.kind not in "iub":
         raise damaged_file_error(Path(file), f"its {label_name}s have shape {y.shape} of {y.dtype}", expected)
     invalid: RowIndices = np.flatnonzero((y < 0) | (y >= classes))
@@ -250,7 +248,7 @@ def validate_labels(file: str | Path, y: Array, classes: int, label_name: str = 
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """A text in a CSV file may be long, though not endless."""
+    """Allow long fields in CSV files, up to a limit."""
     before = csv.field_size_limit(_MAX_FIELD_CHARACTERS)
     try:
         yield

@@ -1,6 +1,6 @@
-"""Parties whose data are on other machines: what they say of themselves, and what stands in their places here.
+"""Parties whose data are on other machines: their descriptions, and placeholders for them on the server.
 
-A server makes its plan with these: names, shapes and counts are true, and every number is 0.
+A server plans with these placeholders: names, shapes and counts are true, and every number is 0.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from .population import Population
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.float32, torch.float64, torch.int64)
 }
-_MAX_COUNT = 10**9  # samples; more than that nobody has
-_MAX_SAMPLE_VALUES = 2**27  # numbers of a sample: two of them are tried when a party comes
-_MAX_OBSERVED_VALUES = (
-    2**22
-)  # numbers that an agent or a desk sees at once: eight of these are tried, and drawn before that
+_MAX_COUNT = 10**9  # upper limit of any described count
+_MAX_SAMPLE_VALUES = 2**27  # numbers per sample: the server tries two samples when a party joins
+_MAX_OBSERVED_VALUES = 2**22  # numbers per observation of an agent or a desk: the server draws and tries eight
 _SAMPLES_FIELDS = ("x", "x_dtype", "y", "y_dtype")
 _AGENT_FIELDS = ("observations", "actions")
 _DESK_FIELDS = ("assets", "window")
@@ -34,33 +32,34 @@ _COUNT_FIELDS = {
     _SAMPLES_FIELDS: ("samples", "test_count"),
     _AGENT_FIELDS: ("test_count",),
     _DESK_FIELDS: ("test_count",),
-}  # beside the form: may differ
+}
+"""Fields beside the sample spec, which may differ between parties."""
 _UNKNOWN_COUNTS = {"samples": 1, "test_count": 0}
 JOINED_AFTER = "joined_after"
-"""The round behind which a party has come, where it was not there from the beginning."""
+"""Key of the round after which a late party joined; absent for parties from the start."""
 DESCRIBED_AFTER = "described_after"
-"""The round behind which a party that was there from the beginning has said this of its data; None: not yet."""
+"""Key of the round after which a party from the start sent its description; None: not yet."""
 PLACEHOLDER_DESCRIPTIONS: tuple[Mapping[str, Any], ...] = (
     {"x": [0], "x_dtype": "float32", "y": [0], "y_dtype": "int64", "samples": _MAX_COUNT, "test_count": 0},
     {"observations": [0], "actions": 1, "test_count": 0},
     {"assets": 1, "window": 2, "test_count": 0},
 )
-"""What a party of each kind could say of which nothing is known: as many samples as there can be, and nothing in them.
+"""A description of each kind for a party of which nothing is known: the most samples possible, all of them empty.
 
-So ε is the least that it can be.
+So ε is the smallest possible.
 """
 
 
 def describe_party(party: Any) -> dict[str, Any]:
-    """What a party says of its data: shapes, dtypes and counts, as JSON values. No number of them, and no name.
+    """Return a party's description of its data: shapes, dtypes and counts, as JSON values; no data and no name.
 
-    >>> description(Party("a", torch.zeros(3, 2), torch.zeros(3).long(), torch.zeros(1, 2), torch.zeros(1).long()))
-    {'x': [2], 'x_dtype': 'float32', 'y': [], 'y_dtype': 'int64', 'samples': 3, 'tested': 1}
+    >>> describe_party(Party("a", torch.zeros(3, 2), torch.zeros(3).long(), torch.zeros(1, 2), torch.zeros(1).long()))
+    {'x': [2], 'x_dtype': 'float32', 'y': [], 'y_dtype': 'int64', 'samples': 3, 'test_count': 1}
     >>> from descant.parties import agents, desks
-    >>> description(agents("CartPole-v1", count=1, length=0.3)["0"])
-    {'observations': [4], 'actions': 2, 'tested': 20}
-    >>> description(desks("generated", count=1, assets=4)["0"])
-    {'assets': 4, 'window': 30, 'tested': 261}
+    >>> describe_party(agents("CartPole-v1", count=1, length=0.3)["0"])
+    {'observations': [4], 'actions': 2, 'test_count': 20}
+    >>> describe_party(desks("generated", count=1, assets=4)["0"])
+    {'assets': 4, 'window': 30, 'test_count': 261}
     """
     if isinstance(party, Agent):
         return {
@@ -83,17 +82,17 @@ def describe_party(party: Any) -> dict[str, Any]:
 
 
 def common_fields(description: Mapping[str, Any]) -> dict[str, Any]:
-    """What is the same for all parties of a federation, of what one of them says."""
+    """Return the fields of a description that are the same for all parties of a federation."""
     return {name: description[name] for name in _schema(description)}
 
 
 def known_fields(description: Mapping[str, Any]) -> dict[str, Any]:
-    """What a party says of its data, and nothing else that it may have sent along."""
+    """Return the known fields of a description, without anything else that a party sent."""
     return {name: description[name] for name in (*_schema(description), *_COUNT_FIELDS[_schema(description)])}
 
 
 def placeholder_description(description: Mapping[str, Any]) -> dict[str, Any]:
-    """What is taken for true of a party that has not come, like one that says this of its data."""
+    """Return the assumed description of a party that has not joined yet, from another party's description."""
     return {
         **common_fields(description),
         **{name: _UNKNOWN_COUNTS[name] for name in _COUNT_FIELDS[_schema(description)]},
@@ -101,10 +100,12 @@ def placeholder_description(description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def summarize_description(description: Mapping[str, Any]) -> str:
-    """What a party brings, in words.
+    """Return a description in words.
 
-    >>> told({"observations": [4], "actions": 2, "tested": 20}), told({"assets": 9, "window": 30, "tested": 261})
-    ('an environment of its own', '9 assets to trade')
+    >>> summarize_description({"observations": [4], "actions": 2, "test_count": 20})
+    'an environment of its own'
+    >>> summarize_description({"assets": 9, "window": 30, "test_count": 261})
+    '9 assets to trade'
     """
     if _schema(description) == _SAMPLES_FIELDS:
         return f"{description['samples']} samples"
@@ -120,37 +121,39 @@ def _schema(description: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def remote_population(descriptions: Mapping[str, Mapping[str, Any]], note: str = "") -> Population:
-    """The parties that were described, without their data.
+    """Return the described parties, without their data.
 
-    >>> said = {"x": [2], "x_dtype": "float32", "y": [], "y_dtype": "int64", "samples": 3, "tested": 1}
-    >>> people = elsewhere({"a": said})
-    >>> people["a"], people.samples
+    >>> description = {"x": [2], "x_dtype": "float32", "y": [], "y_dtype": "int64", "samples": 3, "test_count": 1}
+    >>> population = remote_population({"a": description})
+    >>> population["a"], population.samples
     (Party('a', 3 to train, 1 to test, x (2,)), {'a': 3})
     """
     if not descriptions:
         raise PartyError("There must be at least one party. Got none.")
-    sources = [_build_source(name, said) for name, said in descriptions.items()]
+    sources = [_build_source(name, description) for name, description in descriptions.items()]
     for source in sources:
-        if source.sample_spec != sources[0].sample_spec:
-            first = sources[0]
+        first = sources[0]
+        if source.sample_spec != first.sample_spec:
             raise PartyError(
-                f"Party {source.name!r} has {source.sample_spec}, party {first.name!r} {first.sample_spec}. They must be alike."
+                f"Party {source.name!r} has {source.sample_spec}, party {first.name!r} has {first.sample_spec}. "
+                "They must agree."
             )
-    described_late = {name: said for name, said in descriptions.items() if said.get(DESCRIBED_AFTER) is not None}
-    placeholders = {name: _build_source(name, placeholder_description(said)) for name, said in described_late.items()}
-    joined_after = {name: said[JOINED_AFTER] for name, said in descriptions.items() if JOINED_AFTER in said}
-    return Population(
-        sources,
-        note,
-        None,
-        joined_after=joined_after | {name: said[DESCRIBED_AFTER] for name, said in described_late.items()},
-        placeholders=placeholders,
-    )
+    described_late = {
+        name: description for name, description in descriptions.items() if description.get(DESCRIBED_AFTER) is not None
+    }
+    placeholders = {
+        name: _build_source(name, placeholder_description(description)) for name, description in described_late.items()
+    }
+    joined_after = {
+        name: description[JOINED_AFTER] for name, description in descriptions.items() if JOINED_AFTER in description
+    }
+    described_after = {name: description[DESCRIBED_AFTER] for name, description in described_late.items()}
+    return Population(sources, note, joined_after=joined_after | described_after, placeholders=placeholders)
 
 
 @dataclass(frozen=True, eq=False)
 class _RemoteSource(PartySource):
-    """One number, seen as often as there are samples: it takes no memory, however many they are."""
+    """A source of one number broadcast to all samples, which takes no memory."""
 
     def build_party(self) -> Party:
         x_test, y_test = self.test_set or (self.x[:0], self.y[:0])
@@ -162,21 +165,21 @@ class _RemoteSource(PartySource):
 
 @dataclass(frozen=True)
 class _RemoteEnvironment:
-    """An environment that is on another machine."""
+    """Placeholder of an environment on another machine."""
 
     observation_shape: tuple[int, ...]
     actions: int
     name: str = "an environment of its own"
 
     def make_vector(self, environments: Sequence[Any], agent_names: Sequence[str], cache: Any = None) -> Any:
-        raise PartyError(f"The environment of {agent_names[0]!r} is on its own machine, and nobody acts in it here.")
+        raise PartyError(f"The environment of {agent_names[0]!r} is on its own machine and cannot be used here.")
 
     def __str__(self) -> str:
         return self.name
 
 
 class _RemoteDesk(Desk):
-    """A desk whose prices are on another machine: as many days as there can be, of which none is written down."""
+    """Placeholder of a desk on another machine, with the most days possible and without prices."""
 
     @property
     def data(self) -> tuple[torch.Tensor, ...]:
@@ -195,7 +198,7 @@ def _build_source(name: str, description: Mapping[str, Any]) -> Any:
     try:
         return make(name, description)
     except (KeyError, TypeError, ValueError) as error:
-        raise PartyError(f"What party {name!r:.40} says of its data is not understood: {error}.") from error
+        raise PartyError(f"The description of the data of party {name!r:.40} is invalid: {error}.") from error
 
 
 def _samples_source(name: str, description: Mapping[str, Any]) -> PartySource:
@@ -249,7 +252,7 @@ def _desk_source(name: str, description: Mapping[str, Any]) -> DatalessSource:
 def _check_counts(
     numbers: Sequence[Any], positive: Sequence[int], shapes: Sequence[Sequence[int]], max_values: int
 ) -> None:
-    """Numbers that anybody may have written: whole ones, within reason, before anything is made of them."""
+    """Raise if untrusted numbers are not whole or not within limits, before anything is allocated."""
     valid = len(numbers) < 12 and all(type(number) is int and 0 <= number <= _MAX_COUNT for number in numbers)
     if not valid or min(positive) < 1 or max(map(math.prod, shapes)) > max_values:
         raise ValueError(f"its numbers are {[*numbers]!r:.120}")

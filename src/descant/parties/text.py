@@ -1,4 +1,4 @@
-"""Short texts as rows of word numbers, and the vectors that the numbers stand for."""
+"""Short texts as rows of word ids, and the word vectors of these ids."""
 
 from __future__ import annotations
 
@@ -19,46 +19,48 @@ from .readers import damaged_file_error, read_npz, read_text
 _TOKEN = re.compile(r"[\w']+|[.,!?;]")  # FedProx's
 
 VECTOR_SIZES = {"glove100": 100, "glove300": 300, "word2vec300": 300}
-"""The sets of word vectors, and how many numbers a word has in each."""
+"""Names of the sets of word vectors, and the size of a vector in each."""
 
 
 @dataclass(frozen=True, eq=False)
 class WordEmbeddings:
-    """Word vectors ``[1 + words, size]``; row 0 is zero, for padding and for words that have none."""
+    """Word vectors ``[1 + words, size]``; row 0 is zero, for padding and unknown words."""
 
     ids: Mapping[str, int]
     vectors: Array
 
     @cached_property
     def table(self) -> Tensor:
-        """The vectors as one tensor, the same for every model."""
+        """The vectors as one tensor, shared by all models."""
         return torch.tensor(self.vectors)
 
 
 def split_tokens(text: str) -> list[str]:
-    """Words and marks, by FedProx's rule; in small letters, because the vectors are (FedProx does not say).
+    """Split a text into words and punctuation by FedProx's rule, in lower case.
 
-    >>> tokens("It's GOOD, isn't it?")
+    The vectors are in lower case; FedProx does not specify the case.
+
+    >>> split_tokens("It's GOOD, isn't it?")
     ["it's", 'good', ',', "isn't", 'it', '?']
     """
     return _TOKEN.findall(text.lower())
 
 
 def encode_texts(texts: Sequence[str], ids: Mapping[str, int], max_words: int) -> Array:
-    """The numbers of the first `words` words of each text, 0 for unknown ones and behind the last.
+    """Return the ids of the first `max_words` words of each text, 0 for unknown words and as padding.
 
-    >>> encode(["a b c", "b ?"], {"a": 1, "b": 2}, 2).tolist()
+    >>> encode_texts(["a b c", "b ?"], {"a": 1, "b": 2}, 2).tolist()
     [[1, 2], [2, 0]]
     """
     rows = np.zeros((len(texts), max_words), dtype=np.int32)
     for row, text in zip(rows, texts, strict=True):
-        found = [ids.get(word, 0) for word in split_tokens(text)[:max_words]]
-        row[: len(found)] = found
+        word_ids = [ids.get(word, 0) for word in split_tokens(text)[:max_words]]
+        row[: len(word_ids)] = word_ids
     return rows
 
 
 def word_vectors(name: str, data: str | Path | None = None) -> WordEmbeddings:
-    """The words of a set of vectors and their numbers; read once, however many models use it."""
+    """Return a set of word vectors with its word ids; it is read once and cached."""
     (file,) = locate_files(name, data)
     return _load_vectors(file, VECTOR_SIZES[name], file.stat().st_mtime_ns)
 
@@ -68,10 +70,10 @@ def _load_vectors(file: Path, size: int, modified_ns: int) -> WordEmbeddings:
     words, vectors = _from_text(file, size) if ".txt" in file.suffixes else _from_npz(file)
     if vectors.ndim != 2 or vectors.shape != (len(words), size) or vectors.dtype.kind != "f":
         raise damaged_file_error(
-            file, f"it has {len(words)} words and vectors {vectors.shape}", f"{size} numbers a word"
+            file, f"it has {len(words)} words and vectors {vectors.shape}", f"{size} numbers per word"
         )
     table = np.concatenate([np.zeros((1, size), dtype=vectors.dtype), vectors])
-    table.flags.writeable = False  # everybody shares it
+    table.flags.writeable = False  # all models share it
     return WordEmbeddings({word: row for row, word in enumerate(words, 1)}, table)
 
 
@@ -81,10 +83,10 @@ def _from_npz(file: Path) -> tuple[list[str], Array]:
 
 
 def _from_text(file: Path, size: int) -> tuple[list[str], Array]:
-    """GloVe's own form: a word and its numbers a line, parted by blanks."""
+    """Read GloVe's text format: a word and its numbers per line, separated by spaces."""
     words = list[str]()
     vectors = list[Array]()
-    expected = f"a word and {size} numbers a line"
+    expected = f"a word and {size} numbers per line"
     for number, line in enumerate(read_text(file, expected), 1):
         word, *rest = line.rstrip("\n").rsplit(" ", size)
         try:

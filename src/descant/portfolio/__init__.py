@@ -1,7 +1,7 @@
-"""Markets, and what a portfolio makes of them: prices, fees, a day-by-day walk, and the measures it is judged by.
+"""Markets and back-tests: prices, transaction costs, daily portfolio simulation, and performance measures.
 
->>> path = uniform(generated(assets=3, years=1).relatives, c=0.002)
->>> path.weights.shape, float(path.turnover[0])
+>>> result = uniform_rebalancing(generate_market(assets=3, years=1).relatives, c=0.002)
+>>> result.weights.shape, float(result.turnover[0])
 ((259, 4), 1.0)
 """
 

@@ -1,8 +1,8 @@
-"""A walk through a market, day by day, and the two walks that need no skill.
+"""Daily back-tests of a portfolio, and two trivial strategies: uniform rebalancing, and buy and hold.
 
-Weights are ``[..., 1 + assets]``, cash first; relatives ``[..., days, assets]`` are prices over earlier prices. The
-weights of day t are chosen at its close and earn relatives[t], from that close to the next. (Fed+ pairs this relative
-with the weights of the day before, so that what is chosen never earns the reward that is meant for it.)
+Weights are ``[..., 1 + assets]``, cash first. Relatives ``[..., days, assets]`` are prices over the prices of the day
+before. The weights of day t are chosen at its close and earn relatives[t], from that close to the next. (As printed,
+Fed+ pairs this relative with the weights of the day before, so a choice would never earn the reward meant for it.)
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from ..errors import PartyError, SettingError
 from . import transaction_costs
 from .market import Array
 
-_SUM_TOLERANCE = 1e-5  # how far weights in single precision may sum from 1
+_SUM_TOLERANCE = 1e-5  # allowed error of the sum of weights in single precision
 
 
 @dataclass(frozen=True, eq=False)
 class BacktestResult:
-    """What came of a walk, or of many side by side."""
+    """Result of one back-test, or of many side by side."""
 
-    growth: Array  # [..., days], the value after a day over that before it, net of fees
+    growth: Array  # [..., days], the value after a day over the value before it, net of costs
     weights: Array  # [..., days, 1 + assets], as chosen
-    turnover: Array  # [..., days], the share that was bought or sold
+    turnover: Array  # [..., days], the share of the value that was bought or sold
 
 
 def drift(weights: Array, relatives: Array) -> Array:
-    """The weights that prices make of others: w' = y ⊙ w / (y · w), where y is 1 for cash.
+    """Return the weights after a price move: w' = y ⊙ w / (y · w), where y is 1 for cash.
 
     >>> drift(np.array([0.5, 0.5]), np.array([3.0])).tolist()
     [0.25, 0.75]
@@ -42,10 +42,10 @@ def drift(weights: Array, relatives: Array) -> Array:
 def run_backtest(
     choose: Callable[[int, Array], Array], relatives: Array, c: float | Array, exact_fees: bool = True
 ) -> BacktestResult:
-    """Walk as `choose` says: from the day and the weights as they have drifted, those to hold until the next.
+    """Run a back-test: `choose(day, drifted weights)` gives the weights to hold until the next day.
 
-    The walk begins all in cash. A trade costs the share `c` (one for all walks, or one each) of what is bought and of
-    what is sold, exactly or approximately (see :mod:`.fees`).
+    The portfolio begins all in cash. A trade costs the share `c` of the value bought and of the value sold (one number
+    for all back-tests, or one each), computed exactly or approximately (see :mod:`.transaction_costs`).
     """
     relatives = _check_inputs(relatives, c)
     *lead, days, assets = relatives.shape
@@ -59,13 +59,14 @@ def run_backtest(
         after = _check_weights(choose(t, before), before.shape, t)
         earned = _asset_values(after, relatives[..., t, :]).sum(-1)
         growth[..., t] = fee(before, after, c) * earned
-        weights[..., t, :], turnover[..., t] = after, transaction_costs.turnover(before, after)
+        weights[..., t, :] = after
+        turnover[..., t] = transaction_costs.turnover(before, after)
         before = drift(after, relatives[..., t, :])
     return BacktestResult(growth, weights, turnover)
 
 
 def uniform_rebalancing(relatives: Array, c: float | Array, exact_fees: bool = True) -> BacktestResult:
-    """The same share in every asset, and none in cash, restored every day."""
+    """Run the strategy of equal shares in all assets and no cash, restored every day."""
     equal = _equal_weights(relatives)
 
     def rebalance(t: int, before: Array) -> Array:
@@ -75,7 +76,7 @@ def uniform_rebalancing(relatives: Array, c: float | Array, exact_fees: bool = T
 
 
 def buy_and_hold(relatives: Array, c: float | Array, exact_fees: bool = True) -> BacktestResult:
-    """The same share in every asset on the first day, and no trade after it."""
+    """Run the strategy of equal shares in all assets on the first day, without later trades."""
     equal = _equal_weights(relatives)
 
     def keep_weights(t: int, before: Array) -> Array:
@@ -97,22 +98,24 @@ def _asset_values(weights: Array, relatives: Array) -> Array:
 
 def _check_inputs(relatives: Array, c: float | Array) -> Array:
     if not np.all((np.asarray(c) >= 0) & (np.asarray(c) < 1)):
-        raise SettingError(f"The 'c' of a walk must be >= 0 and < 1: the share that a trade costs. Got {c!r}.")
+        raise SettingError(f"The 'c' of a back-test must be >= 0 and < 1: the share that a trade costs. Got {c!r}.")
     relatives = np.asarray(relatives, dtype=np.float64)
     if relatives.ndim < 2 or not relatives.shape[-1]:
-        raise PartyError(f"A walk needs relatives [..., days, assets], of one asset or more. Got {relatives.shape}.")
+        raise PartyError(
+            f"A back-test needs relatives [..., days, assets] of at least one asset. Got {relatives.shape}."
+        )
     invalid = np.argwhere(~(np.isfinite(relatives) & (relatives > 0)))
     if len(invalid):
         *_, t, asset = first = tuple(invalid[0])
         raise PartyError(
-            f"A walk needs relatives that are finite and > 0. That of asset {asset} on day {t} is {relatives[first]}:"
-            " a market in which assets begin late must be made complete first."
+            f"A back-test needs relatives that are finite and > 0. Asset {asset} on day {t} has {relatives[first]}: "
+            "if assets begin late, call Market.complete first."
         )
     return relatives
 
 
 def _check_weights(weights: Array, shape: tuple[int, ...], t: int) -> Array:
-    """The weights chosen, in double precision and of sum 1."""
+    """Return the chosen weights in double precision, scaled to sum 1; raise if they are invalid."""
     weights = np.asarray(weights, dtype=np.float64)
     if weights.shape != shape:
         raise PartyError(f"The weights chosen on day {t} must have shape {shape}, cash first. Got {weights.shape}.")
@@ -120,7 +123,8 @@ def _check_weights(weights: Array, shape: tuple[int, ...], t: int) -> Array:
     if not (np.all(weights >= 0) and np.all(np.abs(total - 1) <= _SUM_TOLERANCE)):
         worst_sum = total.ravel()[np.argmax(np.abs(total - 1))]
         raise PartyError(
-            f"The weights chosen on day {t} must be >= 0 and sum to 1. The least is {weights.min()}, a sum is {worst_sum}."
+            f"The weights chosen on day {t} must be >= 0 and sum to 1. The smallest weight is {weights.min()}, and one "
+            f"sum is {worst_sum}."
         )
     normalized: Array = weights / total
     return normalized

@@ -1,4 +1,4 @@
-"""Parties that are portfolio desks: each has assets of its own to trade, and what it makes up of them stays with it."""
+"""Portfolio desks as parties: each trades its own assets, and its synthetic prices never leave it."""
 
 from __future__ import annotations
 
@@ -29,42 +29,42 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Desk:
-    """One desk: the prices that it learns by, those that it is tested by, and how it makes up more of them."""
+    """One desk: its training prices, its test prices, and its kind of price augmentation."""
 
     name: str
     assets: tuple[str, ...]
-    prices: Array  # [days, assets] to learn by
-    test_prices: Array  # [window + days, assets] to be tested by: the first `window` are the days before
-    test_dates: Array  # [days] of the test
+    prices: Array  # [days, assets] for training
+    test_prices: Array  # [window + days, assets] for the test; the first `window` days come before it
+    test_dates: Array  # [days], without the window
     window: int
     cost: float
     augment: str
-    cache: dict[Any, Any] = field(default_factory=dict)  # what was reckoned once
+    cache: dict[Any, Any] = field(default_factory=dict)  # computed once: results of the trivial strategies, and similar
 
     @property
     def samples(self) -> int:
-        """None to begin with: it learns by days in a row, not by samples."""
+        """0: a desk trains on consecutive days, not on samples."""
         return 0
 
     @property
     def sample_spec(self) -> str:
-        """What the desks of a federation have in common."""
+        """The properties that all desks of a federation must share, in words."""
         return f"{len(self.assets)} assets, a window of {self.window} days"
 
     @property
     def test_count(self) -> int:
-        """How many days it is tested on."""
+        """The number of test days."""
         return len(self.test_dates)
 
     @property
     def relatives(self) -> Array:
-        """What the prices of each day of the test are over those of the day before, ``[days, assets]``."""
-        found: Array = self.test_prices[self.window :] / self.test_prices[self.window - 1 : -1]
-        return found
+        """Test prices over the prices of the day before, ``[days, assets]``."""
+        price_relatives: Array = self.test_prices[self.window :] / self.test_prices[self.window - 1 : -1]
+        return price_relatives
 
     @property
     def data(self) -> tuple[Tensor, ...]:
-        """What tells it from another desk."""
+        """The tensors that identify this desk's data, for fingerprints."""
         description = ",".join([*self.assets, str(self.window), repr(self.cost), self.augment]).encode()
         description_bytes = torch.frombuffer(bytearray(description), dtype=torch.uint8)
         return torch.from_numpy(self.prices), torch.from_numpy(self.test_prices), description_bytes
@@ -86,14 +86,16 @@ class Desk:
 
 
 @dataclass(frozen=True)
-class _Settings:
-    count: int = setting(10, "how many desks", least=1, whole=True)
-    assets: int = setting(9, "how many assets each trades", least=1, whole=True)
-    universe: int | None = setting(None, "of how many assets these are drawn; None: all", least=1, whole=True)
-    window: int = setting(30, "l: how many closing prices a policy sees", least=2, whole=True)
-    cost: float = setting(0.002, "c: the share that buying or selling costs", least=0, most=0.5)
+class _DesksSettings:
+    count: int = setting(10, "number of desks", least=1, whole=True)
+    assets: int = setting(9, "number of assets that each desk trades", least=1, whole=True)
+    universe: int | None = setting(
+        None, "number of assets that desks draw from; None: all of the market", least=1, whole=True
+    )
+    window: int = setting(30, "l: number of closing prices that a policy sees", least=2, whole=True)
+    cost: float = setting(0.002, "c: transaction costs, as a share of the value traded", least=0, most=0.5)
     missing: str = setting(
-        "exclude", "assets that begin late are left out, or all begin later", one_of=("exclude", "later")
+        "exclude", "leave out assets that begin late, or begin later with all of them", one_of=("exclude", "later")
     )
 
 
@@ -112,20 +114,20 @@ def desks(
     data: str | Path | None = None,
     holdings: Mapping[str, Sequence[str]] | None = None,
 ) -> Population:
-    """Portfolio desks, each with assets of its own out of a market's (Fed+ v1 §4.2, v2 §8.2).
+    """Portfolio desks that each trade their own assets of a market (Fed+ v1 §4.2, v2 §8.2).
 
-    `market` is "sp500" (a file of the data folder), "generated", the path of a file with prices, or a
-    `portfolio.Market`. `train` and `test` are the first and the last day of each, or years. Desks take the kinds of
-    `augment` in turn: each makes up prices of its own by one of them. `holdings` are the assets of each desk by its
-    name; without them, `count`, `assets`, `universe` and `seed` say how they are drawn.
+    `market` is "sp500" (a file of the data folder), "generated", the path of a price file, or a `portfolio.Market`.
+    `train` and `test` are the first and the last day of each period, or years. Desks take the kinds of `augment` in
+    turn; each generates its own synthetic prices with its kind. `holdings` lists the assets of each desk by its name.
+    Without it, assets are drawn by `count`, `assets`, `universe` and `seed`.
 
-    >>> people = desks("generated", count=3, assets=4, universe=6)
-    >>> people["2"]
+    >>> population = desks("generated", count=3, assets=4, universe=6)
+    >>> population["2"]
     Desk('2', 4 assets, 3391 days, 261 to test)
     >>> desks("generated", holdings={"north": ["A01", "A07"], "south": ["A02", "A07"]})["south"].assets
     ('A02', 'A07')
     """
-    settings = _Settings(count, assets, universe, window, cost, missing)
+    settings = _DesksSettings(count, assets, universe, window, cost, missing)
     check_settings(settings, "desks")
     holdings_by_desk = None if holdings is None else _check_holdings(holdings, settings)
     kinds = _augmentation_kinds(augment)
@@ -135,7 +137,7 @@ def desks(
     train_period = _check_period("train", train)
     test_period = _check_period("test", test)
     for first, last in (train_period, test_period):
-        full_market.between(first, last)  # where there are no prices, that is told first
+        full_market.between(first, last)  # raises if there are no prices, before any other check
     market_used = full_market.between(
         min(train_period[0], test_period[0]), max(train_period[1], test_period[1])
     ).complete(missing)
@@ -165,7 +167,7 @@ def desks(
 
 
 def _all_assets(holdings: Mapping[str, Sequence[str]]) -> list[str]:
-    """The assets of all desks, each once."""
+    """Return the assets of all desks, each once."""
     return list(dict.fromkeys(chain(*holdings.values())))
 
 
@@ -177,17 +179,17 @@ def _augmentation_kinds(augment: Sequence[str] | str) -> list[str]:
     return kinds
 
 
-def _check_holdings(holdings: Mapping[str, Sequence[str]], settings: _Settings) -> dict[str, tuple[str, ...]]:
-    """The assets of each desk, as they were given."""
+def _check_holdings(holdings: Mapping[str, Sequence[str]], settings: _DesksSettings) -> dict[str, tuple[str, ...]]:
+    """Return the assets of each desk by its name; raise if they are invalid."""
     conflicting = [
-        name for name in ("count", "assets", "universe") if getattr(settings, name) != getattr(_Settings, name)
+        name for name in ("count", "assets", "universe") if getattr(settings, name) != getattr(_DesksSettings, name)
     ]
     if conflicting:
         raise SettingError(
-            f"Give desks 'holdings', or how they are drawn ({', '.join(map(repr, conflicting))}), not both."
+            f"Give desks 'holdings', or settings to draw them ({', '.join(map(repr, conflicting))}), not both."
         )
     if not isinstance(holdings, Mapping) or not all(map(_is_name_list, holdings.values())):
-        form = "give each desk a list of assets, such as {'north': ['AAPL', 'MSFT']}"
+        form = "must give each desk a list of assets, such as {'north': ['AAPL', 'MSFT']}"
         raise SettingError(f"The 'holdings' of desks {form}. Got {holdings!r:.80}.")
     holdings_by_desk = dict(zip(validate_names(list(holdings)), map(tuple, holdings.values()), strict=True))
     for name, assets in holdings_by_desk.items():
@@ -196,7 +198,7 @@ def _check_holdings(holdings: Mapping[str, Sequence[str]], settings: _Settings) 
             raise SettingError(f"Desk {name!r} holds {repeated[0]} twice.")
     sizes = {len(assets): f"{len(assets)} in {name!r}" for name, assets in holdings_by_desk.items()}
     if len(sizes) > 1:
-        problem = "A desk must hold as many assets as the others, because their models are computed as one stack"
+        problem = "All desks must hold the same number of assets, because their models are computed as one stack"
         raise SettingError(f"{problem}. Got {', '.join(sizes.values())}.")
     return holdings_by_desk
 
@@ -206,7 +208,7 @@ def _check_late(holdings: Mapping[str, Sequence[str]], market: Market) -> None:
         late = [asset for asset in assets if asset not in market.names]
         if late:
             problem = f"Desk {name!r} holds {', '.join(late)}, which begins after {market.dates[0]}"
-            raise PartyError(f"{problem}: let 'train' begin later, or set missing = 'later'.")
+            raise PartyError(f"{problem}: use a later 'train' period, or set missing = 'later'.")
 
 
 def _is_name_list(assets: Any) -> bool:
@@ -230,37 +232,34 @@ def _load_market(market: Market | str | Path, data: str | Path | None) -> Market
 def _split_periods(
     market: Market, train_period: tuple[str, str], test_period: tuple[str, str], window: int
 ) -> tuple[Market, Market]:
-    """The days to learn by, and those of the test."""
+    """Return the training days and the test days of the market."""
     test_market = market.between(*test_period)
     if market.dates[0] > parse_period(train_period[1])[1] and market.note:
-        raise PartyError(
-            f"No day to learn by is left: {market.note}. Set missing = 'exclude' to do without that asset."
-        )
+        raise PartyError(f"No training day is left: {market.note}. Set missing = 'exclude' to leave out that asset.")
     train_market = market.between(*train_period)
     if train_market.dates[-1] >= test_market.dates[0]:
         raise SettingError(
-            f"The test begins on {test_market.dates[0]}, and training ends on {train_market.dates[-1]}: it must end before."
+            f"Training ends on {train_market.dates[-1]} and the test begins on {test_market.dates[0]}: training must "
+            "end before the test."
         )
     if len(train_market.dates) < 2 * window:
-        raise PartyError(f"{len(train_market.dates)} days to learn by are too few for a window of {window} days.")
+        raise PartyError(f"{len(train_market.dates)} training days are too few for a window of {window} days.")
     return train_market, test_market
 
 
 def _check_period(name: str, days: Sequence[str]) -> tuple[str, str]:
     if not isinstance(days, Sequence) or isinstance(days, str) or len(days) != 2:
         raise SettingError(
-            f"The '{name}' of desks is a first and a last day (or year), such as 2006, 2018. Got {days!r}."
+            f"The '{name}' of desks must be a first and a last day (or year), such as 2006, 2018. Got {days!r}."
         )
     return str(days[0]), str(days[1])
 
 
 def _draw_universe(names: Sequence[str], universe: int | None, assets: int, seed: int) -> tuple[str, ...]:
-    """The assets that desks draw theirs from."""
+    """Return the assets that desks draw theirs from."""
     size = len(names) if universe is None else universe
     if max(size, assets) > len(names):
-        raise PartyError(
-            f"There are {len(names)} assets with prices in all of that time, fewer than {max(size, assets)}."
-        )
+        raise PartyError(f"Only {len(names)} assets have prices for the whole period, fewer than {max(size, assets)}.")
     if assets > size:
         raise SettingError(f"A desk cannot draw {assets} assets out of {size}.")
     return _random_subset(names, size, stream(seed, 0, "", purpose="universe"))
@@ -286,9 +285,8 @@ def _make_desk(
 ) -> DatalessSource:
     prices = market.select(assets).prices
     first = int(np.searchsorted(market.dates, test_market.dates[0]))
-    test_prices = prices[
-        first - window : first + len(test_market.dates)
-    ]  # the days before a test are seen, learned by or not
+    # the window before the test is visible to the policy, whether it was trained on or not
+    test_prices = prices[first - window : first + len(test_market.dates)]
     desk = Desk(
         name,
         tuple(assets),

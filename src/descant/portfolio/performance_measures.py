@@ -1,6 +1,7 @@
-"""What a portfolio is judged by, from its daily growth: the value of a day over that of the day before, net of fees.
+"""Performance measures of a portfolio from its daily growth: the value over that of the day before, net of costs.
 
-All take growth ``[..., days]``, and all but :func:`values` give one number a path. A year has 252 trading days.
+All functions take growth ``[..., days]``. All but :func:`portfolio_values` return one number per path. A year has 252
+trading days.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import numpy as np
 from ..errors import PartyError
 from .market import Array
 
-_ZERO_DEVIATION = 1e-12  # a standard deviation below it is rounding
+_ZERO_DEVIATION = 1e-12  # a smaller standard deviation is rounding error
 
 
 def portfolio_values(growth: Array) -> Array:
-    """The value after every day, ``[..., days + 1]``, which is 1 at the start.
+    """Return the value after every day, ``[..., days + 1]``, starting at 1.
 
-    >>> values(np.array([1.5, 0.5])).tolist()
+    >>> portfolio_values(np.array([1.5, 0.5])).tolist()
     [1.0, 1.5, 0.75]
     """
     growth = _check_growth(growth)
@@ -27,9 +28,9 @@ def portfolio_values(growth: Array) -> Array:
 
 
 def annual_return(growth: Array, days: int = 252) -> Array:
-    """The return of a year, were all its days like these on geometric average.
+    """Return the annualized return, by the geometric mean of daily growth.
 
-    >>> round(float(annual(np.array([1.1, 1.1]), days=1)), 3)
+    >>> round(float(annual_return(np.array([1.1, 1.1]), days=1)), 3)
     0.1
     """
     growth = _check_growth(growth)
@@ -38,7 +39,7 @@ def annual_return(growth: Array, days: int = 252) -> Array:
 
 
 def volatility(growth: Array, days: int = 252) -> Array:
-    """The standard deviation of daily returns, times √252; NaN for a single day."""
+    """Return the standard deviation of daily returns, times √252; NaN for a single day."""
     growth = _check_growth(growth)
     if growth.shape[-1] < 2:
         return np.full(growth.shape[:-1], math.nan)
@@ -47,9 +48,9 @@ def volatility(growth: Array, days: int = 252) -> Array:
 
 
 def sharpe_ratio(growth: Array, days: int = 252) -> Array:
-    """The mean of daily returns over their standard deviation, times √252, without which no value of Fed+ is reached.
+    """Return the mean of daily returns over their standard deviation, times √252.
 
-    A path that never varies has no such ratio: NaN, as for a single day.
+    Without the factor √252 no value printed in Fed+ is reached. A constant path and a single day give NaN.
     """
     mean: Array = np.mean(_check_growth(growth) - 1, axis=-1)
     spread = volatility(growth, days=1)
@@ -57,9 +58,9 @@ def sharpe_ratio(growth: Array, days: int = 252) -> Array:
 
 
 def max_drawdown(growth: Array) -> Array:
-    """The largest share of a peak in value, the start included, that was ever lost after it.
+    """Return the largest loss from an earlier peak in value, as a share of that peak; the start counts as a peak.
 
-    >>> float(drawdown(np.array([0.5, 4.0, 0.75])))
+    >>> float(max_drawdown(np.array([0.5, 4.0, 0.75])))
     0.5
     """
     value = portfolio_values(growth)
@@ -71,5 +72,5 @@ def max_drawdown(growth: Array) -> Array:
 def _check_growth(growth: Array) -> Array:
     growth = np.asarray(growth, dtype=np.float64)
     if not growth.ndim or not growth.shape[-1]:
-        raise PartyError(f"A portfolio is judged by one day or more. Got growth of shape {growth.shape}.")
+        raise PartyError(f"Performance measures need at least one day. Got growth of shape {growth.shape}.")
     return growth

@@ -1,12 +1,12 @@
-"""Synthetic prices that go on after the last real day: v1 §9.3 of Fed+ (Yu, Wynter, Lim, 2020). They stay at a party.
+"""Synthetic prices that continue after the last real day: v1 §9.3 of Fed+ (Yu, Wynter, Lim, 2020).
 
-A kind is a value. It is fitted once to the prices that a party trains on; what it found is one flat array of numbers,
-which the party can keep, and any number of years is drawn from it.
+They never leave a party. An augmenter is a value. It is fitted once to the training prices of a party. The fit is one
+flat array of numbers that the party can store, and any number of years is drawn from it.
 
 >>> prices = np.cumprod(np.full((500, 3), 1.001), axis=0)
->>> kind, rng = augmenter("gbm"), np.random.default_rng(0)
->>> year = kind.draw(kind.fit(prices, rng), prices, 252, rng)
->>> year.shape, sound(year), round(float(year[0, 0] / prices[-1, 0]), 4)
+>>> augmenter, rng = make_augmenter("gbm"), np.random.default_rng(0)
+>>> year = augmenter.draw(augmenter.fit(prices, rng), prices, 252, rng)
+>>> year.shape, unusable_reason(year), round(float(year[0, 0] / prices[-1, 0]), 4)
 ((252, 3), '', 1.001)
 """
 
@@ -28,22 +28,22 @@ TRADING_DAYS = 252
 _MAX_YEARLY_FACTOR = 100.0
 FIT_FAILED = 1.0
 SAMPLES_UNUSABLE = 2.0
-_REASONS = {FIT_FAILED: "no generator could be fitted", SAMPLES_UNUSABLE: "what was made up was of no use"}
-_MAX_NAMED = 10  # desks that a sentence names
+_REASONS = {FIT_FAILED: "no generator could be fitted", SAMPLES_UNUSABLE: "the synthetic prices were unusable"}
+_MAX_NAMED = 10  # desks listed in a message
 
 
 class Augmenter(Protocol):
-    """A way to go on after the last real day."""
+    """A generator of synthetic prices after the last real day."""
 
     def fit(self, prices: Array, rng: np.random.Generator) -> Array:
-        """What is learnt of prices ``[T, m]``, as one flat float32 array."""
+        """Fit to prices ``[T, m]``; return the fit as one flat float32 array."""
 
     def draw(self, fitted: Array, prices: Array, days: int, rng: np.random.Generator) -> Array:
-        """Prices ``[days, m]`` after the last row of `prices`; whether they are of use is for :func:`sound` to say."""
+        """Draw prices ``[days, m]`` after the last row of `prices`; check them with :func:`unusable_reason`."""
 
 
 def make_augmenter(name: str, **settings: Any) -> Augmenter:
-    """A kind by its name: "gbm", "vom", "gan", or "none" to train on real prices alone."""
+    """Return an augmenter by its name: "gbm", "vom", "gan", or "none" to train on real prices alone."""
     from .price_gan import Gan
 
     kinds = dict(zip(AUGMENTERS, (NoAugmentation, GeometricBrownianMotion, VariableOrderMarkov, Gan), strict=True))
@@ -59,20 +59,20 @@ def make_augmenter(name: str, **settings: Any) -> Augmenter:
 
 
 def daily_returns(prices: Array, min_days: int, owner: str) -> Array:
-    """p_t = v_{t+1} / v_t - 1 of v1 §9.3, ``[T - 1, m]``; prices that nothing can be learnt from are refused."""
+    """Return p_t = v_{t+1} / v_t - 1 of v1 §9.3, ``[T - 1, m]``; raise if the prices cannot be used."""
     if prices.ndim != 2 or len(prices) < min_days:
         raise PartyError(f"{owner} needs prices [days, assets] of at least {min_days} days. Got {list(prices.shape)}.")
     if not (np.isfinite(prices) & (prices > 0)).all():
-        raise PartyError(f"{owner} needs a price > 0 for every asset and day. Got others: complete the market first.")
+        raise PartyError(f"{owner} needs a price > 0 for every asset and day. Call Market.complete first.")
     returns: Array = prices[1:] / prices[:-1] - 1
     return returns
 
 
 def unusable_reason(prices: Array, assets: Sequence[str] = ()) -> str:
-    """Why synthetic prices ``[days, m]`` are of no use, or "" if they may be trained on; assets may have names.
+    """Return the reason why synthetic prices ``[days, m]`` cannot be trained on, or "" if they can.
 
-    A price must be a number > 0 and move less than a hundredfold a year. Put the last real day first to have the step
-    into the synthetic year judged as well.
+    A price must be a number > 0 and move by less than a factor of 100 per year. Put the last real day first to check
+    the step into the synthetic year as well. `assets` are names for the message.
     """
     names = assets or [f"asset {asset}" for asset in range(prices.shape[1])]
     invalid = ~(np.isfinite(prices) & (prices > 0))
@@ -81,19 +81,19 @@ def unusable_reason(prices: Array, assets: Sequence[str] = ()) -> str:
         return f"{names[asset]} has the price {prices[day, asset]:.6g} on synthetic day {day}"
     if len(prices) == 0:
         return ""
-    years = max(1.0, len(prices) / TRADING_DAYS)  # a few days are not drawn out to a year
+    years = max(1.0, len(prices) / TRADING_DAYS)  # a few days are not extrapolated to a year
     yearly_log_move = np.abs(np.log(prices) - np.log(prices[0])).max(axis=0) / years  # [m]
     asset = int(yearly_log_move.argmax())
     if yearly_log_move[asset] <= math.log(_MAX_YEARLY_FACTOR):
         return ""
-    return f"{names[asset]} moves by a factor of more than {_MAX_YEARLY_FACTOR:g} a year"
+    return f"{names[asset]} moves by a factor of more than {_MAX_YEARLY_FACTOR:g} per year"
 
 
 def real_only_message(codes: Mapping[str, float]) -> str:
-    """Whose prices could not be made up, and why, by what desks said of themselves; "" if all could.
+    """Return a sentence on the desks without synthetic prices, from their reported codes; "" if there are none.
 
-    >>> lacking({"0": UNSOUND, "1": UNFIT, "2": UNSOUND})
-    'Trained on real prices alone: 1 (no generator could be fitted); 0, 2 (what was made up was of no use)'
+    >>> real_only_message({"0": SAMPLES_UNUSABLE, "1": FIT_FAILED, "2": SAMPLES_UNUSABLE})
+    'Trained on real prices alone: 1 (no generator could be fitted); 0, 2 (the synthetic prices were unusable)'
     """
     parts = []
     for code, reason in _REASONS.items():
@@ -118,13 +118,13 @@ class NoAugmentation:
 
 @dataclass(frozen=True)
 class GeometricBrownianMotion:
-    """Geometric Brownian motion, v1 §9.3: v_t = v_0 exp((μ - σ²/2) t + σ W_t), μ and σ those of the daily returns.
+    """Geometric Brownian motion, v1 §9.3: v_t = v_0 exp((μ - σ²/2) t + σ W_t).
 
-    The paper has one W_t and does not say whether assets share it. Here each has its own, correlated as the returns
-    are; not from the paper.
+    μ and σ are those of the daily returns. The paper has one W_t and does not say whether assets share it. Here each
+    asset has its own, with the correlations of the returns; not from the paper.
     """
 
-    shared_motion: bool = setting(False, "one Brownian motion moves all assets, as printed")
+    shared_motion: bool = setting(False, "use one Brownian motion for all assets, as printed")
 
     def fit(self, prices: Array, rng: np.random.Generator) -> Array:
         returns = daily_returns(prices, 3, "GeometricBrownianMotion")
@@ -142,15 +142,15 @@ class GeometricBrownianMotion:
 
 @dataclass(frozen=True)
 class VariableOrderMarkov:
-    """A variable-order Markov model, v1 §9.3: a day's ln(1 + p) is normal, given what came before (ERRATA 31).
+    """A variable-order Markov model, v1 §9.3: ln(1 + p) of a day is normal, given its context (ERRATA 31).
 
-    The context is whether the assets' mean rose on each of the last k days, with the largest k up to `order` for which
-    it was seen `least` times. Its mean and covariance are those of the days that followed it, shrunk towards those of
-    all days as if `least` of these had followed it, too; the contexts and the shrinkage are not from the paper.
+    The context of a day is whether the assets' mean rose on each of the last k days, with the largest k up to `order`
+    that occurred `min_count` times. Its mean and covariance are those of the days after it, shrunk towards those of all
+    days as if `min_count` more days had followed it. The contexts and the shrinkage are not from the paper.
     """
 
-    order: int = setting(3, "days that a context has at most", least=0, most=10, whole=True)
-    min_count: int = setting(60, "times that a context must have been seen", least=1, whole=True)
+    order: int = setting(3, "maximum days in a context", least=0, most=10, whole=True)
+    min_count: int = setting(60, "occurrences that a context needs", least=1, whole=True)
 
     def fit(self, prices: Array, rng: np.random.Generator) -> Array:
         logs = np.log1p(daily_returns(prices, self.order + 3, "VariableOrderMarkov"))
@@ -167,7 +167,7 @@ class VariableOrderMarkov:
         return np.concatenate(rows)
 
     def _similar_days(self, codes: Array, code: int) -> Array:
-        """The days after the longest end of a context that was seen often enough; all days if none was."""
+        """Return a mask of the days after the longest frequent suffix of a context; all days if there is none."""
         for k in range(self.order, 0, -1):
             matches: Array = codes % 2**k == code % 2**k
             if np.count_nonzero(matches) >= self.min_count:
@@ -187,7 +187,10 @@ class VariableOrderMarkov:
 
 
 def _context_codes(logs: Array, order: int) -> Array:
-    """The context after each day that has one, ``[T - order + 1]``, in bits: the last k days are it modulo 2^k."""
+    """Return the context after each day that has one, ``[T - order + 1]``, as bits.
+
+    The last k days are the code modulo 2^k.
+    """
     rose = (logs.mean(axis=1) > 0).astype(np.int64)
     count = len(rose) - order + 1
     codes = np.zeros(count, dtype=np.int64)
@@ -198,7 +201,7 @@ def _context_codes(logs: Array, order: int) -> Array:
 
 
 def _covariance(returns: Array) -> Array:
-    """That of the rows, also of a single one."""
+    """Return the covariance of the rows; a single row gives 0."""
     centered = returns - returns.mean(axis=0)
     covariance: Array = centered.T @ centered / len(returns)
     return covariance
@@ -214,14 +217,14 @@ def _unpack(fitted: Array, m: int) -> tuple[Array, Array]:
 
 
 def _covariance_factor(covariance: Array) -> Array:
-    """A with A Aᵀ = covariance, also where an asset stands still or two are one; ``[..., m, m]``."""
+    """Return A with A Aᵀ = covariance, ``[..., m, m]``; the covariance may be singular."""
     values, vectors = np.linalg.eigh(covariance)
     factor: Array = vectors * np.sqrt(np.maximum(values, 0))[..., None, :]
     return factor
 
 
 def _continue_prices(prices: Array, logs: Array) -> Array:
-    """Prices after the last of those given, by log returns ``[days, m]``."""
-    with np.errstate(over="ignore"):  # what grows out of bounds is found by `sound`
+    """Return prices after the last given ones, from log returns ``[days, m]``."""
+    with np.errstate(over="ignore"):  # `unusable_reason` finds overflows
         prices_after: Array = prices[-1] * np.exp(np.cumsum(logs, axis=0))
     return prices_after

@@ -19,10 +19,11 @@ from .market import EXPECTED_FORMAT, Market, market_error
 
 
 def read_market(file: str | Path, price_column: str = "adj_close") -> Market:
-    """The market in a file: .npz, .csv or .parquet. `column` names the matrix of prices in an npz file.
+    """Read a market from a .npz, .csv or .parquet file.
 
-    In a CSV file the first column has the dates, the others are called by their assets, and an empty cell is a price
-    that is missing. In a Parquet file the dates are the one column that does not hold numbers.
+    `price_column` names the matrix of prices in an npz file. In a CSV file the first column holds the dates, each other
+    column is named after its asset, and an empty cell is a missing price. In a Parquet file the dates are the one
+    column without numbers.
     """
     file = Path(file)
     readers: dict[str, Callable[[Path], tuple[Any, Any, Any]]] = {
@@ -32,7 +33,7 @@ def read_market(file: str | Path, price_column: str = "adj_close") -> Market:
     }
     if file.suffix.lower() not in readers:
         raise PartyError(
-            f"{file} cannot be used: it is called {file.suffix or 'nothing'!r}. Expected {EXPECTED_FORMAT}."
+            f"{file} cannot be used: its suffix is {file.suffix or 'missing'!r}. Expected {EXPECTED_FORMAT}."
         )
     with _convert_errors(file):
         dates, names, prices = readers[file.suffix.lower()](file)
@@ -41,16 +42,16 @@ def read_market(file: str | Path, price_column: str = "adj_close") -> Market:
 
 @contextmanager
 def _convert_errors(file: Path) -> Iterator[None]:
-    """What goes wrong inside becomes an error that names the file."""
+    """Convert any error inside into one that names the file."""
     try:
         yield
     except DescantError:
         raise
     except FileNotFoundError as error:
         raise PartyError(f"There is no file {file}. Expected {EXPECTED_FORMAT}.") from error
-    except Exception as error:  # whatever a damaged file leads numpy, csv or pyarrow into
+    except Exception as error:  # a damaged file may raise anything in numpy, csv or pyarrow
         reason = (str(error).strip().splitlines() or ["it is damaged"])[0]
-        if "pickle" in reason:  # numpy would advise to trust it
+        if "pickle" in reason:  # numpy's message would suggest allow_pickle
             reason = "it holds objects, or no arrays at all"
         raise market_error(str(file), f"{reason} ({type(error).__name__})", EXPECTED_FORMAT) from error
 
@@ -68,14 +69,16 @@ def _read_npz(file: Path, column: str) -> tuple[Any, Any, Any]:
 def _read_csv(file: Path) -> tuple[Any, Any, Any]:
     with file.open(encoding="utf-8-sig", newline="") as opened:
         header, *rows = [line for line in csv.reader(opened, strict=True) if line] or [[]]
-    if header and header[0][:1].isdigit():  # a date; names of assets may be numbers
+    if header and header[0][:1].isdigit():  # a date instead of a name; names of assets may be numbers
         raise market_error(str(file), f"its first line is {','.join(header):.60}", "a first line of names")
     if len(header) == 1 and re.search(r"[;\t]", header[0]):
-        commas = "a .csv file with commas between the fields and points in the prices"
-        raise market_error(str(file), f"its first line is {header[0]:.60}", commas)
+        expected = "a .csv file with commas between the fields and decimal points in the prices"
+        raise market_error(str(file), f"its first line is {header[0]:.60}", expected)
     for line in rows:
         if len(line) != len(header):
-            raise market_error(str(file), f"the row of {line[0]} has {len(line)} fields", f"{len(header)} fields a row")
+            raise market_error(
+                str(file), f"the row of {line[0]} has {len(line)} fields", f"{len(header)} fields per row"
+            )
     prices = [
         [_parse_price(file, line[0], name, cell=cell) for name, cell in zip(header[1:], line[1:], strict=True)]
         for line in rows
@@ -94,7 +97,9 @@ def _read_parquet(file: Path) -> tuple[Any, Any, Any]:
     try:
         parquet = import_module("pyarrow.parquet")
     except ImportError as error:
-        raise PartyError(f"{file} needs pyarrow to be read: pip install pyarrow. A .csv file needs nothing.") from error
+        raise PartyError(
+            f"Reading {file} needs pyarrow: pip install pyarrow. A .csv file needs no extra package."
+        ) from error
     with file.open("rb") as opened:
         table = parquet.read_table(opened)
     columns = dict(zip(table.column_names, table.columns, strict=True))

@@ -1,4 +1,4 @@
-"""What is odd about prices, though they may be right: whoever sees a result must know of it."""
+"""Warnings on unusual prices that may still be right; they accompany every result."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import numpy as np
 
 from .market import Market, parse_period
 
-_MAX_GAP_DAYS = 10  # days without prices that no holiday explains
-_MAX_DAILY_FACTOR = 3.0  # a factor by which hardly a price moves in a day
+_MAX_GAP_DAYS = 10  # a longer gap is not explained by holidays
+_MAX_DAILY_FACTOR = 3.0  # a larger daily move is rare and may be a split
 
 
 def find_price_warnings(market: Market, train: tuple[str, str], test: tuple[str, str]) -> list[str]:
-    """Days that were asked for and are not there, the longest hole, and moves that may be splits."""
+    """Return notes on missing days of the periods, the longest gap, and moves that may be splits."""
     return [
-        *_check_coverage("learned by", market, *train),
+        *_check_coverage("trained on", market, *train),
         *_check_coverage("tested on", market, *test),
         *_longest_gap(market),
         *_large_moves(market),

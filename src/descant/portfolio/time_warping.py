@@ -1,7 +1,7 @@
-"""How unlike the asset universes of parties are: dynamic time warping (Berndt, Clifford, 1994), v1 §4.2 of Fed+.
+"""Distances between the asset universes of parties: dynamic time warping (Berndt, Clifford, 1994), v1 §4.2 of Fed+.
 
-The distance between two series of returns is the least sum of Euclidean distances over all ways to walk through both
-from the first day to the last, a day on in one or in both at a time.
+The distance between two series of returns is the least sum of Euclidean distances over all alignments of both. An
+alignment goes from the first days to the last ones and advances one day in one series or in both.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from .market import Array
 
 
 @dataclass(frozen=True)
-class _Settings:
-    stride: int = setting(1, "take each n-th day", least=1, whole=True)
+class _WarpingSettings:
+    stride: int = setting(1, "use every n-th day", least=1, whole=True)
 
 
 def distance(a: Array, b: Array) -> float:
-    """Between the returns ``[T, m]`` and ``[S, m]`` of two asset universes, which may differ in length."""
+    """Return the distance between returns ``[T, m]`` and ``[S, m]`` of two asset universes."""
     _check_returns(a, b)
     return float(_import_dtaidistance("dtw_ndim").distance_fast(_contiguous(a), _contiguous(b), inner_dist="euclidean"))
 
 
 def alignment(a: Array, b: Array) -> Array:
-    """The way through both that the distance is measured on: ``[L, 2]`` pairs of days, for v1's figure 5."""
+    """Return the alignment with the least distance: ``[L, 2]`` pairs of days, for v1's figure 5."""
     _check_returns(a, b)
-    # dtaidistance's warping_path_fast would take squared distances, whatever it is asked for (2.5.1)
+    # dtaidistance 2.5.1: warping_path_fast uses squared distances and ignores inner_dist
     _, sums = _import_dtaidistance("dtw_ndim").warping_paths_fast(
         _contiguous(a), _contiguous(b), inner_dist="euclidean"
     )
@@ -41,11 +41,12 @@ def alignment(a: Array, b: Array) -> Array:
 
 
 def pairwise_distances(universes: Sequence[Array], stride: int = 1) -> tuple[float, Array]:
-    """The mean distance of all pairs of universes, and their matrix ``[K, K]``.
+    """Return the mean distance of all pairs of universes, and the distance matrix ``[K, K]``.
 
-    With `every` = n each n-th day is taken and the distance multiplied by n, about the same in 1/n² of the time.
+    With `stride` = n every n-th day is used and the distance multiplied by n: about the same result in 1/n² of the
+    time.
     """
-    check_settings(_Settings(stride), "pairwise_distances")
+    check_settings(_WarpingSettings(stride), "pairwise_distances")
     if len(universes) < 2:
         raise PartyError(f"Distances need at least 2 asset universes. Got {len(universes)}.")
     matrix = np.zeros((len(universes), len(universes)))
@@ -55,9 +56,9 @@ def pairwise_distances(universes: Sequence[Array], stride: int = 1) -> tuple[flo
 
 
 def covariance_norms(returns: Array) -> tuple[float, float]:
-    """The ℓ2 and the Frobenius norm of the covariance of returns ``[T, m]``: v1's table 2.
+    """Return the ℓ2 and the Frobenius norm of the covariance of returns ``[T, m]``: v1's table 2.
 
-    >>> spread(np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
+    >>> covariance_norms(np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
     (0.666..., 0.942...)
     """
     covariance = np.atleast_2d(np.cov(returns, rowvar=False))
@@ -67,7 +68,9 @@ def covariance_norms(returns: Array) -> tuple[float, float]:
 def _check_returns(a: Array, b: Array) -> None:
     shapes = f"{list(a.shape)} and {list(b.shape)}"
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1] or not a.size or not b.size:
-        raise PartyError(f"Asset universes must be returns [days, assets] of as many assets. Got {shapes}.")
+        raise PartyError(
+            f"Asset universes must be returns [days, assets] with the same number of assets. Got {shapes}."
+        )
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         raise PartyError("Asset universes must have a return for every asset and day. Got NaN or infinity.")
 

@@ -1,7 +1,7 @@
-"""Environments: what agents act in, as values, and many of them side by side.
+"""Environments that agents act in: single ones as values, and many side by side.
 
->>> made = world("CartPole-v1", gravity=3.7)
->>> made.shape, made.actions
+>>> environment = make_environment("CartPole-v1", gravity=3.7)
+>>> environment.observation_shape, environment.actions
 ((4,), 2)
 """
 

@@ -1,4 +1,4 @@
-"""Parties that are agents: each has an environment of its own in place of data."""
+"""Agents as parties: each has its own environment in place of data."""
 
 from __future__ import annotations
 
@@ -22,31 +22,32 @@ Numbers = float | Sequence[float]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Agent:
-    """One agent: the environment that it learns in, and how many episodes it is tested in."""
+    """One agent: the environment it learns in, and the number of its test episodes."""
 
     name: str
     environment: Environment
     test_count: int
     seed: int
-    cache: dict[Any, float] = field(default_factory=dict)  # what acting at random comes to, by metric
+    cache: dict[Any, float] = field(default_factory=dict)  # scores of the random policy, by metric
 
     @property
     def samples(self) -> int:
-        """None to begin with: it makes them itself."""
+        """0: an agent has no samples before it acts."""
         return 0
 
     @property
     def sample_spec(self) -> str:
-        """What the agents of a federation have in common."""
-        return f"{self.environment.name}, observations {self.environment.observation_shape}, {self.environment.actions} actions"
+        """The properties that all agents of a federation must share, in words."""
+        environment = self.environment
+        return f"{environment.name}, observations {environment.observation_shape}, {environment.actions} actions"
 
     def test_episode_key(self, number: int) -> int:
-        """The key of a test episode; they are the same for every model, as the rows of a test set are."""
+        """Return the key of a test episode; the episodes are the same for every model, like the rows of a test set."""
         return stream_key(self.seed, number, self.name, purpose="test")
 
     @property
     def data(self) -> tuple[Tensor, ...]:
-        """What tells it from another agent, as bytes."""
+        """The bytes that identify this agent's setup, for fingerprints."""
         text = json.dumps([asdict(self.environment), self.test_count, self.seed], default=repr)  # type: ignore[call-overload]
         return (torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8),)
 
@@ -68,9 +69,9 @@ class Agent:
 
 @dataclass(frozen=True, eq=False)
 class DatalessSource:
-    """A party without rows of data, before it is asked for; it stands where a `Source` of data stands."""
+    """A party source without rows of data: the counterpart of `PartySource` for agents and desks."""
 
-    wrapped: Any  # an agent, say
+    wrapped: Any  # the party: an `Agent` or a `Desk`
     labels: Any = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property
@@ -79,28 +80,28 @@ class DatalessSource:
 
     @property
     def sample_spec(self) -> str:
-        """What parties of one federation have in common."""
-        return str(self.wrapped.form)
+        """The properties that all parties of a federation must share, in words."""
+        return str(self.wrapped.sample_spec)
 
     size = held_out_count = 0
 
     @property
     def test_count(self) -> int:
-        return int(self.wrapped.tests)
+        return int(self.wrapped.test_count)
 
     def build_party(self) -> Any:
         return self.wrapped
 
     def table_row(self) -> str:
-        """Its line in a table of parties."""
+        """Return this party's line in a table of parties."""
         return f"{self.name:8}     - {self.test_count:5}       -  {self.wrapped}"
 
 
 @dataclass(frozen=True)
-class _Settings:
-    count: int = setting(10, "how many agents", least=1, whole=True)
-    heterogeneity: float = setting(0.0, "how much the physics of agents differ", least=0)
-    test_episodes: int = setting(20, "episodes that an agent is tested in", least=0, whole=True)
+class _AgentsSettings:
+    count: int = setting(10, "number of agents", least=1, whole=True)
+    heterogeneity: float = setting(0.0, "spread of the agents' physics; 0: all equal", least=0)
+    test_episodes: int = setting(20, "test episodes of each agent", least=0, whole=True)
 
 
 def agents(
@@ -114,17 +115,17 @@ def agents(
     test_episodes: int = 20,
     seed: int = 0,
 ) -> Population:
-    """Agents, each in a gymnasium environment of its own with discrete actions; CartPole is built in.
+    """Agents, each in its own gymnasium environment with discrete actions; CartPole is built in.
 
-    `gravity`, `length` and `force_mag` are one number for all, or one an agent; with `unlike` = u each of an agent's
-    is multiplied by a factor of its own between 1/(1+u) and 1+u. `options` go to the environment's maker: one table for
-    all, or one an agent.
+    `gravity`, `length` and `force_mag` are one number for all agents, or one number per agent. With `heterogeneity` = u
+    each of an agent's numbers is multiplied by its own random factor between 1/(1+u) and 1+u. `options` are keyword
+    arguments of the environment: one table for all agents, or one table per agent.
 
-    >>> people = agents("CartPole-v1", count=3, length=[0.25, 0.5, 1.0])
-    >>> people["2"].world.length, people["2"]
+    >>> population = agents("CartPole-v1", count=3, length=[0.25, 0.5, 1.0])
+    >>> population["2"].environment.length, population["2"]
     (1.0, Agent('2', in CartPole-v1, 20 episodes to test))
     """
-    check_settings(_Settings(count, heterogeneity, test_episodes), "agents")
+    check_settings(_AgentsSettings(count, heterogeneity, test_episodes), "agents")
     physics = {"gravity": gravity, "length": length, "force_mag": force_mag}
     values_by_name = {
         name: _value_per_agent(name, value, count) for name, value in physics.items() if value is not None
@@ -132,31 +133,32 @@ def agents(
     sources = list[DatalessSource]()
     tables = [options] * count if isinstance(options, Mapping) else list(options) or [{}] * count
     if len(tables) != count:
-        raise PartyError(f"The 'options' of agents must be one table, or {count}: one an agent. Got {len(tables)}.")
+        raise PartyError(f"The 'options' of agents must be one table, or {count}: one per agent. Got {len(tables)}.")
     for k in range(count):
         settings = {name: values[k] for name, values in values_by_name.items()} | dict(tables[k])
         if heterogeneity:
             settings = _vary_physics(env, settings, heterogeneity, rng=stream(seed, 0, str(k), purpose="physics"))
         same_as_first = k > 0 and not values_by_name and not heterogeneity and tables[k] is tables[0]
-        environment = sources[0].wrapped.world if same_as_first else make_environment(env, **settings)
+        environment = sources[0].wrapped.environment if same_as_first else make_environment(env, **settings)
         sources.append(DatalessSource(Agent(str(k), environment, test_episodes, seed=seed)))
-    _check_same_form(sources)
+    _check_same_spec(sources)
     return Population(sources)  # type: ignore[arg-type]
 
 
 def single_party(party: Any, name: str) -> Population:
-    """A party that has no rows, by another name and without others."""
-    return Population([DatalessSource(replace(party, name=name, known={}))])  # type: ignore[list-item]
+    """Return a population of one party without rows, under another name."""
+    return Population([DatalessSource(replace(party, name=name, cache={}))])  # type: ignore[list-item]
 
 
-def _check_same_form(sources: Sequence[DatalessSource]) -> None:
-    """All agents have one model: what they see, and what they can do, must be of one form."""
+def _check_same_spec(sources: Sequence[DatalessSource]) -> None:
+    """Raise if agents differ in observations or actions: all of them share one model."""
     first = sources[0]
     for other in sources[1:]:
         if other.sample_spec != first.sample_spec:
             raise PartyError(
-                f"Agent {other.name!r} is in {other.sample_spec}, and agent {first.name!r} in {first.sample_spec}: one model cannot "
-                "serve both. Give them environments with as many actions and observations of one shape."
+                f"Agent {other.name!r} is in {other.sample_spec}, and agent {first.name!r} in {first.sample_spec}: "
+                "one model cannot serve both. Give all agents the same number of actions and the same shape of "
+                "observations."
             )
 
 
@@ -166,8 +168,8 @@ def _value_per_agent(name: str, value: Numbers, count: int) -> list[float]:
     except (TypeError, ValueError):
         values = np.empty((count, 0))
     if values.shape not in ((), (count,)):
-        raise PartyError(f"The {name!r} of agents must be one number, or {count}: one an agent. Got {value!r:.80}.")
-    return [float(one) for one in np.broadcast_to(values, (count,))]
+        raise PartyError(f"The {name!r} of agents must be one number, or {count}: one per agent. Got {value!r:.80}.")
+    return [float(number) for number in np.broadcast_to(values, (count,))]
 
 
 def _vary_physics(
@@ -176,7 +178,9 @@ def _vary_physics(
     default = make_environment(env)
     names = [name for name in ("gravity", "length", "force_mag") if name in vars(default)]
     if not names:
-        raise PartyError(f"'unlike' changes the physics of CartPole. Give {env} other options an agent, instead.")
+        raise PartyError(
+            f"'heterogeneity' changes the physics of CartPole. Give {env} different 'options' per agent instead."
+        )
     factors = (1 + heterogeneity) ** rng.uniform(-1, 1, len(names))
     return {
         **settings,

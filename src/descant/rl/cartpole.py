@@ -1,4 +1,4 @@
-"""CartPole, many at once with a physics of their own each: bit for bit what gymnasium's environment does.
+"""CartPole with physics of its own per environment, many at once: equal to gymnasium's bit for bit.
 
 Barto, Sutton, Anderson (1983), Neuronlike adaptive elements that can solve difficult learning control problems.
 """
@@ -20,24 +20,24 @@ from .environment import Array, EnvironmentCache, StepResult, VectorEnvironment
 STEP_LIMITS = {"CartPole-v0": 200, "CartPole-v1": 500}
 _MAX_POSITION = 2.4
 _MAX_ANGLE = 12 * 2 * math.pi / 360
-_UNUSUAL_FACTOR = 1e3  # a physics that is so many times the usual may be no physics
+_UNUSUAL_FACTOR = 1e3  # physics this many times the default may overflow
 
 
 @dataclass(frozen=True)
 class CartPole:
-    """A pole on a cart that is pushed to the left (0) or to the right (1); a reward of 1 for every step.
+    """A pole on a cart that is pushed to the left (0) or to the right (1); the reward is 1 per step.
 
     >>> CartPole(length=1.0).name
     'CartPole-v1'
     """
 
-    name: str = setting("CartPole-v1", "v0 breaks off after 200 steps, v1 after 500", one_of=tuple(STEP_LIMITS))
-    gravity: float = setting(9.8, "in m/s²", above=0)
-    length: float = setting(0.5, "half the pole's, in m", above=0)
-    force_mag: float = setting(10.0, "of a push, in N", above=0)
-    masscart: float = setting(1.0, "in kg", above=0)
-    masspole: float = setting(0.1, "in kg", above=0)
-    tau: float = setting(0.02, "seconds a step", above=0)
+    name: str = setting("CartPole-v1", "v0 is truncated after 200 steps, v1 after 500", one_of=tuple(STEP_LIMITS))
+    gravity: float = setting(9.8, "gravity, in m/s²", above=0)
+    length: float = setting(0.5, "half the length of the pole, in m", above=0)
+    force_mag: float = setting(10.0, "force of a push, in N", above=0)
+    masscart: float = setting(1.0, "mass of the cart, in kg", above=0)
+    masspole: float = setting(0.1, "mass of the pole, in kg", above=0)
+    tau: float = setting(0.02, "seconds per step", above=0)
 
     @classmethod
     def create(cls, name: str, **physics: float) -> CartPole:
@@ -65,21 +65,23 @@ class CartPole:
 
 class _CartPoleVector:
     def __init__(self, environments: Sequence[CartPole], agent_names: Sequence[str]) -> None:
-        def each(name: str) -> Array:
-            return np.array([getattr(world, name) for world in environments], dtype=np.float64)
+        def column(name: str) -> Array:
+            return np.array([getattr(environment, name) for environment in environments], dtype=np.float64)
 
-        self._gravity, self._length, self._force, self._tau = map(each, ("gravity", "length", "force_mag", "tau"))
-        self._masspole = each("masspole")
-        self._mass = self._masspole + each("masscart")
+        self._gravity = column("gravity")
+        self._length = column("length")
+        self._force = column("force_mag")
+        self._tau = column("tau")
+        self._masspole = column("masspole")
+        self._mass = self._masspole + column("masscart")
         self._polemass_length = self._masspole * self._length
-        self._step_limits = np.array([STEP_LIMITS[world.name] for world in environments])
+        self._step_limits = np.array([STEP_LIMITS[environment.name] for environment in environments])
         self._state = np.zeros((4, len(environments)))  # x, ẋ, θ, θ̇
         self._steps = np.zeros(len(environments), dtype=np.int64)
-        physics = np.array([astuple(world)[1:] for world in environments]) / astuple(CartPole())[1:]
-        odd = np.flatnonzero(~((physics > 1 / _UNUSUAL_FACTOR) & (physics < _UNUSUAL_FACTOR)).all(1))
-        self._unusual = {
-            at: (agent_names[at], environments[at]) for at in odd.tolist()
-        }  # of others nothing becomes too large
+        physics = np.array([astuple(environment)[1:] for environment in environments]) / astuple(CartPole())[1:]
+        unusual = np.flatnonzero(~((physics > 1 / _UNUSUAL_FACTOR) & (physics < _UNUSUAL_FACTOR)).all(1))
+        # only these can overflow, so only these are checked after a step
+        self._unusual = {index: (agent_names[index], environments[index]) for index in unusual.tolist()}
 
     @property
     def observations(self) -> Array:
@@ -90,7 +92,7 @@ class _CartPoleVector:
         self._steps[index] = 0
 
     def step(self, actions: Array, active: Array | None = None) -> StepResult:
-        """gymnasium's step, operation for operation, so that not even the last bit differs."""
+        """Take gymnasium's step, operation for operation, so that all bits agree."""
         x, x_dot, theta, theta_dot = self._state
         force = np.where(actions == 1, self._force, -self._force)
         cosine = np.cos(theta)
@@ -116,10 +118,10 @@ class _CartPoleVector:
         self._state = after
         self._steps = steps
         terminated = (np.abs(after[0]) > _MAX_POSITION) | (np.abs(after[2]) > _MAX_ANGLE)
-        for at, (name, environment) in self._unusual.items():
-            if not np.isfinite(after[:, at].astype(np.float32)).all():
+        for index, (name, environment) in self._unusual.items():
+            if not np.isfinite(after[:, index].astype(np.float32)).all():
                 raise PartyError(
-                    f"The physics of {environment.name} of agent {name!r} lead beyond all numbers: {environment}."
+                    f"The physics of {environment.name} of agent {name!r} overflow float32: {environment}."
                 )
         rewards = np.ones(len(steps)) if active is None else active.astype(np.float64)
         return StepResult(self.observations, rewards, terminated, truncated=steps >= self._step_limits)

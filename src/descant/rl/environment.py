@@ -1,4 +1,4 @@
-"""What an environment must answer. A world is a value; worlds side by side are what a stack of agents acts in."""
+"""Interfaces of environments: one as a value, and many side by side for a stack of agents."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor
 
 Array: TypeAlias = NDArray[Any]
 EnvironmentCache: TypeAlias = dict[Any, Any]
-"""What worlds leave behind because it is dear to make, for the next time that they stand side by side."""
+"""Expensive objects of environments, kept for the next `make_vector` of the same agents."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What came of one step of N worlds; an episode that is over stays where it ended until it is begun anew."""
+    """Result of one step of N environments; a finished episode keeps its last state until `reset`."""
 
     observations: Array  # [N, *shape] float32, after the step
     rewards: Array  # [N] float64
-    terminated: Array  # [N] bool: it ended by itself, and nothing comes after it
-    truncated: Array  # [N] bool: it was broken off, by a time limit say, and would have gone on
+    terminated: Array  # [N] bool: the episode reached a terminal state
+    truncated: Array  # [N] bool: the episode was cut off, for example by a time limit
 
 
 class Environment(Protocol):
@@ -31,7 +31,7 @@ class Environment(Protocol):
     def name(self) -> str: ...
     @property
     def observation_shape(self) -> tuple[int, ...]:
-        """Of an observation."""
+        """Shape of one observation."""
 
     @property
     def actions(self) -> int: ...
@@ -39,31 +39,31 @@ class Environment(Protocol):
     def make_vector(
         self, environments: Sequence[Any], agent_names: Sequence[str], cache: EnvironmentCache | None = None
     ) -> VectorEnvironment:
-        """Worlds of this kind side by side; the names are those of the agents, for messages."""
+        """Return environments of this kind side by side; the agents' names are used in messages."""
 
 
 class VectorEnvironment(Protocol):
-    """N environments side by side. Each is where it is by itself: what is beside it makes no difference."""
+    """N independent environments side by side: none depends on its neighbors."""
 
     @property
     def observations(self) -> Array:
-        """What is seen now, ``[N, *shape]`` float32."""
+        """The current observations, ``[N, *shape]`` float32."""
 
     def reset(self, index: int, key: int) -> None:
-        """Begin a new episode in one of them; the key decides all that is random in it."""
+        """Begin a new episode in one environment; all its randomness comes from the key."""
 
     def step(self, actions: Array, active: Array | None = None) -> StepResult:
-        """One action each, ``[N]``; those that are not alive stand still, and get no reward."""
+        """Apply one action each, ``[N]``; inactive environments do not move and get no reward."""
 
     def get_state(self, index: int) -> Tensor:
-        """Where one of them is in its episode."""
+        """Return the state of one environment within its episode."""
 
     def restore(self, index: int, key: int, state: Tensor) -> None:
-        """Put one of them where it was in the episode with this key."""
+        """Restore one environment to a state of the episode with this key."""
 
 
 def make_environment(env: str = "CartPole-v1", **settings: Any) -> Environment:
-    """An environment by its gymnasium name; settings are those of its maker, for CartPole also its physics."""
+    """Return an environment by its gymnasium name; settings are its keyword arguments, for CartPole its physics."""
     from .cartpole import STEP_LIMITS, CartPole
     from .gymnasium_environment import Gym
 

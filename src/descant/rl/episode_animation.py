@@ -1,4 +1,4 @@
-"""A trained policy at work, to be looked at: a GIF, or a strip of pictures."""
+"""Animations of a trained policy: a GIF, or a strip of pictures."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ from .environment import Array
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_STRIP_FRAMES = 8  # of a strip
-_STEPS_PER_FRAME = 4  # steps between two frames of a film
+_STRIP_FRAMES = 8
+_STEPS_PER_FRAME = 4  # of a GIF
 
 
 def film(policy: nn.Module, environment: CartPole, file: str | Path, seed: int = 0) -> Path:
-    """One episode of greedy play on CartPole, as a GIF or, into a PNG file, as a strip of eight moments.
+    """Save one greedy episode on CartPole as a GIF, or as a PNG strip of eight moments.
 
-    ``policy`` is what a federation has learned (`fed.center_`, or one of `fed.models_`), and ``world`` where it acts
-    (`people["0"].world`).
+    `policy` is a trained model (`fed.global_model_`, or one of `fed.models_`). `environment` is the one it acts in
+    (`population["0"].environment`). The suffix of `file` (.gif or .png) selects the format.
     """
     if not isinstance(environment, CartPole):
         raise SettingError(f"Only CartPole can be filmed here. Got {environment!r:.80}.")
     file = Path(file)
     if file.suffix not in (".gif", ".png"):
-        raise SettingError(f"A film is a .gif file, or a strip in a .png file. Got {file.name!r}.")
+        raise SettingError(f"film writes a .gif file, or a strip of pictures as a .png file. Got {file.name!r}.")
     states = _run_episode(policy, environment, seed)
     file.parent.mkdir(parents=True, exist_ok=True)
-    _save_strip(states, environment, file) if file.suffix == ".png" else _save_gif(states, environment, file)
+    save = _save_strip if file.suffix == ".png" else _save_gif
+    save(states, environment, file)
     return file
 
 
 @torch.no_grad()
 def _run_episode(policy: nn.Module, environment: CartPole, seed: int) -> list[Array]:
-    """Where cart and pole are, step by step, until the episode is over."""
+    """Return the observation after each step of one episode."""
     vector = environment.make_vector([environment], ["0"])
-    before = policy.training
+    was_training = policy.training
     policy.eval()
     vector.reset(0, seed)
     states = [vector.observations[0]]
@@ -53,12 +54,12 @@ def _run_episode(policy: nn.Module, environment: CartPole, seed: int) -> list[Ar
         result = vector.step(policy(observations)[:, : environment.actions].argmax(1).numpy())
         states.append(result.observations[0])
         done = bool(result.terminated[0] or result.truncated[0])
-    policy.train(before)
+    policy.train(was_training)
     return states
 
 
 def _save_strip(states: Sequence[Array], environment: CartPole, file: Path) -> None:
-    from matplotlib.figure import Figure  # here, because it takes a second
+    from matplotlib.figure import Figure  # slow to import
 
     figure = Figure(figsize=(12.0, 1.2), dpi=150, layout="constrained")
     steps = np.linspace(0, len(states) - 1, _STRIP_FRAMES).round().astype(int)
@@ -87,7 +88,7 @@ def _save_gif(states: Sequence[Array], environment: CartPole, file: Path) -> Non
 
 
 def _draw(axes: Axes, state: Array, environment: CartPole, title: str) -> None:
-    """Cart, pole and track; 12 degrees from upright or 2.4 m from the middle, an episode is over."""
+    """Draw cart, pole and track; an episode ends 12 degrees from upright or 2.4 m from the middle."""
     from matplotlib.patches import Rectangle
 
     x = float(state[0])

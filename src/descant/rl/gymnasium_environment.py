@@ -1,8 +1,8 @@
-"""Any gymnasium environment with discrete actions, one object each.
+"""Any gymnasium environment with discrete actions, one live object per agent.
 
-The state of such an environment cannot be read. But an episode is its seed and the actions so far: that is what is
-kept, and an environment that is elsewhere is brought back by acting them again. So an environment must do the same
-when it is seeded and acted in the same, as gymnasium demands.
+The state of such an environment cannot be read. But an episode is determined by its seed and its actions. So the state
+kept is the list of actions, and an environment is restored by replaying them. This requires what gymnasium requires:
+the same seed and the same actions must give the same episode.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from torch import Tensor
 from ..errors import PartyError, SettingError
 from .environment import Array, EnvironmentCache, StepResult, VectorEnvironment
 
-_MAX_CACHED = 1024  # environments that are kept for the next time
-_TOLERANCE = 1e-3  # how far an observation may be, in parts of it, from what it was on another machine
+_MAX_CACHED = 1024  # live environments kept for reuse
+_TOLERANCE = 1e-3  # allowed relative difference of observations between machines
 
 
 @dataclass(frozen=True)
 class Gym:
-    """An environment that `gymnasium.make` makes; observations that are not boxes of numbers are flattened."""
+    """An environment made by `gymnasium.make`; observations other than boxes of numbers are flattened."""
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
@@ -44,7 +44,7 @@ class Gym:
 
     @property
     def first_action(self) -> int:
-        """The number of the first action."""
+        """Gymnasium's number of the first action."""
         return self._spaces[2]
 
     @cached_property
@@ -56,12 +56,13 @@ class Gym:
         instance.close()
         if not isinstance(action_space, spaces.Discrete):
             raise SettingError(
-                f"The actions of {self.name} are {action_space}. Dqn and PolicyGradient need discrete ones: Discrete(n)."
+                f"The actions of {self.name} are {action_space}. Dqn and PolicyGradient need discrete ones: "
+                "Discrete(n)."
             )
         if not observation_space.is_np_flattenable:
             raise SettingError(
-                f"The observations of {self.name} are {observation_space}, now more numbers and now fewer. Dqn and PolicyGradient "
-                "need as many each time: wrap the environment so that it gives a Box."
+                f"The observations of {self.name} are {observation_space}, of varying length. Dqn and PolicyGradient "
+                "need a fixed length: wrap the environment so that it gives a Box."
             )
         shape = (
             observation_space.shape
@@ -71,7 +72,7 @@ class Gym:
         return shape, int(action_space.n), int(action_space.start)
 
     def create(self) -> Any:
-        """A new environment."""
+        """Return a new gymnasium environment."""
         gymnasium = _gymnasium()
         try:
             return gymnasium.make(self.name, **dict(self.options))
@@ -102,11 +103,11 @@ def _observation_reader(environment: Gym, space: Any) -> Callable[[Any], Array]:
     spaces = _gymnasium().spaces
     if isinstance(space, spaces.Box):
         return partial(np.asarray, dtype=np.float32)
-    return lambda seen: np.asarray(spaces.utils.flatten(space, seen), dtype=np.float32)
+    return lambda observation: np.asarray(spaces.utils.flatten(space, observation), dtype=np.float32)
 
 
 class _LiveEnvironment:
-    """An environment and where it is: the key of its episode, and the actions so far."""
+    """A live environment, with the key of its episode and the actions taken so far."""
 
     def __init__(self, environment: Gym, name: str) -> None:
         self._name = name
@@ -138,49 +139,53 @@ class _LiveEnvironment:
         return reward, bool(terminated), bool(truncated)
 
     def replay_to(self, key: int, actions: list[int], fingerprint: float) -> None:
-        """Be at this place of this episode."""
+        """Reset to an episode and replay its actions, unless already there."""
         if self.key == key and self.actions == actions:
             return
         self.reset(key)
         for action in actions:
             self.step(action)
         if not math.isclose(self.fingerprint, fingerprint, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE):
-            raise self._error("shows", "other things than before, though seeded and acted in the same: it must not")
+            raise self._error(
+                "is not deterministic:", "the same seed and actions gave different observations when replayed"
+            )
 
     @property
     def fingerprint(self) -> float:
-        """A number by which what is seen now is told from other observations."""
-        seen = self.observation.ravel()
-        return float(seen.astype(np.float64) @ np.cos(np.arange(1, len(seen) + 1)))
+        """A number that identifies the current observation."""
+        values = self.observation.ravel()
+        return float(values.astype(np.float64) @ np.cos(np.arange(1, len(values) + 1)))
 
     def _read_observation(self, observation: Any) -> Array:
         try:
-            seen = self._read(observation).reshape(self.environment.observation_shape)
+            values = self._read(observation).reshape(self.environment.observation_shape)
         except Exception as error:
-            what = f"an observation that is not in its {self._env.observation_space}: {type(error).__name__}: {error}"
-            raise self._error("gave", what) from error
-        if not np.isfinite(seen).all():
+            reason = f"an observation that is not in its {self._env.observation_space}: {type(error).__name__}: {error}"
+            raise self._error("gave", reason) from error
+        if not np.isfinite(values).all():
             raise self._error("gave", "an observation that is not finite")
-        return seen
+        return values
 
     def _call(self, verb: str, function: Callable[[], Any]) -> Any:
         expected_length = {"reset": 2, "step": 5}[verb]
         try:
-            found = tuple(function())
+            result = tuple(function())
         except Exception as error:
             raise self._error(f"failed in {verb}:", f"{type(error).__name__}: {error}") from error
-        if len(found) != expected_length:
-            raise self._error(f"gave in {verb}", f"{len(found)} things, where gymnasium has {expected_length}")
-        return found
+        if len(result) != expected_length:
+            raise self._error(f"returned from {verb}", f"{len(result)} values; gymnasium returns {expected_length}")
+        return result
 
-    def _error(self, failure: str, what: str) -> PartyError:
-        self.key = -1  # it may have moved: whoever wants to be anywhere in it begins anew
-        at = f"after {len(self.actions)} steps of an episode"
-        return PartyError(f"The environment {self.environment.name} of agent {self._name!r} {failure} {what} ({at}).")
+    def _error(self, failure: str, reason: str) -> PartyError:
+        self.key = -1  # its state is unknown now: the next use must reset it
+        place = f"after {len(self.actions)} steps of an episode"
+        return PartyError(
+            f"The environment {self.environment.name} of agent {self._name!r} {failure} {reason} ({place})."
+        )
 
 
 def _close(env: Any) -> None:
-    with suppress(Exception):  # it is not needed any more
+    with suppress(Exception):  # a failing close harms nothing: the environment is not used again
         env.close()
 
 
@@ -188,16 +193,16 @@ class _GymVector:
     def __init__(self, environments: Sequence[Gym], agent_names: Sequence[str], cache: EnvironmentCache) -> None:
         self._live = list[_LiveEnvironment]()
         occurrences = Counter[str]()
-        for world, name in zip(environments, agent_names, strict=True):
+        for environment, name in zip(environments, agent_names, strict=True):
             cache_key = (name, occurrences[name])
             occurrences[name] += 1
             live = cache.pop(cache_key, None)
-            if live is None or live.world is not world:
-                live = _LiveEnvironment(world, name)
+            if live is None or live.environment is not environment:
+                live = _LiveEnvironment(environment, name)
             cache[cache_key] = live
             self._live.append(live)
         while len(cache) > max(_MAX_CACHED, len(self._live)):
-            cache.pop(next(iter(cache)))  # it closes when nobody has it
+            cache.pop(next(iter(cache)))  # closed when its last reference goes
 
     @property
     def observations(self) -> Array:

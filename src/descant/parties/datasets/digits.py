@@ -1,4 +1,4 @@
-"""Real handwritten digits that come with scikit-learn: nothing to download."""
+"""Real handwritten digits bundled with scikit-learn."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def digits(
     sigma: float = 2.0,
     exponent: float = 2.0,
 ) -> Population:
-    """1797 digits of 8 x 8 pixels in [0, 1] over `count` parties: bundled, nothing to download.
+    """1797 digits of 8 x 8 pixels in [0, 1] over `count` parties: bundled, no download needed.
 
-    `split` is one of :data:`.splits.SPLITS`; what the numbers behind it do stands at :func:`.splits.cut`.
+    `split` is one of :data:`.partition.SPLITS`; its settings are those of :func:`.partition.split_rows`.
 
-    >>> people = digits(count=10, split="label", classes=2)
-    >>> [len(people[name].y.unique()) for name in people]
+    >>> population = digits(count=10, split="label", classes=2)
+    >>> [len(population[name].y.unique()) for name in population]
     [2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
     """
-    from sklearn.datasets import load_digits  # here, because it takes a second that most users of Descant do not need
+    from sklearn.datasets import load_digits  # slow to import, and needed only here
 
     pixels, labels = load_digits(return_X_y=True)
     x = (pixels / 16).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Other data sets over parties, by any split: pictures of the data folder, and files of your own."""
+"""Other data sets over parties, by any split: images of the data folder, and your own files."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def cifar10(
     seed: int = 0,
     data: str | Path | None = None,
 ) -> Population:
-    """CIFAR-10 over `count` parties: pictures [3, 32, 32] of ten kinds of things, standardised by colour.
+    """CIFAR-10 over `count` parties: color images [3, 32, 32] of ten classes, standardized by channel.
 
-    `split` and the numbers behind it are those of :func:`.splits.cut`; `angles` turn the images of party k by the k-th.
+    `split` and its settings are those of :func:`.partition.split_rows`. Images of party k are rotated by `angles[k]`
+    (cyclic), in degrees.
     """
     x, y = all_images("cifar10", data)
     rows = partition.split_rows(
@@ -49,7 +50,7 @@ def svhn(
     seed: int = 0,
     data: str | Path | None = None,
 ) -> Population:
-    """SVHN over `count` parties: house numbers [3, 32, 32], standardised by colour; settings as for CIFAR-10."""
+    """SVHN over `count` parties: house numbers [3, 32, 32], standardized by channel; settings as for CIFAR-10."""
     x, y = all_images("svhn", data)
     rows = partition.split_rows(
         y, split, count, stream(seed, 0, ALL_PARTIES, purpose="svhn"), alpha, classes, sigma, exponent
@@ -70,11 +71,11 @@ def npz(
     test: float = 0.2,
     seed: int = 0,
 ) -> Population:
-    """An npz file of yours over `count` parties; `x` and `y` name its arrays. Bytes become numbers in [0, 1]."""
+    """Your npz file over `count` parties; `x` and `y` name its arrays. Bytes become numbers in [0, 1]."""
     features, labels = read_npz(file, (x, y))
-    found = f"{x!r} has shape {features.shape} of {features.dtype}, and {y!r} {labels.shape} of {labels.dtype}"
+    shapes = f"{x!r} has shape {features.shape} of {features.dtype}, and {y!r} {labels.shape} of {labels.dtype}"
     if features.ndim < 2 or features.dtype.kind not in "fiub" or features.shape[:1] != labels.shape:
-        raise damaged_file_error(Path(file), found, "numbers, one row a sample, and one label a row")
+        raise damaged_file_error(Path(file), shapes, "numbers, one row per sample, and one label per row")
     labels = validate_labels(file, labels, int(labels.max(initial=0)) + 1)
     rows = partition.split_rows(
         labels, split, count, stream(seed, 0, ALL_PARTIES, purpose="npz"), alpha, classes, sigma, exponent
@@ -98,23 +99,24 @@ def csv(
     test: float = 0.2,
     seed: int = 0,
 ) -> Population:
-    """A CSV file of yours: a party for each value of the column `account` with `least` rows, else `count` by a split.
+    """Your CSV file: a party for each value of `party_column` with at least `min_rows` rows, or a split.
 
-    `label` names the column of labels; all other columns are features, and must be numbers.
+    Without `party_column` the rows are split over `count` parties by `split`. `label_column` names the column of
+    labels. All other columns are features and must be numbers.
     """
     non_features = {label_column, party_column}
     columns = [name for name in read_header(file) if name not in non_features]
     if not columns:
         raise damaged_file_error(
-            Path(file), f"it has no column beside {label_column!r}", "columns of numbers, named in the first row"
+            Path(file), f"it has no column besides {label_column!r}", "columns of numbers, named in the first row"
         )
     features = parse_numbers(file, read_table(file, columns)).astype(np.float32)
     key_columns = read_table(file, [label_column] if party_column is None else [label_column, party_column])
     labels = parse_numbers(file, {label_column: key_columns[label_column]})[:, 0]
     invalid = np.flatnonzero((labels != np.floor(labels)) | (labels < 0))
     if len(invalid):
-        found = f"row {FIRST_ROW + invalid[0]} of column {label_column!r} holds {labels[invalid[0]]:g}"
-        raise damaged_file_error(Path(file), found, "labels that are whole numbers >= 0")
+        problem = f"row {FIRST_ROW + invalid[0]} of column {label_column!r} holds {labels[invalid[0]]:g}"
+        raise damaged_file_error(Path(file), problem, "labels that are whole numbers >= 0")
     y = labels.astype(np.int64)
     if party_column is not None:
         return from_rows(features, y, partition.by_group(key_columns[party_column], min_rows), test=test, seed=seed)

@@ -1,4 +1,4 @@
-"""The ten clients of representation matching, made of MNIST, CIFAR-10 or Speech Commands.
+"""The ten clients of representation matching, from MNIST, CIFAR-10 or Speech Commands.
 
 "Robust Federated Learning Through Representation Matching and Adaptive Hyper-parameters" (Mostafa, 2019), §4.
 """
@@ -17,20 +17,18 @@ from .. import partition
 from ..images import images_with_test_start, scaling_by_color
 from ..population import Population, from_rows
 
-_FULL_SIZES = {"mnist": 70_000, "cifar10": 60_000, "speech": 34_843}  # images, both parts
+_FULL_SIZES = {"mnist": 70_000, "cifar10": 60_000, "speech": 34_843}  # samples, training and test set
 _TITLES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "speech": "the ten words of Speech Commands"}
 
 
 @dataclass(frozen=True)
 class _ClientSettings:
-    source: str = setting("mnist", "which data set", one_of=tuple(_FULL_SIZES))
-    split: str = setting("label", "whether a client has one class, or its part at random", one_of=("label", "iid"))
-    count: int = setting(10, "how many clients", least=1, whole=True)
-    samples: int | None = setting(None, "how many samples the clients have in all; None: all", least=1, whole=True)
-    validation: int = setting(0, "how many samples the server keeps, of the training set", least=0, whole=True)
-    test_samples: int | None = setting(
-        None, "how many samples they are tested on in all; None: all", least=1, whole=True
-    )
+    source: str = setting("mnist", "data set", one_of=tuple(_FULL_SIZES))
+    split: str = setting("label", "one class per client, or a random part of all classes", one_of=("label", "iid"))
+    count: int = setting(10, "number of clients", least=1, whole=True)
+    samples: int | None = setting(None, "total number of training samples; None: all", least=1, whole=True)
+    validation: int = setting(0, "training samples that the server keeps for validation", least=0, whole=True)
+    test_samples: int | None = setting(None, "total number of test samples; None: all", least=1, whole=True)
 
 
 def representation_matching_clients(
@@ -43,21 +41,20 @@ def representation_matching_clients(
     data: str | Path | None = None,
     test_samples: int | None = None,
 ) -> Population:
-    """Ten clients with one class each, or with all classes at random (`split="iid"`): MNIST, CIFAR-10 or speech (§4).
+    """Ten clients with one class each, or random samples with `split="iid"`: MNIST, CIFAR-10 or speech (§4).
 
-    The paper judges one global model on the common test set. So every client is tested on an equal part of that, drawn
-    at random from all classes: the mean over clients is the accuracy on the whole test set, and a client that learns
-    its one class alone comes to a tenth. With `split="label"` client k has class k.
+    The paper evaluates one global model on the common test set. So every client is tested on an equal random part of
+    it with all classes. The mean over clients is the accuracy on the whole test set, and a client that learns only its
+    own class reaches one tenth. With `split="label"` client k has class k.
 
-    `source` is "mnist", "cifar10" or "speech": ten words of Speech Commands as log-mel pictures, cut into training and
-    test set by its authors' rule, their validation set left out. Pixels are standardised by colour over the training
-    set, which the paper does not say. `samples` takes a random part of the training set, and `tested` of the test set;
-    not from the paper.
-    `validation` samples of the training set, drawn at random before it is dealt out, are the server's (§3.3).
+    `source` is "mnist", "cifar10" or "speech": ten words of Speech Commands as log-mel images, with the training and
+    test set of its authors and without their validation set. Pixels are standardized by channel over the training set,
+    which the paper does not specify. `samples` uses a random part of the training set, and `test_samples` of the test
+    set; not from the paper. `validation` random samples of the training set are kept by the server (§3.3).
     """
     check_settings(
         _ClientSettings(source, split, count, samples=samples, validation=validation, test_samples=test_samples),
-        "clients",
+        "representation_matching_clients",
     )
     x, y, test_start = images_with_test_start(source, data)
     rng = stream(seed, 0, ALL_PARTIES, purpose="clients")
@@ -83,7 +80,7 @@ def representation_matching_clients(
 
 
 def _by_class(y: partition.RowIndices, count: int, rng: np.random.Generator) -> list[partition.RowIndices]:
-    """Client k has class k, modulo how many there are; where several share one, in equal parts."""
+    """Give client k class k, modulo the number of classes; several clients split a class equally."""
     return partition.round_robin(y, np.ones((count, 1)), rng, fill=True)
 
 

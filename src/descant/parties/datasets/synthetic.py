@@ -1,8 +1,8 @@
-"""Parties out of a formula: the synthetic data of FedProx and Fed+, and a population that has something to share.
+"""Synthetic parties: the data of FedProx and Fed+, and a population with shared structure.
 
 "Fed+: A Unified Approach to Robust Personalized Federated Learning" (Yu et al., v2 §8.1), after "Federated Optimization
-in Heterogeneous Networks" (Li et al., 2020). A party's data are drawn from streams of its own name: the first three of
-thirty parties are the three of a population of three.
+in Heterogeneous Networks" (Li et al., 2020). A party's data are drawn from a stream keyed by its name. So the first
+three of thirty parties equal the parties of a population of three.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from ..population import Population, from_arrays
 
 FEATURE_COUNT = 60
 CLASS_COUNT = 10
-_FEATURE_SCALES = np.arange(1, FEATURE_COUNT + 1) ** -0.6  # the root of Σ_jj = j^-1.2
+_FEATURE_SCALES = np.arange(1, FEATURE_COUNT + 1) ** -0.6  # the square root of Σ_jj = j^-1.2
 
 
 @dataclass(frozen=True)
 class _SyntheticSettings:
-    count: int = setting(30, "how many parties", least=1, whole=True)
-    zeta: float = setting(1000, "the spread of the mean of a party's model", least=0)
-    beta: float = setting(10, "the spread of the mean of a party's features", least=0)
+    count: int = setting(30, "number of parties", least=1, whole=True)
+    zeta: float = setting(1000, "spread of the mean of a party's model", least=0)
+    beta: float = setting(10, "spread of the mean of a party's features", least=0)
 
 
 def synthetic(
     count: int = 30, zeta: float = 1000, beta: float = 10, class_shift: bool = False, test: float = 0.2, seed: int = 0
 ) -> Population:
-    """The papers' synthetic data: 60 features, 10 classes, a model of its own for every party, log-normal sizes.
+    """The papers' synthetic data: 60 features, 10 classes, one model per party, log-normal sizes.
 
     y = argmax(W x + b) with W, b ~ N(u, 1), u ~ N(0, ζ) and x ~ N(v, Σ), Σ_jj = j^-1.2, v ~ N(B, 1), B ~ N(0, β). ζ and
     β are standard deviations, as in FedProx's code, and the argmax is taken without the softmax that overflows there
     (ERRATA 24). Sizes are ⌊log-normal(4, 2)⌋ + 50, as in that code; the papers say "a power law" (ERRATA 23).
 
-    The printed ζ=1000, β=10 are the default, for history's sake. Know that they are degenerate: u moves all classes
-    alike, so **ζ has no effect at all**; at β=10 one class holds 95 % of a party's rows on average; and since every
-    party has a model of its own there is nothing to share: training alone is hard to beat. With `class_shift` each
-    class has a u of its own, and ζ acts. :func:`shared` is a population on which federation can help.
+    The defaults are the printed ζ=1000, β=10, which are degenerate. u shifts all classes equally, so **ζ has no effect
+    at all**. At β=10 one class holds 95 % of a party's rows on average. Every party has its own model, so there is
+    nothing to share, and local training is hard to beat. With `class_shift` each class has its own u, and ζ acts.
+    :func:`shared_structure` is a population on which federation can help.
 
     >>> synthetic(count=3)
-    People(3: '0', '1', '2')
+    Population(3: '0', '1', '2')
     """
     check_settings(_SyntheticSettings(count, zeta, beta), "synthetic")
     return from_arrays(
@@ -63,29 +63,30 @@ def _synthetic_party(seed: int, k: int, zeta: float, beta: float, class_shift: b
 
 
 @dataclass(frozen=True)
-class _SharedSettings:
-    count: int = setting(30, "how many parties", least=1, whole=True)
-    offset: float = setting(0.8, "how far a party's model is from the common one, as a share of its size", least=0)
-    shift: float = setting(0.5, "how far the mean of a party's features is from 0", least=0)
-    min_rows: int = setting(50, "how many rows a party trains on at least", least=1, whole=True)
-    test_rows: int = setting(200, "how many rows a party is tested on", least=1, whole=True)
+class _SharedStructureSettings:
+    count: int = setting(30, "number of parties", least=1, whole=True)
+    offset: float = setting(0.8, "distance of a party's model from the common one, relative to its size", least=0)
+    shift: float = setting(0.5, "standard deviation of the mean of a party's features", least=0)
+    min_rows: int = setting(50, "minimum number of training rows per party", least=1, whole=True)
+    test_rows: int = setting(200, "number of test rows per party", least=1, whole=True)
 
 
 def shared_structure(
     count: int = 30, offset: float = 0.8, shift: float = 0.5, min_rows: int = 50, test_rows: int = 200, seed: int = 0
 ) -> Population:
-    """Parties with shared structure: one common model, and an offset of its own for every party. Not from a paper.
+    """Parties with shared structure: one common model, plus an offset per party. Not from a paper.
 
     y = argmax((W + offset·D) x) with W and D ~ N(0, 1), where only W is common, and x ~ N(v, 1), v ~ N(0, shift²), in
-    60 features and 10 classes. A party trains on ⌊log-normal(3, 1)⌋ + `least` rows, far too few for its 600 numbers, so
-    that it needs the others; and is tested on `tests` rows more, so that a gain can be told from luck. At offset 0 all
-    parties are alike and the mean is best; at a large one there is nothing to share. All numbers are ours, chosen so
-    that parties can gain.
+    60 features and 10 classes. A party trains on ⌊log-normal(3, 1)⌋ + `min_rows` rows, far too few for its 600 model
+    parameters, so it needs the others. It is tested on `test_rows` more rows, so that a gain exceeds chance. At offset
+    0 all parties are equal and the mean is best; at a large offset there is nothing to share. All numbers are ours,
+    chosen so that parties can gain.
 
-    >>> shared(count=3)["0"]
+    >>> shared_structure(count=3)["0"]
     Party('0', 73 to train, 200 to test, x (60,))
     """
-    check_settings(_SharedSettings(count, offset, shift, min_rows=min_rows, test_rows=test_rows), "shared")
+    settings = _SharedStructureSettings(count, offset, shift, min_rows=min_rows, test_rows=test_rows)
+    check_settings(settings, "shared_structure")
     common_weight = stream(seed, 0, ALL_PARTIES, purpose="shared").normal(size=(FEATURE_COUNT, CLASS_COUNT))
     return from_arrays(
         (
