@@ -93,7 +93,7 @@ def same(ours: Federation, theirs: Federation, folder: Path, names: tuple[str, .
 
 
 @pytest.mark.parametrize("name", ACTORS)
-def test_deployment_is_the_simulation_bit_for_bit(tmp_path: Path, name: str) -> None:
+def test_deployment_equals_the_simulation_bit_for_bit(tmp_path: Path, name: str) -> None:
     """A desk is made anew for every letter, as after a kill: all that it goes on with is in its folder."""
     chosen = recipe(SILO_CASES[name])
     fed = deployed(InMemoryTransport(silos(tmp_path, SILO_CASES[name])), chosen).fit(3, progress=False)
@@ -108,7 +108,7 @@ def test_deployment_is_the_simulation_bit_for_bit(tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("name", ACTORS)
-def test_what_is_killed_at_any_moment_goes_on_as_if_nothing_had_been(tmp_path: Path, name: str) -> None:
+def test_a_silo_killed_at_any_write_gives_the_same_models(tmp_path: Path, name: str) -> None:
     chosen = recipe(SILO_CASES[name])
     two = NAMES[:2]
     silos(tmp_path, SILO_CASES[name], two)
@@ -122,7 +122,7 @@ def test_what_is_killed_at_any_moment_goes_on_as_if_nothing_had_been(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ACTORS)
-def test_a_server_that_ends_goes_on_with_agents_that_come_late(tmp_path: Path, name: str) -> None:
+def test_a_restarted_server_continues_with_late_agents(tmp_path: Path, name: str) -> None:
     """All that it knows of them is in its folder; who was invited and has not come yet is part of it, too."""
     way = SILO_CASES[name]
     said = list[str]()
@@ -166,7 +166,7 @@ def test_a_server_that_ends_goes_on_with_agents_that_come_late(tmp_path: Path, n
 
 
 @pytest.mark.parametrize("name", ACTORS)
-def test_what_an_answer_holds_is_named_before_anything_is_sent(tmp_path: Path, name: str) -> None:
+def test_every_field_of_a_reply_is_listed_by_the_dry_run(tmp_path: Path, name: str) -> None:
     """And no number of an environment or of prices is in it, nor the name of an asset."""
     answers = list[Reply]()
     way = SILO_CASES[name]
@@ -208,7 +208,7 @@ def secrets_of(own: Any) -> list[bytes]:
     return [*(name.encode() for name in own.assets), *prices]
 
 
-def test_a_file_of_an_agent_is_tried_and_its_return_is_told(tmp_path: Path) -> None:
+def test_silo_check_reports_the_initial_return_of_an_agent(tmp_path: Path) -> None:
     for name, text, first in (
         ("agent", AGENT_SILO_FILE, "first return"),
         ("desk", DESK_SILO_FILE, "first annual return"),
@@ -230,7 +230,7 @@ WRONG = {
     ),
     "a loss": ("return cartpole_agents().subset(['0'])\nloss = print", "loss of .*: these are for rows"),
     "too few outputs": (
-        "return cartpole_agents().subset(['0'])\nimport descant.problems\ndef model(): return descant.models.mlp(4, 1, (8,))",
+        "return cartpole_agents().subset(['0'])\nimport descant.models\ndef model(): return descant.models.mlp(4, 1, (8,))",
         r"an agent needs outputs \[8, 2\] or \[8, 3\]",
     ),
     "one number": ("return 3", "must give .* one party"),
@@ -238,7 +238,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_file_that_cannot_take_part_says_why(tmp_path: Path, wrong: str) -> None:
+def test_a_file_that_cannot_take_part_is_rejected_with_a_reason(tmp_path: Path, wrong: str) -> None:
     text, told = WRONG[wrong]
     (tmp_path / "team.py").write_text(
         f"from toy_problems import policy_network as model, cartpole_agents\ndef data():\n    {text}\n"
@@ -247,9 +247,9 @@ def test_a_file_that_cannot_take_part_says_why(tmp_path: Path, wrong: str) -> No
         dry_run(SiloFile(tmp_path / "team.py", "north"))
 
 
-def test_a_party_of_rows_may_be_given_as_one_too(tmp_path: Path) -> None:
+def test_a_file_may_return_a_party_with_rows(tmp_path: Path) -> None:
     text = (
-        "from functools import partial\nfrom descant import parties, problems\nmodel = partial(problems.mlp, 64, 10)\n"
+        "from functools import partial\nfrom descant import models, parties\nmodel = partial(models.mlp, 64, 10)\n"
     )
     (tmp_path / "team.py").write_text(f"{text}def data():\n    return parties.digits(count=3).subset(['1'])\n")
     own = SiloFile(tmp_path / "team.py", "north").party_data
@@ -279,7 +279,7 @@ def data():
 
 
 @pytest.mark.parametrize("name", ACTORS)
-def test_who_brings_rows_where_others_act_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_party_with_rows_is_rejected_among_agents_and_desks(tmp_path: Path, name: str) -> None:
     """Though the model takes them; what is wrong with its data it reads on its own machine."""
     way = SILO_CASES[name]
     net = "policy_network" if way.silo_file_template == AGENT_SILO_FILE else "trading_network"
@@ -288,7 +288,7 @@ def test_who_brings_rows_where_others_act_is_refused(tmp_path: Path, name: str) 
     assert told.endswith("cannot take part: PartyError. The party's own log says more.")
 
 
-def test_who_acts_where_others_have_rows_is_refused(tmp_path: Path) -> None:
+def test_an_agent_is_rejected_among_parties_with_rows(tmp_path: Path) -> None:
     """Though the model can act there."""
     rows = RecipeCase("fedavg", network_address="toy_problems:policy_network", silo_file_template=ROWS)
     assert refused(tmp_path, rows, AGENT_SILO_FILE).endswith(
@@ -296,7 +296,7 @@ def test_who_acts_where_others_have_rows_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_agents_with_other_actions_are_not_of_one_federation(tmp_path: Path) -> None:
+def test_agents_with_different_actions_cannot_share_a_federation(tmp_path: Path) -> None:
     said = {"observations": [4], "actions": 2, "test_count": 2}
     remote_population({"a": said, "b": {**said, "test_count": 9}})
     with pytest.raises(PartyError, match="They must be alike"):
@@ -326,7 +326,7 @@ def test_agents_with_other_actions_are_not_of_one_federation(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ACTORS)
-def test_a_server_that_cannot_try_a_party_sends_it_away_and_goes_on(
+def test_a_party_whose_check_raises_is_rejected_and_the_server_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Whatever is raised, for want of memory too: the others are let in."""
@@ -358,7 +358,7 @@ def lying(post: InMemoryTransport, lies: dict[str, dict[str, int]]) -> None:
     post.corrupt_reply = spoil
 
 
-def test_nobody_need_be_like_one_that_came_first_and_has_gone(tmp_path: Path) -> None:
+def test_a_party_that_left_does_not_fix_the_form_of_the_others(tmp_path: Path) -> None:
     """A model may take any number of assets; who comes again is compared with those who are there by then."""
     way = SILO_CASES["FedGeoMedPlus, desks"]
     said = list[str]()
@@ -376,7 +376,7 @@ def test_nobody_need_be_like_one_that_came_first_and_has_gone(tmp_path: Path) ->
     assert met.connected_parties().keys() == {"1", "2"} and "its assets is 5, and the federation's is 4" in said[-1]
 
 
-def test_one_that_comes_again_is_as_it_was_when_the_training_began(tmp_path: Path) -> None:
+def test_a_returning_party_must_keep_the_form_of_the_training(tmp_path: Path) -> None:
     """Though nobody else is there to be unlike: else whoever came next would end the training."""
     way = SILO_CASES["FedGeoMedPlus, desks"]
     said = list[str]()
@@ -404,7 +404,7 @@ def test_one_that_comes_again_is_as_it_was_when_the_training_began(tmp_path: Pat
     assert sum("its assets is 5, and the federation's is 4" in text for text in said) == 2
 
 
-def test_nobody_acts_in_an_environment_that_is_elsewhere() -> None:
+def test_the_server_cannot_act_in_a_remote_environment() -> None:
     people = remote_population({"north": describe_party(agent(count=1)["0"])})
     with pytest.raises(PartyError, match="The environment of 'north' is on its own machine"):
         people["north"].world.beside([], ["north"])  # type: ignore[attr-defined]
@@ -412,7 +412,7 @@ def test_nobody_acts_in_an_environment_that_is_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("name", ACTORS)
-def test_whether_joining_helped_an_agent_is_told_on_its_own_machine(tmp_path: Path, name: str) -> None:
+def test_silo_evaluation_of_an_agent_equals_the_simulation(tmp_path: Path, name: str) -> None:
     """By the numbers of a simulation; and chance is reckoned with episode by episode, or day by day."""
     way = SILO_CASES[name]
     chosen = recipe(way)
@@ -439,7 +439,7 @@ def balancing(sign: float) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("sign", "told"), [(1.0, "Joining helped: return "), (0.0, "No difference that 40 test ep")])
-def test_chance_is_reckoned_with_episode_by_episode(tmp_path: Path, sign: float, told: str) -> None:
+def test_the_significance_test_pairs_episodes_or_days(tmp_path: Path, sign: float, told: str) -> None:
     """A model of its own that is far better than what it learns alone, and one that is the same."""
     many = "from descant import parties\ndef many(): return parties.agents(count=3, test=40)\n"
     team = many + AGENT_SILO_FILE.replace("cartpole_agents()", "many()")
@@ -468,7 +468,7 @@ def test_chance_is_reckoned_with_episode_by_episode(tmp_path: Path, sign: float,
     assert compare_with_local(file, folder).verdict.startswith(told)
 
 
-def test_a_file_with_rows_is_not_that_of_an_agent_that_took_part(tmp_path: Path) -> None:
+def test_evaluation_rejects_a_file_with_rows_for_an_agent(tmp_path: Path) -> None:
     way = SILO_CASES["FedRL, DQN"]
     deployed(InMemoryTransport(silos(tmp_path, way)), recipe(way)).fit(1, progress=False).scores()
     (tmp_path / "rows.py").write_text(ROWS)
@@ -476,7 +476,7 @@ def test_a_file_with_rows_is_not_that_of_an_agent_that_took_part(tmp_path: Path)
         compare_with_local(SiloFile(tmp_path / "rows.py", "0"), tmp_path / "at-0")
 
 
-def test_an_agent_that_is_not_tested_reads_how_it_can_be(tmp_path: Path) -> None:
+def test_an_untested_agent_is_told_which_setting_adds_tests(tmp_path: Path) -> None:
     untested = "from descant import parties\ndef few(): return parties.agents(count=3, test=0)\n"
     way = replace(
         SILO_CASES["FedRL, DQN"], silo_file_template=untested + AGENT_SILO_FILE.replace("cartpole_agents()", "few()")
@@ -489,7 +489,7 @@ RAISING = """
 import pathlib
 from functools import partial
 import gymnasium
-from descant import parties, problems
+from descant import models, parties
 
 class Odd(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (3,))
@@ -507,18 +507,18 @@ class Odd(gymnasium.Env):
         return self.observation_space.sample() * 0 + action, float(action), self.steps >= 9, False, dict()
 
 gymnasium.register("Odd-{name}", Odd)
-model = partial(problems.mlp, 3, 2, (8,))
+model = partial(models.mlp, 3, 2, (8,))
 
 def data():
     return parties.agents("Odd-{name}", count=1, test=2)
 """
 
 
-def test_an_environment_of_a_team_s_own_that_raises_costs_it_a_round_and_shows_nothing(tmp_path: Path) -> None:
+def test_a_failing_environment_costs_one_round_and_leaks_nothing(tmp_path: Path) -> None:
     """Each team has its own file's environment, by its own name; nobody else learns that name."""
     pytest.importorskip("gymnasium")
     own = list[str]()
-    (tmp_path / "net.py").write_text("from descant import problems\ndef net(): return problems.mlp(3, 2, (8,))\n")
+    (tmp_path / "net.py").write_text("from descant import models\ndef net(): return models.mlp(3, 2, (8,))\n")
     way = RecipeCase("fedavg", "", SILO_CASES["FedRL, DQN"].training_table, f"{tmp_path / 'net.py'}:net", RAISING)
     post = InMemoryTransport(silos(tmp_path, way, log=own.append))
     answers = list[bytes]()
@@ -539,7 +539,7 @@ def test_an_environment_of_a_team_s_own_that_raises_costs_it_a_round_and_shows_n
     assert not any(word in answer for answer in answers for word in (b"4711-0815", b"Odd-1"))
 
 
-def test_the_organiser_reads_of_agents_in_their_own_words(tmp_path: Path) -> None:
+def test_status_and_report_of_agents_use_their_terms(tmp_path: Path) -> None:
     way = SILO_CASES["FedRL, DQN"]
     chosen = recipe(way, 2)
     (tmp_path / "run").mkdir()
@@ -555,7 +555,7 @@ def test_the_organiser_reads_of_agents_in_their_own_words(tmp_path: Path) -> Non
     assert json.dumps(found)
 
 
-def test_a_recipe_of_agents_can_be_served_and_one_that_fits_nobody_says_why(tmp_path: Path) -> None:
+def test_recipes_of_agents_can_be_served_and_impossible_ones_are_rejected(tmp_path: Path) -> None:
     for name in ACTORS:
         assert check_servable(recipe(SILO_CASES[name]), with_key=False) == {}
     desk = SILO_CASES["FedGeoMedPlus, desks"]
@@ -568,7 +568,7 @@ def test_a_recipe_of_agents_can_be_served_and_one_that_fits_nobody_says_why(tmp_
         check_servable(recipe(way), with_key=False)
 
 
-def test_an_agent_is_the_same_by_another_name() -> None:
+def test_a_renamed_agent_keeps_its_environment() -> None:
     """But for what is drawn by its name."""
     from descant.rl.agent import single_party
 

@@ -81,7 +81,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 # ── what comes over the wire ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_bit_that_flipped_anywhere_in_an_answer_is_refused(tmp_path: Path) -> None:
+def test_a_flipped_bit_anywhere_in_a_reply_is_rejected(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     kept = list[bytes]()
     draw = random.Random(0)
@@ -101,7 +101,7 @@ def test_a_bit_that_flipped_anywhere_in_an_answer_is_refused(tmp_path: Path) -> 
             unpack(flipped(kept[0], at), Reply)
 
 
-def test_a_letter_has_the_same_bytes_whenever_it_is_packed() -> None:
+def test_packing_a_task_is_deterministic() -> None:
     """By them a desk knows that it was asked before."""
     task = Task(
         "0",
@@ -124,7 +124,7 @@ def introduced(post: InMemoryTransport, said: list[str]) -> HandshakeTransport:
     return HandshakeTransport(post, recipe_for(), "lab", net=Net.from_model(network, 0), loss=loss, log=said.append)
 
 
-def test_parties_that_were_there_are_waited_for_and_not_for_long(tmp_path: Path) -> None:
+def test_the_wait_for_returning_parties_has_a_timeout(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     meeting = introduced(post, [])
     looks = count()
@@ -142,7 +142,7 @@ def test_parties_that_were_there_are_waited_for_and_not_for_long(tmp_path: Path)
     assert post.unreachable == {"2"}
 
 
-def test_a_silo_of_another_version_is_told_which_and_not_let_in(
+def test_a_silo_with_another_version_is_rejected_with_both_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
@@ -151,7 +151,7 @@ def test_a_silo_of_another_version_is_told_which_and_not_let_in(
         pack(Task("0", 0, "handshake", arrays={}, settings={"recipe": {}, "federation": "lab", "version": "0.0.1"}))
     ]
     report = unpack(post.handlers["0"]().answer(older[0]), Reply)
-    assert report.status == "refused" and "'0.0.1'" in report.reason and descant.__version__ in report.reason
+    assert report.status == "declined" and "'0.0.1'" in report.reason and descant.__version__ in report.reason
 
     def spoil(task: Task, answer: bytes) -> bytes:
         report = unpack(answer, Reply)
@@ -164,7 +164,7 @@ def test_a_silo_of_another_version_is_told_which_and_not_let_in(
 
 
 @pytest.mark.parametrize("version", ["1.41.0", "1.41.7", "1.41", "1.40.9", "1.42.0", "1.410.0", "2.41.0", ""])
-def test_flower_is_taken_in_the_versions_that_it_was_tried_with(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+def test_only_tested_flower_versions_are_accepted(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     """And what it would tell or fetch by itself is switched off before anything of it is there."""
 
     def found(name: str) -> str:
@@ -184,7 +184,7 @@ def test_flower_is_taken_in_the_versions_that_it_was_tried_with(monkeypatch: pyt
     assert {name: os.environ[name] for name in FLOWER_ENVIRONMENT} == FLOWER_ENVIRONMENT
 
 
-def test_a_silo_with_another_model_is_refused_with_both_fingerprints(tmp_path: Path) -> None:
+def test_a_silo_with_another_model_is_rejected_with_both_fingerprints(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     said = list[str]()
     other = ROWS_SILO_FILE.format(name="0").replace("return network()", "import torch; return torch.nn.Linear(6, 3)")
@@ -217,7 +217,7 @@ class FakeConnection:
         self.answers.append(payload)
 
 
-def test_an_invite_on_a_second_machine_is_not_told_the_mark_of_the_first(tmp_path: Path) -> None:
+def test_a_second_machine_does_not_learn_the_machine_id_of_the_first(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path, ("0",)))
     said = list[str]()
     (tmp_path / "recipe.toml").write_text("")
@@ -240,7 +240,7 @@ def test_an_invite_on_a_second_machine_is_not_told_the_mark_of_the_first(tmp_pat
     assert "another machine" in unpack(letter, Task).settings["reason"] and b"the mark" not in letter
 
 
-def test_whoever_cannot_take_part_is_told_why_and_ends(tmp_path: Path) -> None:
+def test_a_rejected_silo_logs_the_reason_and_ends(tmp_path: Path) -> None:
     """The server's letter to a party that it has refused reaches the silo's own command."""
     post = InMemoryTransport(silo_handlers(tmp_path))
     post.corrupt_reply = lambda task, answer: pack(replace(unpack(answer, Reply), metrics={}))
@@ -253,7 +253,7 @@ def test_whoever_cannot_take_part_is_told_why_and_ends(tmp_path: Path) -> None:
         run_silo(FakeConnection([letter], over), worker, over, log=lambda text: None)
 
 
-def test_a_fault_of_the_server_s_own_is_told_without_its_files(tmp_path: Path) -> None:
+def test_an_internal_server_error_reveals_no_file_names(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path, ("0",)))
 
     def damaged(party: str, machine: str) -> None:
@@ -268,7 +268,7 @@ def test_a_fault_of_the_server_s_own_is_told_without_its_files(tmp_path: Path) -
     assert "trouble of its own" in unpack(letter, Task).settings["reason"] and b"audit" not in letter
 
 
-def test_when_the_training_is_over_everybody_hears_it_and_ends_in_order(tmp_path: Path) -> None:
+def test_silos_end_in_order_when_the_training_is_finished(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path, ("0",)))
     said = list[str]()
     introduced(post, []).send_goodbyes(post.connected_parties(), 7)
@@ -279,7 +279,7 @@ def test_when_the_training_is_over_everybody_hears_it_and_ends_in_order(tmp_path
     assert said[-1] == "The training is over after 7 rounds."
 
 
-def test_a_party_that_has_had_its_rounds_for_the_day_is_not_there_until_the_next(tmp_path: Path) -> None:
+def test_a_party_at_its_daily_limit_disconnects_until_the_next_day(tmp_path: Path) -> None:
     """So a federation whose teams all rest waits for them, and does not use up its rounds."""
     (tmp_path / "team0.py").write_text(ROWS_SILO_FILE.format(name="0") + 'policy = {"rounds_a_day": 1}\n')
     desk = TaskHandler(SiloFile(tmp_path / "team0.py", "0"), tmp_path / "at", lambda text: None)
@@ -333,7 +333,7 @@ class Down(FakeConnection):
     ],
     ids=["one reason", "another one meanwhile"],
 )
-def test_a_server_that_is_away_for_long_is_said_at_ever_longer_intervals_and_when_it_is_back(
+def test_a_long_outage_is_logged_at_growing_intervals(
     monkeypatch: pytest.MonkeyPatch, reasons: dict[float, str], times: list[float]
 ) -> None:
     clock = [0.0]
@@ -361,7 +361,7 @@ def test_a_server_that_is_away_for_long_is_said_at_ever_longer_intervals_and_whe
 @pytest.mark.parametrize(
     ("why", "is_ended"), [(SessionInUse("It is taken"), True), (PeerUnavailable("It is not known"), False)]
 )
-def test_who_is_kept_out_by_another_in_its_place_ends_and_who_is_not_known_yet_waits(
+def test_a_silo_ends_when_its_session_stays_in_use_and_waits_when_it_is_unknown(
     monkeypatch: pytest.MonkeyPatch, why: PeerUnavailable, is_ended: bool
 ) -> None:
     """A place that a party holds from before is free within 20 s; the clock goes on by a second a try."""
@@ -377,7 +377,7 @@ def test_who_is_kept_out_by_another_in_its_place_ends_and_who_is_not_known_yet_w
         raise why
 
     over.wait = lambda timeout=None: over.is_set()  # type: ignore[method-assign]
-    line = SimpleNamespace(joined=kept_out)
+    line = SimpleNamespace(session=kept_out)
     with pytest.raises(ConnectionRejected, match=r"in use in another place.*silo leave") if is_ended else nullcontext():
         assert not run_silo(cast(Any, line), SiloWorker(Path(), "0", Path()), over, log=lambda text: None)
     assert clock == [62.0 if is_ended else 301.0]
@@ -387,7 +387,7 @@ DEADLY = ROWS_SILO_FILE.format(name="0") + "\nimport os, pathlib\n"
 DEADLY += "if not (mark := pathlib.Path(__file__ + '.mark')).exists(): mark.touch(); os._exit(9)\n"
 
 
-def test_a_process_that_dies_over_its_introduction_is_asked_again(
+def test_a_worker_that_dies_in_the_handshake_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(
@@ -420,7 +420,7 @@ def served(folder: Path, post: InMemoryTransport | None = None) -> Federation:
 
 
 @pytest.mark.usefixtures("quick")
-def test_whoever_is_killed_at_any_write_the_same_command_goes_on_to_the_same_models(tmp_path: Path) -> None:
+def test_a_kill_at_any_write_leads_to_the_same_models(tmp_path: Path) -> None:
     """At every other write of driver and silos, or in the middle of it, all die; each write alone has its own tests."""
     twin = simulated_federation(recipe_for(), ROUNDS, TWO)
     hashes = set[str]()
@@ -454,7 +454,7 @@ class Full(TaskHandler):
 
 
 @pytest.mark.parametrize("writes", [0, 2, 5, 8])
-def test_a_disk_that_is_full_at_a_silo_costs_it_the_round_and_nothing_else(
+def test_a_full_disk_at_a_silo_costs_only_that_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
     monkeypatch.setattr(Full, "writes", writes)
@@ -476,7 +476,7 @@ def test_a_disk_that_is_full_at_a_silo_costs_it_the_round_and_nothing_else(
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("n", [0, 7, 20, 40, 55])
-def test_a_disk_that_is_full_at_the_server_is_said_and_the_same_command_goes_on(tmp_path: Path, n: int) -> None:
+def test_a_full_disk_at_the_server_is_reported_and_the_same_command_continues(tmp_path: Path, n: int) -> None:
     (tmp_path / "silos").mkdir()
     post = InMemoryTransport(silo_handlers(tmp_path / "silos", TWO))
     sound = atomic._do
@@ -518,7 +518,7 @@ class Waiting(InMemoryTransport):
 
 
 @pytest.mark.parametrize("jump", [-3e7, 3e7], ids=["back", "ahead"])
-def test_a_clock_that_jumps_by_a_year_changes_nothing(
+def test_a_clock_jump_of_a_year_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
     """Deadlines go by a clock that nobody sets: who is waited for when it jumps is still waited for."""
@@ -532,7 +532,7 @@ def test_a_clock_that_jumps_by_a_year_changes_nothing(
     assert_same_models(fed, simulated_federation(recipe_for(), 3))
 
 
-def test_a_deadline_passes_though_the_clock_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deadline_passes_while_the_clock_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     true = time.time
     looks = count(1)
 
@@ -608,7 +608,7 @@ def silos_with_row_policy(folder: Path) -> dict[str, Callable[[], TaskHandler]]:
 AWAY = {3: {"1"}, 4: {"1", "2"}, 6: {"0"}}  # by round: who cannot be reached
 
 
-def test_stand_ins_over_the_wire_are_those_of_the_simulation(tmp_path: Path) -> None:
+def test_deployed_coreset_proxies_equal_the_simulation(tmp_path: Path) -> None:
     """Parties go, are stood in for by what they have sealed, and come back; with the same timetable nothing differs."""
     post = InMemoryTransport(silos_with_row_policy(tmp_path))
     _, fed = federation_with_vault(tmp_path, post)
@@ -628,7 +628,7 @@ def test_stand_ins_over_the_wire_are_those_of_the_simulation(tmp_path: Path) -> 
     assert_same_models(fed, twin.fit(7, progress=False))
 
 
-def test_an_answer_may_be_as_long_as_model_and_agreed_rows_are(tmp_path: Path) -> None:
+def test_a_reply_may_be_as_long_as_model_and_agreed_coreset(tmp_path: Path) -> None:
     """A vault does not let anybody send more than the rows that were asked for take."""
     post = InMemoryTransport(silos_with_row_policy(tmp_path))
 
@@ -639,13 +639,13 @@ def test_an_answer_may_be_as_long_as_model_and_agreed_rows_are(tmp_path: Path) -
 
     post.corrupt_reply = spoil
     _, fed = federation_with_vault(tmp_path, post)
-    with pytest.warns(DescantWarning, match=r"its answer has \d+ bytes, and may have 1\d{6}\."):
+    with pytest.warns(DescantWarning, match=r"its reply has \d+ bytes, and the limit is 1\d{6}\."):
         fed.fit(1, progress=False)
     assert [refusal.party for refusal in fed.rejections_] == ["1"]
 
 
 @pytest.mark.parametrize("how", ["revoked", "forgotten"])
-def test_nobody_stands_in_for_who_was_revoked_or_forgotten(tmp_path: Path, how: str) -> None:
+def test_no_proxy_trains_for_a_revoked_or_forgotten_party(tmp_path: Path, how: str) -> None:
     post = InMemoryTransport(silos_with_row_policy(tmp_path))
     roster, fed = federation_with_vault(tmp_path, post)
     fed.fit(1, progress=False)
@@ -684,7 +684,7 @@ BUFFERED = "[run]\nseed = 5\n" + MODEL_AND_METHOD_TABLES.format(method="fedbuff"
 
 
 @pytest.mark.parametrize("judge", [(), (1,), (2,), (3,)], ids=str)
-def test_a_method_that_does_not_wait_goes_on_without_the_slow_and_hears_them_later(
+def test_fedbuff_continues_without_slow_parties_and_counts_them_later(
     tmp_path: Path, judge: Collection[int]
 ) -> None:
     """FedBuff: a letter that is out when a round ends is not sent twice, and its answer counts as old as it is.
@@ -713,7 +713,7 @@ class Slower(Slow):
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_with_a_quorum_one_party_decides_whether_another_counts(tmp_path: Path, answers: bool) -> None:
+def test_with_a_quorum_one_party_can_decide_whether_another_counts(tmp_path: Path, answers: bool) -> None:
     """Why a quorum is refused where parties are hidden at the centre: one of them moves it by two changes."""
     post = Slower(silo_handlers(tmp_path))
     fed = deployed_federation(post, recipe_for("fedavg"), WaitLimits(deadline=0.01, quorum=3))
@@ -724,7 +724,7 @@ def test_with_a_quorum_one_party_decides_whether_another_counts(tmp_path: Path, 
     assert round.round.accepted == (("0", "1", "3") if answers else ("0", "2", "3"))
 
 
-def test_with_nobody_slow_it_is_the_simulation(tmp_path: Path) -> None:
+def test_fedbuff_without_slow_parties_equals_the_simulation(tmp_path: Path) -> None:
     chosen = read_recipe(BUFFERED)
     assert_same_models(
         deployed_federation(InMemoryTransport(silo_handlers(tmp_path)), chosen).fit(3, progress=False),
@@ -735,7 +735,7 @@ def test_with_nobody_slow_it_is_the_simulation(tmp_path: Path) -> None:
 # ── what must not be found elsewhere ──────────────────────────────────────────────────────────────────────────────────
 
 
-def test_no_row_and_nothing_that_a_team_s_code_says_is_found_at_the_server(tmp_path: Path) -> None:
+def test_the_server_holds_no_row_and_no_output_of_silo_code(tmp_path: Path) -> None:
     post = InMemoryTransport(silos_with_row_policy(tmp_path))
     seen = list[bytes]()
     said = list[str]()

@@ -111,7 +111,7 @@ def heard(folder: Path) -> Heard:
     return found
 
 
-def test_every_field_that_is_sent_is_named_and_every_field_that_is_named_is_sent(tmp_path: Path) -> None:
+def test_listed_fields_and_sent_fields_are_equal(tmp_path: Path) -> None:
     found = heard(tmp_path)
     told = dry_run(SiloFile(tmp_path / "plain" / "team0.py", "0"))
     leaves = {when: {one for names in fields for one in names.split(", ")} for when, fields in told["outgoing"].items()}
@@ -152,7 +152,7 @@ def goodbyes(post: InMemoryTransport) -> list[dict[str, Any]]:
     return [dict(task.settings) for task in tasks if task.kind == "goodbye"]
 
 
-def test_who_wishes_to_be_forgotten_is_and_nobody_stands_in_for_it(tmp_path: Path) -> None:
+def test_a_forgotten_party_loses_its_coreset_and_its_proxy(tmp_path: Path) -> None:
     post = InMemoryTransport(silos_with_row_policy(tmp_path))
     said = list[str]()
     desk = post.handlers["1"]
@@ -180,7 +180,7 @@ def test_who_wishes_to_be_forgotten_is_and_nobody_stands_in_for_it(tmp_path: Pat
 
 
 @pytest.mark.parametrize("lost", [None, UndeliveredError("its machine is off")], ids=["swallowed", "lost"])
-def test_a_round_does_not_wait_for_who_is_forgotten_meanwhile(tmp_path: Path, lost: UndeliveredError | None) -> None:
+def test_a_round_does_not_wait_for_a_party_forgotten_during_it(tmp_path: Path, lost: UndeliveredError | None) -> None:
     post = InMemoryTransport(silos_with_row_policy(tmp_path))
     _, fed = federation_with_vault(tmp_path, post)
     fed.fit(1, progress=False)
@@ -197,7 +197,7 @@ def test_a_round_does_not_wait_for_who_is_forgotten_meanwhile(tmp_path: Path, lo
     assert {one.party: one.state for one in Vault(tmp_path / "vault").parties()}["1"] == "forgotten"
 
 
-def test_another_machine_cannot_let_a_party_be_forgotten(tmp_path: Path) -> None:
+def test_another_machine_cannot_have_a_party_forgotten(tmp_path: Path) -> None:
     post = InMemoryTransport(silos_with_row_policy(tmp_path))
     said = list[str]()
     _, fed = federation_with_vault(tmp_path, post, said.append)
@@ -209,13 +209,13 @@ def test_another_machine_cannot_let_a_party_be_forgotten(tmp_path: Path) -> None
     assert any("used in two places" in text for text in said)
 
 
-def test_a_server_that_cannot_forget_says_so_and_names_none_of_its_files(tmp_path: Path) -> None:
+def test_a_failed_erasure_is_reported_without_file_names(tmp_path: Path) -> None:
     post = InMemoryTransport(silos_with_row_policy(tmp_path))
     said = list[str]()
     _, fed = federation_with_vault(tmp_path, post, said.append)
     (tmp_path / "vault" / "vault.json").rename(tmp_path / "vault" / "elsewhere")
     wish(post, tmp_path)
-    fed.engine_._post.here()  # type: ignore[attr-defined]
+    fed.engine_._transport.connected_parties()  # type: ignore[attr-defined]
     [told] = goodbyes(post)
     assert "trouble of its own" in told["reason"] and FORGOTTEN not in told and "vault.json" not in str(told)
     assert any("vault.json" in text for text in said)
@@ -239,7 +239,7 @@ def test_a_party_knows_whether_it_was_forgotten() -> None:
         request_erasure(Server([]), "mark", "lab", 0.3)
 
 
-def test_however_often_a_party_is_forgotten_its_policy_holds(tmp_path: Path) -> None:
+def test_the_policy_holds_however_often_a_party_is_forgotten(tmp_path: Path) -> None:
     vault = Vault.create(tmp_path / "vault", PrivateKey.new(), "r")
     sealed = 0
     for again in range(4):
@@ -257,7 +257,7 @@ def test_however_often_a_party_is_forgotten_its_policy_holds(tmp_path: Path) -> 
 # ── for whom rows are sealed ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_party_seals_for_the_vault_of_its_invite_and_for_no_other(tmp_path: Path) -> None:
+def test_a_party_encrypts_only_for_the_vault_of_its_invite(tmp_path: Path) -> None:
     ours, theirs = (Vault.create(tmp_path / name, PrivateKey.new(), "r") for name in ("ours", "theirs"))
     known = key_fingerprint(ours.public)
     said = list[str]()

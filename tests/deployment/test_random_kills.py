@@ -141,7 +141,7 @@ def recipe(name: str) -> Recipe:
 
 def trained(folder: Path, chosen: Recipe, post: InMemoryTransport) -> dict[str, Any]:
     """As `descant server start` does it."""
-    net = Net.from_model(chosen.model(), seeds.torch_seed(5, 0, seeds.EVERYBODY, "model"))
+    net = Net.from_model(chosen.model(), seeds.torch_seed(5, 0, seeds.ALL_PARTIES, "model"))
     loss = address_of(torch.nn.functional.cross_entropy)
     meeting = HandshakeTransport(post, chosen, "lab", net=net, loss=loss, log=len)
     patience = WaitLimits(min_parties=len(NAMES), grace=0)
@@ -207,7 +207,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("seed", range(64))
-def test_whoever_is_killed_at_random_again_and_again_the_training_is_the_simulation(tmp_path: Path, seed: int) -> None:
+def test_a_training_with_random_kills_equals_the_simulation(tmp_path: Path, seed: int) -> None:
     name = METHODS[seed % len(METHODS)]
     fate = disturbed(tmp_path, name, seed)
     print(*fate.told, sep="\n")  # it is shown if this fails

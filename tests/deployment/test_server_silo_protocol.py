@@ -198,7 +198,7 @@ def assert_same_models(one: Federation, other: Federation, names: Collection[str
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedgeomed+", "ditto", "rfa"])
-def test_deployment_is_the_simulation_bit_for_bit(tmp_path: Path, method: str) -> None:
+def test_deployment_equals_the_simulation_bit_for_bit(tmp_path: Path, method: str) -> None:
     fed = deployed_federation(InMemoryTransport(silo_handlers(tmp_path)), recipe_for(method)).fit(3, progress=False)
     twin = simulated_federation(recipe_for(method), 3)
     assert_same_models(fed, twin)
@@ -216,7 +216,7 @@ OTHERWISE = {
 
 
 @pytest.mark.parametrize("how", OTHERWISE)
-def test_a_team_may_write_the_same_tensors_otherwise(tmp_path: Path, how: str) -> None:
+def test_a_model_with_equal_tensors_and_other_code_takes_part(tmp_path: Path, how: str) -> None:
     """Its model has the federation's names and shapes, and is not computed by the way that the server has tried."""
     people, (before, layers) = silo_handlers(tmp_path), OTHERWISE[how]
     written = f"import torch\n{before}" + ROWS_SILO_FILE.replace(
@@ -265,7 +265,7 @@ def count_kills_of_recipe(folder: Path, recipe: Recipe, every: int = 1) -> int:
     return count_survived_kills(folder, run, every)
 
 
-def test_what_is_killed_at_any_moment_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_a_silo_killed_at_any_write_gives_the_same_models(tmp_path: Path) -> None:
     assert count_kills_of_recipe(tmp_path, recipe_for()) > 50
 
 
@@ -309,7 +309,7 @@ import torch
     ],
     ids=["raises", "exits", "is killed", "hangs", "runs out of memory"],
 )
-def test_what_a_teams_code_does_costs_it_one_round_and_shows_nothing(
+def test_failing_silo_code_costs_one_round_and_leaks_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, told: str
 ) -> None:
     monkeypatch.setenv(
@@ -337,7 +337,7 @@ def test_what_a_teams_code_does_costs_it_one_round_and_shows_nothing(
         worker.close()
 
 
-def test_a_team_reads_a_line_for_all_that_its_party_has_done(tmp_path: Path) -> None:
+def test_a_silo_logs_one_line_per_task(tmp_path: Path) -> None:
     said = list[str]()
     post = InMemoryTransport(silo_handlers(tmp_path, ["0"], said.append))
     fed = deployed_federation(post, recipe_for("fedavg")).fit(2, progress=False)
@@ -352,7 +352,7 @@ def test_a_team_reads_a_line_for_all_that_its_party_has_done(tmp_path: Path) -> 
     assert re.fullmatch(rf"Round 2: judged in \d+\.\d s, its own model {own}, the common one {center}\.", told[2]), told
 
 
-def test_a_team_reads_that_rows_of_it_have_left_and_that_it_was_asked_again(tmp_path: Path) -> None:
+def test_a_silo_logs_sent_coresets_and_repeated_tasks(tmp_path: Path) -> None:
     sent = Reply("0", 1, "train", metrics={"samples": 9, "loss": 1.0, "coreset": 4}, encrypted_coreset=b"rows")
     assert reply_summary(sent, 0.0).endswith("loss 1.0000, 4 rows sealed and sent, by which it is stood in for.")
     said = list[str]()
@@ -366,7 +366,7 @@ def test_a_team_reads_that_rows_of_it_have_left_and_that_it_was_asked_again(tmp_
     assert [text for text in said if text.startswith("Round")][1:] == [again]
 
 
-def test_what_a_team_reads_has_the_time_of_its_machine(
+def test_silo_log_lines_start_with_the_local_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(
@@ -440,7 +440,7 @@ def _bomb(size: int) -> bytes:
 
 
 @pytest.mark.parametrize("how", [*REPORTS, *BYTES, *FORGED_MESSAGES])
-def test_a_false_answer_is_refused_and_the_others_go_on(tmp_path: Path, how: str) -> None:
+def test_an_invalid_reply_is_rejected_and_the_others_continue(tmp_path: Path, how: str) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
 
     def spoil(task: Task, answer: bytes) -> bytes:
@@ -457,7 +457,7 @@ def test_a_false_answer_is_refused_and_the_others_go_on(tmp_path: Path, how: str
     post.corrupt_reply = spoil
     fed = deployed_federation(post, recipe_for("fedavg"))
     if how in FORGED_MESSAGES:
-        fed.engine_._most = 2**40  # as where the model is large: its size does not give a letter away
+        fed.engine_._max_message_bytes = 2**40  # as where the model is large: its size does not give a letter away
     with pytest.warns(DescantWarning, match="refused"):
         fed.fit(2, progress=False)
     assert [refusal.party for refusal in fed.rejections_] == ["1", "1"]
@@ -468,7 +468,7 @@ def test_a_false_answer_is_refused_and_the_others_go_on(tmp_path: Path, how: str
 
 
 @pytest.mark.parametrize("whose", ["another party's", "an old round's"])
-def test_an_answer_to_another_letter_is_not_taken(tmp_path: Path, whose: str) -> None:
+def test_a_reply_to_another_task_is_rejected(tmp_path: Path, whose: str) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     kept = dict[tuple[str, int], bytes]()
 
@@ -485,7 +485,7 @@ def test_an_answer_to_another_letter_is_not_taken(tmp_path: Path, whose: str) ->
     assert refusal.party == "1" and refusal.round == 2 and "was asked for" in refusal.reason
 
 
-def test_letters_that_a_desk_does_not_answer(tmp_path: Path) -> None:
+def test_a_silo_declines_invalid_tasks(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     fed = deployed_federation(post, recipe_for("fedavg")).fit(2, progress=False)
     plan = fed.plan_
@@ -495,7 +495,7 @@ def test_letters_that_a_desk_does_not_answer(tmp_path: Path) -> None:
         task = next(iter(make_tasks(plan, fed.state, {"0": plan.solver.hyper}, kind="train", index=3)))
         task = replace(task, settings={**task.settings, "accepted": 2, **changes.pop("settings", {})}, **changes)  # type: ignore[arg-type, dict-item]
         report = unpack(desk.answer(pack(task)), Reply)
-        assert report.status in ("refused", "error") and not report.arrays
+        assert report.status in ("declined", "error") and not report.arrays
         return report.reason
 
     assert "'0'" in said(party="1")
@@ -506,7 +506,7 @@ def test_letters_that_a_desk_does_not_answer(tmp_path: Path) -> None:
     assert "handshake" in unpack(desk.answer(b"no letter"), Reply).kind
 
 
-def test_a_party_that_cannot_count_its_budget_says_so_when_it_joins(
+def test_a_party_without_an_accountant_declines_the_handshake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = list[str]()
@@ -517,10 +517,10 @@ def test_a_party_that_cannot_count_its_budget_says_so_when_it_joins(
     assert unpack(desk().answer(letter), Reply).status == "ok"
     epsilon.cache_clear()
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    assert unpack(desk().answer(letter), Reply).status == "refused" and "pip install 'descant[dp]'" in said[-1]
+    assert unpack(desk().answer(letter), Reply).status == "declined" and "pip install 'descant[dp]'" in said[-1]
 
 
-def test_who_has_another_loss_is_not_told_where_the_organiser_s_file_lies(tmp_path: Path) -> None:
+def test_a_loss_mismatch_does_not_reveal_the_path_of_the_server_file(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path, ["0"]))
     meeting = HandshakeTransport(
         post, recipe_for(), "lab", net=Net.from_model(network, 0), loss="/home/organiser/secret/mine.py:loss", log=len
@@ -535,19 +535,19 @@ def test_who_has_another_loss_is_not_told_where_the_organiser_s_file_lies(tmp_pa
     [
         ({"layout": "another"}, "model"),
         ({"federation": 7}, "federation"),
-        ({"recipe": {"method": {"algorithm": "fedavg", "wrap": [{"by": "os:system"}]}}}, "code"),
-        ({"recipe": {"method": {"algorithm": "fedavg"}, "work": {"optimizer": "../x"}}}, "files"),
+        ({"recipe": {"method": {"algorithm": "fedavg", "wrap": [{"wrapper": "os:system"}]}}}, "code"),
+        ({"recipe": {"method": {"algorithm": "fedavg"}, "training": {"optimizer": "../x"}}}, "files"),
         ({"recipe": {"method": {"algorithm": "unheard"}}}, "unheard"),
     ],
 )
-def test_an_introduction_that_a_party_refuses(tmp_path: Path, said: dict[str, object], why: str) -> None:
+def test_a_silo_declines_an_invalid_handshake(tmp_path: Path, said: dict[str, object], why: str) -> None:
     desk = silo_handlers(tmp_path)["0"]()
     hello = {"recipe": recipe_for().tables, "federation": "lab", "layout": "", **said}
     report = unpack(desk.answer(pack(Task("0", 0, "handshake", arrays={}, settings=hello))), Reply)
-    assert report.status == "refused" and why in report.reason
+    assert report.status == "declined" and why in report.reason
 
 
-def test_a_desk_in_the_folder_of_another_party_refuses_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_silo_in_the_folder_of_another_party_declines_and_writes_nothing(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     deployed_federation(post, recipe_for("fedavg")).fit(1, progress=False)
     place = tmp_path / "at-1"
@@ -561,7 +561,7 @@ def test_a_desk_in_the_folder_of_another_party_refuses_and_changes_nothing(tmp_p
         Task("0", 2, "train", arrays=center, settings=settings),
     ):
         report = unpack(desk.answer(pack(task)), Reply)
-        assert report.status == "refused" and "'1'" in report.reason and "'0'" in report.reason
+        assert report.status == "declined" and "'1'" in report.reason and "'0'" in report.reason
     assert {file: file.read_bytes() for file in place.rglob("*") if file.is_file()} == before
 
 
@@ -581,7 +581,7 @@ MARKED = "\ufeff" + AGREED.replace("\n", "\r\n")  # as some editors write it
     ],
     ids=["as agreed", "written elsewhere", "another", "none", "a lie"],
 )
-def test_a_party_learns_by_the_recipe_that_it_was_invited_to(
+def test_a_silo_accepts_only_the_recipe_of_its_invite(
     tmp_path: Path, agreed: str, text: str, done: str, why: str
 ) -> None:
     silo_handlers(tmp_path)
@@ -598,7 +598,7 @@ def test_a_party_learns_by_the_recipe_that_it_was_invited_to(
     assert wanted == found or (wanted in report.reason and found in report.reason)
 
 
-def test_a_round_goes_on_with_a_quorum_and_says_without_whom(tmp_path: Path) -> None:
+def test_a_round_with_a_quorum_continues_and_names_the_missing_party(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     post.corrupt_reply = lambda task, answer: None if task.party == "1" and task.round == 2 else answer
     fed = deployed_federation(post, recipe_for("fedavg"), WaitLimits(deadline=0.2, quorum=3))
@@ -609,7 +609,7 @@ def test_a_round_goes_on_with_a_quorum_and_says_without_whom(tmp_path: Path) -> 
     assert not torch.equal(fed.state.global_model, twin.state.global_model)
 
 
-def test_a_letter_that_nobody_waits_for_any_more_is_dropped(tmp_path: Path) -> None:
+def test_overdue_tasks_are_discarded(tmp_path: Path) -> None:
     """A server whose parties do not answer, or cannot take part, keeps no number of their letters for ever."""
     post = InMemoryTransport(silo_handlers(tmp_path))
     post.corrupt_reply = lambda task, answer: None if task.party == "1" and task.kind == "train" else answer
@@ -620,7 +620,7 @@ def test_a_letter_that_nobody_waits_for_any_more_is_dropped(tmp_path: Path) -> N
     assert fed.history_[-1]["presence"] == "p.pp"
 
 
-def test_a_round_that_waits_for_all_sends_again_to_whoever_comes_back(tmp_path: Path) -> None:
+def test_a_round_without_quorum_resends_the_task_on_reconnect(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     lost = [3]
 
@@ -658,7 +658,7 @@ def without(name: str, since: int) -> Timetable:
     return Timetable.from_records([{"party": name, "to": since - 1}])
 
 
-def test_a_round_begins_with_a_quorum_once_the_training_has_begun(tmp_path: Path) -> None:
+def test_later_rounds_start_with_a_quorum(tmp_path: Path) -> None:
     """`gather` is for the first round: who is gone later is waited for by nobody, and named."""
     post = InMemoryTransport(silo_handlers(tmp_path))
     said = list[str]()
@@ -666,33 +666,33 @@ def test_a_round_begins_with_a_quorum_once_the_training_has_begun(tmp_path: Path
     for round in fed.rounds(4):
         post.unreachable = {"1"} if round.index > 1 else set()
     assert [text for text in said if "without" in text] == ["Round 3 begins without 1."]
-    assert_same_models(fed, simulated_federation(recipe_for(), 4, attend=without("1", 3)))
+    assert_same_models(fed, simulated_federation(recipe_for(), 4, participation=without("1", 3)))
 
 
-def test_the_first_round_waits_for_all_that_are_to_gather(tmp_path: Path) -> None:
+def test_the_first_round_waits_for_min_parties(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     said = list[str]()
     fed = deployed_federation(post, recipe_for(), QUORUM[3], listening(said))
     post.unreachable = {"1"}
-    with pytest.raises(Waits, match=r"3 of 4 parties are there. Waiting for 1."):
+    with pytest.raises(Waits, match=r"3 of 4 parties are connected. Waiting for 1."):
         fed.fit(1, progress=False)
     post.unreachable = set()
     assert_same_models(fed.fit(2, progress=False), simulated_federation(recipe_for(), 2))
 
 
-def test_without_a_quorum_every_round_waits_for_all_that_are_to_gather(tmp_path: Path) -> None:
+def test_without_a_quorum_every_round_waits_for_min_parties(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     said = list[str]()
     fed = deployed_federation(post, recipe_for(), QUORUM[None], listening(said))
     fed.fit(1, progress=False)
     post.unreachable = {"1"}
-    with pytest.raises(Waits, match=r"3 of 4 parties are there. Waiting for 1."):
+    with pytest.raises(Waits, match=r"3 of 4 parties are connected. Waiting for 1."):
         fed.fit(1, progress=False)
     post.unreachable = set()
     assert_same_models(fed.fit(1, progress=False), simulated_federation(recipe_for(), 2))
 
 
-def test_who_has_left_in_the_last_round_is_not_waited_for_to_be_judged(tmp_path: Path) -> None:
+def test_evaluation_does_not_wait_for_a_party_that_left(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     said = list[str]()
     fed = deployed_federation(post, recipe_for(), QUORUM[None], listening(said)).fit(2, progress=False)
@@ -705,18 +705,18 @@ def test_who_has_left_in_the_last_round_is_not_waited_for_to_be_judged(tmp_path:
         fed.fit(1, progress=False)
 
 
-def test_fewer_than_a_quorum_do_not_begin_a_round(tmp_path: Path) -> None:
+def test_no_round_starts_below_the_quorum(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     said = list[str]()
     fed = deployed_federation(post, recipe_for(), QUORUM[3], listening(said)).fit(1, progress=False)
     post.unreachable = {"1", "2"}
-    with pytest.raises(Waits, match=r"2 of 3 parties are there. Waiting for 1, 2."):
+    with pytest.raises(Waits, match=r"2 of 3 parties are connected. Waiting for 1, 2."):
         fed.fit(1, progress=False)
 
 
 @pytest.mark.parametrize("quorum", QUORUM)
 @pytest.mark.parametrize("begun", [0, 2], ids=["before the first round", "later"])
-def test_who_was_revoked_is_never_waited_for(tmp_path: Path, quorum: int | None, begun: int) -> None:
+def test_no_round_waits_for_a_revoked_party(tmp_path: Path, quorum: int | None, begun: int) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     said = list[str]()
     revoked = dict[str, str]()
@@ -730,18 +730,18 @@ def test_who_was_revoked_is_never_waited_for(tmp_path: Path, quorum: int | None,
     assert fed.history_[-1]["presence"] == ("paap" if begun else "p..p")
 
 
-def test_a_quorum_holds_whoever_was_revoked(tmp_path: Path) -> None:
+def test_revoked_parties_do_not_lower_the_quorum(tmp_path: Path) -> None:
     """Or the common model could be that of the one party which is left; those who are there can still be judged."""
     post = InMemoryTransport(silo_handlers(tmp_path))
     revoked = dict[str, str]()
     fed = deployed_federation(post, recipe_for(), QUORUM[3], listening([]), lambda: revoked).fit(1, progress=False)
     revoked |= {"1": "it was revoked", "2": "it was forgotten"}
-    with pytest.raises(Waits, match=r"2 of 3 parties are there. Waiting for new invites.*smaller --quorum"):
+    with pytest.raises(Waits, match=r"2 of 3 parties are connected. Waiting for new invites.*smaller --quorum"):
         fed.fit(1, progress=False)
     assert fed.scores().names == ("0", "3") and fed.state.round == 1
 
 
-def test_a_letter_that_got_lost_is_not_kept_for_who_was_revoked(tmp_path: Path) -> None:
+def test_a_lost_task_of_a_revoked_party_is_dropped(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     revoked = dict[str, str]()
 
@@ -758,11 +758,11 @@ def test_a_letter_that_got_lost_is_not_kept_for_who_was_revoked(tmp_path: Path) 
     )
     with pytest.warns(DescantWarning, match="party '1': lost: it was revoked"):
         fed.fit(3, progress=False)
-    assert_same_models(fed, simulated_federation(recipe_for(), 3, attend=without("1", 2)), ["0", "2", "3"])
+    assert_same_models(fed, simulated_federation(recipe_for(), 3, participation=without("1", 2)), ["0", "2", "3"])
 
 
 @pytest.mark.parametrize("answer", [UndeliveredError("it has gone"), None], ids=["that is told", "that nobody tells"])
-def test_who_leaves_in_order_in_mid_round_is_not_waited_for(tmp_path: Path, answer: UndeliveredError | None) -> None:
+def test_a_round_does_not_wait_for_a_party_that_left_during_it(tmp_path: Path, answer: UndeliveredError | None) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
 
     def spoil(task: Task, true: bytes) -> bytes | UndeliveredError | None:
@@ -776,10 +776,10 @@ def test_who_leaves_in_order_in_mid_round_is_not_waited_for(tmp_path: Path, answ
     fed = deployed_federation(post, recipe_for(), WaitLimits(min_parties=3, timeout=20))
     with pytest.warns(DescantWarning, match="party '1': lost: it has left"):
         fed.fit(3, progress=False)
-    assert_same_models(fed, simulated_federation(recipe_for(), 3, attend=without("1", 2)), ["0", "2", "3"])
+    assert_same_models(fed, simulated_federation(recipe_for(), 3, participation=without("1", 2)), ["0", "2", "3"])
 
 
-def test_who_left_in_order_and_is_back_is_given_its_letter_again(tmp_path: Path) -> None:
+def test_a_party_that_left_and_reconnected_gets_its_task_again(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     times = [0]
 
@@ -795,7 +795,7 @@ def test_who_left_in_order_and_is_back_is_given_its_letter_again(tmp_path: Path)
     assert_same_models(fed, simulated_federation(recipe_for(), 3))
 
 
-def test_an_answer_that_says_why_there_is_none_counts_to_a_quorum(tmp_path: Path) -> None:
+def test_an_error_reply_counts_toward_the_quorum(tmp_path: Path) -> None:
     """One fails and one is dead: the round goes on with the two others, and does not wait for the dead one."""
     post = InMemoryTransport(silo_handlers(tmp_path))
     said = list[str]()
@@ -813,28 +813,28 @@ def test_an_answer_that_says_why_there_is_none_counts_to_a_quorum(tmp_path: Path
     assert {refusal.party: refusal.reason for refusal in fed.rejections_}["2"].endswith("the round went on without it")
 
 
-def test_a_round_that_has_no_quorum_when_it_is_due_says_whom_it_waits_for(tmp_path: Path) -> None:
+def test_a_round_without_quorum_at_its_deadline_names_the_missing_parties(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     said = list[str]()
     post.corrupt_reply = lambda task, answer: None if task.party in "12" and task.round == 2 else answer
     fed = deployed_federation(post, recipe_for(), QUORUM[3], listening(said))
-    needs = "2 of the 3 answers with which it goes on without others, after 0.1 s"
+    needs = "2 of its quorum of 3 replies after 0.1 s"
     with pytest.raises(Waits, match=f"Round 2 has {needs}. Waiting for 1, 2."):
         fed.fit(2, progress=False)
 
 
-def test_nobody_is_waited_for_to_be_judged_once_that_is_due(tmp_path: Path) -> None:
+def test_evaluation_waits_for_no_party_after_the_deadline(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     said = list[str]()
     post.corrupt_reply = lambda task, answer: None if task.party in "12" and task.kind == "evaluate" else answer
     fed = deployed_federation(post, recipe_for(), QUORUM[3], listening(said)).fit(1, progress=False)
-    with pytest.warns(DescantWarning, match="could not be evaluated.*no answer within 0.1 s"):
+    with pytest.warns(DescantWarning, match="could not be evaluated.*no reply within 0.1 s"):
         own = fed.scores().personal.values
     assert np.isnan(own).tolist() == [False, True, True, False]
 
 
 @pytest.mark.parametrize("lie", [10**400, "high", [1.0], None], ids=["too large", "a word", "a list", "nothing"])
-def test_a_score_that_is_no_number_is_not_counted_and_ends_nothing(tmp_path: Path, lie: object) -> None:
+def test_an_invalid_score_is_recorded_as_nan(tmp_path: Path, lie: object) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
 
     def spoil(task: Task, answer: bytes) -> bytes:
@@ -849,7 +849,7 @@ def test_a_score_that_is_no_number_is_not_counted_and_ends_nothing(tmp_path: Pat
     assert np.isnan(own).tolist() == [False, True, False, False]
 
 
-def test_where_work_is_added_up_unseen_fewer_than_it_hides_in_are_waited_for(tmp_path: Path) -> None:
+def test_secure_aggregation_waits_for_its_min_parties(tmp_path: Path) -> None:
     """Else all rounds would be used up, each of them void."""
     post = InMemoryTransport(silo_handlers(tmp_path))
     said = list[str]()
@@ -858,11 +858,11 @@ def test_where_work_is_added_up_unseen_fewer_than_it_hides_in_are_waited_for(tmp
     post.unreachable = {"1"}
     fed.fit(1, progress=False)
     post.unreachable = {"1", "2"}
-    with pytest.raises(Waits, match=r"2 of 3 parties are there. Waiting for 1, 2."):
+    with pytest.raises(Waits, match=r"2 of 3 parties are connected. Waiting for 1, 2."):
         fed.fit(1, progress=False)
 
 
-def test_a_party_that_lost_its_folder_begins_anew_and_says_so(tmp_path: Path) -> None:
+def test_a_party_that_lost_its_state_starts_again_and_reports_it(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     told = list[float]()
     fed = deployed_federation(post, recipe_for()).fit(2, progress=False)
@@ -874,7 +874,7 @@ def test_a_party_that_lost_its_folder_begins_anew_and_says_so(tmp_path: Path) ->
     assert told == [1.0, 0.0] and not fed.rejections_
 
 
-def test_a_quorum_is_the_least_that_a_round_counts_with(tmp_path: Path) -> None:
+def test_no_round_is_accepted_below_the_quorum(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     lost = dict.fromkeys(("1", "2"), 4)
 
@@ -890,7 +890,7 @@ def test_a_quorum_is_the_least_that_a_round_counts_with(tmp_path: Path) -> None:
         assert len(round.round.accepted) >= 3
 
 
-def test_whoever_goes_and_comes_back_unseen_is_given_its_letter_again(tmp_path: Path) -> None:
+def test_a_party_with_a_new_session_gets_its_task_again(tmp_path: Path) -> None:
     """Flower tells of nobody who was away for a moment only: what it had fetched is never answered."""
     post = InMemoryTransport(silo_handlers(tmp_path))
     swallowed = [1]
@@ -921,7 +921,7 @@ class Flattening(torch.nn.Sequential):
 
 
 @pytest.mark.parametrize("lie", LIED, ids=str)
-def test_a_party_that_lies_about_its_data_is_not_let_in(tmp_path: Path, lie: dict[str, object]) -> None:
+def test_a_party_with_a_false_data_description_is_rejected(tmp_path: Path, lie: dict[str, object]) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     said = list[str]()
 
@@ -950,7 +950,7 @@ def test_a_party_that_lies_about_its_data_is_not_let_in(tmp_path: Path, lie: dic
         ("raise AccountError('4711')", "AccountError"),
     ],
 )
-def test_of_what_a_team_s_code_raises_nothing_leaves_but_its_kind(tmp_path: Path, raises: str, kind: str) -> None:
+def test_only_the_type_of_an_error_leaves_the_silo(tmp_path: Path, raises: str, kind: str) -> None:
     """Python shows some texts before it names the error, some behind it without a colon, and names the file, too."""
     odd = (
         ROWS_SILO_FILE
@@ -976,13 +976,13 @@ def test_of_what_a_team_s_code_raises_nothing_leaves_but_its_kind(tmp_path: Path
 
 
 @pytest.mark.parametrize("lie", [{"x": [2**28]}, {"y": [2**28]}], ids=str)
-def test_nobody_makes_room_for_rows_as_large_as_a_party_may_claim(lie: dict[str, object]) -> None:
+def test_an_absurd_sample_shape_is_rejected_before_allocation(lie: dict[str, object]) -> None:
     said = {"x": [6], "x_dtype": "float32", "y": [], "y_dtype": "int64", "samples": 3, "tested": 1}
     with pytest.raises(PartyError, match="is not understood"):
         remote_population({"a": {**said, **lie}})
 
 
-def test_a_party_whose_introduction_cannot_be_taken_is_told_so_and_not_asked_again(tmp_path: Path) -> None:
+def test_an_undeliverable_handshake_is_not_repeated(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     said = list[str]()
     asked = list[str]()
@@ -1001,7 +1001,7 @@ def test_a_party_whose_introduction_cannot_be_taken_is_told_so_and_not_asked_aga
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedgeomed+", "ditto"])
-def test_a_team_has_its_model_and_is_told_whether_joining_helped(tmp_path: Path, method: str) -> None:
+def test_silo_evaluation_equals_the_table_of_the_simulation(tmp_path: Path, method: str) -> None:
     """What the simulation's table says of each party, a team finds out by itself, and nobody else hears of it."""
     post = InMemoryTransport(silo_handlers(tmp_path))
     fed = deployed_federation(post, recipe_for(method)).fit(3, progress=False)
@@ -1038,7 +1038,7 @@ def test_a_team_has_its_model_and_is_told_whether_joining_helped(tmp_path: Path,
     ],
     ids=["rows of another", "another test set", "another model"],
 )
-def test_a_file_that_did_not_take_part_is_not_judged(tmp_path: Path, now: str, told: str) -> None:
+def test_evaluation_rejects_a_file_that_did_not_take_part(tmp_path: Path, now: str, told: str) -> None:
     """Else a verdict would compare models on different rows, without a word."""
     deployed_federation(InMemoryTransport(silo_handlers(tmp_path)), recipe_for("fedgeomed+")).fit(
         3, progress=False
@@ -1072,7 +1072,7 @@ def data():
     ],
     ids=["on labels that others have", "on labels of its own", "on a sample"],
 )
-def test_joining_helped_if_more_than_chance_says_so(tmp_path: Path, tested: str, told: str, loss: str) -> None:
+def test_the_verdict_needs_a_significant_difference(tmp_path: Path, tested: str, told: str, loss: str) -> None:
     """Who has seen one label is better off together where both are asked for, and worse off where its own is."""
     people = silo_handlers(tmp_path, ("0", "1"))
     for name in ("0", "1"):
@@ -1083,7 +1083,7 @@ def test_joining_helped_if_more_than_chance_says_so(tmp_path: Path, tested: str,
     assert table.verdict.startswith(told), table.verdict
 
 
-def test_two_models_that_fail_do_not_differ(tmp_path: Path) -> None:
+def test_two_failing_models_do_not_differ(tmp_path: Path) -> None:
     people = silo_handlers(tmp_path, ("0", "1"))
     failing = "def loss(output, y): return torch.nn.functional.cross_entropy(output, y) * (torch.nan if {} else 1)\n"
     for name in ("0", "1"):
@@ -1095,7 +1095,7 @@ def test_two_models_that_fail_do_not_differ(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("won", "lost"), [(0, 0), (1, 0), (5, 0), (6, 0), (12, 5), (14, 3), (40, 40), (260, 200)])
-def test_of_right_and_wrong_answers_what_chance_does_is_mcnemar_s_exact_test(won: int, lost: int) -> None:
+def test_the_sign_flip_test_of_accuracy_is_mcnemars_exact_test(won: int, lost: int) -> None:
     differences = torch.tensor([1.0] * won + [-1.0] * lost + [0.0] * 500)
     tail = sum(math.comb(won + lost, k) for k in range(max(won, lost), won + lost + 1)) / 2 ** (won + lost)
     exact = min(1.0, 2 * tail) if won != lost else 1.0
@@ -1103,20 +1103,20 @@ def test_of_right_and_wrong_answers_what_chance_does_is_mcnemar_s_exact_test(won
     assert sign_flip_p_value(differences) == sign_flip_p_value(0.25 * differences) == sign_flip_p_value(-differences)
 
 
-def test_who_was_away_is_compared_with_training_alone_in_the_rounds_it_was_there(tmp_path: Path) -> None:
+def test_local_training_repeats_only_the_rounds_that_were_answered(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     fed = deployed_federation(post, recipe_for("fedavg"))
     for round in fed.rounds(4):
         post.unreachable = {"1"} if round.index in (1, 2) else set()
     fed.scores()
     there = Timetable.from_records([{"party": "1", "from": 1, "to": 1}, {"party": "1", "from": 4}])
-    twin = simulated_federation(recipe_for(), 4, attend=there, algorithm=algorithms.Local())
+    twin = simulated_federation(recipe_for(), 4, participation=there, algorithm=algorithms.Local())
     [row] = compare_with_local(SiloFile(tmp_path / "team1.py", "1"), tmp_path / "at-1").to_json_rows()
     assert row["rounds"] == 2
     assert row["local"] == twin.scores().personal.values[1]
 
 
-def test_rounds_that_were_answered_are_known_whatever_a_kill_has_left(tmp_path: Path) -> None:
+def test_the_training_log_survives_a_line_cut_by_a_kill(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path, PARTY_NAMES[:2]))
     deployed_federation(post, recipe_for("fedavg")).fit(2, progress=False).scores()
     file = tmp_path / "at-0" / "training_log.jsonl"
@@ -1135,7 +1135,7 @@ def silo_with_policy(
     file = folder / "team0.py"
     file.write_text(ROWS_SILO_FILE.format(name="0") + f"policy = {policy}\n")
     desk = TaskHandler(SiloFile(file, "0"), folder / state_folder_name, log, vault_fingerprint=vault)
-    tables = {**recipe_for("fedavg").tables, "wrap": [{"by": "coreset_proxies", "share": 0.2}]}
+    tables = {**recipe_for("fedavg").tables, "wrap": [{"wrapper": "coreset_proxies", "share": 0.2}]}
     hello = {"recipe": tables, "federation": "lab", "layout": LAYOUT.digest}
     assert unpack(desk.answer(pack(Task("0", 0, "handshake", arrays={}, settings=hello))), Reply).status == "ok"
     return desk
@@ -1162,7 +1162,7 @@ def packed_train_task(
 
 
 @pytest.mark.parametrize("global_model", [0.0, math.nan], ids=["by a model", "by one that no work comes of"])
-def test_a_server_cannot_have_more_rows_than_the_teams_policy_lets_go(
+def test_a_server_never_gets_more_rows_than_the_policy_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, global_model: float
 ) -> None:
     desk = silo_with_policy(tmp_path, '{"share": 0.3}')
@@ -1186,7 +1186,7 @@ def test_a_server_cannot_have_more_rows_than_the_teams_policy_lets_go(
     assert 0 < len(rows) <= math.ceil(0.3 * len(own)) and seen == set(rows.tolist())
 
 
-def test_columns_that_a_team_drops_are_0_in_what_it_seals_and_nothing_else_is(tmp_path: Path) -> None:
+def test_dropped_columns_are_zero_in_the_coreset_and_others_unchanged(tmp_path: Path) -> None:
     own = classification_parties(5)["0"]
     opened = list[CoresetRows]()
     for name, policy in {"all": '{"share": 1}', "some": '{"share": 1, "columns_dropped": [4, 1]}'}.items():
@@ -1214,7 +1214,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return show
 
 
-def test_a_team_trains_so_many_rounds_a_day_whatever_its_clock_does(tmp_path: Path, clock: Callable[..., None]) -> None:
+def test_the_daily_limit_holds_for_any_clock(tmp_path: Path, clock: Callable[..., None]) -> None:
     def said(letter: bytes) -> str:
         report = unpack(silo_with_policy(tmp_path, '{"rounds_a_day": 2}').answer(letter), Reply)
         assert (report.status == "ok") != bool(report.reason) and (report.status == "ok") == bool(report.arrays)
@@ -1232,7 +1232,7 @@ def test_a_team_trains_so_many_rounds_a_day_whatever_its_clock_does(tmp_path: Pa
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["after rounds of its own day", "from the first round on"])
-def test_a_clock_that_was_a_year_ahead_keeps_a_team_away_for_a_day_at_most(
+def test_a_clock_that_was_a_year_ahead_costs_at_most_one_day(
     tmp_path: Path, clock: Callable[..., None], before: bool
 ) -> None:
     """Each day that the clock shows has its rounds once, in whatever order they come."""
@@ -1257,7 +1257,7 @@ def test_a_clock_that_was_a_year_ahead_keeps_a_team_away_for_a_day_at_most(
     assert trains() == 0
 
 
-def test_a_round_goes_on_without_a_team_that_has_had_its_rounds(tmp_path: Path, clock: Callable[..., None]) -> None:
+def test_a_round_continues_without_a_party_at_its_daily_limit(tmp_path: Path, clock: Callable[..., None]) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     with (tmp_path / "team1.py").open("a") as file:
         file.write('policy = {"rounds_a_day": 1}\n')
@@ -1270,7 +1270,7 @@ def test_a_round_goes_on_without_a_team_that_has_had_its_rounds(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("torn", [False, True])
-def test_a_death_while_a_letter_is_counted_neither_wins_nor_loses_a_round(
+def test_a_kill_during_counting_neither_adds_nor_costs_a_round(
     tmp_path: Path, clock: Callable[..., None], torn: bool
 ) -> None:
     for at in range(200):
@@ -1278,7 +1278,7 @@ def test_a_death_while_a_letter_is_counted_neither_wins_nor_loses_a_round(
         with inject_faults(at, torn) as found, suppress(SimulatedCrash):
             desk.answer(packed_train_task(1))
         again = TaskHandler(desk.file, desk.state.folder, lambda text: None)
-        assert [unpack(again.answer(packed_train_task(round)), Reply).status for round in (1, 2)] == ["ok", "refused"]
+        assert [unpack(again.answer(packed_train_task(round)), Reply).status for round in (1, 2)] == ["ok", "declined"]
         if not found.reached:
             break
     assert at > 10
@@ -1296,7 +1296,7 @@ def trained(
 ) -> dict[str, object]:
     """A training of four rounds, from its folder; `at` hears what the server says."""
     chosen = read_recipe(RECIPE.format(method=method).replace("seed = 5", "seed = 5\nrounds = 4\npoints = 1") + more)
-    net = Net.from_model(network, seeds.torch_seed(5, 0, seeds.EVERYBODY, "model"))
+    net = Net.from_model(network, seeds.torch_seed(5, 0, seeds.ALL_PARTIES, "model"))
     meeting = HandshakeTransport(
         post, chosen, "lab", net=net, loss=address_of(torch.nn.functional.cross_entropy), log=at
     )
@@ -1305,7 +1305,7 @@ def trained(
     )
 
 
-def test_the_line_of_a_round_says_who_counted_and_what_did_not_count(tmp_path: Path) -> None:
+def test_the_round_summary_names_accepted_and_rejected_updates(tmp_path: Path) -> None:
     [found] = deployed_federation(InMemoryTransport(silo_handlers(tmp_path)), recipe_for("fedavg")).rounds(1)
     told = f"Round 1: loss {found.round.loss:.4f}, "
     assert round_summary(found.round) == f"{told}4 parties"
@@ -1316,7 +1316,7 @@ def test_the_line_of_a_round_says_who_counted_and_what_did_not_count(tmp_path: P
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedgeomed+"])
-def test_a_server_tells_the_hash_that_the_simulation_tells(tmp_path: Path, method: str) -> None:
+def test_the_server_prints_the_hash_of_the_simulation(tmp_path: Path, method: str) -> None:
     """As `descant run` prints it for the same rounds: the memories that a server does not have are no part of it."""
     atomic.make_folder(tmp_path / "run")
     done = trained(
@@ -1333,7 +1333,7 @@ def test_a_server_tells_the_hash_that_the_simulation_tells(tmp_path: Path, metho
     assert done["hash"] == digest_of_models(twin.fit(4, progress=False).state)
 
 
-def test_a_training_that_is_resumed_has_begun(tmp_path: Path) -> None:
+def test_a_resumed_training_needs_only_the_quorum(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     said = list[str]()
     listen = listening(said)
@@ -1351,7 +1351,7 @@ def test_a_training_that_is_resumed_has_begun(tmp_path: Path) -> None:
     assert "Round 3 begins without 1." in said and recorded(tmp_path / "run" / "training").round == 4
 
 
-def test_who_is_invited_later_counts_while_a_round_cannot_begin(tmp_path: Path) -> None:
+def test_a_newcomer_counts_while_a_round_waits(tmp_path: Path) -> None:
     """Two of the three who are to gather are there, and one more is, who is no part of the training yet."""
     post = InMemoryTransport(silo_handlers(tmp_path))
     said = list[str]()
@@ -1368,14 +1368,14 @@ def test_who_is_invited_later_counts_while_a_round_cannot_begin(tmp_path: Path) 
 
     atomic.make_folder(tmp_path / "run")
     trained(tmp_path / "run", post, "fedgeomed+", PARTY_NAMES[:3], hears)
-    assert "2 of 3 parties are there. Waiting for 2." in said
+    assert "2 of 3 parties are connected. Waiting for 2." in said
     assert first_rounds(tmp_path / "run") == {"0": 1, "1": 1, "2": 1, "3": 3}
     held = recorded(tmp_path / "run" / "training").numbers
     assert held.accepted[:, 2].tolist() == [True, True, False, False]
     assert held.accepted[:, 3].tolist() == [False, False, True, True]
 
 
-def test_who_is_invited_while_all_gather_is_part_of_it_from_the_beginning(tmp_path: Path) -> None:
+def test_a_party_invited_before_the_first_round_is_included_from_the_start(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     invited = [*PARTY_NAMES[:3]]
     post.unreachable = {"2", "3"}
@@ -1394,7 +1394,7 @@ def test_who_is_invited_while_all_gather_is_part_of_it_from_the_beginning(tmp_pa
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["it comes in time", "the server is started again"])
-def test_who_is_away_at_the_end_comes_for_its_models_and_hears_that_it_is_over(tmp_path: Path, again: bool) -> None:
+def test_a_party_absent_at_the_end_gets_its_models_within_the_grace_period(tmp_path: Path, again: bool) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     said = list[str]()
     folder = tmp_path / "run"
@@ -1415,12 +1415,12 @@ def test_who_is_away_at_the_end_comes_for_its_models_and_hears_that_it_is_over(t
     assert SiloResults(tmp_path / "at-1").scores()["round"] == 4 and post.unreachable == set(PARTY_NAMES)
     held = [load_file(tmp_path / f"at-{name}" / "global_model.safetensors") for name in ("0", "1")]
     assert all(torch.equal(held[0][key], held[1][key]) for key in held[0])
-    own = simulated_federation(recipe_for(), 4, attend=without("1", 3)).state.personal_models.get("1")["model"]
+    own = simulated_federation(recipe_for(), 4, participation=without("1", 3)).state.personal_models.get("1")["model"]
     mine = load_file(tmp_path / "at-1" / "personal_model.safetensors")
     assert all(torch.equal(mine[key], part) for key, part in LAYOUT.split(own).items())
 
 
-def test_a_server_that_is_started_again_waits_only_for_those_who_were_not_told(tmp_path: Path) -> None:
+def test_a_restarted_server_waits_only_for_parties_that_were_not_notified(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     said = list[str]()
     folder = tmp_path / "run"
@@ -1461,7 +1461,7 @@ class Silent(InMemoryTransport):
         return super().fetch_replies(message_ids, max_bytes)
 
 
-def test_who_goes_while_the_last_models_are_judged_comes_for_them(tmp_path: Path) -> None:
+def test_a_party_that_leaves_during_the_last_evaluation_gets_its_models_later(tmp_path: Path) -> None:
     went: list[str] = []
 
     def goes(task: Task) -> UndeliveredError | None:
@@ -1480,9 +1480,9 @@ def test_who_goes_while_the_last_models_are_judged_comes_for_them(tmp_path: Path
     assert went and SiloResults(tmp_path / "at-1").scores()["round"] == 4
 
 
-def test_who_hangs_at_the_end_keeps_nobody_from_its_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_party_at_the_end_does_not_block_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While one is waited for to be shown its models another comes: it is in time."""
-    monkeypatch.setattr(training_session, "_SHOWING", 0.1)
+    monkeypatch.setattr(training_session, "_MIN_EVALUATION_TIMEOUT", 0.1)
     over: list[str] = []
 
     def hangs(task: Task) -> UndeliveredError | None:
@@ -1507,7 +1507,7 @@ def test_who_hangs_at_the_end_keeps_nobody_from_its_models(tmp_path: Path, monke
     assert SiloResults(tmp_path / "at-1").scores()["round"] == 4 and post.unreachable == set(PARTY_NAMES)
 
 
-def test_who_cannot_be_told_that_it_is_over_is_told_when_it_is_back(tmp_path: Path) -> None:
+def test_a_party_that_missed_the_goodbye_gets_it_on_reconnect(tmp_path: Path) -> None:
     """Its line is down at the moment of the goodbye."""
     post = InMemoryTransport(silo_handlers(tmp_path))
     folder = tmp_path / "run"
@@ -1526,7 +1526,7 @@ def test_who_cannot_be_told_that_it_is_over_is_told_when_it_is_back(tmp_path: Pa
     assert post.unreachable == set(PARTY_NAMES)
 
 
-def test_who_is_revoked_while_all_gather_is_not_waited_for(tmp_path: Path) -> None:
+def test_the_first_round_does_not_wait_for_a_revoked_party(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     revoked = dict[str, str]()
     post.unreachable = {"1"}
@@ -1554,7 +1554,7 @@ LATE = {
 
 @pytest.mark.parametrize("late", ["1", "3"])
 @pytest.mark.parametrize("case", LATE)
-def test_who_comes_late_counts_as_in_a_simulation_by_timetable(tmp_path: Path, case: str, late: str) -> None:
+def test_a_late_party_counts_as_in_the_simulation_with_the_same_timetable(tmp_path: Path, case: str, late: str) -> None:
     """How many samples it has is known from then on. Before, nobody can know: it is taken to have one."""
     method, more = LATE[case]
     post = InMemoryTransport(silo_handlers(tmp_path))
@@ -1597,7 +1597,7 @@ def test_who_comes_late_counts_as_in_a_simulation_by_timetable(tmp_path: Path, c
 
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("method", ["fedavg", "fedgeomed+", "ditto"])
-def test_who_is_invited_later_trains_as_one_that_was_invited_first_and_came_late(
+def test_a_party_invited_later_equals_one_that_was_invited_first_and_came_late(
     tmp_path: Path, method: str, killed: bool
 ) -> None:
     hashes = []
@@ -1622,7 +1622,7 @@ def test_who_is_invited_later_trains_as_one_that_was_invited_first_and_came_late
     assert held.parties == PARTY_NAMES and held.accepted[:, 3].tolist() == [False, False, True, True]
 
 
-def test_a_private_training_stays_with_those_whom_it_began_with(tmp_path: Path) -> None:
+def test_a_private_training_admits_no_newcomers(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     said = list[str]()
     private = 'wrap = [{wrapper = "central_dp", clip = 1.0, noise = 1.0}]'
@@ -1642,7 +1642,7 @@ SPENT = {
 
 
 @pytest.mark.parametrize("case", SPENT)
-def test_every_round_and_the_status_say_what_was_given_away(tmp_path: Path, case: str) -> None:
+def test_round_lines_and_status_show_the_spent_privacy(tmp_path: Path, case: str) -> None:
     more, last = SPENT[case]
     said = list[str]()
     assert training_status(tmp_path)["spent"] is None
@@ -1655,9 +1655,9 @@ def test_every_round_and_the_status_say_what_was_given_away(tmp_path: Path, case
     assert training_status(tmp_path)["spent"]["told"] == f"Privacy of a party: {last}"
 
 
-def test_a_training_that_its_budget_ends_is_judged_where_it_ends(tmp_path: Path) -> None:
+def test_a_training_ended_by_its_budget_is_evaluated_in_its_last_round(tmp_path: Path) -> None:
     """After two rounds of four, of which only the last was to be judged."""
-    more = f'wrap = [{{by = "central_privacy", noise = 4.0, budget = {epsilon(4.0, 2, 1e-5) + 1e-6}}}]'
+    more = f'wrap = [{{wrapper = "central_dp", noise = 4.0, budget = {epsilon(4.0, 2, 1e-5) + 1e-6}}}]'
     for _ in range(2):  # the same command, given again, does no round more
         post = InMemoryTransport(silo_handlers(tmp_path))
         with pytest.warns(DescantWarning, match="ends the run after 2 rounds"):
@@ -1669,13 +1669,13 @@ def test_a_training_that_its_budget_ends_is_judged_where_it_ends(tmp_path: Path)
     assert "After round 2, as judged by 4 of 4 parties" in table.verdict
 
 
-def test_a_training_that_promises_nothing_says_nothing_of_it(tmp_path: Path) -> None:
+def test_a_training_without_privacy_reports_no_epsilon(tmp_path: Path) -> None:
     said = list[str]()
     trained(tmp_path, InMemoryTransport(silo_handlers(tmp_path)), "fedavg", PARTY_NAMES, said.append, "", QUORUM[None])
     assert "ε" not in "".join(said) and training_status(tmp_path)["spent"] is None
 
 
-def test_samples_that_are_hidden_count_by_the_solver(tmp_path: Path) -> None:
+def test_the_status_shows_the_sample_privacy_of_dp_sgd(tmp_path: Path) -> None:
     said = list[str]()
     solver = 'solver = "dp_sgd"\nlr = 0.05\nsteps = 1\nbatch = 1\nbudget = 99.0'
     text = (
@@ -1685,7 +1685,7 @@ def test_samples_that_are_hidden_count_by_the_solver(tmp_path: Path) -> None:
     )
     chosen = read_recipe(text)
     post = InMemoryTransport(silo_handlers(tmp_path))
-    net = Net.from_model(network, seeds.torch_seed(5, 0, seeds.EVERYBODY, "model"))
+    net = Net.from_model(network, seeds.torch_seed(5, 0, seeds.ALL_PARTIES, "model"))
     meeting = HandshakeTransport(
         post, chosen, "lab", net=net, loss=address_of(torch.nn.functional.cross_entropy), log=said.append
     )
@@ -1699,7 +1699,7 @@ def test_samples_that_are_hidden_count_by_the_solver(tmp_path: Path) -> None:
     )
 
 
-def test_a_private_training_stays_with_what_was_known_of_those_who_came_late(tmp_path: Path) -> None:
+def test_a_private_training_keeps_the_placeholder_of_a_late_party(tmp_path: Path) -> None:
     """One sample is the least that a party has: of nobody is more told than was reckoned with."""
     post = InMemoryTransport(silo_handlers(tmp_path))
     post.unreachable = {"0"}

@@ -147,7 +147,7 @@ def addresses(one: LocalDeployment) -> tuple[str, str, bytes]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what Flower imports to make a bundle
-def test_what_an_anonymous_caller_may_do(doors: tuple[str, str, bytes]) -> None:
+def test_anonymous_callers_reach_only_the_control_api_on_loopback(doors: tuple[str, str, bytes]) -> None:
     """At the proxy nothing; at Flower's own port whatever the Control API offers: it listens on loopback alone."""
     outer, inner, ca = doors
     found = {kind: statuses(client, outer, ca) for kind, client in clients().items()}
@@ -168,7 +168,7 @@ def test_what_an_anonymous_caller_may_do(doors: tuple[str, str, bytes]) -> None:
     assert here.strikes_off("north") and here.stops_runs()
 
 
-def test_what_flower_would_tell_or_fetch_by_itself_is_off_in_the_superlink(roster: Roster) -> None:  # noqa: F811
+def test_telemetry_and_downloads_of_the_superlink_are_off(roster: Roster) -> None:  # noqa: F811
     port = free_port()
     papers = FederationServer(roster.folder, WaitLimits())._superlink_credentials(roster)
     with run_superlink(papers, port, roster.run_folder):
@@ -199,7 +199,7 @@ class Noted:
         return SimpleNamespace(stored=True)
 
 
-def test_every_request_of_a_large_answer_passes_the_proxy() -> None:
+def test_every_request_of_a_large_reply_passes_the_proxy() -> None:
     from flwr.app import Message
     from flwr.proto.node_pb2 import Node
     from flwr.supercore.task_identity import TaskIdentity
@@ -228,7 +228,7 @@ def letters(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["many parts", "one part again and again", "a long head"])
-def test_an_answer_of_too_many_parts_is_given_up_before_they_are_fetched(
+def test_a_reply_of_too_many_parts_is_rejected_before_they_are_fetched(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     from flwr.app import Message
@@ -252,7 +252,7 @@ def test_an_answer_of_too_many_parts_is_given_up_before_they_are_fetched(
 
 
 @pytest.mark.parametrize("kind", ["nothing", "no array", "no arrays", "another item"])
-def test_what_comes_and_is_no_letter_is_given_up(kind: str) -> None:
+def test_a_message_of_another_form_is_rejected(kind: str) -> None:
     """At a silo it is said, and the silo goes on; at the driver it is the party's fault."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
     from flwr.supercore.inflatable import inflatable_object as parts
@@ -283,7 +283,7 @@ GARBAGE = {  # what Flower itself takes for an object, and carries
 
 @pytest.mark.parametrize("kind", GARBAGE)
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
-def test_an_answer_that_is_garbage_is_that_party_s_fault_and_ends_nobody(
+def test_a_garbage_reply_fails_that_party_only(
     roster: Roster,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -326,7 +326,7 @@ def test_an_answer_that_is_garbage_is_that_party_s_fault_and_ends_nobody(
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
-def test_what_is_no_letter_or_has_no_room_does_not_end_a_silo(
+def test_a_malformed_task_or_full_disk_does_not_end_a_silo(
     roster: Roster,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -344,7 +344,7 @@ def test_what_is_no_letter_or_has_no_room_does_not_end_a_silo(
         hub.send("north", b"a letter", 60.0)
         with monkeypatch.context() as full:
             full.setattr(tempfile, "TemporaryFile", no_room)
-            with pytest.raises(PeerUnavailable, match=r"cannot be had in .* No space left"):
+            with pytest.raises(PeerUnavailable, match=r"cannot be allocated in .* No space left"):
                 north.pull()
         assert answer_next_task(north, b"an answer") == b"a letter"
 
@@ -353,7 +353,7 @@ def no_room(**settings: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_whoever_is_struck_off_and_whatever_is_stopped_the_training_goes_on_to_the_same_model(
+def test_unregistered_parties_and_stopped_runs_lead_to_the_same_model(
     lab: Callable[..., LocalDeployment],  # noqa: F811
     tmp_path: Path,
 ) -> None:
@@ -372,7 +372,7 @@ def test_whoever_is_struck_off_and_whatever_is_stopped_the_training_goes_on_to_t
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
-def test_a_driver_whose_run_is_stopped_or_whose_party_is_struck_off_says_that_it_is_away(
+def test_a_driver_reports_a_stopped_run_or_an_unregistered_party_as_unavailable(
     roster: Roster,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -411,7 +411,7 @@ def test_a_driver_whose_run_is_stopped_or_whose_party_is_struck_off_says_that_it
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
-def test_who_knows_the_number_of_a_letter_can_read_and_answer_it_and_nobody_can_guess_it(
+def test_a_message_id_gives_access_and_cannot_be_guessed(
     roster: Roster,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -237,7 +237,7 @@ def assert_equal_tensors(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, 
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedGeoMedPlus", "RFA", "matching", "FedAvg, secure", "FedRL, DQN"])
-def test_deployment_is_the_simulation(lab: Callable[..., LocalDeployment], name: str) -> None:
+def test_deployment_equals_the_simulation(lab: Callable[..., LocalDeployment], name: str) -> None:
     one = lab(SILO_CASES[name])
     one.start_all()
     twin = assert_equals_simulation(one)
@@ -248,7 +248,7 @@ def test_deployment_is_the_simulation(lab: Callable[..., LocalDeployment], name:
     assert [row["evaluated"] for row in json.loads(one.run_command("report", "lab", "--json"))["table"]] == [ROUNDS] * 3
 
 
-def test_whoever_is_killed_the_same_commands_go_on_to_the_same_model(lab: Callable[..., LocalDeployment]) -> None:
+def test_a_kill_of_any_process_leads_to_the_same_model(lab: Callable[..., LocalDeployment]) -> None:
     """One kill of each kind of process, in one run."""
     one = lab(SILO_CASES["FedGeoMedPlus"])
     one.start_all()
@@ -265,7 +265,7 @@ def test_whoever_is_killed_the_same_commands_go_on_to_the_same_model(lab: Callab
     assert_equals_simulation(one)
 
 
-def test_nginx_that_is_killed_is_started_anew_and_the_run_goes_on_to_the_same_model(
+def test_a_killed_nginx_is_restarted_and_the_run_gives_the_same_model(
     lab: Callable[..., LocalDeployment],
 ) -> None:
     """First its master alone, whose worker then holds the port and goes on; then both."""
@@ -293,7 +293,7 @@ def listening(process: psutil.Process) -> list[str]:
     return [one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN]
 
 
-def test_a_federation_of_this_machine_listens_on_loopback_alone(lab: Callable[..., LocalDeployment]) -> None:
+def test_a_local_federation_listens_on_loopback_only(lab: Callable[..., LocalDeployment]) -> None:
     one = lab(SILO_CASES["FedAvg"], 5000)
     one.start_all()
     one.wait_for_round(1)
@@ -308,7 +308,7 @@ def test_a_federation_of_this_machine_listens_on_loopback_alone(lab: Callable[..
     assert set(found.pop("server")) == {"127.0.0.1"} and not any(found.values())
 
 
-def test_an_invite_on_a_second_machine_ends_with_the_reason(lab: Callable[..., LocalDeployment]) -> None:
+def test_an_invite_on_a_second_machine_ends_with_a_reason(lab: Callable[..., LocalDeployment]) -> None:
     """While the first is there, because Flower holds its place; and when it has left, because its machine is known."""
     one = lab(SILO_CASES["FedAvg"])
     one.start_server()
@@ -339,7 +339,7 @@ def keys_in(*texts: str) -> list[bytes]:
     ]
 
 
-def test_no_row_no_key_and_nothing_that_a_team_s_code_says_is_found_elsewhere(
+def test_rows_keys_and_output_of_silo_code_stay_in_their_folder(
     lab: Callable[..., LocalDeployment],
 ) -> None:
     """Each has its own keys in its own folder, nobody has any in what it prints, and north's rows are with north."""
@@ -388,7 +388,7 @@ def make_silo_transport(
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
-def test_an_answer_that_was_announced_and_never_comes_keeps_nobody_waiting(
+def test_a_reply_that_is_announced_and_never_uploaded_blocks_nothing(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower's own way would wait for the parts of the first for ever, and never fetch the second."""
@@ -414,7 +414,7 @@ def test_an_answer_that_was_announced_and_never_comes_keeps_nobody_waiting(
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
-def test_who_leaves_in_order_has_left_and_who_falls_silent_or_is_back_has_not(
+def test_only_parties_that_left_in_order_are_departed(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver_transport, "HEARTBEAT_INTERVAL", 1.0)  # so often it looks
@@ -432,7 +432,7 @@ def test_who_leaves_in_order_has_left_and_who_falls_silent_or_is_back_has_not(
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
-def test_a_heartbeat_that_is_slow_does_not_bring_back_who_has_left(
+def test_a_slow_heartbeat_does_not_reconnect_a_party_that_left(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with superlink_transports(roster, tmp_path, "north") as (hub, north):
@@ -452,7 +452,7 @@ def test_a_heartbeat_that_is_slow_does_not_bring_back_who_has_left(
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
-def test_an_answer_by_a_key_that_was_revoked_is_not_that_of_who_is_invited_by_the_same_name(
+def test_a_reply_signed_by_a_revoked_key_is_not_taken_for_the_new_party(
     roster: Roster, tmp_path: Path
 ) -> None:
     """Both commands may be given between two looks of the driver: the name alone tells it nothing."""
@@ -479,7 +479,7 @@ def test_an_answer_by_a_key_that_was_revoked_is_not_that_of_who_is_invited_by_th
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
-def test_a_driver_that_the_superlink_does_not_know_any_more_is_told_so_and_not_ended(roster: Roster) -> None:
+def test_a_driver_unknown_to_the_superlink_gets_an_error_and_keeps_running(roster: Roster) -> None:
     """Flower's own way would interrupt this process: after a kill of the SuperLink, or when its clock has jumped."""
     port = free_port()
     papers = FederationServer(roster.folder, WaitLimits())._superlink_credentials(roster)
@@ -495,7 +495,7 @@ def test_a_driver_that_the_superlink_does_not_know_any_more_is_told_so_and_not_e
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
-def test_what_flower_cuts_into_chunks_comes_whole_and_what_is_too_long_is_not_taken(
+def test_chunked_messages_arrive_whole_and_oversized_ones_are_rejected(
     roster: Roster, tmp_path: Path
 ) -> None:
     """Flower sends chunks that are alike once: an answer of few bytes on the line may be as long as it says."""
@@ -520,7 +520,7 @@ def test_what_flower_cuts_into_chunks_comes_whole_and_what_is_too_long_is_not_ta
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
-def test_a_part_that_flower_does_not_have_or_take_any_more_ends_nobody(
+def test_a_part_that_flower_lacks_or_rejects_ends_no_process(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes none a second time, as when the answer to the first got lost, and none three minutes after the last."""
@@ -547,7 +547,7 @@ def test_a_part_that_flower_does_not_have_or_take_any_more_ends_nobody(
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
-def test_a_letter_of_which_half_has_come_holds_nobody_and_a_newer_one_takes_its_place(
+def test_an_incomplete_task_blocks_nothing_and_is_replaced_by_a_newer_one(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver that is slow, or has died over it: the silo looks again, and may leave at any time."""
@@ -615,7 +615,7 @@ def answer_next_task(transport: FlowerSiloTransport, answer: bytes) -> bytes:
     return letter[:]
 
 
-def test_a_certificate_that_has_expired_and_a_clock_that_is_off_are_said(
+def test_an_expired_certificate_and_a_wrong_clock_are_reported(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inner = free_port()
@@ -641,7 +641,7 @@ def test_a_certificate_that_has_expired_and_a_clock_that_is_off_are_said(
                     pass
 
 
-def test_a_party_that_is_revoked_is_not_heard_any_more(lab: Callable[..., LocalDeployment]) -> None:
+def test_a_revoked_party_cannot_connect(lab: Callable[..., LocalDeployment]) -> None:
     one = lab(SILO_CASES["FedAvg"])
     one.run_command("server", "revoke", "lab", "west")
     one.start_all()
@@ -649,14 +649,14 @@ def test_a_party_that_is_revoked_is_not_heard_any_more(lab: Callable[..., LocalD
     assert one.processes["west"].wait(300) == 1
 
 
-def test_a_quorum_goes_on_without_a_silo_that_was_killed_and_says_so(lab: Callable[..., LocalDeployment]) -> None:
+def test_a_quorum_continues_without_a_killed_silo_and_names_it(lab: Callable[..., LocalDeployment]) -> None:
     """First with it, because Flower does not know yet that it is gone; then without. Of one that is left it is none."""
     one = lab(SILO_CASES["FedAvg"], 5000)
     one.start_all("--quorum", "2", "--deadline", "20")
     one.wait_until(lambda: ", 3 parties" in one.log_text())
     one.kill("west")
     one.wait_until(
-        lambda: "; without west: lost: no answer within 20 s: the round went on without it" in one.log_text()
+        lambda: "; without west: lost: no reply within 20 s: the round went on without it" in one.log_text()
     )
     one.wait_until(lambda: " begins without west." in one.log_text())
     one.run_command("server", "revoke", "lab", "west")
@@ -664,10 +664,10 @@ def test_a_quorum_goes_on_without_a_silo_that_was_killed_and_says_so(lab: Callab
     one.wait_until(lambda: ", 2 parties" in one.log_text().removeprefix(before))
     assert "Waiting for" not in one.log_text()
     one.run_command("server", "revoke", "lab", "south")
-    one.wait_until(lambda: "1 of 2 parties are there. Waiting for new invites" in one.log_text())
+    one.wait_until(lambda: "1 of 2 parties are connected. Waiting for new invites" in one.log_text())
 
 
-def test_a_party_that_is_revoked_while_it_takes_part_ends_and_the_others_go_on(
+def test_a_party_revoked_during_training_ends_and_the_others_continue(
     lab: Callable[..., LocalDeployment],
 ) -> None:
     one = lab(SILO_CASES["FedAvg"], 5000)
@@ -690,7 +690,7 @@ key = "{folder}/key"
 """
 
 
-def test_who_is_forgotten_is_not_stood_in_for_and_no_row_of_it_is_left(
+def test_a_forgotten_party_has_no_proxy_and_leaves_no_row(
     lab: Callable[..., LocalDeployment], tmp_path: Path
 ) -> None:
     """North joins, leaves, is stood in for and is forgotten: what it has sealed is gone, and was never in the clear."""
@@ -740,7 +740,7 @@ def check_no_leaks(one: LocalDeployment) -> None:
     assert files and {file.suffix for file in files} == {".log"}, files
 
 
-def test_who_is_invited_while_the_training_runs_is_part_of_it_from_then_on(lab: Callable[..., LocalDeployment]) -> None:
+def test_a_party_invited_during_training_takes_part_from_then_on(lab: Callable[..., LocalDeployment]) -> None:
     one = lab(SILO_CASES["FedAvg"], 5000)
     one.start_all()
     one.wait_for_round(1)
@@ -756,7 +756,7 @@ def test_who_is_invited_while_the_training_runs_is_part_of_it_from_then_on(lab: 
     assert {first[name] for name in SILO_NAMES} == {1} and 1 < first["east"] <= told["round"]
 
 
-def test_a_driver_does_not_import_what_only_a_superlink_needs() -> None:
+def test_the_driver_does_not_import_the_superlink_database() -> None:
     files = [Path(descant.__file__).parent / "engines" / f"{name}.py" for name in ("flower", "line", "parts", "steady")]
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
     modules = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}

@@ -20,14 +20,14 @@ from test_flower_deployment import ROUNDS, SILO_NAMES, LocalDeployment, assert_e
 
 
 @pytest.mark.parametrize("name", SILO_CASES)
-def test_every_method_deployed_is_the_simulation(lab: Callable[..., LocalDeployment], name: str) -> None:  # noqa: F811
+def test_every_deployed_method_equals_the_simulation(lab: Callable[..., LocalDeployment], name: str) -> None:  # noqa: F811
     one = lab(SILO_CASES[name])
     one.start_all()
     assert_equals_simulation(one)
 
 
 @pytest.mark.parametrize("name", ARRIVAL_ORDER_CASES)
-def test_methods_that_do_not_wait_come_to_an_end_whoever_is_first_and_killed(
+def test_asynchronous_methods_finish_after_a_kill_of_the_driver(
     lab: Callable[..., LocalDeployment],  # noqa: F811
     name: str,
 ) -> None:
@@ -44,7 +44,7 @@ def test_methods_that_do_not_wait_come_to_an_end_whoever_is_first_and_killed(
     assert (found.numbers.accepted.sum(1) >= algorithm.quorum).all() and found.numbers.accepted.any(0).all()
 
 
-def test_stand_ins_over_a_real_federation_are_those_of_the_simulation(
+def test_coreset_proxies_in_a_real_federation_equal_the_simulation(
     lab: Callable[..., LocalDeployment],  # noqa: F811
     tmp_path: Path,
 ) -> None:
@@ -94,7 +94,7 @@ for module in [module for module in sys.modules.values() if getattr(module, "now
 
 
 @pytest.mark.parametrize("seconds", [3600, -3600], ids=["ahead", "back"])
-def test_a_clock_that_jumps_at_the_server_ends_the_silos_and_set_right_the_same_commands_go_on(
+def test_a_clock_jump_at_the_server_ends_the_silos_and_the_same_commands_continue(
     lab: Callable[..., LocalDeployment],  # noqa: F811
     seconds: int,
 ) -> None:
@@ -131,7 +131,7 @@ def driver(one: LocalDeployment) -> None:
 
 
 @pytest.mark.parametrize("kill", [superlink, silo, driver])
-def test_a_kill_in_every_round_changes_nothing(
+def test_a_kill_in_every_round_leads_to_the_same_models(
     lab: Callable[..., LocalDeployment],  # noqa: F811
     kill: Callable[[LocalDeployment], None],
 ) -> None:
