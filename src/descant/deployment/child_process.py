@@ -1,4 +1,4 @@
-"""A process that ends with the one that started it, however that one ends."""
+"""A child process that ends with its parent, however the parent ends."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-_POLL_INTERVAL = 0.02  # seconds between two looks
-# Linux sends the signal when the thread that started the process is gone: the third line is for one that was too quick.
+_POLL_INTERVAL = 0.02  # seconds between two polls
+# Linux sends the signal when the parent thread is gone. The check of getppid covers a parent that ended before prctl.
 _DIE_WITH_PARENT_CODE = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
@@ -21,10 +21,10 @@ if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[2], sys.argv[2:])
 
 
 class ChildProcess:
-    """A process with all that it starts, in a session of its own, so that Ctrl-C is for us; use it in a `with`.
+    """A process with its descendants in a session of its own, so that Ctrl-C only reaches us; a context manager.
 
-    On Linux it gets SIGTERM when the thread that has started it is gone, even by SIGKILL: so start it from one that
-    lasts. Elsewhere, and where its program has rights of its own (setuid, file capabilities), it outlives a SIGKILL.
+    On Linux it gets SIGTERM when the thread that started it is gone, even by SIGKILL, so start it from a thread that
+    lasts. On other systems, and for programs with setuid or file capabilities, it survives a SIGKILL of the parent.
     """
 
     def __init__(
@@ -53,24 +53,23 @@ class ChildProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs. On Linux its number stays taken until :meth:`end`: no other gets its signals."""
+        """Return True while it runs. On Linux its pid stays reserved until `terminate`, so signals cannot go astray."""
         if self._ended or sys.platform != "linux":
             return self._process.poll() is None
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     def send_signal(self, signal_number: int) -> None:
-        """Send it a signal."""
         if self.is_alive:
             os.kill(self.pid, signal_number)
 
     def terminate(self, timeout: float = 5.0) -> int:
-        """Ask it to end, wait so many seconds, then end it and whatever it has started; it gives the exit status."""
+        """Send SIGTERM, wait up to `timeout` seconds, kill the whole session, and return the exit status."""
         if not self._ended:
             self.send_signal(signal.SIGTERM)
             stop_at = time.monotonic() + timeout
             while self.is_alive and time.monotonic() < stop_at:
                 time.sleep(_POLL_INTERVAL)
-            with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of processes that have ended
+            with suppress(ProcessLookupError, PermissionError):  # macOS raises PermissionError for ended processes
                 os.killpg(self.pid, signal.SIGKILL)
             self._process.wait()
             self._ended = True

@@ -1,7 +1,7 @@
-"""A driver's calls to its SuperLink fail where Flower would end the process that makes them, as by Ctrl-C.
+"""Calls of the driver to its SuperLink that raise an error where Flower itself would end the process.
 
-Flower does so when a run was stopped. Whoever reaches its port can stop one, or strike a party off; then the SuperLink
-is started anew, and what was asked is asked again.
+Flower ends the process when a run was stopped. Every local user who reaches its port can stop a run or unregister a
+party. Then the SuperLink is restarted and the calls are repeated.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
-_RETRY_SECONDS = 5.0  # seconds
-_RETRIABLE_STATUSES = (502, 503, 504)  # statuses that may pass
-_TIME_TOLERANCE = 1.0  # seconds by which times may differ that are the same
-_RECONNECT_GRACE = 5.0  # seconds: a party whose line was down goes in order, and comes again
+_RETRY_SECONDS = 5.0
+_RETRIABLE_STATUSES = (502, 503, 504)  # transient HTTP statuses
+_TIME_TOLERANCE = 1.0  # seconds by which two records of one time may differ
+_RECONNECT_GRACE = 5.0  # seconds: after an outage a party leaves in order and reconnects
 
 
 def limit_retries(retries: Any) -> Any:
-    """An invoker of Flower's that tries again for some seconds, and hands on what it is answered."""
-    retries.max_time = _RETRY_SECONDS  # else it would try for ever to reach a SuperLink that is dead
+    """Make a retry invoker of Flower stop after some seconds and pass on final errors."""
+    retries.max_time = _RETRY_SECONDS  # otherwise it would retry forever when the SuperLink is dead
     retries.should_giveup = _is_final
     return retries
 
@@ -30,7 +30,7 @@ def _is_final(error: Exception) -> bool:
 
 
 def heartbeat_sender(client: Any) -> Callable[[], bool]:
-    """What is called to say that the driver is alive; whether it need not be said again at once."""
+    """Return the heartbeat function of the driver; it returns False if Flower should retry at once."""
     import httpx
     from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
 
@@ -38,32 +38,33 @@ def heartbeat_sender(client: Any) -> Callable[[], bool]:
         try:
             client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
         except httpx.HTTPError as error:
-            return _is_final(error)  # a run that was stopped: the driver's next call says so, and no beat helps
+            return _is_final(error)  # the run was stopped: the driver's next call reports it
         return True
 
     return send_heartbeat
 
 
 def list_nodes(control: Any) -> Any:
-    """All parties that the SuperLink was told of, and its time."""
+    """Return all nodes that the SuperLink knows, and its clock."""
     from flwr.proto.control_pb2 import ListNodesRequest
 
     return control.ListNodes(ListNodesRequest())
 
 
 def unregistered_parties(nodes: Any, parties: Mapping[str, bytes]) -> list[str]:
-    """Those of some parties, by their public keys, whom the SuperLink does not know; it takes no key a second time."""
+    """Return the parties whose public key the SuperLink does not know; it registers no key twice."""
     known = {node.public_key for node in nodes.nodes_info if node.status != "unregistered"}
     return [name for name, key in parties.items() if key not in known]
 
 
 def departed_parties(nodes: Any, parties: Mapping[str, bytes], online_until: Mapping[str, float]) -> set[str]:
-    """Those who have said that they go, and not just now: who is silent is gone only when it was due to be heard."""
+    """Return the parties that left in order some seconds ago, without those that merely fell silent."""
     names_by_key = {key: name for name, key in parties.items()}
     now = datetime.fromisoformat(nodes.now).timestamp()
     offline = [node for node in nodes.nodes_info if node.status == "offline" and node.last_deactivated_at]
     deactivated_at = {
-        names_by_key.get(n.public_key, ""): datetime.fromisoformat(n.last_deactivated_at).timestamp() for n in offline
+        names_by_key.get(node.public_key, ""): datetime.fromisoformat(node.last_deactivated_at).timestamp()
+        for node in offline
     }
     return {
         name

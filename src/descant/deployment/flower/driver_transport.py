@@ -1,10 +1,10 @@
-"""Flower as a post: its SuperLink holds letters for parties, and its fleet protocol carries them.
+"""The driver's transport over Flower: the SuperLink stores messages for parties, the fleet protocol carries them.
 
-Only that is used of Flower. Neither end runs code that comes with a run: the driver takes the place of a ServerApp, and
-a silo that of a SuperNode with its ClientApp, each in its own process, which holds model and data warm. Flower asks for
-an app bundle to begin a run; ours is empty, and nobody opens it.
+Nothing else of Flower is used. Neither end runs code that comes with a run. The driver takes the place of a ServerApp, a
+silo that of a SuperNode with its ClientApp. Each runs in its own process, which keeps model and data loaded. Flower
+needs an app bundle to start a run: ours is empty, and nothing opens it.
 
-Its modules used here carry no promise, and a contract test runs against a real SuperLink.
+The Flower modules used here are not a stable API, so a contract test runs against a real SuperLink.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .call_retries import departed_parties, heartbeat_sender, limit_retries, lis
 from .flower_connection import HEARTBEAT_INTERVAL, PeerUnavailable, require_flower, translate_http_errors
 from .message_chunks import IncomingMessage, freeze_startup_objects, push_message, to_record
 
-_MAX_REPLIES_PER_FETCH = 100  # answers that are handed out together: each is an open file
+_MAX_REPLIES_PER_FETCH = 100  # each reply is an open file
 _MESSAGE_TYPE = "train"
 _EMPTY_APP_TOML = """[project]
 name = "descant"
@@ -42,7 +42,7 @@ clientapp = "nothing:app"
 
 
 def empty_run_request() -> Any:
-    """What Flower is asked by to begin a run: with an app bundle in which there is nothing to run."""
+    """Return the request that starts a run with an empty app bundle."""
     from flwr.cli.build import build_fab_from_files
     from flwr.proto.control_pb2 import StartRunRequest
     from flwr.proto.fab_pb2 import Fab
@@ -53,28 +53,28 @@ def empty_run_request() -> Any:
 
 
 class FlowerServerTransport:
-    """The driver's end: one run on a SuperLink, whose port nobody but the driver and the proxy can reach."""
+    """The driver's end: one run on a SuperLink whose port only local processes can reach."""
 
     def __init__(self, address: str, authority: bytes, secret: bytes, parties: Mapping[str, bytes]) -> None:
         require_flower()
         self._address = address
         self._authority = authority
         self._secret = secret
-        self._parties: dict[str, bytes] = {}  # the public key of each who is given letters
-        self._registered_keys: dict[bytes, bytes] = {}  # all that the SuperLink was told of, by how they are written
+        self._parties: dict[str, bytes] = {}  # the encoded public key of each current party
+        self._registered_keys: dict[bytes, bytes] = {}  # the encoded form of every key that the SuperLink knows
         self._nodes: dict[str, int] = {}
-        self._last_check = time.monotonic()  # when it was last known that the SuperLink knows all parties
-        self._online_until: dict[str, float] = {}  # until when each must be heard again, as the SuperLink has it
+        self._last_check = time.monotonic()  # the last time all parties were known to be registered
+        self._online_until: dict[str, float] = {}  # the SuperLink's deadline for each party's next heartbeat
         self._departed: set[str] = set()
-        self._sent_messages: dict[str, tuple[str, bytes]] = {}  # by the number of a letter: to whom, by which key
-        self._incoming: dict[str, IncomingMessage] = {}  # by the same: answers that are on their way
+        self._sent_messages: dict[str, tuple[str, bytes]] = {}  # party and its key, by message id
+        self._incoming: dict[str, IncomingMessage] = {}  # replies that are arriving, by the id of the sent message
         self._connect(parties)
 
     @translate_http_errors("The SuperLink")
     def _connect(self, parties: Mapping[str, bytes]) -> None:
-        """Make the parties' keys known, begin a run, and take it over as its ServerApp would.
+        """Register the parties' keys, start a run, and take it over as its ServerApp would.
 
-        Flower's own grid does the same, and brings the SuperLink's database along: 32 MB that nobody here needs.
+        Flower's own grid does the same, but also imports the SuperLink's database: 32 MB without use here.
         """
         from flwr.common.constant import SUPERLINK_NODE_ID
         from flwr.proto.node_pb2 import Node
@@ -101,7 +101,7 @@ class FlowerServerTransport:
 
     @translate_http_errors("The SuperLink")
     def set_parties(self, parties: Mapping[str, bytes]) -> None:
-        """These are given letters from now on, and nobody else; keys that are new are made known."""
+        """Send messages to these parties only from now on; register their new keys."""
         from cryptography.hazmat.primitives.serialization import load_ssh_public_key
         from flwr.proto.control_pb2 import RegisterNodeRequest
         from flwr.supercore.primitives.asymmetric import public_key_to_bytes
@@ -127,7 +127,7 @@ class FlowerServerTransport:
         return ControlHttpClient.from_server_address(self._address, False, self._authority, [version])
 
     def _runtime_client(self, name: str, auth_interceptor: Any, retries: Any = None) -> Any:
-        """A line to the SuperLink for a component of this name, with what shows that it may."""
+        """Return a client of the SuperLink for a component, with its authentication."""
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
         from flwr.supercore.runtime import RuntimeHttpClient
 
@@ -152,15 +152,13 @@ class FlowerServerTransport:
                 time.sleep(0.05)
         finally:
             client.close()
-        raise EngineError(f"The SuperLink at {self._address} has begun no run. Is another driver on it?")
+        raise EngineError(f"The SuperLink at {self._address} has started no run. Does another driver use it?")
 
     @translate_http_errors("The SuperLink")
     def connected_parties(self) -> dict[str, str]:
         from flwr.proto.runtime_pb2 import GetNodesRequest
 
-        names_by_key = {
-            key: name for name, key in self._parties.items()
-        }  # by its key: a name may have had another before
+        names_by_key = {key: name for name, key in self._parties.items()}  # a name may have had another key before
         nodes = self._client.GetNodes(GetNodesRequest()).nodes
         online = [node for node in nodes if node.status == "online" and node.public_key in names_by_key]
         self._nodes = {names_by_key[node.public_key]: node.node_id for node in online}
@@ -173,14 +171,14 @@ class FlowerServerTransport:
         return self._departed - self._nodes.keys()
 
     def _check_registered(self) -> None:
-        """Whoever is not there may have left, or been struck off, and could not come again: looked up now and then."""
+        """Look up absent parties now and then: did they leave in order, or were they unregistered?"""
         if time.monotonic() < self._last_check + HEARTBEAT_INTERVAL:
             return
         with closing(self._control_client()) as control:
             nodes = list_nodes(control)
         if missing := unregistered_parties(nodes, self._parties):
             raise PeerUnavailable(
-                f"The SuperLink does not know {', '.join(missing)} any more: somebody on this machine did that"
+                f"The SuperLink no longer knows {', '.join(missing)}: another user of this machine unregistered it"
             )
         self._departed = departed_parties(nodes, self._parties, self._online_until)
         self._last_check = time.monotonic()
@@ -191,9 +189,10 @@ class FlowerServerTransport:
         from flwr.supercore.task_identity import TaskIdentity
 
         if party not in self._nodes:
-            raise UndeliveredError("it is not there")
+            raise UndeliveredError("it is not connected")
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = self._task_identity
-        # Its number is a hash of it. Flower lets every party answer a number that it knows, so that none may be guessed
+        # A message id is a hash of the message. Flower accepts a reply from every party that knows the id, so this random
+        # group id keeps it from being guessed.
         secret = os.urandom(16).hex()
         message = Message(to_record(payload), self._nodes[party], _MESSAGE_TYPE, ttl=ttl, group_id=secret)
         response = push_message(
@@ -201,28 +200,33 @@ class FlowerServerTransport:
         )
         message_id = str(response.message_ids[0] if response.message_ids else "")
         if not message_id:
-            raise UndeliveredError("Flower did not take the letter")
+            raise UndeliveredError("Flower did not accept the message")
         self._sent_messages[message_id] = (party, self._parties.get(party, b""))
         return message_id
 
     @translate_http_errors("The SuperLink")
     def fetch_replies(self, message_ids: Collection[str], max_bytes: int) -> dict[str, MessageBytes | UndeliveredError]:
         sent = {message_id: self._sent_messages[message_id] for message_id in message_ids}
-        revoked = {number: party for number, (party, key) in sent.items() if self._parties.get(party) != key}
-        found: dict[str, MessageBytes | UndeliveredError] = {
-            number: UndeliveredError("it was revoked", is_final=party not in self._parties)
-            for number, party in revoked.items()
+        revoked = {message_id: party for message_id, (party, key) in sent.items() if self._parties.get(party) != key}
+        replies: dict[str, MessageBytes | UndeliveredError] = {
+            message_id: UndeliveredError("it was revoked", is_final=party not in self._parties)
+            for message_id, party in revoked.items()
         }
-        self._poll_replies([number for number in message_ids if number not in found])
-        for number in [number for number in message_ids if number in self._incoming and number not in found]:
-            incoming = self._incoming[number] if len(found) < _MAX_REPLIES_PER_FETCH else None
-            payload = incoming.pull_payload(self._client, self._node, self._run, max_bytes) if incoming else None
+        expected = [message_id for message_id in message_ids if message_id not in replies]
+        self._poll_replies(expected)
+        for message_id in [message_id for message_id in expected if message_id in self._incoming]:
+            incoming = self._incoming[message_id] if len(replies) < _MAX_REPLIES_PER_FETCH else None
+            payload = (
+                incoming.pull_payload(self._client, self._node, run=self._run, max_bytes=max_bytes)
+                if incoming
+                else None
+            )
             if payload is not None:
-                found[number] = payload
-                del self._incoming[number]
-        for number in found:
-            del self._sent_messages[number]
-        return found
+                replies[message_id] = payload
+                del self._incoming[message_id]
+        for message_id in replies:
+            del self._sent_messages[message_id]
+        return replies
 
     def discard(self, message_ids: Collection[str]) -> None:
         for message_id in message_ids:
@@ -230,19 +234,19 @@ class FlowerServerTransport:
             self._incoming.pop(message_id, None)
 
     def _poll_replies(self, message_ids: Sequence[str]) -> None:
-        """Which answers are there, or on their way: what holds them comes after they were announced."""
+        """Start to receive replies that were announced; their parts arrive later."""
         from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 
-        unannounced = [number for number in message_ids if number not in self._incoming]
-        response = self._client.PullMessages(PullAppMessagesRequest(message_ids=unannounced)) if unannounced else None
-        for message, tree in (
-            zip(response.messages_list, response.message_object_trees, strict=True) if response else ()
-        ):
+        unannounced = [message_id for message_id in message_ids if message_id not in self._incoming]
+        if not unannounced:
+            return
+        response = self._client.PullMessages(PullAppMessagesRequest(message_ids=unannounced))
+        for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
             self._incoming[message.metadata.reply_to_message_id] = IncomingMessage(message.metadata.message_id, tree)
 
     def close(self) -> None:
         """End the run."""
-        if self._heartbeat.is_running:  # else Flower raises
+        if self._heartbeat.is_running:  # otherwise Flower raises
             self._heartbeat.stop()
         self._client.close()
 

@@ -1,7 +1,7 @@
-"""How Flower carries a letter: as an array in a message, cut into chunks, each of which travels by itself.
+"""Payloads in Flower messages: one array per message, cut into chunks that travel one by one.
 
-Flower's own ways hold all parts of a message at once, and then the whole beside them. Here a letter is given away part
-by part, and goes part by part into a file that has no name.
+Flower's own functions hold all parts of a message in memory, and then the whole message as well. Here a payload is
+uploaded part by part, and received part by part into an unnamed file.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ...storage.spill import SpillFile
 
 _PAYLOAD_KEY = "payload"
 _SERIALIZATION_TYPE = "descant"
-_HEADER_OBJECTS = 4  # parts of a message that are no chunks: itself, its records, a record, an array
+_HEADER_OBJECTS = 4  # the parts that are not chunks: message, record dict, record, array
 _LOSS_REASONS = {
-    3: "its letter has run out",
-    4: "its answer has run out",
-    5: "it is not heard any more",
-}  # by Flower's codes
+    3: "its task has expired",
+    4: "its reply has expired",
+    5: "it has sent no heartbeat",
+}  # by Flower's error codes
 
 
 def to_record(payload: MessageBytes) -> Any:
-    """Bytes as what Flower carries; what lies in a file stays there."""
+    """Wrap a payload in a Flower record; a payload in a file stays there."""
     from flwr.app import Array, ArrayRecord, RecordDict
 
     record: Any = ArrayRecord({_PAYLOAD_KEY: Array("uint8", (len(payload),), _SERIALIZATION_TYPE, b"")})
@@ -36,9 +36,10 @@ def to_record(payload: MessageBytes) -> Any:
 
 
 def push_message(message: Any, announce: Callable[[Any, Any], Any], client: Any, node: Any, run: int) -> Any:
-    """Announce a message with the tree of its parts, and give away those that are asked for; what was announced.
+    """Announce a message with the tree of its parts, push the requested parts, and return the response.
 
-    :class:`Lost` if one is not taken: Flower takes none twice, and none three minutes after the one before.
+    Raise `UndeliveredError` if a part is not accepted: Flower takes none twice, and none three minutes after the
+    previous one.
     """
     from flwr.app.message import remove_content_from_message
     from flwr.common.serde import message_to_proto
@@ -56,16 +57,16 @@ def push_message(message: Any, announce: Callable[[Any, Any], Any], client: Any,
                 try:
                     push(name, part.deflate())
                 except ObjectPushError as error:
-                    raise UndeliveredError("Flower did not take all of the letter") from error
+                    raise UndeliveredError("Flower did not accept every part of the message") from error
                 _collect_garbage()
     return response
 
 
 @dataclass
 class IncomingMessage:
-    """A message that was announced, and whose parts are on their way. Flower's own way waits here for them.
+    """A message that was announced and whose parts are arriving. Flower's own functions would block here.
 
-    Nothing is held of one that is not whole: what was missing is asked for first the next time.
+    Nothing is kept of an incomplete message: the next attempt asks first for the part that was missing.
     """
 
     message_id: str
@@ -73,7 +74,7 @@ class IncomingMessage:
     missing_part: str = ""
 
     def pull_payload(self, client: Any, node: Any, run: int, max_bytes: int) -> SpillFile | UndeliveredError | None:
-        """The letter in it, of at most so many bytes, when all parts have come; None while some have not."""
+        """Return the payload of at most `max_bytes` once all parts have arrived, else None."""
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
         from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
         from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
@@ -91,7 +92,7 @@ class IncomingMessage:
         except ObjectUnavailableError:
             return None
         except ObjectPullError as error:
-            return UndeliveredError(f"what came was never whole: {error}")
+            return UndeliveredError(f"the message stayed incomplete: {error}")
         client.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=self.message_id)
         )
@@ -99,9 +100,9 @@ class IncomingMessage:
 
 
 def assemble_payload(tree: Any, pull: Callable[[str], bytes], max_bytes: int) -> SpillFile | UndeliveredError:
-    """The letter whose parts are in a tree, of at most so many bytes; a chunk that stands in it twice counts twice.
+    """Return the payload whose parts form a tree, of at most `max_bytes`; a chunk that occurs twice counts twice.
 
-    Whoever sends it may have cut it as it likes: more parts than Flower would make of so many bytes are not fetched.
+    A sender can cut a payload in any way: more parts than Flower would make of `max_bytes` are not fetched.
     """
     from flwr.app.message.arraychunk import ArrayChunk
     from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as CHUNK
@@ -110,16 +111,16 @@ def assemble_payload(tree: Any, pull: Callable[[str], bytes], max_bytes: int) ->
     nodes = list(parts.iterate_object_tree(tree))
     max_parts = _HEADER_OBJECTS + 1 + max_bytes // CHUNK
     if len(nodes) > max_parts:
-        return UndeliveredError(f"what came has {len(nodes)} parts, and may have {max_parts}", is_final=True)
+        return UndeliveredError(f"the message has {len(nodes)} parts; at most {max_parts} are allowed", is_final=True)
     chunks = {node.object_id for node in nodes if not node.children} - {tree.object_id}
     headers = {node.object_id: pull(node.object_id) for node in nodes if node.object_id not in chunks}
     if sum(map(len, headers.values())) > max_bytes:
-        return UndeliveredError(f"what came has more than {max_bytes} bytes", is_final=True)
+        return UndeliveredError(f"the message has more than {max_bytes} bytes", is_final=True)
     order = _chunk_order(tree.object_id, headers, chunks)
     if isinstance(order, UndeliveredError):
         return order
     if len(order) > max_parts:
-        return UndeliveredError(f"what came has {len(order)} parts, and may have {max_parts}", is_final=True)
+        return UndeliveredError(f"the message has {len(order)} parts; at most {max_parts} are allowed", is_final=True)
     file = SpillFile()
     for name in order:
         part = pull(name)
@@ -128,14 +129,14 @@ def assemble_payload(tree: Any, pull: Callable[[str], bytes], max_bytes: int) ->
         except Exception as error:
             return _malformed(error)
         if len(file) + len(body) > max_bytes:
-            return UndeliveredError(f"what came has more than {max_bytes} bytes", is_final=True)
+            return UndeliveredError(f"the message has more than {max_bytes} bytes", is_final=True)
         file.append(body)
         _collect_garbage()
     return file
 
 
 def _chunk_order(root: str, headers: Mapping[str, bytes], chunks: Collection[str]) -> list[str] | UndeliveredError:
-    """The chunks of a letter in their order, by what holds them; anybody may have written that, and so anything."""
+    """Return the chunk ids of a payload in order, read from untrusted headers."""
     from flwr.app.message.arraychunk import ArrayChunk
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
@@ -147,18 +148,18 @@ def _chunk_order(root: str, headers: Mapping[str, bytes], chunks: Collection[str
             return UndeliveredError(
                 _LOSS_REASONS.get(message.error.code, f"{message.error.reason} (Flower's code {message.error.code})")
             )
-        message.content[_PAYLOAD_KEY][_PAYLOAD_KEY]  # a KeyError where it is of another form
-    except Exception as error:  # protobuf's own errors among them, and what is nested too deep
+        message.content[_PAYLOAD_KEY][_PAYLOAD_KEY]  # a KeyError if the record has another form
+    except Exception as error:  # includes protobuf's own errors, and recursion errors
         return _malformed(error)
     return order
 
 
 def _malformed(error: Exception) -> UndeliveredError:
-    return UndeliveredError(f"what came is no letter: {type(error).__name__}", is_final=True)
+    return UndeliveredError(f"the message is malformed: {type(error).__name__}", is_final=True)
 
 
 def _chunks_of(header: bytes) -> list[str]:
-    """The chunks of an array, in their order; of anything else, none."""
+    """Return the chunk ids of an array in order; none for other objects."""
     from flwr.app import Array
     from flwr.supercore.inflatable import inflatable_object as parts
 
@@ -169,11 +170,11 @@ def _chunks_of(header: bytes) -> list[str]:
 
 
 def freeze_startup_objects() -> None:
-    """Whatever has been made so far will stay: Python need not go through it again when it looks for rings."""
+    """Freeze start-up objects (`gc.freeze`) to keep later collections short."""
     gc.collect()
     gc.freeze()
 
 
 def _collect_garbage() -> None:
-    """What httpx has sent or received holds itself: megabytes that would stay until Python looks for such rings."""
+    """Collect the reference cycles of httpx: they hold megabytes of sent or received data."""
     gc.collect()

@@ -1,6 +1,6 @@
-"""A silo's end of Flower: it speaks to the SuperLink as a SuperNode does, in the silo's own process.
+"""The silo's transport over Flower: it talks to the SuperLink like a SuperNode, in the silo's own process.
 
-See `flower` for what is used of Flower, and what is not.
+See `driver_transport` for the parts of Flower that are used.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..pki.invite import CredentialFiles
 from .flower_connection import HEARTBEAT_INTERVAL, PeerUnavailable, SessionInUse, require_flower, translate_http_errors
 from .message_chunks import IncomingMessage, freeze_startup_objects, push_message, to_record
 
-_MAX_PAYLOAD_BYTES = 2**40  # bytes of a letter
-_HEARTBEAT_JOIN_TIMEOUT = 5.0  # seconds in which a beat that is on its way has arrived, or the line is down
+_MAX_PAYLOAD_BYTES = 2**40  # bytes of a task
+_HEARTBEAT_JOIN_TIMEOUT = 5.0  # seconds: by then a heartbeat in progress has arrived or failed
 
 
 class FlowerSiloTransport:
-    """A silo's end: it speaks to the SuperLink as a SuperNode does, and opens no port of its own."""
+    """The silo's end: it talks to the SuperLink like a SuperNode and opens no port."""
 
     def __init__(self, address: str, authority: str, certificate: Path, key: Path, node_key: bytes) -> None:
         require_flower()
@@ -47,14 +47,20 @@ class FlowerSiloTransport:
 
     @classmethod
     def from_credentials(cls, credentials: CredentialFiles) -> FlowerSiloTransport:
-        """The end of the party whose keys these are."""
+        """Create the transport of the party that owns these credentials."""
         address = credentials.address.read_text()
         authority = credentials.authority.read_text()
-        return cls(address, authority, credentials.certificate, credentials.key, credentials.node_key.read_bytes())
+        return cls(
+            address,
+            authority,
+            credentials.certificate,
+            key=credentials.key,
+            node_key=credentials.node_key.read_bytes(),
+        )
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Be there, with a heartbeat of its own, while the block runs."""
+        """Stay connected and send heartbeats while the block runs."""
         from flwr.proto.fleet_pb2 import DeactivateNodeRequest
         from flwr.proto.node_pb2 import Node
 
@@ -71,8 +77,8 @@ class FlowerSiloTransport:
             yield
         finally:
             stop.set()
-            heartbeat_thread.join(_HEARTBEAT_JOIN_TIMEOUT)  # a beat that comes behind the farewell would be a return
-            with suppress(Exception):  # whoever goes while the line is down is missed soon enough
+            heartbeat_thread.join(_HEARTBEAT_JOIN_TIMEOUT)  # a heartbeat after the deactivation would reactivate the node
+            with suppress(Exception):  # without a connection the server notices by the missing heartbeats
                 self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
 
     @translate_http_errors("The server", is_remote=True)
@@ -83,11 +89,11 @@ class FlowerSiloTransport:
         return int(self._client.ActivateNode(request).node_id)
 
     def _check_registered(self) -> None:
-        """Raise unless the place that is refused is there: Flower says the same of a party that it does not know."""
+        """Raise if the server does not know this party: Flower reports that like a session in use."""
         try:
-            self._activate(0.0)  # which is no heartbeat: whoever is known is refused for that, and nothing comes of it
+            self._activate(0.0)  # an invalid interval: Flower declines it for a known party, without effect
         except SessionInUse:
-            raise PeerUnavailable("The server does not know us yet") from None
+            raise PeerUnavailable("The server does not know this party yet") from None
         except PeerUnavailable:
             pass
 
@@ -104,9 +110,9 @@ class FlowerSiloTransport:
 
     @translate_http_errors("The server", is_remote=True)
     def pull(self) -> tuple[Any, MessageBytes] | None:
-        """A letter, and what to answer it by; None if there is none, or not all of it.
+        """Return a request handle and its payload; None if no task has arrived completely.
 
-        A newer one takes the place of one that does not come whole.
+        A newer task replaces one that is still incomplete.
         """
         from flwr.common.serde import message_from_proto
         from flwr.proto.fleet_pb2 import PullMessagesRequest
@@ -120,19 +126,21 @@ class FlowerSiloTransport:
             return None
         request, incoming = self._incoming
         try:
-            payload = incoming.pull_payload(self._client, self._node, request.metadata.run_id, _MAX_PAYLOAD_BYTES)
-        except StateError as error:  # there is no room for it now
+            payload = incoming.pull_payload(
+                self._client, self._node, run=request.metadata.run_id, max_bytes=_MAX_PAYLOAD_BYTES
+            )
+        except StateError as error:  # no disk space for it now
             raise PeerUnavailable(str(error)) from error
         if payload is None:
             return None
         self._incoming = None
-        if isinstance(payload, UndeliveredError):  # it has run out, say; to whoever comes again it is sent again
-            raise PeerUnavailable(f"A letter of the server was given up: {payload}")
+        if isinstance(payload, UndeliveredError):  # such as expired; the server sends it again after a reconnect
+            raise PeerUnavailable(f"A task of the server could not be received: {payload}")
         return request, payload
 
     @translate_http_errors("The server", is_remote=True)
     def push(self, request: Any, payload: bytes) -> None:
-        """The answer to a letter."""
+        """Send the reply to a request."""
         from flwr.app import Message
         from flwr.supercore.task_identity import TaskIdentity
 
@@ -148,8 +156,8 @@ class FlowerSiloTransport:
                 node=self._node,
                 run=run,
             )
-        except UndeliveredError as error:  # whoever comes again is asked again, and answers as before
-            raise PeerUnavailable("The server has taken an answer, and not a part of it") from error
+        except UndeliveredError as error:  # after a reconnect the task and the stored reply are sent again
+            raise PeerUnavailable("The server has accepted a reply, but not all of its parts") from error
 
     def _push_message(self, message: Any, tree: Any) -> Any:
         from flwr.proto.fleet_pb2 import PushMessagesRequest

@@ -1,4 +1,4 @@
-"""Flower's SuperLink as a child process: on loopback, with TLS, in memory, and with nothing that it could run."""
+"""Flower's SuperLink as a child process: on loopback, with TLS, in memory, without code to run."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class SuperLinkCredentials:
-    """The files by which the SuperLink shows who it is, and by which it knows its driver."""
+    """The TLS files of the SuperLink, and the secret by which it recognizes its driver."""
 
     authority: Path
     certificate: Path
     key: Path
-    secret: Path  # random bytes that only the driver reads: nobody else can take over a run
+    secret: Path  # random bytes that only the driver can read: no other process can take over a run
 
 
 @contextmanager
 def run_superlink(credentials: SuperLinkCredentials, port: int, folder: Path) -> Iterator[ChildProcess]:
-    """A SuperLink that answers, for as long as the block runs."""
+    """Run a SuperLink while the block runs; yield once it accepts connections."""
     require_flower()
     program = shutil.which("flower-superlink", path=f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}")
     if program is None:
@@ -61,10 +61,10 @@ def _wait_until_listening(child: ChildProcess, port: int, log: Path) -> None:
     while time.monotonic() < stop_at:
         if not child.is_alive:
             last_lines = log.read_text(errors="replace").strip().splitlines()[-3:]
-            raise EngineError(f"The SuperLink has ended with {child.terminate()}: {' '.join(last_lines)}. See {log}.")
+            raise EngineError(f"The SuperLink exited with {child.terminate()}: {' '.join(last_lines)}. See {log}.")
         with socket.socket() as probe:
             probe.settimeout(1)
             if probe.connect_ex((LOOPBACK, port)) == 0:
                 return
         time.sleep(0.1)
-    raise EngineError(f"The SuperLink has not answered for {_START_TIMEOUT:.0f} s. See {log}.")
+    raise EngineError(f"The SuperLink has not answered within {_START_TIMEOUT:.0f} s. See {log}.")

@@ -1,7 +1,7 @@
-"""A team on its own machine: its file, its folder, and the desk at which letters are answered.
+"""A silo: its Python file, its folder, and the handler that answers the server's tasks.
 
-Nothing that comes from outside is executed here: letters hold numbers and names, and what a name stands for is
-Descant's own. Model and data come from the team's own file.
+Nothing that comes from outside is executed here. Tasks hold numbers and names, and every name resolves to Descant's own
+code. Model and data come from the silo's own file.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""`descant silo check`: a dry run of a team's file. Nothing is sent."""
+"""`descant silo check`: a dry run of a silo's file. Nothing is sent."""
 
 from __future__ import annotations
 
@@ -23,14 +23,11 @@ from .outgoing_fields import outgoing_fields
 from .silo_file import SiloFile
 
 _BATCH_SIZE = 64
-_EXTRA_OUTPUTS = (
-    0,
-    1,
-)  # outputs beyond an agent's actions: a policy gradient may have one for the value of what it sees
+_EXTRA_OUTPUTS = (0, 1)  # outputs beyond an agent's actions: a policy gradient may add one for the state value
 
 
 def _initial_loss(file: SiloFile, net: Net, party: Party) -> float:
-    """The mean loss of the model as it begins, over all rows to train on."""
+    """Return the mean loss of the initial model over all training rows."""
     row = net.copy_initial_row()
     size = net.layout.trainable_width
     total = 0.0
@@ -43,16 +40,16 @@ def _initial_loss(file: SiloFile, net: Net, party: Party) -> float:
                 raise ModelError(
                     f"The model or the loss of {file.path} fails on a batch of x {tuple(x.shape)} {x.dtype} with "
                     f"y {tuple(y.shape)} {y.dtype}: {type(error).__name__}: {str(error).rstrip('.')}. "
-                    "Mend data, model or loss."
+                    "Correct the data, the model or the loss."
                 ) from error
     return total / party.samples
 
 
 def _initial_score(file: SiloFile, net: Net, party: Agent | Desk) -> tuple[str, float]:
-    """By what a party without rows is judged, and how good the model is as it begins: in one episode, or all days."""
+    """Return metric name and score of the initial model for a party without rows: one episode, or all days."""
     if row_settings := file.row_only_settings:
         raise SettingError(
-            f"{', '.join(row_settings)} of {file.path}: these are for rows, and its party has none. Leave it out."
+            f"{', '.join(row_settings)} of {file.path}: they apply to rows, and this party has none. Remove them."
         )
     metric, evaluate = (
         (EPISODE_RETURN, evaluate_test_episodes) if isinstance(party, Agent) else (ANNUAL_RETURN, evaluate_backtests)
@@ -68,7 +65,7 @@ def _initial_score(file: SiloFile, net: Net, party: Agent | Desk) -> tuple[str, 
 
 
 def dry_run(file: SiloFile) -> dict[str, Any]:
-    """What was found, and what would leave the building; an error if the file cannot take part."""
+    """Return what the checks found and what would leave the machine; raise if the file cannot take part."""
     party = file.party_data
     net = Net.from_model(file.model, 0)
     layout = net.layout
@@ -80,7 +77,7 @@ def dry_run(file: SiloFile) -> dict[str, Any]:
         initial = _initial_score(file, net, party)
     if not math.isfinite(initial[1]):
         raise ModelError(
-            f"The {initial[0]} of the model as it begins is {initial[1]} on its own data. Mend data or model."
+            f"The {initial[0]} of the initial model is {initial[1]} on the silo's own data. Correct data or model."
         )
     shapes = dict(zip(layout.names, layout.shapes, strict=True))
     return {
@@ -94,7 +91,7 @@ def dry_run(file: SiloFile) -> dict[str, Any]:
         "outgoing": outgoing_fields(file, layout),
         "local_only": [
             file.wording.private_data,
-            "what its optimiser and matching layers remember",
-            "what its code prints or raises",
+            "its party state: optimizer moments and matching layers",
+            "everything its code prints or raises",
         ],
     }

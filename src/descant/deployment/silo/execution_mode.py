@@ -1,4 +1,4 @@
-"""How a team's own model is computed: the server names a way that it has tried with its own, and the two may differ."""
+"""The execution mode of a silo: the server requests one that its own model supports, and the silo's may differ."""
 
 from __future__ import annotations
 
@@ -12,28 +12,26 @@ from ...models.flat import MODULE_LOCK
 from ...rounds.plan import Plan
 
 _CACHE_KEY = "silo execution modes"
-_ASSUMED_PARTIES = (
-    2  # parties, so that no way is left out because somebody works alone: the server knows how many there are
-)
+_ASSUMED_PARTIES = 2  # more than one, so that no mode is excluded for a lone party: the server knows the real count
 
 
 def with_supported_mode(plan: Plan, task: Task, has_failed: bool = False) -> Task:
-    """The task, by a way that the team's own model goes: found once the server's has failed, and kept from then on.
+    """Return the task with an execution mode that the silo's model supports.
 
-    Models with tensors of the same names and shapes can be written otherwise: with layers of the team's own, or with
-    dropout.
+    The mode is determined once, after the requested one has failed, and cached. Models with tensors of the same names
+    and shapes can differ in code: they can have custom layers, or dropout.
     """
     requested_mode = task.settings.get("execution_mode")
     cached_modes = plan.net.solver_cache.setdefault(_CACHE_KEY, {})
     if has_failed:
-        with suppress(Exception):  # what fails by every way is said already
+        with suppress(Exception):  # the failure was already reported
             cached_modes[requested_mode] = _supported_mode(plan, requested_mode)
     mode = cached_modes.get(requested_mode, requested_mode)
     return task if mode == requested_mode else replace(task, settings={**task.settings, "execution_mode": mode})
 
 
 def _supported_mode(plan: Plan, requested_mode: object) -> object:
-    """The same way, where the model goes by it, or the best one that it goes by."""
+    """Return the requested mode if the model supports it, else the best mode that it supports."""
     [party] = plan.population.values()
     with MODULE_LOCK, torch.inference_mode(False), torch.enable_grad():
         failures_by_mode = plan.solver.execution_modes(plan.net, plan.loss, plan.terms, party, _ASSUMED_PARTIES)

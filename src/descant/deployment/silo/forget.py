@@ -1,7 +1,7 @@
-"""`descant silo forget`: the server destroys what it holds of a party's rows, and the party what it has kept.
+"""`descant silo forget`: the server erases its copy of a party's rows, then the party clears its folder.
 
-What has left stays counted here, for ever: else a party that is forgotten and joins again could lose more of its rows
-than its policy lets go.
+The record of shared rows stays for good. Without it a party that is forgotten and joins again could share more rows
+than its policy allows.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from .silo_state import DAILY_TASKS_FILE, SHARED_ROWS_FILE
 from .silo_worker import REASON, ROUNDS
 
 FORGOTTEN = "forgotten"
-"""The setting of a goodbye that says that it is done; its reason says what was done."""
+"""The goodbye setting that confirms the erasure; the goodbye's reason says what was erased."""
 KEPT_FILES = (MACHINE_FILE, SHARED_ROWS_FILE, DAILY_TASKS_FILE)
-"""What stays of a party's folder: by it the invite is known to be used in one place, and the policy holds."""
-_RETRY_DELAY = 0.5  # seconds between two tries, or two looks for a letter
+"""The files of a party's folder that stay: they tie the invite to one machine and keep the policy in force."""
+_RETRY_DELAY = 0.5  # seconds between two attempts to connect
 
 
 def request_erasure(connection: SiloConnection, machine_id: str, federation: str, timeout: float) -> str:
-    """Ask the server to forget this party; what it says that it has done, or an error if it has not within so long."""
+    """Ask the server to forget this party and return its confirmation; raise if there is none within the timeout."""
     stop_at = time.monotonic() + timeout
-    reason = "there was no time"
+    reason = "there was no time to connect"
     while time.monotonic() < stop_at:
         try:
             with connection.session():
@@ -38,11 +38,11 @@ def request_erasure(connection: SiloConnection, machine_id: str, federation: str
         except PeerUnavailable as error:
             reason = str(error)
         time.sleep(min(_RETRY_DELAY, max(0.0, stop_at - time.monotonic())))
-    raise PeerUnavailable(f"It has not answered within {timeout:g} s: {reason}")
+    raise PeerUnavailable(f"No confirmation within {timeout:g} s: {reason}")
 
 
 def _exchange(connection: SiloConnection, machine_id: str, federation: str, stop_at: float) -> str:
-    """Whoever is asked who it is says that it wishes to be forgotten; other letters to it are given up by that."""
+    """Answer the handshake with the request to be forgotten, decline other tasks, and await the confirmation."""
     is_requested = False
     while time.monotonic() < stop_at:
         received = connection.pull()
@@ -55,11 +55,11 @@ def _exchange(connection: SiloConnection, machine_id: str, federation: str, stop
             message = printable(str(task.settings.get(REASON, "")))
             if FORGOTTEN in task.settings:
                 return message
-            if is_requested or ROUNDS in task.settings:  # else it is of a time before
+            if is_requested or ROUNDS in task.settings:  # otherwise it belongs to an earlier session
                 raise ConnectionRejected(message or "The training is over")
         elif task.kind == "handshake" and task.settings.get("federation") != federation:
             other = task.settings.get("federation")
-            raise ConnectionRejected(f"The folder is of the federation {federation!r}, and the server of {other!r:.80}")
+            raise ConnectionRejected(f"The folder belongs to the federation {federation!r}, the server to {other!r:.80}")
         elif task.kind == "handshake":
             connection.push(
                 request, pack(Reply(task.party, task.round, "handshake", metrics={FORGET_REQUEST: machine_id}))
@@ -68,15 +68,15 @@ def _exchange(connection: SiloConnection, machine_id: str, federation: str, stop
         else:
             connection.push(
                 request,
-                pack(Reply(task.party, task.round, task.kind, status="declined", reason="it is to be forgotten")),
+                pack(Reply(task.party, task.round, task.kind, status="declined", reason="the party has asked to be forgotten")),
             )
     raise PeerUnavailable(
-        "the server has not said that it was done" if is_requested else "the server has not asked who we are"
+        "the server has not confirmed the erasure" if is_requested else "the server has sent no handshake"
     )
 
 
 def clear_folder(folder: Path) -> tuple[list[str], list[str]]:
-    """Remove what a party has kept in its folder, its keys last; what was removed, and what stays."""
+    """Remove a party's state, then its keys; return the names of removed and of kept files."""
     files = [file for part in ("state", "keys") for file in sorted((folder / part).glob("*"))]
     removed = [file for file in files if file.name not in KEPT_FILES]
     with write_errors(folder):

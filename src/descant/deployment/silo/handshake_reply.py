@@ -1,6 +1,6 @@
-"""How a party is introduced: what it says of itself, what it agrees to, and the plan that follows from that.
+"""The silo's side of the handshake: its description, the recipe that it accepts, and the resulting plan.
 
-It agrees to the recipe that its invite is for, of which it uses how it learns and nothing that names a file or code.
+It accepts the recipe of its invite. Of that recipe it uses the training settings, and nothing that names a file or code.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from .outgoing_fields import loss_name
 from .silo_file import SiloFile
 
 RECIPE_TEXT = "text"
-"""The setting of an introduction that holds the recipe as it was written: what the digest in an invite is of."""
+"""The handshake setting with the recipe as written; the digest in an invite is computed from it."""
 MODEL_SUMMARY = "model"
-"""The setting of an introduction that says in words what the federation's model is, for whom it does not fit."""
+"""The handshake setting that describes the federation's model, for messages about a mismatch."""
 HANDSHAKE_FILE = "handshake.json"
 MACHINE_FILE = "machine"
 _IDENTITY_FIELDS = ("party", "federation")
@@ -45,7 +45,7 @@ _MAX_SHOWN_TENSORS = 6  # tensors
 
 
 class HandshakeResponder:
-    """One party's, kept in its folder; its invite names the recipe by its digest and the vault by its fingerprint."""
+    """Answers handshakes for one party; its invite fixes the recipe's digest and the vault's fingerprint."""
 
     def __init__(
         self, file: SiloFile, folder: Path, log: Callable[[str], None], recipe_digest: str, vault_fingerprint: str
@@ -57,23 +57,23 @@ class HandshakeResponder:
         self._vault_fingerprint = vault_fingerprint
 
     def reply(self, task: Task) -> Reply:
-        """What the party says of itself; from then on it trains as this server's recipe says."""
+        """Check the server's proposal, store it, and return the party's description."""
         proposal = {name: task.settings.get(name) for name in ("recipe", "federation", "layout")}
         if not isinstance(proposal["recipe"], Mapping) or not isinstance(proposal["federation"], str):
-            raise EngineError("An introduction must hold a recipe and the federation's name.")
+            raise EngineError("A handshake must hold a recipe and the federation's name.")
         version = task.settings.get("version", __version__)
         if version != __version__:
-            raise EngineError(f"The server has Descant {version!r:.40}, and this party {__version__}. Use the same.")
+            raise EngineError(f"The server has Descant {version!r:.40}, and this party {__version__}. Install the same version.")
         if self._recipe_digest:
             self._check_recipe(str(task.settings.get(RECIPE_TEXT, "")), proposal["recipe"])
         previous = self._previous_handshake
         if previous is not None and previous["federation"] != proposal["federation"]:
             raise EngineError(
-                f"This folder is of the federation {previous['federation']!r}, and {proposal['federation']!r:.80} asks. "
+                f"This folder belongs to the federation {previous['federation']!r}, not to {proposal['federation']!r:.80}. "
                 "Use another folder."
             )
         if previous is not None and previous["recipe"] != proposal["recipe"]:
-            raise EngineError("The server has another recipe than before. To agree to it: descant silo forget.")
+            raise EngineError("The server has another recipe than before. To accept it, run descant silo forget and join again.")
         plan = self._build_plan(proposal["recipe"])
         if proposal["layout"] != plan.net.layout.digest:
             server_model = printable(str(task.settings.get(MODEL_SUMMARY, proposal["layout"])))
@@ -84,7 +84,7 @@ class HandshakeResponder:
         check_party_kind(self.file, plan)
         if plan.algorithm.privacy is not None:
             check_budget(plan.algorithm.privacy, 1)
-        self.log(f"Taking part by {plan.algorithm.name}, with {plan.solver}.")
+        self.log(f"Taking part with {plan.algorithm.name} and {plan.solver}.")
         with write_errors(self.folder):
             text = json.dumps({**proposal, "party": self.file.party}).encode()
             atomic.replace(self.folder / HANDSHAKE_FILE, text, f".{HANDSHAKE_FILE}", atomic.PRIVATE_MODE)
@@ -99,23 +99,23 @@ class HandshakeResponder:
         return Reply(task.party, task.round, "handshake", metrics=metrics)
 
     def _check_recipe(self, text: str, tables: Mapping[str, Any]) -> None:
-        """The recipe that is introduced is the one that the invite is for, and nothing else is done by its name."""
+        """Raise unless the proposed recipe is the one of the invite and its tables match its text."""
         digest = hashlib.sha256(text.encode()).hexdigest()
         if digest != self._recipe_digest:
             raise EngineError(
-                f"The invite is for the recipe {self._recipe_digest}, and the server's is {digest}. Ask the organiser, by "
-                "another way, which one was agreed on: another recipe needs another server, and a new invite."
+                f"The invite is for the recipe {self._recipe_digest}, and the server's is {digest}. Ask the server operator "
+                "by another channel which one was agreed on: another recipe needs another server and a new invite."
             )
         if training_part(toml_io.read(text.removeprefix("\ufeff"), "The server's recipe")) != tables:
-            raise EngineError("The server asks for something else than what is written in the recipe that it shows.")
+            raise EngineError("The server proposes something else than what its recipe says.")
 
     @property
     def _machine_id(self) -> str:
-        """A mark that was drawn when this folder was first used: an invite that is used in two places shows by it."""
+        """Return the random id of this folder; it reveals an invite that is used in two places."""
         return self._random_token(MACHINE_FILE, 16)
 
     def _random_token(self, name: str, size: int) -> str:
-        """What was drawn once for this folder, so many bytes as hexadecimal digits."""
+        """Return a random token that is drawn once for this folder: `size` bytes in hexadecimal digits."""
         file = self.folder / name
         if not file.exists():
             with write_errors(self.folder):
@@ -126,15 +126,15 @@ class HandshakeResponder:
     def _previous_handshake(self) -> dict[str, Any] | None:
         previous = read_handshake(self.folder)
         if previous is not None and previous["party"] != self.file.party:
-            raise EngineError(f"This folder is of {previous['party']!r}, and the party is {self.file.party!r}.")
+            raise EngineError(f"This folder belongs to {previous['party']!r}, and the party is {self.file.party!r}.")
         return previous
 
     @cached_property
     def plan(self) -> Plan:
-        """What this party does, as the server introduced it."""
+        """Return the plan that follows from the accepted handshake."""
         previous = self._previous_handshake
         if previous is None:
-            raise EngineError("Nobody has been introduced here yet.")
+            raise EngineError("This silo has had no handshake yet.")
         return self._build_plan(previous["recipe"])
 
     def _build_plan(self, tables: Mapping[str, Any]) -> Plan:
@@ -142,7 +142,7 @@ class HandshakeResponder:
             recipe = Recipe(training_part(tables), "the server's recipe")
             solver = recipe.solver()
             algorithm = recipe.algorithm()
-        except DescantError as error:  # of what the server wrote it may be told all
+        except DescantError as error:  # the recipe is the server's own text: the message may go back
             raise EngineError(str(error)) from error
         return Plan.create(
             self.file.model,
@@ -159,30 +159,30 @@ class HandshakeResponder:
 
 
 def check_party_kind(file: SiloFile, plan: Plan) -> None:
-    """Raise unless the party of a file is of the kind that a plan's solver trains, and its model can act there.
+    """Raise unless the solver trains this kind of party and the model can act in its environment.
 
-    That rows fit model and loss is found by trying them.
+    For rows, the dry run checks that they fit model and loss.
     """
     if not file.has_rows or plan.solver.metric is not None:
         possible_execution_modes(plan)
 
 
 def layout_summary(layout: Layout) -> str:
-    """A model by its fingerprint, the first of its tensors and its size."""
+    """Return a model's fingerprint, its first tensors and its size."""
     names = ", ".join(layout.names[:_MAX_SHOWN_TENSORS]) + (", ..." if len(layout.names) > _MAX_SHOWN_TENSORS else "")
     return f"{layout.digest} ({names}: {layout.trainable_width} parameters)"
 
 
 def require_handshake(folder: Path) -> dict[str, Any]:
-    """As whom the party of a folder was introduced, to which federation and by which recipe."""
+    """Return the stored handshake of a folder: party, federation, recipe; raise if there is none."""
     handshake = read_handshake(folder)
     if handshake is None:
-        raise StateError(f"Nobody was introduced in {folder} yet. Join first: descant silo join.")
+        raise StateError(f"There was no handshake in {folder} yet. Join first: descant silo join.")
     return handshake
 
 
 def read_handshake(folder: Path) -> dict[str, Any] | None:
-    """The same, or None before anybody was."""
+    """Return the stored handshake of a folder, or None if there is none."""
     file = folder / HANDSHAKE_FILE
     try:
         handshake: Any = json.loads(file.read_text()) if file.exists() else None
@@ -191,12 +191,12 @@ def read_handshake(folder: Path) -> dict[str, Any] | None:
     if handshake is not None and not (
         isinstance(handshake, dict) and all(type(handshake.get(name)) is str for name in _IDENTITY_FIELDS)
     ):
-        raise StateError(f"{file} is not as Descant wrote it. Restore it, or begin with another folder: --folder NEW")
+        raise StateError(f"{file} is not as Descant wrote it. Restore it, or start with another folder: --folder NEW")
     return handshake
 
 
 def _with_columns_dropped(algorithm: Algorithm, columns: Sequence[int]) -> Algorithm:
-    """The same method, by which these columns are left out of coresets, beside those that it leaves out itself."""
+    """Return the algorithm with these columns dropped from coresets, besides those that it drops itself."""
     if algorithm.coreset_proxy is None:
         return algorithm
     selection = algorithm.coreset_proxy.selection
@@ -205,10 +205,11 @@ def _with_columns_dropped(algorithm: Algorithm, columns: Sequence[int]) -> Algor
 
 
 def training_part(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """What a party needs of a recipe: how it learns, and nothing that names a file or code.
+    """Return the part of a recipe that a party needs: method and training settings, no files and no code.
 
-    >>> reduced({"work": {"lr": 0.1, "attend": 3}, "method": {"algorithm": "fedavg"}, "model": {"net": "mine:net"}})
-    {'method': {'algorithm': 'fedavg'}, 'work': {'lr': 0.1}, 'run': {}}
+    >>> training = {"lr": 0.1, "participation": 3}
+    >>> training_part({"training": training, "method": {"algorithm": "fedavg"}, "model": {"net": "mine:net"}})
+    {'method': {'algorithm': 'fedavg'}, 'training': {'lr': 0.1}, 'run': {}}
     """
     selected: dict[str, Any] = {name: tables[name] for name in ("method", "wrap", "training") if name in tables}
     for name in ("method", "training"):
@@ -220,7 +221,7 @@ def training_part(tables: Mapping[str, Any]) -> dict[str, Any]:
     selected["run"] = {} if seed is None else {"seed": seed}
     for text in _strings_in(selected):
         if ":" in text or "/" in text or "\\" in text:
-            raise SettingError(f"The server's recipe names {text!r:.80}: code and files of others are not used here.")
+            raise SettingError(f"The server's recipe names {text!r:.80}: code and files of the server are not used here.")
     return selected
 
 

@@ -1,4 +1,4 @@
-"""A silo takes part: it fetches letters, lets its worker answer them, and comes back whenever the line was down."""
+"""The main loop of a silo: fetch tasks, let the worker answer them, reconnect after every outage."""
 
 from __future__ import annotations
 
@@ -21,21 +21,19 @@ from .silo_state import RETRY_AFTER
 from .silo_worker import SiloWorker, TrainingFinished
 
 _MIN_POLL_INTERVAL = 0.05
-_MAX_POLL_INTERVAL = 1.0  # seconds between two looks for a letter
-_MAX_PAUSE_REPLY_BYTES = 2**14  # bytes of an answer that may say that the party rests
-_MAX_RETRY_DELAY = 30.0  # seconds between two tries to join
-_SESSION_CONFLICT_TIMEOUT = (
-    4 * HEARTBEAT_INTERVAL
-)  # seconds: whoever holds a place for longer is not the party from before
+_MAX_POLL_INTERVAL = 1.0  # seconds between two polls for a task
+_MAX_PAUSE_REPLY_BYTES = 2**14  # only replies this short can ask for a pause: longer ones carry a model
+_MAX_RETRY_DELAY = 30.0  # seconds between two attempts to join
+_SESSION_CONFLICT_TIMEOUT = 4 * HEARTBEAT_INTERVAL  # seconds; our own previous session expires sooner
 
 _USED_ELSEWHERE = (
-    "This invite is in use in another place, which takes part by it now. Stop that one (descant silo leave); if it is "
-    "not yours, tell the organiser, who can revoke the invite and make a new one."
+    "This invite is in use in another place, which is connected now. Stop that one (descant silo leave). If it is not "
+    "yours, tell the server operator, who can revoke the invite and make a new one."
 )
 
 
 class SiloConnection(Protocol):
-    """A silo's end of a post, such as `spoke.Spoke`."""
+    """A silo's end of a transport, such as `FlowerSiloTransport`."""
 
     def session(self) -> AbstractContextManager[None]: ...
     def pull(self) -> tuple[Any, MessageBytes] | None: ...
@@ -43,27 +41,28 @@ class SiloConnection(Protocol):
 
 
 def check_folder_owner(folder: Path, invite: Invite) -> None:
-    """Raise if a silo's folder is of another party, or of another federation, than an invite is for."""
+    """Raise if a silo's folder belongs to another party or federation than the invite."""
     credentials = CredentialFiles(folder / "keys")
     handshake = read_handshake(folder / "state") or {}
     identities = [handshake] if handshake else []
-    with suppress(OSError, ValueError):  # none, or damaged: they are written anew
+    with suppress(OSError, ValueError):  # missing or damaged: they are written again
         identities.append({"party": credentials.party, "federation": credentials.federation})
     for field_name, expected in (("party", invite.party), ("federation", invite.federation)):
         for identity in identities:
             if identity[field_name] != expected:
                 raise SettingError(
-                    f"{folder} is of the {field_name} {identity[field_name]!r}, and the invite is for {expected!r}. Nothing was changed "
-                    f"there. Give another folder: --folder NEW"
+                    f"{folder} belongs to the {field_name} {identity[field_name]!r}, and the invite is for {expected!r}. "
+                    "Nothing was changed there. Give another folder: --folder NEW"
                 )
 
 
 def run_silo(
     connection: SiloConnection, worker: SiloWorker, stop: threading.Event, log: Callable[[str], None] = print
 ) -> bool:
-    """Answer letters until it is over, or the training is: whether it is the training. `TurnedAway` if nobody asks.
+    """Answer tasks until `stop` is set (return False) or the training is finished (return True).
 
-    A party that has had its rounds for the day is not there until the next.
+    Raise `ConnectionRejected` if the server rejects the party. A party that has used up its rounds for the day
+    disconnects until the next day.
     """
     delay = 1.0
     outage = OutageReporter(log)
@@ -76,7 +75,7 @@ def run_silo(
                 delay = 1.0
                 rest = _answer_tasks(connection, worker, stop)
                 if rest:
-                    log(f"It has had its rounds for today, and comes back in {format_duration(rest)}.")
+                    log(f"All rounds of today are done. Reconnecting in {format_duration(rest)}.")
         except PeerUnavailable as why:
             outage.report_failure(str(why))
             in_use_since = min(in_use_since, time.monotonic()) if isinstance(why, SessionInUse) else math.inf
@@ -91,7 +90,7 @@ def run_silo(
 
 
 def _answer_tasks(connection: SiloConnection, worker: SiloWorker, stop: threading.Event) -> float:
-    """Letter by letter; how many seconds the party rests before the next."""
+    """Answer tasks one by one; return the seconds to pause when a daily limit is reached."""
     pause = _MIN_POLL_INTERVAL
     while not stop.is_set():
         received = connection.pull()
@@ -100,15 +99,15 @@ def _answer_tasks(connection: SiloConnection, worker: SiloWorker, stop: threadin
             pause = min(_MAX_POLL_INTERVAL, 1.5 * pause)
             continue
         rest = _answer_task(connection, worker, *received)
-        received = None
-        pause = _MIN_POLL_INTERVAL  # a letter is not kept until the next has come
+        received = None  # free the payload before the next one arrives
+        pause = _MIN_POLL_INTERVAL
         if rest:
             return rest
     return 0.0
 
 
 def _answer_task(connection: SiloConnection, worker: SiloWorker, request: Any, payload: MessageBytes) -> float:
-    """One letter; how many seconds the party rests then."""
+    """Answer one task; return the seconds to pause afterwards."""
     reply = worker.answer(payload)
     connection.push(request, reply)
     rest = unpack(reply, Reply).metrics.get(RETRY_AFTER) if len(reply) < _MAX_PAUSE_REPLY_BYTES else None

@@ -1,4 +1,4 @@
-"""What leaves a party: every field of every answer, named before anything is sent."""
+"""The fields that leave a party: every field of every reply, listed before anything is sent."""
 
 from __future__ import annotations
 
@@ -17,82 +17,82 @@ from .silo_file import SharingPolicy, SiloFile
 from .silo_state import RETRY_AFTER
 
 STATE_RESET = "state_reset"
-"""The metric by which a party says that it had lost its memory, and began anew."""
+"""The metric that reports a lost party state: the party has started again from none."""
 CUSTOM_LOSS = "its own"
-"""What a party says of a loss that its own file defines: its name would tell where the file is."""
+"""The reported name of a loss that the silo's file defines: its address would reveal the file's path."""
 FORGET_REQUEST = "forget"
-"""The metric of an introduction by which a party wishes to be forgotten; its value is the mark of its machine."""
+"""The handshake metric that asks for erasure; its value is the machine id of the party."""
 
 
 def loss_name(file: SiloFile) -> str:
-    """What a party says of its loss."""
+    """Return the loss name that a party reports."""
     return CUSTOM_LOSS if file.has_loss else address_of(file.loss)
 
 
 def outgoing_fields(file: SiloFile, layout: Layout) -> dict[str, Mapping[str, str]]:
-    """Every field of every answer that a party gives, by the letter that asks for it, and what it holds."""
+    """Return every field of every reply by occasion, each with a description of its content."""
     data_description = describe_party(file.party_data)
     return {
-        "in every answer": {
+        "in every reply": {
             "party": file.party,
-            "round, kind": "as in the letter that it answers",
-            "status": "ok, refused or error",
-            "reason": "why it is not ok: what is wrong with the letter, the kind of an error (ValueError) and nothing "
-            "of its text, or how its process has ended",
+            "round, kind": "as in the task that it answers",
+            "status": "ok, declined or error",
+            "reason": "why it is not ok: what is wrong with the task, the type of an error (ValueError) without its text, "
+            "or how the worker process ended",
         },
-        "when it joins": {
+        "on joining": {
             "data_description": ", ".join(f"{name} {value}" for name, value in data_description.items()),
-            "layout": f"{layout.digest}, the model's fingerprint; if it does not fit, 6 names of its tensors",
+            "layout": f"{layout.digest}, the model's fingerprint; if it does not match, also 6 names of tensors",
             "version": __version__,
             "loss": loss_name(file),
-            "machine": "a number that is drawn by chance when its folder is first used",
-            FORGET_REQUEST: "the same number, by `descant silo forget` alone",
+            "machine": "a random number, drawn when the folder is first used",
+            FORGET_REQUEST: "the same number, sent by `descant silo forget` only",
         },
         "after training": {
-            "arrays": f"the {len(layout.names)} tensors of the model{_rate_limit_note(file.policy)}, less those that the recipe "
-            "keeps private",
-            SAMPLES_METRIC: f"how many {file.wording.trained_unit} it has trained on",
-            "loss": "its mean training loss, a number",
+            "arrays": f"the {len(layout.names)} tensors of the model{_rate_limit_note(file.policy)}, without those that "
+            "the recipe keeps private",
+            SAMPLES_METRIC: f"number of {file.wording.trained_unit} it has trained on",
+            "loss": "mean training loss, a number",
             ", ".join(LOCAL_SCORE_NAMES): "scores on its own test set, each a number, if the recipe asks for them",
             **next(
-                (told for kind, told in _REWARD_FIELDS.items() if isinstance(file.party_data, kind)),
+                (fields for kind, fields in _REWARD_FIELDS.items() if isinstance(file.party_data, kind)),
                 _row_party_fields(file.policy),
             ),
-            STATE_RESET: "that it has lost its memory, if it has",
-            RETRY_AFTER: "seconds until the next day, if it has had its rounds; the reason then says how many",
+            STATE_RESET: "that its party state was lost, if it was",
+            RETRY_AFTER: "seconds until the next day, once its daily rounds are used up; the reason names the limit",
         },
-        "when models are judged": {
-            "center, own, majority": "scores on its own test set: the common model, its own, what needs no learning",
-            "test_samples": "how many they are of",
+        "after evaluation": {
+            "global_model, personal, majority": "scores on its own test set: global model, personal model, trivial baseline",
+            "test_samples": "size of that test set",
         },
-        "where work is added up unseen": {
+        "with secure aggregation": {
             KEY_ARRAY: "a public key for the round",
-            SAMPLES_METRIC: "how many it trains on",
-            "arrays": "the same tensors as whole numbers of 8 bytes, of which only the sum of all says anything",
+            SAMPLES_METRIC: "number of samples it trains on",
+            "arrays": "the same tensors as masked integers of 8 bytes: only the sum over all parties is readable",
         },
-        "on the line": {
-            "certificate, node key": "of its invite, the public halves",
-            "heartbeats": "that it is there, and when",
+        "on the connection": {
+            "certificate, node key": "the public halves of the keys in its invite",
+            "heartbeats": "that it is connected, and when",
         },
     }
 
 
 _REWARD_METRIC = "reward"
 _REWARD_FIELDS = {
-    Agent: {_REWARD_METRIC: "the mean return of its episodes, a number, once one has ended"},
+    Agent: {_REWARD_METRIC: "mean return of its episodes, a number, once one has ended"},
     Desk: {
-        _REWARD_METRIC: "the mean logarithm of what its portfolio grew by in a day of training, a number",
-        REAL_ONLY: "that it had no prices made up, a number, if it should have had some",
+        _REWARD_METRIC: "mean daily log return of its portfolio in training, a number",
+        REAL_ONLY: "a code that says why no prices were generated, if some were requested",
     },
 }
-"""What a party that has no rows leaves beside its loss."""
+"""The additional training metrics of parties without rows."""
 
 
 def _row_party_fields(policy: SharingPolicy) -> dict[str, str]:
     return {
-        RECEIVED_MODEL_LOSS: "the loss of the model that came, a number, if the recipe asks for it",
+        RECEIVED_MODEL_LOSS: "loss of the received model, a number, if the recipe asks for it",
         "encrypted_coreset": _coreset_note(policy),
-        CORESET_KEY: "how many rows were sealed",
+        CORESET_KEY: "number of encrypted rows",
     }
 
 
@@ -104,5 +104,5 @@ def _coreset_note(policy: SharingPolicy) -> str:
     if not policy.share:
         return "no row of its data"
     dropped = ", ".join(str(column) for column in sorted(set(policy.columns_dropped)))
-    zeroed_note = f", with 0 in place of what is in columns {dropped}" if dropped else ""
-    return f"at most {policy.share:.1%} of its rows, ever, sealed, as a coreset{zeroed_note}"
+    zeroed_note = f", with 0 in columns {dropped}" if dropped else ""
+    return f"a coreset: over time at most {policy.share:.1%} of its rows, encrypted{zeroed_note}"

@@ -1,8 +1,8 @@
-"""What a team has of taking part, on its own disk: its own model, the common one, and what it has worked for them.
+"""The results of a silo on its own disk: personal model, global model, and a log of its training.
 
-folder/own.safetensors      its own model by the names of its state_dict, and its scores, when it was last judged
-folder/center.safetensors   the common model of that moment
-folder/worked.jsonl         the rounds that were answered: learning rate, work, and the way it was computed
+folder/personal_model.safetensors  the personal model by the names of its state_dict, with the scores of the last evaluation
+folder/global_model.safetensors    the global model of that evaluation
+folder/training_log.jsonl          the rounds that were answered: learning rate, work and execution mode
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _METADATA_KEY = "descant"
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """What was asked of the party in a round."""
+    """The training settings that a party was given in one round."""
 
     round: int
     lr: float
@@ -43,7 +43,7 @@ class TrainingRecord:
 
 
 def write_model(file: Path, layout: Layout, row: Tensor, metadata: Mapping[str, Any]) -> None:
-    """A model by the names of its state_dict, with what is told of it, in place of the one before."""
+    """Write a model by the names of its state_dict, with metadata; replace the previous file."""
     packed = write_to_file(layout.split(row.detach()), {_METADATA_KEY: json.dumps(metadata)})
     with write_errors(file.parent):
         atomic.replace(file, packed.memory_map(), f".{file.name}", atomic.PRIVATE_MODE)
@@ -51,16 +51,19 @@ def write_model(file: Path, layout: Layout, row: Tensor, metadata: Mapping[str, 
 
 @dataclass(frozen=True)
 class SiloResults:
-    """One party's folder."""
+    """The result files in one party's folder."""
 
     folder: Path
 
     def record_task(self, task: Task) -> None:
-        """A round is about to be answered; one that comes again is noted again, and counts once."""
+        """Append a round to the training log; a repeated round is logged again and counts once."""
         record = TrainingRecord(
-            task.round, task.settings["lr"], task.settings["work"], execution_mode=task.settings["execution_mode"]
+            round=task.round,
+            lr=task.settings["lr"],
+            work=task.settings["work"],
+            execution_mode=task.settings["execution_mode"],
         )
-        line = f"\n{json.dumps(asdict(record))}".encode()  # behind whatever a kill has left of the line before
+        line = f"\n{json.dumps(asdict(record))}".encode()  # a new line first: a kill may have cut the previous one
         file = self.folder / _TRAINING_LOG
         with write_errors(self.folder):
             if not file.exists():
@@ -68,35 +71,35 @@ class SiloResults:
             atomic.append(file, line, file.stat().st_size)
 
     def training_records(self) -> dict[int, TrainingRecord]:
-        """The rounds that were answered, in their order."""
+        """Return the answered rounds in order."""
         file = self.folder / _TRAINING_LOG
-        found = dict[int, TrainingRecord]()
+        records = dict[int, TrainingRecord]()
         for line in file.read_text().splitlines() if file.exists() else ():
             try:
                 record = TrainingRecord(**json.loads(line))
             except (ValueError, TypeError):
-                continue  # what a kill has left of a line
-            found[record.round] = record
-        return dict(sorted(found.items()))
+                continue  # a line cut by a kill
+            records[record.round] = record
+        return dict(sorted(records.items()))
 
     def write_models(self, plan: Plan, task: Task, party_state: NamedTensors, scores: Mapping[str, Any]) -> None:
-        """The models that were judged, in place of those before."""
+        """Write the evaluated models; replace the previous ones."""
         for name, row in zip(
             (GLOBAL_MODEL_FILE, PERSONAL_MODEL_FILE), models_in_use(plan, task, party_state), strict=True
         ):
             write_model(self.folder / name, plan.net.layout, row, metadata={**scores, "round": task.round})
 
     def personal_model(self, layout: Layout) -> Tensor:
-        """The party's own model, as it was judged."""
+        """Return the personal model of the last evaluation."""
         return layout.join(map_tensors(self.folder / PERSONAL_MODEL_FILE))
 
     def scores(self) -> dict[str, Any]:
-        """The party's scores and the round of its models; an error if there are none yet."""
+        """Return the scores and the round of the last evaluation; raise if there is none yet."""
         file = self.folder / PERSONAL_MODEL_FILE
         if not file.exists():
-            raise StateError(f"No model was judged in {self.folder} yet: the server asks for it as its recipe says.")
+            raise StateError(f"No model was evaluated in {self.folder} yet: the server asks for evaluations as its recipe says.")
         try:
             with safe_open(file, "pt") as tensors:
                 return dict(json.loads(tensors.metadata()[_METADATA_KEY]))
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise StateError(f"{file} is not as Descant wrote it: {error}. The next judging writes it anew.") from error
+            raise StateError(f"{file} is not as Descant wrote it: {error}. The next evaluation writes it again.") from error

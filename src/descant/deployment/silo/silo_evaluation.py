@@ -1,4 +1,4 @@
-"""`descant silo judge`: whether joining helped this party, which trains alone for it. Nothing is sent."""
+"""`descant silo evaluate`: compare joining with local training on this machine. Nothing is sent."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from .result_files import SiloResults, TrainingRecord
 from .silo_file import PartyWording, SiloFile
 from .task_handler import TaskHandler
 
-_SIGNIFICANCE_LEVEL = 0.05  # ours: what chance gives as often as that is no difference
-_SCORE_TOLERANCE = 0.005  # ours: so far may scores of a model be apart on two machines
+_SIGNIFICANCE_LEVEL = 0.05  # ours: a difference that chance gives more often than this counts as none
+_SCORE_TOLERANCE = 0.005  # ours: the scores of one model may differ by this much between machines
 
 
 def compare_with_local(file: SiloFile, folder: Path, progress: bool = False) -> Table:
-    """The party's own model, the common one, and what it reaches alone by the same work in the same rounds."""
+    """Compare personal and global model with local training by the same work in the same rounds."""
     result = SiloResults(folder)
     plan = TaskHandler(file, folder).plan
     recorded_scores = result.scores()
@@ -44,7 +44,7 @@ def compare_with_local(file: SiloFile, folder: Path, progress: bool = False) -> 
     if not training_records:
         raise StateError(f"The party has not trained in {folder} yet. Join first: descant silo join.")
     local = replace(plan, algorithm=bind(Local(), plan.net))
-    _check_same_setup(file, folder, local, recorded_scores=recorded_scores)
+    _check_same_setup(file, folder, plan=local, recorded_scores=recorded_scores)
     row = _train_locally(local, file.party, training_records, progress=progress)
     local_scores, scores = (
         _to_scores(plan, file.party, numbers) for numbers in (_evaluate_row(local, file.party, row), recorded_scores)
@@ -59,21 +59,21 @@ def compare_with_local(file: SiloFile, folder: Path, progress: bool = False) -> 
 
 
 def _check_same_setup(file: SiloFile, folder: Path, plan: Plan, recorded_scores: Mapping[str, Any]) -> None:
-    """An error unless the file has the model and, as far as scores can tell, the test set that took part.
+    """Raise unless the file has the model and, as far as scores can tell, the data that took part.
 
-    Else training alone would be by other rows than the party's own model, and be judged on other ones.
+    Otherwise local training would use other rows than the personal model did, and other test samples.
     """
     layout = plan.net.layout
     hint = f"Give the file with which it joined: descant silo judge {folder.parent} FILE"
     if layout.digest != (joined_digest := require_handshake(folder)["layout"]):
-        raise StateError(f"The model of {file.path} is {layout_summary(layout)}, and {joined_digest} took part. {hint}")
+        raise StateError(f"The model of {file.path} is {layout_summary(layout)}, but {joined_digest} took part. {hint}")
     try:
         check_party_kind(file, plan)
     except PartyError as error:
-        raise StateError(f"The party of {file.path} is of another kind than took part: {error} {hint}") from error
+        raise StateError(f"The party of {file.path} is of another kind than the one that took part: {error} {hint}") from error
     current_scores = _evaluate_row(plan, file.party, SiloResults(folder).personal_model(layout))
     tolerances = {"test_samples": 0.0, "majority": 1e-6, **({"personal": _SCORE_TOLERANCE} if file.has_rows else {})}
-    for name, tolerance in tolerances.items():  # one step more or less of an episode is far, and may be the machine's
+    for name, tolerance in tolerances.items():  # no tolerance fits episodes: one step can change much between machines
         recorded, current = (float(each.get(name, math.nan)) for each in (recorded_scores, current_scores))
         if (
             not math.isclose(recorded, current, rel_tol=tolerance, abs_tol=tolerance)
@@ -82,17 +82,17 @@ def _check_same_setup(file: SiloFile, folder: Path, plan: Plan, recorded_scores:
         ):
             label = trivial_baseline(plan.metric.name) if name == "majority" else name
             raise StateError(
-                f"The data of {file.path} are not those that took part: {label} was {recorded:.6g} on their test set, and "
-                f"is {current:.6g} on this one. {hint}"
+                f"The data of {file.path} are not those that took part: {label} was {recorded:.6g} on their test set "
+                f"and is {current:.6g} on this one. {hint}"
             )
 
 
 def _train_locally(plan: Plan, party: str, training_records: Mapping[int, TrainingRecord], progress: bool) -> Tensor:
-    """The model of a party that learns from nobody, by the work that it was given and with the same draws."""
+    """Train the party alone with the recorded settings and random streams; return its model as a row."""
     row = plan.net.copy_initial_row()
     party_state = dict[str, Tensor]()
     with progress_bar(disable=not progress) as bar:
-        progress_task = bar.add_task("training alone", total=len(training_records), summary="–")
+        progress_task = bar.add_task("training locally", total=len(training_records), summary="–")
         for record in training_records.values():
             settings = {"lr": record.lr, "work": record.work}
             reply, new_state = _run_task(
@@ -106,7 +106,7 @@ def _train_locally(plan: Plan, party: str, training_records: Mapping[int, Traini
                 extra_settings=settings,
             )
             trained = plan.net.layout.join(reply.arrays)
-            if is_finite(trained):  # else the round would not have counted, alone or not
+            if is_finite(trained):  # a non-finite update would have been rejected in the federation too
                 row = trained
                 party_state = dict(new_state if new_state is not None else party_state)
             bar.update(progress_task, advance=1)
@@ -136,23 +136,23 @@ def _run_task(
         [party_state],
     )
     if reply.status != "ok":
-        raise PartyError(f"Training alone failed in round {round}: {reply.reason}")
+        raise PartyError(f"Local training failed in round {round}: {reply.reason}")
     return reply, new_state
 
 
-def _to_scores(plan: Plan, party: str, found: Mapping[str, Any]) -> Scores:
-    """What the models that came last reached on the party's own test set."""
+def _to_scores(plan: Plan, party: str, metrics: Mapping[str, Any]) -> Scores:
+    """Return evaluation metrics as scores of one party."""
 
     def column(name: str) -> ScoreColumn:
-        return ScoreColumn(np.array([found.get(name, math.nan)], dtype=float), plan.metric.higher_is_better)
+        return ScoreColumn(np.array([metrics.get(name, math.nan)], dtype=float), plan.metric.higher_is_better)
 
     return Scores((party,), plan.metric.name, *map(column, ("personal", "global_model", "majority", "before", "after")))
 
 
 def _score_differences(plan: Plan, party: Any, personal: Tensor, local: Tensor) -> Tensor:
-    """How much better the party's own model is than the one that it has alone, test sample by test sample.
+    """Return by how much the personal model beats the local one on each test sample.
 
-    Of an agent it is episode by episode, and of a desk day by day. Two models that fail do not differ.
+    An agent is compared per episode, a desk per day. Two models that both fail do not differ.
     """
     improvement = (_score_samples(plan, party, personal) - _score_samples(plan, party, local)) * (
         1 if plan.metric.higher_is_better else -1
@@ -161,7 +161,7 @@ def _score_differences(plan: Plan, party: Any, personal: Tensor, local: Tensor) 
 
 
 def _score_samples(plan: Plan, party: Any, row: Tensor) -> Tensor:
-    """How good a model is, test sample by test sample; where it fails, it is as bad as can be."""
+    """Return the metric of a model on each test sample; the worst value where the model fails."""
     scores = list[Tensor]()
     worst = -math.inf if plan.metric.higher_is_better else math.inf
 
@@ -176,10 +176,10 @@ def _score_samples(plan: Plan, party: Any, row: Tensor) -> Tensor:
 
 
 def _per_sample_metric(metric: Metric, party: Any, output: Tensor, target: Tensor) -> Tensor:
-    """A metric of each by itself; of the days of a desk, whose metric is of them all, what adds up to it."""
+    """Return the metric of each test sample; for a desk the log return of each day, which adds up to its metric."""
     if isinstance(party, Party):
-        some = range(len(output))
-        return torch.stack([metric.value(output[i : i + 1], target[i : i + 1]).double().mean() for i in some])
+        samples = range(len(output))
+        return torch.stack([metric.value(output[i : i + 1], target[i : i + 1]).double().mean() for i in samples])
     return metric.value(output, target) if isinstance(party, Agent) else output.log()
 
 
@@ -190,13 +190,13 @@ def _verdict(
     local = local_scores.personal.mean
     samples = int(recorded_scores["test_samples"])
     if math.isnan(personal) or math.isnan(local):
-        return f"The party has no test set, so nobody can say whether joining helped: give its file {wording.test_setting}."
+        return f"The party has no test set, so joining cannot be compared. Give its file {wording.test_setting}."
     tests = f"{samples} {wording.tested_unit}{'s' * (samples != 1)}"
     conclusion = "Joining helped" if scores.personal.count_better(local_scores.personal) else "Joining did not help"
     if p_value > _SIGNIFICANCE_LEVEL:
-        conclusion = f"No difference that {tests} could show"
-    each = f", of which each is {1 / samples:.3f}" if scores.metric == "accuracy" else ""
+        conclusion = f"No significant difference on {tests}"
+    each = f", where one sample is {1 / samples:.3f}" if scores.metric == "accuracy" else ""
     return (
-        f"{conclusion}: {scores.metric} {personal:.3f} after round {recorded_scores['round']}, and {local:.3f} alone with the same work, "
-        f"on {tests}{each}. The common model has {scores.global_model.mean:.3f}."
+        f"{conclusion}: {scores.metric} {personal:.3f} after round {recorded_scores['round']}, and {local:.3f} by local "
+        f"training with the same work, on {tests}{each}. The global model has {scores.global_model.mean:.3f}."
     )

@@ -1,4 +1,4 @@
-"""A team's own Python file: its model, its data, and what it lets go."""
+"""A silo's Python file: its model, its data, and its sharing policy."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from ...parties.party import Party
 from ...rl.agent import single_party
 from ...serialization.references import import_module_or_file
 
-_DEFAULT_TEST_SHARE = 0.2  # the share of its rows that is held out, where the file does not say
+_DEFAULT_TEST_SHARE = 0.2  # the share of rows held out for tests, unless the file sets `test`
 _REQUIRED_FUNCTIONS = {
-    "model": "a class or a function without arguments that makes the torch module",
-    "data": "a function that gives (x, y) or (x, y, x_test, y_test), or one party, as parties.agents(count=1) is",
+    "model": "a class or a function without arguments that returns the torch module",
+    "data": "a function that returns (x, y), (x, y, x_test, y_test) or one party, such as parties.agents(count=1)",
 }
-_DATA_RETURNS = "must give (x, y), (x, y, x_test, y_test) or one party, as parties.agents(count=1) is"
+_DATA_RETURNS = "must return (x, y), (x, y, x_test, y_test) or one party, such as parties.agents(count=1)"
 
 
 @dataclass(frozen=True)
 class PartyWording:
-    """How one speaks of a party of some kind."""
+    """The words that messages use for one kind of party."""
 
-    trained_unit: str  # on so many of these
-    tested_unit: str  # on each of so many
-    private_data: str
-    test_setting: str  # what its file must give, that it can be tested
+    trained_unit: str  # the plural unit of training data: "trained on 96 samples"
+    tested_unit: str  # the singular unit of a test
+    private_data: str  # the data that never leave
+    test_setting: str  # the setting that gives it a test set
 
 
 _WORDING = {
@@ -44,30 +44,30 @@ _WORDING = {
     Agent: PartyWording(
         "steps",
         "test episode",
-        "its environment, and all that it saw and did there",
+        "its environment, its observations and its actions",
         test_setting="episodes: agents(..., test=20)",
     ),
     Desk: PartyWording(
         "days",
         "test day",
-        "its prices, the names of its assets, and what it held of them",
-        test_setting="days that it is tested on",
+        "its prices, the names of its assets, and its holdings",
+        test_setting="test days",
     ),
 }
 
 
 @dataclass(frozen=True)
 class SharingPolicy:
-    """What a team lets go: ``policy = {"share": 0.02, "columns_dropped": [3], "rounds_a_day": 24}`` in its file."""
+    """The limits on sharing: ``policy = {"share": 0.02, "columns_dropped": [3], "rounds_a_day": 24}`` in a silo's file."""
 
-    share: float = setting(0.0, "the largest share of its rows that it leaves as a coreset; 0: none", least=0, most=1)
-    columns_dropped: Sequence[int] = setting((), "columns of x that are 0 in a coreset", least=0, whole=True)
-    rounds_a_day: int | None = setting(None, "rounds that it trains in a day, at most; None: all", least=1, whole=True)
+    share: float = setting(0.0, "largest share of its rows that ever leave as a coreset; 0: none", least=0, most=1)
+    columns_dropped: Sequence[int] = setting((), "columns of x that are set to 0 in a coreset", least=0, whole=True)
+    rounds_a_day: int | None = setting(None, "largest number of training rounds per day; None: no limit", least=1, whole=True)
 
 
 @dataclass(frozen=True)
 class SiloFile:
-    """The file, read once; what it names is made when it is asked for."""
+    """A silo's file, imported once; model and data are built on first use."""
 
     path: Path
     party: str
@@ -78,42 +78,42 @@ class SiloFile:
             raise SettingError(f"There is no file {self.path}. It must define {_format_items(_REQUIRED_FUNCTIONS)}.")
         if self.path.suffix != ".py":
             raise SettingError(
-                f"{self.path} must be a Python file, name and all (.py). It defines {_format_items(_REQUIRED_FUNCTIONS)}."
+                f"{self.path} must be a Python file whose name ends in .py. It defines {_format_items(_REQUIRED_FUNCTIONS)}."
             )
         if (folder := str(self.path.resolve().parent)) not in sys.path:
-            sys.path.append(folder)  # it may import what stands beside it, which hides nothing that is installed
-        found = import_module_or_file(str(self.path))
-        missing = {name: what for name, what in _REQUIRED_FUNCTIONS.items() if not callable(getattr(found, name, None))}
+            sys.path.append(folder)  # last in the path: its neighbors can be imported and hide nothing installed
+        module = import_module_or_file(str(self.path))
+        missing = {name: what for name, what in _REQUIRED_FUNCTIONS.items() if not callable(getattr(module, name, None))}
         if missing:
             raise SettingError(f"{self.path} must define {_format_items(missing)}.")
         for name in _REQUIRED_FUNCTIONS:
-            if asked := _required_arguments(getattr(found, name)):
-                raise SettingError(f"{name} of {self.path} is called without arguments, and asks for {asked}.")
-        if not callable(loss := getattr(found, "loss", functional.cross_entropy)):
+            if required := _required_arguments(getattr(module, name)):
+                raise SettingError(f"{name} of {self.path} is called without arguments, but requires {required}.")
+        if not callable(loss := getattr(module, "loss", functional.cross_entropy)):
             raise SettingError(f"The loss of {self.path} must be a function of outputs and labels. Got {loss!r:.80}.")
-        test = getattr(found, "test", _DEFAULT_TEST_SHARE)
+        test = getattr(module, "test", _DEFAULT_TEST_SHARE)
         if not isinstance(test, int | float) or not 0 <= test < 1:
-            raise SettingError(f"The test of {self.path} must be a share from 0 up to 1, as 0.2 is. Got {test!r:.80}.")
-        return found
+            raise SettingError(f"The test of {self.path} must be a share from 0 up to 1, such as 0.2. Got {test!r:.80}.")
+        return module
 
     @property
     def model(self) -> Callable[[], nn.Module]:
-        """What makes the model."""
+        """Return the function that builds the model."""
         return self._module.model  # type: ignore[no-any-return]
 
     @property
     def loss(self) -> Callable[..., Any]:
-        """What is minimised: cross-entropy, unless the file has a ``loss``."""
+        """Return the loss function: cross-entropy, unless the file defines ``loss``."""
         return getattr(self._module, "loss", functional.cross_entropy)
 
     @property
     def has_loss(self) -> bool:
-        """Whether it minimises a loss of its own."""
+        """Return True if the file defines its own loss."""
         return hasattr(self._module, "loss")
 
     @cached_property
     def policy(self) -> SharingPolicy:
-        """What it lets go."""
+        """Return the sharing policy of the file."""
         given = getattr(self._module, "policy", {})
         known = [each.name for each in fields(SharingPolicy)]
         if not isinstance(given, dict) or not set(given) <= set(known):
@@ -128,12 +128,12 @@ class SiloFile:
 
     @cached_property
     def population(self) -> Population:
-        """The one party whose data are here."""
+        """Return the population of one: the party whose data are in this file."""
         data = self._module.data()
         if isinstance(data, Population):
             if len(data) != 1:
                 raise PartyError(
-                    f"data() of {self.path} {_DATA_RETURNS}. Got {len(data)} parties: subset(['0']) is one."
+                    f"data() of {self.path} {_DATA_RETURNS}. Got {len(data)} parties. Choose one: subset(['0'])."
                 )
             data = data[data.names[0]]
         if isinstance(data, Agent | Desk):
@@ -141,40 +141,40 @@ class SiloFile:
         if isinstance(data, Party):
             data = data.data
         if not isinstance(data, tuple | list) or len(data) not in (2, 4):
-            much = f" of {len(data)}" if isinstance(data, tuple | list) else ""
-            raise PartyError(f"data() of {self.path} {_DATA_RETURNS}. Got {type(data).__name__}{much}.")
+            length = f" of {len(data)}" if isinstance(data, tuple | list) else ""
+            raise PartyError(f"data() of {self.path} {_DATA_RETURNS}. Got {type(data).__name__}{length}.")
         return from_arrays({self.party: data}, test=float(getattr(self._module, "test", _DEFAULT_TEST_SHARE)))
 
     @property
     def party_data(self) -> Any:
-        """The party itself: a `Party` with rows, or an `Agent` or a `Desk`."""
+        """Return the party itself: a `Party` with rows, an `Agent` or a `Desk`."""
         return self.population[self.party]
 
     @property
     def has_rows(self) -> bool:
-        """Whether it learns from rows of data, and not in an environment or by prices."""
+        """Return True if the party learns from rows of data, not in an environment or from prices."""
         return isinstance(self.party_data, Party)
 
     @property
     def row_only_settings(self) -> list[str]:
-        """What it says that only parties with rows have a use for."""
+        """Return the names of the file's settings that only apply to parties with rows."""
         names = [name for name in ("loss", "test") if hasattr(self._module, name)]
         return names + [name for name in ("share", "columns_dropped") if getattr(self.policy, name)]
 
     @property
     def wording(self) -> PartyWording:
-        """How one speaks of it."""
+        """Return the words that messages use for this party."""
         return next(words for kind, words in _WORDING.items() if isinstance(self.party_data, kind))
 
 
 def _required_arguments(function: Callable[..., Any]) -> str:
-    """The arguments without which it cannot be called, if that can be seen."""
+    """Return the arguments that a call needs, as far as the signature shows."""
     try:
-        given = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return ""
     free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return ", ".join(one.name for one in given if one.default is one.empty and one.kind not in free)
+    return ", ".join(one.name for one in parameters if one.default is one.empty and one.kind not in free)
 
 
 def _format_items(names: dict[str, str]) -> str:

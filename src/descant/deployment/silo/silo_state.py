@@ -1,14 +1,15 @@
-"""What a party keeps on its own disk from round to round, whatever is killed in between.
+"""The state that a silo keeps on its own disk between rounds; it survives a kill at any write.
 
-    folder/party.json               as what it was introduced: federation, recipe, model
-    folder/secret                   what its keys are made of, where work is added up unseen
-    folder/left.safetensors         which rows ever left, as coresets; it stays when the rest is forgotten
-    folder/days.json                which letters of training were taken up on the last days, if a policy counts them
-    folder/kept.json                the round that counted last, the round that waits, the round answered last
-    folder/memory-7.safetensors     what the party's solver and terms remember after round 7
-    folder/answer-8                 the report of round 8, in case that it is asked for again
+    folder/handshake.json             the accepted handshake: federation, recipe, model
+    folder/secret                     the secret from which secure aggregation derives keys
+    folder/shared_rows.safetensors    the rows that ever left in coresets; it stays when the rest is forgotten
+    folder/daily_tasks.json           the train tasks of recent days, if the policy limits them
+    folder/rounds.json                the last accepted round, the pending round, the last answered round
+    folder/party-state-7.safetensors  the party state after round 7
+    folder/reply-8                    the reply of round 8, in case the task comes again
 
-A round's memory waits until the server says that the report was accepted; then it counts, and what was before goes.
+A round's party state stays pending until the server confirms that the reply was accepted. Then it replaces the previous
+one.
 """
 
 from __future__ import annotations
@@ -32,50 +33,50 @@ from ...storage import atomic, write_errors
 _PROGRESS_FILE = "rounds.json"
 SHARED_ROWS_FILE = "shared_rows.safetensors"
 DAILY_TASKS_FILE = "daily_tasks.json"
-_MAX_DAYS = 32  # days that are known
+_MAX_DAYS = 32  # days that are recorded
 _DAY_SECONDS = 24 * 3600.0
 RETRY_AFTER = "retry_after"
-"""The metric by which a party that has had its rounds for the day says for how many seconds it rests."""
+"""The metric that says for how many seconds a party pauses when its daily rounds are used up."""
 
 
 class DailyLimitReached(EngineError):
-    """The party has had its rounds for the day."""
+    """Raised when the party has used up its training rounds for the day."""
 
     @property
     def seconds_left(self) -> float:
-        """Until the next day, in UTC."""
+        """Return the seconds until the next day in UTC."""
         return _DAY_SECONDS - time.time() % _DAY_SECONDS
 
 
 @dataclass(frozen=True)
 class RoundProgress:
-    """Which memories count."""
+    """The rounds whose party state is accepted or pending."""
 
-    accepted_round: int = 0  # the last round whose report was accepted; 0: none yet
-    pending_round: int = 0  # the round whose fate is not known; 0: none
-    pending_task_digest: str = ""  # a digest of the task of that round
-    answered_round: int = 0  # the last round in which it was answered at all; 0: none yet
+    accepted_round: int = 0  # the last round whose reply was accepted; 0: none yet
+    pending_round: int = 0  # the round whose outcome is unknown; 0: none
+    pending_task_digest: str = ""  # the digest of that round's task
+    answered_round: int = 0  # the last round that was answered; 0: none yet
 
 
 @dataclass(frozen=True)
 class DailyTasks:
-    """Which letters of training were taken up on the days that the party's clock has shown, the one shown last last."""
+    """The digests of accepted train tasks per day that the clock has shown, in the order of appearance."""
 
-    task_digests: Mapping[str, Sequence[str]] = field(default_factory=dict)  # a digest each, by day: 2026-03-29, in UTC
+    task_digests: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by day in UTC, such as 2026-03-29
 
     def digests_on(self, day: str) -> Sequence[str]:
-        """Those of a day: none of one that is new, but a day before all others goes on with those of the first.
+        """Return the digests of a day: none for a new day, those of the first day for a day before all recorded ones.
 
-        So a clock that goes back wins nothing, and one that was ahead for a while costs a day, and not all until then.
+        So a clock that is set back gains no rounds, and a clock that was ahead for a while costs one day only.
         """
-        known = sorted(self.task_digests)
-        if day in self.task_digests or (known and day < known[0]):
-            return self.task_digests[max(day, known[0])]
+        recorded_days = sorted(self.task_digests)
+        if day in self.task_digests or (recorded_days and day < recorded_days[0]):
+            return self.task_digests[max(day, recorded_days[0])]
         return ()
 
     def with_digests(self, day: str, digests: Sequence[str]) -> DailyTasks:
-        """The same with these letters on a day; those that were shown longest ago are forgotten."""
-        others = [(other, held) for other, held in self.task_digests.items() if other != day]
+        """Return a copy with these digests on a day; the days that appeared longest ago are dropped."""
+        others = [item for item in self.task_digests.items() if item[0] != day]
         return DailyTasks({**dict(others[1 - _MAX_DAYS :]), day: digests})
 
 
@@ -83,7 +84,7 @@ StateFile = TypeVar("StateFile", RoundProgress, DailyTasks)
 
 
 class SiloState:
-    """One party's folder. It is on the disk when a method returns."""
+    """The state in one party's folder. Every method returns after its change is on disk."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -92,9 +93,9 @@ class SiloState:
         self.progress = self._read(_PROGRESS_FILE, RoundProgress)
 
     def confirm_accepted(self, accepted: int) -> bool:
-        """The last round that counted, as the server says; False if its memory is not here.
+        """Mark the server's last accepted round; return False if its party state is missing here.
 
-        Then there is nothing to go on with, and the party begins anew.
+        Then there is nothing to continue from, and the party starts again without state.
         """
         if self.progress.pending_round and self.progress.pending_round == accepted:
             self._mark_accepted(accepted)
@@ -106,42 +107,41 @@ class SiloState:
         return not accepted or self._party_state_file(accepted).exists()
 
     def load_party_state(self, accepted: object = None) -> dict[str, Tensor]:
-        """What counts; of the round that waits, if it is said to be accepted: nothing is settled by that."""
+        """Return the accepted party state, or the pending one if its round is `accepted`; change nothing."""
         use_pending = self.progress.pending_round and self.progress.pending_round == accepted
         round = self.progress.pending_round if use_pending else self.progress.accepted_round
         return self._load(self._party_state_file(round)) if round else {}
 
     def count_task(self, task: bytes, max_per_day: int) -> None:
-        """Count a letter to its day, whatever comes of it; an error if the day has had its letters.
+        """Count a train task for today, whatever its outcome; raise if the daily limit is reached.
 
-        One that comes again is not counted again.
+        A repeated task is not counted again.
         """
         days = self._read(DAILY_TASKS_FILE, DailyTasks)
         now = today_in_utc()
         digest = _digest(task)
         digests = days.digests_on(now.isoformat())
-        if any(digest in held for held in days.task_digests.values()):
+        if any(digest in known for known in days.task_digests.values()):
             return
         counted = [*digests, digest] if len(digests) < max_per_day else digests
-        self._replace(
-            DAILY_TASKS_FILE, days.with_digests(now.isoformat(), counted)
-        )  # a day that has none left is one that was there, too
+        # A day whose rounds are used up is recorded too: it has appeared.
+        self._replace(DAILY_TASKS_FILE, days.with_digests(now.isoformat(), counted))
         if len(digests) < max_per_day:
             return
         resume_day = now + timedelta(days=1)
         while len(days.digests_on(resume_day.isoformat())) >= max_per_day:
             resume_day += timedelta(days=1)
         raise DailyLimitReached(
-            f"Its policy is {max_per_day} rounds a day, and {now} has had them. It goes on at {resume_day}, UTC."
+            f"Its policy allows {max_per_day} rounds a day, and {now} has used them. It continues on {resume_day}, UTC."
         )
 
     def shared_rows(self) -> Tensor | None:
-        """The numbers of all rows that ever left the party, in rounds that did not count, too."""
-        recovery_hint = "Restore it: without it nobody knows which rows have left"
+        """Return the indices of all rows that ever left the party, including rounds that were rejected."""
+        recovery_hint = "Restore it: it is the only record of the rows that have left"
         return self._load(self.folder / SHARED_ROWS_FILE, recovery_hint).get("rows")
 
     def record_shared_rows(self, rows: Tensor) -> None:
-        """These rows are about to leave, with all that left before."""
+        """Record all rows that have left or are about to."""
         with write_errors(self.folder):
             atomic.replace(
                 self.folder / SHARED_ROWS_FILE,
@@ -159,8 +159,8 @@ class SiloState:
             raise StateError(f"{file} cannot be read: {error}. {recovery_hint}.") from error
 
     def stored_reply(self, round: int, task: bytes) -> bytes | None:
-        """The answer that was given to this very task, if it has one."""
-        file = self.folder / f"answer-{round}"
+        """Return the reply that was given to this task before, if any."""
+        file = self._reply_file(round)
         is_repeated = (
             self.progress.pending_round == round
             and self.progress.pending_task_digest == _digest(task)
@@ -169,22 +169,25 @@ class SiloState:
         return file.read_bytes() if is_repeated else None
 
     def store_pending(self, round: int, task: bytes, party_state: Mapping[str, Tensor], reply: bytes) -> None:
-        """What came of a task, until the server says whether it counts."""
+        """Store the outcome of a task until the server says whether it was accepted."""
         with write_errors(self.folder):
-            held = save({name: tensor.detach().clone().contiguous() for name, tensor in party_state.items()})
-            atomic.write(self._party_state_file(round), held, atomic.PRIVATE_MODE)
-            atomic.write(self.folder / f"answer-{round}", reply, atomic.PRIVATE_MODE)
+            packed = save({name: tensor.detach().clone().contiguous() for name, tensor in party_state.items()})
+            atomic.write(self._party_state_file(round), packed, atomic.PRIVATE_MODE)
+            atomic.write(self._reply_file(round), reply, atomic.PRIVATE_MODE)
         self._set_progress(
             RoundProgress(
-                self.progress.accepted_round,
-                round,
-                _digest(task),
+                accepted_round=self.progress.accepted_round,
+                pending_round=round,
+                pending_task_digest=_digest(task),
                 answered_round=max(round, self.progress.answered_round),
             )
         )
 
     def _party_state_file(self, round: int) -> Path:
-        return self.folder / f"memory-{round}.safetensors"
+        return self.folder / f"party-state-{round}.safetensors"
+
+    def _reply_file(self, round: int) -> Path:
+        return self.folder / f"reply-{round}"
 
     def _read(self, name: str, kind: type[StateFile]) -> StateFile:
         file = self.folder / name
@@ -196,7 +199,7 @@ class SiloState:
             ) from error
 
     def _mark_accepted(self, round: int) -> None:
-        """Nothing waits any more."""
+        """Record an accepted round; nothing is pending afterwards."""
         self._set_progress(RoundProgress(accepted_round=round, answered_round=self.progress.answered_round))
 
     def _replace(self, name: str, content: RoundProgress | DailyTasks) -> None:
@@ -204,17 +207,17 @@ class SiloState:
             atomic.replace(self.folder / name, json.dumps(asdict(content)).encode(), f".{name}", atomic.PRIVATE_MODE)
 
     def _set_progress(self, progress: RoundProgress) -> None:
-        """Another stand counts from now on; what it does not speak of goes."""
+        """Write the new progress, then remove files of rounds that it does not name."""
         with write_errors(self.folder):
             self._replace(_PROGRESS_FILE, progress)
             self.progress = progress
-            kept_names = {
-                f"memory-{progress.accepted_round}.safetensors",
-                f"memory-{progress.pending_round}.safetensors",
+            kept_files = {
+                self._party_state_file(progress.accepted_round),
+                self._party_state_file(progress.pending_round),
+                self._reply_file(progress.pending_round),
             }
-            kept_names.add(f"answer-{progress.pending_round}")
-            for file in [*self.folder.glob("memory-*"), *self.folder.glob("answer-*")]:
-                if file.name not in kept_names:
+            for file in [*self.folder.glob("party-state-*"), *self.folder.glob("reply-*")]:
+                if file not in kept_files:
                     atomic.remove(file)
 
 
@@ -223,5 +226,5 @@ def _digest(task: bytes) -> str:
 
 
 def today_in_utc() -> date:
-    """The day that this machine's clock shows."""
+    """Return today's date in UTC by this machine's clock."""
     return datetime.now(UTC).date()

@@ -1,7 +1,7 @@
-"""The process that holds a team's model, data and memory warm, and whoever looks after it.
+"""The worker process that holds a silo's model and data, and the supervisor that restarts it.
 
-A team's code may raise, hang, exit or take all memory: then this process ends, the letter is answered by what happened
-to it, and a new one takes its place. Start one with
+A silo's code may raise, hang, exit or take all memory. Then this process ends, the reply says what happened to it, and
+a new process takes its place. Start one with
 ``python -m descant.deployment.silo.silo_worker 5 team.py north folder digest vault``.
 """
 
@@ -25,17 +25,17 @@ from ..flower.flower_connection import ConnectionRejected
 
 REASON = "reason"
 ROUNDS = "rounds"
-"""What a goodbye says: why a party cannot take part, or how many rounds the training had, now that it is over."""
-_START_TIMEOUT = 600.0  # seconds that a team's file has to be read
-_CHECK_REQUEST = b""  # in place of a letter: can the file take part? In place of an answer: it can
+"""The settings of a goodbye: why a party cannot take part, or how many rounds the finished training had."""
+_START_TIMEOUT = 600.0  # seconds for importing the silo's file and its data
+_CHECK_REQUEST = b""  # in place of a task: check the file; in place of a reply: the file is fine
 
 
 class TrainingFinished(Exception):
-    """There is nothing more to do."""
+    """Raised when the server says that the training is finished."""
 
 
 class SiloWorker:
-    """One such process, started when the first letter comes and again when it has ended."""
+    """Supervises one worker process: starts it for the first task and again whenever it has ended."""
 
     def __init__(
         self,
@@ -54,37 +54,40 @@ class SiloWorker:
         self._connection: Connection | None = None
 
     def check(self) -> None:
-        """Raise if the team's file cannot take part, before anybody is told that it wants to."""
+        """Raise if the silo's file cannot take part; nothing is sent."""
         reply, reason = self._request(_CHECK_REQUEST, _START_TIMEOUT)
         if reply != _CHECK_REQUEST:
             self.close()
-            raise SettingError(f"{self._arguments[0]} was tried: {reason}." if reply is None else reply.decode())
+            raise SettingError(f"{self._arguments[0]} was checked: {reason}." if reply is None else reply.decode())
 
     def answer(self, payload: MessageBytes) -> bytes:
-        """What the process answers, or what became of it; `TurnedAway` or `Over` if nobody asks any more."""
+        """Return the reply of the process, or a reply that says how it failed.
+
+        Raise `ConnectionRejected` or `TrainingFinished` on a goodbye.
+        """
         try:
             task = unpack(payload, Task)
         except EngineError as error:
             return pack(Reply(self._party, 0, "handshake", status="declined", reason=str(error)))
         if task.kind == "goodbye" and ROUNDS in task.settings:
-            raise TrainingFinished(f"The training is over after {printable(str(task.settings[ROUNDS]))} rounds.")
+            raise TrainingFinished(f"The training is finished after {printable(str(task.settings[ROUNDS]))} rounds.")
         if task.kind == "goodbye":
             raise ConnectionRejected(f"This party cannot take part: {printable(str(task.settings.get(REASON)))}")
         reason = ""
-        for _ in range(2 if task.kind == "handshake" else 1):  # whoever dies over its introduction would not be let in
+        for _ in range(2 if task.kind == "handshake" else 1):  # a second chance: without a handshake the party is out
             reply, reason = self._request(
                 payload, max(task.deadline, _START_TIMEOUT if task.kind == "handshake" else 0.0)
             )
             if reply is not None:
                 return reply
             self.close()
-            self._log(f"Round {task.round}: {reason}. A new one is started.")
+            self._log(f"Round {task.round}: {reason}. Starting a new one.")
         return pack(
             Reply(task.party, task.round, task.kind, status="error", reason=f"{reason}. The party's own log says more.")
         )
 
     def _request(self, payload: MessageBytes, timeout: float) -> tuple[bytes | None, str]:
-        """What the process says, or why it says nothing."""
+        """Return the reply and "", or None and the reason why there is none."""
         connection = self._start()
         try:
             connection.send_bytes(payload if isinstance(payload, bytes) else payload.memory_map())
@@ -92,9 +95,9 @@ class SiloWorker:
                 return connection.recv_bytes(), ""
         except (EOFError, OSError):
             return None, f"its process {self._exit_description()}"
-        except ValueError as error:  # what a connection says of a message that is longer than it may be
-            return None, f"its answer was no answer ({error})"
-        return None, f"it has worked for {timeout:g} s, and was ended"
+        except ValueError as error:  # raised for a message beyond the connection's size limit
+            return None, f"its reply was malformed ({error})"
+        return None, f"it was ended after {timeout:g} s without a reply"
 
     def _start(self) -> Connection:
         if self._process is not None and self._connection is not None and self._process.poll() is None:
@@ -118,7 +121,7 @@ class SiloWorker:
             return "does not answer"
 
     def close(self) -> None:
-        """End the process."""
+        """End the worker process."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
@@ -130,7 +133,7 @@ class SiloWorker:
 def main(
     connection: Connection, file: str, party: str, folder: str, recipe_digest: str, vault_fingerprint: str
 ) -> None:
-    """Answer letters until nobody asks any more."""
+    """Answer tasks until the supervisor closes the connection."""
     from ...storage import atomic
     from ...storage.lock import FolderLock
     from .console_messages import timestamped
@@ -138,7 +141,7 @@ def main(
     from .task_handler import TaskHandler
 
     atomic.make_folder(Path(folder), 0o700)
-    lock = FolderLock(Path(folder) / ".lock", timeout=60.0)  # one that is about to end may still write
+    lock = FolderLock(Path(folder) / ".lock", timeout=60.0)  # a predecessor that is about to end may still write
     silo_file = SiloFile(Path(file), party)
     handler = TaskHandler(
         silo_file,
@@ -157,6 +160,6 @@ def main(
 
 if __name__ == "__main__":
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it never outlives whoever looks after it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever looks after it ends it
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it never outlives its supervisor
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor ends it
     main(Connection(int(sys.argv[1])), *sys.argv[2:7])

@@ -1,7 +1,7 @@
-"""The desk at which a party answers letters: bytes in, bytes out, and what it keeps is on its own disk.
+"""The handler of a silo's tasks: bytes in, bytes out, all state on the silo's own disk.
 
-A letter is a task (see `wire`). It can ask for an introduction, for a key, for training and for judging; it cannot ask
-for the party's own model, for more than the team's policy lets go, or for code to be run.
+A task can ask for a handshake, a key, training or an evaluation. It cannot ask for the personal model, for more rows
+than the silo's policy allows, or for code to be run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SEE_PARTY_LOG = "The party's own log says more."
 
 
 class TaskHandler:
-    """Answers letters for one party, whose invite names the recipe by its digest and the vault by its fingerprint."""
+    """Answers tasks for one party; its invite fixes the recipe's digest and the vault's fingerprint."""
 
     def __init__(
         self,
@@ -53,11 +53,11 @@ class TaskHandler:
 
     @property
     def plan(self) -> Plan:
-        """What this party does, as the server introduced it."""
+        """Return the plan that follows from the accepted handshake."""
         return self._handshakes.plan
 
     def check_file(self) -> str:
-        """Why the team's file cannot take part, or ""."""
+        """Return the reason why the silo's file cannot take part, or ""."""
         try:
             dry_run(self.file)
         except DescantError as error:
@@ -68,26 +68,26 @@ class TaskHandler:
         return ""
 
     def answer(self, payload: bytes) -> bytes:
-        """The answer to a letter. Whatever is wrong with it, there is one."""
+        """Return the reply to a packed task; malformed tasks get one too."""
         try:
             task = unpack(payload, Task)
         except EngineError as error:
             return pack(Reply(self.file.party, 0, "handshake", status="declined", reason=str(error)))
         try:
             return self._dispatch(task, payload)
-        except EngineError as error:  # what is wrong with the letter
-            if task.kind != "handshake":  # of which the server tells it, and its command ends with that
+        except EngineError as error:  # the task is invalid, and the server may read why
+            if task.kind != "handshake":  # a failed handshake comes back as a goodbye, which is logged
                 self.log(f"Round {task.round}: {error}")
-            rests = {RETRY_AFTER: error.seconds_left} if isinstance(error, DailyLimitReached) else {}
-            return pack(replace(_failure_reply(task, "declined", str(error)), metrics=rests))
-        except Exception as error:  # its text may hold values of the party's data and names of files, which stay here
+            pause = {RETRY_AFTER: error.seconds_left} if isinstance(error, DailyLimitReached) else {}
+            return pack(replace(_failure_reply(task, "declined", str(error)), metrics=pause))
+        except Exception as error:  # its text may hold values of the data and names of files
             self.log(f"Round {task.round}: {type(error).__name__}: {error}")
             status: Status = "declined" if isinstance(error, DescantError) else "error"
             return pack(_failure_reply(task, status, f"{type(error).__name__}. {_SEE_PARTY_LOG}"))
 
     def _dispatch(self, task: Task, payload: bytes) -> bytes:
         if task.party != self.file.party:
-            raise EngineError(f"This is {self.file.party!r}, and the letter is for {task.party!r:.40}.")
+            raise EngineError(f"This is {self.file.party!r}, and the task is for {task.party!r:.40}.")
         if task.kind == "handshake":
             return pack(self._handshakes.reply(task))
         if task.kind == "train":
@@ -106,30 +106,29 @@ class TaskHandler:
             raise EngineError(f"Round {task.round} cannot follow round {accepted!r:.40}.")
         stored = self.state.stored_reply(task.round, payload)
         if stored is not None:
-            self.log(f"Round {task.round}: it was asked again, and answers as before.")
+            self.log(f"Round {task.round}: the task came again; the stored reply is sent.")
             return stored
         if accepted < self.state.progress.accepted_round:
             raise EngineError(
-                f"Stale: round {self.state.progress.accepted_round} has counted here, and {accepted} is said to be the last."
+                f"Stale: round {self.state.progress.accepted_round} was accepted here, and the task names {accepted} as the "
+                "last."
             )
         if task.round < self.state.progress.pending_round:
             raise EngineError(f"Stale: round {self.state.progress.pending_round} has been answered here.")
         if self.plan.algorithm.secure_aggregation is not None and task.round <= self.state.progress.answered_round:
             raise EngineError(
-                f"Round {self.state.progress.answered_round} has been answered here, and the masks of a round hide one answer."
+                f"Round {self.state.progress.answered_round} has been answered here, and the masks of a round hide one "
+                "reply only."
             )
         if self.file.policy.rounds_a_day is not None:
             self.state.count_task(payload, self.file.policy.rounds_a_day)
-        has_state, (task, reply, party_state) = (
-            self.state.confirm_accepted(accepted),
-            self._train_with_fallback(with_supported_mode(self.plan, task)),
-        )
+        has_state = self.state.confirm_accepted(accepted)
+        task, reply, party_state = self._train_with_fallback(with_supported_mode(self.plan, task))
         if not has_state:
-            self.log(f"Round {task.round}: what was kept of round {accepted} is not here. The party begins anew.")
+            self.log(f"Round {task.round}: the party state of round {accepted} is missing. Starting again without it.")
             reply = replace(reply, metrics={**reply.metrics, STATE_RESET: 1.0})
-        if (
-            reply.encrypted_coreset and party_state is not None
-        ):  # what leaves once stays known, whether the round counts or not
+        # Rows that leave once stay recorded, even if the round is rejected.
+        if reply.encrypted_coreset and party_state is not None:
             self.state.record_shared_rows(proxy_training.deposited_rows(party_state))
         reply_bytes = pack(reply)
         if reply.status == "ok":
@@ -138,17 +137,16 @@ class TaskHandler:
         return reply_bytes
 
     def _train_with_fallback(self, task: Task) -> tuple[Task, Reply, NamedTensors | None]:
-        """The work, once more by a way that this model goes if it does not go by the one that was asked for."""
+        """Train, and once more in a supported execution mode if the requested one fails with this model."""
         reply, party_state = self._perform(task, self.state.load_party_state())
         if reply.status != "error" or (retry := with_supported_mode(self.plan, task, has_failed=True)) is task:
             return task, reply, party_state
-        self.log(
-            f"Round {retry.round}: this model is not computed as the server's is: {retry.settings['execution_mode']}."
-        )
+        mode = retry.settings["execution_mode"]
+        self.log(f"Round {retry.round}: this model does not support the requested execution mode. Using {mode!r}.")
         return retry, *self._perform(retry, self.state.load_party_state())
 
     def _perform(self, task: Task, party_state: NamedTensors) -> tuple[Reply, NamedTensors | None]:
-        """As any engine does it; what the party's code said when it failed stays in its own log."""
+        """Perform a task as every engine does; the text of a failure stays in the party's own log."""
         plan = self.plan
         shared_rows = self.state.shared_rows()
         started_at = time.monotonic()
@@ -160,7 +158,7 @@ class TaskHandler:
         if reply.reason:
             self.log(f"Round {task.round}: {reply.reason}")
         if reply.reason and reply.status == "ok":
-            reply = replace(reply, reason=f"It left no coreset. {_SEE_PARTY_LOG}")
+            reply = replace(reply, reason=f"It sent no coreset. {_SEE_PARTY_LOG}")
         if reply.status == "error":
             return _failure_reply(task, "error", f"{reply.reason.partition(':')[0]:.60}. {_SEE_PARTY_LOG}"), None
         return reply, new_state if new_state is not None else party_state
