@@ -139,7 +139,7 @@ def test_compare_puts_local_and_the_majority_beside_every_method(people: Populat
         (algorithms.L2GD(p=0.0), r"The 'p' of L2GD must be > 0 and < 1. Got 0.0."),
         (algorithms.FedPlusFixed(PerParty({"1": 5.0})), r"The 'gamma' of FedPlusFixed must be >= 0 and <= 1. Got 5.0."),
         (algorithms.FedPlusFixed((0.5, 0.5)), r"FedPlusFixed does not fit a model of 53 parameters"),
-        (algorithms.FedPlus(DiagonalQ((1.0,))), r"The 'q' of DiagonalQ must be 53 numbers >= 0, one a column"),
+        (algorithms.FedPlus(DiagonalQ((1.0,))), r"The 'q' of DiagonalQ must be 53 numbers >= 0, one per column"),
         (algorithms.L2GD(lam=1000.0), r"L2GD's step to the mean, lr·λ\(1-p\)/p, must be <= 1. Got 90"),
         (replace(algorithms.FedAvg(), aggregate_over="all"), r"aggregates over all, but its parties keep no models"),
         (

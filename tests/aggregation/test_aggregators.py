@@ -336,9 +336,9 @@ def test_no_second_copy_of_the_stack() -> None:
     ("models", "weights", "says"),
     [
         (torch.zeros(0, 3), None, "at least one model"),
-        (torch.zeros(3), None, "one model a row"),
+        (torch.zeros(3), None, "one model per row"),
         (torch.zeros(2, 3, dtype=torch.int64), None, "float tensor"),
-        (torch.zeros(2, 3), torch.ones(3), r"one number a model: \[2\]"),
+        (torch.zeros(2, 3), torch.ones(3), r"one number per model: \[2\]"),
         (torch.zeros(2, 3), torch.tensor([1.0, -1.0]), "not negative"),
         (torch.zeros(2, 3), torch.zeros(2), "not all 0"),
         (torch.zeros(2, 3), torch.tensor([1.0, math.nan]), "finite"),

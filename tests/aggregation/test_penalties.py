@@ -271,5 +271,5 @@ def test_wrong_settings_say_so() -> None:
     for ranges in (((0, 2), (1, 3)), ((2, 5),)):
         with pytest.raises(SettingError, match="disjoint and within"):
             LayerSum(((ranges, Norm1()),)).prox(v, 1.0)
-    with pytest.raises(SettingError, match="after patterns that take all"):
+    with pytest.raises(SettingError, match="after patterns that match all"):
         ByLayer({"*": Norm1(), "head.*": Norm2()}).bind(NET)

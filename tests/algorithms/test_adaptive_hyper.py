@@ -187,7 +187,7 @@ def played(tuner: ReinforceTuner, loss_after: Callable[[int, Hyper, float], floa
 def test_the_mean_moves_to_the_best_place_and_follows_it(
     goals: tuple[Sequence[float], ...], weighting: str, rate: float
 ) -> None:
-    tuner = reinforce(weighting=weighting, rate=rate)
+    tuner = reinforce(weighting=weighting, step_size=rate)
     places = [dict(zip(axis.values, axis.positions, strict=True)) for axis in tuner.axes]
     noise = np.random.default_rng(7).normal(0, 0.01, 1000)
 
@@ -204,7 +204,7 @@ def test_the_mean_moves_to_the_best_place_and_follows_it(
 
 def test_equation_7_by_hand() -> None:
     """The sum over the window with its mean as the baseline, each score at its own ψ, and ascent (ERRATA 1, 2)."""
-    tuner = reinforce(window=2, guard=None)
+    tuner = reinforce(window=2, collapse_factor=None)
     losses = [4.0, 3.0, 2.9, 1.0, 0.9]
     found: list[TuneResult] = []
     scores = []
@@ -257,7 +257,7 @@ def test_clients_losses_come_a_round_later_and_reward_the_draw_that_earned_them(
 def test_a_reward_that_is_not_known_moves_nothing(bad: float | None) -> None:
     """The round of the bad loss, and the next, whose reward would have it below the line, too."""
     clients = bad is None
-    tuner = reinforce(reward="clients" if clients else "validation", guard=None)
+    tuner = reinforce(reward="clients" if clients else "validation", collapse_factor=None)
     name = "received_loss" if clients else "validation"
     before: TuneResult | None = None
     for round, loss in enumerate((2.0, 1.5, 1.4, 1.2), 1):
@@ -286,7 +286,7 @@ def test_a_round_of_which_no_model_could_be_used_has_the_worst_reward(reward: st
         before = tuned(reinforce(reward=reward), {name: loss}, before, round)
     assert before is not None and len(before.tuner_state["pending_scores"]) == 1 + late
     told = {"used": 0.0} | ({} if late else {name: 1.4})
-    free, after = (tuned(reinforce(reward=reward, guard=guard), told, before, 4) for guard in (None, 1.5))
+    free, after = (tuned(reinforce(reward=reward, collapse_factor=guard), told, before, 4) for guard in (None, 1.5))
     assert after.metrics["reward"] == after.tuner_state["rewards"][-1] == -1
     assert torch.equal(after.tuner_state["scores"][-1], before.tuner_state["pending_scores"][-1])
     assert torch.equal(after.tuner_state["pending_scores"][:-1], before.tuner_state["pending_scores"][:-1])
@@ -331,7 +331,7 @@ def test_a_collapse_goes_back_narrows_and_moves_away(bad: float) -> None:
     assert before is not None and before.global_model is not None
     assert torch.equal(before.global_model, torch.full((3,), 3.0))  # what round 3 would have begun with
     assert before.metrics["rolled_back"] == 2 and before.note.startswith("it collapsed at round 4 (a loss of")
-    assert "went back to round 2; it now draws lr around 0.00" in before.note
+    assert "rolled back to round 2; it now draws lr around 0.00" in before.note
     psi = before.tuner_state["psi"].numpy()
     narrower = np.minimum(4 * 85, (2 / grid_spacing(tuner.axes)) ** 2)
     np.testing.assert_allclose(np.exp(2 * psi[2:4]), narrower, rtol=0.5)
@@ -358,7 +358,7 @@ def test_what_collapsed_counts_as_the_worst_reward() -> None:
 
 def test_with_a_guard_one_bad_loss_that_is_no_collapse_counts_no_more_than_a_collapse() -> None:
     for guard, least in ((1.5, -1.0), (None, -2.0)):
-        tuner = reinforce(guard=guard)
+        tuner = reinforce(collapse_factor=guard)
         before = None
         for round, loss in enumerate((2.0, 0.05, 0.15), 1):
             before = tuned(tuner, {"validation": loss}, before, round)
@@ -408,7 +408,7 @@ def inflate_updates(report: Reply, in_rounds: Sequence[int] = (6,)) -> Sequence[
 def test_an_injected_collapse_is_rolled_back_and_reported(reward: str, heard: int) -> None:
     fed = adaptive_federation(reward, engine=partial(BytesEngine, tamper=inflate_updates))
     name = "validation" if reward == "validation" else "received_loss"
-    with pytest.warns(DescantWarning, match=rf"Round {heard}: it collapsed at round 6 .* went back to round 5"):
+    with pytest.warns(DescantWarning, match=rf"Round {heard}: it collapsed at round 6 .* rolled back to round 5"):
         rounds = list(fed.rounds(16))
     before = fed.history_[heard - 2]
     assert before[name] > 3 * fed.history_[4][name]
@@ -435,7 +435,7 @@ def test_the_round_after_a_collapse_begins_at_the_lowest_loss() -> None:
 
 
 def test_without_a_guard_nothing_is_brought_back() -> None:
-    fed = adaptive_federation(engine=partial(BytesEngine, tamper=inflate_updates), guard=None).fit(9, progress=False)
+    fed = adaptive_federation(engine=partial(BytesEngine, tamper=inflate_updates), collapse_factor=None).fit(9, progress=False)
     assert not any("rolled_back" in entry for entry in fed.history_)
     assert "lowest_loss_model" not in fed.state.server_state["tune"]
 
@@ -546,7 +546,7 @@ def test_findings_tell_how_often_it_went_back(tmp_path: Path) -> None:
         ({"lr": (0.1, True)}, "The 'lr' of AdaptiveHyper must be > 0. Got True"),
         ({"lr": 0.1}, "The grid 'lr' of AdaptiveHyper must be two or more rising numbers > 0, or None.* Got 0.1"),
         ({"work": "5, 10"}, "The grid 'work' of AdaptiveHyper must be two or more rising.* Got '5, 10'"),
-        ({"log": "lr"}, "AdaptiveHyper tunes 'lr', 'work' or both"),
+        ({"log_axes": "lr"}, "AdaptiveHyper tunes 'lr', 'work' or both"),
         (
             {"reward": "clients", "loss_samples": 0},
             "The 'loss_samples' of AdaptiveHyper must be a whole number >= 1. Got 0",
@@ -556,17 +556,17 @@ def test_findings_tell_how_often_it_went_back(tmp_path: Path) -> None:
             "The 'loss_samples' of AdaptiveHyper must be a whole number >= 1. Got None",
         ),
         ({"window": None}, "The 'window' of AdaptiveHyper must be a whole number >= 1. Got None"),
-        ({"rate": None}, "The 'step_size' of AdaptiveHyper must be > 0. Got None"),
+        ({"step_size": None}, "The 'step_size' of AdaptiveHyper must be > 0. Got None"),
         ({"work": (4, 2)}, "The grid 'work' of AdaptiveHyper must be two or more rising"),
         ({"lr": (0.0, 0.1)}, "The 'lr' of AdaptiveHyper must be > 0"),
         ({"work": (1.5, 2.0)}, "The 'work' of AdaptiveHyper must be a whole number"),
         ({"lr": None, "work": None}, "AdaptiveHyper tunes 'lr', 'work' or both"),
-        ({"log": ("rate",)}, "AdaptiveHyper tunes 'lr', 'work' or both"),
+        ({"log_axes": ("rate",)}, "AdaptiveHyper tunes 'lr', 'work' or both"),
         ({"reward": "test"}, "The 'reward' of AdaptiveHyper must be one of 'validation', 'clients'"),
         ({"window": 0}, "The 'window' of AdaptiveHyper must be a whole number >= 1"),
         ({"collapse_factor": 0.5}, "The 'collapse_factor' of AdaptiveHyper must be >= 1"),
         ({"base": algorithms.L2GD()}, "AdaptiveHyper cannot tune L2GD, which is tuned already"),
-        ({"base": algorithms.Local()}, "AdaptiveHyper cannot tune Local, which has no common model"),
+        ({"base": algorithms.Local()}, "AdaptiveHyper cannot tune Local, which has no global model"),
     ],
 )
 def test_bad_settings(settings: dict[str, object], message: str) -> None:
@@ -610,7 +610,7 @@ def test_a_decay_by_numbers() -> None:
     ).hyper == Hyper(0.1, 5)
     with pytest.raises(SettingError, match="The 'lr_factor' of DecaySchedule must be > 0 and <= 1"):
         algorithms.DecaySchedule(lr_factor=1.5)
-    with pytest.raises(SettingError, match="Decaying cannot tune FedAvg\\+AH, which is tuned already"):
+    with pytest.raises(SettingError, match="DecaySchedule cannot tune FedAvg\\+AH, which is tuned already"):
         algorithms.DecaySchedule(algorithms.AdaptiveHyper())
 
 

@@ -17,7 +17,7 @@ from bytes_engine import BytesEngine
 from descant import Algorithm, Federation, Sgd, algorithms
 from descant.algorithms import CoresetProxies, Dropouts, FedAsync, FedBuff, Hinge, Polynomial, RandomAvailability
 from descant.algorithms.fedavg import local_baseline
-from descant.analysis import interpolation
+from descant.analysis import interpolate
 from descant.core.messages import Reply
 from descant.engines import InProcess, Processes, VirtualClock
 from descant.errors import DescantWarning, SettingError
@@ -116,7 +116,7 @@ def test_who_looks_on_takes_no_time_and_changes_nothing() -> None:
         done.scores  # noqa: B018
         looked.models_["0"]
         if done.index == 3:
-            interpolation(looked, points=2)
+            interpolate(looked, points=2)
     assert looked.hash() == plain.hash() and column(looked, "clock") == column(plain, "clock")
 
 
@@ -131,10 +131,10 @@ def test_discounts_are_those_of_the_papers() -> None:
     assert FedBuff().staleness_discount is not None and FedBuff().staleness_discount(3) == 1 / math.sqrt(4)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("report", ["model", "change"])
-def test_one_step_of_fedasync_and_of_fedbuff_by_hand(report: str) -> None:
+@pytest.mark.parametrize("reply_content", ["model", "update"])
+def test_one_step_of_fedasync_and_of_fedbuff_by_hand(reply_content: str) -> None:
     """A report that is 3 versions late moves the centre by α·s(3) of the way to it, or by η·s(3) of its change."""
-    algorithm = FedAsync(0.5, rho=0.0) if report == "model" else FedBuff(1, server_step=0.5)
+    algorithm = FedAsync(0.5, rho=0.0) if reply_content == "model" else FedBuff(1, server_step=0.5)
     clock = VirtualClock({"0": 2.9, "1": 1.1, "2": 1.0, "3": 0.01, "4": 0.01})
     fed = made(algorithm, clock)
     first = fed.state.global_model.clone()
@@ -145,7 +145,7 @@ def test_one_step_of_fedasync_and_of_fedbuff_by_hand(report: str) -> None:
     lone = made(replace(algorithms.Local(), participation=Dropouts({"0": 0, "1": 0, "3": 0, "4": 0})), InProcess)
     trained = ran(lone, 1).state.personal_models.get("2")["model"]
     s = 0.5 * (1 + 3) ** -0.5
-    moved = trained - (before if report == "model" else first)
+    moved = trained - (before if reply_content == "model" else first)
     torch.testing.assert_close(fed.state.global_model, before + s * moved, rtol=0, atol=1e-6)
 
 
@@ -283,9 +283,9 @@ def test_stand_ins_need_a_method_that_waits_for_all(algorithm: Algorithm) -> Non
 @pytest.mark.parametrize(
     ("clock", "told"),
     [
-        (VirtualClock({"9": 1.0}), "a speed for party '9', and there is none"),
+        (VirtualClock({"9": 1.0}), "a speed for party '9', and there is no party"),
         (VirtualClock({"0": 0.0}), "The speed of party '0' must be a number > 0. Got 0.0"),
-        (VirtualClock(jitter=-1.0), "The 'jitter' of Clocked must be >= 0"),
+        (VirtualClock(jitter=-1.0), "The 'jitter' of VirtualClock must be >= 0"),
     ],
 )
 def test_a_bad_clock_is_named(clock: VirtualClock, told: str) -> None:

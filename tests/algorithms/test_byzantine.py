@@ -63,8 +63,8 @@ def test_a_median_stays_among_those_who_say_the_truth_and_a_mean_does_not(robust
         ({"count": 0}, "'count'"),
         ({"count": 1.5}, "'count'"),
         ({"scale": float("nan")}, "'scale'"),
-        ({"reward": "x"}, "'reward'"),
-        ({"reward": float("inf")}, "'reward'"),
+        ({"claimed_reward": "x"}, "'claimed_reward'"),
+        ({"claimed_reward": float("inf")}, "'claimed_reward'"),
     ],
 )
 def test_what_cannot_be_is_refused(settings, told):

@@ -117,10 +117,10 @@ BAD: dict[str, tuple[list[dict[str, Any]], str]] = {
         [{"party": "a"}, {"party": "bb"}],
         "Row 2 of the schedule: There is no party 'bb'. Did you mean 'b'",
     ),
-    "reversed": ([{"party": "a", "from": 5, "to": 3}], "Row 1 of the schedule: party 'a' is there from round 5 to 3"),
+    "reversed": ([{"party": "a", "from": 5, "to": 3}], "Row 1 of the schedule: party 'a' is present from round 5 to 3"),
     "overlapping": (
         [{"party": "a", "from": 4, "to": 6}, {"party": "b"}, {"party": "a", "from": 1, "to": 4}],
-        "Rows 3 and 1 of the schedule overlap: party 'a' is there from round 1 to 4, and from 4 on",
+        "Rows 3 and 1 of the schedule overlap: party 'a' is present from round 1 to 4, and from 4 on",
     ),
     "behind an open end": ([{"party": "a"}, {"party": "a", "from": 9}], "from round 1 to the end, and from 9 on"),
     "no number": ([{"party": "a", "from": "soon"}], "The 'from' in row 1 of the schedule must be a round"),
@@ -152,7 +152,7 @@ def test_what_is_wrong_with_a_schedule_is_said_with_its_row(name: str) -> None:
         ("party,from,to\na,1,2\n\nz,1,2\n", "Row 4 of .*table.csv: There is no party 'z'"),
         ("party,from,to\na,x,2\n", "The 'from' in row 2 of .*table.csv must be a round"),
         ("party,1,2\nz,1,0\n", "Row 2 of .*table.csv: There is no party 'z'"),
-        ("party,1,2\na,1,0\nb,1,0\na,0,1\n", "Rows 2 and 4 of .*table.csv are both of party 'a'. Join them"),
+        ("party,1,2\na,1,0\nb,1,0\na,0,1\n", "Rows 2 and 4 of .*table.csv both name party 'a'. Join them"),
     ],
 )
 def test_a_bad_file_is_named(text: str, told: str, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("attend", "told"),
     [
-        (Dropouts({"9": 2}), "Row 1 of the drops: There is no party '9'"),
+        (Dropouts({"9": 2}), "Row 1 of the dropouts: There is no party '9'"),
         (PeriodicParticipation(2, {"9": 1}), "The 'first_rounds' of PeriodicParticipation: There is no party '9'"),
         (Timetable((PresenceSpan("0", 0),)), "The 'first' of Timetable must be a whole number >= 1. Got 0"),
         (RandomAvailability(1.5), "The 'probability' of RandomAvailability must be >= 0 and <= 1"),
@@ -258,12 +258,12 @@ def test_recipes_say_who_is_there(tmp_path: Path) -> None:
     ):
         assert read_recipe(TINY_RECIPE.replace("participation = 3", line)).algorithms()[0].participation == attend
     for line, told in (
-        ("schedule = 3", r"The 'schedule' of \[work\] must be a text in quotes or a list"),
-        ("last_rounds = 4", r"The 'drops' of \[work\] must be a table"),
-        ("redraw_every = 2", "give 'comes', too"),
-        ("participation_interval = 7", "Give comes_every and comes_first together"),
-        ('first_rounds = {"0" = 1}', "Give comes_every and comes_first together"),
-        ("participation_probability = 2.0", r"The 'comes' of \[work\] must be >= 0 and <= 1"),
+        ("schedule = 3", r"The 'schedule' of \[training\] must be a text in quotes or a list"),
+        ("last_rounds = 4", r"The 'last_rounds' of \[training\] must be a table"),
+        ("redraw_every = 2", "give 'participation_probability', too"),
+        ("participation_interval = 7", "Give participation_interval and first_rounds together"),
+        ('first_rounds = {"0" = 1}', "Give participation_interval and first_rounds together"),
+        ("participation_probability = 2.0", r"The 'participation_probability' of \[training\] must be >= 0 and <= 1"),
     ):
         with pytest.raises(SettingError, match=told):
             read_recipe(TINY_RECIPE.replace("participation = 3", line)).algorithms()
@@ -287,7 +287,7 @@ def test_a_schedule_is_found_beside_its_recipe_and_a_run_needs_it_no_more(
     assert there.quick_form().algorithm().participation == attend
     monkeypatch.chdir(tmp_path / "sub")
     assert read_recipe("tiny.toml").digest == read_recipe(text).digest == digest  # a text has no folder of its own
-    assert read_recipe(text).with_values("work.schedule=who.csv").algorithm().participation == attend
+    assert read_recipe(text).with_values("training.schedule=who.csv").algorithm().participation == attend
     (tmp_path / "sub" / "who.csv").unlink()
     assert read_recipe(kept).algorithm().participation == attend and read_recipe(kept).text == kept
     with pytest.raises(SettingError, match=r"The schedule who\.csv cannot be read"):

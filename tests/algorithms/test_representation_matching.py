@@ -143,7 +143,7 @@ def test_points_are_the_input_every_non_linearity_and_the_top() -> None:
 
 def test_words_are_matched_as_what_they_are_embedded_as() -> None:
     model = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, 5), nn.Tanh(), nn.Linear(5, 3))
-    assert term_of(RM(), model).value.links[0].below == "0"  # type: ignore[attr-defined]
+    assert term_of(RM(), model).value.layers[0].to_point == "0"  # type: ignore[attr-defined]
     data = [(torch.randint(7, (9, 3)), torch.arange(9) % 3) for _ in range(3)]
     fed = Federation(model, parties.from_arrays(data, test=0), RM(), lr=0.1, steps=2, batch=4)
     assert fed.fit(2, progress=False).state.execution_mode == "stacked" and not fed.rejections_
@@ -226,7 +226,7 @@ def test_gradients_agree_with_finite_differences(name: str, way: str) -> None:
     wrapped = algorithms.WeightDivergence(algorithms.EntropyRegularization(RM(), min_entropy=1.05), 0.3)
     terms = bind(wrapped, net).terms
     torch.manual_seed(4)
-    theta = torch.stack([terms[0].begin(net.copy_initial_row(), np.random.default_rng(k)) for k in range(2)])
+    theta = torch.stack([terms[0].initial_values(net.copy_initial_row(), np.random.default_rng(k)) for k in range(2)])
     columns = torch.cat([net.copy_initial_row() + 0.1 * torch.randn(2, net.layout.trainable_width).double(), theta], 1)
     x = torch.randn(2, 5, *shape, dtype=torch.float64)
     y = torch.randint(3, (2, 5))
@@ -282,7 +282,7 @@ SOLVERS = [Sgd(lr=0.1, epochs=2, batch=4), Sgd(lr=0.01, steps=3, batch=2, optimi
 @pytest.mark.parametrize("solver", SOLVERS, ids=["epochs", "Adam", "at once"])
 @pytest.mark.parametrize("name", ["dense", "convolutions", "strides and groups", "written"])
 def test_all_ways_agree(name: str, solver: Sgd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("descant.training.stacked_gradient.LARGE", 0)
+    monkeypatch.setattr("descant.training.stacked_gradient.LARGE_MODEL_BYTES", 0)
     algorithm = algorithms.EntropyRegularization(RM(algorithms.FedAvgPlus(alpha=0.5), reduction="sum", coefficient=0.1))
     agree(made(name), shaped(NETS[name][0]), algorithm, solver)
 
@@ -516,18 +516,18 @@ def pooled(pool: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "points", "message"),
     [
-        (Branched(), None, r"'relu_1' cannot be led back to its 'relu': add \('add'\) lies between, and more than one"),
+        (Branched(), None, r"'relu_1' cannot be mapped back to its 'relu': add \('add'\) is between them, and it has more than one"),
         (Deciding(), None, r"points of Deciding cannot be found: torch.fx cannot trace it.* submodules: first, again"),
         (network(), ("input", "nowhere"), r"no point 'nowhere' to watch. It has: input, 0, 1, 2, output"),
         (network(), ("2", "output"), r"at least two points.* The model has: input, 0, 1, 2, output"),
         (
             pooled(nn.AvgPool1d(2)),
             None,
-            r"AvgPool1d \('3'\) lies between, and it keeps no indices.*of input, 0, 1, 2, 3, 4",
+            r"AvgPool1d \('3'\) is between them, and it keeps no indices.*of input, 0, 1, 2, 3, 4",
         ),
-        (pooled(nn.AdaptiveMaxPool1d(3)), None, r"AdaptiveMaxPool1d \('3'\) lies between, and it keeps no indices"),
-        (pooled(nn.MaxPool1d(2, stride=1)), None, r"MaxPool1d \('3'\) lies between, and its windows overlap"),
-        (pooled(nn.Softmin(1)), None, r"Softmin \('3'\) lies between, and no way back through it is known"),
+        (pooled(nn.AdaptiveMaxPool1d(3)), None, r"AdaptiveMaxPool1d \('3'\) is between them, and it keeps no indices"),
+        (pooled(nn.MaxPool1d(2, stride=1)), None, r"MaxPool1d \('3'\) is between them, and its windows overlap"),
+        (pooled(nn.Softmin(1)), None, r"Softmin \('3'\) is between them, and it has no known inverse"),
         (pooled(nn.MaxPool1d(2)), "input", r"Matching needs at least two points.* Got \('input',\)"),
     ],
 )
@@ -543,10 +543,10 @@ def test_models_that_cannot_be_matched_say_what_lies_between(
     [
         (RM(coefficient=-1.0), r"The 'coefficient' of FedAvg\+RM must be >= 0. Got -1.0."),
         (RM(reduction="max"), r"The 'reduction' of FedAvg\+RM must be one of 'mean', 'sum'. Got 'max'."),  # type: ignore[arg-type]
-        (algorithms.EntropyRegularization(min_entropy=-1.0), r"The 'least' of FedAvg\+ER must be >= 0. Got -1.0."),
+        (algorithms.EntropyRegularization(min_entropy=-1.0), r"The 'min_entropy' of FedAvg\+ER must be >= 0. Got -1.0."),
         (
             algorithms.EntropyRegularization(granularity="all"),
-            r"The 'over' of FedAvg\+ER must be one of 'samples', 'batch'.",
+            r"The 'granularity' of FedAvg\+ER must be one of 'samples', 'batch'.",
         ),  # type: ignore[arg-type]
         (algorithms.WeightDivergence(coefficient=-0.1), r"The 'coefficient' of FedAvg\+WD must be >= 0. Got -0.1."),
         (RM(coefficient=None), r"The 'coefficient' of FedAvg\+RM must be >= 0. Got None."),  # type: ignore[arg-type]

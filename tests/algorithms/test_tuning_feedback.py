@@ -129,7 +129,7 @@ def test_parties_report_the_loss_of_what_they_received() -> None:
     )
     assert torch.equal(plain.state.global_model, fed.state.global_model)
     assert "received_loss" not in plain.state.feedback
-    with pytest.raises(SettingError, match="The 'measure' of FedAvg must be a whole number >= 0"):
+    with pytest.raises(SettingError, match="The 'loss_samples' of FedAvg must be a whole number >= 0"):
         Federation(network(), classification_parties(5), replace(algorithm, loss_samples=-1), lr=0.1, steps=1).state  # noqa: B018
 
 
@@ -254,7 +254,7 @@ def test_what_was_tuned_is_in_records_tables_and_reports(tmp_path: Path) -> None
     assert np.isfinite(metrics["rolled_back"]).tolist() == [round == 7 for round in range(1, 10)]
     assert any("Round 7: it collapsed at round 6" in text for text in found.warnings)
     study = study_from_run(tmp_path / "run")
-    assert [text for text in study.findings() if "went back" in text] == [n for n in table.notes if "went back" in n]
+    assert [text for text in study.findings() if "rolled back" in text] == [n for n in table.notes if "rolled back" in n]
     page = study.save(tmp_path / "study") / "report.html"
     assert (tmp_path / "study" / "hyper.png").exists() and "What was tuned" in page.read_text(encoding="utf-8")
     again = Study.load(tmp_path / "study")

@@ -170,7 +170,7 @@ def test_the_doctor_says_how_a_model_would_run(tmp_path, model, said):
     assert shown.exit_code == 0, shown.output
     assert said in shown.stdout and "torch uses" in shown.stdout
     found = json.loads(descant("doctor", f"{file}:{model}", "--parties", f"{file}:people", "--json").stdout)
-    assert {"model", "parties", "execution mode"} <= {finding["what"] for finding in found}
+    assert {"model", "parties", "execution mode"} <= {finding["subject"] for finding in found}
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_a_finished_comparison_is_printed_though_it_cannot_be_saved(tiny, monkey
     monkeypatch.setattr("pathlib.Path.write_text", full)
     shown = descant("compare", tiny, "--algorithms", "fedavg", "--seeds", "1", "--set", "run.rounds=1", *form)
     assert shown.exit_code == 1 and "No space left on device" in shown.stderr and "Traceback" not in shown.output
-    assert "The numbers stand above; no report was written." in shown.stderr and "FedAvg" in shown.stdout
+    assert "The numbers are above; no report was written." in shown.stderr and "FedAvg" in shown.stdout
     assert not form or json.loads(shown.stdout)["report"] is None
 
 
@@ -240,9 +240,9 @@ def test_the_progress_of_a_run_tells_what_the_round_tells(tiny, monkeypatch):
     shown = []
 
     class Watched(Progress):
-        def update(self, *given, told, **named):
-            shown.append(told)
-            super().update(*given, told=told, **named)
+        def update(self, *given, summary, **named):
+            shown.append(summary)
+            super().update(*given, summary=summary, **named)
 
     monkeypatch.setattr("descant.core.progress.Progress", Watched)
     assert descant("run", tiny, "--out", "seen").exit_code == 0
@@ -291,8 +291,8 @@ def test_the_report_of_a_run_says_what_the_run_said(tiny, tmp_path):
 
 
 def test_what_must_be_known_of_the_data_is_in_every_output(tiny, tmp_path):
-    code = "from descant.parties import People, digits\n\ndef noted(count: int):\n    made = digits(count)\n"
-    (tmp_path / "stand_in.py").write_text(code + "    return People(map(made._source, made), 'digits stand in')\n")
+    code = "from descant.parties import Population, digits\n\ndef noted(count: int):\n    made = digits(count)\n"
+    (tmp_path / "stand_in.py").write_text(code + "    return Population(map(made._source, made), 'digits stand in')\n")
     here = ["--set", "parties.population=stand_in:noted", "--set", "run.rounds=1"]
     said = "Of the data: digits stand in."
     shown = [descant(command, tiny, *here, "--out", command) for command in ("run", "compare")]
@@ -329,8 +329,8 @@ def test_a_run_that_was_not_judged_says_how_to(tiny):
     ("arguments", "message"),
     [
         (["run", "nowhere.toml"], "The recipe nowhere.toml cannot be read: No such file"),
-        (["run", "tiny.toml", "--set", "work.leer=1"], "Did you mean 'lr'"),
-        (["run", "tiny.toml", "--set", "sweep.work.lr=[1.0]"], "goes through values: use descant compare"),
+        (["run", "tiny.toml", "--set", "training.leer=1"], "Did you mean 'lr'"),
+        (["run", "tiny.toml", "--set", "sweep.training.lr=[1.0]"], "is a sweep over values: use descant compare"),
         (["run", "tiny.toml", "--resume", "--out", "new"], "new holds no run that could be resumed"),
         (["run", "tiny.toml", "--engine", "spark"], "must be one of 'in-process', 'processes', 'ray'"),
         (["run", "tiny.toml", "--set", "run.workers=2"], "'workers' in [run] are of the engines 'processes' and 'ray'"),
@@ -340,11 +340,11 @@ def test_a_run_that_was_not_judged_says_how_to(tiny):
         (["report", "nowhere"], "nowhere does not hold a study"),
         (["runs", "nowhere"], "There is no folder nowhere"),
         (["compare", "tiny.toml", "--seeds", "0"], "The 'seeds' of [run] must be a whole number >= 1. Got 0"),
-        (["compare", "tiny.toml", "--set", "sweep.wrk.lr=[0.1,0.2]"], "no part of tiny 'wrk'"),
+        (["compare", "tiny.toml", "--set", "sweep.trainig.lr=[0.1,0.2]"], "no part of tiny 'trainig'"),
         (["papers", "run", "fed_plus/synthetic", "--seeds", "0"], "The 'seeds' of [run] must be a whole number >= 1"),
-        (["papers", "run", "fed_plus/synthetic", "--seeds", "1", "--expect"], "give at least --seeds 2"),
+        (["papers", "run", "fed_plus/synthetic", "--seeds", "1", "--update-expected"], "give at least --seeds 2"),
         (["compare", "tiny.toml", "--set", "vault.folder=v"], "[vault] of tiny is for descant run"),
-        (["worth", "tiny.toml", "--set", "vault.folder=v"], "[vault] of tiny is for descant run"),
+        (["contributions", "tiny.toml", "--set", "vault.folder=v"], "[vault] of tiny is for descant run"),
         (["run", "tiny.toml", "--set", "vault.folder=v"], "FedGeoMedPlus has no stand-ins to open a vault"),
         (["run", "tiny.toml", "--set", "vault.fodler=v"], "no key of [vault] 'fodler'. Did you mean 'folder'"),
         (["run", "tiny.toml", "--set", "vault.key=k"], "[vault] lacks 'folder'"),
@@ -360,7 +360,7 @@ def test_a_command_on_recipes_names_what_is_wrong(tiny, monkeypatch, arguments, 
     assert message in shown.stderr and "Traceback" not in shown.output and shown.stdout == ""
 
 
-@pytest.mark.parametrize("key", ["run.ronds=1", "parties.cuont=1", "work.leer=1.0"])
+@pytest.mark.parametrize("key", ["run.ronds=1", "parties.cuont=1", "training.leer=1.0"])
 def test_a_short_form_that_would_fail_is_told_when_it_is_not_asked_for(tiny, tmp_path, key, monkeypatch):
     monkeypatch.setattr("descant.studies.study.compare", None)
     (tmp_path / "short.toml").write_text(read_recipe(tiny).with_values(f"quick.{key}").text)
@@ -396,8 +396,8 @@ def test_a_run_that_is_interrupted_says_how_to_go_on(tiny, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("descant.studies.recorded_run.judge", interrupted)
-        shown = descant("run", tiny, "--out", "my run", "--set", "work.lr=0.2")
+        patched.setattr("descant.studies.recorded_run.evaluate_run", interrupted)
+        shown = descant("run", tiny, "--out", "my run", "--set", "training.lr=0.2")
     command = "descant run 'my run/run.toml' --out 'my run' --resume"
     assert shown.exit_code == 130 and shown.stderr.strip().endswith(f"Go on with: {command}")
     assert command in descant("runs").stdout and command in descant("report", "my run").stderr
@@ -491,7 +491,7 @@ def test_an_experiment_is_run_kept_and_compared_with_what_was_kept(tmp_path, mon
     figure = '[[paper]]\ndescription = "it"\nsource = "table 7"\nvalue = 0.25\nmethods = ["FedAvg"]\n'
     (shelf / "tiny.toml").write_text(TINY_RECIPE + figure)
     monkeypatch.setattr("descant.papers.recipe_index.PACKED", shelf.parent)
-    first = descant("papers", "run", "mine/tiny", "--quick", "--expect")
+    first = descant("papers", "run", "mine/tiny", "--quick", "--update-expected")
     assert first.exit_code == 0, first.output
     assert (
         "table 7" in first.stdout and "0.250" in first.stdout and f"Kept in {shelf / 'expected.json'}" in first.stdout
@@ -501,13 +501,13 @@ def test_an_experiment_is_run_kept_and_compared_with_what_was_kept(tmp_path, mon
     assert again["compared"] == ["All 3 means are within what the kept runs span (2 seeds, ± 0.005)."]
     assert again["figures"][0]["paper"] == 0.25
     assert json.loads(descant("papers", "list", "--json").stdout)[0]["quick"] > 0
-    monkeypatch.setattr("descant.cli.papers_commands.keep", mock.Mock(side_effect=StateError("it cannot be written")))
-    lost = descant("papers", "run", "mine/tiny", "--quick", "--expect")
+    monkeypatch.setattr("descant.cli.papers_commands.write_expected", mock.Mock(side_effect=StateError("it cannot be written")))
+    lost = descant("papers", "run", "mine/tiny", "--quick", "--update-expected")
     assert lost.exit_code == 1 and "it cannot be written" in lost.stderr and "table 7" in lost.stdout
 
 
 def test_the_report_of_a_sweep_is_one_page_for_all_its_values(tiny, tmp_path):
-    made = descant("compare", "tiny.toml", "--set", "sweep.work.lr=[0.1, 0.2]", "--seeds", "1")
+    made = descant("compare", "tiny.toml", "--set", "sweep.training.lr=[0.1, 0.2]", "--seeds", "1")
     assert made.exit_code == 0 and "report.html" in made.stdout, made.output
     page = tmp_path / "descant-study" / "report.html"
     before = page.read_text()

@@ -36,10 +36,10 @@ algorithm = "fedavg+"
 """
 TEAM = """
 import numpy as np
-from descant import toy_problems
+from descant.models import mlp
 
 def model():
-    return problems.mlp(4, 2, ())
+    return mlp(4, 2, ())
 
 def data():
     rng = np.random.default_rng(0)
@@ -73,7 +73,7 @@ def test_a_federation_is_made_and_parties_are_invited_once(here: Path) -> None:
     assert told["state"] == "not begun" and told["round"] == 0
     call("server", "revoke", "lab", "north")
     assert "revoked" in call("server", "status", "lab")
-    assert "as it was written" in call("server", "audit", "lab", "--verify")
+    assert "is unchanged" in call("server", "audit", "lab", "--verify")
     log = here / "lab" / "audit.jsonl"
     log.write_text(log.read_text().replace('"north"', '"south"'))
     assert "Line 2" in call("server", "audit", "lab", "--verify", code=1)
@@ -153,7 +153,7 @@ def test_a_file_of_another_kind_is_no_team(here: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        (True, "Whether joining helped: descant silo judge north.silo team.py"),
+        (True, "To see whether joining helped: descant silo evaluate north.silo team.py"),
         (False, "Left. The same command joins again."),
         (KeyboardInterrupt, "Left. The same command joins again."),
     ],
@@ -186,14 +186,15 @@ def test_a_server_that_is_interrupted_says_how_to_go_on(here: Path, monkeypatch:
 
     monkeypatch.setattr("descant.deployment.server.serve.FederationServer.run_to_completion", interrupted)
     call("server", "init", "lab", "recipe.toml")
-    assert "The same command goes on." in call("server", "start", "lab", code=130)
+    assert "The same command continues." in call("server", "start", "lab", code=130)
 
 
-@pytest.mark.parametrize("name", ["gather", "quorum", "deadline", "limit"])
+@pytest.mark.parametrize("name", ["min_parties", "quorum", "deadline", "timeout"])
 def test_a_server_that_would_wait_for_nothing_does_not_start(here: Path, name: str) -> None:
-    assert f"--{name}" in call("server", "start", "--help")
+    option = f"--{name.replace('_', '-')}"
+    assert option in call("server", "start", "--help")
     call("server", "init", "lab", "recipe.toml")
-    assert f"The {name!r} of server start must be" in call("server", "start", "lab", f"--{name}", "0", code=1)
+    assert f"The {name!r} of server start must be" in call("server", "start", "lab", option, "0", code=1)
 
 
 def test_what_is_not_there_is_said(here: Path) -> None:
@@ -201,7 +202,7 @@ def test_what_is_not_there_is_said(here: Path) -> None:
     assert "There is no file nowhere." in call("silo", "join", "nowhere", "team.py", code=1)
     assert "there is no such folder" in call("report", "nowhere", code=1)
     assert "no folder" in call("silo", "forget", "nowhere", code=1)
-    assert "Nobody takes part" in call("silo", "leave", "nowhere", code=1)
+    assert "No silo runs from" in call("silo", "leave", "nowhere", code=1)
     assert "server init" in call("server", "status", "nowhere", code=1)
     call("server", "init", "lab", "recipe.toml")
     assert "already" in call("server", "init", "lab", "recipe.toml", code=1)
@@ -209,7 +210,7 @@ def test_what_is_not_there_is_said(here: Path) -> None:
 
 def test_who_never_took_part_cannot_be_judged(here: Path) -> None:
     (here / "north.silo" / "state").mkdir(parents=True)
-    assert "Join first" in call("silo", "judge", "north.silo", "team.py", code=1)
+    assert "Join first" in call("silo", "evaluate", "north.silo", "team.py", code=1)
 
 
 def test_what_is_no_invite_is_called_that_whoever_may_read_it(here: Path) -> None:
@@ -295,7 +296,7 @@ def test_forgetting_keeps_what_the_policy_is_counted_by(here: Path, joined: list
     told = call("silo", "forget", "north.silo", "--local")
     assert kept_by_north(here) == KEPT and len(joined) > 8
     assert "descant vault forget VAULT north" in told and all(name in told for name in joined)
-    assert "for ever" in told and "was not asked" in told
+    assert "always hold" in told and "was not asked" in told
     again = json.loads(call("silo", "forget", "north.silo", "--json"))
     assert again["removed"] == [] and again["kept"] == KEPT and "not asked" in again["server"]
 
@@ -366,11 +367,11 @@ def test_a_file_that_cannot_take_part_does_not_join(here: Path) -> None:
 
 def test_an_invite_names_the_vault_that_rows_are_sealed_for(here: Path) -> None:
     vault = f"[vault]\nfolder = '{here / 'vault'}'\nkey = '{here / 'key'}'\n"
-    (here / "recipe.toml").write_text(f"{RECIPE}wrap = [{{by = 'stand-ins'}}]\n{vault}")
+    (here / "recipe.toml").write_text(f"{RECIPE}wrap = [{{wrapper = 'coreset_proxies'}}]\n{vault}")
     known = json.loads(call("vault", "init", "vault", "--key", "key", "--json"))["fingerprint"]
     call("server", "init", "lab", "recipe.toml")
     (here / "vault").rename(here / "away")
-    assert "is not there, and" in call("server", "invite", "lab", "north")
+    assert "does not exist, so" in call("server", "invite", "lab", "north")
     (here / "away").rename(here / "vault")
     assert known in call("server", "invite", "lab", "south")
     names = {name: invite.Invite.read(here / f"{name}.invite").vault for name in ("north", "south")}

@@ -323,7 +323,7 @@ def test_what_is_wrong_with_a_wrap_is_named(change, message):
 
 
 def test_what_cannot_wrap_training_alone_is_said_before_the_work():
-    with pytest.raises(SettingError, match="AdaptiveHyper cannot tune Local, which has no common model"):
+    with pytest.raises(SettingError, match="AdaptiveHyper cannot tune Local, which has no global model"):
         tiny('wrap=[{wrapper="adaptive"}]').check()
 
 

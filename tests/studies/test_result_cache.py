@@ -55,7 +55,7 @@ def breaking(monkeypatch: pytest.MonkeyPatch, after: int, error: type[BaseExcept
             raise error
         return carry_out(*arguments)
 
-    monkeypatch.setattr("descant.studies.study.carry_out", counted)
+    monkeypatch.setattr("descant.studies.study.run_and_score", counted)
     return lambda: len(began)
 
 
@@ -139,13 +139,13 @@ def test_what_could_be_taken_for_another_is_not_kept(tmp_path, changes):
 def test_one_method_more_trains_that_method_alone(tmp_path, monkeypatch):
     study(tmp_path)
     began = breaking(monkeypatch, 2)
-    monkeypatch.setattr("test_finished.METHODS", [*METHODS, algorithms.RFA()])
+    monkeypatch.setattr("test_result_cache.METHODS", [*METHODS, algorithms.RFA()])
     study(tmp_path)
     assert began() == 2
 
 
 @pytest.mark.parametrize(
-    "damaged", [lambda text: text[:-10], lambda text: text.replace('"refused": 0', '"refused": 1')]
+    "damaged", [lambda text: text[:-10], lambda text: text.replace('"rejected": 0', '"rejected": 1')]
 )
 def test_a_damaged_file_is_named(tmp_path, damaged):
     study(tmp_path)
@@ -164,7 +164,7 @@ def test_the_same_command_goes_on(tmp_path, monkeypatch):
         breaking(patched, 3, KeyboardInterrupt)
         shown = CliRunner().invoke(get_command(app), command)
     assert shown.exit_code == 130
-    assert f"kept in {tmp_path / 'out.part'}: the same command goes on behind them" in shown.stderr
+    assert f"kept in {tmp_path / 'out.part'}: the same command continues after them" in shown.stderr
     assert len(list((tmp_path / "out.part").glob("*.json"))) == 3 and not (tmp_path / "out").exists()
 
     began = breaking(monkeypatch, 99)
@@ -181,7 +181,7 @@ def test_nothing_of_others_is_removed(tmp_path):
     (part / "notes.json").write_text('{"seconds": 1000}')
     recipe = read_recipe(tmp_path / "tiny.toml")
     run_experiment(
-        recipe.with_values("work.lr=0.3"), progress=False, cache=ResultCache(part)
+        recipe.with_values("training.lr=0.3"), progress=False, cache=ResultCache(part)
     )  # another one, which was broken off
     others = sorted(part.glob("*.json"))
     shown = CliRunner().invoke(

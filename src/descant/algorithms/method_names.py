@@ -15,8 +15,11 @@ from .decay_schedule import DecaySchedule
 from .fed_plus import L2GD, FedAvgPlus, FedCoMedPlus, FedGeoMedPlus, FedPlus, FedPlusFixed, FedPlusV1
 from .fedavg import RFA, CoordinateMedian, FedAvg, FedProx, Local
 from .fedrl import FedRL
+from .method_aliases import canonical_method_name
 from .personalized import APFL, Ditto, FedPer, FedRep, pFedMe
 from .representation_matching.matching_wrappers import EntropyRegularization, RepresentationMatching, WeightDivergence
+
+__all__ = ["ALGORITHMS", "WRAPPERS", "canonical_method_name"]
 
 ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
     "local": Local,
@@ -40,7 +43,7 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
     "fedbuff": FedBuff,
     "fedrl": FedRL,
 }
-"""The methods by the names that recipes and the command line use."""
+"""The methods by their canonical names; `canonical_method_name` maps other spellings to these."""
 
 WRAPPERS: Mapping[str, Callable[..., Algorithm]] = {
     "entropy": EntropyRegularization,

@@ -231,8 +231,8 @@ class Timetable:
             previous = previous_spans.get(span.party)
             if previous is not None and (previous.last is None or span.first <= previous.last):
                 raise SettingError(
-                    f"Rows {previous.row} and {span.row} of {self.source} overlap: party {span.party!r} is present from "
-                    f"round {previous.first} to {previous.last or 'the end'}, and from {span.first} on. Join them."
+                    f"Rows {previous.row} and {span.row} of {self.source} overlap: party {span.party!r} is present "
+                    f"from round {previous.first} to {previous.last or 'the end'}, and from {span.first} on. Join them."
                 )
             previous_spans[span.party] = span
 

@@ -1,4 +1,4 @@
-"""The command line. It imports nothing heavy: torch, numpy and the rest wait until a command needs them."""
+"""The command line. Heavy packages such as torch and numpy are imported only when a command needs them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .. import __version__
 from ..errors import DescantWarning
 from . import papers_commands, server_commands, silo_commands, vault_commands
 from .compare_command import compare
+from .contributions_command import contributions
 from .demo_command import demo
 from .doctor_command import doctor
 from .report_command import report
 from .run_command import run
 from .runs_command import runs
-from .worth_command import contributions
 
 app = typer.Typer(
     add_completion=False,
@@ -29,7 +29,7 @@ app = typer.Typer(
 
 
 def show_version(requested: bool) -> None:
-    """Print the version and leave."""
+    """Print the version and exit."""
     if requested:
         typer.echo(f"descant {__version__}")
         raise typer.Exit
@@ -38,10 +38,10 @@ def show_version(requested: bool) -> None:
 @app.callback()
 def descant(
     version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Federated learning for parties that differ: own models, robust centres, and numbers that say who gained."""
+    """Federated learning for parties that differ: personal models, robust aggregation, and a measure of who gained."""
 
 
 for command in (demo, run, compare, report, runs, doctor, contributions):
@@ -58,16 +58,16 @@ default_format_warning = warnings.formatwarning
 def format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """A warning as a user reads it: where in our code it was given says nothing."""
+    """Return a Descant warning as a plain sentence, without its place in our code."""
     if issubclass(category, DescantWarning):
         return f"Warning: {message}\n"
     return default_format_warning(message, category, filename, lineno, line)
 
 
 def main() -> None:
-    """The entry point."""
+    """Run the command line."""
     warnings.formatwarning = format_warning
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without ± or α still gets its table
+            stream.reconfigure(errors="replace")  # a terminal without ± or α still prints the table
     app()

@@ -1,4 +1,4 @@
-"""What every command has in common: settings as options, one JSON document, one sentence when something goes wrong."""
+"""Helpers shared by all commands: settings as options, JSON output, and errors as one sentence."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 
 def settings_option(record: type, name: str) -> Any:
-    """A setting as an option: help and default are the record's, and its bounds are checked where work starts."""
+    """Return an option with the help and default of a setting; its bounds are checked when work starts."""
     field = next(field for field in dataclasses.fields(record) if field.name == name)
     default = "" if field.default is None else f" Default: {field.default}."
     return typer.Option(field.default, help=f"{field.metadata['help']}{default}", show_default=False)
 
 
 def json_option() -> Any:
-    """--json, the same everywhere."""
     return typer.Option(False, "--json", help="Print one JSON document and nothing else.")
 
 
 @contextmanager
 def handle_errors(out: Path | None = None, resume: Path | None = None, resume_hint: str = "") -> Iterator[None]:
-    """One sentence and an exit status for what can go wrong, in place of a traceback.
+    """Turn errors and interrupts into one sentence and an exit status, without a traceback.
 
-    `out` is written as a whole, at the end; `resume` is the folder of a run, which can go on; `again` says what does.
+    ``out`` is a folder that is written as a whole at the end. ``resume`` is the folder of a run that can be resumed.
+    ``resume_hint`` is the sentence that says how to go on.
     """
     try:
         yield
@@ -63,7 +63,7 @@ def run_resume_note(folder: Path | None) -> str:
 
 
 def cache_folder(out: Path) -> Path:
-    """The folder for the trainings that have finished, while others go on."""
+    """Return the folder that keeps finished trainings while others still run."""
     target = out.resolve()
     return target.with_name(f"{target.name}.part")
 
@@ -71,11 +71,11 @@ def cache_folder(out: Path) -> Path:
 def cache_resume_note(out: Path | None) -> str:
     if out is None or not any(cache_folder(out).glob("*.json")):
         return ""
-    return f" The trainings that have finished are kept in {cache_folder(out)}: the same command goes on behind them."
+    return f" Finished trainings are kept in {cache_folder(out)}: the same command continues after them."
 
 
 def user_code_location(error: BaseException) -> str | None:
-    """The last place of the user's own code that an error went through: not ours, nor of what is installed."""
+    """Return the last line of the user's own code that an error passed, or None if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         frames = [(error.filename, error.lineno)]
     else:
@@ -91,10 +91,10 @@ def user_code_location(error: BaseException) -> str | None:
 
 
 def use_one_thread() -> None:
-    """Small models are stacked into one, so that a second thread adds nothing and costs much on busy cores.
+    """Limit torch to one thread: small models are stacked, so a second thread gains nothing and is slow on busy cores.
 
-    The demo, 10 rounds and 1 seed on two cores: 3.3 s with one, 3.2 s and 8.6 s with two; 30 rounds and 3 seeds with
-    others at work: 30 s and 158 s.
+    The demo, 10 rounds and 1 seed on two cores: 3.3 s with one thread, 3.2 s and 8.6 s with two; 30 rounds and 3 seeds
+    on busy cores: 30 s and 158 s.
     """
     import torch
 
@@ -107,18 +107,16 @@ def run_and_report(
     as_json: bool,
     names: Sequence[str] = (),
     quick: bool = False,
-    compare_results: Callable[[Experiment], Sequence[str]] = lambda done: (),
+    compare_results: Callable[[Experiment], Sequence[str]] = lambda experiment: (),
 ) -> Experiment:
-    """Carry out an experiment, print it and write its report into a folder; what has finished is kept beside it."""
+    """Run an experiment, print it and write its report; finished trainings are cached beside the folder."""
     from ..papers import run_experiment
     from ..studies.result_cache import ResultCache
 
     cache = ResultCache(cache_folder(folder))
     cached_count = len(list(cache_folder(folder).glob("*.json")))
     if cached_count and not as_json:
-        typer.echo(
-            f"{cache.folder} holds {cached_count} finished trainings: those of this experiment are not done again.\n"
-        )
+        typer.echo(f"{cache.folder} holds {cached_count} finished trainings: those of this experiment are reused.\n")
     use_one_thread()
     experiment = run_experiment(recipe, names, quick, progress=show_progress(as_json), cache=cache)
     print_and_save(experiment, folder, as_json, compared=compare_results(experiment))
@@ -127,7 +125,7 @@ def run_and_report(
 
 
 def print_and_save(experiment: Experiment, folder: Path, as_json: bool, compared: Sequence[str] = ()) -> None:
-    """Print what came of an experiment, and save it; what cannot be saved (the disk is full, say) is still printed."""
+    """Print an experiment and save its report; the numbers are printed even if saving fails."""
     output = {**experiment.to_json(), **({"compared": list(compared)} if compared else {})}
     if not as_json:
         typer.echo("\n\n".join([str(experiment), *(["\n".join(compared)] if compared else [])]) + "\n")
@@ -137,18 +135,18 @@ def print_and_save(experiment: Experiment, folder: Path, as_json: bool, compared
     except DescantError as error:
         if as_json:
             typer.echo(json.dumps({**output, "report": None}))
-        raise type(error)(f"{error} The numbers stand above; no report was written.") from error
+        raise type(error)(f"{error} The numbers are above; no report was written.") from error
     typer.echo(json.dumps({**output, "report": str(page)}) if as_json else f"The report with pictures: {page}")
 
 
 def show_progress(as_json: bool) -> bool:
-    """Whether somebody looks at progress: it goes to stderr, and only to a terminal."""
+    """Return whether to show progress: on stderr, and only on a terminal."""
     return not as_json and sys.stderr.isatty()
 
 
 @contextmanager
 def progress_until_done(description: str, as_json: bool) -> Iterator[None]:
-    """Say what takes its time, to whoever looks, until it is done."""
+    """Show a progress line until the block ends."""
     from ..core.progress import progress_bar
 
     with progress_bar(disable=not show_progress(as_json)) as shown:
@@ -157,5 +155,5 @@ def progress_until_done(description: str, as_json: bool) -> Iterator[None]:
 
 
 def wrap_line(key: str, text: str) -> str:
-    """A line of what a piece of work is about, broken for a terminal."""
+    """Return a labeled line, wrapped for a terminal."""
     return textwrap.fill(f"{key:>6}: {text}", 100, subsequent_indent=" " * 8)

@@ -13,22 +13,24 @@ from .recipe_options import ADDRESS, CHANGES, DATA, ENGINE, QUICK, RECIPE, load_
 
 def compare(
     recipe: Path = RECIPE,
-    algorithms: str = typer.Option("", help="Which, such as local,fedavg,fedavg+. Default: as the recipe says."),
-    seeds: int | None = typer.Option(None, help="How often all is repeated. Default: as the recipe says."),
+    algorithms: str = typer.Option(
+        "", help="Methods to compare, such as local,fedavg,fedavg+. Default: those of the recipe."
+    ),
+    seeds: int | None = typer.Option(None, help="Number of repetitions with other seeds. Default: as in the recipe."),
     changes: list[str] = CHANGES,
     quick: bool = QUICK,
     engine: str = ENGINE,
     address: str = ADDRESS,
     data: Path | None = DATA,
     out: Path = typer.Option(  # noqa: B008
-        "descant-study", help="The folder for the report. Default: descant-study.", show_default=False
+        "descant-study", help="Folder for the report. Default: descant-study.", show_default=False
     ),
     as_json: bool = json_option(),
 ) -> None:
-    """Compare the [[methods]] of RECIPE, a TOML file, or those you name, with training alone.
+    """Compare methods with local training.
 
-    It prints a table and writes a report with pictures. Broken off, the same command goes on behind the trainings that
-    had finished.
+    It trains with the [[methods]] of RECIPE, a TOML file, or with those that you name. It prints a table and writes a
+    report with pictures. After an interruption, the same command continues after the finished trainings.
     """
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
     with handle_errors(out):

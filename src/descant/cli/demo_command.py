@@ -21,11 +21,14 @@ def demo(
     rounds: int = settings_option(DemoSettings, "rounds"),
     seeds: int = settings_option(DemoSettings, "seeds"),
     out: Path = typer.Option(  # noqa: B008
-        "descant-demo", help="The folder for report.html and the pictures. Default: descant-demo.", show_default=False
+        "descant-demo", help="Folder for report.html and the pictures. Default: descant-demo.", show_default=False
     ),
     as_json: bool = json_option(),
 ) -> None:
-    """Compare six methods on ten parties with unlike handwritten digits: under a minute, nothing to download."""
+    """Compare six methods on ten parties that differ.
+
+    The data are handwritten digits. It takes under a minute and downloads nothing.
+    """
     with handle_errors(out):
         settings = DemoSettings(rounds, seeds)
         check_settings(settings, "demo")

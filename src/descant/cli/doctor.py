@@ -1,4 +1,4 @@
-"""What runs here, and how a model of yours would: said in sentences. Light to import: torch waits for the work."""
+"""Facts about this machine, and the execution mode of a model. Torch is imported only when needed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHECKED_PACKAGES = ("torch", "numpy", "safetensors", "scikit-learn", "matplotlib
 
 @dataclass(frozen=True)
 class DoctorCheck:
-    """One thing that was looked at."""
+    """One finding about the machine or the model."""
 
     subject: str
     result: str
@@ -35,7 +35,7 @@ class DoctorCheck:
 
 
 def inspect_machine() -> list[DoctorCheck]:
-    """The machine and what is installed on it."""
+    """Return the facts about the machine and its installed packages."""
     from ..engines.processes.process_engine import available_cores
 
     installed = {name: _version(name) for name in CHECKED_PACKAGES}
@@ -49,7 +49,7 @@ def inspect_machine() -> list[DoctorCheck]:
         DoctorCheck(
             "packages",
             installed_list,
-            f"Not installed, and only needed for what they do: {missing}." if missing else "",
+            f"Not installed, and optional: {missing}." if missing else "",
         ),
         DoctorCheck("cores", f"{available_cores()}; {_threads()}"),
         DoctorCheck(
@@ -75,12 +75,12 @@ def _threads() -> str:
 
 
 def explain_execution(federation: Federation) -> list[DoctorCheck]:
-    """How the stacks of a federation would be computed, and why not otherwise."""
+    """Return the execution mode of a federation's models, and why faster modes are not available."""
     plan = federation.plan_
     layout = federation.plan_.net.layout
     size = layout.trainable_width * layout.dtype.itemsize / 1e6
     execution_modes = federation.execution_modes()
-    selected = next(way for way, reason in execution_modes.items() if not reason)
+    selected = next(mode for mode, reason in execution_modes.items() if not reason)
     findings = [
         DoctorCheck(
             "model",
@@ -92,7 +92,7 @@ def explain_execution(federation: Federation) -> list[DoctorCheck]:
         DoctorCheck("execution mode", f"your model runs {selected}: {MODE_DESCRIPTIONS.get(selected, selected)}"),
     ]
     faster_modes = list(execution_modes)[: list(execution_modes).index(selected)]
-    return findings + [DoctorCheck("not " + way, f"because {execution_modes[way]}") for way in faster_modes]
+    return findings + [DoctorCheck("not " + mode, f"because {execution_modes[mode]}") for mode in faster_modes]
 
 
 def format_range(sizes: list[int]) -> str:

@@ -16,18 +16,23 @@ LOSS = "torch.nn.functional:cross_entropy"
 
 
 def doctor(
-    model: str = typer.Argument("", help="What makes your model: package.module:name, or file.py:name."),
-    parties: str = typer.Option("", "--parties", help="What makes your parties, in the same form."),
-    loss: str = typer.Option(LOSS, help=f"The loss. Default: {LOSS}.", show_default=False),
-    participation: int = typer.Option(10, help="Parties a round. Default: 10.", show_default=False),
-    batch: int = typer.Option(10, help="Samples a step. Default: 10.", show_default=False),
+    model: str = typer.Argument(
+        "", help="The function that makes your model: package.module:name, or file.py:name.", show_default=False
+    ),
+    parties: str = typer.Option("", "--parties", help="The function that makes your parties, in the same form."),
+    loss: str = typer.Option(LOSS, help=f"The loss function, in the same form. Default: {LOSS}.", show_default=False),
+    participation: int = typer.Option(10, help="Number of parties per round. Default: 10.", show_default=False),
+    batch: int = typer.Option(10, help="Number of samples per step. Default: 10.", show_default=False),
     as_json: bool = json_option(),
 ) -> None:
-    """Say what is installed here, and how your model would be computed: stacked, single, vectorised or looped."""
+    """Show what is installed and how your model would run.
+
+    The execution mode of a model is stacked, single, vectorized or looped.
+    """
     with handle_errors():
         if bool(model) != bool(parties):
             raise SettingError("Give a model and --parties together: a model is tried on a batch of their data.")
-        sys.path.insert(0, "")  # as python -c and python -m have it: modules in this folder are found
+        sys.path.insert(0, "")  # as with python -m: find modules in the current folder
         from .doctor import explain_execution, inspect_machine
 
         findings = inspect_machine()

@@ -1,4 +1,4 @@
-"""`descant papers`: the papers' experiments, our numbers beside theirs."""
+"""`descant papers`: run the papers' experiments and compare our numbers with theirs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,24 @@ from ..papers import (
     write_expected,
 )
 from .command_helpers import handle_errors, json_option, run_and_report, wrap_line
+from .recipe_options import CHANGES, DATA
 
-app = typer.Typer(no_args_is_help=True, help="The papers' experiments: list them, run one, our numbers beside theirs.")
+app = typer.Typer(no_args_is_help=True, help="List and run the experiments of the papers.")
 
 
 @app.command("list")
 def list_experiments(as_json: bool = json_option()) -> None:
-    """List the experiments: their keys, what they are, and how long each took where its kept numbers were made."""
+    """List the experiments with their keys, titles and run times.
+
+    The run times are those of the machine that made the expected numbers.
+    """
     with handle_errors():
         rows: list[dict[str, Any]] = []
         for key in experiment_keys():
             recipe = load_recipe(key)
             expected_by_form = {form: read_expected(key, quick) for form, quick in (("quick", True), ("full", False))}
             row: dict[str, Any] = {
-                form: None if found is None else found.seconds for form, found in expected_by_form.items()
+                form: None if expected is None else expected.seconds for form, expected in expected_by_form.items()
             }
             data = recipe.tables.get("parties", {}).get("population")
             rows.append({"experiment": key, "title": recipe.title, "parties": data, **row})
@@ -48,21 +52,22 @@ def list_experiments(as_json: bool = json_option()) -> None:
 
 @app.command("run")
 def run_experiment(
-    key: str = typer.Argument(hidden=True),
-    quick: bool = typer.Option(False, "--quick", help="The short form: under two minutes on two cores."),
-    seeds: int | None = typer.Option(None, help="How often all is repeated. Default: as the recipe says."),
-    changes: list[str] = typer.Option([], "--set", help="Another value: table.key=value. Repeatable."),  # noqa: B008
-    data: Path | None = typer.Option(None, help="The data folder. Default: DESCANT_DATA."),  # noqa: B008
-    out: Path | None = typer.Option(None, help="The folder for the report. Default: descant-papers/KEY."),  # noqa: B008
+    key: str = typer.Argument(metavar="KEY", hidden=True),
+    quick: bool = typer.Option(False, "--quick", help="Run the short form: under two minutes on two cores."),
+    seeds: int | None = typer.Option(None, help="Number of repetitions with other seeds. Default: as in the recipe."),
+    changes: list[str] = CHANGES,
+    data: Path | None = DATA,
+    out: Path | None = typer.Option(None, help="Folder for the report. Default: descant-papers/KEY."),  # noqa: B008
     update_expected: bool = typer.Option(
-        False, "--update-expected", help="Keep the numbers in expected.json, to compare with later."
+        False, "--update-expected", help="Store the numbers in expected.json for later comparisons."
     ),
     as_json: bool = json_option(),
 ) -> None:
-    """Run the experiment KEY (see descant papers list).
+    """Run one experiment and compare it with the paper.
 
-    It prints a table with the paper's figures beside ours, says where we differ from the numbers that we keep, and
-    writes a report. Broken off, the same command goes on behind the trainings that had finished.
+    KEY is one of those that descant papers list shows, such as fed_plus/synthetic. It prints a table with the paper's
+    figures beside ours, reports differences from the expected numbers, and writes a report. After an interruption, the
+    same command continues after the finished trainings.
     """
     folder = out or Path("descant-papers") / (key + ("-quick" if quick else ""))
     with handle_errors(folder):
@@ -79,9 +84,13 @@ def run_experiment(
             typer.echo(wrap_line("about", recipe.about) + "\n")
         expected = read_expected(key, quick)
         experiment = run_and_report(
-            recipe, folder, as_json, quick=quick, compare_results=lambda done: compare_with_expected(done, expected)
+            recipe,
+            folder,
+            as_json,
+            quick=quick,
+            compare_results=lambda experiment: compare_with_expected(experiment, expected),
         )
-        if update_expected:  # last: what cannot be kept has been told, and stands in the report
+        if update_expected:  # last: the results are printed and reported even if this fails
             typer.echo(f"Kept in {write_expected(key, experiment)}.", err=as_json)
 
 

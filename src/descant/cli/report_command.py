@@ -13,10 +13,13 @@ from .command_helpers import handle_errors, json_option, progress_until_done
 
 
 def report(
-    folder: Path = typer.Argument(hidden=True),  # noqa: B008
+    folder: Path = typer.Argument(metavar="FOLDER", hidden=True),  # noqa: B008
     as_json: bool = json_option(),
 ) -> None:
-    """Write report.html into FOLDER, which descant compare, run or server init made, and print its verdict."""
+    """Write report.html for a study, a run or a server.
+
+    FOLDER was made by descant compare, run or server init. The command also prints the verdict.
+    """
     with handle_errors():
         from ..config import server_folder
         from ..studies.recorded_run import study_from_run, write_report
@@ -50,7 +53,7 @@ def report(
 
 
 def run_folder_of(folder: Path) -> Path:
-    """The run of a federation, where its folder is given; else the same."""
+    """Return the run of a server folder, or the folder itself if it is not a server's."""
     from ..deployment.pki.federation_setup import ROSTER_FILE, RUN_FOLDER
 
     if not (folder / ROSTER_FILE).is_file():

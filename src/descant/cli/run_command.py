@@ -22,15 +22,18 @@ def run(
     engine: str = ENGINE,
     address: str = ADDRESS,
     data: Path | None = DATA,
-    out: Path = typer.Option("descant-run", help="The run's folder. Default: descant-run.", show_default=False),  # noqa: B008
-    resume: bool = typer.Option(False, "--resume", help="Go on with the run in the folder, where it was broken off."),
+    out: Path = typer.Option("descant-run", help="Folder of the run. Default: descant-run.", show_default=False),  # noqa: B008
+    resume: bool = typer.Option(False, "--resume", help="Resume the interrupted run in the folder."),
     as_json: bool = json_option(),
 ) -> None:
-    """Run the [method] of RECIPE, a TOML file, into a folder, and say party by party whether joining helped."""
+    """Run one method and show whether joining helped.
+
+    It runs the [method] of RECIPE, a TOML file, into a folder, and compares each party with local training.
+    """
     with handle_errors(resume=out):
         selected = load_chosen_recipe(recipe, changes, quick, engine=engine, data=data, address=address).check(None)
         if selected.has_sweep:
-            raise SettingError(f"{selected.name} goes through values: use descant compare, or --set 'sweep={{}}'.")
+            raise SettingError(f"{selected.name} is a sweep over values: use descant compare, or --set 'sweep={{}}'.")
         use_one_thread()
         table, outcome = execute_run(selected, out, resume, as_json=as_json)
         if as_json:
@@ -57,7 +60,7 @@ def execute_run(selected: Recipe, out: Path, resume: bool, as_json: bool) -> tup
         progress_task = shown.add_task(federation.algorithm.name, total=length.rounds, summary="–", completed=run.round)
         for round in run.rounds(max(0, length.rounds - run.round), max(1, length.rounds // length.points)):
             shown.update(progress_task, advance=1, summary=round.round.summary)
-        shown.add_task("training alone, to compare with", total=None, summary="–")
+        shown.add_task("local training, for comparison", total=None, summary="–")
         table = evaluate_run(run)
     outcome = {"folder": str(out), "rounds": federation.state.round, "hash": digest_of_models(federation.state)}
     with progress_until_done("drawing the report", as_json):

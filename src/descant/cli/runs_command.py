@@ -15,12 +15,12 @@ from .command_helpers import handle_errors, json_option
 
 
 def runs(
-    folder: Path = typer.Argument(".", help="Where to look. Default: here.", show_default=False),  # noqa: B008
+    folder: Path = typer.Argument(".", help="Folder to search. Default: the current folder.", show_default=False),  # noqa: B008
     as_json: bool = json_option(),
 ) -> None:
-    """List the runs in a folder: how far each came, and how to go on."""
+    """List the runs in a folder, and how to resume them."""
     with handle_errors():
-        from ..tracking import find_runs as found_in
+        from ..tracking import find_runs
 
         if not folder.is_dir():
             raise StateError(f"There is no folder {folder}.")
@@ -34,7 +34,7 @@ def runs(
                 "reason": found.reason,
                 "how to go on": resume_hint(found) if found.state == "interrupted" else "",
             }
-            for found in found_in(folder)
+            for found in find_runs(folder)
         ]
         if as_json:
             typer.echo(json.dumps(rows))
@@ -43,4 +43,4 @@ def runs(
             typer.echo(Table(shown, rows) if rows else f"There are no runs in {folder}.")
             for row in rows:
                 if row["how to go on"]:
-                    typer.echo(f"\n{row['run']} is broken. {row['how to go on']}")
+                    typer.echo(f"\n{row['run']} was interrupted. {row['how to go on']}")

@@ -1,4 +1,4 @@
-"""`descant server`: the organiser of a federation whose parties are on machines of their own."""
+"""`descant server`: run the server of a federation whose parties are silos on their own machines."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..core.timeouts import WaitLimits
 from ..reporting.table import Table
 from .command_helpers import handle_errors, json_option, settings_option, use_one_thread
 
-app = typer.Typer(no_args_is_help=True, help="Organise a federation: make it, invite parties, start it, look after it.")
+app = typer.Typer(no_args_is_help=True, help="Run the server of a federation.")
 
 DIR = typer.Argument(metavar="DIR", hidden=True)
 NAME = typer.Argument(metavar="NAME", hidden=True)
-LOAD_MODEL_HINT = "The common model: model.load_state_dict(safetensors.torch.load_file({!r}))"
+LOAD_MODEL_HINT = "The global model: model.load_state_dict(safetensors.torch.load_file({!r}))"
 
 
 @app.command("init")
@@ -29,14 +29,18 @@ def init(
     recipe: Path = typer.Argument(metavar="RECIPE", hidden=True),  # noqa: B008
     host: list[str] = typer.Option(  # noqa: B008
         ["localhost"],
-        help="The name or address by which parties reach it. Repeatable: invites name the first. If that is an "
-        "address, it listens there only; for a name other than localhost, at all addresses. Default: localhost.",
+        help="Host name or address at which parties reach the server; may be repeated. Invites name the first one. "
+        "If that is an address or localhost, the server listens only there, else on all interfaces. "
+        "Default: localhost.",
         show_default=False,
     ),
-    port: int = typer.Option(8443, help="The port at which parties reach it. Default: 8443.", show_default=False),
+    port: int = typer.Option(8443, help="Port at which parties reach the server. Default: 8443.", show_default=False),
     as_json: bool = json_option(),
 ) -> None:
-    """Make a federation in the new folder DIR, by RECIPE: its keys and certificates, and nobody invited yet."""
+    """Create a server in the new folder DIR.
+
+    RECIPE is a TOML file with the model and the method. DIR gets the keys and certificates of the server.
+    """
     with handle_errors():
         from ..config import read_recipe
         from ..deployment.pki.federation_setup import FederationTerms
@@ -49,10 +53,10 @@ def init(
         roster = Roster.create(folder, recipe, FederationTerms(hosts=tuple(host), port=port))
         output = {"folder": str(folder), "address": roster.address, "fingerprint": roster.fingerprint}
         unused_sections = unused_settings(loaded)
-        next_step = "".join(f"\n{what} is not used: {why}." for what, why in unused_sections.items())
+        unused_note = "".join(f"\n{what} is not used: {why}." for what, why in unused_sections.items())
         more = {"unused": unused_sections} if as_json else {}
         print_record(
-            {**output, **more}, as_json, f"{next_step}\nNow invite parties: descant server invite {folder} NAME"
+            {**output, **more}, as_json, f"{unused_note}\nNow invite parties: descant server invite {folder} NAME"
         )
 
 
@@ -60,10 +64,13 @@ def init(
 def invite(
     folder: Path = DIR,
     name: str = NAME,
-    out: Path | None = typer.Option(None, help="The invite's new file. Default: NAME.invite.", show_default=False),  # noqa: B008
+    out: Path | None = typer.Option(None, help="New file for the invite. Default: NAME.invite.", show_default=False),  # noqa: B008
     as_json: bool = json_option(),
 ) -> None:
-    """Let the party NAME in: writes its invite, one file with its keys, to be sent by a way that you trust."""
+    """Write the invite of the party NAME.
+
+    The invite is one file with the party's keys. Send it over a channel that you trust.
+    """
     with handle_errors():
         from ..config import read_recipe
         from ..deployment.pki.federation_setup import RECIPE_FILE
@@ -82,8 +89,10 @@ def invite(
             "fingerprint": roster.fingerprint,
         }
         if vault is not None:
-            output["vault"] = vault_key or f"{vault.folder} is not there, and the invite does not say for whom to seal"
-        print_record(output, as_json, "\nWhoever holds this file is the party. Tell it the fingerprint by another way.")
+            output["vault"] = vault_key or f"{vault.folder} does not exist, so the invite names no vault key"
+        print_record(
+            output, as_json, "\nAnyone with this file can act as the party. Send the fingerprint over another channel."
+        )
 
 
 @app.command("start")
@@ -96,13 +105,16 @@ def start(
     grace: float = settings_option(WaitLimits, "grace"),
     as_json: bool = json_option(),
 ) -> None:
-    """Serve the federation in DIR until its rounds are done. After any kill the same command goes on."""
-    with handle_errors(resume_hint=" The same command goes on."):
+    """Serve the federation in DIR until all rounds are done.
+
+    After a crash, the same command continues.
+    """
+    with handle_errors(resume_hint=" The same command continues."):
         from ..deployment.server.serve import FederationServer
         from ..storage.party_state import release_memory_eagerly
 
         sys.path.insert(0, "")
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends it by that may go on as after Ctrl-C
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts like Ctrl-C
         use_one_thread()
         release_memory_eagerly()
         timeouts = WaitLimits(deadline, quorum, min_parties, timeout=timeout, grace=grace)
@@ -117,7 +129,7 @@ def start(
 
 @app.command("status")
 def status(folder: Path = DIR, as_json: bool = json_option()) -> None:
-    """Say who is there, away, has left, was invited or revoked, how far the training has come, and what came of it."""
+    """Show the parties, the progress and the results of DIR."""
     with handle_errors():
         from ..config.resume_command import server_start_command
         from ..deployment.pki.roster import Roster
@@ -145,7 +157,7 @@ def status(folder: Path = DIR, as_json: bool = json_option()) -> None:
             f"Training: {outcome_record['state']}, round {outcome_record['round']}. Parties reach {roster.address}."
         )
         typer.echo(
-            f"The server runs: {server}." if server else "The server is not running: what is below was last known."
+            f"The server runs: {server}." if server else "The server is not running: below is the last known state."
         )
         if outcome_record["state"] == "interrupted":
             typer.echo(f"Go on with: {server_start_command(folder)}")
@@ -161,16 +173,16 @@ def status(folder: Path = DIR, as_json: bool = json_option()) -> None:
                 "global_model",
                 *([baseline_heading(outcome_record["metric"])] if has_baseline else []),
             ]
-        typer.echo(f"\n{Table(tuple(shown), rows)}" if rows else "\nNobody is invited yet.")
+        typer.echo(f"\n{Table(tuple(shown), rows)}" if rows else "\nNo party is invited yet.")
 
 
 def outcome_sentences(outcome_record: dict[str, Any]) -> Iterator[str]:
-    """What came of a training, in sentences."""
+    """Yield the results of a training, in sentences."""
     if outcome_record["spent"]:
         yield f"{outcome_record['spent']['text']}."
     if outcome_record["metric"]:
-        explanation = "of its own model and of the common one on a party's own test set, after the round under 'judged'"
-        yield f"Own, center: {outcome_record['metric']} {explanation}."
+        explanation = "of the personal and the global model on the party's own test set, after the round in 'evaluated'"
+        yield f"personal, global_model: {outcome_record['metric']} {explanation}."
     if outcome_record["global_model"]:
         yield LOAD_MODEL_HINT.format(outcome_record["global_model"])
     yield from outcome_record["baseline_warnings"]
@@ -178,9 +190,10 @@ def outcome_sentences(outcome_record: dict[str, Any]) -> Iterator[str]:
 
 @app.command("revoke")
 def revoke(folder: Path = DIR, name: str = NAME, as_json: bool = json_option()) -> None:
-    """Let the party NAME in no more; a proxy that runs knows it within seconds.
+    """Revoke the access of the party NAME.
 
-    What it has sealed stays in the vault, for when it is invited again, and nobody opens it until then.
+    A running proxy applies it within seconds. The party's encrypted coreset stays in the vault and is not opened unless
+    the party is invited again.
     """
     with handle_errors():
         from ..config import read_recipe
@@ -194,26 +207,26 @@ def revoke(folder: Path = DIR, name: str = NAME, as_json: bool = json_option()) 
         output = {"party": entry.name, "state": entry.state, "since": entry.since}
         if vault is not None:
             output["forget"] = f"descant vault forget {vault.folder} {name}"
-        next_step = "\nNobody stands in for it. That command destroys what it has sealed, if anything."
+        next_step = "\nNo coreset proxy trains for it. That command destroys its encrypted coreset, if it has one."
         print_record(output, as_json, "" if vault is None else next_step)
 
 
 @app.command("audit")
 def audit(
     folder: Path = DIR,
-    verify: bool = typer.Option(False, "--verify", help="Check every line, the recipe and the keys."),
-    line: int = typer.Option(0, help="With --seal: the number of a line that you noted elsewhere.", show_default=False),
-    seal: str = typer.Option("", help="That line's seal."),
+    verify: bool = typer.Option(False, "--verify", help="Check that the log, the recipe and the keys are unchanged."),
+    line: int = typer.Option(0, help="Number of a log line that you noted elsewhere, with --seal.", show_default=False),
+    seal: str = typer.Option("", help="Seal of that line."),
     as_json: bool = json_option(),
 ) -> None:
-    """Show the log of everything that was done with DIR, or --verify that nobody has changed it."""
+    """Show the audit log of DIR, or verify it."""
     with handle_errors():
         from ..deployment.pki.roster import Roster
         from ..storage.audit_log import AUDIT_LOG
 
         roster = Roster(folder)
         if verify:
-            print_record(dataclasses.asdict(roster.verify(line, seal)), as_json, "\nEvery line is as it was written.")
+            print_record(dataclasses.asdict(roster.verify(line, seal)), as_json, "\nEvery line is unchanged.")
             return
         for text in (folder / AUDIT_LOG).read_text().splitlines():
             typer.echo(text)

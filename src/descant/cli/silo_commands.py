@@ -1,4 +1,4 @@
-"""`descant silo`: a team that takes part from its own machine."""
+"""`descant silo`: take part in a federation from the party's own machine."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from .command_helpers import handle_errors, json_option, show_progress, use_one_
 if TYPE_CHECKING:
     from ..deployment.pki.invite import CredentialFiles
 
-app = typer.Typer(no_args_is_help=True, help="Take part in a federation: check your file, join, judge, leave, forget.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Take part in a federation from your own machine.",
+)
 
 FILE = typer.Argument(metavar="FILE", hidden=True)
 FOLDER = typer.Option(
-    None, "--folder", help="Where this party keeps its state. Default: NAME.silo.", show_default=False
+    None, "--folder", help="Folder for the state of this party. Default: NAME.silo.", show_default=False
 )
+SILO_FOLDER = typer.Argument(metavar="FOLDER", hidden=True)
 LEAVE_FILE = "leave"
 
 
@@ -30,13 +34,14 @@ LEAVE_FILE = "leave"
 def check(
     file: Path = FILE,
     name: str = typer.Option(
-        "me", help="The party's name, by which its test set is drawn. Default: me.", show_default=False
+        "me", help="Name of the party; it determines the draw of the test set. Default: me.", show_default=False
     ),
     as_json: bool = json_option(),
 ) -> None:
-    """Try FILE, your own Python with model and data: is its loss finite, and what would leave the building?
+    """Check FILE in a dry run; nothing is sent.
 
-    Nothing is sent.
+    FILE is your Python file, which defines model and data. The check shows whether the model, the data and the loss
+    work together, and what would leave this machine.
     """
     with handle_errors():
         from ..deployment.silo.dry_run import dry_run
@@ -49,10 +54,11 @@ def check(
         for key, value in checks.items():
             if key not in ("tensors", "outgoing", "local_only"):
                 typer.echo(f"{key + ':':<19} {value}")
-        typer.echo("\ntensors of an update:\n" + "\n".join(f"- {one} {to}" for one, to in checks["tensors"].items()))
+        shapes = [f"- {tensor} {shape}" for tensor, shape in checks["tensors"].items()]
+        typer.echo("\ntensors of an update:\n" + "\n".join(shapes))
         for when, fields in checks["outgoing"].items():
-            typer.echo(f"\nleaves {when}:\n" + "\n".join(f"- {one}: {what}" for one, what in fields.items()))
-        typer.echo("\nstays:\n" + "\n".join(f"- {one}" for one in checks["local_only"]))
+            typer.echo(f"\nleaves {when}:\n" + "\n".join(f"- {field}: {what}" for field, what in fields.items()))
+        typer.echo("\nstays:\n" + "\n".join(f"- {item}" for item in checks["local_only"]))
 
 
 @app.command("join")
@@ -61,9 +67,11 @@ def join(
     file: Path = FILE,
     folder: Path | None = FOLDER,
 ) -> None:
-    """Join the federation of INVITE with FILE, and take part until it is over, Ctrl-C or `descant silo leave`.
+    """Join the federation of INVITE with FILE.
 
-    It comes back by itself when the line was down. What this party keeps is in its folder, and nowhere else.
+    INVITE is a file from the server operator; FILE is your Python file, which defines model and data. The silo takes
+    part until the training ends, Ctrl-C or descant silo leave. It reconnects by itself. All state of this party is in
+    its folder.
     """
     with handle_errors():
         from ..deployment.flower.silo_transport import FlowerSiloTransport
@@ -82,7 +90,7 @@ def join(
         check_folder_owner(silo_folder, opened_invite)
         atomic.make_folder(silo_folder, 0o700)
         lock = FolderLock(
-            silo_folder / ".lock", advice=f"It takes part already. To end that: descant silo leave {silo_folder}"
+            silo_folder / ".lock", advice=f"It already takes part. To end that: descant silo leave {silo_folder}"
         )
         stop_event = threading.Event()
         finished = False
@@ -104,7 +112,8 @@ def join(
             signal.signal(signal.SIGTERM, lambda *_: stop_event.set())
             threading.Thread(target=watch_for_file, args=(silo_folder / LEAVE_FILE, stop_event), daemon=True).start()
             say(
-                f"{opened_invite.party} joins {opened_invite.address}. The authority's fingerprint: {opened_invite.fingerprint}"
+                f"{opened_invite.party} joins {opened_invite.address}. "
+                f"The authority's fingerprint: {opened_invite.fingerprint}"
             )
             with (
                 suppress(KeyboardInterrupt),
@@ -114,7 +123,10 @@ def join(
         finally:
             worker.close()
             lock.release()
-        closing_message = f"Its models are in {silo_folder / 'state'}. Whether joining helped: descant silo judge {silo_folder} {file}"
+        evaluate_command = f"descant silo evaluate {silo_folder} {file}"
+        closing_message = (
+            f"Its models are in {silo_folder / 'state'}. To see whether joining helped: {evaluate_command}"
+        )
         typer.echo(closing_message if finished else "Left. The same command joins again.")
 
 
@@ -126,13 +138,14 @@ def watch_for_file(file: Path, stop_event: threading.Event) -> None:
 
 @app.command("evaluate")
 def evaluate(
-    folder: Path = typer.Argument(metavar="FOLDER", hidden=True),  # noqa: B008
+    folder: Path = SILO_FOLDER,
     file: Path = FILE,
     as_json: bool = json_option(),
 ) -> None:
-    """Say whether joining from FOLDER helped: FILE trains alone on this machine, with the same work in the same rounds.
+    """Show whether joining helped; nothing is sent.
 
-    Nothing is sent. It takes about as long as the party's own part of the training did.
+    It compares the models in FOLDER, the silo's folder, with local training of FILE on this machine, with the same work
+    in the same rounds. It takes about as long as the party's own part of the training.
     """
     with handle_errors():
         from ..deployment.silo.handshake_reply import require_handshake
@@ -147,37 +160,36 @@ def evaluate(
         if as_json:
             typer.echo(json.dumps({"verdict": table.verdict, "table": table.to_json_rows(), "models": files}))
         else:
-            typer.echo(
-                f"{table}\n\nThe model of its own: {files['personal']}\nThe common model: {files['global_model']}"
-            )
+            typer.echo(f"{table}\n\nThe personal model: {files['personal']}\nThe global model: {files['global_model']}")
 
 
 @app.command("leave")
-def leave(folder: Path = typer.Argument(metavar="FOLDER", hidden=True)) -> None:  # noqa: B008
-    """End the taking part from FOLDER, in order: the letter that is being answered is finished first."""
+def leave(folder: Path = SILO_FOLDER) -> None:
+    """Stop the silo that runs from FOLDER.
+
+    It finishes its current task first.
+    """
     with handle_errors():
         from ..storage.lock import lock_holder
 
         if not lock_holder(folder / ".lock"):
-            raise SettingError(f"Nobody takes part from {folder}.")
+            raise SettingError(f"No silo runs from {folder}.")
         (folder / LEAVE_FILE).touch()
-        typer.echo("It leaves when it has answered the letter that it is at.")
+        typer.echo("The silo leaves after its current task.")
 
 
 @app.command("forget")
 def forget(
-    folder: Path = typer.Argument(metavar="FOLDER", hidden=True),  # noqa: B008
-    local: bool = typer.Option(False, "--local", help="Ask no server: remove what is in FOLDER, and nothing else."),
-    wait: float = typer.Option(
-        60.0, help="Seconds in which the server must have answered. Default: 60.", show_default=False
-    ),
+    folder: Path = SILO_FOLDER,
+    local: bool = typer.Option(False, "--local", help="Remove only what is in FOLDER, and do not ask the server."),
+    wait: float = typer.Option(60.0, help="Seconds to wait for the server's reply. Default: 60.", show_default=False),
     as_json: bool = json_option(),
 ) -> None:
-    """Let the server destroy the rows that the party of FOLDER has sealed, then remove what is kept in FOLDER.
+    """Erase the party's state, on the server and in FOLDER.
 
-    If the server does not say that it is done, nothing is removed. What stays in FOLDER: a mark of this machine, which
-    rows have ever left, and the rounds of the day, so that the limits of the policy hold if the party joins again. What
-    models have learnt stays in them.
+    The server destroys the party's encrypted coreset. If it does not confirm, nothing is removed. Three things stay in
+    FOLDER, so that the limits of the policy hold if the party joins again: an identifier of this machine, the rows that
+    have ever left, and the rounds of the day. What models have learned stays in them.
     """
     with handle_errors():
         from ..deployment.pki.invite import CredentialFiles
@@ -191,27 +203,27 @@ def forget(
         lock = FolderLock(folder / ".lock")
         vault_hint = vault_forget_hint(CredentialFiles(folder / "keys"))
         try:
-            server = "it was not asked" if local else request_erasure(folder, wait)
+            server = "it was not asked" if local else erase_on_server(folder, wait)
             removed, kept = clear_folder(folder)
         finally:
             lock.release()
         if as_json:
             typer.echo(json.dumps({"folder": str(folder), "server": server, "removed": removed, "kept": kept}))
             return
-        typer.echo(f"The server: {server}.\nRemoved from {folder}: {', '.join(removed) or 'nothing was there'}.")
+        typer.echo(f"The server: {server}.\nRemoved from {folder}: {', '.join(removed) or 'nothing, it was empty'}.")
         if kept:
-            typer.echo(f"Kept, so that the limits of the policy hold for ever: {', '.join(kept)}.")
+            typer.echo(f"Kept, so that the limits of the policy always hold: {', '.join(kept)}.")
         if local:
-            typer.echo(f"Rows that have left are still with the organiser, sealed. {vault_hint}.")
+            typer.echo(f"The server still has the encrypted coreset. {vault_hint}.")
 
 
 def vault_forget_hint(keys: CredentialFiles) -> str:
     name = keys.party if keys.certificate.exists() else "NAME"
-    return f"To destroy them in the vault the organiser can run: descant vault forget VAULT {name}"
+    return f"To destroy it in the vault, the server operator can run: descant vault forget VAULT {name}"
 
 
-def request_erasure(folder: Path, seconds: float) -> str:
-    """What the server says that it has done, or an error that says what to do."""
+def erase_on_server(folder: Path, seconds: float) -> str:
+    """Ask the server to destroy the party's coreset, and return its confirmation or raise with advice."""
     from ..deployment.pki.invite import CredentialFiles
     from ..deployment.silo.forget import request_erasure
     from ..deployment.silo.handshake_reply import HANDSHAKE_FILE, MACHINE_FILE, require_handshake
@@ -220,9 +232,9 @@ def request_erasure(folder: Path, seconds: float) -> str:
     state = folder / "state"
     keys = CredentialFiles(folder / "keys")
     if not (state / HANDSHAKE_FILE).exists():
-        return "nobody was introduced to one from here, and it was not asked"
+        return "this folder has never connected to one, so it was not asked"
     if not keys.address.exists():
-        raise SettingError(f"{folder} does not say where its server is. Join once more, or forget with --local.")
+        raise SettingError(f"{folder} holds no address of the server. Join again, or forget with --local.")
     try:
         from ..deployment.flower.silo_transport import FlowerSiloTransport
 
@@ -232,7 +244,7 @@ def request_erasure(folder: Path, seconds: float) -> str:
             )
     except EngineError as error:
         raise EngineError(
-            f"{str(error).rstrip('.')}. So it is not known that the server has destroyed the rows of {keys.party}, and "
-            f"nothing was removed from {folder}. Try again while the server runs. {vault_forget_hint(keys)}; and you, "
-            f"then: descant silo forget {folder} --local"
+            f"{str(error).rstrip('.')}. The server has not confirmed that the coreset of {keys.party} is destroyed, so "
+            f"nothing was removed from {folder}. Try again while the server runs. {vault_forget_hint(keys)}. "
+            f"After that, run: descant silo forget {folder} --local"
         ) from error

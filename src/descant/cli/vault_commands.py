@@ -1,4 +1,4 @@
-"""`descant vault`: the folder that keeps sealed coresets, and the log of everything that was done with them."""
+"""`descant vault`: the folder of encrypted coresets, and its audit log."""
 
 from __future__ import annotations
 
@@ -13,30 +13,35 @@ import typer
 from ..errors import SettingError
 from ..reporting.table import Table
 from .command_helpers import handle_errors, json_option
-from .recipe_options import CHANGES, DATA
+from .recipe_options import CHANGES, DATA, RECIPE
 
 if TYPE_CHECKING:
     from ..config import Recipe
     from ..coresets.selection import Selection
     from ..storage.vault.private_keys import PrivateKey
 
-SHOWN_VALUES = 6  # values of a row that a terminal has room for; JSON has all
+SHOWN_VALUES = 6  # values of a row shown on a terminal; JSON has all
 
-app = typer.Typer(no_args_is_help=True, help="Coresets that parties left sealed: make a vault, list, verify, forget.")
+app = typer.Typer(no_args_is_help=True, help="Manage a vault of encrypted coresets.")
+
+DIR = typer.Argument(metavar="DIR", hidden=True)
+PARTY = typer.Argument(metavar="PARTY", hidden=True)
 
 
 @app.command("init")
 def init(
-    folder: Path = typer.Argument(metavar="DIR", hidden=True),  # noqa: B008
-    key: Path | None = typer.Option(None, "--key", help="The private key's file, outside DIR; made if there is none."),  # noqa: B008
-    run: str = typer.Option("", "--run", help="The run that it is for. Default: a name that nobody else has."),
+    folder: Path = DIR,
+    key: Path | None = typer.Option(  # noqa: B008
+        None, "--key", help="File of the private key, outside DIR; it is created if missing."
+    ),
+    run: str = typer.Option("", "--run", help="Name of the run that the vault is for. Default: a unique name."),
     as_json: bool = json_option(),
 ) -> None:
-    """Make a vault in the new folder DIR.
+    """Create a vault in the new folder DIR.
 
-    Its private key goes into the file of --key, readable for you alone, or comes from DESCANT_VAULT_KEY. Only the
-    worker that stands in for absent parties needs it. Tell the parties the vault's fingerprint by telephone or on
-    paper: it is how they know that they seal for this vault and for nobody else.
+    Its private key is written to the file of --key, readable by you alone, or comes from DESCANT_VAULT_KEY. Only the
+    worker that trains coreset proxies needs it. Tell the parties the vault's fingerprint by telephone or on paper: with
+    it they check that they encrypt for this vault and for nobody else.
     """
     with handle_errors():
         from ..storage.vault.private_keys import key_fingerprint
@@ -50,18 +55,19 @@ def init(
             return
         typer.echo("\n".join(f"{name + ':':<13}{value}" for name, value in output.items()))
         if key is not None:
-            typer.echo(
-                f"{'key:':<13}{key}\n\nKeep a copy of the key where the vault is not: without it no coreset can be"
-            )
-            typer.echo("opened. Keep DIR/parties out of backups: what is there cannot be forgotten.")
+            typer.echo(f"{'key:':<13}{key}\n\nKeep a copy of the key on another machine: without it no coreset can be")
+            typer.echo("opened. Keep DIR/parties out of backups: what is in a backup cannot be forgotten.")
 
 
 @app.command("list")
 def list_parties(
-    folder: Path = typer.Argument(metavar="DIR", hidden=True),  # noqa: B008
+    folder: Path = DIR,
     as_json: bool = json_option(),
 ) -> None:
-    """List what the vault in DIR holds of whom, and how often it was opened. It needs no key."""
+    """List the coresets in the vault DIR.
+
+    It shows how often each was opened, and needs no key.
+    """
     with handle_errors():
         from ..storage.vault.vault_folder import Vault
 
@@ -72,22 +78,25 @@ def list_parties(
             shown = ("party", "state", "since", "generation", "opened", "digest")
             typer.echo(Table(shown, [{**row, "digest": row["digest"][:16]} for row in rows]))
         else:
-            typer.echo(f"Nobody was invited to the vault {folder} yet.")
+            typer.echo(f"No party was invited to the vault {folder} yet.")
 
 
 @app.command("verify")
 def verify(
-    folder: Path = typer.Argument(metavar="DIR", hidden=True),  # noqa: B008
-    key: Path | None = typer.Option(None, "--key", help="Its file. Default: DESCANT_VAULT_KEY, or no key."),  # noqa: B008
-    ask_key: bool = typer.Option(False, "--ask-key", help="Ask for the key, if it is in neither."),
-    anchor: str = typer.Option("", "--anchor", help="LINE:SEAL, as an earlier verify has printed it."),
+    folder: Path = DIR,
+    key: Path | None = typer.Option(  # noqa: B008
+        None, "--key", help="File of the private key. Default: DESCANT_VAULT_KEY, or no key."
+    ),
+    ask_key: bool = typer.Option(False, "--ask-key", help="Ask for the key if it is in neither."),
+    anchor: str = typer.Option("", "--anchor", help="LINE:SEAL, as printed by an earlier verify."),
     as_json: bool = json_option(),
 ) -> None:
-    """Check the audit log of DIR line by line, and that the vault holds exactly what it says.
+    """Check the audit log and the coresets of the vault DIR.
 
-    Without the key, somebody who wrote both the log and its head anew is not found out; with it, he is, and every
-    coreset is opened as well. Keep the line that is printed elsewhere and give it to --noted the next time: that shows
-    whether the whole folder was put back to an older copy.
+    It checks the log line by line, and that the vault holds exactly what the log says. Without the key, it cannot
+    detect that both the log and its head were rewritten. With the key it can, and it opens every coreset as well. Keep
+    the printed LINE:SEAL elsewhere and give it to --anchor next time: that shows whether the whole folder was replaced
+    by an older copy.
     """
     with handle_errors():
         from ..storage.vault.private_keys import KEY_VARIABLE, read_key
@@ -105,22 +114,22 @@ def verify(
             else "without the vault's key: see descant vault verify --help"
         )
         typer.echo(f"In order, checked {key_note}.")
-        typer.echo(
-            f"{verification.parties} parties, {verification.coresets} coresets, {verification.lines} lines in the audit log."
-        )
-        typer.echo(f"Keep this elsewhere, for --noted: {verification.lines}:{verification.chain_hash}")
+        counts = f"{verification.parties} parties, {verification.coresets} coresets"
+        typer.echo(f"{counts}, {verification.lines} lines in the audit log.")
+        typer.echo(f"Keep this elsewhere, for --anchor: {verification.lines}:{verification.chain_hash}")
 
 
 @app.command("forget")
 def forget(
-    folder: Path = typer.Argument(metavar="DIR", hidden=True),  # noqa: B008
-    party: str = typer.Argument(metavar="PARTY", hidden=True),
+    folder: Path = DIR,
+    party: str = PARTY,
     as_json: bool = json_option(),
 ) -> None:
-    """Forget PARTY: destroy its key and its coreset in the vault DIR, and log it. It needs no key, and has no way back.
+    """Destroy the key and the coreset of PARTY in DIR.
 
-    No copy of what the party has sealed can be opened any more, wherever it lies, unless somebody has a copy of the
-    party's key from DIR/parties and the vault's private key. What models have learnt stays in them.
+    It is logged, needs no private key and cannot be undone. Afterward no copy of the party's coreset can be opened,
+    unless somebody has copies of both the party's key from DIR/parties and the vault's private key. What models have
+    learned stays in them.
     """
     with handle_errors():
         from ..storage.vault.vault_folder import Vault
@@ -136,25 +145,29 @@ def forget(
 
 @app.command("preview")
 def preview(
-    recipe: Path = typer.Argument(metavar="RECIPE", hidden=True),  # noqa: B008
-    party: str = typer.Argument(metavar="PARTY", hidden=True),
-    method: str = typer.Option("", help="Which of the recipe's methods. Default: the one that has stand-ins."),
-    share: float | None = typer.Option(None, help="Of its rows. Default: as the method's stand-ins."),
-    selection_method: str = typer.Option("", help="How they are chosen. Default: as the method's stand-ins."),
+    recipe: Path = RECIPE,
+    party: str = PARTY,
+    method: str = typer.Option("", help="Method of the recipe. Default: the one with coreset proxies."),
+    share: float | None = typer.Option(
+        None, help="Share of the party's rows. Default: as in the method's coreset proxies."
+    ),
+    selection_method: str = typer.Option(
+        "", help="How the rows are selected. Default: as in the method's coreset proxies."
+    ),
     changes: list[str] = CHANGES,
     data: Path | None = DATA,
     as_json: bool = json_option(),
 ) -> None:
-    """Show exactly which rows of PARTY would leave it as a coreset, before they do: nothing leaves here.
+    """Show which rows of PARTY would leave as a coreset.
 
-    RECIPE is a TOML file that says where the parties' data is. Where the rows are chosen by a model, it is the first
-    one: later ones are not known yet.
+    RECIPE is a TOML file that names the parties' data. Nothing is sent. If the rows are selected by a model, the
+    preview uses the initial model: later ones are not known yet.
     """
     with handle_errors():
         from ..algorithms import FedAvg
         from ..config import read_recipe
         from ..coresets.features import FEATURE_SPACES
-        from ..coresets.preview import coreset_preview as rows_of
+        from ..coresets.preview import coreset_preview
         from ..federation import Federation
 
         selected = read_recipe(recipe).with_values(*changes).with_data_folder(data)
@@ -172,12 +185,12 @@ def preview(
         )
         chosen_party = plan.population[party]
         coreset = selection.choose(chosen_party, plan.seed, features)
-        table = rows_of(chosen_party, coreset, selection.drop_columns, None if as_json else SHOWN_VALUES)
+        table = coreset_preview(chosen_party, coreset, selection.drop_columns, None if as_json else SHOWN_VALUES)
         typer.echo(json.dumps({"rows": table.to_json_rows(), "verdict": table.verdict}) if as_json else table)
 
 
 def preview_selection(recipe: Recipe, method: str, required: bool) -> Selection:
-    """How parties choose what they leave: by the method that is named, by [method], or by all others alike."""
+    """Return the coreset selection of the named method, of [method], or of all methods if they agree."""
     from ..coresets.selection import Selection
 
     if method:
@@ -185,28 +198,29 @@ def preview_selection(recipe: Recipe, method: str, required: bool) -> Selection:
     else:
         own_method = [recipe.algorithm()] if recipe.tables.get("method") else []
         algorithms = own_method if own_method and own_method[0].coreset_proxy else recipe.algorithms()
-    found = {one.name: one.coreset_proxy.selection for one in algorithms if one.coreset_proxy}
-    if len(set(found.values())) > 1:
-        names = ", ".join(map(repr, found))
-        raise SettingError(f"The methods of {recipe.name} leave unlike coresets. Say which: --method {names}.")
-    if required and not found:
+    selections = {one.name: one.coreset_proxy.selection for one in algorithms if one.coreset_proxy}
+    if len(set(selections.values())) > 1:
+        names = ", ".join(map(repr, selections))
+        raise SettingError(f"The methods of {recipe.name} select different coresets. Choose one: --method {names}.")
+    if required and not selections:
         raise SettingError(
-            f"{method or recipe.name} has no stand-ins: nothing would leave. Give --share or --by to see what would."
+            f"{method or recipe.name} has no coreset proxies: nothing would leave. "
+            "Give --share or --selection-method to see what would."
         )
-    return next(iter(found.values()), Selection())
+    return next(iter(selections.values()), Selection())
 
 
 def vault_key(folder: Path, file: Path | None) -> PrivateKey:
-    """The key for a new vault: a new one if the file is not there yet."""
+    """Return the key for a new vault, created if its file does not exist."""
     from ..storage.atomic_folder import write_errors
     from ..storage.vault.private_keys import KEY_VARIABLE, PrivateKey, read_key
 
     if file is None:
         if not os.environ.get(KEY_VARIABLE):
-            raise SettingError(f"Say where the private key is to be: --key FILE, or set {KEY_VARIABLE}.")
+            raise SettingError(f"Say where to put the private key: --key FILE, or set {KEY_VARIABLE}.")
         return read_key()
     if file.resolve().is_relative_to(folder.resolve()):
-        raise SettingError(f"The private key must not lie in the vault: give --key a file outside {folder}.")
+        raise SettingError(f"The private key must not be in the vault: give --key a file outside {folder}.")
     if file.exists():
         return read_key(file)
     key = PrivateKey.new()
@@ -218,5 +232,5 @@ def vault_key(folder: Path, file: Path | None) -> PrivateKey:
 def parse_anchor(text: str) -> tuple[int, str]:
     line, _, seal = text.partition(":")
     if text and (not line.isdecimal() or not seal or int(line) < 1):
-        raise SettingError(f"--noted must be LINE:SEAL, as descant vault verify has printed it. Got {text!r:.80}.")
+        raise SettingError(f"--anchor must be LINE:SEAL, as printed by descant vault verify. Got {text!r:.80}.")
     return int(line or 0), seal

@@ -141,7 +141,7 @@ def draw_point(psi: Numbers, points: Numbers, rng: np.random.Generator) -> int:
 
 
 def clip_psi(psi: Numbers, spacing: Numbers) -> Numbers:
-    """Return ψ with its mean clipped to the grid, as in the paper, and a precision that still tries neighbors (ours)."""
+    """Return ψ with its mean clipped to the grid, as in the paper, and its precision clipped (ours)."""
     size = len(spacing)
     max_factor = MAX_CONCENTRATION / spacing
     logs = np.clip(psi[size : 2 * size], math.log(MIN_PRECISION) / 2, np.log(max_factor))

@@ -87,8 +87,8 @@ def RepresentationMatching(
 ) -> Algorithm:
     """Wrap a method with the matching loss, eq. (2): rebuild the received model's features from the local model's.
 
-    The matching layers θ are private to a party: trained with its model, kept from round to round, never sent. Points of
-    interest are found by tracing the model (§3.1: the input, every non-linearity, the top), unless they are named.
+    The matching layers θ are private to a party: trained with its model, kept from round to round, never sent. Points
+    of interest are found by tracing the model (§3.1: the input, every non-linearity, the top), unless they are named.
     Not from the paper: the mean in place of the sum that eq. (1) prints (ERRATA 5), and the coefficient; with 1,
     convolutional matching layers diverge at rates at which the model itself learns well.
 

@@ -1,4 +1,4 @@
-"""`descant worth`: measure what each party gains and gives."""
+"""`descant contributions`: measure what each party gains and gives."""
 
 from __future__ import annotations
 
@@ -15,20 +15,25 @@ from .recipe_options import CHANGES, DATA, QUICK, RECIPE, load_chosen_recipe
 def contributions(
     recipe: Path = RECIPE,
     permutations: int | None = typer.Option(
-        None, help="Orders of arrival to draw. Default: exact up to 10 parties, else 20.", show_default=False
+        None,
+        help="Number of orders of arrival to draw. Default: all of them up to 10 parties, else 20.",
+        show_default=False,
     ),
-    seeds: int | None = typer.Option(None, help="How often all is repeated. Default: as the recipe says."),
+    seeds: int | None = typer.Option(None, help="Number of repetitions with other seeds. Default: as in the recipe."),
     changes: list[str] = CHANGES,
     quick: bool = QUICK,
     data: Path | None = DATA,
     out: Path = typer.Option(  # noqa: B008
-        "descant-contributions", help="The folder for scores and picture. Default: descant-worth.", show_default=False
+        "descant-contributions",
+        help="Folder for the scores and the picture. Default: descant-contributions.",
+        show_default=False,
     ),
     as_json: bool = json_option(),
 ) -> None:
-    """Say what each party of RECIPE is worth by its [method]: what it gains, and what it gives to the others.
+    """Measure what each party gains and gives.
 
-    Coalitions of parties train by themselves. Broken off, the same command goes on where it was.
+    It trains coalitions of parties with the [method] of RECIPE, a TOML file. After an interruption, the same command
+    continues where it stopped.
     """
     with handle_errors():
         seed_changes = [] if seeds is None else [f"run.seeds={seeds}"]
@@ -38,11 +43,13 @@ def contributions(
             .check(None)
         )
         if selected.has_sweep:
-            raise SettingError(f"{selected.name} goes through values: choose one, with --set 'sweep={{}}' and --set.")
+            raise SettingError(
+                f"{selected.name} is a sweep over values: choose one, with --set 'sweep={{}}' and --set."
+            )
         use_one_thread()
-        from ..studies.contribution import contributions as reckoned
+        from ..studies import contribution
 
-        result = reckoned(
+        result = contribution.contributions(
             selected.algorithm(),
             selected.model(),
             selected.population(),
