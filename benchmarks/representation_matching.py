@@ -3,8 +3,8 @@
 Beside each ratio of time stands that of the arithmetic (forwards, backwards, the frozen model, the matching layers both
 ways), and the paper's own, which is a GPU's. Methods take turns, one round each; a ratio is the median over the turns.
 
-    python benchmarks/matching.py --only MNIST                                          # or CIFAR10, or KWS
-    python benchmarks/matching.py --only KWS --parties 2 --methods FA+RM --turns 2      # large nets take long
+    python benchmarks/representation_matching.py --only MNIST                                          # or CIFAR10, or KWS
+    python benchmarks/representation_matching.py --only KWS --parties 2 --methods FA+RM --turns 2      # large nets take long
 """
 
 from __future__ import annotations

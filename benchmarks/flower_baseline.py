@@ -1,6 +1,6 @@
 """A tiny round of three silos, beside one by Flower's own way, in one run and by turns.
 
-    python benchmarks/floor.py [--rounds 6] [--turns 2]
+    python benchmarks/flower_baseline.py [--rounds 6] [--turns 2]
 
 Flower's own way is a ServerApp that sends a few numbers to three SuperNodes and waits for their answers, without TLS,
 on this machine: it starts a process for every message. Ours is nginx, a SuperLink with TLS and three silos that learn,

@@ -1,6 +1,6 @@
 """How time and memory of a round grow: with the parties that take part, with the parameters, with the population.
 
-    python benchmarks/growth.py --out growth        # about three minutes; writes growth.json and growth.png
+    python benchmarks/round_scaling.py --out growth        # about three minutes; writes growth.json and growth.png
 
 Each point is a process of its own. Memory is what a run adds to a process that already holds the data: the peak over
 its rounds, less what it had before the first. Every party keeps a model of its own and Adam's moments, three rows in

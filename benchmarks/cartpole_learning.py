@@ -4,7 +4,7 @@ An agent has solved it at the first look at which its latest model has a mean re
 steps apart. Nobody merges: ten agents of one stack, each with a network, episodes and draws of its own, are ten seeds.
 Stable-Baselines3 is asked at its tuned settings, by a Python that has it:
 
-    python benchmarks/solve.py [--seeds 10] [--sb3 /path/to/python]
+    python benchmarks/cartpole_learning.py [--seeds 10] [--sb3 /path/to/python]
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Both take batches of 50 days of 9 assets and step by Adam, on one thread and by 
 processor worked for them. It also says how long the papers' experiment (50 desks, 800 rounds of 50 iterations) takes by
 that, a method:
 
-    python benchmarks/traders.py [--iterations 30] [--turns 5] [--desks 10]
+    python benchmarks/portfolio_throughput.py [--iterations 30] [--turns 5] [--desks 10]
 """
 
 from __future__ import annotations

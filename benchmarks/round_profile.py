@@ -1,6 +1,6 @@
 """Where the time of a round goes: W1 of `descant bench` (logistic regression, 10 parties, 20 steps of batch 10).
 
-    python benchmarks/where.py [--steps 20]        # some seconds; on one thread
+    python benchmarks/round_profile.py [--steps 20]        # some seconds; on one thread
 
 Every stage is timed from outside, and the clock itself costs about a third of a microsecond a call.
 """

@@ -1,6 +1,6 @@
 """What recording costs a round: W1 of `descant bench` with FedGeoMed+, with and without a run folder, by turns.
 
-python benchmarks/durable.py [--rounds 600]        # half a minute; on one thread
+python benchmarks/recording_cost.py [--rounds 600]        # half a minute; on one thread
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `models.sum(0)` reads the stack once and does next to nothing else: it is the yardstick of what memory allows. Every
 centre is timed in turn with it, the best of several turns counts. Run it on a quiet machine:
 
-    python benchmarks/centers.py            # --threads 2, --json for a program
+    python benchmarks/aggregators.py            # --threads 2, --json for a program
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ All learn by the same network (64-64), batch (64) and frequency (a gradient step
 turns; seconds are those that the processor worked for them. Stable-Baselines3 is measured by another Python, if one is
 given (`pip install stable-baselines3` into an environment of its own):
 
-    python benchmarks/rl.py [--steps 2000] [--turns 3] [--sb3 /path/to/python]
+    python benchmarks/dqn_throughput.py [--steps 2000] [--turns 3] [--sb3 /path/to/python]
 """
 
 from __future__ import annotations

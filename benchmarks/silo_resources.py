@@ -1,8 +1,8 @@
 """What silos cost: seconds a round, the memory of every process, and whether it stays what it is.
 
-    python benchmarks/silos.py real --silos 8 --megabytes 40 --rounds 3     nginx, a SuperLink and silos on this machine
-    python benchmarks/silos.py driver --parties 50 --megabytes 40           the driver alone, answered by one process
-    python benchmarks/silos.py soak --seconds 3600                          tiny rounds, and by how much memory grows
+    python benchmarks/silo_resources.py real --silos 8 --megabytes 40 --rounds 3     nginx, a SuperLink and silos on this machine
+    python benchmarks/silo_resources.py driver --parties 50 --megabytes 40           the driver alone, answered by one process
+    python benchmarks/silo_resources.py soak --seconds 3600                          tiny rounds, and by how much memory grows
 
 `real` and `soak` need an environment that has Flower, and nginx; all need Linux. Memory is what the kernel says:
 anonymous, which nobody can take away, and all that is resident, with files that are mapped (libraries, models on disk).

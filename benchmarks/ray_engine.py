@@ -5,7 +5,7 @@ by turns; then 10,000 and 100,000 parties with a small model, 1,000 a round, two
 and the memory of this process, of the workers and of Ray's own; then W2's model with Adam, all 100 parties a round, one
 step each, so that what they remember (1.6 MB each) is most of what there is to carry. In an environment that has Ray:
 
-    python benchmarks/clusters.py [--rounds 20] [--parties 10000 100000]
+    python benchmarks/ray_engine.py [--rounds 20] [--parties 10000 100000]
 """
 
 from __future__ import annotations

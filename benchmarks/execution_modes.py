@@ -2,7 +2,7 @@
 
 `CACHE` and `MOST_VECTORISED` in `descant/solvers/slope.py` come from this table. Run it on a quiet machine:
 
-    python benchmarks/ways.py            # a minute or two; --threads 2 for two threads
+    python benchmarks/execution_modes.py            # a minute or two; --threads 2 for two threads
 """
 
 from __future__ import annotations
