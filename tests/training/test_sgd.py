@@ -591,7 +591,7 @@ def test_a_point_that_does_not_exist_is_named() -> None:
         (Sgd(steps=2.5), r"The 'steps' of Sgd must be a whole number >= 0. Got 2.5."),  # type: ignore[arg-type]
         (Sgd(lr="fast"), r"The 'lr' of Sgd must be > 0. Got 'fast'."),  # type: ignore[arg-type]
         (Sgd(steps=3, epochs=2), r"steps or epochs, not both"),
-        (Sgd(optimizer=3), r"Give the name of an optimiser of torch.optim, or its class. Got 3."),  # type: ignore[arg-type]
+        (Sgd(optimizer=3), r"Give the name of an optimizer of torch.optim, or its class. Got 3."),  # type: ignore[arg-type]
         (Sgd(optimizer="Adamm"), r"There is no optimizer 'Adamm'. Did you mean 'Adam'\?"),
         (Sgd(optimizer="LBFGS"), r"LBFGS cannot step a stack"),
         (Sgd(optimizer="Adafactor"), r"Adafactor is not element-wise"),

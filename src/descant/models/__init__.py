@@ -1,6 +1,6 @@
-"""The papers' networks by name: functions of JSON values that make modules, for cross-entropy over `outputs` classes.
+"""The papers' networks by name: functions from JSON values to modules, with one output per class.
 
->>> sorted(NETS)
+>>> sorted(NETWORKS)
 ['cnn', 'eiie', 'keyword_cnn', 'logistic', 'lstm', 'mlp']
 """
 

@@ -1,4 +1,4 @@
-"""The network of a portfolio: every asset is judged by the same small evaluator, and the votes become weights.
+"""The EIIE portfolio network: one small evaluator scores every asset, and the scores become weights.
 
 Jiang, Xu, Liang (2017), A deep reinforcement learning framework for the financial portfolio management problem: the
 ensemble of identical independent evaluators (EIIE). Fed+ v1 §9.3 and v2 §8.2 train it.
@@ -19,23 +19,24 @@ from ..core.settings import check_settings, setting
 if TYPE_CHECKING:
     from ..training.kernels.layers import Operation
 
+# the sizes of Jiang's convolutions
 DAY_FILTERS = 3
-DENSE_UNITS = 10  # of Jiang's convolutions
+DENSE_UNITS = 10
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    kind: Literal["cnn", "rnn", "lstm"] = setting("cnn", "what an evaluator is", one_of=("cnn", "rnn", "lstm"))
-    window: int = setting(30, "l: how many closing prices an evaluator sees", least=2, whole=True)
+    kind: Literal["cnn", "rnn", "lstm"] = setting("cnn", "the type of evaluator", one_of=("cnn", "rnn", "lstm"))
+    window: int = setting(30, "l: closing prices per evaluator input", least=2, whole=True)
     hidden: int = setting(20, "units of a recurrent evaluator", least=1, whole=True)
 
 
 def eiie(kind: Literal["cnn", "rnn", "lstm"] = "cnn", window: int = 30, hidden: int = 20) -> nn.Module:
-    """EIIE: one evaluator for all assets, which votes on each by its prices and by what is held of it, and for cash.
+    """Return an EIIE network: one evaluator scores each asset from its prices and held weight; cash has a bias.
 
-    It takes ``[n, assets, window + 1]``: the prices over the last one, and the weight that is held; and gives
-    ``[n, 1 + assets]``, cash first, of which the softmax is the portfolio. The number of assets is free. Jiang's decay
-    of weights (1e-8) is left out.
+    Inputs are ``[n, assets, window + 1]``: prices relative to the last one, then the held weight. Outputs are
+    ``[n, 1 + assets]``, cash first; their softmax is the portfolio. The number of assets is free. Jiang's weight decay
+    (1e-8) is omitted.
 
     >>> [sum(p.numel() for p in eiie(kind).parameters()) for kind in ("cnn", "rnn", "lstm")]
     [902, 463, 1783]
@@ -47,13 +48,13 @@ def eiie(kind: Literal["cnn", "rnn", "lstm"] = "cnn", window: int = 30, hidden: 
 
 
 class Evaluator(nn.Module):
-    """What an asset's prices say, ``[n, window]`` -> ``[n, width]``."""
+    """An evaluator of asset prices, ``[n, window]`` -> ``[n, width]``."""
 
     width: int
 
 
 class ConvEvaluator(Evaluator):
-    """A convolution over two days, and one over all that is left; ReLU behind both."""
+    """A convolution over two days, then one over the whole window; each with ReLU."""
 
     def __init__(self, window: int) -> None:
         super().__init__()
@@ -71,16 +72,15 @@ class ConvEvaluator(Evaluator):
 
 
 class RnnEvaluator(Evaluator):
-    """h ← tanh(U·[h, price, 1]), and the last h."""
+    """A recurrent evaluator: h ← tanh(U·[h, price, 1]); its output is the last h."""
 
     gates = 1
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self.width = hidden
-        self.step = nn.Parameter(
-            _scaled_uniform(self.gates * hidden, hidden + 2, fan_in=hidden + 1)
-        )  # [gates·h, h + 2]
+        # [gates·h, h + 2]
+        self.step = nn.Parameter(_scaled_uniform(self.gates * hidden, hidden + 2, fan_in=hidden + 1))
         with torch.no_grad():
             self.step[:, -1] = 0
 
@@ -92,7 +92,7 @@ class RnnEvaluator(Evaluator):
 
 
 class LstmEvaluator(RnnEvaluator):
-    """A long short-term memory: c ← σ(f)·c + σ(i)·tanh(g), h ← σ(o)·tanh(c); it forgets little to begin with."""
+    """An LSTM evaluator: c ← σ(f)·c + σ(i)·tanh(g), h ← σ(o)·tanh(c); forget gates start open."""
 
     gates = 4
 
@@ -112,14 +112,13 @@ class LstmEvaluator(RnnEvaluator):
 
 
 class Eiie(nn.Module):
-    """An evaluator, the vote on what it says and on what is held, and the vote for cash."""
+    """The full network: an evaluator, a linear vote on its features and the held weight, and a cash bias."""
 
     def __init__(self, evaluator: Evaluator) -> None:
         super().__init__()
         self.evaluator = evaluator
-        self.vote = nn.Parameter(
-            _scaled_uniform(evaluator.width + 2, fan_in=evaluator.width + 1)
-        )  # of units, held, and 1
+        # weights of the features, of the held weight, and a bias
+        self.vote = nn.Parameter(_scaled_uniform(evaluator.width + 2, fan_in=evaluator.width + 1))
         with torch.no_grad():
             self.vote[-1] = 0
         self.cash = nn.Parameter(torch.zeros(1))
@@ -131,7 +130,7 @@ class Eiie(nn.Module):
         return torch.cat([self.cash.expand(n, 1), votes], 1)
 
     def operation(self, prefix: str, lead: int) -> Operation:
-        """What computes it for a stack of parties."""
+        """Return the operation that computes this network for a stack of parties."""
         from ..training.kernels.eiie_layers import EiieOperation
 
         return EiieOperation(type(self.evaluator).__name__, prefix, lead)

@@ -1,14 +1,14 @@
-"""Any `torch.nn.Module` as a row of numbers, and back.
+"""Conversion of any `torch.nn.Module` to a row of numbers, and back.
 
-A row is ``[parameters | statistics]``. Its first columns are the trainable parameters, one range of columns a tensor,
-in the order of ``named_parameters``; its last are the running statistics of normalisation layers. The rule for what is
-not a trainable parameter:
+A row is ``[parameters | statistics]``. Its first columns are the trainable parameters, one range of columns per tensor,
+in the order of ``named_parameters``. Its last columns are the running statistics of normalization layers. The rule for
+tensors that are not trainable parameters:
 
-- **running statistics** (buffers named ``running_mean`` or ``running_var``) travel with the row, are never pulled or
-  penalised, and add up by the weighted mean, or by the coordinate median where the method is a robust one;
-- **every other buffer** (integers, masks, counters, constants) and every parameter with ``requires_grad=False`` stays
-  what the user's module made it: it is the same at every party and never travels. A module that changes such a buffer
-  while it trains is refused with its name, because the change would be lost.
+- **running statistics** (buffers named ``running_mean`` or ``running_var``) are sent with the row. Proximal steps and
+  penalties skip them. They are aggregated by the weighted mean, or by the coordinate median in robust methods;
+- **every other buffer** (integers, masks, counters, constants) and every parameter with ``requires_grad=False`` keeps
+  its value from the user's module: it is equal at every party and never sent. A module that changes such a buffer
+  during training is rejected with the buffer's name, because the change would be lost.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from ..errors import ModelError
 from .tracing import TracedModule, trace_module
 
 MODULE_LOCK = threading.RLock()
-"""Held while modules run: torch's own random numbers, warnings and a module's tensors belong to the whole process."""
+"""Lock held while modules run: torch's random state, warnings and a module's tensors are process-wide."""
 
 Allocator: TypeAlias = Callable[[tuple[int, ...], torch.dtype], Tensor]
-"""Makes a tensor to be filled, of a shape and a kind: in memory, or where there is more of it (see `store.room`)."""
+"""A function (shape, dtype) -> uninitialized tensor, in memory or on disk (see `storage.spill`)."""
 
 _STATISTICS_NAMES = ("running_mean", "running_var")
 _COUNTER_NAME = "num_batches_tracked"
@@ -45,15 +45,15 @@ _COUNTER_NAME = "num_batches_tracked"
 
 @dataclass(frozen=True)
 class Layout:
-    """Which columns of a row belong to which tensor.
+    """The columns of a row that belong to each tensor.
 
-    >>> Layout.of(nn.Linear(3, 2)).names
+    >>> Layout.from_module(nn.Linear(3, 2)).names
     ('weight', 'bias')
     """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
-    parameter_count: int  # how many of the names, counted from the first, are trainable parameters
+    parameter_count: int  # the number of leading names that are trainable parameters
     dtype: torch.dtype
 
     @classmethod
@@ -66,13 +66,13 @@ class Layout:
         for name in (name for name, tensor in tensors.items() if is_lazy(tensor)):
             raise ModelError(
                 f"{name!r} of {type(module).__name__} has no shape before it is first used (a lazy layer). Give layers "
-                "their sizes, or let what makes the model call it once on rows as yours are."
+                "their sizes, or let the model's factory call it once on a batch like yours."
             )
         dtypes = {tensor.dtype for tensor in tensors.values()}
         if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
-            found = {name: str(tensor.dtype) for name, tensor in tensors.items()}
+            dtype_names = {name: str(tensor.dtype) for name, tensor in tensors.items()}
             raise ModelError(
-                f"All parameters must have one floating dtype; found {found}. Use module.to(torch.float32)."
+                f"All parameters must have one floating dtype; found {dtype_names}. Use module.to(torch.float32)."
             )
         return cls(tuple(tensors), tuple(tuple(t.shape) for t in tensors.values()), len(trainable), dtypes.pop())
 
@@ -82,12 +82,12 @@ class Layout:
 
     @cached_property
     def width(self) -> int:
-        """How many columns a row has."""
+        """The number of columns of a row."""
         return sum(self.sizes)
 
     @cached_property
     def trainable_width(self) -> int:
-        """d: how many of the columns are trainable parameters; the rest are statistics."""
+        """d: the number of columns that are trainable parameters; the rest are statistics."""
         return sum(self.sizes[: self.parameter_count])
 
     @cached_property
@@ -101,7 +101,7 @@ class Layout:
 
     @cached_property
     def digest(self) -> str:
-        """A fingerprint that two parties with the same model share."""
+        """A fingerprint of the model's tensor names, shapes and dtype, equal for equal models."""
         return hashlib.blake2b(repr((self.names, self.shapes, str(self.dtype))).encode(), digest_size=8).hexdigest()
 
     @property
@@ -110,18 +110,18 @@ class Layout:
         return self.names[: self.parameter_count]
 
     def column_range(self, name: str) -> tuple[int, int]:
-        """The first column of a tensor and the one after its last."""
+        """Return the first column of a tensor and the one after its last."""
         return self._ranges[name]
 
     def matching_names(self, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        """The tensors whose name matches one of the patterns; a pattern without a match is an error."""
+        """Return the tensor names that match one of the patterns; raise if a pattern matches none."""
         for pattern in patterns:
             if not fnmatch.filter(self.names, pattern):
                 raise ModelError(f"No layer matches {pattern!r}. The model's layers: {', '.join(self.names)}.")
         return tuple(name for name in self.names if any(fnmatch.fnmatchcase(name, p) for p in patterns))
 
     def split(self, rows: Tensor) -> dict[str, Tensor]:
-        """Named views of ``rows [..., width]``, or of its parameters alone when it is ``[..., size]``."""
+        """Return named views of ``rows [..., width]``, or of parameters alone, ``[..., trainable_width]``."""
         sizes = self.sizes if rows.shape[-1] == self.width else self.sizes[: self.parameter_count]
         # one split, not many slices: its gradient is one concatenation
         parts = torch.split_with_sizes(rows, sizes, dim=-1)
@@ -130,25 +130,25 @@ class Layout:
         return {n: part.reshape(lead + shape) for n, part, shape in zip(self.names, parts, shapes, strict=False)}
 
     def join(self, tensors: Mapping[str, Tensor], out: Tensor | None = None) -> Tensor:
-        """One row from named tensors, the inverse of :meth:`split`; put into a row that is there, if one is given."""
+        """Return one row from named tensors, the inverse of :meth:`split`; written to ``out`` if given."""
         return torch.cat([tensors[name].reshape(-1) for name in self.names], out=out)
 
 
 def allocate_in_memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Room as torch has it."""
+    """Return an uninitialized tensor in memory."""
     return torch.empty(shape, dtype=dtype)
 
 
 class Unbound(ABC):
-    """Something that names layers or points of a model, and becomes columns or shapes once the model is known."""
+    """A setting that names layers or points of a model, to be resolved to columns or shapes by `bind`."""
 
     @abstractmethod
     def bind(self, net: Net) -> Any:
-        """The same thing for this model; a record of plain values, which can go to other processes."""
+        """Return the setting resolved for this model: a record of plain values that other processes can use."""
 
 
 def bind(record: Any, net: Net) -> Any:
-    """A record of settings in which all that is unbound has become what it is for this model."""
+    """Return a record of settings with every `Unbound` part resolved for this model."""
     if isinstance(record, Unbound):
         return record.bind(net)
     if isinstance(record, tuple):
@@ -162,20 +162,19 @@ def bind(record: Any, net: Net) -> Any:
 
 
 class Net:
-    """A copy of a user's module without its numbers: rows go in, outputs come out."""
+    """A copy of a user's module as a function of rows: outputs = f(row, batch)."""
 
     def __init__(self, module: nn.Module, allocate: Allocator = allocate_in_memory) -> None:
         self.layout = Layout.from_module(module)
-        self.allocate = allocate  # room for what is as large as a row, and seldom used
+        self.allocate = allocate  # makes row-sized tensors that are rarely used
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         first = allocate((self.layout.width,), self.layout.dtype)
         self._initial_row = self.layout.join({name: tensors[name].detach() for name in self.layout.names}, first)
         self.module = module = _copy_module(module, self.layout, self._initial_row)
-        self.solver_cache: dict[object, Any] = {}  # what a solver need not make anew each time; nothing depends on it
+        self.solver_cache: dict[object, Any] = {}  # a cache of solvers; results never depend on it
         everything = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-        self._has_tied_weights = len(everything) > len(
-            {id(tensor) for _, tensor in everything}
-        )  # torch need not look each time
+        # computed once, so that torch need not search on each call
+        self._has_tied_weights = len(everything) > len({id(tensor) for _, tensor in everything})
         parameters = dict(module.named_parameters())
         self._tensors: dict[str, Tensor] = {**parameters, **dict(module.named_buffers())}
         self._trainable = [parameters[name] for name in self.layout.parameter_names]
@@ -184,14 +183,14 @@ class Net:
         self._counters = {name: self._tensors[name].clone() for name in counted}
         for name, part in module.named_modules():
             if getattr(part, _COUNTER_NAME, None) is not None and getattr(part, "momentum", 0.1) is None:
-                raise ModelError(f"{name!r} averages its statistics by a counter (momentum=None); give it a momentum.")
+                raise ModelError(f"{name!r} averages its statistics by a counter (momentum=None). Give it a momentum.")
 
     @classmethod
     @torch.inference_mode(False)
     def from_model(
         cls, model: nn.Module | Callable[[], nn.Module], seed: int, allocate: Allocator = allocate_in_memory
     ) -> Net:
-        """A net of a module, a class or a factory."""
+        """Return the net of a module, a class or a factory."""
         if isinstance(model, nn.Module):
             return cls(model, allocate)
         with MODULE_LOCK, torch.random.fork_rng(devices=[]):
@@ -202,7 +201,7 @@ class Net:
         return cls(module, allocate)
 
     def restore_views(self) -> None:
-        """Let the module's parameters be views of its first numbers: it has no memory of its own, nor anybody's."""
+        """Make the module's parameters views of the initial row again, so that they hold no other memory."""
         for name, parameter in zip(self.layout.parameter_names, self._trainable, strict=True):
             begin, end = self.layout.column_range(name)
             if parameter.is_contiguous():
@@ -210,16 +209,16 @@ class Net:
 
     @property
     def initial_row(self) -> Tensor:
-        """The numbers that the module came with, ``[width]``: they are its own memory, and not to be written to."""
+        """The initial values of the module, ``[width]``; its parameters are views of it, so never write to it."""
         return self._initial_row
 
     def copy_initial_row(self) -> Tensor:
-        """The same, as a copy: for whoever lets the module run, which may write into its own parameters."""
+        """Return a copy of the initial row, for callers that run the module, which may write to its parameters."""
         return self.allocate((self.layout.width,), self.layout.dtype).copy_(self._initial_row)
 
     @cached_property
     def constants_digest(self) -> str:
-        """A fingerprint of what the module holds beside its row: frozen parameters, masks, other buffers."""
+        """A fingerprint of the tensors outside the row: frozen parameters, masks, other buffers."""
         sha = hashlib.blake2b(digest_size=8)
         for name, tensor in sorted(self._tensors.items()):
             if name not in self.layout.names and name not in self._counters:
@@ -227,7 +226,7 @@ class Net:
         return sha.hexdigest()
 
     def module_from_row(self, row: Tensor) -> nn.Module:
-        """A module of the user's own kind that holds the numbers of a row, ready to be used."""
+        """Return a copy of the user's module with the values of a row, in evaluation mode."""
         module = copy.deepcopy(self.module)
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with torch.no_grad():
@@ -236,14 +235,14 @@ class Net:
         return module.eval()
 
     def apply(self, parameters: Tensor, statistics: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The output for a batch, and the statistics ``[width - size]`` afterwards: in training mode they move."""
+        """Return the output for a batch, and the new statistics ``[width - trainable_width]``."""
         output, after = self._call(self.module, "", parameters, statistics, x)
         return output, after
 
     def apply_with_points(
         self, parameters: Tensor, statistics: Tensor, x: Tensor, points: tuple[str, ...]
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The same as :meth:`apply`, with the values at some points of the module (see `traced`)."""
+        """Return the result of :meth:`apply`, and the values at some points of the module (see `tracing`)."""
         key = ("tapped", points)
         if key not in self.solver_cache:
             self.solver_cache[key] = self.graph.with_point_outputs(points)
@@ -264,24 +263,25 @@ class Net:
 
     @cached_property
     def trace_result(self) -> TracedModule | str:
-        """The module's graph, or why there is none."""
+        """The module's graph, or the reason why it has none."""
         return trace_module(self.module)
 
     @property
     def graph(self) -> TracedModule:
-        """The module's graph; an error if there is none."""
+        """The module's graph; raises if there is none."""
         if isinstance(self.trace_result, str):
             parts = ", ".join(name for name, _ in self.module.named_modules() if name)
             raise ModelError(
-                f"The points of {type(self.module).__name__} cannot be found: {self.trace_result}. Its submodules: {parts}. "
+                f"The points of {type(self.module).__name__} cannot be found: {self.trace_result}. "
+                f"Its submodules: {parts}. "
                 "Write its forward without conditions and loops on values, and let it return one tensor."
             )
         return self.trace_result
 
     def run_in_place(self, parameters: Tensor, statistics: Tensor, x: Tensor) -> tuple[Tensor, list[nn.Parameter]]:
-        """The output of the module itself, its tensors made views of these; with its parameters, to take gradients by.
+        """Run the module itself on views of these numbers; return its output, and its parameters for autograd.
 
-        As fast as plain torch, where :meth:`apply` spends time on putting tensors in and out; statistics move in place.
+        As fast as plain torch, while :meth:`apply` spends time on swapping tensors. Statistics are updated in place.
         """
         tensors = {**self.layout.split(parameters), **self._statistics_views(statistics)}
         for name, view in tensors.items():
@@ -292,7 +292,7 @@ class Net:
         return output, self._trainable
 
     def _copy_statistics(self, statistics: Tensor) -> dict[str, Tensor]:
-        """Tensors of their own for the statistics: vmap would lose what a module writes into a view."""
+        """Return copies of the statistics, because vmap would lose what a module writes into a view."""
         return {name: view.clone() for name, view in self._statistics_views(statistics).items()}
 
     def _statistics_views(self, statistics: Tensor) -> dict[str, Tensor]:
@@ -305,9 +305,9 @@ class Net:
 
 
 def _copy_module(module: nn.Module, layout: Layout, row: Tensor) -> nn.Module:
-    """A copy of a module, whose parameters are views of a row that has their numbers already.
+    """Return a copy of a module whose parameters are views of a row that has their values already.
 
-    The module itself stays untouched: a factory may hand out one that somebody else has, too.
+    The module itself stays untouched: a factory may return a module that other code uses, too.
     """
     views = layout.split(row)
     trained = (pair for pair in module.named_parameters() if pair[1].requires_grad)

@@ -1,4 +1,4 @@
-"""Fed+'s network for sentiment: an LSTM over frozen word vectors."""
+"""Fed+'s sentiment network: an LSTM over frozen word vectors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..parties.text import VECTOR_SIZES, word_vectors
 
 @dataclass(frozen=True)
 class _LstmSettings:
-    vectors: str = setting("glove100", "whose numbers stand for the words", one_of=tuple(VECTOR_SIZES))
+    vectors: str = setting("glove100", "the pretrained word vectors", one_of=tuple(VECTOR_SIZES))
     hidden: int = setting(256, "units of each LSTM layer", least=1, whole=True)
     layers: int = setting(2, "LSTM layers", least=1, whole=True)
-    dense: int = setting(30, "units of the dense layer behind them", least=1, whole=True)
-    outputs: int = setting(2, "how many classes there are", least=1, whole=True)
-    forget_bias: float = setting(1.0, "the first bias of the forget gates", least=0)
+    dense: int = setting(30, "units of the dense layer after them", least=1, whole=True)
+    outputs: int = setting(2, "number of classes", least=1, whole=True)
+    forget_bias: float = setting(1.0, "the initial bias of the forget gates", least=0)
 
 
 def lstm(
@@ -33,27 +33,27 @@ def lstm(
     forget_bias: float = 1.0,
     data: str | Path | None = None,
 ) -> nn.Module:
-    """Two LSTM layers of 256 units over word vectors that never learn, then 30 units and a linear layer.
+    """Return two LSTM layers of 256 units over frozen word vectors, then 30 units and a linear layer.
 
-    256 units are the papers'; FedProx's code has 100, and the 30 between (ERRATA 22). Its one output with a sigmoid is
-    two outputs with a cross-entropy here, which is the same model. The LSTM's state behind the last of the words,
-    padding included, is what counts, as there. The forget gates begin open (a bias of 1), which no paper prints but
-    FedProx's code has by TensorFlow's default; with torch's own start learning is much slower, because the state is
-    lost in the padding. `data` is the folder that the vectors are read from.
+    The papers have 256 units; FedProx's code has 100, and the 30 in between (ERRATA 22). Its single output with a
+    sigmoid is two outputs with a cross-entropy here, which is the same model. As there, the classifier reads the LSTM's
+    state after the last word, padding included. The forget gates start open (a bias of 1): no paper states this, but
+    FedProx's code has it by TensorFlow's default. With torch's initialization training is much slower, because the
+    state is lost in the padding. `data` is the folder of the word vectors.
     """
     check_settings(
         _LstmSettings(vectors, hidden, layers, dense=dense, outputs=outputs, forget_bias=forget_bias), "lstm"
     )
-    reader = LstmClassifier(word_vectors(vectors, data).table, hidden, layers, dense=dense, outputs=outputs)
+    classifier = LstmClassifier(word_vectors(vectors, data).table, hidden, layers, dense=dense, outputs=outputs)
     with torch.no_grad():
-        for name, bias in reader.lstm.named_parameters():
-            if name.startswith("bias_ih"):  # the gates stand in the order input, forget, cell, output
+        for name, bias in classifier.lstm.named_parameters():
+            if name.startswith("bias_ih"):  # the order of the gates: input, forget, cell, output
                 bias[hidden : 2 * hidden] = forget_bias
-    return reader
+    return classifier
 
 
 class WordVectors(nn.Module):
-    """Rows of a frozen table. It is a buffer, so it neither learns nor travels; and all copies share its memory."""
+    """A frozen embedding table: a buffer, so it is neither trained nor sent, and all copies share its memory."""
 
     table: Tensor
 
@@ -65,7 +65,7 @@ class WordVectors(nn.Module):
         return functional.embedding(x, self.table)
 
     def __deepcopy__(self, memory: dict[int, Any]) -> WordVectors:
-        """A model of its own for every party must not be a table of its own."""
+        """Share the table: a model per party must not mean a table per party."""
         return WordVectors(self.table)
 
 
@@ -81,5 +81,5 @@ class LstmClassifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         states, _ = self.lstm(self.words(x).to(self.head.weight.dtype))
-        found: Tensor = self.head(self.dense(states[:, -1]))
-        return found
+        output: Tensor = self.head(self.dense(states[:, -1]))
+        return output

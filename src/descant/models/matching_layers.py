@@ -1,8 +1,8 @@
-"""Matching layers: the way back through a model, layer by layer, and how far it ends from where another model began.
+"""Matching layers: inverse layers that reconstruct the activations of another model, and the matching loss.
 
-Mostafa (2019), Robust federated learning through representation matching and adaptive hyper-parameters. Each part of a
-way undoes one layer of the model between two points: it takes what is above the layer, and gives what has the shape of
-what is below it. Those that learn (a linear layer, a convolution) own some private columns.
+Mostafa (2019), Robust federated learning through representation matching and adaptive hyper-parameters. Each
+inverse layer undoes one layer of the model between two points: it maps the layer's output to the shape of the layer's
+input. Trainable ones (for a linear layer or a convolution) own private columns.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from ..core.settings import setting
 Shape: TypeAlias = tuple[int, ...]
 Reduction: TypeAlias = Literal["mean", "sum"]
 CACHE_LINE = 16
-"""How many numbers fill a cache line."""
+"""float32 numbers per cache line."""
 
 
 class InverseLayer(Protocol):
-    """The way back through one layer."""
+    """The inverse of one layer."""
 
     @property
     def input_point(self) -> str:
-        """The point that the layer reads."""
+        """The point that is the layer's input."""
 
     @property
     def parameter_shapes(self) -> tuple[Shape, ...]:
-        """Those of its private columns: nothing, or a weight and a bias."""
+        """Shapes of its private columns: none, or a weight and a bias."""
 
     @property
     def fan_in(self) -> int:
-        """How many numbers each of its outputs is made of."""
+        """The number of inputs of each of its outputs."""
 
     def __call__(self, y: Tensor, layer_input: Tensor, *parameters: Tensor) -> Tensor:
-        """From what is above the layer to the shape of what is ``below`` it in the trained model."""
+        """Map the layer's output to the shape of its input in the trained model."""
 
 
 @dataclass(frozen=True)
 class InverseLinear:
-    """Fully connected, from as many numbers as the model's linear layer makes to as many as it reads."""
+    """A linear layer from the outputs of the model's linear layer to its inputs."""
 
     input_point: str
     inputs: int
@@ -67,7 +67,7 @@ class InverseLinear:
 
 @dataclass(frozen=True)
 class InverseConvolution:
-    """A transposed convolution with the kernel, stride and padding of the model's."""
+    """A transposed convolution with the kernel, stride and padding of the model's convolution."""
 
     input_point: str
     inputs: int
@@ -81,7 +81,7 @@ class InverseConvolution:
     @classmethod
     def from_layer(cls, input_point: str, layer: nn.Conv1d | nn.Conv2d) -> InverseConvolution:
         padding = layer.padding
-        if isinstance(padding, str):  # "same" is for stride 1 alone, and "valid" is none
+        if isinstance(padding, str):  # "same" requires stride 1, and "valid" is no padding
             reach = zip(layer.dilation, layer.kernel_size, strict=True)
             padding = tuple(d * (k - 1) // 2 if padding == "same" else 0 for d, k in reach)
         parts = (layer.kernel_size, layer.stride, padding, layer.dilation, layer.groups)
@@ -96,14 +96,14 @@ class InverseConvolution:
         return self.outputs // self.groups * math.prod(self.kernel)
 
     def output_padding(self, y: Tensor, layer_input: Tensor) -> list[int]:
-        """How many lines at the far edges the stride has passed over."""
+        """Return the numbers of lines at the far edges that the stride skips."""
         reach = zip(
             y.shape[2:], self.stride, self.padding, self.dilation, self.kernel, layer_input.shape[2:], strict=True
         )
         return [max(0, to - ((n - 1) * s - 2 * p + d * (k - 1) + 1)) for n, s, p, d, k, to in reach]
 
     def crop(self, output: Tensor, layer_input: Tensor) -> Tensor:
-        """Without the line too much that there is for "same" with an even kernel."""
+        """Remove the extra line of "same" padding with an even kernel."""
         if output.shape[2:] == layer_input.shape[2:]:
             return output
         return output[(slice(None), slice(None), *map(slice, layer_input.shape[2:]))]
@@ -118,10 +118,10 @@ class InverseConvolution:
 
 @dataclass(frozen=True)
 class InverseMaxPool:
-    """Every number goes back to where the trained model's pool took its own from (Zhao et al., 2015); 0 elsewhere."""
+    """Unpooling at the positions of the trained model's maxima (Zhao et al., 2015), with 0 elsewhere."""
 
     input_point: str
-    spatial_dims: int  # 2 for pictures, 1 for lines
+    spatial_dims: int  # 2 for images, 1 for sequences
     options: tuple[tuple[str, Any], ...]  # of the model's pool
 
     @property
@@ -141,7 +141,7 @@ class InverseMaxPool:
 
 @dataclass(frozen=True)
 class InverseReshape:
-    """The shape that was there before."""
+    """The inverse of a reshape."""
 
     input_point: str
 
@@ -159,7 +159,7 @@ class InverseReshape:
 
 @dataclass(frozen=True)
 class MatchingLayer:
-    """One matching layer f_j: from a point of the trained model back to the point before it in the received one."""
+    """One matching layer f_j, from a point of the trained model to the previous point of the received model."""
 
     from_point: str
     to_point: str
@@ -168,15 +168,16 @@ class MatchingLayer:
 
 @dataclass(frozen=True)
 class MatchingLoss:
-    """Σ_j ‖f_j(a_{j+1}(x; w_i); θ_j) - a_j(x; w)‖², eq. (1): what the received model saw, from what this one sees.
+    """The matching loss Σ_j ‖f_j(a_{j+1}(x; w_i); θ_j) - a_j(x; w)‖², eq. (1).
 
-    "mean" is over the numbers of a tensor, "sum" a sample's own as eq. (1) prints it (ERRATA 5); both over the batch.
-    A term of the loss for one party; solvers know it, and write its gradient out where they do so for the model's.
+    It reconstructs the received model's activations from those of the trained model. "mean" averages over the numbers
+    of a tensor, "sum" adds them per sample as eq. (1) prints it (ERRATA 5); both average over the batch. Solvers
+    recognize this loss term and use its explicit gradient wherever the model has a kernel.
     """
 
     layers: tuple[MatchingLayer, ...]
-    reduction: Reduction = setting("mean", "of the squares (ERRATA 5)", one_of=("mean", "sum"))
-    first_gap: int = 0  # columns before the first of θ, which then begins at a cache line: products are faster so
+    reduction: Reduction = setting("mean", "the reduction of the squares (ERRATA 5)", one_of=("mean", "sum"))
+    first_gap: int = 0  # columns before θ, so that it begins at a cache line, which makes products faster
 
     @cached_property
     def _shapes(self) -> list[Shape]:
@@ -184,24 +185,24 @@ class MatchingLoss:
 
     @cached_property
     def _sizes(self) -> list[int]:
-        """Columns by turns: nobody's, and a tensor's."""
+        """Widths of alternating gaps and tensors."""
         sizes = [math.prod(shape) for shape in self._shapes]
         gaps = [self.first_gap, *(-size % CACHE_LINE for size in sizes)]
         return [size for pair in zip(gaps, [*sizes, 0], strict=True) for size in pair]
 
     @property
     def width(self) -> int:
-        """How many private columns there are."""
+        """The number of private columns."""
         return sum(self._sizes)
 
     def split(self, private: Tensor) -> Iterator[Tensor]:
-        """θ ``[..., width]`` tensor by tensor."""
+        """Yield the tensors of θ ``[..., width]``."""
         parts = torch.split_with_sizes(private, self._sizes, dim=-1)[1:-1:2]
         for part, shape in zip(parts, self._shapes, strict=True):
             yield part.view(*private.shape[:-1], *shape)
 
     def square_weight(self, shape: Shape) -> float:
-        """What a square counts in a tensor of this shape, ``[batch, ...]``."""
+        """Return the weight of a square in a tensor of this shape, ``[batch, ...]``."""
         return 1 / (math.prod(shape) if self.reduction == "mean" else shape[0])
 
     def __call__(self, context: LossContext) -> Tensor:

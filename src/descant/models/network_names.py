@@ -1,6 +1,6 @@
-"""Names of networks in recipes.
+"""Networks by their names in recipes.
 
->>> sorted(NETS)
+>>> sorted(NETWORKS)
 ['cnn', 'eiie', 'keyword_cnn', 'logistic', 'lstm', 'mlp']
 """
 

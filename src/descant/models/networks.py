@@ -1,4 +1,4 @@
-"""Networks for rows of numbers and for pictures. All of them train stacked or by a kernel (see `solvers.descent`)."""
+"""Networks for rows of numbers and for images; all have kernels (see `training.stacked_gradient`)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Initialization: TypeAlias = Literal["torch", "he"]
 
 @dataclass(frozen=True)
 class _Sizes:
-    inputs: int = setting(784, "how many numbers a sample has", least=1, whole=True)
-    outputs: int = setting(10, "how many classes there are", least=1, whole=True)
-    hidden: Sequence[int] = setting((200,), "how many units each layer between has", least=1, whole=True)
-    channels: Sequence[int] = setting((32, 64), "how many channels each convolution has", least=1, whole=True)
-    dense: int = setting(512, "how many units stand behind the convolutions", least=1, whole=True)
-    init: Initialization = setting("torch", "how weights are drawn", one_of=("torch", "he"))
+    inputs: int = setting(784, "numbers per sample", least=1, whole=True)
+    outputs: int = setting(10, "number of classes", least=1, whole=True)
+    hidden: Sequence[int] = setting((200,), "units of each hidden layer", least=1, whole=True)
+    channels: Sequence[int] = setting((32, 64), "channels of each convolution", least=1, whole=True)
+    dense: int = setting(512, "units of the dense layer after the convolutions", least=1, whole=True)
+    init: Initialization = setting("torch", "the initialization of weights", one_of=("torch", "he"))
 
 
 def logistic(inputs: int = 784, outputs: int = 10) -> nn.Module:
@@ -35,7 +35,7 @@ def logistic(inputs: int = 784, outputs: int = 10) -> nn.Module:
 
 
 def mlp(inputs: int = 784, outputs: int = 10, hidden: Sequence[int] = (200, 200)) -> nn.Module:
-    """Linear layers with ReLU between them: `hidden=(100, 100)` is Mostafa's (2019), 200 or 1,500 units Tuor's (2021).
+    """Linear layers with ReLU: `hidden=(100, 100)` is Mostafa's (2019), 200 or 1,500 units Tuor's (2021).
 
     >>> [tuple(p.shape) for p in mlp(64, 10, [32]).parameters()]
     [(32, 64), (32,), (10, 32), (10,)]
@@ -56,11 +56,11 @@ def cnn(
     dense: int = 512,
     init: Initialization = "torch",
 ) -> nn.Module:
-    """5 x 5 convolutions, each with ReLU and 2 x 2 pooling, and a dense layer: for pictures of 28 x 28 or 32 x 32.
+    """5 x 5 convolutions, each with ReLU and 2 x 2 pooling, and a dense layer, for small images.
 
-    `shape` is (channels, height, width) of a picture; both sides must be divisible by 2 for every convolution.
+    `shape` is (channels, height, width) of an image; both sides must be divisible by 2 for every convolution.
     The default is the network of McMahan et al. (2017); with `dense=1024` it is Mostafa's (2019, §4) for CIFAR-10.
-    `init="he"` draws weights as He et al. (2015) do for ReLU, so that a signal is as strong at the top as at the input.
+    `init="he"` draws weights as He et al. (2015) do for ReLU, which keeps the signal's variance through the layers.
 
     >>> sum(p.numel() for p in cnn(shape=(3, 32, 32)).parameters())
     2156490
@@ -75,16 +75,19 @@ def keyword_cnn(
     dense: int = 1024,
     init: Initialization = "torch",
 ) -> nn.Module:
-    """3 x 3 convolutions with ReLU, 2 x 2 pooling after each pair, and a dense layer: keyword spotting (Mostafa, §4).
+    """Pairs of 3 x 3 convolutions with ReLU and pooling, and a dense layer, for keywords (Mostafa, §4).
 
-    The paper has four convolutions of 64 feature maps and 1024 units; how pictures are padded and how weights are drawn
-    it does not say. Drawn as torch does by default, such a net is all but blind to its input for hundreds of steps.
+    2 x 2 pooling follows each pair of convolutions. The paper has four convolutions of 64 feature maps and 1024 units;
+    it states neither padding nor initialization. With torch's default initialization, the outputs hardly depend on the
+    input for hundreds of steps.
 
     >>> sum(p.numel() for p in keyword_cnn().parameters())
     4317002
     """
     if len(channels) % 2:
-        raise SettingError(f"The 'channels' of keyword_cnn must be pairs: two, four, … numbers. Got {channels!r}.")
+        raise SettingError(
+            f"The 'channels' of keyword_cnn must have an even length: convolutions come in pairs. Got {channels!r}."
+        )
     return _convolutional(
         "keyword_cnn", outputs, shape, channels=channels, dense=dense, init=init, kernel=3, pool_every=2
     )
@@ -98,7 +101,7 @@ def _convolutional(
     dense: int,
     init: Initialization,
     kernel: int,
-    pool_every: int,  # after so many convolutions each
+    pool_every: int,  # convolutions before each pooling
 ) -> nn.Module:
     check_settings(_Sizes(outputs=outputs, channels=tuple(channels), dense=dense, init=init), owner)
     factor = 2 ** (len(channels) // pool_every)

@@ -1,7 +1,7 @@
-"""How parties learn alone.
+"""Solvers: local training of the parties.
 
 >>> sorted(SOLVERS)
-['dqn', 'policy_gradient', 'private_sgd', 'sgd', 'trader']
+['dp_sgd', 'dqn', 'policy_gradient', 'sgd', 'trader']
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What solvers of agents share: which of them go together, what each remembers, and how good it is when tested."""
+"""Shared parts of the solvers of agents: stacking, party state, and evaluation in test episodes."""
 
 from __future__ import annotations
 
@@ -36,14 +36,12 @@ from .stacked_forward import StackedForward
 from .stacked_gradient import LOOPED, STACKED, VECTORIZED
 from .stacked_optimizer import check_elementwise, grouping_key, optimizer_factory
 
-LAST_MODEL = "agent.last_model"  # the model that the agent ended its last local work with
-ENVIRONMENT_STATE = "agent.environment"
-REPLAY = f"{APPEND_ONLY}replay"  # where it is in its episode, and what it remembers of its steps
-MAX_EPISODE_STEPS = 10_000  # steps of an episode that is tested, or that a policy gradient learns from
-_TEST_BATCH = 64  # models that are tested at once
-_FALLBACK_EPISODES = (
-    10**6
-)  # episodes a round that nobody plays: their numbers are for those whose environment has failed
+LAST_MODEL = "agent.last_model"  # the model after the last local training
+ENVIRONMENT_STATE = "agent.environment"  # the position within the current episode
+REPLAY = f"{APPEND_ONLY}replay"  # the log of steps
+MAX_EPISODE_STEPS = 10_000  # steps of a test episode, or of an episode that a policy gradient learns from
+_TEST_BATCH = 64  # models evaluated at once
+_FALLBACK_EPISODES = 10**6  # per round; offset of the episode numbers used after an environment has failed
 
 
 class AgentSolver(GradientSolver, Protocol):
@@ -61,9 +59,9 @@ def agent_execution_modes(
     count: int,
     extra_outputs: Sequence[int] = (0,),
 ) -> dict[str, str]:
-    """The ways to compute stacks of agents like this one; a model that cannot act here is an error.
+    """Return the execution modes for stacks of agents like this one; raise if the model cannot act here.
 
-    ``beside`` is how many outputs there may be beyond the actions.
+    ``extra_outputs`` are the allowed numbers of outputs beyond the actions.
     """
     if not isinstance(party, Agent):
         raise PartyError(f"{owner} trains agents: give it parties.agents(...). Party {party.name!r} has data instead.")
@@ -74,7 +72,7 @@ def agent_execution_modes(
 
 
 def probe_observations(owner: str, net: Net, agent: Agent, extra_outputs: Sequence[int]) -> Tensor:
-    """Made-up observations that a model answers as one must who acts in this agent's environment; else an error."""
+    """Return random observations for an agent's environment; raise if the model's outputs do not fit its actions."""
     environment = agent.environment
     x = random_probe(environment.observation_shape)
     outputs = [environment.actions + more for more in extra_outputs]
@@ -90,49 +88,51 @@ def probe_observations(owner: str, net: Net, agent: Agent, extra_outputs: Sequen
 
 
 def random_probe(shape: Sequence[int]) -> Tensor:
-    """Eight made-up observations."""
+    """Return eight random inputs of this shape."""
     return torch.from_numpy(seeds.stream(0, 0, "", "probe").standard_normal((8, *shape))).float()
 
 
 def check_outputs(owner: str, net: Net, x: Tensor, widths: Sequence[int], input_kind: str, detail: str = "") -> None:
-    """Raise for a model that cannot see ``x``, or whose outputs are not of these widths."""
+    """Raise if a model fails on ``x``, or its outputs have none of these widths."""
     name = type(net.module).__name__
     if net.layout.width > net.layout.trainable_width:
         raise ModelError(f"{name} has running statistics, which {owner} does not keep. Use nn.LayerNorm instead.")
     if net.layout.dtype != torch.float32:
         raise ModelError(f"{name} is {net.layout.dtype}; agents see torch.float32. Use module.to(torch.float32).")
     try:
-        found = tuple(net.apply(net.copy_initial_row(), x[:0].flatten(), x)[0].shape)
+        output_shape = tuple(net.apply(net.copy_initial_row(), x[:0].flatten(), x)[0].shape)
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
-        raise ModelError(f"{name} fails on {input_kind}, {tuple(x.shape)}: {told}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise ModelError(f"{name} fails on {input_kind}, {tuple(x.shape)}: {reason}") from error
     allowed = [(len(x), width) for width in widths]
-    if found not in allowed:
+    if output_shape not in allowed:
         wanted = " or ".join(str(list(shape)) for shape in allowed)
         raise ModelError(
-            f"For {len(x)} {input_kind}{detail}, {owner} needs outputs {wanted}. {name} gives {list(found)}."
+            f"For {len(x)} {input_kind}{detail}, {owner} needs outputs {wanted}. {name} gives {list(output_shape)}."
         )
 
 
 def mode_obstacles(
     solver: GradientSolver, owner: str, net: Net, loss: Loss, terms: tuple[LossTerm, ...], x: Tensor, y: Tensor
 ) -> dict[str, str]:
-    """Why each way of computing a stack cannot be taken; a model that acts by chance is an error."""
+    """Return why each execution mode is impossible; raise if the model is random or mixes samples."""
     check_elementwise(optimizer_factory(solver.optimizer, solver.options))
     reasons = probe_model(net, loss, terms, x=x, y=y)
     name = type(net.module).__name__
     if any("random numbers" in reason for reason in reasons.values()):
-        raise ModelError(f"{name} draws random numbers (dropout, say), and would act by them. Leave that out.")
+        raise ModelError(
+            f"{name} draws random numbers (dropout, say), which would make its actions random. Remove that layer."
+        )
     if not _is_batch_independent(net, x):
         raise ModelError(
-            f"{name} answers an observation otherwise when others are beside it, as nn.BatchNorm does, and an agent "
-            "has one at a time. Use nn.LayerNorm instead."
+            f"{name} gives other outputs for an observation in a batch than for the same one alone, as nn.BatchNorm "
+            "does. An agent has one observation at a time. Use nn.LayerNorm instead."
         )
     return reasons
 
 
 def _is_batch_independent(net: Net, x: Tensor) -> bool:
-    """Whether a model says of one observation by itself what it says of it among others."""
+    """Return whether outputs for one observation are the same alone and in a batch."""
     try:
         single, batched = (net.apply(net.copy_initial_row(), x[:0].flatten(), some)[0] for some in (x[:1], x))
     except Exception:
@@ -143,27 +143,28 @@ def _is_batch_independent(net: Net, x: Tensor) -> bool:
 def train_with_fallback(
     job: TrainJob, reset: bool, learn: Callable[[TrainJob, Sequence[AgentProgress]], TrainResult]
 ) -> TrainResult:
-    """The local work of agents; one whose environment fails is tried once more, in other episodes.
+    """Train agents; an agent whose environment fails is retried once, in other episodes.
 
-    What has failed would fail in the same way for ever: an episode is its key. So an agent by itself (of a stack, each
-    is tried by itself) leaves the episode that it is in, and plays those that are for this round alone.
+    An episode is determined by its key, so the same failure would repeat. A lone agent therefore leaves its current
+    episode and plays episodes reserved for this round. An error of a larger stack is raised: its agents are retried
+    one by one.
     """
-    progress = [AgentProgress.from_state(memory) for memory in job.party_states]
+    progress = [AgentProgress.from_state(state) for state in job.party_states]
     try:
         return train_stacks(job, progress, reset, learn=learn)
     except PartyError as error:
         if len(progress) > 1:
             raise
         failure = error
-    memory, life = _leave_episode(job.party_states[0], progress[0], job.round)
-    trained = train_stacks(replace(job, party_states=[memory]), [life], reset, learn=learn)
-    warnings.warn(f"{failure} The agent went on in other episodes.", DescantWarning, stacklevel=2)
+    state, new_progress = _leave_episode(job.party_states[0], progress[0], job.round)
+    trained = train_stacks(replace(job, party_states=[state]), [new_progress], reset, learn=learn)
+    warnings.warn(f"{failure} The agent continued in other episodes.", DescantWarning, stacklevel=2)
     return trained
 
 
-def _leave_episode(memory: NamedTensors, progress: AgentProgress, round: int) -> tuple[NamedTensors, AgentProgress]:
-    """What an agent remembers when it has left its episode: in its replay that was broken off."""
-    state = {name: tensor for name, tensor in memory.items() if name != ENVIRONMENT_STATE}
+def _leave_episode(state: NamedTensors, progress: AgentProgress, round: int) -> tuple[NamedTensors, AgentProgress]:
+    """Return the state and progress of an agent that leaves its episode; its replay marks it as ended."""
+    state = {name: tensor for name, tensor in state.items() if name != ENVIRONMENT_STATE}
     if REPLAY in state:
         state[REPLAY] = state[REPLAY].clone()
         state[REPLAY][-1:, -1] = 1
@@ -178,64 +179,62 @@ def train_stacks(
     max_stack_size: int | None = None,
     groups: Sequence[float] | None = None,
 ) -> TrainResult:
-    """The local work of agents, as many at once as the way allows, or ``at_once``; those of unlike kinds apart.
+    """Train agents in stacks, as large as the execution mode or ``max_stack_size`` allows, each within one group.
 
-    A stack has one clock: in it are agents at one step of their lives, with equal work and moments of one age. A lone
-    agent is worked on twice where it could have been with others, because one rounds otherwise than many.
+    A stack has one clock: its agents have taken equally many steps and have equal work and optimizer states of one
+    age. In stacked mode a lone agent is computed twice, because a stack of one rounds differently from a larger one.
     """
-    memories = [
-        drop_optimizer_state(m) if reset and model_changed(job, k) else m for k, m in enumerate(job.party_states)
+    states = [
+        drop_optimizer_state(state) if reset and model_changed(job, k) else state
+        for k, state in enumerate(job.party_states)
     ]
-    job = replace(job, party_states=memories)
-    each = zip(progress, job.hyperparameters, memories, groups or [0.0] * len(progress), strict=True)
-    keys = [(life.clock, h.work, h.lr, grouping_key(m), kind) for life, h, m, kind in each]
+    job = replace(job, party_states=states)
+    agents = zip(progress, job.hyperparameters, states, groups or [0.0] * len(progress), strict=True)
+    keys = [(p.clock, h.work, h.lr, grouping_key(state), group) for p, h, state, group in agents]
     default_capacity = stack_capacity(job.net.layout, False) if max_stack_size is None else max_stack_size
     capacity = {STACKED: max(2, default_capacity), VECTORIZED: len(keys)}.get(job.execution_mode, 1)
     rows = torch.empty_like(job.start, memory_format=torch.contiguous_format)
     party_states: list[NamedTensors] = [{}] * len(keys)
     metrics: list[Metrics] = [{}] * len(keys)
-    with (
-        limit_threads(job.execution_mode, False),
-        np.errstate(all="ignore"),
-        torch.no_grad(),
-    ):  # what overflows is the gate's business
+    # overflows are left to the validation of updates
+    with limit_threads(job.execution_mode, False), np.errstate(all="ignore"), torch.no_grad():
         for indices in split_stacks(sorted(range(len(keys)), key=keys.__getitem__), keys, capacity):
             stack = indices * 2 if len(indices) == 1 and job.execution_mode == STACKED else indices
             trained = learn(subset_job(job, stack), [progress[k] for k in stack])
             rows[indices] = trained.models[: len(indices)]
-            for k, memory, found in zip(indices, trained.party_states, trained.metrics, strict=False):
-                party_states[k], metrics[k] = memory, found
+            for k, state, values in zip(indices, trained.party_states, trained.metrics, strict=False):
+                party_states[k], metrics[k] = state, values
     return TrainResult(rows, party_states, metrics)
 
 
 def model_changed(job: TrainJob, k: int) -> bool:
-    """Whether an agent's model is another than it ended its last work with: whether merging has changed it."""
+    """Return whether aggregation has changed an agent's model since its last local training."""
     last = job.party_states[k].get(LAST_MODEL)
     return last is not None and not torch.equal(last, job.start[k])
 
 
 @dataclass(frozen=True)
 class AgentProgress:
-    """How far an agent is, as it remembers it; its reward is the one that FedRL weighs by (§3)."""
+    """Progress of an agent, kept in its party state; its reward is the one by which FedRL weighs agents (§3)."""
 
-    clock: int = 0  # steps that it has taken, or batches that it has learned from
-    episode: int = 0  # the number of the episode that it is in
-    episode_return: float = 0.0  # the return of that episode so far
-    mean_return: float = 0.0  # the mean return in the last round in which an episode ended
-    rounds_with_returns: int = 0  # in how many rounds an episode has ended
+    clock: int = 0  # steps taken, or batches learned from
+    episode: int = 0  # number of the current episode
+    episode_return: float = 0.0  # return of the current episode so far
+    mean_return: float = 0.0  # mean return in the last round in which an episode ended
+    rounds_with_returns: int = 0  # rounds in which an episode has ended
 
     @classmethod
-    def from_state(cls, memory: NamedTensors) -> AgentProgress:
-        found = memory.get("agent.progress")
-        if found is None:
+    def from_state(cls, state: NamedTensors) -> AgentProgress:
+        saved = state.get("agent.progress")
+        if saved is None:
             return cls()
-        clock, episode, so_far, reward, rounds = found.tolist()
-        return cls(int(clock), int(episode), so_far, reward, int(rounds))
+        clock, episode, episode_return, mean_return, rounds = saved.tolist()
+        return cls(int(clock), int(episode), episode_return, mean_return, int(rounds))
 
     def after_round(
         self, steps_taken: int, episode: int, episode_return: float, returns: Sequence[float]
     ) -> AgentProgress:
-        """The same after a round in which episodes ended with these returns."""
+        """Return the progress after a round in which episodes ended with these returns."""
         reward = sum(returns) / len(returns) if returns else self.mean_return
         return AgentProgress(
             self.clock + steps_taken,
@@ -249,17 +248,17 @@ class AgentProgress:
         return {"agent.progress": torch.tensor(astuple(self), dtype=torch.float64)}
 
     def metrics(self) -> dict[str, float]:
-        """Its reward: of this round, or else the last that is known; none before its first episode has ended."""
+        """Return the reward of the last round in which an episode ended; empty before the first one."""
         return {"reward": self.mean_return} if self.rounds_with_returns else {}
 
 
 def episode_key(job: TrainJob, k: int, number: int) -> int:
-    """The key of an episode of one of the agents."""
+    """Return the key of an episode of one of the agents."""
     return seeds.stream_key(job.seed, number, job.parties[k].name, "episode")
 
 
 def vector_environment(job: TrainJob, copies: int = 1) -> VectorEnvironment:
-    """The worlds of a stack of agents, ``each`` for every agent; the same objects as last time, if they are alike."""
+    """Return the environments of a stack, ``copies`` per agent; cached for the same agents."""
     agents = [agent for agent in job.parties for _ in range(copies)]
     cached = job.net.solver_cache.get("worlds")
     if cached is None or cached[0] != agents:
@@ -274,11 +273,8 @@ def _make_vector_environment(net: Net, agents: Sequence[Agent], cache_name: str)
     return environments[0].make_vector(environments, names, net.solver_cache.setdefault(cache_name, {}))
 
 
-# ── how good are they? ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def evaluate_test_episodes(job: EvaluationJob) -> list[EvaluationResult]:
-    """Each model in its agent's test episodes, acting by its largest output; and acting at random, beside."""
+    """Evaluate each model, acting greedily in its agent's test episodes, with a random policy as the baseline."""
     pairs = [(k, row) for k, rows in enumerate(job.models) for row in rows if job.parties[k].test_count]
     scores_by_agent: list[list[float]] = [[] for _ in job.parties]
     for first in range(0, len(pairs), _TEST_BATCH):
@@ -287,14 +283,16 @@ def evaluate_test_episodes(job: EvaluationJob) -> list[EvaluationResult]:
         for (k, _), score in zip(batch, scores, strict=True):
             scores_by_agent[k].append(score)
     return [
-        EvaluationResult(agent.test_count, scores, _random_policy_score(job, agent) if job.trivial and agent.test_count else None)
+        EvaluationResult(
+            agent.test_count, scores, _random_policy_score(job, agent) if job.trivial and agent.test_count else None
+        )
         for agent, scores in zip(job.parties, scores_by_agent, strict=True)
     ]
 
 
 @torch.no_grad()
 def _test_scores(job: EvaluationJob, agents: Sequence[Agent], rows: Sequence[Tensor]) -> list[float]:
-    """What models come to in the test episodes of their agents, all at once; as two, where there is one."""
+    """Return the scores of models in test episodes, side by side; a lone model is computed twice."""
     count = len(rows)
     tests = max(agent.test_count for agent in agents)
     if count == 1:
@@ -303,8 +301,8 @@ def _test_scores(job: EvaluationJob, agents: Sequence[Agent], rows: Sequence[Ten
     mode = LOOPED if isinstance(kernel_of(job.net, 1), str) else STACKED
     outputs = StackedForward(job.net, mode, Stack(job.net.layout, [torch.stack(list(rows))]))
 
-    def choose(seen: Array, step: int) -> Array:
-        actions: Array = outputs(seen)[..., : agents[0].environment.actions].argmax(-1)
+    def choose(observations: Array, step: int) -> Array:
+        actions: Array = outputs(observations)[..., : agents[0].environment.actions].argmax(-1)
         return actions
 
     with np.errstate(all="ignore"):
@@ -316,12 +314,12 @@ def _test_scores(job: EvaluationJob, agents: Sequence[Agent], rows: Sequence[Ten
 
 
 def _random_policy_score(job: EvaluationJob, agent: Agent) -> float:
-    """What acting at random comes to in an agent's test episodes; reckoned once."""
+    """Return the score of random actions in an agent's test episodes; cached."""
     if job.metric not in agent.cache:
         draws = seeds.stream(agent.seed, 0, agent.name, "random policy")
 
-        def choose(seen: Array, step: int) -> Array:
-            return draws.integers(agent.environment.actions, size=seen.shape[:2])
+        def choose(observations: Array, step: int) -> Array:
+            return draws.integers(agent.environment.actions, size=observations.shape[:2])
 
         returns, lengths = _run_episodes(job.net, [agent], agent.test_count, choose=choose)
         agent.cache[job.metric] = _mean_metric(job.metric, returns[0], lengths[0])
@@ -335,7 +333,7 @@ def _mean_metric(metric: Metric, returns: Array, lengths: Array) -> float:
 def _run_episodes(
     net: Net, agents: Sequence[Agent], count: int, choose: Callable[[Array, int], Array]
 ) -> tuple[Array, Array]:
-    """The returns and lengths ``[agents, tests]`` of the test episodes of some agents, side by side."""
+    """Return the returns and lengths ``[agents, tests]`` of test episodes, run side by side."""
     shape = (len(agents), count)
     repeated_agents = [agent for agent in agents for _ in range(count)]
     environments = _make_vector_environment(net, repeated_agents, "tested environments")
@@ -346,8 +344,9 @@ def _run_episodes(
     alive = np.ones(len(repeated_agents), dtype=bool)
     step = 0
     while alive.any() and step < MAX_EPISODE_STEPS:
-        seen = environments.observations
-        result = environments.step(choose(seen.reshape(*shape, *seen.shape[1:]), step).reshape(-1), alive)
+        observations = environments.observations
+        actions = choose(observations.reshape(*shape, *observations.shape[1:]), step)
+        result = environments.step(actions.reshape(-1), alive)
         returns += result.rewards
         lengths += alive
         alive &= ~(result.terminated | result.truncated)

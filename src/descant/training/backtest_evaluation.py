@@ -1,4 +1,4 @@
-"""How good portfolio policies are: each in the days of its desk's test, day by day."""
+"""Evaluation of portfolio policies in the back-tests of their desks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .rl_losses import log_softmax
 from .stacked_forward import StackedForward
 from .stacked_gradient import LOOPED, STACKED
 
-_TEST_BATCH = 50  # models that are tested at once
+_TEST_BATCH = 50  # models evaluated at once
 
 
 def evaluate_backtests(job: EvaluationJob) -> list[EvaluationResult]:
-    """Each model in the days of its desk's test, fees paid exactly; and uniform rebalancing beside."""
+    """Evaluate each model in its desk's test period, with exact fees; uniform rebalancing is the baseline."""
     pairs = [(k, row) for k, rows in enumerate(job.models) for row in rows]
     scores_by_desk: list[list[float]] = [[] for _ in job.parties]
     for first in range(0, len(pairs), _TEST_BATCH):
@@ -39,7 +39,7 @@ def evaluate_backtests(job: EvaluationJob) -> list[EvaluationResult]:
 
 @torch.no_grad()
 def backtest_models(net: Net, desks: Sequence[Desk], rows: Sequence[Tensor]) -> BacktestResult:
-    """What models do in the days of their desks' tests, ``[models, days, ...]``; as two, where there is one."""
+    """Run models through their desks' test periods, ``[models, days, ...]``; a lone model is computed twice."""
     count = len(rows)
     if count == 1:
         desks = [*desks, *desks]
@@ -52,13 +52,13 @@ def backtest_models(net: Net, desks: Sequence[Desk], rows: Sequence[Tensor]) -> 
     window = desks[0].window  # [models, window + days, assets]
     chosen = np.zeros((len(rows), prices.shape[2]))
 
-    def choose(t: int, before: Array) -> Array:
+    def choose(t: int, held: Array) -> Array:
         nonlocal chosen
-        seen = prices[:, t : t + window] / prices[:, t + window - 1, None]
-        x = np.concatenate([seen.transpose(0, 2, 1), chosen[..., None]], -1).astype(np.float32)
-        told = outputs(x[:, None])[:, 0].astype(np.float64)
-        weights = np.exp(log_softmax(told))
-        weights = np.where(np.isfinite(weights).all(-1, keepdims=True), weights, before)  # it says nothing: no trade
+        relative_prices = prices[:, t : t + window] / prices[:, t + window - 1, None]
+        x = np.concatenate([relative_prices.transpose(0, 2, 1), chosen[..., None]], -1).astype(np.float32)
+        output = outputs(x[:, None])[:, 0].astype(np.float64)
+        weights = np.exp(log_softmax(output))
+        weights = np.where(np.isfinite(weights).all(-1, keepdims=True), weights, held)  # no trade if not finite
         chosen = weights[:, 1:]
         return weights
 
@@ -68,7 +68,7 @@ def backtest_models(net: Net, desks: Sequence[Desk], rows: Sequence[Tensor]) -> 
 
 
 def backtest_inputs(desks: Sequence[Desk]) -> tuple[Array, Array]:
-    """What a walk of desks side by side needs: relatives ``[desks, days, assets]``, and what trading costs each."""
+    """Return price relatives ``[desks, days, assets]`` and the trading cost of each desk."""
     return np.stack([desk.relatives for desk in desks]), np.array([desk.cost for desk in desks])
 
 
@@ -77,7 +77,7 @@ def _metric_value(metric: Metric, growth: Array, turnover: Array) -> float:
 
 
 def _uniform_score(metric: Metric, desk: Desk) -> float:
-    """What uniform rebalancing comes to in a desk's test; reckoned once."""
+    """Return the score of uniform rebalancing in a desk's test period; cached."""
     if metric not in desk.cache:
         result = uniform_rebalancing(desk.relatives, desk.cost)
         desk.cache[metric] = _metric_value(metric, result.growth, result.turnover)

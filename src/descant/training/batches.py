@@ -1,4 +1,4 @@
-"""Which samples a party learns from in each step, and how the steps of unlike parties are put side by side."""
+"""Batch schedules of parties, and batches of several parties side by side."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 from ..parties.population import Party
 
 _WINDOW = 2**21  # numbers gathered ahead: few large gathers are cheaper than many small ones
-_SCRATCH: dict[torch.dtype, Tensor] = {}  # a window by dtype: memory that is new each time costs as much as the copying
+_SCRATCH: dict[torch.dtype, Tensor] = {}  # one window per dtype: a new allocation costs as much as the copy
 
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """The samples of one party's steps: step s takes ``index[s, :lengths[s]]``."""
+    """The samples of one party's steps: step s takes ``indices[s, :lengths[s]]``."""
 
     indices: Tensor  # [steps, batch]
     lengths: tuple[int, ...]
@@ -27,14 +27,14 @@ class BatchSchedule:
 def draw_batches(
     n: int, batch: int | None, work: int, unit: str, rng: np.random.Generator, weights: Tensor | None = None
 ) -> BatchSchedule:
-    """The batches of ``work`` steps or epochs over ``n`` samples, each epoch in a new order.
+    """Return the batches of ``work`` steps or epochs over ``n`` samples, each epoch in a new order.
 
-    Steps all have the same size, ``min(batch, n)``: what is left of an order is passed over, so that parties stay side
-    by side. An epoch takes every sample once; its last batch may be short. Where weights differ, as many samples are
-    drawn one by one instead, each with a probability in proportion to its weight: so the mean loss of a batch, even of
-    one as large as the data, is an unbiased estimate of the weighted mean over all samples.
+    With unit "steps" all batches have size ``min(batch, n)``: the rest of an order is skipped, so that parties stay in
+    step. An epoch takes every sample once; its last batch may be short. If weights differ, samples are drawn with
+    replacement instead, with probabilities proportional to their weights. The mean loss of a batch is then an unbiased
+    estimate of the weighted mean over all samples.
 
-    >>> draw(5, 2, 1, "epochs", np.random.default_rng(0)).lengths
+    >>> draw_batches(5, 2, 1, "epochs", np.random.default_rng(0)).lengths
     (2, 2, 1)
     """
     size = n if batch is None else min(batch, n)
@@ -48,16 +48,18 @@ def draw_batches(
     lengths = [min(size, n - begin) for begin in range(0, per_epoch * size, size)]
     if weights is not None and weighted:
         ends = np.cumsum(weights.double().numpy())
-        index = np.searchsorted(ends, rng.random((steps, size)) * ends[-1], side="right")  # a weight of 0 is never met
+        index = np.searchsorted(ends, rng.random((steps, size)) * ends[-1], side="right")  # never a sample of weight 0
     else:
         index = np.zeros((epochs, per_epoch * size), dtype=np.int64)
-        index[:, :used] = rng.random((epochs, n)).argsort(1)[:, :used]  # a new order each; quicker than to shuffle
+        index[:, :used] = rng.random((epochs, n)).argsort(1)[
+            :, :used
+        ]  # a random order per epoch; faster than shuffling
     return BatchSchedule(torch.from_numpy(index.reshape(-1, size)[:steps]), tuple((lengths * epochs)[:steps]))
 
 
 @dataclass(frozen=True)
 class BatchGroup:
-    """The parties whose batches have one length in one step."""
+    """Parties whose batches have one length in one step."""
 
     rows: list[int] | None  # None: all of them, in order
     x: Tensor  # [k, batch, ...]
@@ -65,7 +67,7 @@ class BatchGroup:
 
 
 def iterate_batches(parties: Sequence[Party], schedules: Sequence[BatchSchedule]) -> Iterator[list[BatchGroup]]:
-    """For every step, the batches of the parties that still work, grouped by length; gathered a window at a time."""
+    """Yield for every step the batches of the active parties, grouped by length; gathered a window at a time."""
     steps = max((len(d.lengths) for d in schedules), default=0)
     widest = sum(d.indices.shape[1] * p.x[0].numel() for p, d in zip(parties, schedules, strict=True))
     window = max(1, _WINDOW // max(1, widest))
@@ -85,11 +87,11 @@ def iterate_batches(parties: Sequence[Party], schedules: Sequence[BatchSchedule]
 
 
 def _gather(data: Sequence[Tensor], indices: Sequence[Tensor], scratch: dict[torch.dtype, Tensor]) -> Tensor:
-    """``[K, window, batch, ...]``, copied once; into memory that is kept, where there is enough of it."""
+    """Return ``[K, window, batch, ...]``, copied once, into scratch memory unless it would be too large."""
     shape = (len(data), indices[0].numel(), *data[0].shape[1:])
     like = data[0]
     needed = math.prod(shape)
-    if needed > _WINDOW:  # one step of all that a party has, say: too much to keep
+    if needed > _WINDOW:  # too much to keep; one step over all samples, say
         scratch = {}
     if like.dtype not in scratch or scratch[like.dtype].numel() < needed:
         scratch[like.dtype] = like.new_empty(needed)

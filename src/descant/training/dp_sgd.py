@@ -1,4 +1,4 @@
-"""Stochastic gradient descent that hides every single sample of a party: clipped one by one, noised, and counted.
+"""Differentially private SGD at sample level: per-sample clipping, noise, and accounting.
 
 Abadi et al. (2016), Deep learning with differential privacy, Algorithm 1.
 """
@@ -25,33 +25,36 @@ from .evaluation import evaluate_test_sets
 from .gradient_descent import StackedProximalStep, subset_job
 
 PER_SAMPLE = "per sample"
-_SECRET = "noise.secret"  # in a party's memory
-_MAX_GRADIENT_NUMBERS = 2**24  # numbers of per-sample gradients that are in memory
+_SECRET = "noise.secret"  # a key of the party state
+_MAX_GRADIENT_NUMBERS = 2**24  # numbers of per-sample gradients in memory at once
 
 
 @dataclass(frozen=True)
 class DpSgd:
-    """Sgd in which all that a party shares of its training hides each of its samples: (ε, δ) by `dp-accounting`.
+    """SGD with (ε, δ)-differential privacy for each sample of a party; ε is computed by `dp-accounting`.
 
-    Nobody need be trusted, the driver included: each step takes every sample with probability ``batch``/n, clips its
-    gradient to ``clip``, and adds noise of deviation ``noise``·clip to the sum. So any method may do with the model
-    what it likes, own models and medians included. A sample is there or is not (n is public). No loss is reported.
+    No other party need be trusted, not even the server: each step takes every sample with probability ``batch``/n,
+    clips its gradient to ``clip``, and adds noise of deviation ``noise``·clip to the sum. Any method may therefore
+    process the model, including personal models and medians. Neighboring data sets differ by the presence of one
+    sample (n is public). No loss is reported.
 
     Not from the paper: the defaults.
 
-    >>> PrivateSgd(lr=0.1, steps=5).hyper
+    >>> DpSgd(lr=0.1, steps=5).hyper
     Hyper(lr=0.1, work=5)
     """
 
     lr: float = setting(0.01, "the learning rate η", above=0)
-    steps: int = setting(20, "local steps a round", least=0, whole=True)
-    batch: int = setting(10, "samples a step, on average", least=1, whole=True)
-    clip: float = setting(1.0, "C: the length of a sample's gradient, at most; not from the paper", above=0)
-    noise: float = setting(1.0, "z: the deviation of the noise, in clips; not from the paper", least=0)
-    delta: float = setting(1e-5, "δ, at which ε is told: below 1/samples", above=0, below=1)
-    budget: float | None = setting(None, "the ε that no round may exceed; None: it is told, and nothing ends", above=0)
+    steps: int = setting(20, "local steps per round", least=0, whole=True)
+    batch: int = setting(10, "samples per step, on average", least=1, whole=True)
+    clip: float = setting(1.0, "C: the largest norm of a sample's gradient; not from the paper", above=0)
+    noise: float = setting(1.0, "z: the deviation of the noise in units of clip; not from the paper", least=0)
+    delta: float = setting(1e-5, "δ, at which ε is reported: below 1/samples", above=0, below=1)
+    budget: float | None = setting(
+        None, "the largest ε; the run ends before exceeding it; None: ε is only reported", above=0
+    )
     source: NoiseSource = setting(
-        "system", "where batches and noise come from: the system, or the run's seed", one_of=("system", "seed")
+        "system", "the source of batches and noise: the system, or the run's seed", one_of=("system", "seed")
     )
 
     unit = "steps"
@@ -62,33 +65,33 @@ class DpSgd:
 
     @property
     def privacy(self) -> PrivacySettings:
-        """What it hides, and how."""
+        """The privacy settings of this solver."""
         return PrivacySettings(
             "sample", self.clip, self.noise, delta=self.delta, budget=self.budget, source=self.source
         )
 
     @property
     def metric(self) -> None:
-        """What the loss tells."""
+        """None: the metric follows from the loss."""
 
     def sampling_rate(self, samples: int) -> float:
-        """With what probability a step takes a sample."""
+        """Return the probability that a step takes a sample."""
         return min(1.0, self.batch / samples)
 
     def evaluate(self, job: EvaluationJob) -> Sequence[EvaluationResult]:
-        """On the test sets of the parties."""
+        """Evaluate models on the test sets of the parties."""
         return evaluate_test_sets(job)
 
     def execution_modes(
         self, net: Net, loss: Loss, terms: tuple[LossTerm, ...], party: Party, count: int
     ) -> dict[str, str]:
-        """One party after another; a model whose samples cannot be told apart is an error here."""
+        """Return the only mode, one party after another; raise if per-sample gradients are impossible."""
         check_settings(self)
         if self.budget is not None and not self.noise:
-            raise SettingError("PrivateSgd cannot keep a budget without noise. Give some, or leave 'budget' out.")
+            raise SettingError("DpSgd cannot keep a budget without noise. Set 'noise', or leave 'budget' out.")
         if terms:
             raise SettingError(
-                f"PrivateSgd clips the gradients of samples, and the loss has the term {terms[0].name!r}, which is of "
+                f"DpSgd clips the gradients of samples, but the loss term {terms[0].name!r} belongs to "
                 "a whole batch. Use a method without terms: FedAvg, Fed+, or FedPlusFixed(1.0) for FedProx."
             )
         net.module.train()
@@ -98,23 +101,23 @@ class DpSgd:
             )
         except Exception as error:
             raise ModelError(
-                f"PrivateSgd needs the gradient of every single sample, and {type(net.module).__name__} does not give "
-                f"it (a module that draws by itself, or mixes samples, cannot): {error}"
+                f"DpSgd needs the gradient of every single sample, which {type(net.module).__name__} does not give "
+                f"(a module that draws random numbers or mixes samples cannot): {error}"
             ) from error
         return {PER_SAMPLE: ""}
 
     @torch.no_grad()
     def train(self, job: TrainJob) -> TrainResult:
-        """The local work of every party in the job."""
+        """Train every party of the job."""
         job.net.module.train()
         results = [self._run_steps(subset_job(job, [k])) for k in range(len(job.parties))]
-        metrics = [{"samples": party.samples} for party in job.parties]  # a loss would not be hidden
-        return TrainResult(torch.stack([row for row, _ in results]), [memory for _, memory in results], metrics)
+        metrics = [{"samples": party.samples} for party in job.parties]  # a loss would not be private
+        return TrainResult(torch.stack([row for row, _ in results]), [state for _, state in results], metrics)
 
     def _run_steps(self, job: TrainJob) -> tuple[Tensor, NamedTensors]:
-        (party,), (hyper,), (memory,) = job.parties, job.hyperparameters, job.party_states
-        memory = {_SECRET: memory.get(_SECRET, gaussian_mechanism.new_secret())} if self.source == "system" else {}
-        draws = self._draws(job, memory.get(_SECRET))
+        (party,), (hyper,), (state,) = job.parties, job.hyperparameters, job.party_states
+        state = {_SECRET: state.get(_SECRET, gaussian_mechanism.new_secret())} if self.source == "system" else {}
+        draws = self._draws(job, state.get(_SECRET))
         rate = self.sampling_rate(party.samples)
         w = job.start[:, : job.net.layout.trainable_width].clone()  # [1, d]
         gradients = _per_sample_gradients(job.net, job.loss)
@@ -132,10 +135,10 @@ class DpSgd:
                 else step_vector * job.freeze.trainable_mask(step, [hyper.work], len(step_vector))
             )
             proximal_step([True])
-        return w[0], memory
+        return w[0], state
 
     def _draws(self, job: TrainJob, secret: Tensor | None) -> Callable[[int, int, Tensor], tuple[Tensor, Tensor]]:
-        """(step, samples, w) -> uniform numbers for the samples, and normal ones for the columns."""
+        """Return (step, samples, w) -> uniform numbers for the samples, normal numbers for the columns."""
         name = job.parties[0].name
         round = job.round
         if secret is None:
@@ -155,7 +158,7 @@ class DpSgd:
 
 
 def _per_sample_gradients(net: Net, loss: Loss) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """(w [d], x [n, ...], y [n, ...]) -> the gradient of every sample by itself, [n, d]."""
+    """Return (w [d], x [n, ...], y [n, ...]) -> the gradient of every single sample, [n, d]."""
     no_statistics = net.copy_initial_row()[net.layout.trainable_width :]
 
     def sample_loss(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -170,7 +173,7 @@ def _per_sample_gradients(net: Net, loss: Loss) -> Callable[[Tensor, Tensor, Ten
 
 
 def clipped_sum(privacy: PrivacySettings, gradients: Tensor) -> Tensor:
-    """Σ g_i·min(1, C/‖g_i‖) in float64; a gradient that is not finite is none, so that nobody is told of it."""
+    """Return Σ g_i·min(1, C/‖g_i‖) in float64; non-finite gradients count as 0, so that they reveal nothing."""
     if not is_finite(gradients):
         gradients = torch.where(gradients.isfinite().all(1, keepdim=True), gradients, 0.0)
     double_gradients = gradients.double()

@@ -1,4 +1,4 @@
-"""Deep Q-learning over a stack of agents: all networks are one stack, and all environments are side by side.
+"""Deep Q-learning over a stack of agents: one stack of networks, all environments side by side.
 
 Mnih et al. (2015), Human-level control through deep reinforcement learning; van Hasselt et al. (2016), Deep
 reinforcement learning with double Q-learning; Sutton (1988), Learning to predict by the methods of temporal
@@ -45,43 +45,45 @@ _TARGET_NETWORK = "agent.target_network"
 
 @dataclass(frozen=True)
 class Dqn:
-    """Each agent acts in its environment for some steps, and learns from what it remembers of them.
+    """Deep Q-learning: each agent acts in its environment for some steps and learns from its replay buffer.
 
-    It makes the "locally trained model" of FedRL's Algorithm 1. Networks have one output an action. All that an agent
-    has (moments, target network, replay, the environment's state) is its own, stays with it from round to round and
-    goes on where it was: two rounds of 50 steps are one of 100.
+    It produces the "locally trained model" of FedRL's Algorithm 1. Networks have one output per action. An agent's
+    state (optimizer moments, target network, replay buffer, environment) is private and carries over between rounds:
+    two rounds of 50 steps equal one round of 100.
 
     >>> Dqn(steps=400).hyper
     Hyper(lr=0.0005, work=400)
     """
 
     lr: float = setting(5e-4, "the learning rate η", above=0)
-    steps: int = setting(1000, "steps in its environment that an agent takes a round", least=0, whole=True)
-    batch: int = setting(64, "transitions a gradient step", least=1, whole=True)
-    gamma: float = setting(0.99, "γ: the discount of a later reward", above=0, most=1)
-    n_step: int = setting(10, "rewards that are counted before the target network is asked", least=1, whole=True)
-    train_every: int = setting(1, "steps between two times of learning", least=1, whole=True)
-    gradient_steps: int = setting(1, "gradient steps each time", least=1, whole=True)
-    learning_starts: int = setting(1000, "steps before the first gradient step", least=1, whole=True)
-    buffer_size: int = setting(10_000, "transitions that an agent remembers", least=1, whole=True)
-    target_every: int = setting(100, "gradient steps between two moves of the target network", least=1, whole=True)
-    tau: float = setting(1.0, "how far the target network moves to the model: 1 copies it", above=0, most=1)
-    epsilon_start: float = setting(1.0, "ε at first: how often an agent acts at random", least=0, most=1)
-    epsilon_end: float = setting(0.02, "ε at last", least=0, most=1)
-    epsilon_steps: int = setting(5000, "steps in which ε goes from the first to the last", least=1, whole=True)
-    huber_delta: float = setting(100.0, "errors of Q beyond it count linearly, not squared", above=0)
-    double_q: bool = setting(
-        True, "whether the model chooses the action whose value the target network tells", one_of=(True, False)
+    steps: int = setting(1000, "environment steps of an agent per round", least=0, whole=True)
+    batch: int = setting(64, "transitions per gradient step", least=1, whole=True)
+    gamma: float = setting(0.99, "γ: the discount of later rewards", above=0, most=1)
+    n_step: int = setting(10, "rewards summed before bootstrapping from the target network", least=1, whole=True)
+    train_every: int = setting(1, "environment steps between two training phases", least=1, whole=True)
+    gradient_steps: int = setting(1, "gradient steps per training phase", least=1, whole=True)
+    learning_starts: int = setting(1000, "environment steps before the first gradient step", least=1, whole=True)
+    buffer_size: int = setting(10_000, "transitions kept in the replay buffer", least=1, whole=True)
+    target_every: int = setting(100, "gradient steps between two updates of the target network", least=1, whole=True)
+    tau: float = setting(1.0, "the share of the model in an update of the target network: 1 copies it", above=0, most=1)
+    epsilon_start: float = setting(1.0, "ε at the start: the probability of a random action", least=0, most=1)
+    epsilon_end: float = setting(0.02, "ε at the end", least=0, most=1)
+    epsilon_steps: int = setting(
+        5000, "environment steps over which ε falls from its start to its end", least=1, whole=True
     )
-    max_grad_norm: float = setting(10.0, "the norm of an agent's gradient, at most", above=0)
+    huber_delta: float = setting(100.0, "the Huber loss is linear beyond this error of Q", above=0)
+    double_q: bool = setting(
+        True, "double Q-learning: the model chooses the action, the target network rates it", one_of=(True, False)
+    )
+    max_grad_norm: float = setting(10.0, "the largest norm of an agent's gradient", above=0)
     optimizer: str | type[Optimizer] = "Adam"
     options: Mapping[str, Any] = field(default_factory=dict)
     moments: Literal["keep", "reset"] = setting(
-        "keep", "the optimiser's memory where merging changed the model", one_of=("keep", "reset")
+        "keep", "the optimizer's moments after aggregation changed the model", one_of=("keep", "reset")
     )
     target_network: Literal["sync", "keep"] = setting(
         "sync",
-        "the target network where merging changed the model: it becomes the model, or stays",
+        "the target network after aggregation changed the model: copy the model, or keep it",
         one_of=("sync", "keep"),
     )
 
@@ -91,35 +93,35 @@ class Dqn:
 
     @property
     def metric(self) -> Metric:
-        """The return."""
+        """The mean episode return."""
         return EPISODE_RETURN
 
     def execution_modes(
         self, net: Net, loss: Loss, terms: tuple[LossTerm, ...], party: Any, count: int
     ) -> dict[str, str]:
-        """As for data; the loss is the solver's own."""
+        """Return the execution modes as for data; the loss is the solver's own."""
         check_settings(self)
         return agent_execution_modes(self, "Dqn", net, terms=terms, party=party, count=count)
 
     def loss(self, actions: int) -> TemporalDifference:
-        """What its steps go down."""
+        """Return the loss that gradient steps minimize."""
         return TemporalDifference(self.huber_delta)
 
     def evaluate(self, job: EvaluationJob) -> Sequence[EvaluationResult]:
-        """In the agents' test episodes."""
+        """Evaluate models in the agents' test episodes."""
         return evaluate_test_episodes(job)
 
     def train(self, job: TrainJob) -> TrainResult:
-        """The local work of every agent in the job."""
+        """Train every agent of the job."""
         job = replace(job, loss=self.loss(job.parties[0].environment.actions))
         return train_with_fallback(job, self.moments == "reset", self._train_stack)
 
     def epsilon(self, step: int) -> float:
-        """ε at a step of an agent's life."""
+        """Return ε after a number of environment steps."""
         return self.epsilon_start + (self.epsilon_end - self.epsilon_start) * min(1.0, step / self.epsilon_steps)
 
     def gradient_step_numbers(self, step: int) -> range:
-        """The numbers of the gradient steps that follow a step, in an agent's life."""
+        """Return the numbers of the gradient steps that follow an environment step, counted over all rounds."""
         first = (step // self.train_every - 1) * self.gradient_steps
         return range(
             first,
@@ -127,7 +129,7 @@ class Dqn:
         )
 
     def _train_stack(self, job: TrainJob, progress: Sequence[AgentProgress]) -> TrainResult:
-        """The work of a stack of agents that are at the same step."""
+        """Train a stack of agents that have taken equally many steps."""
         clock = progress[0].clock
         work = job.hyperparameters[0].work
         actors = _Actors(self, job, progress)
@@ -141,7 +143,7 @@ class Dqn:
 
 
 class _Actors:
-    """Agents in their environments: what they do, what they remember of it, and what it brings them."""
+    """Agents in their environments: actions, replay buffers and returns."""
 
     def __init__(self, solver: Dqn, job: TrainJob, progress: Sequence[AgentProgress]) -> None:
         self._solver = solver
@@ -151,22 +153,23 @@ class _Actors:
         self._environments = vector_environment(job)
         self._actions = job.parties[0].environment.actions
         self._draws = KeyedUniform(job.seed, names, "act", shape=(2,))
-        self._episodes = [life.episode for life in progress]
-        self._episode_returns = np.array([life.episode_return for life in progress])
+        self._episodes = [agent.episode for agent in progress]
+        self._episode_returns = np.array([agent.episode_return for agent in progress])
         self._returns: list[list[float]] = [[] for _ in progress]
-        logs = [memory.get(REPLAY) for memory in job.party_states]
+        logs = [state.get(REPLAY) for state in job.party_states]
         self.replay = ReplayBuffer(
             logs, job.parties[0].environment.observation_shape, solver.buffer_size, steps=job.hyperparameters[0].work
         )
-        for k, memory in enumerate(job.party_states):
+        for k, state in enumerate(job.party_states):
             key = episode_key(job, k, self._episodes[k])
-            self._environments.restore(
-                k, key, memory[ENVIRONMENT_STATE]
-            ) if ENVIRONMENT_STATE in memory else self._environments.reset(k, key)
+            if ENVIRONMENT_STATE in state:
+                self._environments.restore(k, key, state[ENVIRONMENT_STATE])
+            else:
+                self._environments.reset(k, key)
         self._observations = self._environments.observations
 
     def act(self, outputs: StackedForward, step: int) -> None:
-        """One step of every agent: at random as often as ε says, else what promises most."""
+        """Take one ε-greedy step with every agent."""
         explore_draw, action_draw = self._draws[step].T
         best = outputs(self._observations[:, None])[:, 0].argmax(-1)
         explores = explore_draw < self._solver.epsilon(step)
@@ -184,8 +187,8 @@ class _Actors:
             self._observations = self._environments.observations
 
     def result(self, trained: TrainResult, work: int) -> TrainResult:
-        """What came of it, with what the agents remember of their environments."""
-        memories = list[NamedTensors]()
+        """Return the train result, with the environments and replay buffers added to the party states."""
+        party_states = list[NamedTensors]()
         metrics = list[dict[str, float]]()
         for k, (log, before) in enumerate(zip(self.replay.logs(), self._progress, strict=True)):
             after = before.after_round(work, self._episodes[k], float(self._episode_returns[k]), self._returns[k])
@@ -194,13 +197,13 @@ class _Actors:
                 ENVIRONMENT_STATE: self._environments.get_state(k),
                 LAST_MODEL: trained.models[k].clone(),
             }
-            memories.append({**trained.party_states[k], **agent_state, **after.to_state()})
+            party_states.append({**trained.party_states[k], **agent_state, **after.to_state()})
             metrics.append({**trained.metrics[k], **after.metrics(), "samples": max(1, work)})
-        return TrainResult(trained.models, memories, metrics)
+        return TrainResult(trained.models, party_states, metrics)
 
 
 class _Learners:
-    """Their networks, and the target networks that they learn by."""
+    """The networks of a stack of agents, and their target networks."""
 
     def __init__(self, solver: Dqn, job: TrainJob, step_count: int) -> None:
         self._solver = solver
@@ -219,7 +222,7 @@ class _Learners:
         self._draws = KeyedUniform(job.seed, names, "batch", shape=(solver.batch,))
 
     def take_step(self, replay: ReplayBuffer, number: int) -> None:
-        """One gradient step of every agent, the so many-th of its life."""
+        """Take one gradient step with every agent; ``number`` counts over all rounds."""
         all_alive = [True] * len(self._w)
         transitions = replay.sample(self._draws[number], self._solver.n_step, self._solver.gamma)
         target_values = self._target_forward(transitions.next_x)
@@ -238,25 +241,24 @@ class _Learners:
             self._target.columns.lerp_(self._w, self._solver.tau)
 
     def result(self) -> TrainResult:
-        """The networks, and what their agents remember of how they were learned."""
-        kept = zip(collect_party_states(self._descent, self._job), self._target.columns, strict=True)
-        memories = [{**memory, _TARGET_NETWORK: row.clone()} for memory, row in kept]
-        return TrainResult(
-            self._w.clone(), memories, [{"loss": loss} for loss in mean_losses(self._descent, self._steps_done)]
-        )
+        """Return the trained networks, and the optimizer and target-network states."""
+        pairs = zip(collect_party_states(self._descent, self._job), self._target.columns, strict=True)
+        party_states = [{**state, _TARGET_NETWORK: row.clone()} for state, row in pairs]
+        metrics = [{"loss": loss} for loss in mean_losses(self._descent, self._steps_done)]
+        return TrainResult(self._w.clone(), party_states, metrics)
 
 
 def td_targets(transitions: Transitions, choosing_values: Array, target_values: Array) -> Array:
-    """The actions, and Σ γ^i r + γ^n Q(s', a') where one network chooses a' and the other tells its value."""
+    """Return actions and targets Σ γ^i r + γ^n Q(s', a'); one network chooses a', the other rates it."""
     best = choosing_values.argmax(-1)[..., None]
     value = np.take_along_axis(target_values, best, -1)[..., 0]
     return np.stack([transitions.actions, transitions.rewards + transitions.discount * value], -1)
 
 
 def _target_networks(job: TrainJob, sync: bool) -> Tensor:
-    """The target networks ``[K, d]``: remembered, or the model where there is none or where merging has changed it."""
+    """Return the target networks ``[K, d]``: stored ones, or the model if there is none or aggregation changed it."""
     rows = [
-        job.start[k] if _TARGET_NETWORK not in memory or (sync and model_changed(job, k)) else memory[_TARGET_NETWORK]
-        for k, memory in enumerate(job.party_states)
+        job.start[k] if _TARGET_NETWORK not in state or (sync and model_changed(job, k)) else state[_TARGET_NETWORK]
+        for k, state in enumerate(job.party_states)
     ]
     return torch.stack(rows)

@@ -1,7 +1,7 @@
-"""What a solver goes down by gradients, whatever its batches are: a stack's columns, their gradient, the optimiser.
+"""Gradient descent shared by all solvers: a stack's columns, their gradient, the optimizer and the proximal step.
 
-A solver makes batches; a :class:`Slope` takes them. So a term, a pull, a hold and an optimiser's memory are the same
-for all solvers.
+A solver makes batches, and a :class:`GradientDescent` takes them. Loss terms, proximal steps, freezing and optimizer
+moments are therefore the same for all solvers.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .objective import Objective, private_columns
 from .stacked_gradient import LOOPED, SINGLE, STACKED, VECTORIZED, StackGradient
 from .stacked_optimizer import StackedOptimizer, is_plain_sgd, optimizer_factory
 
-STACK_BYTES = 2**20  # bytes of parameters that are stacked at once
-FUSED_STACK_BYTES = 2**24  # the same where they step at once, and need not stay in the nearest cache from step to step
-MAX_VECTORIZED_PARAMETERS = 100_000  # parameters; above it one party fills the machine by itself
-# Both measured by `python benchmarks/ways.py`.
+# All three are measured by `python benchmarks/execution_modes.py`.
+STACK_BYTES = 2**20  # bytes of parameters per stack
+FUSED_STACK_BYTES = 2**24  # with fused steps, which do not need the parameters in the nearest cache between steps
+MAX_VECTORIZED_PARAMETERS = 100_000  # above it, one party fills the machine by itself
 
 
 class GradientSolver(Protocol):
-    """A solver that steps by an optimiser of torch's."""
+    """A solver that steps by a torch optimizer."""
 
     @property
     def optimizer(self) -> str | type[Optimizer]: ...
@@ -42,16 +42,16 @@ class GradientSolver(Protocol):
 
 
 class GradientDescent:
-    """What some parties go down: their columns, the gradient of their objective, and the optimiser."""
+    """The columns of some parties, the gradient of their objective, and the optimizer."""
 
     def __init__(self, solver: GradientSolver, job: TrainJob, keys: Sequence[Any]) -> None:
         size = job.net.layout.trainable_width
         names = [party.name for party in job.parties]
         private = [_private_columns(job, row) for row in range(len(names))]
         self.objective = Objective(job.net, job.loss, job.terms, widths=tuple(len(part) for part in private[0]))
-        private_columns_of_stack = [torch.stack(parts) for parts in zip(*private, strict=True)]
+        private_stacks = [torch.stack(parts) for parts in zip(*private, strict=True)]
         self.stack = Stack(
-            job.net.layout, [job.start[:, :size], *private_columns_of_stack], lead=int(job.execution_mode != SINGLE)
+            job.net.layout, [job.start[:, :size], *private_stacks], lead=int(job.execution_mode != SINGLE)
         )
         make = optimizer_factory(solver.optimizer, solver.options)
         rates = [hyper.lr for hyper in job.hyperparameters]
@@ -71,31 +71,31 @@ class GradientDescent:
         return self.stack.columns[:, : self.stack.layout.trainable_width]
 
     def clip_gradients(self, max_norm: float) -> None:
-        """Shorten the gradient of every party whose norm is above ``most``."""
+        """Scale down the gradient of every party whose norm exceeds ``max_norm``."""
         norms = torch.linalg.vector_norm(self.stack.gradient, dim=1, keepdim=True)
         self.stack.gradient.mul_((max_norm / norms).clamp_(max=1))
 
     def can_reuse_for(self, solver: GradientSolver, job: TrainJob, keys: Sequence[Any]) -> bool:
-        """Whether the same can be done with other parties' numbers: with as many, and no memory of them."""
+        """Return whether this object can serve other parties: equally many, with equal settings and no state."""
         key = (solver, keys, [hyper.lr for hyper in job.hyperparameters], job.execution_mode, job.loss)
         return self.reusable and not job.terms and self._reuse_key == key
 
     def restart(self, job: TrainJob) -> None:
-        """Put some parties' numbers in place of others'."""
+        """Replace the columns by those of other parties, and reset the losses."""
         self.stack.columns.copy_(job.start[:, : job.net.layout.trainable_width])
         self.stack_gradient.reset_losses()
 
 
 def stack_capacity(layout: Layout, fused_step: bool) -> int:
-    """How many parties are stacked at once: as many as a cache holds, since every step goes through all of them."""
+    """Return the number of parties per stack: as many as fit in the cache."""
     return max(
         1, (FUSED_STACK_BYTES if fused_step else STACK_BYTES) // (layout.trainable_width * layout.dtype.itemsize)
     )
 
 
 def unprofitable_modes(layout: Layout, capacity: int, count: int) -> dict[str, str]:
-    """The ways that do not pay for ``count`` parties of which ``most`` are stacked at once, and why: by size alone."""
-    alone_reason = "" if count > 1 else "one party a round works alone"
+    """Return the modes that are slower by size alone for ``count`` parties, and why."""
+    alone_reason = "" if count > 1 else "a round has only one party"
     megabytes = layout.trainable_width * layout.dtype.itemsize / 1e6
     size_reason = "" if capacity > 1 else f"one model of {megabytes:.1f} MB fills the cache by itself"
     vectorized_reason = (
@@ -104,18 +104,18 @@ def unprofitable_modes(layout: Layout, capacity: int, count: int) -> dict[str, s
         else f"above {MAX_VECTORIZED_PARAMETERS} parameters it is slower than a loop"
     )
     reasons = {STACKED: size_reason or alone_reason, VECTORIZED: vectorized_reason or alone_reason}
-    return {way: reason for way, reason in reasons.items() if reason}
+    return {mode: reason for mode, reason in reasons.items() if reason}
 
 
 def rank_modes(layout: Layout, reasons: Mapping[str, str], capacity: int, count: int) -> dict[str, str]:
-    """The ways to compute stacks of ``count`` parties, the best first, and why each cannot be taken or does not pay."""
+    """Return the execution modes for ``count`` parties, best first, and why each is impossible or slower."""
     by_size = unprofitable_modes(layout, capacity, count)
-    found = {way: reasons.get(way) or by_size.get(way, "") for way in (STACKED, SINGLE, VECTORIZED)}
-    return {**found, LOOPED: ""}
+    ranked = {mode: reasons.get(mode) or by_size.get(mode, "") for mode in (STACKED, SINGLE, VECTORIZED)}
+    return {**ranked, LOOPED: ""}
 
 
 def split_stacks(order: Sequence[int], keys: Sequence[Any], capacity: int) -> Iterator[list[int]]:
-    """Some parties at a time, all of one key."""
+    """Yield the indices of stacks of at most ``capacity`` parties with one key each."""
     for _, rows in groupby(order, key=keys.__getitem__):
         run = list(rows)
         yield from (run[first : first + capacity] for first in range(0, len(run), capacity))
@@ -123,7 +123,7 @@ def split_stacks(order: Sequence[int], keys: Sequence[Any], capacity: int) -> It
 
 @contextmanager
 def limit_threads(mode: str, fused_step: bool) -> Iterator[None]:
-    """Small stacks are too small to share: a second thread gains nothing, and loses much on busy cores."""
+    """Use one thread for stacks without fused steps: a second one gains nothing, and loses much on busy cores."""
     before = torch.get_num_threads()
     if mode == STACKED and not fused_step:
         torch.set_num_threads(1)
@@ -143,7 +143,7 @@ _NOTHING_FROZEN = nullcontext()
 
 
 def freeze_parameters(stack: Stack, job: TrainJob, step: int, lengths: Sequence[int]) -> AbstractContextManager[None]:
-    """Parameters that stand still in this step have no gradient, and are afterwards what they were before."""
+    """Return a context in which frozen parameters get no gradient and are restored after the step."""
     return _NOTHING_FROZEN if job.freeze is None else _frozen_parameters(stack, job.freeze, step, lengths=lengths)
 
 
@@ -166,11 +166,13 @@ class StackedProximalStep:
         self._alive: Sequence[bool] | None = None
 
     def __call__(self, alive: Sequence[bool]) -> None:
-        """Draw every party back that still works."""
+        """Move every active party towards its anchor."""
         if self._job.anchor is None or self._job.alphas is None:
             return
         if alive != self._alive:
-            eta = self._w.new_tensor([h.lr * works for h, works in zip(self._job.hyperparameters, alive, strict=True)])
+            eta = self._w.new_tensor(
+                [h.lr * active for h, active in zip(self._job.hyperparameters, alive, strict=True)]
+            )
             product = self._job.alphas * eta.unsqueeze(1)
             self._alive = alive
             self._pull_share = product / (1 + product)  # 1-θ
@@ -180,35 +182,35 @@ class StackedProximalStep:
 def add_private_columns(
     optimizer_states: Sequence[NamedTensors], private: Tensor, objective: Objective
 ) -> list[NamedTensors]:
-    kept: list[NamedTensors] = []
-    for columns, memory in zip(private, optimizer_states, strict=True):
+    party_states: list[NamedTensors] = []
+    for columns, state in zip(private, optimizer_states, strict=True):
         parts = zip(objective.terms, torch.split_with_sizes(columns, list(objective.widths)), strict=True)
-        kept.append({**memory, **{f"private.{term.name}": part.clone() for term, part in parts if len(part)}})
-    return kept
+        party_states.append({**state, **{f"private.{term.name}": part.clone() for term, part in parts if len(part)}})
+    return party_states
 
 
 def collect_party_states(descent: GradientDescent, job: TrainJob) -> list[NamedTensors]:
-    """What the parties of a job remember of how they stepped: moments, and private columns."""
-    kept = descent.optimizer.optimizer_states()
+    """Return the party states of a job: optimizer moments and private columns."""
+    states = descent.optimizer.optimizer_states()
     return (
-        add_private_columns(kept, descent.stack.columns[:, descent.w.shape[1] :], descent.objective)
+        add_private_columns(states, descent.stack.columns[:, descent.w.shape[1] :], descent.objective)
         if job.terms
-        else list(kept)
+        else list(states)
     )
 
 
 def mean_losses(descent: GradientDescent, steps: int) -> list[float]:
-    """The mean loss of every party over its steps; nan if there were none."""
+    """Return the mean loss of every party over its steps; nan without steps."""
     losses: list[float] = (descent.stack_gradient.losses.total / (steps or torch.nan)).tolist()
     return losses
 
 
-def drop_optimizer_state(memory: NamedTensors) -> NamedTensors:
-    return {name: tensor for name, tensor in memory.items() if not name.startswith("moment.")}
+def drop_optimizer_state(state: NamedTensors) -> NamedTensors:
+    return {name: tensor for name, tensor in state.items() if not name.startswith("moment.")}
 
 
 def subset_job(job: TrainJob, indices: list[int]) -> TrainJob:
-    """The same job for some of its parties."""
+    """Return the job restricted to some of its parties."""
     selection: slice | list[int] = indices
     if indices == list(range(indices[0], indices[-1] + 1)):
         selection = slice(indices[0], indices[-1] + 1)  # a view

@@ -1,7 +1,8 @@
-"""What terms add to the gradient of a stack whose models go by a kernel.
+"""Gradients of loss terms for a stack of models computed by a kernel.
 
-Representation matching has its gradient written out (see `matched`); any other term, written for one party, goes by
-autograd: many parties at once by `torch.vmap` where all that learns is linear, and by turns otherwise.
+Representation matching has an explicit gradient (see `kernels.matching_gradient`). Any other term is written for one
+party and differentiated by autograd: for many parties at once by `torch.vmap` where all trainable layers are linear,
+and one party after another otherwise.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .objective import Objective
 
 
 class TermGradients:
-    """The terms of an objective at work: called with a batch, and then asked to put what belongs to the columns."""
+    """Gradients of an objective's terms: call it with a batch, then `write` adds the gradient along columns."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class TermGradients:
     def __call__(
         self, kernel: BoundKernel, inputs: Value, output: Value, x: Tensor, y: Tensor
     ) -> tuple[Value | None, dict[str, Value]]:
-        """The gradient of the terms along the output, and along the points."""
+        """Return the gradient of the terms along the output and along the points."""
         if self._received_kernel is not None:
             self._received_kernel.forward(inputs)
         point_gradients: dict[str, Value] = {}
@@ -76,11 +77,11 @@ class TermGradients:
         return output_gradient, point_gradients
 
     def write(self) -> None:
-        """Put the gradient along columns where it goes: after the kernel's own, which is in its place by now."""
+        """Write the gradient along columns; the kernel must have written its own before."""
         for at, gradient in zip(self._ranges, self._gradients, strict=True):
             if gradient is not None and self._step_size is not None:
                 self._stack.columns[:, at].add_(gradient, alpha=-self._step_size)
-            elif self._step_size is None and at.start:  # private columns, which the kernel knows nothing of
+            elif self._step_size is None and at.start:  # private columns, which the kernel does not write
                 self._stack.gradient[:, at] = 0 if gradient is None else gradient
             elif gradient is not None:
                 self._stack.gradient[:, at] += gradient
@@ -101,10 +102,12 @@ class TermGradients:
         leaves = [_leaf(part) for part in (*stacked[:first], *columns)]
 
         def party_terms(*parts: Tensor) -> Tensor:
-            seen, aims = (dict(zip(points, some, strict=True)) for some in (parts[1:first], parts[last:-4]))
+            features, received_features = (
+                dict(zip(points, values, strict=True)) for values in (parts[1:first], parts[last:-4])
+            )
             received, strengths, x, y = parts[-4:]
             return self.autograd_objective.weighted_terms(
-                parts[first:last], received, strengths, x, y, parts[0], seen, aims
+                parts[first:last], received, strengths, x, y, parts[0], features, received_features
             )
 
         strengths = self._strengths[:, self._autograd_terms]
@@ -112,13 +115,15 @@ class TermGradients:
         with torch.enable_grad():
             if self._by_vmap:
                 total = torch.vmap(party_terms)(*arguments).sum()
-            else:  # what is not linear is large enough by itself: see `recorded.PartyByParty`
+            else:  # other layers are large enough by themselves: see `autograd_layers.PartyByParty`
                 total = torch.stack(
                     [party_terms(*parts) for parts in zip(*map(_party_slices, arguments), strict=True)]
                 ).sum()
-        found = torch.autograd.grad(total, leaves, allow_unused=True)
-        self._gradients = found[first:]
-        output_gradient, *point_gradients = (None if g is None else g.numpy() if lead else g[0] for g in found[:first])
+        gradients = torch.autograd.grad(total, leaves, allow_unused=True)
+        self._gradients = gradients[first:]
+        output_gradient, *point_gradients = (
+            None if g is None else g.numpy() if lead else g[0] for g in gradients[:first]
+        )
         return output_gradient, {name: g for name, g in zip(points, point_gradients, strict=True) if g is not None}
 
 
@@ -132,5 +137,5 @@ def _leaf(tensor: Tensor) -> Tensor:
 
 
 def _party_slices(stack: Tensor) -> Sequence[Tensor]:
-    """One party after another; a lone one without a copy on the way back."""
+    """Return the slices of the parties; a lone one without a copy in the backward pass."""
     return [stack.squeeze(0)] if len(stack) == 1 else stack.unbind()

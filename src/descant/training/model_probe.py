@@ -1,4 +1,4 @@
-"""Try a model on one batch before the work starts: what is wrong with it, and how its stacks can be computed."""
+"""Probe of a model on one batch before training: errors, and the execution modes that work for it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .objective import Objective, private_columns
 from .stacked_gradient import BATCHED_MODES, LOOPED, SINGLE, STACKED, VECTORIZED, StackGradient
 
 PROBED_MODES = (STACKED, SINGLE, VECTORIZED)
-_CHUNK = 2**18  # columns
+_CHUNK = 2**18  # columns compared at once
 ProbeInputs: TypeAlias = tuple[Tensor, ...]
-"""What a party minimises with: columns, statistics, the received model, strengths of terms, and a batch."""
+"""Columns, statistics, the received model, strengths of terms, and a batch (x, y)."""
 
 
 def probe_model(
     net: Net, loss: Loss, terms: tuple[LossTerm, ...], x: Tensor, y: Tensor, modes: Sequence[str] = PROBED_MODES
 ) -> dict[str, str]:
-    """Why each of some ways of computing parties cannot be taken ("" if it can); an error if the model cannot learn."""
+    """Return why each execution mode is impossible ("" if it is possible); raise if the model cannot train."""
     buffers = {name: buffer.clone() for name, buffer in net.module.named_buffers()}
     net.module.train()
     row = net.copy_initial_row()
@@ -40,11 +40,11 @@ def probe_model(
     _check_buffers(net, buffers)
     if draws:
         return dict.fromkeys(modes, "it draws random numbers (dropout, say), which are keyed by party")
-    return {way: _obstacle(objective, way, parts) for way in modes}
+    return {mode: _obstacle(objective, mode, parts) for mode in modes}
 
 
 def _dry_run(objective: Objective, parts: ProbeInputs) -> bool:
-    """Whether the module draws random numbers; an error if it fails or is not finite at the start."""
+    """Return whether the module draws random numbers; raise if it fails or its loss is not finite."""
     x, y = parts[-2:]
     name = type(objective.net.module).__name__
     with torch.random.fork_rng(devices=[]):
@@ -59,7 +59,7 @@ def _dry_run(objective: Objective, parts: ProbeInputs) -> bool:
                 f"{y.dtype}: {type(error).__name__}: {error}{_hint(objective.net, x)}"
             ) from error
         if not isinstance(value, Tensor) or value.ndim:
-            raise ModelError(f"The loss and every term must give one number a batch; they gave {value!r:.80}.")
+            raise ModelError(f"The loss and every term must give one number per batch; they gave {value!r:.80}.")
         if not torch.isfinite(value):
             raise ModelError(
                 f"The loss is {value.item()} at the start, before any training. Check the data's scale and the loss."
@@ -70,9 +70,8 @@ def _dry_run(objective: Objective, parts: ProbeInputs) -> bool:
 def _hint(net: Net, x: Tensor) -> str:
     if x.dtype == net.layout.dtype:
         return ""
-    return (
-        f". The model is {net.layout.dtype}: parties.from_arrays(..., dtype={net.layout.dtype}) makes the data so, too."
-    )
+    dtype = net.layout.dtype
+    return f". The model is {dtype}: parties.from_arrays(..., dtype={dtype}) gives the data the same dtype."
 
 
 def _check_buffers(net: Net, before: dict[str, Tensor]) -> None:
@@ -80,8 +79,8 @@ def _check_buffers(net: Net, before: dict[str, Tensor]) -> None:
     for name, buffer in net.module.named_buffers():
         if name not in statistics and not torch.equal(buffer, before[name]):
             raise ModelError(
-                f"The buffer {name!r} changes while the model trains, and only running_mean and running_var travel: "
-                "its change would be lost. Make it a parameter, or name it after the statistic that it is."
+                f"The buffer {name!r} changes while the model trains, but only running_mean and running_var are sent: "
+                "its change would be lost. Make it a parameter, or name it running_mean or running_var."
             )
 
 
@@ -95,26 +94,26 @@ def _obstacle(objective: Objective, mode: str, parts: ProbeInputs) -> str:
     )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # torch warns where it would fall back to a loop of its own
+            warnings.simplefilter("error")  # torch warns where it would fall back to its own loop
             batched = _batched_gradient(objective, mode, parts) if mode in BATCHED_MODES else None
             for k in range(2):
-                found = _single_gradient(objective, mode, parts, k=k) if batched is None else batched[k]
-                if not _is_close(found, _single_gradient(objective, LOOPED, parts, k=k), 1e-4 * largest):
-                    return "it computes another gradient"
+                gradient = _single_gradient(objective, mode, parts, k=k) if batched is None else batched[k]
+                if not _is_close(gradient, _single_gradient(objective, LOOPED, parts, k=k), 1e-4 * largest):
+                    return "it computes a different gradient"
     except Exception as error:
         lines = str(error).strip().splitlines()
-        return f"torch does not take it ({lines[0] if lines else type(error).__name__})"
+        return f"torch rejects it ({lines[0] if lines else type(error).__name__})"
     return ""
 
 
-def _is_close(found: Tensor, reference: Tensor, atol: float) -> bool:
-    """Whether two gradients are alike, a few columns at a time: a comparison takes several times what it compares."""
-    pieces = zip(torch.split(found, _CHUNK), torch.split(reference, _CHUNK), strict=True)
+def _is_close(gradient: Tensor, reference: Tensor, atol: float) -> bool:
+    """Return whether two gradients agree; compared in chunks, because allclose needs several times their memory."""
+    pieces = zip(torch.split(gradient, _CHUNK), torch.split(reference, _CHUNK), strict=True)
     return all(torch.allclose(*pair, rtol=1e-3, atol=atol) for pair in pieces)
 
 
 def _unlike_columns(parts: ProbeInputs, k: int) -> Tensor:
-    """Two unlike parties: a way that mixes them is found out."""
+    """Return the columns of one of two different parties, so that a mode that mixes parties is detected."""
     return 1.1 * parts[0] if k else parts[0]
 
 
@@ -124,10 +123,10 @@ def _batched_gradient(objective: Objective, mode: str, parts: ProbeInputs) -> Te
 
 
 def _single_gradient(objective: Objective, mode: str, parts: ProbeInputs, k: int) -> Tensor:
-    """The gradient of one of the two; computed when it is asked for, so that a large model is there few times."""
-    found = _gradient(objective, mode, [_unlike_columns(parts, k)[None], *(part[None] for part in parts[1:])])
+    """Return the gradient of one of the two; computed on demand, so that few copies of a large model exist."""
+    gradient = _gradient(objective, mode, [_unlike_columns(parts, k)[None], *(part[None] for part in parts[1:])])
     objective.net.restore_views()
-    return found[0]
+    return gradient[0]
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""What a party minimises, f_k + Σ terms, written for one party; `descent` computes it for a stack of them."""
+"""The local objective f_k + Σ terms, written for one party; `stacked_gradient` computes it for a stack."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ..core.settings import value_at
 from ..models.flat import Net
 
 ObjectiveResult: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
-"""What is minimised, the loss alone, the statistics afterwards, and the outputs."""
+"""The objective, the loss alone, the new statistics, and the outputs."""
 
 
 def private_columns(
-    terms: Sequence[LossTerm], received: Tensor, memory: NamedTensors, draws: Callable[[str], np.random.Generator]
+    terms: Sequence[LossTerm], received: Tensor, party_state: NamedTensors, draws: Callable[[str], np.random.Generator]
 ) -> list[Tensor]:
-    """The private columns of each term: remembered, or begun from what was received."""
+    """Return the private columns of each term, from the party state or initialized from the received model."""
     columns = []
     for term in terms:
-        private = memory.get(f"private.{term.name}")
+        private = party_state.get(f"private.{term.name}")
         if private is None:
             private = (
                 received.new_empty(0)
@@ -43,10 +43,10 @@ class Objective:
     net: Net
     loss: Loss
     terms: tuple[LossTerm, ...]
-    widths: tuple[int, ...]  # how many private columns each term owns
+    widths: tuple[int, ...]  # number of private columns of each term
 
     def strengths(self, round: int, names: Sequence[str], like: Tensor) -> Tensor:
-        """The factor before each term for each party, ``[K, terms]``."""
+        """Return the factor of each term for each party, ``[K, terms]``."""
         if not self.terms:
             return like.new_empty(len(names), 0)
         values = [[value_at(term.strength, round, name) for term in self.terms] for name in names]
@@ -54,13 +54,13 @@ class Objective:
 
     @cached_property
     def points(self) -> tuple[str, ...]:
-        """The values of both models that some term reads."""
+        """The points of both models that some term reads."""
         return tuple(dict.fromkeys(point for term in self.terms for point in term.feature_names))
 
     def party_objective(
         self, columns: Tensor, statistics: Tensor, received: Tensor, strengths: Tensor, x: Tensor, y: Tensor
     ) -> ObjectiveResult:
-        """What one party minimises on one batch."""
+        """Return the objective of one party on one batch."""
         parts = torch.split_with_sizes(columns, [received.shape[-1], *self.widths])
         features: dict[str, Tensor] = {}
         received_features: dict[str, Tensor] = {}
@@ -86,9 +86,9 @@ class Objective:
         output: Tensor,
         features: Mapping[str, Tensor],
         received_features: Mapping[str, Tensor],
-        statistics: Tensor | None = None,  # none where there are none, as in models that have a kernel
+        statistics: Tensor | None = None,  # None for models without statistics, as all that have a kernel
     ) -> Tensor:
-        """What the terms add for one party: Σ strength · value."""
+        """Return Σ strength · value of the terms for one party."""
 
         def apply_module(parameters: Tensor, inputs: Tensor) -> Tensor:
             running = parameters.new_empty(0) if statistics is None else statistics

@@ -1,4 +1,4 @@
-"""Policy gradients over a stack of agents: all networks are one stack, and all their episodes run side by side.
+"""Policy gradients over a stack of agents: one stack of networks, all episodes side by side.
 
 Williams (1992), Simple statistical gradient-following algorithms; Schulman et al. (2016), High-dimensional continuous
 control using generalized advantage estimation; Schulman et al. (2017), Proximal policy optimization algorithms.
@@ -39,34 +39,36 @@ from .stacked_forward import KeyedUniform, StackedForward
 
 @dataclass(frozen=True)
 class PolicyGradient:
-    """Each agent plays some episodes, and then makes what turned out better than expected more likely; again and again.
+    """Policy gradient: each agent plays episodes, then makes actions with a positive advantage more likely; repeatedly.
 
-    A network has one output an action; with one more, that is the value which it expects, and what is better is told by
-    it (an actor and a critic), else by the mean of the rewards to come. With ``updates`` = 1 it is REINFORCE; with more
-    it goes on as far as ``clip`` lets it. It makes the "locally trained model" of FedRL's Algorithm 1, too.
+    A network has one output per action. One more output is a value estimate, which gives the advantages (actor-critic);
+    without it they are rewards-to-go, compared with their mean. ``gradient_steps=1`` is REINFORCE; with more, the
+    change is limited by ``clip_ratio``. It also produces the "locally trained model" of FedRL's Algorithm 1.
 
     >>> PolicyGradient(iterations=2).hyper
     Hyper(lr=0.003, work=2)
     """
 
     lr: float = setting(3e-3, "the learning rate η", above=0)
-    iterations: int = setting(1, "times a round that an agent plays and learns", least=0, whole=True)
-    episodes: int = setting(8, "episodes that it plays each time", least=1, whole=True)
-    gradient_steps: int = setting(16, "gradient steps each time", least=1, whole=True)
-    batch: int = setting(256, "of its steps, how many a gradient step takes", least=1, whole=True)
-    gamma: float = setting(0.99, "γ: the discount of a later reward", above=0, most=1)
-    gae_lambda: float = setting(0.95, "λ, with a value: how far rewards are trusted before it is", least=0, most=1)
-    clip_ratio: float = setting(0.2, "how much more or less likely an action becomes each time, at most", above=0)
-    entropy_coefficient: float = setting(0.0, "the bonus for acting at random", least=0)
-    value_coefficient: float = setting(0.01, "how much the squared error of the value counts", least=0)
-    normalize_advantages: bool = setting(
-        True, "whether advantages of an iteration have mean 0 and deviation 1", one_of=(True, False)
+    iterations: int = setting(1, "iterations of playing and learning per round", least=0, whole=True)
+    episodes: int = setting(8, "episodes per iteration", least=1, whole=True)
+    gradient_steps: int = setting(16, "gradient steps per iteration", least=1, whole=True)
+    batch: int = setting(256, "steps of the agent per gradient step", least=1, whole=True)
+    gamma: float = setting(0.99, "γ: the discount of later rewards", above=0, most=1)
+    gae_lambda: float = setting(
+        0.95, "λ of generalized advantage estimation: 1 uses rewards alone; only with a value output", least=0, most=1
     )
-    max_grad_norm: float = setting(0.5, "the norm of an agent's gradient, at most", above=0)
+    clip_ratio: float = setting(0.2, "the largest relative change of an action's probability per iteration", above=0)
+    entropy_coefficient: float = setting(0.0, "the weight of the entropy bonus", least=0)
+    value_coefficient: float = setting(0.01, "the weight of the squared error of the value", least=0)
+    normalize_advantages: bool = setting(
+        True, "standardize the advantages of an iteration to mean 0 and deviation 1", one_of=(True, False)
+    )
+    max_grad_norm: float = setting(0.5, "the largest norm of an agent's gradient", above=0)
     optimizer: str | type[Optimizer] = "Adam"
     options: Mapping[str, Any] = field(default_factory=dict)
     moments: Literal["keep", "reset"] = setting(
-        "keep", "the optimiser's memory where merging changed the model", one_of=("keep", "reset")
+        "keep", "the optimizer's moments after aggregation changed the model", one_of=("keep", "reset")
     )
 
     @property
@@ -75,33 +77,33 @@ class PolicyGradient:
 
     @property
     def metric(self) -> Metric:
-        """The return."""
+        """The mean episode return."""
         return EPISODE_RETURN
 
     def execution_modes(
         self, net: Net, loss: Loss, terms: tuple[LossTerm, ...], party: Any, count: int
     ) -> dict[str, str]:
-        """As for data; the loss is the solver's own."""
+        """Return the execution modes as for data; the loss is the solver's own."""
         check_settings(self)
         return agent_execution_modes(
             self, "PolicyGradient", net, terms=terms, party=party, count=count, extra_outputs=(0, 1)
         )
 
     def evaluate(self, job: EvaluationJob) -> Sequence[EvaluationResult]:
-        """In the agents' test episodes."""
+        """Evaluate models in the agents' test episodes."""
         return evaluate_test_episodes(job)
 
     def loss(self, actions: int) -> ClippedSurrogate:
-        """What its steps go down."""
+        """Return the loss that gradient steps minimize."""
         return ClippedSurrogate(actions, self.clip_ratio, self.entropy_coefficient, self.value_coefficient)
 
     def train(self, job: TrainJob) -> TrainResult:
-        """The local work of every agent in the job."""
+        """Train every agent of the job."""
         job = replace(job, loss=self.loss(job.parties[0].environment.actions))
         return train_with_fallback(job, self.moments == "reset", self._train_stack)
 
     def _train_stack(self, job: TrainJob, progress: Sequence[AgentProgress]) -> TrainResult:
-        """The work of a stack of agents that are at the same iteration."""
+        """Train a stack of agents that are at the same iteration."""
         clock = progress[0].clock
         work = job.hyperparameters[0].work
         count = len(progress)
@@ -114,7 +116,7 @@ class PolicyGradient:
         steps = np.zeros(count, dtype=np.int64)
         steps_done = 0
         for iteration in range(clock, clock + work):
-            first_episodes = [life.episode + (iteration - clock) * self.episodes for life in progress]
+            first_episodes = [agent.episode + (iteration - clock) * self.episodes for agent in progress]
             rollouts = collect_rollouts(
                 self, job, iteration, first_episodes=first_episodes, environments=environments, outputs=outputs
             )
@@ -128,32 +130,32 @@ class PolicyGradient:
                     descent.optimizer.step(all_alive)
                     proximal_step(all_alive)
                 steps_done += 1
-        memories = list[NamedTensors]()
+        party_states = list[NamedTensors]()
         metrics = list[dict[str, float]]()
         losses = mean_losses(descent, steps_done)
-        for k, (life, memory) in enumerate(zip(progress, collect_party_states(descent, job), strict=True)):
-            after = life.after_round(work, life.episode + work * self.episodes, 0.0, returns[k])
-            memories.append({**memory, **after.to_state(), LAST_MODEL: descent.w[k].clone()})
+        for k, (before, state) in enumerate(zip(progress, collect_party_states(descent, job), strict=True)):
+            after = before.after_round(work, before.episode + work * self.episodes, 0.0, returns[k])
+            party_states.append({**state, **after.to_state(), LAST_MODEL: descent.w[k].clone()})
             metrics.append({"loss": losses[k], "samples": max(1, int(steps[k])), **after.metrics()})
-        return TrainResult(descent.w.clone(), memories, metrics)
+        return TrainResult(descent.w.clone(), party_states, metrics)
 
     def _batches(self, job: TrainJob, iteration: int, rollouts: Sequence[Rollout]) -> Any:
-        """Batches ``[K, batch, ...]`` in which every agent takes its own steps in a new order, as often as need be."""
+        """Yield batches ``[K, batch, ...]``: each agent's own steps, in new random orders until there are enough."""
         needed = self.gradient_steps * self.batch
         chosen = []
-        for agent, one in zip(job.parties, rollouts, strict=True):
+        for agent, rollout in zip(job.parties, rollouts, strict=True):
             rng = seeds.stream(job.seed, iteration, agent.name, "batch")
-            n = len(one.x)
+            n = len(rollout.x)
             orders = [rng.permutation(n) for _ in range(-(-needed // n))]
             chosen.append(np.concatenate(orders)[:needed].reshape(self.gradient_steps, self.batch))
         for rows in zip(*chosen, strict=True):
             pairs = list(zip(rollouts, rows, strict=True))
-            yield np.stack([one.x[at] for one, at in pairs]), np.stack([one.y[at] for one, at in pairs])
+            yield np.stack([r.x[indices] for r, indices in pairs]), np.stack([r.y[indices] for r, indices in pairs])
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """The steps of one agent in one iteration, and what its loss says of them."""
+    """The steps of one agent in one iteration, with the targets of its loss."""
 
     x: Array  # [steps, *shape]
     y: Array  # [steps, 4]: action, advantage, log-probability, return
@@ -168,7 +170,7 @@ def collect_rollouts(
     environments: VectorEnvironment,
     outputs: StackedForward,
 ) -> list[Rollout]:
-    """Episodes of all agents side by side, each until it ends; ``first`` is the number of an agent's first one."""
+    """Play episodes of all agents side by side to their ends; ``first_episodes`` are the agents' first numbers."""
     count = len(job.parties)
     episodes = solver.episodes
     actions = job.parties[0].environment.actions
@@ -178,7 +180,7 @@ def collect_rollouts(
     draws = KeyedUniform(job.seed, [agent.name for agent in job.parties], "act", shape=(episodes,))
     observations = environments.observations
     alive = np.ones(count * episodes, dtype=bool)
-    truncated = np.zeros_like(alive)  # broken off, so that there is a value beyond the end
+    truncated = np.zeros_like(alive)  # cut off by a time limit, so there is a value beyond the end
     history = list[tuple[Array, ...]]()
     while alive.any() and len(history) < MAX_EPISODE_STEPS:
         output = outputs(observations.reshape(count, episodes, *observations.shape[1:]))
@@ -214,7 +216,10 @@ def collect_rollouts(
 def compute_advantages(
     solver: PolicyGradient, history: Sequence[tuple[Array, ...]], bootstrap_values: Array, count: int
 ) -> list[Rollout]:
-    """What is learned from a story: A = Σ (γλ)^i (r + γV' - V) up to the end, and the return A + V."""
+    """Return rollouts with generalized advantages.
+
+    The advantage is A = Σ (γλ)^i (r + γV' - V) up to the end of an episode, and the return A + V.
+    """
     observations, actions, log_probabilities, values, rewards, alive = (
         np.stack(part) for part in zip(*history, strict=True)
     )  # [T, N, ...]
@@ -229,10 +234,10 @@ def compute_advantages(
         next_value = np.where(alive[t], values[t], next_value)
     rollouts = []
     for episode_indices in np.split(np.arange(observations.shape[1]), count):
-        active = alive[:, episode_indices].T  # [episodes, T]: an agent's steps in order, whatever the others did
+        active = alive[:, episode_indices].T  # [episodes, T]: an agent's steps in order, independent of other agents
 
-        def flatten_steps(values: Array, own: Array = episode_indices, mine: Array = active) -> Array:
-            return np.ascontiguousarray(np.swapaxes(values[:, own], 0, 1)[mine])
+        def flatten_steps(values: Array, columns: Array = episode_indices, mask: Array = active) -> Array:
+            return np.ascontiguousarray(np.swapaxes(values[:, columns], 0, 1)[mask])
 
         advantage = flatten_steps(advantages)
         value = flatten_steps(values)
@@ -248,7 +253,7 @@ def compute_advantages(
 
 
 def standardize(values: Array) -> Array:
-    """With mean 0 and deviation 1, as far as they differ."""
+    """Return the values scaled to mean 0 and deviation 1 (all 0 if they are equal)."""
     centered = values - values.mean()
     standardized: Array = centered / (centered.std() + 1e-8)
     return standardized

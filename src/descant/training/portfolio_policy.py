@@ -1,4 +1,4 @@
-"""Portfolio policies over a stack of desks: deterministic policy gradient on what a portfolio grows by.
+"""Portfolio policies over a stack of desks: a deterministic policy gradient on portfolio growth.
 
 Jiang, Xu, Liang (2017), A deep reinforcement learning framework for the financial portfolio management problem; as in
 Fed+ v1 §4.2, §9 and v2 §8.2.
@@ -45,27 +45,27 @@ _GENERATOR_KEY = "desk.generator"
 
 @dataclass(frozen=True)
 class Trader:
-    """Each desk learns by days in a row, its own prices and those that it made up behind them, what to hold.
+    """Portfolio training: each desk learns weights from batches of consecutive real and synthetic days.
 
-    A batch begins rather late than early: the chance of a day is that of the day after it times 1 - ``bias``. What a
-    policy held on a day is remembered, and is what it sees of itself when that day comes again (the portfolio-vector
-    memory). Fed+ gives no optimiser; with plain descent at this rate nothing would move.
+    Later batches are more likely: the probability of a first day is that of the next day times 1 - ``recency_bias``.
+    The weights held on a day are stored, and are the policy's input when that day comes up again (the portfolio-vector
+    memory). Fed+ names no optimizer; with plain descent at this rate the weights would hardly change.
 
     >>> Trader(iterations=50).hyper
     Hyper(lr=5e-05, work=50)
     """
 
     lr: float = setting(5e-5, "the learning rate", above=0)
-    iterations: int = setting(50, "E: gradient steps a round", least=0, whole=True)
-    batch: int = setting(50, "days in a row that a step takes", least=2, whole=True)
-    recency_bias: float = setting(5e-5, "β: how much likelier a later batch is", above=0, below=1)
-    regenerate_every: int = setting(1000, "steps until a desk makes up another year of prices", least=1, whole=True)
-    synthetic_days: int = setting(252, "days that it makes up", least=1, whole=True)
-    max_stack_size: int = setting(10, "desks of one stack, at most", least=1, whole=True)
+    iterations: int = setting(50, "E: gradient steps per round", least=0, whole=True)
+    batch: int = setting(50, "consecutive days per gradient step", least=2, whole=True)
+    recency_bias: float = setting(5e-5, "β: by how much later batches are more likely", above=0, below=1)
+    regenerate_every: int = setting(1000, "gradient steps between two draws of synthetic prices", least=1, whole=True)
+    synthetic_days: int = setting(252, "synthetic days per draw", least=1, whole=True)
+    max_stack_size: int = setting(10, "the largest number of desks in one stack", least=1, whole=True)
     optimizer: str | type[Optimizer] = "Adam"  # not from the papers
     options: Mapping[str, Any] = field(default_factory=dict)
     moments: Literal["keep", "reset"] = setting(
-        "keep", "the optimiser's memory where merging changed the model", one_of=("keep", "reset")
+        "keep", "the optimizer's moments after aggregation changed the model", one_of=("keep", "reset")
     )
 
     @property
@@ -74,13 +74,13 @@ class Trader:
 
     @property
     def metric(self) -> Metric:
-        """The annualised return of the test."""
+        """The annualized return of the test period."""
         return ANNUAL_RETURN
 
     def execution_modes(
         self, net: Net, loss: Loss, terms: tuple[LossTerm, ...], party: Any, count: int
     ) -> dict[str, str]:
-        """As for data; the loss is the solver's own."""
+        """Return the execution modes as for data; the loss is the solver's own."""
         check_settings(self)
         if not isinstance(party, Desk):
             raise PartyError(
@@ -95,12 +95,12 @@ class Trader:
         return rank_modes(net.layout, reasons, self.max_stack_size, count=count)
 
     def evaluate(self, job: EvaluationJob) -> Sequence[EvaluationResult]:
-        """In the days of the desks' tests."""
+        """Evaluate models in the desks' test periods."""
         return evaluate_backtests(job)
 
     def train(self, job: TrainJob) -> TrainResult:
-        """The local work of every desk in the job."""
-        progress = [AgentProgress.from_state(memory) for memory in job.party_states]
+        """Train every desk of the job."""
+        progress = [AgentProgress.from_state(state) for state in job.party_states]
         costs = [desk.cost for desk in job.parties]
         return train_stacks(
             job,
@@ -112,7 +112,7 @@ class Trader:
         )
 
     def _train_stack(self, job: TrainJob, progress: Sequence[AgentProgress]) -> TrainResult:
-        """The work of a stack of desks that are at the same step and pay the same cost."""
+        """Train a stack of desks that are at the same step and pay the same cost."""
         job = replace(job, loss=LogReturn(job.parties[0].cost))
         clock = progress[0].clock
         work = job.hyperparameters[0].work
@@ -130,23 +130,23 @@ class Trader:
             with freeze_parameters(descent.stack, job, step, lengths=[work] * len(progress)):
                 descent.optimizer.step(all_alive)
                 proximal_step(all_alive)
-        memories = list[NamedTensors]()
+        party_states = list[NamedTensors]()
         metrics = list[dict[str, float]]()
-        for k, (loss, memory) in enumerate(
+        for k, (loss, state) in enumerate(
             zip(mean_losses(descent, work), collect_party_states(descent, job), strict=True)
         ):
             progress_after = progress[k].after_round(work, 0, 0.0, [-loss] if work else [])
-            memories.append(
-                {**memory, **batches.to_state(k), **progress_after.to_state(), LAST_MODEL: descent.w[k].clone()}
+            party_states.append(
+                {**state, **batches.to_state(k), **progress_after.to_state(), LAST_MODEL: descent.w[k].clone()}
             )
             metrics.append(
                 {"loss": loss, "samples": max(1, work * self.batch), **progress_after.metrics(), **batches.metrics(k)}
             )
-        return TrainResult(descent.w.clone(), memories, metrics)
+        return TrainResult(descent.w.clone(), party_states, metrics)
 
 
 def probe_days(owner: str, net: Net, desk: Desk) -> Tensor:
-    """Made-up days that a model answers as one must who trades a desk's assets; else an error."""
+    """Return random days for a desk; raise if the model's outputs do not fit the desk's assets."""
     assets = len(desk.assets)
     x = random_probe((assets, desk.window + 1)).mul_(0.02).add_(1)
     check_outputs(
@@ -156,7 +156,7 @@ def probe_days(owner: str, net: Net, desk: Desk) -> Tensor:
 
 
 class _DeskBatches:
-    """The books of a stack of desks: prices, real and made up, and what was held on each day."""
+    """Batches of a stack of desks: real and synthetic prices, and the weights held on each day."""
 
     def __init__(self, solver: Trader, job: TrainJob, clock: int) -> None:
         self._solver = solver
@@ -164,18 +164,18 @@ class _DeskBatches:
         self._desks: list[Desk] = list(job.parties)
         self._generators = [_fit_generator(job, k) for k in range(len(self._desks))]
         self._weights: list[Array] = []
-        self._real_only = set[int]()  # who had no year that was made up
-        if clock % solver.regenerate_every:  # in the middle of a year that was made up before
+        self._real_only = set[int]()  # desks without usable synthetic prices
+        if clock % solver.regenerate_every:  # in the middle of a synthetic year
             self._load_prices(clock)
-        for desk, memory in zip(self._desks, job.party_states, strict=True):
+        for desk, state in zip(self._desks, job.party_states, strict=True):
             days = len(desk.prices) + solver.synthetic_days
             assets = len(desk.assets)
-            before = memory.get(_WEIGHTS_KEY)
+            saved = state.get(_WEIGHTS_KEY)
             fresh = np.full((days, assets), 1 / assets, dtype=np.float32)
-            self._weights.append(fresh if before is None else before.numpy().copy())
+            self._weights.append(fresh if saved is None else saved.numpy().copy())
 
     def regenerate(self, clock: int) -> None:
-        """Make up another year; what would be held in it is not known yet."""
+        """Draw new synthetic prices; the weights held in them start uniform."""
         self._load_prices(clock)
         for desk, weights in zip(self._desks, self._weights, strict=True):
             weights[len(desk.prices) :] = 1 / len(desk.assets)
@@ -187,23 +187,23 @@ class _DeskBatches:
         self._price_windows = [np.lib.stride_tricks.sliding_window_view(prices, window, 0) for prices in self._prices]
 
     def _all_prices(self, k: int, clock: int) -> Array:
-        """All prices of a desk, with the year that is on at a step of its life."""
+        """Return the real prices of a desk, followed by the synthetic ones at a step."""
         desk = self._desks[k]
         number = clock // self._solver.regenerate_every
         key = (self._job.seed, number, self._solver.synthetic_days)
         if desk.cache.get("prices", (None,))[0] != key:
             year = self._synthetic_prices(k, number)
             desk.cache["prices"] = (key, np.concatenate([desk.prices, year]).astype(np.float32))
-        found: Array = desk.cache["prices"][1]
-        return found
+        prices: Array = desk.cache["prices"][1]
+        return prices
 
     def _synthetic_prices(self, k: int, number: int) -> Array:
-        """A year that a desk makes up; none, where what it makes up is of no use."""
+        """Return the synthetic prices of a desk; empty if they are unusable."""
         desk = self._desks[k]
         days = self._solver.synthetic_days
         rng = seeds.stream(self._job.seed, number, desk.name, "synthetic")
         try:
-            if not len(self._generators[k]):  # nothing was learned to draw from
+            if not len(self._generators[k]):  # no generator was fitted
                 return desk.prices[:0]
             year = make_augmenter(desk.augment).draw(self._generators[k], desk.prices, days, rng)
             failure = unusable_reason(np.concatenate([desk.prices[-1:], year]), desk.assets) if len(year) else ""
@@ -216,7 +216,7 @@ class _DeskBatches:
         return desk.prices[:0]
 
     def next_batches(self, draws: Sequence[float]) -> tuple[list[int], Array, Array]:
-        """A batch of each desk: its first days, what its policy sees, and what the assets grow by."""
+        """Return a batch of each desk: first days, policy inputs, and price relatives."""
         batch = self._solver.batch
         window = self._desks[0].window
         count = len(self._desks)
@@ -234,30 +234,30 @@ class _DeskBatches:
         return firsts, x, y
 
     def store_weights(self, firsts: Sequence[int], outputs: Array) -> None:
-        """Remember what was held on the days of a batch."""
+        """Store the weights held on the days of a batch."""
         weights = np.exp(log_softmax(outputs))[..., 1:]
         for weights_by_day, first, chosen in zip(self._weights, firsts, weights, strict=True):
             weights_by_day[first : first + len(chosen)] = chosen
 
     def metrics(self, k: int) -> dict[str, float]:
-        """Why a desk had real prices alone, if it should have had others."""
+        """Return the reason code if a desk that should augment had only real prices."""
         if k not in self._real_only or self._desks[k].augment == "none":
             return {}
         return {REAL_ONLY: SAMPLES_UNUSABLE if len(self._generators[k]) else FIT_FAILED}
 
     def to_state(self, k: int) -> dict[str, torch.Tensor]:
         fitted = self._generators[k]
-        kept = {_GENERATOR_KEY: torch.from_numpy(fitted)} if len(fitted) else {}
-        return {_WEIGHTS_KEY: torch.from_numpy(self._weights[k]), **kept}
+        generator = {_GENERATOR_KEY: torch.from_numpy(fitted)} if len(fitted) else {}
+        return {_WEIGHTS_KEY: torch.from_numpy(self._weights[k]), **generator}
 
 
 def _fit_generator(job: TrainJob, k: int) -> Array:
-    """What a desk's generator has learned of its prices: remembered, or learned now."""
+    """Return the fitted generator of a desk, from its party state or fitted now."""
     desk = job.parties[k]
-    before = job.party_states[k].get(_GENERATOR_KEY)
-    if before is not None:
-        found: Array = before.numpy()
-        return found
+    saved = job.party_states[k].get(_GENERATOR_KEY)
+    if saved is not None:
+        generator: Array = saved.numpy()
+        return generator
     key = ("generator", job.seed)
     if key not in desk.cache:
         rng = seeds.stream(job.seed, 0, desk.name, "generator")
@@ -273,7 +273,7 @@ def _fit_generator(job: TrainJob, k: int) -> Array:
 
 
 def first_day(draw: float, bias: float, earliest: int, latest: int) -> int:
-    """Where a batch begins: geometric, back from the latest day (Jiang et al., eq. 26), within what there is.
+    """Return the first day of a batch: geometric, back from the latest day (Jiang et al., eq. 26).
 
     >>> [first_day(chance, 0.5, 10, 20) for chance in (0.0, 0.6, 0.8, 0.9999)]
     [20, 19, 18, 10]

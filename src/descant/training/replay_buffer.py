@@ -1,8 +1,8 @@
-"""What a stack of agents remembers of its steps, without a copy of it a round.
+"""Replay buffers of a stack of agents, which are not copied between rounds.
 
-An agent's replay is a part of its memory that only ever grows at its end: rows that are there never change. So the
-store keeps it as it is (see `core.LOG`), and what is new is written behind its end, where no memory looks. A round that
-is broken off leaves numbers there that nobody sees, and that the next one overwrites.
+An agent's replay is an append-only log in its party state: existing rows never change. The party-state store keeps the
+log without a copy (see `core.algorithm.APPEND_ONLY`), and new rows are written after its end. An interrupted round
+leaves rows there that no log covers; the next round overwrites them.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ from torch import Tensor
 
 from .kernels.layers import Array
 
-_MIN_SPARE_ROWS = 1024  # rows of room, at least, where it runs out
+_MIN_SPARE_ROWS = 1024  # the least number of free rows that a new buffer gets
 _BUFFERS: WeakValueDictionary[int, Array] = WeakValueDictionary()
-"""Where a log ends in memory -> the array of a whole stack that it lies in, as long as anybody has a part of it."""
+"""End address of a log -> the array of the whole stack that contains it, while any log of it is alive."""
 
 
 @dataclass(frozen=True)
 class Transitions:
-    """Some steps of every agent, and what they led to after n more, or at the end of their episode."""
+    """Some steps of every agent, and the states reached n steps later or at the end of the episode."""
 
     x: Array  # [K, batch, *shape]
     actions: Array  # [K, batch]
     rewards: Array  # [K, batch] Σ γ^i r
     next_x: Array  # [K, batch, *shape]
-    discount: Array  # [K, batch] γ^n for what comes after; 0 where nothing does
+    discount: Array  # [K, batch] γ^n for the value of next_x; 0 after a terminal state
 
 
 class ReplayBuffer:
-    """The last ``capacity`` steps of K agents that have all taken as many: one row a step (FedRL, §3).
+    """The last ``capacity`` steps of K agents that have taken equally many: one row per step (FedRL, §3).
 
-    A row is: what was seen | what was seen next | action, reward, terminated, ended.
+    A row is: observation | next observation | action, reward, terminated, ended.
     """
 
     def __init__(self, logs: Sequence[Tensor | None], shape: tuple[int, ...], capacity: int, steps: int) -> None:
         self._shape = shape
         self._capacity = capacity
         self._observation_size = int(np.prod(shape))
-        found = [log for log in logs if log is not None]
-        lengths = {len(log) for log in found} if len(found) == len(logs) else {0}
-        assert len(lengths) == 1, "agents of one stack have taken as many steps"
+        present = [log for log in logs if log is not None]
+        lengths = {len(log) for log in present} if len(present) == len(logs) else {0}
+        assert len(lengths) == 1, "agents of one stack have taken equally many steps"
         self._begin = 0
         self._end = lengths.pop()
         kept = min(self._end, capacity)
-        reused = _reuse_buffer(found, steps) if self._end else None
+        reused = _reuse_buffer(present, steps) if self._end else None
         if reused is not None:
             self._rows, self._begin = reused
             self._end += self._begin
             return
         spare_rows = steps + max(_MIN_SPARE_ROWS, kept // 2)
         self._rows = np.empty((len(logs), kept + spare_rows, 2 * self._observation_size + 4), dtype=np.float32)
-        for rows, log in zip(self._rows, found, strict=False):
+        for rows, log in zip(self._rows, present, strict=False):
             rows[:kept] = log[-kept:].numpy() if kept else 0
         self._end = kept
 
@@ -76,7 +76,7 @@ class ReplayBuffer:
         terminated: Array,
         ended: Array,
     ) -> None:
-        """One step of every agent."""
+        """Append one step of every agent."""
         row = self._rows[:, self._end]
         n = self._observation_size
         row[:, :n], row[:, n : 2 * n] = observations.reshape(len(row), n), next_observations.reshape(len(row), n)
@@ -84,7 +84,7 @@ class ReplayBuffer:
         self._end += 1
 
     def sample(self, uniform: Array, n_step: int, gamma: float) -> Transitions:
-        """Steps at places that are uniform numbers ``[K, batch]``; rewards go on to the end of the episode, at most."""
+        """Return the steps at uniform positions ``[K, batch]``; n-step rewards stop at the end of an episode."""
         all_rows = self._rows.reshape(-1, self._rows.shape[2])
         positions = self._oldest + (uniform * len(self)).astype(np.int64)
         positions = np.minimum(positions, self._end - 1)
@@ -105,11 +105,11 @@ class ReplayBuffer:
         return Transitions(x, rows[..., -4], rewards, next_x=next_x, discount=discount * (1 - final_rows[..., -2]))
 
     def logs(self) -> list[Tensor]:
-        """What each agent remembers, to be kept."""
-        found = [torch.from_numpy(rows[self._oldest : self._end]) for rows in self._rows]
+        """Return the log of each agent, to be stored in its party state."""
+        logs = [torch.from_numpy(rows[self._oldest : self._end]) for rows in self._rows]
         if len(self):
-            _BUFFERS[_end_address(found[0])] = self._rows
-        return found
+            _BUFFERS[_end_address(logs[0])] = self._rows
+        return logs
 
 
 def _end_address(log: Tensor) -> int:
@@ -117,7 +117,7 @@ def _end_address(log: Tensor) -> int:
 
 
 def _reuse_buffer(logs: Sequence[Tensor], steps: int) -> tuple[Array, int] | None:
-    """The array that all these logs lie in, side by side, if there is room behind them; and where they begin."""
+    """Return the array that contains all these logs and their first row, if it has room for more steps."""
     rows = _BUFFERS.get(_end_address(logs[0]))
     if rows is None or len(rows) != len(logs):
         return None

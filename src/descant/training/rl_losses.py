@@ -1,7 +1,7 @@
-"""Losses that know their own gradient along the outputs: reinforcement learning as a loss on batches (x, y).
+"""Losses with explicit gradients along the outputs: reinforcement learning as a loss on batches (x, y).
 
-What an agent did, and what came of it, is in the columns of y. So agents go down by the same kernels, with the same
-terms and pulls, as anybody else.
+Actions and their outcomes are columns of y. Agents therefore use the same kernels, loss terms and proximal steps as
+parties with data.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .kernels.layers import Array
 
 
 class LossWithGradient(ABC):
-    """A loss, and its gradient written out: recording it would cost more than computing it."""
+    """A loss with an explicit gradient, because recording it would cost more than computing it."""
 
     @abstractmethod
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
-        """One number a sample, of one party: output [n, outputs], y [n, columns]."""
+        """Return the loss per sample of one party: output [n, outputs], y [n, columns]."""
 
     @abstractmethod
     def output_gradient(self, output: Array, y: Array) -> tuple[Array, Array]:
-        """The gradient of the mean loss along outputs [..., n, outputs], and the mean loss [...]."""
+        """Return the gradient of the mean loss along outputs [..., n, outputs], and the mean loss [...]."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class TemporalDifference(LossWithGradient):
 class ClippedSurrogate(LossWithGradient):
     """The clipped surrogate of Schulman et al. (2017) with an entropy bonus, and the squared error of a value.
 
-    The columns of y are the action, its advantage, its log-probability when it was taken, and the return. On the first
-    step after acting the ratio is 1 and the gradient is that of REINFORCE. An output beyond the actions is the value.
+    The columns of y are the action, its advantage, its log-probability when it was taken, and the return. In the first
+    step after acting the ratio is 1 and the gradient is that of REINFORCE. An output after the actions is the value.
     """
 
     actions: int
@@ -81,9 +81,7 @@ class ClippedSurrogate(LossWithGradient):
         ratio = np.exp(np.take_along_axis(log_probabilities, action, -1) - y[..., 2:3])
         plain_gain = ratio * advantage
         clipped_gain = np.clip(ratio, 1 - self.clip_ratio, 1 + self.clip_ratio) * advantage
-        ratio_gradient = np.where(
-            plain_gain <= clipped_gain, plain_gain, 0
-        )  # beyond the clip nothing is gained any more
+        ratio_gradient = np.where(plain_gain <= clipped_gain, plain_gain, 0)  # no gain beyond the clip
         entropy = -(probabilities * log_probabilities).sum(-1, keepdims=True)
         gradient = np.zeros_like(output)
         action_gradient = gradient[..., : self.actions]
@@ -104,11 +102,11 @@ class ClippedSurrogate(LossWithGradient):
 
 @dataclass(frozen=True)
 class LogReturn(LossWithGradient):
-    """Minus the logarithm of what a day makes of a portfolio, its fee paid: Fed+ v1 §9.2, v2 §8.2 (ERRATA 27, 28, 29).
+    """Negative log growth of a portfolio per day, after fees: Fed+ v1 §9.2, v2 §8.2 (ERRATA 27, 28, 29).
 
-    Samples are days in a row. The softmax w_t of the outputs, cash first, earns the relatives y_t of the prices from
-    this day to the next, and drifts to w'_{t+1} = y_t⊙w_t / y_t·w_t; to go from there to w_{t+1} costs c of all that
-    is bought or sold. The first day of a batch is free, as it is Jiang's.
+    Samples are consecutive days. The softmax w_t of the outputs, cash first, earns the price relatives y_t from this
+    day to the next, and drifts to w'_{t+1} = y_t⊙w_t / y_t·w_t. Rebalancing from there to w_{t+1} costs the share c of
+    everything bought or sold. The first day of a batch is free, as in Jiang et al.
     """
 
     cost: float
@@ -128,7 +126,7 @@ class LogReturn(LossWithGradient):
         growth = earned.sum(-1, keepdims=True)
         drifted = earned[..., :-1, :] / growth[..., :-1, :]
         traded = weights[..., 1:, :] - drifted
-        traded[..., 0] = 0  # cash itself costs nothing
+        traded[..., 0] = 0  # trading cash costs nothing
         kept_share = 1 - self.cost * np.abs(traded).sum(-1, keepdims=True)
         gradient = -y / growth
         fees = self.cost * np.sign(traded) / kept_share  # along w_t; along w'_t it is the opposite
@@ -142,7 +140,7 @@ class LogReturn(LossWithGradient):
 
 
 def log_softmax(logits: Array) -> Array:
-    """log p of every action, ``[..., actions]``."""
+    """Return log p of every action, ``[..., actions]``."""
     shifted = logits - logits.max(-1, keepdims=True)
-    found: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return found
+    log_probabilities: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return log_probabilities

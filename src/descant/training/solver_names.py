@@ -1,7 +1,7 @@
-"""Names of solvers in recipes.
+"""Solvers by their names in recipes.
 
 >>> sorted(SOLVERS)
-['dqn', 'policy_gradient', 'private_sgd', 'sgd', 'trader']
+['dp_sgd', 'dqn', 'policy_gradient', 'sgd', 'trader']
 """
 
 from __future__ import annotations
@@ -19,4 +19,4 @@ from .sgd import Sgd
 SOLVERS: Mapping[str, Callable[..., Solver]] = MappingProxyType(
     {"sgd": Sgd, "dqn": Dqn, "policy_gradient": PolicyGradient, "trader": Trader, "dp_sgd": DpSgd}
 )
-"""The solvers by the names that recipes use."""
+"""Solver classes by recipe name."""

@@ -1,4 +1,4 @@
-"""What a stack of models says of what it sees, without gradients; and uniform numbers by their place in a stream."""
+"""Forward passes of a stack of models without gradients, and uniform numbers indexed by step."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from .stacked_gradient import SINGLE, STACKED
 
 
 class StackedForward:
-    """The outputs of K models on batches of their own; the columns of the stack may move meanwhile."""
+    """Outputs of K models, each on its own batch; the columns of the stack may change between calls."""
 
     def __init__(self, net: Net, mode: str, stack: Stack) -> None:
         self._net = net
         self._stack = stack
         kernel = kernel_of(net, stack.lead) if mode in (STACKED, SINGLE) else ""
-        self._bound = (
-            kernel.bind(stack.w, GradientTarget(stack.w)) if isinstance(kernel, Kernel) else None
-        )  # forwards only
+        # only its forward pass is used
+        self._bound = kernel.bind(stack.w, GradientTarget(stack.w)) if isinstance(kernel, Kernel) else None
 
     @torch.no_grad()
     def __call__(self, x: Array) -> Array:
-        """``[K, n, outputs]`` for ``x [K, n, ...]``."""
+        """Return the outputs ``[K, n, outputs]`` for ``x [K, n, ...]``."""
         if self._bound is None:
             size = self._stack.layout.trainable_width
             rows = zip(self._stack.columns, torch.from_numpy(x), strict=True)
@@ -40,9 +39,9 @@ class StackedForward:
 
 
 class KeyedUniform:
-    """Uniform numbers of each agent in [0, 1); the n-th are the same whenever and wherever they are asked for.
+    """Uniform numbers in [0, 1) for each agent; the n-th draw never depends on when or where it is made.
 
-    So an agent does the same in ten rounds of a hundred steps as in one of a thousand.
+    An agent therefore acts the same in ten rounds of a hundred steps as in one round of a thousand.
     """
 
     def __init__(self, seed: int, names: Sequence[str], purpose: str, shape: tuple[int, ...], window: int = 64) -> None:

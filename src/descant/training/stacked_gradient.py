@@ -1,9 +1,9 @@
-"""The gradient of what parties minimise, for a stack of them at once.
+"""The gradient of the local objectives of a stack of parties.
 
-There are four ways. Models of common layers go by a kernel (see `stacked`): small ones *stacked*, many parties at once,
-large ones *single*, one party after another. Others go by autograd: small ones *vectorised*, many at once by
-`torch.vmap`, and *looped*, one after another, what is large, draws random numbers, or is refused by vmap (an `nn.LSTM`,
-say).
+There are four execution modes. Models of common layers use a kernel (see `kernels.traced_kernel`): small ones are
+*stacked*, many parties at once; large ones *single*, one party after another. Other models use autograd: small ones are
+*vectorized*, many at once by `torch.vmap`. Models that are large, draw random numbers or do not work with vmap (an
+`nn.LSTM`, say) are *looped*, one party after another.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ SINGLE = "single"
 VECTORIZED = "vectorized"
 LOOPED = "looped"
 BATCHED_MODES = (STACKED, VECTORIZED)
-LARGE_MODEL_BYTES = (
-    2**17
-)  # bytes of parameters from which a stack steps at once: measured by `python benchmarks/ways.py`
+# bytes of parameters from which a stack uses fused steps: measured by `python benchmarks/execution_modes.py`
+LARGE_MODEL_BYTES = 2**17
 
 
 def supports_fused_step(net: Net, mode: str) -> bool:
-    """Whether a :class:`Descent` without terms can step by itself: a large model then goes through the cache once less.
+    """Return whether a :class:`StackGradient` without terms can step by itself.
 
-    A stack of small models does better with a gradient, which is one more operation on all of them.
+    A large model then passes through the cache once less. A stack of small models is faster with a separate gradient,
+    which is one more operation on all of them.
     """
     kernel = kernel_of(net, int(mode == STACKED)) if mode in (STACKED, SINGLE) else ""
     if isinstance(kernel, str) or not kernel.supports_fused_step:
@@ -48,9 +48,10 @@ def supports_fused_step(net: Net, mode: str) -> bool:
 
 
 class StackGradient:
-    """Called with a batch, it puts the gradient of what is minimised into its stack; statistics and losses add up.
+    """The gradient of a stack's objectives: called with a batch, it writes the gradient and adds up the losses.
 
-    With a ``rate`` (where :func:`steps_at_once`), it is a step of descent, and the gradient is nowhere.
+    With a ``step_size`` (if :func:`supports_fused_step`) it takes a step of descent instead, without a gradient in
+    memory.
     """
 
     def __init__(
@@ -68,15 +69,14 @@ class StackGradient:
         self.stack = stack
         self._step_size = step_size
         self._pair: StackGradient | None = None
-        if objective.points:  # the received model computes, too: its rows begin at cache lines
+        if objective.points:  # the received model is computed, too: align its rows to cache lines
             received = Stack(stack.layout, [received]).columns
         self.statistics = statistics
         self.received = received
         self.strengths = strengths
         self.reset_losses()
-        self.output: Value = (
-            None  # of the last batch: an array or a tensor [K, batch, ...], or [batch, ...] of one party
-        )
+        # of the last batch: an array or a tensor [K, batch, ...], or [batch, ...] of one party
+        self.output: Value = None
         if mode in (STACKED, SINGLE):
             kernel = kernel_of(objective.net, stack.lead, objective.points)
             if isinstance(kernel, str):
@@ -93,29 +93,29 @@ class StackGradient:
             self._term_gradients is None or not self._term_gradients.autograd_objective.terms
         )
         needs_pair = mode in BATCHED_MODES and len(stack.columns) == 1 and not fused_step
-        self._pair = self._subset([0, 0]) if needs_pair else None  # one party rounds otherwise than many
+        self._pair = self._subset([0, 0]) if needs_pair else None  # a stack of one rounds differently
 
     def reset_losses(self) -> None:
-        """No losses have been added up yet."""
+        """Set the sums of losses to 0."""
         self.losses = LossSum(self.stack.columns.new_zeros(len(self.stack.columns)))
         if self._pair is not None:
             self._pair.reset_losses()
 
     def _subset(self, rows: list[int]) -> StackGradient:
-        """The same for some of the parties, with numbers of their own."""
+        """Return a gradient for some of the parties, on copies of their columns."""
         stack = Stack(self.stack.layout, [self.stack.columns[rows]], self.stack.lead)
         parts = (self.statistics[rows], self.received[rows], self.strengths[rows])
         return StackGradient(self.objective, self.mode, stack, *parts, self._step_size)
 
     def compute_rows(self, rows: list[int], x: Tensor, y: Tensor) -> None:
-        """The gradient of some of the parties alone."""
+        """Compute the gradient of some of the parties alone."""
         subset = self._subset(rows)
         subset(x, y)
         self.stack.gradient[rows], self.statistics[rows] = subset.stack.gradient, subset.statistics
         self.losses.total[rows] += subset.losses.total
 
     def __call__(self, x: Tensor, y: Tensor) -> None:
-        """The gradient on a batch ``[K, batch, ...]``."""
+        """Compute the gradient on a batch ``[K, batch, ...]``."""
         if self._pair is not None:
             self._compute_as_pair(self._pair, x, y)
         elif self.mode in (STACKED, SINGLE):
@@ -136,7 +136,7 @@ class StackGradient:
         self.output = pair.output[:1]
 
     def _by_module(self, x: Tensor, y: Tensor) -> None:
-        """One party without terms: the module runs as it is."""
+        """Compute one party without terms by the module itself."""
         output, parameters = self.objective.net.run_in_place(self.stack.columns[0], self.statistics[0], x[0])
         loss = self.objective.loss(output, y[0]).mean()
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
@@ -161,7 +161,7 @@ class StackGradient:
         self.losses.total.add_(losses.detach())
 
     def _by_kernel(self, x: Tensor, y: Tensor) -> None:
-        """The whole stack by its kernel, with what the terms add along the way back."""
+        """Compute the whole stack by its kernel, with the gradients of terms added in the backward pass."""
         inputs = x.numpy() if self.stack.lead else x[0]
         output = self._kernel.forward(inputs)
         self.output = output
@@ -176,7 +176,7 @@ class StackGradient:
         self._term_gradients.write()
 
     def _loss_gradient(self, output: Value, y: Tensor) -> Value:
-        """The gradient of the loss along the outputs."""
+        """Return the gradient of the loss along the outputs."""
         lead = self.stack.lead
         if self.objective.loss is functional.cross_entropy and output.ndim == 2 + lead and y.ndim == 2:
             if lead:
@@ -201,14 +201,14 @@ class StackGradient:
 
 @lru_cache(16)
 def _row_offsets(size: int, classes: int) -> Array:
-    """Where the rows of ``classes`` numbers begin."""
+    """Return the offsets of rows of ``classes`` numbers."""
     offsets = np.arange(0, size, classes)
     offsets.setflags(write=False)
     return offsets
 
 
 class LossSum:
-    """The sum of each party's losses over its batches; cross-entropies are reckoned many batches at a time."""
+    """The sum of each party's losses over its batches; cross-entropies are computed many batches at a time."""
 
     def __init__(self, total: Tensor) -> None:
         self._total = total  # [K]
@@ -216,23 +216,25 @@ class LossSum:
 
     @property
     def total(self) -> Tensor:
-        """The sum so far, ``[K]``."""
+        """The sum over all batches so far, ``[K]``."""
         if self._pending:
             sums, target_logits, targets = map(np.concatenate, zip(*self._pending, strict=True))
             if targets.max() >= self._classes:
                 raise ModelError(f"Target {targets.max()} is out of bounds: the model knows {self._classes} classes")
             losses = (np.log(sums) - target_logits).reshape(len(self._pending), len(self._total), -1)
-            # One by one: how many waited together depends on who else is in the stack.
+            # One by one: the number of pending batches depends on the other parties of the stack.
             self._total.copy_(torch.from_numpy(np.add.accumulate([self._total.numpy(), *losses.mean(2)])[-1]))
             self._pending = []
         return self._total
 
     def cross_entropy_gradient(self, output: Array, y: Array) -> Array:
-        """The gradient of the mean cross-entropy, (softmax - one-hot) / batch; ``[..., batch, classes]``, y without
-        the last. Losses wait as long as they are few and of one shape, and with them what a label out of bounds does.
+        """Return the gradient of the mean cross-entropy, (softmax - one-hot) / batch, ``[..., batch, classes]``.
+
+        ``y`` lacks the last axis. Losses stay pending while they are few and of one shape; a label out of bounds
+        raises only when they are summed.
         """
         if self._pending and (y.shape != self._pending[0][2].shape or len(self._pending) >= 32):
-            self.total  # noqa: B018  it reckons what waits
+            self.total  # noqa: B018  computes the pending losses
         self._classes = output.shape[-1]
         probabilities: Array = output - output.max(-1, keepdims=True)
         flat = probabilities.reshape(-1)

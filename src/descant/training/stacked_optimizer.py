@@ -1,7 +1,7 @@
-"""Any element-wise torch optimiser over a stack of parties, whose memories may differ in age.
+"""Any element-wise torch optimizer over a stack of parties, whose moments may differ in age.
 
-An optimiser counts its steps once for a whole tensor, but a party that took part three times is younger than one that
-took part ten times. So rows of equal age stand together, and each such group is one tensor to the optimiser.
+An optimizer counts its steps once per tensor, but a party that took part three times has younger moments than one that
+took part ten times. Rows of equal age are therefore grouped, and each group is one tensor for the optimizer.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _PREFIX = "moment."
 
 
 def optimizer_factory(optimizer: str | type[Optimizer], options: Mapping[str, Any]) -> OptimizerFactory:
-    """The constructor of an optimiser by its name in `torch.optim`, or of a class of the user's own."""
+    """Return the constructor of an optimizer, given by its name in `torch.optim` or as a class."""
     if "lr" in options:
         raise SettingError("The learning rate of an optimizer is the solver's own 'lr': leave it out of 'options'.")
     if isinstance(optimizer, type):
         return partial(optimizer, **options)
     if not isinstance(optimizer, str):
-        raise SettingError(f"Give the name of an optimiser of torch.optim, or its class. Got {optimizer!r:.60}.")
+        raise SettingError(f"Give the name of an optimizer of torch.optim, or its class. Got {optimizer!r:.60}.")
     names = {name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type)} - {"Optimizer"}
     if optimizer not in names:
         raise unknown_name_error("optimizer", optimizer, names)
@@ -40,9 +40,9 @@ def optimizer_factory(optimizer: str | type[Optimizer], options: Mapping[str, An
 
 
 def check_elementwise(factory: OptimizerFactory) -> None:
-    """Refuse an optimiser that mixes the rows of a stack: two parties stepped together must equal each alone.
+    """Raise if an optimizer mixes the rows of a stack: two parties stepped together must equal each stepped alone.
 
-    Plain descent has none to try, and torch's first optimiser takes 70 MB and a second to be there.
+    Plain descent is not tried: importing torch's first optimizer takes 70 MB and a second.
     """
     if is_plain_sgd(factory) and not factory.keywords:
         return
@@ -53,9 +53,9 @@ def check_elementwise(factory: OptimizerFactory) -> None:
         for scale in (1.0, -0.3, 0.7):
             rows.grad = scale * (rows + torch.tensor([[0.3, -2.0]]))
             optimizer.step()
-        strange = [key for key, value in optimizer.state[rows].items() if not isinstance(value, Tensor | None)]
-        if strange:
-            raise TypeError(f"it keeps {strange[0]!r} as something else than a tensor, which cannot be saved")
+        unsaved = [key for key, value in optimizer.state[rows].items() if not isinstance(value, Tensor | None)]
+        if unsaved:
+            raise TypeError(f"it keeps {unsaved[0]!r} as a value that is not a tensor, which cannot be saved")
         return rows
 
     both_rows = torch.tensor([[1.0, -2.0], [30.0, 0.5]])
@@ -71,14 +71,14 @@ def check_elementwise(factory: OptimizerFactory) -> None:
         )
 
 
-def grouping_key(memory: NamedTensors) -> tuple[tuple[str, float], ...]:
-    """What must be equal for two parties to share a tensor: which moments they have, and every scalar among them."""
-    moments = sorted((name, tensor) for name, tensor in memory.items() if name.startswith(_PREFIX))
+def grouping_key(state: NamedTensors) -> tuple[tuple[str, float], ...]:
+    """Return what two parties must have in common to share a tensor: moment names and scalar moments."""
+    moments = sorted((name, tensor) for name, tensor in state.items() if name.startswith(_PREFIX))
     return tuple((name, tensor.item() if tensor.ndim == 0 else -1.0) for name, tensor in moments)
 
 
 def is_plain_sgd(factory: OptimizerFactory) -> TypeGuard[partial[Optimizer]]:
-    """Whether a step is w ← w - η·gradient and nothing else, which needs no optimiser."""
+    """Return whether a step is only w ← w - η·gradient, which needs no optimizer."""
     return isinstance(factory, partial) and factory.func is torch.optim.SGD and not any(factory.keywords.values())
 
 
@@ -91,8 +91,10 @@ class _Group:
 
 
 class StackedOptimizer:
-    """An optimiser over the columns of a stack, in place; rows with equal keys must stand next to each other, and
-    without keys there is nothing to do."""
+    """An optimizer over the columns of a stack, in place.
+
+    Rows with equal keys must be adjacent; without keys, `step` does nothing.
+    """
 
     def __init__(
         self,
@@ -116,7 +118,7 @@ class StackedOptimizer:
                 self._optimizer.state[group.columns] = _stack_states(party_states[group.rows])
 
     def step(self, alive: Sequence[bool]) -> None:
-        """One step of every group that still works."""
+        """Take one step with every group that is still active."""
         for group in self._groups:
             active = alive[group.rows.start]
             if not self._plain:
@@ -127,15 +129,15 @@ class StackedOptimizer:
             self._optimizer.step()
 
     def optimizer_states(self) -> list[dict[str, Tensor]]:
-        """The moments of each party, to be kept."""
-        kept: list[dict[str, Tensor]] = []
+        """Return the moments of each party, to be stored in its party state."""
+        party_states: list[dict[str, Tensor]] = []
         for group in self._groups:
             state = {} if self._plain else self._optimizer.state.get(group.columns, {})
             tensors = {_PREFIX + name: value for name, value in state.items() if isinstance(value, Tensor)}
             for row in range(len(group.columns)):
                 party_tensors = ((name, t[row] if t.shape == group.columns.shape else t) for name, t in tensors.items())
-                kept.append({name: tensor.clone() for name, tensor in party_tensors})
-        return kept
+                party_states.append({name: tensor.clone() for name, tensor in party_tensors})
+        return party_states
 
 
 def _stack_states(party_states: Sequence[NamedTensors]) -> dict[str, Tensor]:

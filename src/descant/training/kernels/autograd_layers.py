@@ -1,4 +1,4 @@
-"""Layers whose gradient autograd finds, one operation at a time; and which operation computes which layer."""
+"""Layers differentiated by autograd, one operation at a time, and the operation of each layer type."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .reproducible_elementwise import PaddedElementwise
 
 @dataclass(frozen=True)
 class AutogradOperation:
-    """Any function of (inputs, parameters) as tensors, whose gradient autograd finds."""
+    """Any function of (inputs, parameters) as tensors, differentiated by autograd."""
 
     function: Callable[..., Tensor]
     lead: int
     names: tuple[str, ...] = ()
-    fixed_inputs: int = 0  # how many of its inputs, counted from the last, have no gradient
+    fixed_inputs: int = 0  # number of inputs, counted from the last, that have no gradient
 
     def bind(self, w: Views, target: OperationTarget, needs_input_gradient: bool) -> BoundOperation:
         return _BoundAutograd(self, w, target, needs_input_gradient=needs_input_gradient)
@@ -66,8 +66,8 @@ class _BoundAutograd:
 
 
 def _leaf(tensor: Tensor) -> Tensor:
-    # .data, because a step at once moves other layers of the same row, and autograd would take that for a change of
-    # this one; a layer itself moves only after its gradient is known
+    # .data, because a fused step changes other layers of the same row, and autograd would count that as a change of
+    # this one; a layer itself changes only after its gradient is known
     return tensor.data.requires_grad_(tensor.is_floating_point())
 
 
@@ -84,10 +84,10 @@ class FoldedBatch:
 
 @dataclass(frozen=True)
 class PartyByParty:
-    """A function of (inputs, parameters) of one party, for each in turn.
+    """A function of (inputs, parameters) of one party, applied to each party in turn.
 
-    A convolution goes this way: it is large enough by itself, and a grouped one over all parties is rarely faster and
-    often three times slower (784 inputs, 8 to 64 channels, one thread).
+    Convolutions are computed like this: one is large enough by itself, and a grouped convolution over all parties is
+    rarely faster and often three times slower (784 inputs, 8 to 64 channels, one thread).
     """
 
     function: Callable[..., Tensor]
@@ -98,11 +98,11 @@ class PartyByParty:
 
 @dataclass(frozen=True)
 class Elementwise:
-    """A function of each number by itself: the party axis makes no difference to it."""
+    """An element-wise function, which ignores the party axis."""
 
     function: Callable[..., Tensor]
     options: dict[str, Any] = field(default_factory=dict)
-    extra_arguments: tuple[Any, ...] = ()  # what it is given behind its inputs
+    extra_arguments: tuple[Any, ...] = ()  # passed after the inputs
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         return self.function(*inputs, *self.extra_arguments, **self.options)
@@ -110,7 +110,7 @@ class Elementwise:
 
 @dataclass(frozen=True)
 class StackedLayerNorm:
-    """Layer normalisation, its scale and shift a party's own."""
+    """Layer normalization with a scale and shift per party."""
 
     shape: tuple[int, ...]
     epsilon: float
@@ -130,11 +130,11 @@ _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvg
 
 
 POOL_OPTIONS = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
-"""The settings of a max pool, in the order of its arguments."""
+"""The options of a max pool, in the order of its arguments."""
 
 
 def operation_of(module: nn.Module, prefix: str, lead: int) -> Operation | None:
-    """What computes a layer, its parameters named ``prefix``…; None where no way is known."""
+    """Return the operation that computes a layer, whose parameters begin with ``prefix``; None if unsupported."""
     custom: Callable[[str, int], Operation] | None = getattr(module, "operation", None)
     if custom is not None:
         return custom(prefix, lead)
@@ -159,7 +159,7 @@ def operation_of(module: nn.Module, prefix: str, lead: int) -> Operation | None:
 
 
 def _party_function(module: nn.Module) -> Callable[..., Tensor] | None:
-    """A layer as a function of one party's (batch, parameters)."""
+    """Return a layer as a function of one party's (batch, parameters)."""
     if (type(module) is nn.Conv1d or type(module) is nn.Conv2d) and module.padding_mode == "zeros":
         return _convolution(module)
     if type(module) is nn.Embedding:

@@ -1,12 +1,12 @@
-"""Evaluators of assets (see `problems.eiie`) for a whole stack of parties, forwards and backwards.
+"""Evaluators of assets (see `models.eiie_network`) for a whole stack of parties, forward and backward.
 
-All assets of all days of a batch stand side by side: prices are ``[K, window, n]``, what they say ``[K, width, n]``. A
-recurrent evaluator keeps what it saw as ``[window, K, h + 2, n]``, the state, the price and a one below each other, so
-that a step is one product. All of it is numpy's, whose small products take half the time of torch's, and whose tanh a
-fifth.
+All assets of all days of a batch are columns: prices are ``[K, window, n]``, features ``[K, width, n]``. A recurrent
+evaluator stores its inputs as ``[window, K, h + 2, n]``, with rows for the state, the price and a one, so that a step
+is one matrix product. Everything is numpy, whose small products take half the time of torch's, and whose tanh a fifth.
 
-What is computed of a party must not depend on how many stand beside it. A product's last bits may depend on where in a
-cache line its matrices begin: so every party's matrix begins a line, and n is filled up with zeros.
+The result of a party must not depend on the number of parties in its stack. The last bits of a product may depend on
+where in a cache line its matrices begin. Every party's matrix therefore begins at a cache line, and n is padded with
+zeros.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .layers import Array, BoundOperation, OperationTarget, Value, Views
 
 @dataclass(frozen=True)
 class EiieOperation:
-    """A portfolio's network: ``[K, batch, assets, window + 1]`` -> ``[K, batch, 1 + assets]``."""
+    """The EIIE portfolio network: ``[K, batch, assets, window + 1]`` -> ``[K, batch, 1 + assets]``."""
 
-    evaluator: str  # the class of its evaluator
+    evaluator: str  # the class name of its evaluator, a key of EVALUATORS
     prefix: str
     lead: int
 
@@ -84,39 +84,39 @@ class _BoundEiie:
         return []
 
 
-_LINE = 16  # numbers of a cache line
+_LINE = 16  # float32 numbers per cache line
 
 
 def aligned_zeros(like: Array, parties: int, rows: int, columns: int) -> Array:
-    """``[parties, rows, columns]`` in which every party's part begins a cache line, all of it 0."""
+    """Return zeros ``[parties, rows, columns]`` in which every party's part begins at a cache line."""
     each = rows * columns
     lines = np.zeros((parties, -(-each // _LINE) * _LINE), dtype=like.dtype)
     return lines[:, :each].reshape(parties, rows, columns)
 
 
 def aligned_product(a: Array, b: Array) -> Array:
-    """a·b, party by party."""
-    found: Array = np.matmul(a, b, out=aligned_zeros(a, len(a), a.shape[1], columns=b.shape[2]))
-    return found
+    """Return a·b for every party, each part aligned to a cache line."""
+    result: Array = np.matmul(a, b, out=aligned_zeros(a, len(a), a.shape[1], columns=b.shape[2]))
+    return result
 
 
 class _Evaluator(ABC):
-    """One kind at work."""
+    """An evaluator bound to its parameters."""
 
     def __init__(self, w: Mapping[str, Array]) -> None:
         self._w = w
 
     @abstractmethod
     def forward(self, x: Array) -> Array:
-        """What the prices ``[K, window, n]`` say, ``[K, width, n]``."""
+        """Return the features ``[K, width, n]`` of the prices ``[K, window, n]``."""
 
     @abstractmethod
     def backward(self, output_gradient: Array) -> dict[str, Array]:
-        """The gradient of the parameters by name."""
+        """Return the gradients of the parameters by name."""
 
 
 class _ConvolutionalEvaluator(_Evaluator):
-    """Both convolutions as products: the first one's matrix is a band."""
+    """Both convolutions as matrix products; the matrix of the first one is banded."""
 
     def forward(self, x: Array) -> Array:
         days = self._w["evaluator.days"]
@@ -152,7 +152,7 @@ class _ConvolutionalEvaluator(_Evaluator):
 
 
 class _RecurrentEvaluator(_Evaluator):
-    """A loop over the days, forwards and back; what it fills is kept from batch to batch."""
+    """A loop over the days; its arrays are reused from batch to batch."""
 
     _shape: tuple[int, ...] = ()
 
@@ -161,9 +161,11 @@ class _RecurrentEvaluator(_Evaluator):
         (parties, window, n), hidden = x.shape, step.shape[2] - 2
         if self._shape != x.shape:
             self._shape = x.shape
-            self._states = np.zeros((window + 1, parties, hidden + 2, n), dtype=x.dtype)  # what each step was made of
+            self._states = np.zeros((window + 1, parties, hidden + 2, n), dtype=x.dtype)  # the inputs of each step
             self._states[:, :, -1] = 1
-            self._product = np.empty((parties, step.shape[1], n), dtype=x.dtype)  # a step's product, and its gradient
+            self._product = np.empty(
+                (parties, step.shape[1], n), dtype=x.dtype
+            )  # the product of a step, then its gradient
             self._allocate(window, hidden)
         self._states[:-1, :, hidden] = x.transpose(1, 0, 2)
         for t in range(window):
@@ -183,7 +185,7 @@ class _RecurrentEvaluator(_Evaluator):
         return {"evaluator.step": gradient}
 
     def _allocate(self, window: int, hidden: int) -> None:
-        """Room for more than the states."""
+        """Allocate arrays beyond the states."""
 
     def _step_forward(self, t: int, state: Array) -> None:
         np.tanh(self._product, out=state)
@@ -196,9 +198,9 @@ class _RecurrentEvaluator(_Evaluator):
 
 
 class _LstmEvaluator(_RecurrentEvaluator):
-    """The same with a cell beside the state; σ(x) = ½ + ½·tanh(½x), so that all gates open at once."""
+    """An LSTM with a cell and a state; σ(x) = ½ + ½·tanh(½x), so that one tanh computes all gates."""
 
-    _cell_gradient: Array  # the gradient of a cell, from the days behind it
+    _cell_gradient: Array  # the gradient of a cell from later days
 
     def _allocate(self, window: int, hidden: int) -> None:
         parties, rows, n = self._product.shape

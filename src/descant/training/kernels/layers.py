@@ -1,11 +1,12 @@
-"""The operations of common layers on a whole stack of parties, forwards and backwards.
+"""Operations of common layers on a whole stack of parties, forward and backward.
 
 Values are ``[K, batch, ...]`` and parameters ``[K, ...]``: one leading axis for the parties everywhere (``lead`` = 1),
-or no such axis where parties go one by one (``lead`` = 0). Stacks are numpy's arrays, which start an operation in half
-the time and multiply thin matrices in a third of it; a large model alone is torch's, which multiplies it faster.
+or no such axis where parties are computed one by one (``lead`` = 0). Stacks are numpy arrays: numpy starts an operation
+in half the time and multiplies thin matrices in a third of it. A large single model uses torch tensors, whose products
+are faster.
 
-What costs next to nothing by itself (a small matrix product, a ReLU) has its gradient written out, because recording it
-would cost more than computing it; everything else is recorded by autograd, one operation at a time (see `recorded`).
+Cheap operations (a small matrix product, a ReLU) have explicit gradients, because recording them would cost more than
+computing them. Everything else is recorded by autograd, one operation at a time (see `autograd_layers`).
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Views: TypeAlias = Mapping[str, Tensor]
-"""Tensors of a stack by their names, ``[K, ...]`` each."""
+"""Tensors of a stack by name, ``[K, ...]`` each."""
 
 Array: TypeAlias = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class GradientTarget:
-    """Where a gradient goes: put there, or added ``scale`` times. Added to the parameters -η times, it is a step."""
+    """The destination of a gradient: copied, or added times ``scale``. Scale -η on the parameters is a step."""
 
     tensors: Views
     scale: float = 1.0
@@ -35,7 +36,7 @@ class GradientTarget:
 
 @dataclass(frozen=True)
 class OperationTarget:
-    """The same for one operation; it is added where a later call of the same layer has put its own already."""
+    """The target of one operation; it accumulates if a later call of the same layer has written already."""
 
     target: GradientTarget
     accumulate: bool
@@ -55,16 +56,16 @@ class Operation(Protocol):
     """One step of a traced module."""
 
     def bind(self, w: Views, target: OperationTarget, needs_input_gradient: bool) -> BoundOperation:
-        """The operation with its parameters; ``wanted``: whether the gradient of its inputs will be asked for."""
+        """Return the operation bound to its parameters, with or without the gradient of its inputs."""
 
 
 class BoundOperation(Protocol):
-    """An operation at work: forwards, and then backwards, as often as there are batches."""
+    """An operation with its parameters: for each batch, one forward call and then one backward call."""
 
     def forward(self, *inputs: Value) -> Value: ...
 
     def backward(self, output_gradient: Value) -> Sequence[Value]:
-        """Put the gradient of the parameters where it goes, and return that of the inputs if it is wanted."""
+        """Write the gradients of the parameters, and return those of the inputs if they are needed."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Linear:
 
 
 class _SingleLinear:
-    """One party, by torch: x [n, in], W [out, in]."""
+    """One party, in torch: x [n, in], W [out, in]."""
 
     def __init__(self, names: Linear, w: Views, target: OperationTarget, needs_input_gradient: bool) -> None:
         self._destination = target
@@ -103,9 +104,8 @@ class _SingleLinear:
     def backward(self, output_gradient: Tensor) -> Sequence[Tensor]:
         if output_gradient.ndim > 2:
             return [one.view(*output_gradient.shape[:-1], -1) for one in self.backward(output_gradient.flatten(0, -2))]
-        input_gradients = (
-            [torch.mm(output_gradient, self._weight)] if self._needs_input_gradient else []
-        )  # before the weight may move
+        # before a fused step changes the weight
+        input_gradients = [torch.mm(output_gradient, self._weight)] if self._needs_input_gradient else []
         if self._destination.accumulate:
             self._target.addmm_(output_gradient.t(), self._x, alpha=self._scale)
         else:
@@ -120,7 +120,7 @@ class _SingleLinear:
 
 
 class _StackedLinear:
-    """Many parties, by numpy: x [K, n, in], W [K, out, in]."""
+    """Many parties, in numpy: x [K, n, in], W [K, out, in]."""
 
     def __init__(self, names: Linear, w: Views, target: OperationTarget, needs_input_gradient: bool) -> None:
         self._destination = target
@@ -148,9 +148,8 @@ class _StackedLinear:
         if output_gradient.ndim > 3:
             flat = self.backward(output_gradient.reshape(len(output_gradient), -1, output_gradient.shape[-1]))
             return [one.reshape(*output_gradient.shape[:-1], -1) for one in flat]
-        input_gradients = (
-            [product(output_gradient, self._weight)] if self._needs_input_gradient else []
-        )  # before the weight may move
+        # before a fused step changes the weight
+        input_gradients = [product(output_gradient, self._weight)] if self._needs_input_gradient else []
         transposed = output_gradient.transpose(0, 2, 1)
         if self._destination.accumulate:
             add_product(self._target, self._scale, transposed, b=self._x)
@@ -164,9 +163,9 @@ class _StackedLinear:
 
 
 def product(a: Array, b: Array, out: Array | None = None) -> Array:
-    """a·b matrix by matrix; how it is computed depends on the shape of one matrix, never on their number.
+    """Return a·b matrix by matrix; the algorithm depends on the shape of one matrix, never on their number.
 
-    Thin ones, as at the top of every classifier, go by numpy, which does not share so small a work among threads.
+    Thin matrices, as in the last layer of a classifier, use numpy, which does not split such small work among threads.
     """
     if _is_thin(a, b):
         thin: Array = np.matmul(a, b, out=out)
@@ -176,7 +175,7 @@ def product(a: Array, b: Array, out: Array | None = None) -> Array:
 
 
 def add_product(total: Array, scale: float, a: Array, b: Array) -> None:
-    """``into`` += scale·a·b, matrix by matrix; a wide product is nowhere else in memory."""
+    """Add scale·a·b to ``total``, matrix by matrix; a wide product needs no memory of its own."""
     if _is_thin(a, b):
         total += scale * np.matmul(a, b)
     else:
@@ -198,7 +197,7 @@ class Relu:
     """max(x, 0)."""
 
     lead: int
-    in_place: bool  # nobody else looks at x, which then need not be kept: the less there is, the more fits the cache
+    in_place: bool  # nothing else reads x, so it need not be kept, and more fits into the cache
 
     def bind(self, w: Views, target: OperationTarget, needs_input_gradient: bool) -> BoundOperation:
         return _StackedRelu(self.in_place) if self.lead else _SingleRelu(self.in_place)
@@ -217,7 +216,7 @@ class _SingleRelu:
 
 
 class _StackedRelu:
-    """As for one party where there are many numbers; few are quicker by numpy, and come out the same."""
+    """ReLU of a stack: torch for large arrays, numpy for small ones, with equal results."""
 
     def __init__(self, in_place: bool) -> None:
         self._in_place = in_place
@@ -238,7 +237,7 @@ class _StackedRelu:
 
 @dataclass(frozen=True)
 class Reshape:
-    """Another shape for each party's batch; None stands for the length of the batch."""
+    """A new shape for each party's batch; None is the length of the batch."""
 
     shape: tuple[int | None, ...]
     lead: int
@@ -262,4 +261,4 @@ class _BoundReshape:
 
 
 FLAT = (None, -1)
-"""The shape in which all that is behind the batch is one axis."""
+"""The shape with all axes after the batch flattened."""

@@ -1,4 +1,4 @@
-"""The gradient of representation matching, written out: matching layers are computed as the layers of a model are."""
+"""The explicit gradient of representation matching: matching layers are computed like layers of a model."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ from .autograd_layers import AutogradOperation, PartyByParty
 from .layers import GradientTarget, Operation, OperationTarget, Value
 from .max_pooling import MaxUnpool2x2, is_2x2_pooling
 
-MAX_FEW_CHANNELS = (
-    8  # channels up to which torch's general algorithm is faster than oneDNN's: 20 ms for 27 at 3, 12 for 24 at 1
-)
+# channels up to which torch's general algorithm is faster than oneDNN's: 20 ms for 27 at 3, 12 for 24 at 1
+MAX_FEW_CHANNELS = 8
 
 
 @dataclass(frozen=True)
 class _ToFewChannels:
-    """The same transposed convolution by matrix products."""
+    """The transposed convolution of an inverse layer by matrix products."""
 
     back: InverseConvolution
 
@@ -39,7 +38,7 @@ class _ToFewChannels:
 
 
 def _reverse_operation(layer: InverseLayer, names: tuple[str, ...], lead: int) -> Operation:
-    """What computes the way back through a layer, its private columns called ``names``."""
+    """Return the operation of an inverse layer, whose private columns are called ``names``."""
     if isinstance(layer, InverseLinear):
         return layers.Linear(names[0], names[1], lead)
     if isinstance(layer, InverseMaxPool) and layer.spatial_dims == 2 and is_2x2_pooling(dict(layer.options)):
@@ -52,12 +51,12 @@ def _reverse_operation(layer: InverseLayer, names: tuple[str, ...], lead: int) -
         and len(layer.kernel) == 2
     ):
         function = _ToFewChannels(layer)
-    is_stackable = not lead or isinstance(layer, InverseReshape)  # another shape is one with a party axis, too
+    is_stackable = not lead or isinstance(layer, InverseReshape)  # a reshape works with a party axis, too
     return AutogradOperation(function if is_stackable else PartyByParty(function), lead, names, fixed_inputs=1)
 
 
 class BoundMatching:
-    """A matching term at work on a stack: it puts the gradient of its private columns where it goes."""
+    """A matching term bound to a stack; it writes the gradients of its private columns."""
 
     def __init__(self, matching: MatchingLoss, columns: Tensor, gradient: Tensor, scale: float, lead: int) -> None:
         self._matching = matching
@@ -80,15 +79,14 @@ class BoundMatching:
     def __call__(
         self, features: Mapping[str, Value], received_features: Mapping[str, Value], strengths: Tensor
     ) -> dict[str, Value]:
-        """The gradient along the points of the trained model; ``strengths [K]``."""
+        """Return the gradient along the points of the trained model; ``strengths [K]``."""
         point_gradients: dict[str, Value] = {}
         for link, path in self._paths:
             value = features[link.from_point]
             for bound, back in path:
                 value = bound.forward(value, *([] if isinstance(back, InverseLinear) else [features[back.input_point]]))
-            is_copy = any(
-                not isinstance(back, InverseReshape) for back in link.inverse_layers
-            )  # else it may be the model's own memory
+            # without another layer, the value may share the model's memory
+            is_copy = any(not isinstance(back, InverseReshape) for back in link.inverse_layers)
             gradient = self._square_gradient(
                 value if is_copy else value + 0, received_features[link.to_point], strengths
             )
@@ -100,7 +98,7 @@ class BoundMatching:
         return point_gradients
 
     def _square_gradient(self, rebuilt: Value, target: Value, strengths: Tensor) -> Value:
-        """The gradient of the squares along what was rebuilt, in its place: 2·strength·share·(rebuilt - aim)."""
+        """Overwrite ``rebuilt`` with the gradient of the squares: 2·strength·weight·(rebuilt - target)."""
         rebuilt -= target
         factor = strengths * 2 * self._matching.square_weight(target.shape[self._lead :])
         rebuilt *= factor.numpy().reshape(-1, *[1] * (rebuilt.ndim - 1)) if self._lead else factor[0]

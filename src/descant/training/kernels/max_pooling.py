@@ -1,7 +1,7 @@
-"""Max pooling by windows of 2 x 2, nearly all that there is, five times as fast as torch's own on a CPU.
+"""Max pooling with windows of 2 x 2, five times as fast as torch's own on a CPU.
 
-The larger of two neighbours in a row, and then of two rows: each is one operation on whole arrays. The switches say
-which of the two it was, by torch's own rule for equals (the first). All of it goes by the last two axes alone.
+It takes the larger of two neighbors in a row and then of two rows: each is one operation on whole arrays. The switches
+store which of the two it was; ties go to the first, as in torch. Only the last two axes are used.
 """
 
 from __future__ import annotations
@@ -17,31 +17,37 @@ from .layers import BoundOperation, OperationTarget, Value, Views
 
 
 def is_2x2_pooling(options: Mapping[str, Any]) -> bool:
-    """Whether a two-dimensional max pool with these options has windows of 2 x 2, side by side."""
-    usual: dict[str, Any] = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
-    found = {**usual, **options}
-    stride = found.pop("stride") or found["kernel_size"]
+    """Return whether a 2-d max pool with these options has adjacent windows of 2 x 2."""
+    defaults: dict[str, Any] = {
+        "stride": None,
+        "padding": 0,
+        "dilation": 1,
+        "ceil_mode": False,
+        "return_indices": False,
+    }
+    given = {**defaults, **options}
+    stride = given.pop("stride") or given["kernel_size"]
     wanted = {"kernel_size": 2, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
-    alike = all(found.get(name) in (value, (value, value)) for name, value in wanted.items())
-    return alike and stride in (2, (2, 2)) and len(found) == len(wanted)
+    alike = all(given.get(name) in (value, (value, value)) for name, value in wanted.items())
+    return alike and stride in (2, (2, 2)) and len(given) == len(wanted)
 
 
 @dataclass(frozen=True)
 class Switches:
-    """Where the largest number of each window was: to the right, below."""
+    """The position of the largest number of each window: to the right, below."""
 
     right: Tensor  # [..., rows, columns of windows]
     below: Tensor  # [..., rows of windows, columns of windows]
-    shape: torch.Size  # of what was pooled
+    shape: torch.Size  # of the pooled input
 
     @classmethod
     def of(cls, x: Tensor, rows: Tensor) -> Switches:
-        """Of what is pooled, and the larger of each pair in its rows."""
+        """Return the switches of an input ``x`` and its row maxima."""
         pairs = _column_pairs(x)
         return cls(pairs[..., 1] > pairs[..., 0], rows[..., 1, :] > rows[..., 0, :], x.shape)
 
     def unpool(self, y: Tensor) -> Tensor:
-        """Numbers back where the pool took its own from, and 0 elsewhere."""
+        """Return the numbers at the positions of the maxima, and 0 elsewhere."""
         odd = self.shape[-2] % 2 or self.shape[-1] % 2
         whole = y.new_zeros(self.shape) if odd else y.new_empty(self.shape)
         rows_restored = y.new_empty(self.right.shape)
@@ -54,20 +60,20 @@ class Switches:
         return whole
 
     def pool(self, x: Tensor) -> Tensor:
-        """The numbers that stand where the pool took its own from."""
+        """Return the numbers of ``x`` at the positions of the maxima."""
         columns = _column_pairs(x)
         rows = _row_pairs((columns[..., 0] * ~self.right).add_(columns[..., 1] * self.right))
         return (rows[..., 0, :] * ~self.below).add_(rows[..., 1, :] * self.below)
 
 
 def row_maxima(x: Tensor) -> Tensor:
-    """The larger of each pair in the rows, by two rows; a last one without a neighbour is passed over."""
+    """Return the larger of each pair in the rows, paired by row; a last one without a neighbor is skipped."""
     pairs = _column_pairs(x)
     return _row_pairs(torch.maximum(pairs[..., 0], pairs[..., 1]))
 
 
 def _column_pairs(x: Tensor) -> Tensor:
-    """Pairs of neighbours in the rows that have a neighbour, too; a view."""
+    """Return a view of pairs of neighbors in a row, in the rows that have a partner."""
     rows = x.shape[-2] // 2 * 2
     columns = x.shape[-1] // 2
     return torch.unflatten(x[..., :rows, : 2 * columns], -1, (columns, 2))
@@ -79,7 +85,7 @@ def _row_pairs(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MaxPool2x2:
-    """The largest of each window."""
+    """The maximum of each window."""
 
     lead: int
 
@@ -109,7 +115,7 @@ class _BoundMaxPool:
 
 @dataclass(frozen=True)
 class MaxUnpool2x2:
-    """The way back: what it is given first, put where the windows of what it is given next have their largest."""
+    """Unpooling: the first input, placed where the windows of the second have their maxima."""
 
     lead: int
 

@@ -1,7 +1,7 @@
-"""Functions of each number by itself, to the same last bits wherever in a stack a number lies.
+"""Element-wise functions whose last bits do not depend on a number's position in a stack.
 
-Torch computes most of an array by vector instructions, and by others what is left over at its end; for some functions
-the last bits are not the same. On which party that falls would depend on how many parties there are.
+Torch computes most of an array by vector instructions and the rest at its end by scalar ones; for some functions the
+last bits differ. The affected party would depend on the number of parties.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-_VECTOR_MULTIPLE = 64  # numbers: a multiple of what any processor takes at once
+_VECTOR_MULTIPLE = 64  # numbers: a multiple of the vector width of any processor
 _VECTOR_DEPENDENT = {
     *(torch.sigmoid, Tensor.sigmoid, torch.celu, torch.selu, torch.erf, Tensor.erf, torch.expm1, torch.log1p),
     *(functional.sigmoid, functional.gelu, functional.elu, functional.celu, functional.selu, functional.silu),
@@ -25,7 +25,7 @@ _VECTOR_DEPENDENT = {
 
 @dataclass(frozen=True)
 class PaddedElementwise:
-    """A function of each number by itself, given as many numbers as vector instructions take at once."""
+    """An element-wise function whose input is padded to whole vectors."""
 
     function: Callable[..., Tensor]
 
@@ -38,7 +38,7 @@ class PaddedElementwise:
 
 
 class ReproducibleElementwise(TorchFunctionMode):
-    """Within it, such functions are evened, whoever calls them."""
+    """A context in which affected element-wise functions get padded inputs."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

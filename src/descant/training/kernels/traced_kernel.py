@@ -1,7 +1,7 @@
-"""A user's module as a kernel: traced once, and then computed for a whole stack of parties, forwards and backwards.
+"""Kernels: a user's module traced once, then computed for a whole stack of parties, forward and backward.
 
-`torch.vmap` with autograd can do the same for nearly any module, but spends several times as long on starting its
-operations. Here each layer is one operation with a leading party axis (see `layers`), and the way back is a loop.
+`torch.vmap` with autograd does the same for nearly any module, but takes several times as long to start its operations.
+Here each layer is one operation with a leading party axis (see `layers`), and the backward pass is a loop.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _POOLS = {functional.max_pool2d, functional.avg_pool2d, functional.adaptive_avg_
 
 
 class Stack:
-    """The columns ``[K, D]`` of some parties, room for their gradient, and both by the names of their tensors."""
+    """The columns ``[K, D]`` of some parties and their gradient, with views of both by tensor name."""
 
     def __init__(
         self, layout: Layout, columns: Sequence[Tensor], lead: int = 1, allocate: Allocator = allocate_in_memory
@@ -59,7 +59,7 @@ class Stack:
         return self.layout.split((columns if self.lead else columns[0])[..., : self.layout.trainable_width])
 
     def _aligned_rows(self, like: Tensor, width: int) -> Tensor:
-        """``[K, width]`` whose rows begin at a cache line: a product is faster so, and does not depend on the row."""
+        """Return ``[K, width]`` with rows aligned to cache lines: products are faster and independent of the row."""
         each = 64 // like.element_size()
         return self._allocate((len(like), -(-width // each) * each), like.dtype)[:, :width]
 
@@ -69,9 +69,9 @@ class KernelStep:
     """One operation of a traced module."""
 
     operation: Operation
-    sources: tuple[int, ...]  # the places of its inputs among the values before it
-    needs_input_gradient: bool  # whether an input depends on the parameters
-    accumulate: bool  # whether a call of the same layer behind it has put a gradient there already
+    sources: tuple[int, ...]  # indices of its inputs among the earlier values
+    needs_input_gradient: bool  # an input depends on the parameters
+    accumulate: bool  # a later call of the same layer has written a gradient already
 
 
 @dataclass(frozen=True)
@@ -79,26 +79,26 @@ class Kernel:
     """A traced module: operations in order."""
 
     steps: tuple[KernelStep, ...]
-    output_index: int  # the place of the output among the values
-    point_indices: Mapping[str, int] = field(default_factory=dict)  # and those of the points that somebody looks at
+    output_index: int  # index of the output among the values
+    point_indices: Mapping[str, int] = field(default_factory=dict)  # indices of the observed points
 
     def bind(self, w: Views, target: GradientTarget | None) -> BoundKernel:
-        """The kernel with its parameters, and where their gradient goes; None: it only goes forwards."""
+        """Return the kernel bound to its parameters and the target of their gradient; None: forward only."""
         return BoundKernel(self, w, target)
 
     @cached_property
     def supports_fused_step(self) -> bool:
-        """Whether parameters may move on the way back: not if a layer is used twice."""
+        """Return whether parameters may change during the backward pass: not if a layer is used twice."""
         return not any(step.accumulate for step in self.steps)
 
     @cached_property
     def all_linear(self) -> bool:
-        """Whether all that learns is linear layers: these multiply a stack of any size as fast as one party."""
+        """Return whether all trainable layers are linear: a stack of these is as fast per party as one party."""
         return not any(isinstance(step.operation, AutogradOperation) and step.operation.names for step in self.steps)
 
 
 class BoundKernel:
-    """A kernel at work."""
+    """A kernel bound to its parameters."""
 
     def __init__(self, kernel: Kernel, w: Views, gradient_target: GradientTarget | None) -> None:
         target = gradient_target or GradientTarget(w)
@@ -116,10 +116,10 @@ class BoundKernel:
             for step in kernel.steps
         ]
         self._reversed_steps = list(enumerate(self._steps, 1))[::-1]
-        self.features: dict[str, Value] = {}  # the values at the kernel's points in the last pass forwards
+        self.features: dict[str, Value] = {}  # values at the kernel's points in the last forward pass
 
     def forward(self, x: Value) -> Value:
-        """The outputs ``[K, batch, ...]`` on ``x [K, batch, ...]``."""
+        """Return the outputs ``[K, batch, ...]`` for ``x [K, batch, ...]``."""
         values = [x]
         for bound, sources in self._steps:
             values.append(bound.forward(*[values[source] for source in sources]))
@@ -127,20 +127,20 @@ class BoundKernel:
         return values[self._output_index]
 
     def backward(self, output_gradient: Value, point_gradients: Mapping[str, Value] | None = None) -> None:
-        """Put the gradient of all parameters where it goes, given that of the outputs, and of points beside them."""
+        """Write the gradients of all parameters, given those of the outputs and of points."""
         gradients = {self._output_index: output_gradient}
         for name, one in (point_gradients or {}).items():
             index = self._point_indices[name]
             gradients[index] = gradients[index] + one if index in gradients else one
         for index, (bound, sources) in self._reversed_steps:
-            if index in gradients:  # else nothing before it learns
+            if index in gradients:  # otherwise nothing before it is trained
                 input_gradients = bound.backward(gradients.pop(index))
                 for source, one in zip(sources, input_gradients, strict=False):
                     gradients[source] = gradients[source] + one if source in gradients else one
 
 
 def kernel_of(net: Net, lead: int, points: tuple[str, ...] = ()) -> Kernel | str:
-    """The net's module as a kernel with or without a party axis, or why it cannot be one; made once."""
+    """Return the net's module as a kernel with or without a party axis, or why it has none; cached."""
     key = ("kernel", lead, points)
     if key not in net.solver_cache:
         net.solver_cache[key] = (
@@ -181,15 +181,15 @@ def _kernel(traced: TracedModule, layout: Layout, lead: int, points: tuple[str, 
 
 @dataclass(frozen=True)
 class _KernelBuilder:
-    """How the nodes of a graph become operations."""
+    """Builder of the operations for the nodes of a graph."""
 
     traced: TracedModule
     layout: Layout
     lead: int
-    observed: frozenset[fx.Node]  # whose values somebody looks at
+    observed: frozenset[fx.Node]  # nodes whose values are read
 
     def operation(self, node: fx.Node) -> Operation | None:
-        """What computes a node on the stack; None where that is not known to be the same as party by party."""
+        """Return the operation of a node on the stack; None if it may differ from party by party."""
         if self.traced.batch_size_nodes & set(node.all_input_nodes):
             return self._reshape(node)
         single_input = len(node.args) == 1 and isinstance(node.args[0], fx.Node)
@@ -225,7 +225,7 @@ class _KernelBuilder:
         return PaddedElementwise(function) if self.lead else function
 
     def _reshape(self, node: fx.Node) -> Operation | None:
-        """x.view(len(x), -1), x.reshape(-1, 784) and the like: what a party's batch becomes."""
+        """Return the reshape of x.view(len(x), -1), x.reshape(-1, 784) and the like."""
         if node.op != "call_method" or node.target not in ("view", "reshape") or node.kwargs:
             return None
         shape = tuple(None if size in self.traced.batch_size_nodes else size for size in node.args[1:])
@@ -233,7 +233,7 @@ class _KernelBuilder:
         return Reshape(shape, self.lead) if is_constant else None  # type: ignore[arg-type]
 
     def parameter_names(self, node: fx.Node) -> list[str]:
-        """The parameters of the layer that a node calls."""
+        """Return the parameter names of the layer that a node calls."""
         module = self.traced.submodule(node)
         return [] if module is None else [self._prefix(node) + name for name, _ in module.named_parameters()]
 
@@ -242,7 +242,7 @@ class _KernelBuilder:
         return f"{path}." if path else ""
 
     def _relu(self, node: fx.Node) -> Relu:
-        """In place behind a linear layer that nobody else reads: it does not need its own output on the way back."""
+        """Return a ReLU, in place after a linear layer that nothing else reads and that can spare its output."""
         source = node.all_input_nodes[0]
         linear = type(self.traced.submodule(source)) is nn.Linear and source not in self.observed
         return Relu(self.lead, in_place=linear and len(source.users) == 1)
@@ -258,5 +258,5 @@ class _KernelBuilder:
 
 
 def _overwrites_nothing(node: fx.Node, in_place: bool) -> bool:
-    """An operation in place may be done elsewhere if nobody else looks at what it would have overwritten."""
+    """Return whether an in-place operation can be done out of place: nothing else reads its input."""
     return not in_place or len(node.all_input_nodes[0].users) == 1
