@@ -415,7 +415,7 @@ def test_an_injected_collapse_is_rolled_back_and_reported(reward: str, heard: in
     assert fed.history_[heard - 1]["rolled_back"] == 5 and rounds[heard - 1].round.tuner_note
     assert [bool(entry.get("tuner_note")) for entry in fed.history_].count(True) == 1
     assert fed.history_[-1][name] < fed.history_[4][name]  # it went on learning
-    (finding,) = (text for text in fed.findings() if "went back" in text)
+    (finding,) = (text for text in fed.findings() if "rolled back" in text)
     assert finding.startswith("FedAvg+AH: it collapsed at round 6")
 
 
@@ -527,7 +527,7 @@ def test_findings_tell_how_often_it_went_back(tmp_path: Path) -> None:
     with pytest.warns(DescantWarning, match="collapsed"):
         fed.fit(12, progress=False)
     found = rollback_finding("X", fed.history_)
-    assert isinstance(found, Finding) and found.round == 7 and found.text.startswith("X went back 2 times; the last")
+    assert isinstance(found, Finding) and found.round == 7 and found.text.startswith("X rolled back 2 times; the last")
     assert fed.plot("hyperparameters", tmp_path / "hyper.png").stat().st_size > 10_000
     plain = Federation(network(), classification_parties(5), algorithms.FedAvg(), lr=0.1, steps=1).fit(
         1, progress=False

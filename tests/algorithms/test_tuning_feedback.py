@@ -96,7 +96,7 @@ def test_a_validation_set_is_kept_described_and_part_of_what_a_run_is(tmp_path: 
     people = population_with_validation()
     assert people.subset(["1", "0"]).validation is people.validation
     assert people.validation is not None
-    assert f"the server validates on {len(people.validation[0])} of its own" in people.describe()
+    assert f"the server validates on {len(people.validation[0])} samples of its own" in people.describe()
 
     def made(people: Population) -> Federation:
         return Federation(network(), people, algorithms.FedAvg(), lr=0.1, steps=3, batch=4)

@@ -95,7 +95,7 @@ def forbid_work(monkeypatch):
     def work(*arguments, **settings):
         raise AssertionError("the work began")
 
-    monkeypatch.setattr("descant.cli.demo.run_demo", work)
+    monkeypatch.setattr("descant.cli.demo_study.run_demo", work)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_an_interrupt_is_a_sentence_and_130(tmp_path, monkeypatch):
     def interrupted(*arguments, **settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("descant.cli.demo.run_demo", interrupted)
+    monkeypatch.setattr("descant.cli.demo_study.run_demo", interrupted)
     shown = descant("demo", "--json", "--out", str(tmp_path / "out"))
     assert shown.exit_code == 130 and shown.stdout == ""
     assert shown.stderr.startswith("Interrupted:") and not (tmp_path / "out").exists()
@@ -294,7 +294,7 @@ def test_what_must_be_known_of_the_data_is_in_every_output(tiny, tmp_path):
     code = "from descant.parties import Population, digits\n\ndef noted(count: int):\n    made = digits(count)\n"
     (tmp_path / "stand_in.py").write_text(code + "    return Population(map(made._source, made), 'digits stand in')\n")
     here = ["--set", "parties.population=stand_in:noted", "--set", "run.rounds=1"]
-    said = "Of the data: digits stand in."
+    said = "Data: digits stand in."
     shown = [descant(command, tiny, *here, "--out", command) for command in ("run", "compare")]
     assert all(one.exit_code == 0 and one.stdout.count(said) == 1 for one in shown), shown[0].output + shown[1].output
     assert all(said in (tmp_path / one / "report.html").read_text("utf-8") for one in ("run", "compare"))
@@ -331,12 +331,12 @@ def test_a_run_that_was_not_judged_says_how_to(tiny):
         (["run", "nowhere.toml"], "The recipe nowhere.toml cannot be read: No such file"),
         (["run", "tiny.toml", "--set", "training.leer=1"], "Did you mean 'lr'"),
         (["run", "tiny.toml", "--set", "sweep.training.lr=[1.0]"], "is a sweep over values: use descant compare"),
-        (["run", "tiny.toml", "--resume", "--out", "new"], "new holds no run that could be resumed"),
+        (["run", "tiny.toml", "--resume", "--out", "new"], "new holds no run to resume"),
         (["run", "tiny.toml", "--engine", "spark"], "must be one of 'in-process', 'processes', 'ray'"),
         (["run", "tiny.toml", "--set", "run.workers=2"], "'workers' in [run] are of the engines 'processes' and 'ray'"),
         (["run", "tiny.toml", "--address", "127.0.0.1:6379"], "An 'address' in [run] is for the engine 'ray'"),
         (["compare", "tiny.toml", "--algorithms", "fedavgg"], "Did you mean 'fedavg'"),
-        (["compare", "tiny.toml", "--out", "tiny.toml"], "tiny.toml is a file, and a folder is needed"),
+        (["compare", "tiny.toml", "--out", "tiny.toml"], "tiny.toml is a file. A folder is needed"),
         (["report", "nowhere"], "nowhere does not hold a study"),
         (["runs", "nowhere"], "There is no folder nowhere"),
         (["compare", "tiny.toml", "--seeds", "0"], "The 'seeds' of [run] must be a whole number >= 1. Got 0"),
@@ -450,7 +450,7 @@ def test_a_collapse_on_record_is_in_the_verdict_and_warnings_are_findings(tiny, 
             run._metrics.add_round(round.index, {"loss": losses[round.index - 1], "change": 1.0}, {})
             if round.index in (3, 5):
                 run.log("warning", round=round.index, text="It rained.")
-        run.log("local", round=6, own={})
+        run.log("local", round=6, personal={})
         run.log("warning", text="This was so at round 6.")
         run.log("snapshot", round=run.round)
         run.log("warning", text="My own.")
@@ -490,7 +490,7 @@ def test_an_experiment_is_run_kept_and_compared_with_what_was_kept(tmp_path, mon
     shelf.mkdir(parents=True)
     figure = '[[paper]]\ndescription = "it"\nsource = "table 7"\nvalue = 0.25\nmethods = ["FedAvg"]\n'
     (shelf / "tiny.toml").write_text(TINY_RECIPE + figure)
-    monkeypatch.setattr("descant.papers.recipe_index.PACKED", shelf.parent)
+    monkeypatch.setattr("descant.papers.recipe_index.PACKAGED_FOLDER", shelf.parent)
     first = descant("papers", "run", "mine/tiny", "--quick", "--update-expected")
     assert first.exit_code == 0, first.output
     assert (

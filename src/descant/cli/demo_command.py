@@ -11,7 +11,7 @@ import typer
 from ..core.settings import check_settings
 from ..papers import study_summary, table_legend
 from .command_helpers import handle_errors, json_option, settings_option, show_progress, use_one_thread, wrap_line
-from .demo import DESCRIPTION, DemoSettings
+from .demo_study import DESCRIPTION, DemoSettings
 
 if TYPE_CHECKING:
     from ..studies.study import Study
@@ -49,7 +49,7 @@ def run_and_write(settings: DemoSettings, out: Path, progress: bool) -> Study:
     from ..studies.study_report import STUDY_FILES, write_study
 
     check_replaceable(out, STUDY_FILES)
-    from .demo import run_demo
+    from .demo_study import run_demo
 
     use_one_thread()
     study = run_demo(settings, progress=progress)

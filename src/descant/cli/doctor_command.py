@@ -33,7 +33,7 @@ def doctor(
         if bool(model) != bool(parties):
             raise SettingError("Give a model and --parties together: a model is tried on a batch of their data.")
         sys.path.insert(0, "")  # as with python -m: find modules in the current folder
-        from .doctor import explain_execution, inspect_machine
+        from .doctor_checks import explain_execution, inspect_machine
 
         findings = inspect_machine()
         if model:

@@ -45,7 +45,7 @@ def evaluate_run(run: Run) -> Table:
         name: backtest_federation(each) for name, each in (("personal", run.federation), ("local", local_federation))
     }
     desks = {"backtest": {name: each.to_json() for name, each in backtests.items() if each is not None}}
-    run.log("local", round=run.round, own=local_scores, series=series, **(desks if desks["backtest"] else {}))
+    run.log("local", round=run.round, personal=local_scores, series=series, **(desks if desks["backtest"] else {}))
     for note in table.notes:
         run.log("warning", text=note)
     return table
