@@ -200,7 +200,7 @@ def _with_columns_dropped(algorithm: Algorithm, columns: Sequence[int]) -> Algor
     if algorithm.coreset_proxy is None:
         return algorithm
     selection = algorithm.coreset_proxy.selection
-    selection = replace(selection, drop=tuple(sorted({*selection.drop, *columns})))
+    selection = replace(selection, drop_columns=tuple(sorted({*selection.drop_columns, *columns})))
     return replace(algorithm, coreset_proxy=replace(algorithm.coreset_proxy, selection=selection))
 
 

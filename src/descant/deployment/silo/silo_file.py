@@ -45,7 +45,7 @@ _WORDING = {
         "steps",
         "test episode",
         "its environment, its observations and its actions",
-        test_setting="episodes: agents(..., test=20)",
+        test_setting="episodes: agents(..., test_episodes=20)",
     ),
     Desk: PartyWording(
         "days",
