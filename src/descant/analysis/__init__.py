@@ -1,4 +1,9 @@
-"""Instruments: what a table does not show. Each is one call on a federation, costs little, and changes nothing."""
+"""Measurements of one federation: scores, findings, collapse, interpolation, attacks. None of them changes the run.
+
+Border to :mod:`descant.studies`: a function here looks at one federation, or at plain numbers, and trains nothing that
+stays. Whatever trains several federations and compares them (methods, seeds, coalitions) belongs to ``studies``, which
+imports ``analysis`` and is never imported by it.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""How unlike the assets of desks are: dynamic time warping and the spread of returns (v1 §4.2, fig. 5, table 2)."""
+"""Differences between the assets of desks: dynamic time warping and spread of returns (v1 §4.2, fig. 5, table 2)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class AssetUniverses:
-    """The returns that desks learn by, held against each other."""
+    """The training returns of all desks, compared pairwise."""
 
     names: tuple[str, ...]
-    returns: tuple[Numbers, ...]  # [days, assets] of each
+    returns: tuple[Numbers, ...]  # [days, assets] of each desk
     distances: Numbers  # [desks, desks] by dynamic time warping
 
     def table(self) -> Table:
-        """Each desk: the norms of its returns' covariance, and its mean distance from the others."""
+        """Return a table with each desk's covariance norms and its mean distance from the other desks."""
         rows = []
         for k, (name, returns) in enumerate(zip(self.names, self.returns, strict=True)):
             spectral, frobenius = time_warping.covariance_norms(returns)
@@ -40,11 +40,11 @@ class AssetUniverses:
 
     @property
     def mean_distance(self) -> float:
-        """Over all pairs."""
+        """The mean distance over all pairs of desks."""
         return float(self.distances[np.triu_indices(len(self.names), 1)].mean())
 
     def plot(self, file: str | Path) -> Path:
-        """How the distance of the first two desks grows by the day, and how far each desk is from the others."""
+        """Draw the first two desks' cumulative distance by day, and each desk's mean distance, into a PNG file."""
         aligned_days = time_warping.alignment(self.returns[0], self.returns[1])
         cumulative_distance = np.linalg.norm(
             self.returns[0][aligned_days[:, 0]] - self.returns[1][aligned_days[:, 1]], axis=1
@@ -56,9 +56,9 @@ class AssetUniverses:
 
 
 def compare_universes(federation: Federation, day_step: int = 4) -> AssetUniverses:
-    """The asset universes of a federation's desks; each ``every``-th day is looked at, for the time that it takes.
+    """Compare the asset universes of a federation's desks on every ``day_step``-th day, which saves time.
 
-    It needs dtaidistance: pip install 'descant[finance]'.
+    This needs dtaidistance: pip install 'descant[finance]'.
     """
     desks = desks_of(federation)
     returns = tuple(desk.prices[1:] / desk.prices[:-1] - 1 for desk in desks)

@@ -1,4 +1,4 @@
-"""The instruments of one federation as pictures."""
+"""Pictures of one federation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def draw_federation_plot(federation: Federation, kind: str, file: str | Path) -> Path:
-    """Draw one of a federation's pictures into a PNG file."""
+    """Draw one of the pictures of a federation into a PNG file."""
     if kind not in _KINDS:
         raise unknown_name_error("picture of a federation", kind, _KINDS)
     with with_footnote(data_note_sentence(federation.population.note)):
@@ -44,13 +44,13 @@ def draw_federation_plot(federation: Federation, kind: str, file: str | Path) ->
 
 
 def spikes(federation: Federation) -> BandLine:
-    """The change at aggregation by round (Fed+ v2, fig. 1a): its mean over parties, and one standard deviation."""
+    """Return the change at aggregation by round (Fed+ v2, fig. 1a): mean and standard deviation over parties."""
     rounds, mean, sd = (history_series(federation, name) for name in ("round", "jump", "jump_sd"))
     return BandLine(rounds, mean, mean - sd, high=mean + sd)
 
 
 def history_series(federation: Federation, name: str) -> Numbers:
-    """One number a round, out of the history; nan where it is not known."""
+    """Return one number per round from the history; nan where it is missing."""
     return np.array([entry.get(name, np.nan) for entry in federation.history_], dtype=float)
 
 
@@ -62,16 +62,16 @@ def _collapse(federation: Federation, file: Path) -> Path:
     name = federation.algorithm.name
     rounds = history_series(federation, "round")
     losses, norms = ({name: BandLine(rounds, history_series(federation, what))} for what in ("loss", "norm"))
-    found = detect_collapse(name, federation.history_, federation.plan_.metric.higher_is_better)
-    at = None if found is None or found.kind != "collapse" else found.round
+    finding = detect_collapse(name, federation.history_, federation.plan_.metric.higher_is_better)
+    at = None if finding is None or finding.kind != "collapse" else finding.round
     return draw_collapse(file, losses, norms, collapse_rounds={} if at is None else {name: at})
 
 
 def _interpolation(federation: Federation, file: Path) -> Path:
     name = federation.algorithm.name
-    found = interpolate(federation)
+    result = interpolate(federation)
     return draw_interpolation(
-        file, {name: BandLine(found.shares, found.mean)}, {name: found.mean_previous}, metric=found.metric
+        file, {name: BandLine(result.shares, result.mean)}, {name: result.mean_previous}, metric=result.metric
     )
 
 
@@ -79,7 +79,9 @@ def _hyper(federation: Federation, file: Path) -> Path:
     entries = (item for entry in federation.history_ for item in entry.items())
     names = dict.fromkeys(name for name, value in entries if isinstance(value, int | float))
     if "lr" not in names:
-        raise SettingError(f"There is no path to draw: {federation.algorithm.name} was not tuned in any round.")
+        raise SettingError(
+            f"There are no hyperparameters to draw: {federation.algorithm.name} was not tuned in any round."
+        )
     return draw_hyperparameters(
         file, {federation.algorithm.name: [{name: history_series(federation, name) for name in names}]}
     )
@@ -88,7 +90,9 @@ def _hyper(federation: Federation, file: Path) -> Path:
 def _presence(federation: Federation, file: Path) -> Path:
     presence_codes = [entry["presence"] for entry in federation.history_ if "presence" in entry]
     if not presence_codes:
-        raise SettingError("There is no presence to draw: no round was run, or there are too many parties to show.")
+        raise SettingError(
+            "There is no participation to draw: no round was run, or there are too many parties to show."
+        )
     scored = [entry for entry in federation.history_ if "global_model_scores" in entry]
     at = np.array([entry["round"] for entry in scored], dtype=float)
     scores = np.array([entry["global_model_scores"] for entry in scored], dtype=float).reshape(
@@ -99,7 +103,7 @@ def _presence(federation: Federation, file: Path) -> Path:
 
 
 def _rewards(federation: Federation, file: Path) -> Path:
-    agent_entries = [entry for entry in federation.history_ if "steps" in entry]  # a tuner has rewards, too
+    agent_entries = [entry for entry in federation.history_ if "steps" in entry]  # a tuner has rewards but no steps
     if not agent_entries:
         raise SettingError("There are no rewards to draw: no round was run by agents or desks.")
     steps = np.cumsum([entry["steps"] for entry in agent_entries])
@@ -108,9 +112,8 @@ def _rewards(federation: Federation, file: Path) -> Path:
         for name in federation.population.names
         if all("rewards" in entry for entry in agent_entries)
     }
-    rewards = rewards or {
-        "all": history_series(federation, "reward")[-len(agent_entries) :]
-    }  # there are too many to show each
+    if not rewards:  # with many agents, the history holds their mean only
+        rewards = {"all": history_series(federation, "reward")[-len(agent_entries) :]}
     aggregates = federation.algorithm.server_update is not keep_global_model
     earners = DESK_LABELS if are_desks(federation.population) else AGENT_LABELS
     return draw_rewards(file, rewards, steps, method=federation.algorithm.name, aggregates=aggregates, labels=earners)

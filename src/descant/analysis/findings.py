@@ -1,4 +1,4 @@
-"""What is wrong, in sentences, from numbers that are known anyway. The thresholds are ours; no paper gives them."""
+"""Findings: problems of a run in sentences, from numbers on record. The thresholds are ours; no paper gives them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from ..rounds.plan import Plan
     from .scores import Scores
 
-MAX_REJECTIONS_SHOWN = 3  # refusals that a finding tells
-MIN_PROXIMAL_SHARE = 0.01  # ours: of the way to the centre in a round, below which federation is nearly off
+MAX_REJECTIONS_SHOWN = 3  # rejections quoted in a finding
+MIN_PROXIMAL_SHARE = 0.01  # ours: share of the way to the global model per round; below it, federation is nearly off
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence, what it is about, and the round at which it happened, if it happened at one."""
+    """A sentence, the kind of problem, and the round of the event if there is one."""
 
     kind: str
     text: str
@@ -38,11 +38,11 @@ class Finding:
 
 
 def federation_findings(federation: Federation, scores: Scores | None = None) -> tuple[Finding, ...]:
-    """All that there is to say about a run as it stands; ``scores`` are its scores now, if somebody has measured."""
+    """Return all findings about a run in its present state; ``scores`` are its scores, if measured."""
     plan = federation.plan_
     history = federation.history_
     participation = coverage(federation)
-    found = [
+    findings = [
         inactive_rho(plan.algorithm, [entry.get("max_distance", math.nan) for entry in history]),
         weak_proximal_term(plan, federation.state.round) if history else None,
         detect_collapse(plan.algorithm.name, history, plan.metric.higher_is_better),
@@ -53,46 +53,46 @@ def federation_findings(federation: Federation, scores: Scores | None = None) ->
         None if scores is None else below_trivial_baseline(plan.algorithm.name, scores),
         privacy_spent(plan, history),
     ]
-    return tuple(finding for finding in found if finding is not None)
+    return tuple(finding for finding in findings if finding is not None)
 
 
 def data_note_sentence(note: str) -> str:
-    """What must be known of the data as a sentence; "" if there is nothing.
+    """Return the remark on the data as a sentence; "" without a remark.
 
-    >>> of_the_data("critics stand in")
-    'Of the data: critics stand in.'
+    >>> data_note_sentence("synthetic prices replace real ones")
+    'Data: synthetic prices replace real ones.'
     """
-    return f"Of the data: {note}." if note else ""
+    return f"Data: {note}." if note else ""
 
 
 def inactive_rho(algorithm: Algorithm, max_distances: Sequence[float]) -> Finding | None:
-    """Whether prox(w_k - w̃) was 0 for every party in every round: then a robust method is the mean."""
+    """Report a ρ so large that prox(w_k - w̃) was 0 for every party in every round: the method is then the mean."""
     bound = rho_bounded_anchor(algorithm)
-    known = [reach for reach in max_distances if not math.isnan(reach)]
+    known = [distance for distance in max_distances if not math.isnan(distance)]
     if bound is None or not known or max(known) > bound.rho:
         return None
-    which = "in any number of its model" if isinstance(bound.penalty, Norm1) else "in its whole model"
-    evidence = f"no party was farther than {max(known):.2g} from the centre {which}"
+    distance = "largest coordinate difference" if isinstance(bound.penalty, Norm1) else "Euclidean distance"
+    evidence = f"the {distance} of a party from the global model was at most {max(known):.2g}"
     return Finding(
         "rho", f"ρ={bound.rho:g} never binds: {algorithm.name} is the mean here ({evidence}). Try a smaller ρ."
     )
 
 
 def weak_proximal_term(plan: Plan, round: int) -> Finding | None:
-    """Whether a round draws a party less than 1 % of the way to the centre."""
+    """Report a proximal term that moves every party less than 1 % of the way to the global model per round."""
     share = proximal_share_per_round(plan, round)
     if share is None or share >= MIN_PROXIMAL_SHARE:
         return None
     name = plan.algorithm.name
-    percent = f"{100 * share:.2g} %"
-    return Finding("proximal", f"The pull of {name} is {percent} a round: federation is nearly off. Try a larger α.")
+    moved = f"moves a party at most {100 * share:.2g} % of the way to the global model per round"
+    return Finding("proximal", f"The proximal term of {name} {moved}: federation is nearly off. Try a larger α.")
 
 
 def proximal_share_per_round(plan: Plan, round: int) -> float | None:
-    """How far E steps draw the most drawn party to the centre: λ + (1-λ)·(1-θ^E)·λ_k; None where that is not known.
+    """Return how far E steps move a party to the global model: λ + (1-λ)·(1-θ^E)·λ_k; None where that is not known.
 
-    θ = 1/(1+αη) and λ_k is the centre's share in the anchor: ρ/(1+ρ) for FedAvg+, γ where it is fixed, and at most 1
-    for the medians. It leaves out what the gradients do against it.
+    θ = 1/(1+αη) and λ_k is the share of the global model in the anchor: ρ/(1+ρ) for FedAvg+, γ where it is fixed, and
+    at most 1 for the medians. The party with the largest α counts, and the opposing gradients are left out.
     """
     algorithm = plan.algorithm
     solver = plan.solver
@@ -107,8 +107,8 @@ def proximal_share_per_round(plan: Plan, round: int) -> float | None:
     alpha = float(proximal_step.alphas(max(1, round), names, plan.net.initial_row).max())
     steps = hyper.work
     if solver.unit == "epochs":
-        most = max(plan.population.samples.values())
-        steps *= math.ceil(most / min(solver.batch or most, most))
+        largest = max(plan.population.samples.values())
+        steps *= math.ceil(largest / min(solver.batch or largest, largest))
     share = anchor_share(proximal_step)
     if share is None:
         return None
@@ -117,24 +117,24 @@ def proximal_share_per_round(plan: Plan, round: int) -> float | None:
 
 
 def anchor_share(proximal_step: FedPlusStep) -> float | None:
-    """The centre's share in the anchor, at most."""
-    toward = proximal_step.anchor_rule
-    if isinstance(toward, FixedMixAnchor):
-        return float(toward.gamma) if isinstance(toward.gamma, int | float) else None
-    if isinstance(toward.penalty, HalfSquare):
-        return toward.rho / (1 + toward.rho)
-    return 1.0 if isinstance(toward.penalty, Norm1 | Norm2) else None
+    """Return an upper bound of the global model's share in the anchor; None where it differs by party."""
+    rule = proximal_step.anchor_rule
+    if isinstance(rule, FixedMixAnchor):
+        return float(rule.gamma) if isinstance(rule.gamma, int | float) else None
+    if isinstance(rule.penalty, HalfSquare):
+        return rule.rho / (1 + rule.rho)
+    return 1.0 if isinstance(rule.penalty, Norm1 | Norm2) else None
 
 
 def detect_collapse(name: str, history: Sequence[Mapping[str, Any]], higher_is_better: bool = True) -> Finding | None:
-    """Whether the training loss, or the score where it was measured, fell back for good, or the model jumped.
+    """Report a lasting drop of the training loss or of a measured score, or a jump of the model.
 
-    The score is "learned", that of the parties which have trained, or "own", that of all, where it is not known.
+    The score is "personal_trained", the mean over parties that have trained, or else "personal", the mean over all.
     """
     rounds = [int(entry["round"]) for entry in history]
     jump = biggest_jump([entry.get("change", math.nan) for entry in history])
     jump_sentence = "" if jump is None else f"the model of {name} jumped {jump[1]:.3g}× at round {rounds[jump[0]]}"
-    if any("reward" in entry for entry in history):  # the error of agents grows with what they come to expect
+    if any("reward" in entry for entry in history):  # an agent's loss grows with the value it predicts
         drop_index = lasting_drop(
             [entry.get("reward", math.nan) for entry in history], higher_is_better=True, is_fraction=False
         )
@@ -157,7 +157,7 @@ def detect_collapse(name: str, history: Sequence[Mapping[str, Any]], higher_is_b
 
 
 def detect_shortfall(name: str, series: Mapping[str, Numbers], local_rewards: Numbers) -> Finding | None:
-    """Whether agents or desks earn, from some round on, less than half of what they earn by training alone."""
+    """Report agents or desks that earn, from some round on, less than half of the reward of local training."""
     start_index = shortfall_start(series["reward"], local_rewards)
     if start_index is None:
         return None
@@ -165,61 +165,58 @@ def detect_shortfall(name: str, series: Mapping[str, Numbers], local_rewards: Nu
     return Finding(
         "collapse",
         capitalize_first(
-            f"{name} earned less than half of what training alone did from round {start_round} on: collapse."
+            f"{name} earned less than half of what local training earned from round {start_round} on: collapse."
         ),
         start_round,
     )
 
 
 def rollback_finding(name: str, history: Sequence[Mapping[str, Any]]) -> Finding | None:
-    """What a tuner's guard did: how often it went back to an earlier centre, and what it said the last time."""
+    """Report how often the tuner rolled back to an earlier global model, with its last note."""
     rollbacks = [(int(entry["round"]), entry["tuner_note"]) for entry in history if entry.get("tuner_note")]
     if not rollbacks:
         return None
-    prefix = f"{name}: " if len(rollbacks) == 1 else f"{name} went back {len(rollbacks)} times; the last time "
+    prefix = f"{name}: " if len(rollbacks) == 1 else f"{name} rolled back {len(rollbacks)} times; the last time "
     return Finding("rollback", f"{prefix}{rollbacks[-1][1]}.", rollbacks[0][0])
 
 
 def real_prices_only(history: Sequence[Mapping[str, Any]]) -> Finding | None:
-    """Desks that could not make up prices in some round, and why."""
-    found = [entry for entry in history if REAL_ONLY in entry]
-    if not found:
+    """Report desks that could not generate prices in some round, with their reasons."""
+    affected = [entry for entry in history if REAL_ONLY in entry]
+    if not affected:
         return None
-    reasons = {party: why for entry in found for party, why in entry[REAL_ONLY].items()}
-    told = f"{real_only_message(reasons)}, in {len(found)} of {len(history)} rounds."
-    return Finding("real prices", told, int(found[0]["round"]))
+    reasons = {party: reason for entry in affected for party, reason in entry[REAL_ONLY].items()}
+    message = f"{real_only_message(reasons)}, in {len(affected)} of {len(history)} rounds."
+    return Finding("real prices", message, int(affected[0]["round"]))
 
 
 def rejection_findings(name: str, rejections: Sequence[str]) -> list[Finding]:
-    """Whose reports did not count, whose coresets are not there, and why: the first few of unlike ones.
+    """Report rejected updates and missing coresets, with the first few distinct reasons.
 
-    >>> refused("FedAvg", ["round 1, party 'b': stale", "round 2, party 'b': stale"])[0].text
-    "2 updates of FedAvg were refused. The first: round 1, party 'b': stale."
+    >>> rejection_findings("FedAvg", ["round 1, party 'b': stale", "round 2, party 'b': stale"])[0].text
+    "2 updates of FedAvg were rejected. The first: round 1, party 'b': stale."
     """
     updates = [one for one in rejections if not is_coreset_rejection(one)]
     coresets = [one for one in rejections if is_coreset_rejection(one)]
-    found = (
-        [Finding("rejected", summarize_rejections(updates, "update", name, participle="rejected"))] if updates else []
-    )
+    findings = []
+    if updates:
+        text = summarize_rejections(updates, noun="update", name=name, participle="rejected")
+        findings.append(Finding("rejected", text))
     if coresets:
-        found.append(
-            Finding(
-                "coreset missing",
-                summarize_rejections(coresets, "coreset", name, participle="not left, or not taken by the vault"),
-            )
-        )
-    return found
+        text = summarize_rejections(coresets, noun="coreset", name=name, participle="missing, or rejected by the vault")
+        findings.append(Finding("coreset missing", text))
+    return findings
 
 
 def is_coreset_rejection(rejection: str) -> bool:
-    """Whether a refusal is of what a party leaves behind, and not of what it has learned."""
+    """Return True if the rejected part is a coreset, not an update."""
     return f", tensor {CORESET_KEY!r}: " in rejection
 
 
 def summarize_rejections(rejections: Sequence[str], noun: str, name: str, participle: str) -> str:
     distinct: dict[str, str] = {}
     for one in rejections:
-        distinct.setdefault(one.partition(", ")[2], one)  # without its round
+        distinct.setdefault(one.partition(", ")[2], one)  # the reason without the round
     subject = f"{len(rejections)} {noun}s of {name} were" if len(rejections) > 1 else f"1 {noun} of {name} was"
     return f"{subject} {participle}. The first: {'; '.join(list(distinct.values())[:MAX_REJECTIONS_SHOWN])}."
 
@@ -229,23 +226,24 @@ def capitalize_first(sentence: str) -> str:
 
 
 def untrained_parties(trained: int, parties: int, algorithm: Algorithm | None = None) -> Finding | None:
-    """Whether parties are judged that had no part in it.
+    """Report parties that are evaluated without ever having trained.
 
-    >>> never_trained(688, 1000).text
-    '312 of 1,000 parties never trained and are judged by the centre.'
+    >>> untrained_parties(688, 1000).text
+    '312 of 1,000 parties never trained and are evaluated with the global model.'
     """
     if trained >= parties:
         return None
     model = (
-        "the model that all began with"
+        "the initial model"
         if algorithm is not None and algorithm.server_update is keep_global_model
-        else "the centre"
+        else "the global model"
     )
-    return Finding("coverage", f"{parties - trained:,} of {parties:,} parties never trained and are judged by {model}.")
+    untrained = f"{parties - trained:,} of {parties:,} parties never trained"
+    return Finding("coverage", f"{untrained} and are evaluated with {model}.")
 
 
 def below_trivial_baseline(name: str, scores: Scores) -> Finding | None:
-    """Whether the parties would do better without learning: by their most frequent answer, or by acting at random."""
+    """Report a mean score below the trivial baseline: the majority class, or random actions."""
     personal = scores.personal.mean
     majority = scores.majority.mean
     sign = 1 if scores.personal.higher_is_better else -1
@@ -253,40 +251,44 @@ def below_trivial_baseline(name: str, scores: Scores) -> Finding | None:
         return None
     baseline_name = trivial_baseline(scores.metric).split()[0]
     return Finding(
-        "majority", f"{name} is below the {baseline_name} baseline: {personal:.3f} {scores.metric}, not {majority:.3f}."
+        "majority",
+        f"{name} is below the {baseline_name} baseline: {personal:.3f} {scores.metric} against {majority:.3f}.",
     )
 
 
 NOT_COUNTED = {
-    "center": "the centres alone; losses, scores and who took part, as the organiser sees them, are not in it",
-    "party": "what parties report of their training; what they score on their test sets is not in it",
-    "sample": "what parties report of their training; what they score on their test sets is not in it",
+    "center": "the global models only, not the losses, scores and participation that the server operator sees",
+    "party": "what parties report of their training, not their scores on their test sets",
+    "sample": "what parties report of their training, not their scores on their test sets",
 }
 
 
 def privacy_spent(plan: Plan, history: Sequence[Mapping[str, Any]]) -> Finding | None:
-    """What a private run has told of a party, and what is not counted in that."""
+    """Report the privacy budget that a run has spent, and the outputs that it does not count."""
     privacy = budget.privacy_settings(plan)
     if privacy is None or not history:
         return None
     spent = history[-1].get(budget.EPSILON_METRIC)
     if spent is None:
-        return Finding("privacy", f"{plan.algorithm.name} is without noise: it hides nothing.")
+        return Finding("privacy", f"{plan.algorithm.name} adds no noise: it gives no privacy.")
     unit, unit_count = ("sample", plan.samples) if privacy.at == "sample" else ("party", len(plan.population))
     spent_sentence = budget.privacy_message(spent, privacy.budget, privacy.delta)
-    message = f"A {unit} has given away {spent_sentence}. It counts {NOT_COUNTED[privacy.at]}."
+    message = f"Each {unit} has spent {spent_sentence}. This counts {NOT_COUNTED[privacy.at]}."
     if privacy.delta * unit_count >= 1:
-        message += f" δ should be below 1/{unit_count:,}: it is the chance that one of so many is told outright."
+        message += (
+            f" δ should be below 1/{unit_count:,}: it is the probability that a {unit}'s data are revealed outright."
+        )
     if privacy.source == "seed":
-        message += " The noise is drawn from the run's seed: to those who know it, nothing is hidden."
+        message += " The noise is drawn from the run's seed: anyone who knows the seed can remove it."
     return Finding("privacy", message)
 
 
-def merge_over_seeds(found: Sequence[Sequence[Finding]]) -> Iterator[Finding]:
-    """One finding a kind of the same run with several seeds; it says in how many of them it was found."""
-    kinds = dict.fromkeys(finding.kind for each in found for finding in each)
+def merge_over_seeds(by_seed: Sequence[Sequence[Finding]]) -> Iterator[Finding]:
+    """Yield one finding per kind over several seeds, with the number of seeds in which it was found."""
+    kinds = dict.fromkeys(finding.kind for findings in by_seed for finding in findings)
     for kind in kinds:
-        same = [finding for each in found for finding in each if finding.kind == kind]
-        numbers = "; the numbers are of the first" if len({finding.text for finding in same}) > 1 else ""
-        suffix = f" So with {len(same)} of {len(found)} seeds{numbers}." if numbers or len(same) < len(found) else ""
+        same = [finding for findings in by_seed for finding in findings if finding.kind == kind]
+        numbers = "; the numbers are from the first" if len({finding.text for finding in same}) > 1 else ""
+        in_seeds = f" Found with {len(same)} of {len(by_seed)} seeds{numbers}."
+        suffix = in_seeds if numbers or len(same) < len(by_seed) else ""
         yield Finding(kind, same[0].text + suffix, same[0].round)

@@ -1,4 +1,4 @@
-"""The walk from own to centre, before and after aggregation: Fed+ v2 fig. 1c (v1 fig. 3)."""
+"""Scores between the parties' models and the global model: Fed+ v2 fig. 1c (v1 fig. 3)."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Interpolation:
-    """The parties' own test scores along (1-λ)·w_k + λ·w̃, and with the centre of the round before."""
+    """Test scores of the parties along (1-λ)·w_k + λ·w̃, and with the global model of the round before."""
 
     names: tuple[str, ...]
     metric: str
     higher_is_better: bool
-    shares: Numbers  # [points] λ, from 0 (the party's model after its local work) to 1 (the new centre)
+    shares: Numbers  # [points] λ, from 0 (the party's model after local training) to 1 (the new global model)
     scores: Numbers  # [parties, points]
-    previous: Numbers  # [parties] with the centre that the local work began from (the paper's dashed lines)
+    previous: Numbers  # [parties] with the global model at the start of local training (the paper's dashed lines)
 
     @property
     def mean(self) -> Numbers:
-        """Over the parties, ``[points]``; those without a test set do not count."""
+        """The mean over parties with a test set, ``[points]``."""
         return np.array([ScoreColumn(scores).mean for scores in self.scores.T])
 
     @property
     def mean_previous(self) -> float:
-        """Over the parties."""
+        """The mean over parties with a test set."""
         return ScoreColumn(self.previous).mean
 
 
 @dataclass(frozen=True)
 class ReplyRecorder:
-    """An engine that notes the reports of training that pass through it."""
+    """An engine that records the train replies that pass through it."""
 
     engine: Engine
     train_replies: dict[str, Reply] = field(default_factory=dict)
@@ -62,31 +62,33 @@ class ReplyRecorder:
         self.engine.submit(tasks)
 
     def collect(self, timeout: float) -> list[Reply]:
-        reports = self.engine.collect(timeout)
-        self.train_replies.update((r.party, r) for r in reports if isinstance(r, Reply) and r.kind == "train")
-        return reports
+        replies = self.engine.collect(timeout)
+        self.train_replies.update((r.party, r) for r in replies if isinstance(r, Reply) and r.kind == "train")
+        return replies
 
 
 def interpolate(federation: Federation, points: int = 11, max_parties: int | None = None) -> Interpolation:
-    """What the next round would do, shown at ``points`` places between each party's model and the new centre.
+    """Score ``points`` mixtures of each party's model and the new global model, for the next round.
 
-    The round is done as a trial and taken back, so that the federation stands where it stood. λ=0 is a party's model
-    after its local work, λ=1 the centre that comes of it; private layers stay the party's own. Who is walked with:
-    those who would take part in that round, ``most`` of them, evenly chosen.
+    The round runs as a trial and is rolled back, so the federation does not change. λ=0 is a party's model after local
+    training, λ=1 the new global model; private layers stay the party's own. The parties are those that would take part
+    in that round; with ``max_parties``, an evenly spaced choice of them.
     """
     if not isinstance(points, int) or points < 2:
-        raise SettingError(f"A walk has at least 2 points, its two ends. Got {points!r}.")
+        raise SettingError(f"An interpolation has at least 2 points, its two ends. Got {points!r}.")
     plan = federation.plan_
     state = federation.state
     engine = ReplyRecorder(federation.engine_)
     if privacy_settings(plan) is not None:
-        raise DescantError("A walk takes a round on trial, and one of a private run tells what its ε does not count.")
+        raise DescantError("An interpolation runs a trial round, whose outputs the ε of a private run does not count.")
     if plan.algorithm.secure_aggregation is not None:
-        raise DescantError("A walk goes from single models to the centre, and nobody sees single models of this run.")
+        raise DescantError(
+            "An interpolation needs the parties' single models, which secure aggregation hides in this run."
+        )
     try:
         trial = next(run(plan, engine, state, 1))
         if trial.note:
-            raise DescantError(f"The walk needs a round that goes well, and in this one {trial.note}.")
+            raise DescantError(f"The interpolation needs a successful trial round, but {trial.note}.")
         selected = trial.accepted
         if max_parties is not None and max_parties < len(selected):
             selected = tuple(selected[i] for i in np.linspace(0, len(selected) - 1, max_parties).astype(int))
@@ -95,10 +97,10 @@ def interpolate(federation: Federation, points: int = 11, max_parties: int | Non
         tasks = list(make_tasks(plan, trial.state, selected, kind="evaluate", index=trial.index))
 
         def evaluate_rows(rows: Sequence[torch.Tensor]) -> Numbers:
-            """The scores of one row a party, ``[K]``."""
+            """Return the scores of one row per party, ``[K]``."""
             requests = [replace(t, arrays=dict.fromkeys(t.arrays, row)) for t, row in zip(tasks, rows, strict=True)]
-            found = collect_evaluations(federation.engine_, requests)
-            return np.array([found.get(name, {}).get("global_model", np.nan) for name in selected])
+            scores = collect_evaluations(federation.engine_, requests)
+            return np.array([scores.get(name, {}).get("global_model", np.nan) for name in selected])
 
         global_rows = trial.state.global_model.expand_as(models)
         scores = [evaluate_rows(list(interpolate_rows(models, global_rows, float(share)))) for share in shares]
@@ -113,7 +115,7 @@ def interpolate(federation: Federation, points: int = 11, max_parties: int | Non
 
 
 def interpolate_rows(models: torch.Tensor, global_rows: torch.Tensor, share: float) -> torch.Tensor:
-    """The ends are exact, bit for bit."""
+    """Return (1-λ)·models + λ·global_rows; both ends are exact, bit for bit."""
     if share in (0.0, 1.0):
         return global_rows if share else models
     return torch.lerp(models, global_rows, share)

@@ -1,4 +1,4 @@
-"""How many parties ever trained: a mean over parties of which some never did says little about training."""
+"""Coverage: the number of parties that ever trained. A mean over untrained parties says little about training."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Who trained, and how often."""
+    """The number of rounds in which each party trained."""
 
-    rounds: dict[str, int]  # by party: in how many rounds its report was accepted
+    rounds: dict[str, int]  # by party: number of rounds with an accepted update
 
     @property
     def untrained(self) -> tuple[str, ...]:
@@ -29,7 +29,7 @@ class Coverage:
 
 
 def coverage(federation: Federation) -> Coverage:
-    """In how many rounds each party has trained; it survives saving and loading.
+    """Return in how many rounds each party has trained; the counts survive saving and loading.
 
     >>> str(Coverage({"a": 3, "b": 0}))
     '1 of 2 parties trained'

@@ -1,4 +1,4 @@
-"""Did it help my party? Its own test set, judged with its own model, the centre and its majority class."""
+"""Scores by party on its own test set: with its personal model, the global model and the trivial baseline."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ..rounds.state import State
 from ..rounds.validation import UpdateValidator, is_number
 
 Numbers = NDArray[np.float64]
-BATCH_SIZE = 64  # parties whose models are in memory together
+BATCH_SIZE = 64  # parties whose models are in memory at once
 
 
 @dataclass(frozen=True)
 class ScoreColumn:
-    """One number a party, and what they come to; a party without a test set is nan and does not count."""
+    """One number per party with summary statistics; nan marks a party without a test set, which does not count."""
 
     values: Numbers
     higher_is_better: bool = True
@@ -45,13 +45,13 @@ class ScoreColumn:
     @property
     def spread(self) -> float:
         """The standard deviation over parties."""
-        with np.errstate(invalid="ignore"):  # a model that failed has the score -∞
+        with np.errstate(invalid="ignore"):  # a diverged model has the score -∞
             return float(self._known_values.std()) if len(self._known_values) else float("nan")
 
     def quantile(self, share: float) -> float:
-        """The score that this share of the parties does not surpass, from the worst side whichever that is.
+        """Return the score that this share of the parties does not surpass, counted from the worst.
 
-        >>> losses = Column(np.array([4.0, 1.0, 2.0, 3.0, 0.0]), higher_is_better=False)
+        >>> losses = ScoreColumn(np.array([4.0, 1.0, 2.0, 3.0, 0.0]), higher_is_better=False)
         >>> losses.quantile(0.1), losses.quantile(0.5), losses.quantile(0.9)
         (4.0, 2.0, 0.0)
         """
@@ -61,23 +61,23 @@ class ScoreColumn:
         return sign * float(np.quantile(sign * self._known_values, share, method="inverted_cdf"))
 
     def count_better(self, other: ScoreColumn) -> int:
-        """How many parties are better off than with the other column.
+        """Return the number of parties with a better score than in the other column.
 
-        >>> Column(np.array([0.9, 0.5])).gained(Column(np.array([0.8, 0.5])))
+        >>> ScoreColumn(np.array([0.9, 0.5])).count_better(ScoreColumn(np.array([0.8, 0.5])))
         1
         """
         return int(self.is_better(other).sum())
 
     def is_better(self, other: ScoreColumn) -> NDArray[np.bool_]:
-        """Which parties they are."""
+        """Return a mask of the parties with a better score than in the other column."""
         with np.errstate(invalid="ignore"):
             difference = self.values - other.values
         return (difference > 0) if self.higher_is_better else (difference < 0)
 
     def masked(self, mask: NDArray[np.bool_]) -> ScoreColumn:
-        """The same of some parties; nan for the others.
+        """Return the column with nan outside the mask.
 
-        >>> Column(np.array([0.9, 0.5])).only(np.array([True, False])).mean
+        >>> ScoreColumn(np.array([0.9, 0.5])).masked(np.array([True, False])).mean
         0.9
         """
         return replace(self, values=np.where(mask, self.values, np.nan))
@@ -93,30 +93,30 @@ UNKNOWN_SCORES = ScoreColumn(np.empty(0))
 
 @dataclass(frozen=True)
 class Scores:
-    """What the parties reach, in the order of ``names``."""
+    """The scores of the parties, in the order of ``names``."""
 
     names: tuple[str, ...]
     metric: str
     personal: ScoreColumn
     global_model: ScoreColumn
-    majority: ScoreColumn  # what is reached without learning: see `metrics.trivial`
-    before: ScoreColumn = UNKNOWN_SCORES  # before and after their last local work that was judged; nan for the others
+    majority: ScoreColumn  # the trivial baseline: see `metrics.trivial_baseline`
+    before: ScoreColumn = UNKNOWN_SCORES  # before and after the last evaluated local training; nan without one
     after: ScoreColumn = UNKNOWN_SCORES
 
 
 def evaluate_parties(plan: Plan, engine: Engine, state: State, names: Iterable[str] | None = None) -> Scores:
-    """Ask parties (all, if none are named) to judge the models as they stand."""
+    """Evaluate the present models on the test sets of these parties, by default of all."""
     parties: Sequence[str] = tuple(engine.available_parties()) if names is None else tuple(names)
-    found: dict[str, dict[str, float]] = {}
+    scores: dict[str, dict[str, float]] = {}
     for first in range(0, len(parties), BATCH_SIZE):
         batch = parties[first : first + BATCH_SIZE]
-        found |= collect_evaluations(engine, list(make_tasks(plan, state, batch, kind="evaluate", index=state.round)))
+        scores |= collect_evaluations(engine, list(make_tasks(plan, state, batch, kind="evaluate", index=state.round)))
     for party, local_scores in state.local_scores.items():
-        if party in found:
-            found[party] |= {"before": local_scores.before, "after": local_scores.after}
+        if party in scores:
+            scores[party] |= {"before": local_scores.before, "after": local_scores.after}
 
     def column(name: str) -> ScoreColumn:
-        values = np.array([found.get(party, {}).get(name, np.nan) for party in parties])
+        values = np.array([scores.get(party, {}).get(name, np.nan) for party in parties])
         return ScoreColumn(values, plan.metric.higher_is_better)
 
     columns = ("personal", "global_model", "majority", "before", "after")
@@ -124,38 +124,38 @@ def evaluate_parties(plan: Plan, engine: Engine, state: State, names: Iterable[s
 
 
 def collect_evaluations(engine: Engine, tasks: Sequence[Task]) -> dict[str, dict[str, float]]:
-    """What parties answer when they are asked to evaluate; who cannot is named in a warning, and left out."""
-    found: dict[str, dict[str, float]] = {}
-    for report in iterate_replies(engine, tasks):
-        if report.kind != "evaluate":  # a late answer to something else
+    """Return the scores in the parties' evaluate replies; a failure becomes a warning and is left out."""
+    scores: dict[str, dict[str, float]] = {}
+    for reply in iterate_replies(engine, tasks):
+        if reply.kind != "evaluate":  # a late reply to another task
             continue
-        if report.status == "ok":
-            found[report.party] = {n: float(v) for n, v in report.metrics.items() if is_number(v)}
+        if reply.status == "ok":
+            scores[reply.party] = {n: float(v) for n, v in reply.metrics.items() if is_number(v)}
         else:
-            reason = report.reason or report.status
-            message = f"Party {report.party!r} could not be evaluated, and does not count: {reason}"
+            reason = reply.reason or reply.status
+            message = f"Party {reply.party!r} could not be evaluated and does not count: {reason}"
             warnings.warn(message, DescantWarning, stacklevel=4)
-    return found
+    return scores
 
 
 def fetch_personal_model(plan: Plan, engine: Engine, state: State, party: str) -> Tensor:
-    """The numbers of a party's own model, private layers included, as its owner would use it."""
+    """Return the row of a party's personal model, private layers included."""
     tasks = list(make_tasks(plan, state, [party], kind="personal", index=state.round))
-    for report in iterate_replies(engine, tasks):
-        if report.kind == "personal" and report.party == party:
+    for reply in iterate_replies(engine, tasks):
+        if reply.kind == "personal" and reply.party == party:
             rejection = (
-                report.reason or report.status
-                if report.status != "ok"
-                else UpdateValidator(plan.net.layout, [party]).check_model(report)
+                reply.reason or reply.status
+                if reply.status != "ok"
+                else UpdateValidator(plan.net.layout, [party]).check_model(reply)
             )
             if rejection is None:
-                return plan.net.layout.join(report.arrays)
-            raise EngineError(f"Party {party!r} could not show its model: {rejection}")
-    raise EngineError(f"Party {party!r} did not show its model.")
+                return plan.net.layout.join(reply.arrays)
+            raise EngineError(f"The model of party {party!r} is not available: {rejection}")
+    raise EngineError(f"Party {party!r} did not send its model.")
 
 
 class PersonalModels(Mapping[str, nn.Module]):
-    """Party name -> its personal module, made when it is asked for."""
+    """A mapping from party name to personal module; modules are built on access."""
 
     def __init__(self, plan: Plan, engine: Engine, state: Callable[[], State]) -> None:
         self._plan = plan
@@ -163,7 +163,7 @@ class PersonalModels(Mapping[str, nn.Module]):
         self._state = state
 
     def __getitem__(self, party: str) -> nn.Module:
-        name = self._plan.population[str(party)].name  # an unknown name is an error here, with the names that exist
+        name = self._plan.population[str(party)].name  # raises for an unknown name, with the known names
         return self._plan.net.module_from_row(fetch_personal_model(self._plan, self._engine, self._state(), party=name))
 
     def __iter__(self) -> Iterator[str]:
@@ -176,10 +176,10 @@ class PersonalModels(Mapping[str, nn.Module]):
 def party_table(
     population: Population, scores: Scores, local_scores: Scores, rounds: Mapping[str, int], notes: tuple[str, ...] = ()
 ) -> Table:
-    """One row a party, the verdict and the findings below.
+    """Return one row per party, with the verdict and the findings below.
 
-    ``rounds`` is in how many each has trained: who never did is judged by a model that it had no part in, and has
-    neither gained nor lost.
+    ``rounds`` is the number of rounds in which each party has trained. A party that never trained is evaluated with a
+    model that it did not influence: it has neither gained nor lost.
     """
     sign = 1 if scores.personal.higher_is_better else -1
     baseline_name = trivial_baseline(scores.metric).split()[0]
@@ -211,11 +211,15 @@ def party_table(
         else f"the {trained_count} parties that ever trained"
     )
     hint = "" if evaluated_count else " No party has a test set: give parties.from_arrays(..., test=0.2)."
-    verdict = (
-        f"{scores.metric}: own {scores.personal.mean:.3f}, alone {local_scores.personal.mean:.3f}, centre {scores.global_model.mean:.3f}"
-        + ("" if np.isnan(scores.majority.mean) else f", {baseline_name} {scores.majority.mean:.3f}")
-        + f". {gained_count} of {party_phrase} gained by joining, {lost_count} lost.{hint}"
-    )
+    means = {
+        "personal": scores.personal.mean,
+        "local": local_scores.personal.mean,
+        "global model": scores.global_model.mean,
+    }
+    means |= {} if np.isnan(scores.majority.mean) else {baseline_name: scores.majority.mean}
+    mean_scores = ", ".join(f"{name} {mean:.3f}" for name, mean in means.items())
+    outcome = f"{gained_count} of {party_phrase} gained by joining, {lost_count} lost."
+    verdict = f"{scores.metric}: {mean_scores}. {outcome}{hint}"
     columns = (
         "party",
         "samples",

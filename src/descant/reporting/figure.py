@@ -1,4 +1,4 @@
-"""What every picture has in common: lines by label, their colours, a legend, what must be known of the data, a file."""
+"""The common parts of all pictures: lines by label, colors, legend, footnote on the data, PNG file."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Numbers = NDArray[np.float64]
 Styles: TypeAlias = dict[str, dict[str, Any]]
 LOCAL_LABEL = "Local"
 
-# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that white swallows; then two of
-# Tol's, for those who compare eight methods.
+# Okabe and Ito's palette for color-blind readers, without yellow, which is invisible on white; then two of Tol's
+# colors, for comparisons of eight methods.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES = ("-", (0, (6, 1.5)), (0, (4, 1, 1, 1)), (0, (2, 1)), (0, (8, 2, 2, 2)))
@@ -32,7 +32,7 @@ _DASHES = ("-", (0, (6, 1.5)), (0, (4, 1, 1, 1)), (0, (2, 1)), (0, (8, 2, 2, 2))
 
 @dataclass(frozen=True)
 class BandLine:
-    """A line, and the band around it if it has one."""
+    """A line with an optional band around it."""
 
     x: Numbers
     y: Numbers
@@ -41,18 +41,18 @@ class BandLine:
 
     @classmethod
     def from_repeats(cls, x: Any, repeats: Any) -> BandLine:
-        """The mean of some lines ``[n, points]``, and the band that they span."""
+        """Return the mean of lines ``[n, points]`` with the band that they span."""
         values = np.asarray(repeats, dtype=float)
         band = (values.min(0), values.max(0)) if len(values) > 1 else (None, None)
         return cls(np.asarray(x, dtype=float), values.mean(0), *band)
 
 
-FOOTNOTE: ContextVar[str] = ContextVar("note", default="")
+FOOTNOTE: ContextVar[str] = ContextVar("footnote", default="")
 
 
 @contextmanager
 def with_footnote(note: str) -> Iterator[None]:
-    """Every picture that is drawn inside says so at its foot: whoever sees it must know it of its data."""
+    """Put a note on the data at the foot of every picture drawn inside the context."""
     token = FOOTNOTE.set(note)
     try:
         yield
@@ -64,10 +64,8 @@ def draw_lines(axes: Axes, lines: Mapping[str, BandLine], styles: Styles, marker
     """Draw lines, each with its band."""
     for index, (method, line) in enumerate(lines.items()):
         marker_step = max(1, len(line.x) // 12)
-        style = {
-            **styles[method],
-            "markevery": (index * marker_step // len(lines), marker_step),
-        }  # beside those of a like line
+        first_marker = index * marker_step // len(lines)  # so that the markers of equal lines do not hide each other
+        style = {**styles[method], "markevery": (first_marker, marker_step)}
         if line.low is not None and line.high is not None:
             axes.fill_between(line.x, line.low, line.high, color=style["color"], alpha=0.15, linewidth=0)
         axes.plot(line.x, line.y, label=label(method), markersize=markersize, **{"linewidth": 1.8, **style})
@@ -77,8 +75,10 @@ def draw_lines(axes: Axes, lines: Mapping[str, BandLine], styles: Styles, marker
 def open_figure(
     file: Path, labels: Mapping[str, Any], rows: int = 1, integer_rounds: bool = True
 ) -> Iterator[tuple[list[Axes], Styles]]:
-    """Axes to draw on, and a style by label; afterwards they have a legend and are in the file. ``whole``: x counts."""
-    from matplotlib.figure import Figure  # here, because it takes a second
+    """Yield axes and a style per label; on exit, add the legend and write the file.
+
+    With ``integer_rounds``, the x-axis counts rounds."""
+    from matplotlib.figure import Figure  # here, because it is slow to import
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.ticker import MaxNLocator
 
@@ -93,7 +93,7 @@ def open_figure(
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set_xlabel("round")
     yield panels, label_styles(labels)
-    for axes in panels:  # the legend is beside them, and a long title would run into it
+    for axes in panels:  # a long title would run into the legend
         axes.set_title(textwrap.fill(axes.get_title(loc="left"), 66), loc="left")
     if FOOTNOTE.get():
         footnote = textwrap.fill(label(FOOTNOTE.get(), 400), 120)
@@ -101,12 +101,12 @@ def open_figure(
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
     file.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a party may be named in letters that the font lacks
+        warnings.filterwarnings("ignore", message="Glyph")  # party names may contain characters that the font lacks
         figure.savefig(file, format="png", backend="agg")
 
 
 def label_styles(labels: Collection[str]) -> Styles:
-    """A colour, a marker and a line of its own for each method."""
+    """Return a color, a marker and a line style for each label."""
     parts = {"color": _COLORS, "linestyle": _DASHES, "marker": _MARKERS}
     styles: Styles = {LOCAL_LABEL: {"color": "black", "linestyle": "--", "marker": "|"}}
     styles |= {
@@ -117,19 +117,18 @@ def label_styles(labels: Collection[str]) -> Styles:
     styles |= {
         name: {"color": "#999999", "linestyle": ":", "marker": "_"} for name in labels if name in TRIVIAL_BASELINES
     }
-    for at, method in enumerate(method for method in labels if method not in styles):
-        styles[method] = {name: choices[at % len(choices)] for name, choices in parts.items()}
+    for index, method in enumerate(method for method in labels if method not in styles):
+        styles[method] = {name: choices[index % len(choices)] for name, choices in parts.items()}
     return styles
 
 
 def label(text: str, max_length: int = 28) -> str:
-    r"""Text as matplotlib takes it literally: no formulas, no line breaks, not too long.
+    r"""Return text that matplotlib shows literally: no formulas, no line breaks, at most ``max_length`` long.
 
-    >>> print(label("costs $5\nand $6"), label("_hidden"), label("party number 17", most=8))
+    >>> print(label("costs $5\nand $6"), label("_hidden"), label("party number 17", max_length=8))
     costs \$5 and \$6  _hidden part… 17
     """
     line = " ".join(text.split())
-    line = (
-        line if len(line) <= max_length else line[: max_length // 2] + "…" + line[1 - max_length // 2 :]
-    )  # ends tell names apart
+    if len(line) > max_length:  # cut in the middle, because names often differ at their ends
+        line = line[: max_length // 2] + "…" + line[1 - max_length // 2 :]
     return (" " if line.startswith("_") else "") + line.replace("$", r"\$")

@@ -1,102 +1,94 @@
-"""The pieces of a page that opens anywhere, without a network; they know nothing of studies, and take any numbers."""
+"""HTML pages from templates: one file each, which opens anywhere without a network.
+
+A page is a title, a verdict and sections. Sections hold plain values; the templates in ``templates/`` escape them all.
+"""
 
 from __future__ import annotations
 
 import base64
-import html
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from .table import Table
 
-
-def render_page(title: str, verdict: str, *sections: str) -> str:
-    """One HTML page that needs nothing else: a title, the verdict, and sections that are HTML already."""
-    body = "\n".join(section for section in sections if section)
-    return _PAGE.format(title=html.escape(title), verdict=html.escape(verdict), body=body, style=_STYLE)
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
-def paragraph(text: str) -> str:
-    """A sentence or two; nothing where there are none."""
-    return f"<p>{html.escape(text)}</p>" if text else ""
+@dataclass(frozen=True)
+class Section:
+    """One part of a page: a macro of ``sections.html.j2`` and its arguments, as plain text and numbers."""
+
+    kind: str
+    values: Mapping[str, Any]
 
 
-def score_table(heading: str, table: Table, note: str = "") -> str:
-    """A table of numbers, and how to read it."""
-    shown = replace(table, verdict="", notes=())._repr_html_()
-    return f'{_h2(heading)}<div class="wide scores">{shown}</div>{paragraph(note)}'
+@cache
+def template_environment() -> Environment:
+    """Return the templates of this package, with automatic escaping."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # here, because only a written page needs it
 
-
-def figure_section(heading: str, caption: str, png: bytes, better_side: str = "above") -> str:
-    """A picture, inside the page, with its caption."""
-    caption_html = html.escape(caption.format(side=better_side))
-    source = f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
-    image = f'<img alt="{html.escape(heading)}" src="{source}">'
-    return f"{_h2(heading)}<figure>{image}<figcaption>{caption_html}</figcaption></figure>"
-
-
-def sentence_list(heading: str, items_text: Iterable[str]) -> str:
-    """A list of sentences; nothing where there are none."""
-    items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in items_text)
-    return f"{_h2(heading)}<ul>{items}</ul>" if items else ""
-
-
-def link_list(heading: str, rows: Iterable[tuple[str, str, str]]) -> str:
-    """Other pages: where each is, its name, and what it says."""
-    items = "".join(
-        f'<li><a href="{html.escape(quote(href), quote=True)}">{html.escape(name)}</a>: {html.escape(says)}</li>'
-        for href, name, says in rows
+    loader = PackageLoader("descant.reporting")
+    return Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
-    return f"{_h2(heading)}<ul>{items}</ul>"
 
 
-def key_value_table(heading: str, rows: Iterable[tuple[str, str]]) -> str:
-    """Names and what they stand for."""
-    body = "\n".join(f"<tr><th>{html.escape(key)}</th><td>{html.escape(text)}</td></tr>" for key, text in rows)
-    return f'{_h2(heading)}<div class="wide"><table><tbody>{body}</tbody></table></div>'
+def render_page(title: str, verdict: str, *sections: Section | None) -> str:
+    """Return one HTML page that needs no other file; None stands for a section without content."""
+    shown = [section for section in sections if section is not None]
+    page = template_environment().get_template("page.html.j2")
+    return page.render(title=title, verdict=verdict, sections=shown)
 
 
-def _h2(heading: str) -> str:
-    return f"<h2>{html.escape(heading)}</h2>\n"
+def table_html(table: Table) -> str:
+    """Return a table with its verdict and notes as an HTML fragment."""
+    macros: Any = template_environment().get_template("sections.html.j2").module
+    return str(macros.table(table.columns, table.format_rows(), table.verdict, table.notes))
 
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --line: #d5dae0; --paper: #fff; --card: #f4f6f8 }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e9ec; --soft: #a3adb8; --line: #3a424b; --paper: #14181c; --card: #1f252b } }
-body { margin: 0 auto; max-width: 60rem; padding: 2rem 1.25rem 4rem; background: var(--paper); color: var(--ink);
-  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif }
-h1 { font-size: 1.9rem; margin: 0 0 .8rem } h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem; break-after: avoid }
-p.verdict { font-size: 1.2rem; background: var(--card); border-left: 4px solid #0072B2; padding: .9rem 1.1rem;
-  margin: 0; color: var(--ink) }
-.wide { overflow-x: auto } table { border-collapse: collapse; font-size: .93rem; width: 100% }
-th, td { padding: .4rem .7rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top }
-th { font-weight: 600; white-space: nowrap } thead th { border-bottom-width: 2px } td { overflow-wrap: anywhere;
-  white-space: pre-wrap }
-.scores th + th, .scores td + td { text-align: right; font-variant-numeric: tabular-nums }
-.scores table { font-size: .85rem } .scores th, .scores td { padding: .4rem .45rem }
-.scores td { white-space: nowrap } .scores td:first-child { font-weight: 600 } figure { margin: 0; break-inside: avoid }
-img { width: 100%; height: auto; background: #fff; border-radius: 6px }
-p, figcaption, li { color: var(--soft) } li { margin: .3rem 0 } tr { break-inside: avoid }
-@media print { body { max-width: none; padding: 0; font-size: 11pt } }
-"""
+def paragraph(text: str) -> Section | None:
+    """Return a paragraph; None if the text is empty."""
+    return Section("paragraph", {"text": text}) if text else None
 
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>{style}</style></head><body>
-<h1>{title}</h1>
-<p class="verdict">{verdict}</p>
-{body}
-</body></html>
-"""
+
+def score_table(heading: str, table: Table, note: str = "") -> Section:
+    """Return a table of numbers with a note on how to read it; the table's own verdict and notes are left out."""
+    return Section(
+        "score_table", {"heading": heading, "columns": table.columns, "rows": table.format_rows(), "note": note}
+    )
+
+
+def figure_section(heading: str, caption: str, png: bytes, better_side: str = "above") -> Section:
+    """Return a picture, embedded in the page, with its caption."""
+    encoded = base64.b64encode(png).decode("ascii")
+    return Section("figure", {"heading": heading, "caption": caption.format(side=better_side), "png": encoded})
+
+
+def sentence_list(heading: str, sentences: Iterable[str]) -> Section | None:
+    """Return a bullet list of sentences; None if there are none."""
+    items = tuple(sentences)
+    return Section("sentence_list", {"heading": heading, "sentences": items}) if items else None
+
+
+def link_list(heading: str, rows: Iterable[tuple[str, str, str]]) -> Section:
+    """Return a list of links; each row is a relative address, a name and a description."""
+    links = tuple((quote(href), name, text) for href, name, text in rows)
+    return Section("link_list", {"heading": heading, "links": links})
+
+
+def key_value_table(heading: str, rows: Iterable[tuple[str, str]]) -> Section:
+    """Return a table of two columns, names and values."""
+    return Section("key_value_table", {"heading": heading, "rows": tuple(rows)})
 
 
 def format_setting(value: Any) -> str:
-    """A described record as a person would write it.
+    """Return a setting of a JSON record as a short phrase.
 
-    >>> phrase({"is": "Sgd", "lr": 0.1, "steps": None, "options": {}})
+    >>> format_setting({"is": "Sgd", "lr": 0.1, "steps": None, "options": {}})
     'Sgd(lr=0.1)'
     """
     if isinstance(value, dict):

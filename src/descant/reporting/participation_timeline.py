@@ -1,4 +1,4 @@
-"""The time-line of who was there, who was stood in for, and how each party fared meanwhile."""
+"""Timeline of participation, absence and coreset proxies, with the score of each party below."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from .plots import MAX_NAMED_PARTIES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# From dark to light, so that they differ without colours, too: Okabe and Ito's blue and orange, then two greys.
+# From dark to light, so that they differ without colors too: Okabe and Ito's blue and orange, then two grays.
 STATE_STYLES = {
     PRESENT: ("#0072B2", "present"),
-    PROXIED: ("#E69F00", "stood in for"),
+    PROXIED: ("#E69F00", "coreset proxy"),
     ABSENT: ("#D0D0D0", "absent"),
-    NEVER_SEEN: ("#FFFFFF", "never seen yet"),
+    NEVER_SEEN: ("#FFFFFF", "not seen yet"),
 }
 MAX_METHODS = 3  # methods side by side
-MAX_LABELED_PARTIES = 8  # parties whose lines can be told apart by colour and marker
+MAX_LABELED_PARTIES = 8  # parties whose lines differ in color and marker
 
 
 @dataclass(frozen=True)
 class ParticipationTimeline:
-    """Who was there in each round, and the centre's score by party where it was taken."""
+    """Participation by round, and the global model's score by party where it was evaluated."""
 
     parties: Sequence[str]
-    presence_codes: Sequence[str]  # a text a round, a letter a party
-    scored_rounds: Numbers  # [points] rounds
+    presence_codes: Sequence[str]  # one text per round, one character per party
+    scored_rounds: Numbers  # [points]
     scores: Numbers  # [points, parties]
 
 
 def draw_participation(file: Path, timelines: Mapping[str, ParticipationTimeline], metric: str) -> Path:
-    """Parties by rounds, coloured by what they were; below it, each party's own test set judged by the centre.
+    """Draw a map of parties by rounds and, below it, the global model's score on each party's test set.
 
-    Where no scores were taken on the way, there is nothing below.
+    Without scores, only the map is drawn.
     """
-    from matplotlib.figure import Figure  # here, because it takes a second
+    from matplotlib.figure import Figure  # here, because it is slow to import
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.patches import Patch
 
@@ -61,20 +61,18 @@ def draw_participation(file: Path, timelines: Mapping[str, ParticipationTimeline
             _draw_score_curves(panels[1, column], presence)
         panels[-1, column].set_xlabel("round")
     if rows > 1:
-        panels[1, 0].set_ylabel(f"{label(metric, 40)}\nof the centre, by party")
-    used_codes = {
-        letter for presence in timelines.values() for letters in presence.presence_codes for letter in letters
-    }
+        panels[1, 0].set_ylabel(f"{label(metric, 40)}\nof the global model, by party")
+    used_codes = {code for presence in timelines.values() for codes in presence.presence_codes for code in codes}
     patches = [
-        Patch(facecolor=c, edgecolor="#999999", label=t)
-        for letter, (c, t) in STATE_STYLES.items()
-        if letter in used_codes
+        Patch(facecolor=color, edgecolor="#999999", label=text)
+        for code, (color, text) in STATE_STYLES.items()
+        if code in used_codes
     ]
     lines = panels[-1, 0].get_legend_handles_labels()[0]
     figure.legend(handles=[*patches, *lines], loc="outside right upper", frameon=False)
     file.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a party may be named in letters that the font lacks
+        warnings.filterwarnings("ignore", message="Glyph")  # party names may contain characters that the font lacks
         figure.savefig(file, format="png", backend="agg")
     return file
 
@@ -83,10 +81,9 @@ def _draw_presence_map(axes: Axes, presence: ParticipationTimeline, named: bool)
     from matplotlib.colors import ListedColormap
     from matplotlib.ticker import MaxNLocator
 
-    codes = {letter: code for code, letter in enumerate(STATE_STYLES)}
-    cells = np.array(
-        [[codes[letter] for letter in letters] for letters in presence.presence_codes]
-    ).T  # [parties, rounds]
+    numbers = {code: number for number, code in enumerate(STATE_STYLES)}
+    by_round = [[numbers[code] for code in codes] for codes in presence.presence_codes]
+    cells = np.array(by_round).T  # [parties, rounds]
     colors = ListedColormap([color for color, _ in STATE_STYLES.values()])
     rounds = cells.shape[1]
     count = len(presence.parties)
@@ -96,7 +93,7 @@ def _draw_presence_map(axes: Axes, presence: ParticipationTimeline, named: bool)
         "linewidth": 0.6 if rounds <= 60 and count <= MAX_NAMED_PARTIES else 0,
     }
     axes.pcolormesh(*grid, cells, cmap=colors, vmin=-0.5, vmax=3.5, **mesh_style)
-    axes.set_ylim(count - 0.5, -0.5)  # the first party above
+    axes.set_ylim(count - 0.5, -0.5)  # the first party at the top
     if named and count <= MAX_NAMED_PARTIES:
         axes.set_yticks(range(count), [label(name, 18) for name in presence.parties])
     elif named:
@@ -107,7 +104,7 @@ def _draw_presence_map(axes: Axes, presence: ParticipationTimeline, named: bool)
 
 
 def _draw_score_curves(axes: Axes, presence: ParticipationTimeline) -> None:
-    """A line a party, named as long as there are few; else all thin, and their mean."""
+    """Draw one named line per party if there are few; else thin lines and their mean."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     if len(presence.parties) <= MAX_LABELED_PARTIES:

@@ -1,6 +1,6 @@
-"""Pictures of plain numbers: lines by label, parties by place. Whoever has the numbers can draw them, stored or live.
+"""Pictures of plain numbers, from a live federation or a stored study; each is one PNG file.
 
-Labels are methods; "Local" is training alone, and is black. Every picture is one PNG file.
+Labels are methods; "Local" is local training and is drawn in black.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RewardLabels:
-    """How a picture calls those who earn, how far they are, and what they earn."""
+    """The words for the earners, their progress and their reward on a picture."""
 
     name: str
     steps: str
@@ -28,22 +28,22 @@ class RewardLabels:
 
 
 AGENT_LABELS = RewardLabels("agent", "steps of an agent", "reward, mean of a round's episodes")
-DESK_LABELS = RewardLabels("desk", "days that a desk has learned by", "log return of a day, mean of a round")
+DESK_LABELS = RewardLabels("desk", "days that a desk has trained on", "log return per day, mean of a round")
 
-MAX_NAMED_PARTIES = 30  # parties: beyond this their names and markers do not fit, and sorted gains are drawn instead
-MAX_DISTINCT_LINES = 8  # lines that can be told apart by colour and marker
+MAX_NAMED_PARTIES = 30  # with more parties, sorted gains are drawn without names
+MAX_DISTINCT_LINES = 8  # lines that differ in color and marker
 
 
 def draw_curves(
     file: Path, lines: Mapping[str, BandLine], metric: str, trivial: float = float("nan"), name: str = "majority class"
 ) -> Path:
-    """Score by round, one line a method, and what is reached without learning."""
+    """Draw the score by round, one line per method, and the trivial baseline."""
     with open_figure(file, lines) as ((axes,), styles):
         draw_lines(axes, lines, styles, markersize=5)
         if trivial == trivial:
             axes.axhline(trivial, color="#555555", linestyle=":", linewidth=1.8, label=name)
         axes.set_ylabel(f"{label(metric, 40)}, mean over parties")
-        axes.set_title("Mean score of the parties' own models, round by round", loc="left")
+        axes.set_title("Mean score of the parties' personal models, round by round", loc="left")
     return file
 
 
@@ -55,7 +55,7 @@ def draw_sweep(
     paper_values: Sequence[tuple[int, float]],
     title: str,
 ) -> Path:
-    """Score by what was gone through, one line a method; stars are what a paper prints, by their place."""
+    """Draw the score by swept value, one line per method; stars are the paper's values by index."""
     with open_figure(file, lines, integer_rounds=False) as ((axes,), styles):
         draw_lines(axes, lines, styles, markersize=5)
         if paper_values:
@@ -74,14 +74,13 @@ def draw_cells(
     paper_values: Mapping[tuple[str, int], float],
     title: str,
 ) -> Path:
-    """A table as a picture: score by cell, a marker a method over the span of its seeds, a star for what a paper
-    prints of it."""
+    """Draw a table: score by cell, one marker per method with the span of its seeds, stars for the paper's values."""
     with open_figure(file, lines, integer_rounds=False) as ((axes,), styles):
         for position in range(0, len(cells), 2):
             axes.axvspan(position - 0.5, position + 0.5, color="#f2f2f2", linewidth=0)
         for offset, (method, line) in zip(np.linspace(-0.45, 0.45, len(lines) + 2)[1:-1], lines.items(), strict=True):
             style = {**styles[method], "linestyle": "none", "markersize": 5}
-            if style["marker"] in "|_":  # of training alone, which would be lost in its own span, and of no learning
+            if style["marker"] in "|_":  # of Local, which would hide in its own span, and of the baseline
                 style |= {"marker": "_", "markersize": 12, "markeredgewidth": 2.2}
             axes.plot(line.x + offset, line.y, label=label(method), **style)
             if line.low is not None and line.high is not None:
@@ -92,9 +91,7 @@ def draw_cells(
         if paper_values:
             axes.plot([], [], "*", color="white", markersize=11, markeredgecolor="black", label="the paper")
         axes.set_xlim(-0.5, len(cells) - 0.5)
-        tick_labels = [
-            "\n".join(map(label, text.split(", "))) for text in cells
-        ]  # one below the other, so that many fit
+        tick_labels = ["\n".join(map(label, text.split(", "))) for text in cells]  # stacked, so that many fit
         axes.set_xticks(range(len(cells)), tick_labels, fontsize=10 if len(cells) <= 6 else 7)
         axes.set_ylabel(f"{label(metric, 40)}, mean over parties")
         axes.set_title(label(title, 90), loc="left")
@@ -102,19 +99,19 @@ def draw_cells(
 
 
 def draw_spikes(file: Path, lines: Mapping[str, BandLine]) -> Path:
-    """The change at aggregation by round (Fed+ v2, fig. 1a): mean over parties, the band one standard deviation."""
+    """Draw the change at aggregation by round (Fed+ v2, fig. 1a): mean and standard deviation over parties."""
     with open_figure(file, lines) as ((axes,), styles):
         draw_lines(axes, lines, styles, markersize=4)
-        axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])  # so that a line at 0 is seen
+        axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])  # so that a line at 0 is visible
         axes.set_ylabel("‖change at aggregation‖, mean ± sd over parties")
-        axes.set_title("How far an aggregation throws the parties' models", loc="left")
+        axes.set_title("Change of the parties' models at aggregation", loc="left")
     return file
 
 
 def draw_rewards(
     file: Path, rewards: Mapping[str, Numbers], steps: Numbers, method: str, aggregates: bool, labels: RewardLabels
 ) -> Path:
-    """What agents or desks earned in each round, by the steps that one took; a tick where they merged."""
+    """Draw the reward of each agent or desk by its steps; ticks mark aggregations."""
     distinct = len(rewards) <= MAX_DISTINCT_LINES
     with open_figure(file, rewards, integer_rounds=False) as ((axes,), styles):
         for name, earned in rewards.items():
@@ -126,18 +123,18 @@ def draw_rewards(
         if aggregates:
             tick: dict[str, Any] = {"marker": "|", "markersize": 9, "color": "black", "linestyle": "none"}
             tick_height = np.full(len(steps), 0.012)
-            axes.plot(steps, tick_height, **tick, transform=axes.get_xaxis_transform(), label="merges")
+            axes.plot(steps, tick_height, **tick, transform=axes.get_xaxis_transform(), label="aggregations")
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
         axes.set_xlabel(labels.steps)
         axes.set_ylabel(labels.reward)
-        axes.set_title(f"{label(method, 60)}: what the {labels.name}s earned", loc="left")
+        axes.set_title(f"{label(method, 60)}: rewards of the {labels.name}s", loc="left")
     return file
 
 
 def draw_reward_lines(
     file: Path, lines: Mapping[str, BandLine], aggregation_steps: Numbers, labels: RewardLabels
 ) -> Path:
-    """What they earned, the mean over them, by the steps that one took, a line a method; a tick where they merged."""
+    """Draw the mean reward by steps, one line per method; ticks mark aggregations."""
     with open_figure(file, lines) as ((axes,), styles):
         draw_lines(axes, lines, styles, markersize=3)
         tick_height = np.full(len(aggregation_steps), 0.012)
@@ -147,11 +144,11 @@ def draw_reward_lines(
             tick_height,
             **tick,
             transform=axes.get_xaxis_transform(),
-            label="merges" if len(aggregation_steps) else "",
+            label="aggregations" if len(aggregation_steps) else "",
         )
         axes.set_xlabel(labels.steps)
         axes.set_ylabel(labels.reward)
-        axes.set_title(f"What the {labels.name}s earned", loc="left")
+        axes.set_title(f"Mean reward of the {labels.name}s", loc="left")
     return file
 
 
@@ -162,7 +159,7 @@ def draw_collapse(
     collapse_rounds: Mapping[str, int] | None = None,
     upper_label: str = "training loss",
 ) -> Path:
-    """What is learned and the centre's length by round (after Fed+ v2 fig. 1b), collapses marked."""
+    """Draw the loss and the norm of the global model by round (after Fed+ v2 fig. 1b), with collapses marked."""
     with open_figure(file, upper_lines, rows=2) as ((above, below), styles):
         for axes, lines in ((above, upper_lines), (below, norms)):
             draw_lines(axes, lines, styles, markersize=4)
@@ -174,16 +171,17 @@ def draw_collapse(
             above.text(at, 0.98, f"{label(method)} collapses ", transform=above.get_xaxis_transform(), **text)
         above.set_xlabel("")
         above.set_ylabel(upper_label)
-        below.set_ylabel("length of the centre")
-        above.set_title("Does what was learned stay learned?", loc="left")
+        below.set_ylabel("norm of the global model")
+        above.set_title("Does training stay stable?", loc="left")
     return file
 
 
 def draw_hyperparameters(file: Path, tuned: Mapping[str, Sequence[Mapping[str, Numbers]]]) -> Path:
-    """The path of the mean of every hyper-parameter (representation matching, fig. 3), and what was drawn as dots.
+    """Draw the mean of every hyperparameter by round (representation matching, fig. 3); dots are the drawn values.
 
-    ``tuned`` has numbers by round, one mapping a seed: "round", "lr", "work", and, where they are known, "lr_mean",
-    "work_mean", a loss of the centre ("validation" or "received_loss") and "went_back". Dots are of the first seed.
+    ``tuned`` has one mapping per seed, with numbers by round: "round", "lr", "work" and, where they are known,
+    "lr_mean", "work_mean", a loss of the global model ("validation" or "received_loss") and "rolled_back". Dots are of
+    the first seed.
     """
     losses = [name for name in ("validation", "received_loss") if any(name in each[0] for each in tuned.values())]
     with open_figure(file, tuned, rows=2 + bool(losses)) as (panels, styles):
@@ -196,13 +194,13 @@ def draw_hyperparameters(file: Path, tuned: Mapping[str, Sequence[Mapping[str, N
                 if series_name != name:
                     axes.plot(each[0]["round"], each[0][name], ".", color=styles[method]["color"], alpha=0.35, zorder=1)
                 _mark_rollbacks(axes, each[0], styles[method]["color"], named=name == "lr")
-            draw_lines(axes, lines, styles, markersize=0)  # dots are what was drawn
+            draw_lines(axes, lines, styles, markersize=0)  # no markers: dots are the drawn values
             _log_if_wide(axes, lines)
             if name == "lr":
                 axes.set_yscale("log")
-            axes.set_ylabel({"lr": "learning rate", "work": "work a round"}.get(name, "loss of the centre"))
+            axes.set_ylabel({"lr": "learning rate", "work": "work per round"}.get(name, "loss of the global model"))
             axes.set_xlabel("round" if axes is panels[-1] else "")
-        panels[0].set_title("What the tuner tried (dots) and where its mean went (lines)", loc="left")
+        panels[0].set_title("Values drawn by the tuner (dots) and the mean of its distribution (lines)", loc="left")
     return file
 
 
@@ -213,7 +211,7 @@ def _log_if_wide(axes: Axes, lines: Mapping[str, BandLine]) -> None:
 
 
 def _mark_rollbacks(axes: Axes, series: Mapping[str, Numbers], color: str, named: bool) -> None:
-    """The rounds before which a tuner went back to an earlier centre."""
+    """Mark the rounds before which the tuner rolled back to an earlier global model."""
     if "rolled_back" not in series:
         return
     rollback_rounds = series["round"][np.isfinite(series["rolled_back"])]
@@ -228,29 +226,29 @@ def _mark_rollbacks(axes: Axes, series: Mapping[str, Numbers], color: str, named
             color=color,
             transform=top,
             clip_on=False,
-            label="went back",
+            label="rollback",
         )
 
 
 def draw_interpolation(
     file: Path, lines: Mapping[str, BandLine], previous_scores: Mapping[str, float], metric: str
 ) -> Path:
-    """The score from the party's own model to the new centre (Fed+ v2, fig. 1c), a dotted line for the last centre."""
+    """Draw the score from personal to new global model (Fed+ v2, fig. 1c), dotted for the old global model."""
     with open_figure(file, lines, integer_rounds=False) as ((axes,), styles):
         draw_lines(axes, lines, styles, markersize=5)
         for method, score in previous_scores.items():
             if np.isfinite(score):
                 axes.axhline(score, color=styles[method]["color"], linestyle=":", linewidth=1.2)
-        axes.set_xlabel("λ: from the party's model after its local work (0) to the new centre (1)")
+        axes.set_xlabel("λ: from the party's model after local training (0) to the new global model (1)")
         axes.set_ylabel(f"{label(metric, 40)}, mean over parties")
-        axes.set_title("Before and after aggregation; dotted: the centre of the round before", loc="left")
+        axes.set_title("Before and after aggregation; dotted: the global model of the round before", loc="left")
     return file
 
 
 def draw_party_scores(
     file: Path, names: Sequence[str], scores: Mapping[str, Numbers], metric: str, higher_is_better: bool = True
 ) -> Path:
-    """Who gained and who lost against training alone, which is ``scores["Local"]``."""
+    """Draw each party's gain or loss against local training, which is ``scores["Local"]``."""
     sign = 1 if higher_is_better else -1
     local = scores[LOCAL_LABEL]
     evaluated_count = np.count_nonzero(~np.isnan(local))
@@ -260,12 +258,12 @@ def draw_party_scores(
         metric_label = label(metric, 40)
         if len(order) > MAX_NAMED_PARTIES:
             _draw_sorted_gains(axes, others, local[order], sign=sign, styles=styles)
-            axes.set_ylabel(f"gain over training alone, {metric_label}")
+            axes.set_ylabel(f"gain over local training, {metric_label}")
         else:
             _draw_party_markers(axes, others, local[order], names=[names[i] for i in order], styles=styles)
             axes.set_ylabel(metric_label)
             better = "above" if sign > 0 else "below"
-            axes.set_title(f"Who gained by joining: a marker {better} the black bar beats training alone", loc="left")
+            axes.set_title(f"Gain by joining: a marker {better} the black bar beats local training", loc="left")
     return file
 
 
@@ -286,7 +284,7 @@ def _draw_party_markers(
     axes.set_xlim(-0.5, max(len(local), 1) - 0.5)
     shown = [label(name, 18) for name in names]
     axes.set_xticks(positions, shown, rotation=90 if max(map(len, shown), default=0) * len(shown) > 70 else 0)
-    axes.set_xlabel("party, from worst to best alone")
+    axes.set_xlabel("party, from worst to best under local training")
 
 
 def _draw_sorted_gains(axes: Axes, others: Mapping[str, Numbers], local: Numbers, sign: int, styles: Styles) -> None:
@@ -295,5 +293,5 @@ def _draw_sorted_gains(axes: Axes, others: Mapping[str, Numbers], local: Numbers
     for method, values in others.items():
         style = {**styles[method], "markevery": max(1, len(local) // 12)}
         axes.plot(share, np.sort(sign * (values - local)), markersize=5, linewidth=1.8, label=label(method), **style)
-    axes.set_xlabel(f"% of the {len(local)} parties, each line sorted from the greatest loss to the greatest gain")
-    axes.set_title("Who gained by joining: where a line is above zero, parties beat training alone", loc="left")
+    axes.set_xlabel(f"% of the {len(local)} parties, each line sorted from largest loss to largest gain")
+    axes.set_title("Gain by joining: where a line is above zero, parties beat local training", loc="left")

@@ -1,4 +1,4 @@
-"""Pictures of portfolios: what became of their value, and what they held."""
+"""Pictures of portfolios: their value and their holdings by day."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 UNIFORM = "uniform rebalancing"
 HOLD = "buy and hold"
-MAX_PANELS = 3  # desks or methods whose holdings are shown
-MIN_LABELED_SHARE = 0.03  # a share whose name is written beside it
-MAX_NAMED_DESKS = 30  # desks whose names fit below a picture
+MAX_PANELS = 3  # desks or methods with a panel of holdings
+MIN_LABELED_SHARE = 0.03  # smallest share with its asset's name beside it
+MAX_NAMED_DESKS = 30  # with more desks, their names do not fit below a picture
 
 
 def draw_values(file: Path, values: Mapping[str, Numbers], dates: Sequence[str]) -> Path:
-    """Values by day, ``[days + 1]`` each, and below how far each stands under its peak."""
+    """Draw values by day, ``[days + 1]`` each, and below the drawdown of each from its peak."""
     days = np.arange(len(dates) + 1, dtype=float)
     with open_figure(file, values, rows=2, integer_rounds=False) as ((above, below), styles):
         for name, dash in ((UNIFORM, ":"), (HOLD, "-.")):
@@ -35,7 +35,7 @@ def draw_values(file: Path, values: Mapping[str, Numbers], dates: Sequence[str])
         below.set_xlabel("")
         above.set_ylabel("value, mean of the desks")
         below.set_ylabel("% below its peak")
-        above.set_title("What became of 1, fees paid", loc="left")
+        above.set_title("Value of an initial 1, after fees", loc="left")
     return file
 
 
@@ -49,9 +49,9 @@ def draw_weights(
     weights: Mapping[str, Numbers],
     assets: Mapping[str, Sequence[str]],
     dates: Sequence[str],
-    title: str = "What is held, day by day",
+    title: str = "Holdings by day",
 ) -> Path:
-    """What is held by day, one panel a label: cash at the bottom, and every asset above it."""
+    """Draw the holdings by day, one panel per label: cash at the bottom, every asset above it."""
     with open_figure(file, {}, rows=len(weights), integer_rounds=False) as (panels, _):
         for axes, (name, shares) in zip(panels, weights.items(), strict=True):
             axes.stackplot(
@@ -68,14 +68,14 @@ def draw_weights(
 
 
 def asset_color(asset: int) -> str:
-    """One of twenty: the ten strong ones first."""
-    from matplotlib import colormaps, colors  # here, because it takes a second
+    """Return one of twenty colors, the ten strong ones first."""
+    from matplotlib import colormaps, colors  # here, because it is slow to import
 
     return colors.to_hex(colormaps["tab20"](2 * asset % 20 + asset // 10 % 2))
 
 
 def _label_assets(axes: Axes, assets: Sequence[str], shares: Numbers) -> None:
-    """Each asset's name beside what is held of it at the end; of what was sold, where most was held."""
+    """Write each asset's name beside its share at the end or, if it was sold, beside its largest share."""
     tops = shares.cumsum(1)
     for k, asset in enumerate(assets):
         held_at_end = shares[-1, k] >= MIN_LABELED_SHARE
@@ -87,12 +87,12 @@ def _label_assets(axes: Axes, assets: Sequence[str], shares: Numbers) -> None:
 
 
 def draw_universes(file: Path, aligned_days: Numbers, cumulative_distance: Numbers, means: Mapping[str, float]) -> Path:
-    """How the distance of two desks grows by the day (v1 fig. 5), and how far each is from the others."""
+    """Draw the cumulative distance of two desks by day (v1 fig. 5), and each desk's mean distance."""
     first, second, *_ = means
     with open_figure(file, {}, rows=3, integer_rounds=False) as ((top, middle, bottom), _):
         top.plot(aligned_days[:, 0], cumulative_distance, color="#0072B2", linewidth=1.8)
         top.set_ylabel(f"distance of {label(first, 12)} and {label(second, 12)}")
-        top.set_title("How unlike the returns of two desks are, time warped, day by day", loc="left")
+        top.set_title("Distance of the returns of two desks, time warped, day by day", loc="left")
         middle.plot(aligned_days[:, 0], aligned_days[:, 1] - aligned_days[:, 0], color="#D55E00", linewidth=1.2)
         middle.set_ylabel("days apart")
         middle.set_xlabel(f"day of desk {label(first, 12)}")
