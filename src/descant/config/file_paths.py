@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 PATH_KEYS = re.compile(
-    r"\.(work|method|methods(\.\d+)?)\.schedule|\.vault\.(folder|key)|\.parties\.(market|file|folder)"
+    r"\.(training|method|methods(\.\d+)?)\.schedule|\.vault\.(folder|key)|\.parties\.(market|file|folder)"
 )
 
 

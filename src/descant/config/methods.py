@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..algorithms.method_aliases import canonical_method_name
 from ..core.settings import check_settings, unknown_name_error
 from ..errors import DescantWarning, SettingError
 from .arguments import describe_type, matches_type, parse_keywords
@@ -59,6 +60,25 @@ def make_method(
         name=name,
         participation=ParticipationSettings(**{**default_participation, **method_participation}).to_participation(),
     )
+
+
+def with_canonical_names(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tables of a recipe with every method under its canonical name, which is what is stored and digested.
+
+    >>> with_canonical_names({"method": {"algorithm": "FedAvgPlus"}})
+    {'method': {'algorithm': 'fedavg+'}}
+    """
+    return {key: _canonical(value, key) for key, value in tables.items()}
+
+
+def _canonical(value: Any, key: str) -> Any:
+    if key in ("method", "methods", "quick", "sweep") and isinstance(value, Mapping):
+        return {name: _canonical(part, "methods" if name.isdecimal() else name) for name, part in value.items()}
+    if key == "methods" and isinstance(value, list):
+        return [_canonical(part, key) for part in value]
+    if key == "algorithm" and isinstance(value, list):
+        return [_canonical(part, key) for part in value]
+    return canonical_method_name(value) if key == "algorithm" and isinstance(value, str) else value
 
 
 def key_list(table: Mapping[str, Any]) -> str:

@@ -11,12 +11,13 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..algorithms.method_aliases import canonical_method_name
 from ..core.settings import check_settings, unknown_name_error
 from ..errors import SettingError
 from . import toml_io
 from .arguments import parse_keywords
 from .file_paths import base_name, inline_paths, resolve_paths
-from .methods import LOCAL, align_total, make_method, rounds_from_total, warn_if_exceeding_total
+from .methods import LOCAL, align_total, make_method, rounds_from_total, warn_if_exceeding_total, with_canonical_names
 from .schema import check_shape
 from .sections import (
     EXECUTION_KEYS,
@@ -178,10 +179,13 @@ class Recipe:
         listed = self._list("methods") or [one for one in self._list("method") if one]
         if names:
             by_name = {one.get(key): one for key in ("algorithm", "name") for one in reversed(listed)}
-            listed = [by_name.get(name, {"algorithm": name}) for name in dict.fromkeys(names)]
+            listed = [
+                by_name.get(name) or by_name.get(canonical_method_name(name)) or {"algorithm": name}
+                for name in dict.fromkeys(names)
+            ]
         if not listed:
             raise SettingError(f'{self.name} names no method: add [[methods]] with algorithm = "fedavg", or [method].')
-        compared = [self._algorithm(one, "[[methods]]") for one in listed]
+        compared = [self._algorithm(with_canonical_names(one), "[[methods]]") for one in listed]
         names_used = [
             algorithm.name for algorithm in compared if algorithm.name != LOCAL
         ]  # alone comes once in any case
@@ -322,6 +326,7 @@ def read_recipe(source: str | Path, base_folder: Path | None = None) -> Recipe:
 def check_recipe(recipe: Recipe) -> Recipe:
     """The same, if its tables are those of a recipe."""
     check_shape(recipe.tables, recipe.name)
+    recipe = replace(recipe, tables=with_canonical_names(recipe.tables))
     if recipe.tables.get("quick"):
         recipe.quick_form()
     return recipe

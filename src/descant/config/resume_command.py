@@ -36,7 +36,7 @@ def server_start_command(server: Path) -> str:
     changed = {
         name: saved[name] for name, default in asdict(WaitLimits()).items() if saved.get(name, default) != default
     }
-    options = [word for name, value in changed.items() for word in (f"--{name}", f"{value:.15g}")]
+    options = [word for name, value in changed.items() for word in (f"--{name.replace('_', '-')}", f"{value:.15g}")]
     return shlex.join(["descant", "server", "start", str(server), *options])
 
 

@@ -1,6 +1,6 @@
-"""The papers' experiments, one recipe each: found, run, and set beside what the paper prints and what we keep.
+"""The papers' experiments, one recipe each: run them and compare with printed and expected numbers.
 
-Light to import: torch waits for the work.
+Light to import: torch is loaded by the run.
 """
 
 from typing import TYPE_CHECKING

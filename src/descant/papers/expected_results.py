@@ -1,6 +1,6 @@
-"""The numbers that we keep of an experiment, with the spread over seeds: written by a run, never by hand.
+"""Expected results of the papers' experiments, with the spread over seeds: written by a run, never by hand.
 
-They stand in expected.json beside the recipes, for the full and for the quick form of each.
+The file is expected.json beside the recipes, with the full and the quick form of each.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from .recipe_index import papers_folder
 if TYPE_CHECKING:
     from ..studies.study import Study
 
-TOLERANCE = 0.005  # half a point: other processors round otherwise, and a party judges itself on few samples
-FORMAT = 1
-ONE_SEED_MARK = "one seed"  # so its `about` says, where an experiment is too large for more
-BASELINES = ("FedAvg", "FedProx", "RFA", "CoordinateMedian")  # those that the papers hold Fed+ against
+TOLERANCE = 0.005  # half a point: CPUs round differently, and parties have small test sets
+FORMAT = 2
+ONE_SEED_MARK = "one seed"  # the phrase in the `about` of an experiment that is too large for two seeds
+BASELINES = ("FedAvg", "FedProx", "RFA", "CoordinateMedian")  # the methods that the papers compare Fed+ with
 
 
 @dataclass(frozen=True)
 class ExpectedResult:
-    """What is kept of one form of an experiment."""
+    """The expected result of one form of an experiment."""
 
-    digest: str  # of the settings that it was run with
+    digest: str  # of the recipe's settings
     seeds: tuple[int, ...]
     seconds: float
     descant: str
     points: tuple[Mapping[str, Any], ...]
-    """At each: "own" {method: one mean a seed}, "learned" (of those that trained), "majority", "parties", and how many
-    of these are better off than alone, and than with each of BASELINES that was there {method: number}. Where parties
-    are desks, the "ledger" of what they earned. Where they come and go also their "names", what each has "alone" in the
-    end, and "courses": by method the "rounds", "mean" and "sd" over seeds of the centre's score, a list a party, and
-    who "left" after which round."""
+    """One record a point: "personal" {method: a mean a seed}, "personal_trained" (parties that trained), "majority",
+    "parties", and for Local and each of BASELINES the number of parties above it {method: number}. Portfolio desks add
+    "portfolio". Where parties come and go it has their "names", the final "local" score of each, and
+    "global_model_curves": by method the "rounds", the "mean" and "sd" over seeds of the global model's score (a list a
+    party), and the parties that "left" with their last round."""
 
 
 def read_expected(key: str, quick: bool, folder: Path | None = None) -> ExpectedResult | None:
-    """What is kept of an experiment, if anything is."""
+    """Return the expected result of an experiment, or None."""
     found = _read(_file(key, folder)).get(key.partition("/")[2], {}).get(_form(quick))
     return (
         None
@@ -53,13 +53,13 @@ def read_expected(key: str, quick: bool, folder: Path | None = None) -> Expected
 
 
 def check_recordable(recipe: Recipe) -> None:
-    """Raise unless the numbers of a recipe can be kept: to be asked before the work."""
+    """Raise if the results of a recipe could not be recorded; call it before the run."""
     if len(recipe.seeds) < 2 and ONE_SEED_MARK not in recipe.about:
-        raise SettingError("Numbers are kept with their spread: give at least --seeds 2.")
+        raise SettingError("Expected results need a spread over seeds: give at least --seeds 2.")
 
 
 def write_expected(key: str, experiment: Experiment, folder: Path | None = None) -> Path:
-    """Put the numbers of an experiment into expected.json, in place of those that are there."""
+    """Write the results of an experiment to expected.json, replacing earlier ones."""
     check_recordable(experiment.recipe)
     file = _file(key, folder)
     experiments = _read(file)
@@ -76,7 +76,7 @@ def write_expected(key: str, experiment: Experiment, folder: Path | None = None)
     try:
         file.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise StateError(f"{file} cannot be written: {error.strerror}. Keep numbers in a checkout.") from error
+        raise StateError(f"{file} cannot be written: {error.strerror}. Record results in a checkout.") from error
     return file
 
 
@@ -101,7 +101,7 @@ def study_numbers(study: Study) -> dict[str, Any]:
 
 
 def portfolio_numbers(study: Study) -> dict[str, Any]:
-    """Of portfolio desks: every measure of what they made of it, a mean over desks and seeds, by method."""
+    """Return every portfolio measure by method, a mean over desks and seeds; empty without desks."""
     from ..studies.portfolio_tables import has_backtests, portfolio_table
     from ..studies.result import to_json_numbers
 
@@ -120,7 +120,7 @@ def portfolio_numbers(study: Study) -> dict[str, Any]:
 
 
 def global_model_curves(study: Study) -> dict[str, Any]:
-    """Where parties come and go: the centre's score by party on the way, the mean over seeds and its deviation."""
+    """Return the global model's score by party over rounds (mean and deviation), where parties come and go."""
     import numpy as np
 
     from ..studies.result import LOCAL, to_json_numbers
@@ -129,15 +129,14 @@ def global_model_curves(study: Study) -> dict[str, Any]:
         return {}
     names = study.results[0].scores.names
     curves = {}
-    baselines = {result.baseline for result in study.results}  # alone there is no centre
+    baselines = {result.baseline for result in study.results}  # local training has no global model
     for method in (method for method in study.methods if method not in baselines):
         results = study.of(method)
-        scores = np.array(
-            [[values for _, values in one.global_model_scores] for one in results]
-        )  # [seeds, points, parties]
+        by_seed = [[values for _, values in one.global_model_scores] for one in results]
+        scores = np.array(by_seed)  # [seeds, points, parties]
         mean, deviation = (to_json_numbers(np.round(part, 4).T) for part in (scores.mean(0), scores.std(0)))
         last_seen = {
-            name: last_round_present([letters[k] for letters in results[0].presence]) for k, name in enumerate(names)
+            name: last_round_present([codes[k] for codes in results[0].presence]) for k, name in enumerate(names)
         }
         departures = {name: at for name, at in last_seen.items() if at < len(results[0].presence)}
         curves[method] = {
@@ -151,19 +150,19 @@ def global_model_curves(study: Study) -> dict[str, Any]:
 
 
 def last_round_present(presence_codes: list[str]) -> int:
-    """The last round in which a party was there."""
+    """Return the last round in which a party trained."""
     from ..rounds.state import PRESENT
 
-    return max((round for round, letter in enumerate(presence_codes, 1) if letter == PRESENT), default=0)
+    return max((round for round, code in enumerate(presence_codes, 1) if code == PRESENT), default=0)
 
 
 def compare_with_expected(experiment: Experiment, expected: ExpectedResult | None) -> list[str]:
-    """In sentences, where an experiment came out otherwise than what is kept: outside of what the kept seeds span."""
+    """Return one sentence for each mean outside the range of the expected seeds, or one that all agree."""
     if expected is None:
-        return ["No numbers of this experiment are kept to compare with."]
+        return ["There are no expected results of this experiment to compare with."]
     if expected.digest != experiment.recipe.digest:
-        return ["The numbers that are kept are of other settings, and are not compared."]
-    found = []
+        return ["The expected results have other settings and are not compared."]
+    deviations = []
     compared = 0
     expected_by_point = {json.dumps(point["at"], sort_keys=True): point["personal"] for point in expected.points}
     for point in experiment.points:
@@ -177,9 +176,11 @@ def compare_with_expected(experiment: Experiment, expected: ExpectedResult | Non
             if not low - TOLERANCE <= mean <= high + TOLERANCE:
                 at = f" at {point.name}" if point.at else ""
                 span = f"{low:.3f} to {high:.3f} over {len(expected.seeds)} seeds"
-                found.append(f"{method}{at} came to {mean:.3f}; kept are {span}.")
-    within = f"All {compared} means are within what the kept runs span ({len(expected.seeds)} seeds, ± {TOLERANCE})."
-    return found or [within]
+                deviations.append(f"{method}{at} came to {mean:.3f}; expected is {span}.")
+    seeds = len(expected.seeds)
+    return deviations or [
+        f"All {compared} means are within the range of the expected results ({seeds} seeds, ± {TOLERANCE})."
+    ]
 
 
 def _file(key: str, folder: Path | None) -> Path:

@@ -1,4 +1,4 @@
-"""One experiment of a paper, carried out: its studies, and our numbers beside the printed ones."""
+"""One experiment of a paper: its studies, and our numbers beside the printed ones."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from ..studies.result_cache import ResultCache
     from ..studies.study import Study
 
-SWEEP_FILES = (MANIFEST, PICTURE, PAGE, "*=*")  # the folder of an experiment that goes through values: a study for each
+SWEEP_FILES = (MANIFEST, PICTURE, PAGE, "*=*")  # files of a sweep's folder; "*=*" are the studies
 
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """The study at one combination of the values that are gone through; at none, if there is no sweep."""
+    """The study at one combination of the sweep's values; without a sweep ``at`` is empty."""
 
     at: dict[str, Any]
     study: Study
@@ -36,7 +36,7 @@ class SweepPoint:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What came of a recipe."""
+    """The results of a recipe."""
 
     recipe: Recipe
     points: tuple[SweepPoint, ...]
@@ -44,7 +44,7 @@ class Experiment:
     quick: bool = False
 
     def paper_table(self) -> Table:
-        """What the paper prints, where it stands, and ours beside it, with the spread over seeds."""
+        """Return the table of printed numbers, their sources and our numbers with the spread over seeds."""
         import numpy as np
 
         rows = []
@@ -57,12 +57,12 @@ class Experiment:
         return Table(("the paper says", "where", "paper", "ours", "± seeds"), rows, note)
 
     def _measured_values(self, figure: PaperFigure) -> Iterator[Sequence[float]]:
-        """Ours, one number a seed, for the point that a figure belongs to (if it was visited)."""
+        """Yield our numbers, one a seed, at each point that a figure belongs to."""
         for point in self.points:
             if all(point.at.get(key) == value for key, value in figure.at.items()):
                 means_by_method = method_means(point.study)
                 if not {*figure.methods, *figure.minus} <= set(means_by_method):
-                    continue  # other methods were asked for
+                    continue  # the figure needs methods that were not run
                 yield [
                     _mean([means_by_method[name][i] for name in figure.methods])
                     - (_mean([means_by_method[name][i] for name in figure.minus]) if figure.minus else 0.0)
@@ -70,20 +70,20 @@ class Experiment:
                 ]
 
     def __str__(self) -> str:
-        """The tables, the paper's figures beside ours, how to read them, and the cost."""
+        """Return the tables, the paper's figures beside ours, the legend and the cost."""
         parts = [(f"{point.name}\n" if point.at else "") + study_summary(point.study) for point in self.points]
         figures = self.paper_table()
         parts += [str(figures)] if figures.rows else []
         return "\n\n".join([*parts, table_legend(), self.cost_sentence()])
 
     def cost_sentence(self) -> str:
-        """What it took, in a sentence."""
+        """Return the cost of the experiment as a sentence."""
         trained = sum(len(point.study.results) for point in self.points)
         at = f" at {len(self.points)} points" if len(self.points) > 1 else ""
         return f"{self.seconds:.0f} s for {trained} trainings{at}: every method with every seed."
 
     def with_paper_values(self) -> Experiment:
-        """The same, its studies carrying what the paper prints, so that every report shows it."""
+        """Return the experiment with the paper's numbers in the settings of its studies, so that every report shows them."""
         sentences = [
             f"{row['the paper says']} ({row['where']}): {row['paper']:.3f}, ours {row['ours']:.3f}"
             for row in self.paper_table().rows
@@ -97,7 +97,7 @@ class Experiment:
         return replace(self, points=tuple(points))
 
     def to_json(self) -> dict[str, Any]:
-        """Everything in it but the parties, for programs."""
+        """Return the results as JSON values, without the parties' data."""
         from ..studies.summary import helpful_methods
 
         points = [
@@ -114,7 +114,7 @@ class Experiment:
         return {**head, **texts, "figures": self.paper_table().to_json_rows(), "points": points}
 
     def save(self, folder: Path) -> Path:
-        """Write the report; where values were gone through, one for each, and one of them all."""
+        """Write the report; a sweep has one report a point and one of all points."""
         from ..reporting.figure import with_footnote
         from ..storage import replace_folder
         from ..studies.study_report import write_study
@@ -132,7 +132,7 @@ class Experiment:
         return folder / PAGE
 
     def _draw_sweep_plot(self, file: Path) -> Path:
-        """Lines where numbers were gone through, else cells: there is no way from one word to another."""
+        """Draw lines for a sweep over numbers and cells for a sweep over words."""
         from ..reporting.figure import BandLine
         from ..reporting.plots import draw_cells, draw_sweep
 
@@ -172,7 +172,7 @@ class Experiment:
 
 
 def study_summary(study: Study) -> str:
-    """The table, the verdict and the findings, broken for a terminal."""
+    """Return the table, the verdict and the findings, wrapped for a terminal."""
     from ..studies.portfolio_tables import has_backtests, portfolio_table
 
     tables = [replace(study.table(), verdict="", notes=()), *([portfolio_table(study)] if has_backtests(study) else [])]
@@ -180,13 +180,13 @@ def study_summary(study: Study) -> str:
 
 
 def findings_text(study: Study) -> str:
-    """The verdict and the findings, broken for a terminal."""
+    """Return the verdict and the findings, wrapped for a terminal."""
     lines = [study.verdict(), *(f"- {finding}" for finding in study.findings())]
     return "\n".join(textwrap.fill(text, 110, subsequent_indent="  " * text.startswith("- ")) for text in lines)
 
 
 def table_legend() -> str:
-    """How to read the table."""
+    """Return the legend of the table, wrapped for a terminal."""
     from ..studies.study_report import LEGEND
 
     return textwrap.fill(LEGEND, 110)
@@ -199,9 +199,9 @@ def run_experiment(
     progress: bool = True,
     cache: ResultCache | None = None,
 ) -> Experiment:
-    """Compare the methods of a recipe (or those named) at all its points; what is wrong with it is an error at once.
+    """Compare the methods of a recipe (or the named ones) at all its points; errors in the recipe come first.
 
-    ``kept`` is where trainings that have finished are kept: broken off, the same experiment goes on behind them.
+    ``cache`` keeps finished trainings: an interrupted experiment continues after them.
     """
     recipe.check(names)
     started = time.perf_counter()
@@ -211,7 +211,7 @@ def run_experiment(
 
 
 def check_report_folder(recipe: Recipe, folder: Path) -> None:
-    """Raise unless the report of a recipe can be written there: to be asked before the work."""
+    """Raise if the report of a recipe could not be written to a folder; call it before the run."""
     from ..storage import check_replaceable
     from ..studies.study_report import STUDY_FILES
 
@@ -219,7 +219,7 @@ def check_report_folder(recipe: Recipe, folder: Path) -> None:
 
 
 def method_means(study: Study) -> dict[str, list[float]]:
-    """The mean over parties of every method, one number a seed."""
+    """Return the mean over parties of every method, one number a seed."""
     return {method: [result.scores.personal.mean for result in study.of(method)] for method in study.methods}
 
 

@@ -1,4 +1,4 @@
-"""The page of an experiment that goes through values: what joining did at each, and the way to its own report."""
+"""The report of a sweep: the effect of joining at each point, with links to the reports of the points."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from ..reporting.table import Table
 MANIFEST = "sweep.json"
 PICTURE = "sweep.png"
 PAGE = "report.html"
-_CAPTION = "The mean over parties at every value; the spread is over seeds, and a star is what the paper prints."
+_CAPTION = "The mean over parties at every value; the spread is over seeds, and a star marks the paper's number."
 
 
 def point_name(at: dict[str, Any]) -> str:
-    """The name of a point, and of the folder of its study."""
+    """Return the name of a point, which is also the folder of its study."""
     return " ".join(f"{key}={value}" for key, value in at.items())
 
 
 def write_sweep(folder: Path) -> tuple[str, Path]:
-    """Write report.html into the folder of a sweep, of what lies there; the verdict, and where it is."""
+    """Write report.html from the files in a sweep's folder; return the verdict and the file."""
     try:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         verdict, text = _page(found, (folder / PICTURE).read_bytes())
@@ -38,7 +38,7 @@ def write_sweep(folder: Path) -> tuple[str, Path]:
         new.write_text(text, encoding="utf-8")
         new.replace(folder / PAGE)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise StateError(f"{folder} cannot be used: {error} ({type(error).__name__}). Run the sweep anew.") from error
+        raise StateError(f"{folder} cannot be used: {error} ({type(error).__name__}). Run the sweep again.") from error
     return verdict, folder / PAGE
 
 
