@@ -1,9 +1,9 @@
-"""How long a centre takes: in sums of the same stack where it is large, in microseconds where it is small.
+"""Time of the aggregators, also as multiples of a plain sum over the same stack of models.
 
-`models.sum(0)` reads the stack once and does next to nothing else: it is the yardstick of what memory allows. Every
-centre is timed in turn with it, the best of several turns counts. Run it on a quiet machine:
+`models.sum(0)` reads the stack once and does hardly anything else: it is the yardstick, limited by memory alone. Every
+aggregator is timed in turn with it, and the best of several turns counts. Run it on a quiet machine:
 
-    python benchmarks/aggregators.py            # --threads 2, --json for a program
+    python benchmarks/aggregators.py            # options: --threads 2, --json
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SIZES = ((100, 1_000_000), (10, 7_850))  # the second is a logistic regression o
 
 
 def model_stacks(count: int, d: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Random models, the same with 30 % of the rows a million away, and weights."""
+    """Return random models, the same with 30 % of the rows shifted by a million, and weights."""
     generator = torch.Generator().manual_seed(0)
     models = torch.randn(count, d, generator=generator)
     with_outliers = models.clone()
@@ -40,7 +40,7 @@ def model_stacks(count: int, d: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def benchmark_cases(count: int, d: int) -> dict[str, Callable[[], Any]]:
-    """What is timed, the yardstick first."""
+    """Return the timed functions, the yardstick first."""
     models, with_outliers, weights = model_stacks(count, d)
     return {
         "models.sum(0)": lambda: models.sum(0),
@@ -63,7 +63,7 @@ def benchmark_cases(count: int, d: int) -> dict[str, Callable[[], Any]]:
 
 
 def best_seconds(cases: dict[str, Callable[[], Any]], turns: int, calls: int) -> dict[str, float]:
-    """The least time of a call of each, by turns, so that a noisy minute falls on all."""
+    """Return the least time of a call of each, measured in turns, so that noise affects all alike."""
     best = dict.fromkeys(cases, float("inf"))
     for _ in range(turns):
         for name, run_case in cases.items():
@@ -75,14 +75,14 @@ def best_seconds(cases: dict[str, Callable[[], Any]], turns: int, calls: int) ->
 
 
 def table(count: int, d: int, turns: int) -> Table:
-    """The times for a stack of this shape."""
+    """Return the times for a stack of this shape."""
     small = count * d < 10**6
     best = best_seconds(benchmark_cases(count, d), turns * (10 if small else 1), 10 if small else 1)
     unit, scale = ("µs", 1e6) if small else ("ms", 1e3)
     yardstick = best["models.sum(0)"]
-    rows = [{"centre": name, unit: scale * took, "sums": took / yardstick} for name, took in best.items()]
+    rows = [{"aggregator": name, unit: scale * seconds, "sums": seconds / yardstick} for name, seconds in best.items()]
     verdict = f"K = {count}, d = {d}, float32, {torch.get_num_threads()} threads; best of {turns} turns."
-    return Table(("centre", unit, "sums"), rows, verdict, decimals={unit: 1, "sums": 1})
+    return Table(("aggregator", unit, "sums"), rows, verdict, decimals={unit: 1, "sums": 1})
 
 
 def main() -> None:
@@ -94,7 +94,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     tables = [table(count, d, options.turns) for count, d in SIZES]
     if options.json:
-        print(json.dumps([{"verdict": made.verdict, "rows": list(made.rows)} for made in tables]))
+        print(json.dumps([{"verdict": each.verdict, "rows": list(each.rows)} for each in tables]))
         return
     print(*tables, sep="\n\n")
 

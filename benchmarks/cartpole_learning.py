@@ -1,8 +1,8 @@
-"""How soon a single agent is a good one: CartPole-v1 by the default solvers, ten seeds each, in 100 greedy episodes.
+"""Learning speed of single agents on CartPole-v1: default solvers, ten seeds each, evaluated in 100 greedy episodes.
 
-An agent has solved it at the first look at which its latest model has a mean return of 475 or more; looks are 5,000
-steps apart. Nobody merges: ten agents of one stack, each with a network, episodes and draws of its own, are ten seeds.
-Stable-Baselines3 is asked at its tuned settings, by a Python that has it:
+An agent has solved the task at the first evaluation in which its latest model has a mean return of 475 or more.
+Evaluations are 5,000 steps apart. Nothing is aggregated: ten agents of one stack, each with its own network, episodes
+and random draws, are ten seeds. Stable-Baselines3 runs at its tuned settings, in another Python that has it:
 
     python benchmarks/cartpole_learning.py [--seeds 10] [--sb3 /path/to/python]
 """
@@ -31,31 +31,31 @@ model = DQN("MlpPolicy", "CartPole-v1", learning_rate=2.3e-3, batch_size=64, buf
             gamma=0.99, target_update_interval=10, train_freq=256, gradient_steps=128, exploration_fraction=0.16,
             exploration_final_eps=0.04, policy_kwargs=dict(net_arch=[256, 256]), device="cpu", seed=int(sys.argv[1]))
 curve = []
-for look in range(10):
-    model.exploration_schedule = lambda left, look=look: max(0.04, 1 - 0.96 * min(1, model.num_timesteps / 8000))
-    model.learn({STEPS_PER_EVALUATION}, reset_num_timesteps=look == 0)
+for evaluation in range(10):
+    model.exploration_schedule = lambda left: max(0.04, 1 - 0.96 * min(1, model.num_timesteps / 8000))
+    model.learn({STEPS_PER_EVALUATION}, reset_num_timesteps=evaluation == 0)
     curve.append(float(evaluate_policy(model, gymnasium.make("CartPole-v1"), {EPISODES}, warn=False)[0]))
 print(json.dumps(curve))
 """
 
 
 def descant_curves(name: str, seeds: int) -> np.ndarray:
-    """Mean returns ``[looks, seeds]`` of the latest models, and their steps so far, of a default solver."""
+    """Return steps and mean returns ``[2, evaluations, seeds]`` of the latest models of a default solver."""
     from descant import Dqn, Federation, PolicyGradient, algorithms, models, parties
 
     solver = Dqn(steps=STEPS_PER_EVALUATION) if name == "Dqn" else PolicyGradient(iterations=2)
-    people = parties.agents("CartPole-v1", count=seeds, test_episodes=EPISODES)
+    population = parties.agents("CartPole-v1", count=seeds, test_episodes=EPISODES)
     net = partial(models.mlp, 4, 2, (64, 64))
-    fed, *others = (Federation(net, people, algorithms.Local(), solver=solver, seed=seed) for seed in range(seeds))
-    for agent, other in zip(people, (fed, *others), strict=True):
+    fed, *others = (Federation(net, population, algorithms.Local(), solver=solver, seed=seed) for seed in range(seeds))
+    for agent, other in zip(population, (fed, *others), strict=True):
         fed.state.personal_models.stage(agent, {"model": other.state.global_model})
-    fed.state.personal_models.commit(0, list(people))
+    fed.state.personal_models.commit(0, list(population))
     steps = np.zeros(seeds)
     evaluated_steps = []
     scores = []
     while len(evaluated_steps) < (6 if name == "Dqn" else 24):
         scored = next(iter(fed.rounds(1, evaluate_local_in=())))
-        steps += [scored.round.metrics[agent]["samples"] for agent in people]
+        steps += [scored.round.metrics[agent]["samples"] for agent in population]
         if steps.mean() >= STEPS_PER_EVALUATION * (len(evaluated_steps) + 1):
             evaluated_steps.append(steps.copy())
             scores.append(scored.scores.personal.values)
@@ -65,29 +65,27 @@ def descant_curves(name: str, seeds: int) -> np.ndarray:
 def sb3_curves(python: str, seeds: int) -> np.ndarray:
     curves = []
     for seed in range(seeds):
-        found = subprocess.run([python, "-c", SB3, str(seed)], capture_output=True, text=True)
-        if found.returncode:
-            sys.exit(f"Stable-Baselines3 cannot be run by {python}:\n{found.stderr[-2000:]}")
-        curves.append(json.loads(found.stdout.splitlines()[-1]))
+        result = subprocess.run([python, "-c", SB3, str(seed)], capture_output=True, text=True)
+        if result.returncode:
+            sys.exit(f"Stable-Baselines3 cannot be run by {python}:\n{result.stderr[-2000:]}")
+        curves.append(json.loads(result.stdout.splitlines()[-1]))
     scores = np.array(curves).T
     return np.array(
         [np.broadcast_to(STEPS_PER_EVALUATION * np.arange(1, len(scores) + 1)[:, None], scores.shape), scores]
     )
 
 
-def print_curves(name: str, found: np.ndarray, seconds: float) -> None:
-    looks, scores = found
+def print_curves(name: str, curves: np.ndarray, seconds: float) -> None:
+    evaluated_steps, scores = curves
     first = [
         row[good.argmax()] if good.any() else np.inf
-        for row, good in zip(looks.T, (scores >= SOLVED_RETURN).T, strict=True)
+        for row, good in zip(evaluated_steps.T, (scores >= SOLVED_RETURN).T, strict=True)
     ]
     print(f"\n{name}: {int(np.isfinite(first).sum())} of {len(first)} seeds solved it, half of them by "
           f"{np.median(first):,.0f} steps; {seconds:.0f} s of processor time")  # fmt: skip
-    for at, row in zip(looks, scores, strict=True):
-        good = int((row >= SOLVED_RETURN).sum())
-        print(
-            f"  {at.mean():>8,.0f} steps: mean {row.mean():5.1f}, worst {row.min():5.1f}, {good} at {SOLVED_RETURN} or more"
-        )
+    for at, row in zip(evaluated_steps, scores, strict=True):
+        solved = f"{int((row >= SOLVED_RETURN).sum())} at {SOLVED_RETURN} or more"
+        print(f"  {at.mean():>8,.0f} steps: mean {row.mean():5.1f}, worst {row.min():5.1f}, {solved}")
 
 
 def main() -> None:
@@ -97,12 +95,12 @@ def main() -> None:
     given = parser.parse_args()
     for name in ("Dqn", "PolicyGradient"):
         began = time.process_time()
-        found = descant_curves(name, given.seeds)
-        print_curves(f"Descant's {name}, default settings", found, time.process_time() - began)
+        curves = descant_curves(name, given.seeds)
+        print_curves(f"Descant's {name}, default settings", curves, time.process_time() - began)
     if given.sb3:
         began = time.perf_counter()
-        found = sb3_curves(given.sb3, given.seeds)
-        print_curves("Stable-Baselines3's DQN at the zoo's settings", found, time.perf_counter() - began)
+        curves = sb3_curves(given.sb3, given.seeds)
+        print_curves("Stable-Baselines3's DQN at the zoo's settings", curves, time.perf_counter() - began)
 
 
 if __name__ == "__main__":

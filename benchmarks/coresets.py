@@ -1,11 +1,11 @@
-"""Coresets, method against method: the time that each takes, and what it is worth.
+"""Comparison of coreset constructions: time, and accuracy of a model trained on the coreset.
 
     python benchmarks/coresets.py [--count 3000] [--seeds 3] [--data FOLDER]        # four minutes of one core
 
-Chosen are 3,000 rows of 60,000 x 784: MNIST where a data folder is given (or DESCANT_DATA names one), else random
-clouds. "distance" is the mean distance of a row to the nearest chosen row of its class; "accuracy" is that of a
-logistic regression trained on the weighted coreset, on 10,000 test rows, with the deviation over seeds beside it;
-"unweighted" is the same training where all chosen rows count alike.
+Each construction selects 3,000 rows of 60,000 x 784: from MNIST if a data folder is given (or named by DESCANT_DATA),
+else from random clusters. "distance" is the mean distance of a row to the nearest selected row of its class. "accuracy"
+is that of a logistic regression trained on the weighted coreset, on 10,000 test rows, with its deviation over seeds.
+"unweighted" is the accuracy when all selected rows have equal weights.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ def mnist(data: str) -> Party:
     return Party("mnist", x.flatten(1).float() / 255, y, x_test=x_test.flatten(1).float() / 255, y_test=y_test)
 
 
-def clouds(n: int = 60_000, tests: int = 10_000, d: int = 784) -> Party:
-    """Ten classes of twenty clouds each."""
+def clusters(n: int = 60_000, tests: int = 10_000, d: int = 784) -> Party:
+    """Return ten classes of twenty clusters each."""
     rng = np.random.default_rng(0)
     centers = rng.normal(size=(200, d)).astype(np.float32)
     cluster_index = rng.integers(200, size=n + tests)
     x = torch.from_numpy(centers[cluster_index] + 3 * rng.normal(size=(n + tests, d)).astype(np.float32))
     y = torch.from_numpy(cluster_index % 10)
-    return Party("clouds", x[:n], y[:n], x_test=x[n:], y_test=y[n:])
+    return Party("clusters", x[:n], y[:n], x_test=x[n:], y_test=y[n:])
 
 
 def distance(party: Party, coreset: Coreset) -> float:
-    """The mean distance of a row to the nearest chosen row of its class."""
+    """Return the mean distance of a row to the nearest selected row of its class."""
     total = 0.0
     for label in party.y.unique():
         class_rows = party.x[party.y == label]
-        chosen = coreset.x[coreset.y == label]
-        total += sum(float(torch.cdist(part, chosen).min(1).values.sum()) for part in torch.split(class_rows, 2000))
+        selected = coreset.x[coreset.y == label]
+        total += sum(float(torch.cdist(part, selected).min(1).values.sum()) for part in torch.split(class_rows, 2000))
     return total / party.samples
 
 
 def accuracy(party: Party, coreset: Coreset, weights: Tensor | None, seed: int) -> float:
-    """A logistic regression after 2,000 steps of batch 200, by the draws that a solver makes."""
+    """Return the accuracy of a logistic regression after 2,000 steps of batch 200, drawn as in a solver."""
     torch.manual_seed(seed)
     net = nn.Linear(party.x.shape[1], 10)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -70,7 +70,7 @@ def accuracy(party: Party, coreset: Coreset, weights: Tensor | None, seed: int) 
 
 
 def trained_net(party: Party) -> nn.Module:
-    """A small network that has seen the party's data for an epoch: whose activations and gradients are spaces."""
+    """Return a small network trained for an epoch, whose activations and gradients give feature spaces."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(party.x.shape[1], 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -104,13 +104,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--data", default=os.environ.get("DESCANT_DATA", ""))
     given = parser.parse_args()
-    party = mnist(given.data) if given.data else clouds()
+    party = mnist(given.data) if given.data else clusters()
     net = trained_net(party)
     rows = []
-    for by in CONSTRUCTIONS:
-        measured = ("input", "embedding", "gradient") if by not in ("uniform", "balanced") else ("input",)
-        for space in measured:
-            rows.append(benchmark_row(party, Selection(count=given.count, method=by, space=space), net, given.seeds))
+    for method in CONSTRUCTIONS:
+        spaces = ("input", "embedding", "gradient") if method not in ("uniform", "balanced") else ("input",)
+        for space in spaces:
+            selection = Selection(count=given.count, method=method, space=space)
+            rows.append(benchmark_row(party, selection, net, given.seeds))
     whole = Coreset(party.x, party.y, torch.ones(party.samples))
     rows.append({"method": "all rows", "accuracy": mean(accuracy(party, whole, None, s) for s in range(given.seeds))})
     columns = ("method", "space", "seconds", "distance", "accuracy", "±", "unweighted")

@@ -1,8 +1,8 @@
-"""Steps a second of deep Q-learning on CartPole: agents in a stack, one at a time, a plain loop, and Stable-Baselines3.
+"""Steps per second of deep Q-learning on CartPole: stacked agents, single agents, a plain loop, and Stable-Baselines3.
 
-All learn by the same network (64-64), batch (64) and frequency (a gradient step every 4 steps), on one thread and by
-turns; seconds are those that the processor worked for them. Stable-Baselines3 is measured by another Python, if one is
-given (`pip install stable-baselines3` into an environment of its own):
+All use the same network (64-64), batch (64) and frequency (a gradient step every 4 steps), on one thread and in turns;
+seconds are processor time. Stable-Baselines3 is measured in another Python, if one is given (`pip install
+stable-baselines3` into its own environment):
 
     python benchmarks/dqn_throughput.py [--steps 2000] [--turns 3] [--sb3 /path/to/python]
 """
@@ -36,20 +36,20 @@ print(int(sys.argv[1]) / (time.process_time() - began))
 
 
 def stacked(count: int, steps: int) -> float:
-    """Descant with so many agents; what all of them take together."""
+    """Return the steps per second of all agents of a stack together."""
     from descant import Dqn, Federation, algorithms, models, parties
 
     solver = Dqn(steps=steps, batch=BATCH, train_every=EVERY, gradient_steps=1, learning_starts=1, n_step=1, lr=1e-3)
-    people = parties.agents("CartPole-v1", count=count, test_episodes=0)
-    fed = Federation(partial(models.mlp, 4, 2, HIDDEN), people, algorithms.Local(), solver=solver)
-    next(iter(fed.rounds(1, evaluate_local_in=())))  # what is made once is made now
+    population = parties.agents("CartPole-v1", count=count, test_episodes=0)
+    fed = Federation(partial(models.mlp, 4, 2, HIDDEN), population, algorithms.Local(), solver=solver)
+    next(iter(fed.rounds(1, evaluate_local_in=())))  # warm-up
     began = time.process_time()
     next(iter(fed.rounds(1, evaluate_local_in=())))
     return count * steps / (time.process_time() - began)
 
 
 def plain(steps: int) -> float:
-    """One agent in plain torch and gymnasium, as a single-file implementation would do it."""
+    """Return the steps per second of one agent in plain torch and gymnasium, as in a single-file implementation."""
     import gymnasium
     import numpy as np
     import torch
@@ -103,17 +103,17 @@ def plain(steps: int) -> float:
 
 
 def baselines(python: str, steps: int) -> float:
-    """Stable-Baselines3's DQN, in its own Python."""
-    found = subprocess.run([python, "-c", SB3, str(steps)], capture_output=True, text=True)
-    if found.returncode:
-        sys.exit(f"Stable-Baselines3 cannot be run by {python}:\n{found.stderr[-2000:]}")
-    return float(found.stdout.split()[-1])
+    """Return the steps per second of Stable-Baselines3's DQN, run in its own Python."""
+    result = subprocess.run([python, "-c", SB3, str(steps)], capture_output=True, text=True)
+    if result.returncode:
+        sys.exit(f"Stable-Baselines3 cannot be run by {python}:\n{result.stderr[-2000:]}")
+    return float(result.stdout.split()[-1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2000, help="steps that an agent takes while it is measured")
-    parser.add_argument("--turns", type=int, default=3, help="how often each is measured; the median counts")
+    parser.add_argument("--steps", type=int, default=2000, help="measured steps per agent")
+    parser.add_argument("--turns", type=int, default=3, help="measurements per contestant; the median counts")
     parser.add_argument("--sb3", default="", help="a Python that has stable-baselines3")
     given = parser.parse_args()
     import torch
@@ -127,18 +127,18 @@ def main() -> None:
     }
     if given.sb3:
         contestants["Stable-Baselines3"] = partial(baselines, given.sb3, given.steps)
-    found: dict[str, list[float]] = {name: [] for name in contestants}
+    measured: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(given.turns):
         for name, measure in contestants.items():
-            found[name].append(measure())
-    rates = {name: median(values) for name, values in found.items()}
+            measured[name].append(measure())
+    rates = {name: median(values) for name, values in measured.items()}
     ten = rates["10 agents in a stack"]
     hundred = rates["100 agents in a stack"]
     print(f"{'':24}{'steps/s':>10}  {'10 agents are':>14}  {'100 agents are':>15}")
     for name, rate in rates.items():
         print(f"{name:24}{rate:>10,.0f}  {ten / rate:>13.1f}×  {hundred / rate:>14.1f}×")
     if not given.sb3:
-        print("Stable-Baselines3 is left out: --sb3 names a Python that has it.")
+        print("Stable-Baselines3 is left out: give a Python that has it with --sb3.")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Stacked, single, vectorised or looped: the time of a round each way, by the size of the model and the parties.
+"""Time of a round in each execution mode, by model size and number of parties.
 
-`CACHE` and `MOST_VECTORISED` in `descant/solvers/slope.py` come from this table. Run it on a quiet machine:
+`STACK_BYTES` and `MAX_VECTORIZED_PARAMETERS` in `descant/training/gradient_descent.py` come from this table. Run it
+on a quiet machine:
 
     python benchmarks/execution_modes.py            # a minute or two; --threads 2 for two threads
 """
@@ -23,7 +24,7 @@ OTHER_MODES = ("single", "vectorized", "looped")
 
 
 def make_population(count: int) -> parties.Population:
-    """Parties of 60 random images."""
+    """Return parties with 60 random images each."""
     generator = torch.Generator().manual_seed(0)
     data = [
         (torch.rand(60, 784, generator=generator), torch.randint(10, (60,), generator=generator)) for _ in range(count)
@@ -32,16 +33,16 @@ def make_population(count: int) -> parties.Population:
 
 
 def net(width: int) -> nn.Module:
-    """784-width-10, or a line if the width is 0."""
+    """Return the network 784-width-10, or a linear model if the width is 0."""
     if not width:
         return nn.Linear(784, 10)
     return nn.Sequential(nn.Linear(784, width), nn.ReLU(), nn.Linear(width, 10))
 
 
 def best_round_seconds(width: int, count: int, execution_mode: str, rounds: int = 3) -> float:
-    """The best time of a round of 20 steps of batch 10."""
+    """Return the best time of a round of 20 steps of batch 10."""
     fed = Federation(net(width), make_population(count), algorithms.FedAvg(), lr=0.1, steps=20, batch=10)
-    fed.state = replace(fed.state, way=execution_mode)
+    fed.state = replace(fed.state, execution_mode=execution_mode)
     fed.fit(1, progress=False)
     times = []
     for _ in range(rounds):
@@ -58,14 +59,14 @@ def main() -> None:
     rows = []
     for width in WIDTHS:
         for count in COUNTS:
-            stacked, *others = (best_round_seconds(width, count, way) for way in ("stacked", *OTHER_MODES))
+            stacked, *others = (best_round_seconds(width, count, mode) for mode in ("stacked", *OTHER_MODES))
             rows.append(
                 {
                     "model": f"784-{width}-10" if width else "784-10",
                     "parameters": sum(p.numel() for p in net(width).parameters()),
                     "parties": count,
                     "stacked ms": 1e3 * stacked,
-                    **{f"{way} ×": time / stacked for way, time in zip(OTHER_MODES, others, strict=True)},
+                    **{f"{mode} ×": seconds / stacked for mode, seconds in zip(OTHER_MODES, others, strict=True)},
                 }
             )
     print(Table(tuple(rows[0]), rows, "× is the time relative to stacked.", decimals={"stacked ms": 1}))

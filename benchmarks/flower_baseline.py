@@ -1,10 +1,10 @@
-"""A tiny round of three silos, beside one by Flower's own way, in one run and by turns.
+"""Time of a tiny round with three silos, compared with plain Flower, in one run and in turns.
 
     python benchmarks/flower_baseline.py [--rounds 6] [--turns 2]
 
-Flower's own way is a ServerApp that sends a few numbers to three SuperNodes and waits for their answers, without TLS,
-on this machine: it starts a process for every message. Ours is nginx, a SuperLink with TLS and three silos that learn,
-and every round is on the disk. It needs an environment that has Flower, and nginx.
+The baseline is a Flower ServerApp that sends a few numbers to three SuperNodes and waits for their replies, without
+TLS, on this machine; it starts a process for every message. Descant runs nginx, a SuperLink with TLS and three silos
+that train, and writes every round to disk. It needs nginx and an environment that has Flower.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import numpy as np
 from descant.deployment.child_process import ChildProcess
 from descant.deployment.flower.flower_connection import FLOWER_ENVIRONMENT
 from descant.deployment.server.serve import free_port
-from silos import measure_rounds
+from silo_resources import measure_rounds
 
 SILOS = 3
 PROJECT = """
 [project]
-name = "floor"
+name = "baseline"
 version = "1.0.0"
 license = "Apache-2.0"
 dependencies = []
@@ -39,8 +39,8 @@ build-backend = "hatchling.build"
 [tool.flwr.app]
 publisher = "nobody"
 [tool.flwr.app.components]
-serverapp = "floor.app:server"
-clientapp = "floor.app:client"
+serverapp = "baseline.app:server"
+clientapp = "baseline.app:client"
 [tool.flwr.app.config]
 rounds = 3
 out = "times"
@@ -82,28 +82,27 @@ def main(grid, context):
 
 
 def find_program(name: str) -> str:
-    """A command of Flower's, beside this Python."""
-    found = shutil.which(name, path=str(Path(sys.executable).parent))
-    if found is None:
-        raise SystemExit(f"There is no {name} beside this Python: pip install 'descant[flower]'")
-    return found
+    """Return the path of a Flower command in this Python's environment."""
+    path = shutil.which(name, path=str(Path(sys.executable).parent))
+    if path is None:
+        raise SystemExit(f"There is no {name} in this Python's environment: pip install 'descant[flower]'")
+    return path
 
 
 def flower_round_seconds(rounds: int) -> list[float]:
-    """Seconds of every round but the first."""
-    with tempfile.TemporaryDirectory() as made, ExitStack() as processes:
-        folder = Path(made)
+    """Return the seconds of every Flower round but the first."""
+    with tempfile.TemporaryDirectory() as temporary_folder, ExitStack() as processes:
+        folder = Path(temporary_folder)
         port = free_port()
-        (folder / "app" / "floor").mkdir(parents=True)
+        (folder / "app" / "baseline").mkdir(parents=True)
         (folder / "app" / "pyproject.toml").write_text(PROJECT)
-        (folder / "app" / "floor" / "__init__.py").touch()
-        (folder / "app" / "floor" / "app.py").write_text(APP)
+        (folder / "app" / "baseline" / "__init__.py").touch()
+        (folder / "app" / "baseline" / "app.py").write_text(APP)
         config_text = f'[superlink]\ndefault = "lab"\n[superlink.lab]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
         (folder / "config.toml").write_text(config_text)
-        environment = {**os.environ, **FLOWER_ENVIRONMENT, "FLWR_HOME": made, "OMP_NUM_THREADS": "1"}
-        environment["PATH"] = os.pathsep.join(
-            [str(Path(sys.executable).parent), environment["PATH"]]
-        )  # it starts others by name
+        environment = {**os.environ, **FLOWER_ENVIRONMENT, "FLWR_HOME": temporary_folder, "OMP_NUM_THREADS": "1"}
+        # Flower starts its other programs by name
+        environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
 
         def start(name: str, *arguments: str) -> None:
             command = [find_program(name), "--insecure", "--host", "127.0.0.1", *arguments]
@@ -111,10 +110,10 @@ def flower_round_seconds(rounds: int) -> list[float]:
                 ChildProcess(command, folder / f"{name}{len(arguments)}.log", folder, env=environment)
             )
 
-        start("flower-superlink", "--port", str(port), deadline="--disable-runtime-dependency-installation")
+        start("flower-superlink", "--port", str(port), "--disable-runtime-dependency-installation")
         time.sleep(10)
         for _ in range(SILOS):
-            start("flower-supernode", "--superlink", f"127.0.0.1:{port}", deadline="--port", timeout=str(free_port()))
+            start("flower-supernode", "--superlink", f"127.0.0.1:{port}", "--port", str(free_port()))
         run_config = f'rounds={rounds} out="{folder / "times"}"'
         flwr_command = [find_program("flwr"), "run", str(folder / "app"), "lab", "--run-config", run_config]
         done = subprocess.run(flwr_command, env=environment, capture_output=True, text=True, cwd=folder)
@@ -134,17 +133,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--turns", type=int, default=2)
     given = parser.parse_args()
-    floor = list[float]()
+    baseline = list[float]()
     ours = list[float]()
     for turn in range(given.turns):
-        floor += flower_round_seconds(given.rounds)
+        baseline += flower_round_seconds(given.rounds)
         ours += measure_rounds(SILOS, 0.001, given.rounds, "fedavg")[0][1:]
-        print(
-            f"turn {turn + 1}: Flower's own {np.median(floor):.2f} s a round, ours {np.median(ours):.2f} s", flush=True
-        )
-    ratio = np.median(ours) / np.median(floor)
+        medians = f"Flower alone {np.median(baseline):.2f} s per round, Descant {np.median(ours):.2f} s"
+        print(f"turn {turn + 1}: {medians}", flush=True)
+    ratio = np.median(ours) / np.median(baseline)
     load = os.getloadavg()[1]
-    print(f"A tiny round of ours takes {ratio:.2f} times one of Flower's own (load {load:.1f}).")
+    print(f"A tiny round of Descant takes {ratio:.2f} times one of Flower alone (load {load:.1f}).")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""Local iterations a second of portfolio desks: in stacks, and as a loop over plain modules with torch's own layers.
+"""Local iterations per second of portfolio desks: in stacks, and in a loop over plain modules of torch's own layers.
 
-Both take batches of 50 days of 9 assets and step by Adam, on one thread and by turns; seconds are those that the
-processor worked for them. It also says how long the papers' experiment (50 desks, 800 rounds of 50 iterations) takes by
-that, a method:
+Both use batches of 50 days of 9 assets and Adam, on one thread and in turns; seconds are processor time. The output
+also extrapolates the time of the papers' experiment (50 desks, 800 rounds of 50 iterations) per method:
 
     python benchmarks/portfolio_throughput.py [--iterations 30] [--turns 5] [--desks 10]
 """
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from descant import Federation, Trader, algorithms, parties
-from descant import models as problems
+from descant import models as networks
 from descant.portfolio import generate_market
 from descant.reporting.table import Table
 
@@ -31,7 +30,7 @@ COST = 0.002
 
 
 class PlainEiie(nn.Module):
-    """The same network of torch's own layers."""
+    """The EIIE network built from torch's own layers."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -57,7 +56,7 @@ class PlainEiie(nn.Module):
 
 
 def looped_rate(kind: str, population: parties.Population, iterations: int) -> float:
-    """One desk after the other, as a single-file implementation would do it."""
+    """Return the iterations per second of one desk after another, as in a single-file implementation."""
     models = [PlainEiie(kind) for _ in population]
     optimizers = [torch.optim.Adam(model.parameters(), 5e-5) for model in models]
     price_tables = [torch.from_numpy(desk.prices).float() for desk in population.values()]  # type: ignore[attr-defined]
@@ -65,12 +64,12 @@ def looped_rate(kind: str, population: parties.Population, iterations: int) -> f
     rng = np.random.default_rng(0)
     began = time.process_time()
     for _ in range(iterations):
-        for model, optimizer, book, memory in zip(models, optimizers, price_tables, portfolio_weights, strict=True):
+        for model, optimizer, book, held in zip(models, optimizers, price_tables, portfolio_weights, strict=True):
             first = int(rng.integers(WINDOW, len(book) - BATCH - 1))
             today = book[first : first + BATCH]
             prices = book[first - WINDOW + 1 : first + BATCH].unfold(0, WINDOW, 1) / today.unsqueeze(2)
             relatives = torch.cat([torch.ones(BATCH, 1), book[first + 1 : first + 1 + BATCH] / today], 1)
-            weights = model(prices, memory[first - 1 : first - 1 + BATCH])
+            weights = model(prices, held[first - 1 : first - 1 + BATCH])
             earned = weights * relatives
             grown = earned.sum(1)
             drifted = earned[:-1] / grown[:-1, None]
@@ -79,15 +78,15 @@ def looped_rate(kind: str, population: parties.Population, iterations: int) -> f
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            memory[first : first + BATCH] = weights.detach()[:, 1:]
+            held[first : first + BATCH] = weights.detach()[:, 1:]
     return len(models) * iterations / (time.process_time() - began)
 
 
 def stacked_rate(kind: str, population: parties.Population, iterations: int) -> float:
-    """The same by Descant."""
+    """Return the iterations per second of Descant."""
     solver = Trader(iterations=iterations, batch=BATCH)
-    fed = Federation(partial(problems.eiie, kind, WINDOW), population, algorithms.Local(), solver=solver)
-    next(iter(fed.rounds(1, evaluate_local_in=())))  # what is made once is made now
+    fed = Federation(partial(networks.eiie, kind, WINDOW), population, algorithms.Local(), solver=solver)
+    next(iter(fed.rounds(1, evaluate_local_in=())))  # warm-up
     began = time.process_time()
     next(iter(fed.rounds(1, evaluate_local_in=())))
     return len(population) * iterations / (time.process_time() - began)
@@ -95,20 +94,20 @@ def stacked_rate(kind: str, population: parties.Population, iterations: int) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--iterations", type=int, default=30, help="of every desk while it is measured")
-    parser.add_argument("--turns", type=int, default=5, help="how often each is measured; the median counts")
+    parser.add_argument("--iterations", type=int, default=30, help="measured iterations per desk")
+    parser.add_argument("--turns", type=int, default=5, help="measurements of each; the median counts")
     parser.add_argument("--desks", type=int, default=10)
     given = parser.parse_args()
     torch.set_num_threads(1)
     population = parties.desks(generate_market(), count=given.desks, assets=ASSETS, augment=("gbm",))
-    found: dict[tuple[str, str], list[float]] = {}
+    rates: dict[tuple[str, str], list[float]] = {}
     for _ in range(given.turns):
         for kind in KINDS:
             for mode, measure in (("stacked", stacked_rate), ("looped", looped_rate)):
-                found.setdefault((kind, mode), []).append(measure(kind, population, given.iterations))
+                rates.setdefault((kind, mode), []).append(measure(kind, population, given.iterations))
     rows = []
     for kind in KINDS:
-        ours, theirs = (median(found[kind, way]) for way in ("stacked", "looped"))
+        ours, theirs = (median(rates[kind, mode]) for mode in ("stacked", "looped"))
         row = {"evaluator": kind, "iterations/s": ours, "plain modules": theirs, "ratio": ours / theirs}
         rows.append({**row, "minutes of 50 desks": 50 * 800 * 50 / ours / 60})
     decimals = {"iterations/s": 0, "plain modules": 0, "ratio": 2, "minutes of 50 desks": 0}

@@ -1,6 +1,6 @@
-"""Accuracy against ε on the bundled digits, and what a private round costs: `python benchmarks/privacy.py`.
+"""Accuracy by ε on the bundled digits, and the cost of a private round: `python benchmarks/privacy.py`.
 
-A linear model, 30 rounds, 3 seeds; noise from the seed, so that the numbers come again. A few minutes.
+A linear model, 30 rounds, 3 seeds. Noise comes from the seed, so the numbers are reproducible. A few minutes.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def model() -> nn.Module:
 
 
 def make_federation(method: Algorithm, solver: Solver, count: int, seed: int = 0) -> Federation:
-    people = parties.digits(count=count, split="dirichlet", alpha=1.0, seed=seed)
-    return Federation(model, people, method, solver=solver, seed=seed)
+    population = parties.digits(count=count, split="dirichlet", alpha=1.0, seed=seed)
+    return Federation(model, population, method, solver=solver, seed=seed)
 
 
 def table_row(method: Algorithm, solver: Solver, count: int, noise: str = "–") -> str:
-    """One row of the table: the centre's mean accuracy over the parties' test sets, and the largest ε of the seeds."""
+    """Return a table row: the global model's mean accuracy over test sets, and the largest ε of the seeds."""
     feds = [make_federation(method, solver, count, seed).fit(ROUNDS, progress=False) for seed in range(SEEDS)]
     accuracies = [fed.scores().global_model.mean for fed in feds]
     spent = [fed.history_[-1]["epsilon"] for fed in feds if "epsilon" in fed.history_[-1]]
@@ -39,20 +39,20 @@ def table_row(method: Algorithm, solver: Solver, count: int, noise: str = "–")
 
 
 def print_costs() -> None:
-    """The best round of each, by turns: others share the machine."""
+    """Print the time of the best round of each method, measured in turns on a shared machine."""
     feds = {
         "FedAvg, 100 parties": make_federation(algorithms.FedAvg(weights="uniform"), PLAIN_SGD, 100),
-        "CentralPrivacy": make_federation(algorithms.CentralDP(), PLAIN_SGD, 100),
-        "LocalPrivacy": make_federation(algorithms.LocalDP(), PLAIN_SGD, 100),
+        "CentralDP": make_federation(algorithms.CentralDP(), PLAIN_SGD, 100),
+        "LocalDP": make_federation(algorithms.LocalDP(), PLAIN_SGD, 100),
         "FedAvg, 10 parties": make_federation(algorithms.FedAvg(), LARGER_BATCH_SGD, 10),
         "SecureAggregation": make_federation(algorithms.SecureAggregation(), LARGER_BATCH_SGD, 10),
-        "PrivateSgd": make_federation(algorithms.FedAvg(), DpSgd(lr=0.5, steps=10, batch=20), 10),
+        "DpSgd": make_federation(algorithms.FedAvg(), DpSgd(lr=0.5, steps=10, batch=20), 10),
     }
     for _ in range(20):
         for fed in feds.values():
             fed.fit(3, progress=False)
     for name, fed in feds.items():
-        print(f"{name}: {1000 * min(entry['seconds'] for entry in fed.history_):.1f} ms a round")
+        print(f"{name}: {1000 * min(entry['seconds'] for entry in fed.history_):.1f} ms per round")
 
 
 def main() -> None:

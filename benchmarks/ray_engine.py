@@ -1,9 +1,10 @@
-"""What the engine on Ray costs beside the one in this process, and what a hundred thousand parties cost it.
+"""Cost of the Ray engine compared with the in-process engine, and with 100,000 parties.
 
-W2 of `descant bench` (MLP 784-200-200-10, 100 parties, 10 a round, 20 steps of batch 32), one worker with one thread,
-by turns; then 10,000 and 100,000 parties with a small model, 1,000 a round, two workers, each in a process of its own,
-and the memory of this process, of the workers and of Ray's own; then W2's model with Adam, all 100 parties a round, one
-step each, so that what they remember (1.6 MB each) is most of what there is to carry. In an environment that has Ray:
+Three measurements, in an environment that has Ray. First, W2 of `descant bench` (MLP 784-200-200-10, 100 parties, 10
+per round, 20 steps of batch 32), one worker with one thread, in turns. Second, W2's model with Adam, all 100 parties
+per round, one step each, so that party state (1.6 MB each) dominates the transfers. Third, 10,000 and 100,000 parties
+with a small model, 1,000 per round, two workers, each in a new process, with the memory of the driver, the workers and
+Ray itself:
 
     python benchmarks/ray_engine.py [--rounds 20] [--parties 10000 100000]
 """
@@ -41,7 +42,7 @@ def make_population(count: int, samples: int, inputs: int) -> Population:
 
 
 def compare_engines(rounds: int) -> None:
-    """Seconds a round, by turns."""
+    """Measure seconds per round of both engines in turns."""
     torch.set_num_threads(1)
     ray = Ray(workers=1)
     federations = {
@@ -53,9 +54,9 @@ def compare_engines(rounds: int) -> None:
             lr=0.05,
             steps=20,
             batch=32,
-            engine=made,
+            engine=engine,
         )
-        for name, made in (("in this process", InProcess), ("on Ray", ray))
+        for name, engine in (("in this process", InProcess), ("on Ray", ray))
     }
     times: dict[str, list[float]] = {name: [] for name in federations}
     for turn in range(rounds + 2):
@@ -66,14 +67,14 @@ def compare_engines(rounds: int) -> None:
                 times[name].append(time.perf_counter() - began)
     ratio = median(a / b for a, b in zip(times["on Ray"], times["in this process"], strict=True))
     for name, each in times.items():
-        print(f"{name:<16}{1000 * median(each):8.1f} ms a round")
+        print(f"{name:<16}{1000 * median(each):8.1f} ms per round")
     equal = len({fed.hash() for fed in federations.values()}) == 1
     print(f"Ray costs {100 * (ratio - 1):.0f} % more (the median of {rounds} turns). The models are equal: {equal}")
     ray.close()
 
 
 def measure_many_parties(count: int) -> None:
-    """Rounds of 1,000 of them, and the memory that processes have to themselves, as it was at its most."""
+    """Measure rounds of 1,000 parties, and the peak private memory of the processes."""
     fed = Federation(
         partial(nn.Linear, 10, 10), partial(make_population, count, 10, 10), algorithms.FedAvgPlus(),
         participation=1000, solver=Sgd(lr=0.05, steps=5, batch=5, optimizer="Adam"), engine=Ray(workers=2),
@@ -86,12 +87,12 @@ def measure_many_parties(count: int) -> None:
         fed.fit(5, progress=False)
         seconds += (time.perf_counter() - began) / 20
         peak_memory |= unique_memory()
-    memory_text = ", ".join(f"{whose} {size / 2**20:,.0f} MB" for whose, size in peak_memory.items())
-    print(f"{count:,} parties, 1,000 a round: {1000 * seconds:.0f} ms a round; {memory_text}")
+    memory_text = ", ".join(f"{owner} {size / 2**20:,.0f} MB" for owner, size in peak_memory.items())
+    print(f"{count:,} parties, 1,000 per round: {1000 * seconds:.0f} ms per round; {memory_text}")
 
 
 def measure_party_state(rounds: int) -> None:
-    """Rounds of parties that remember more than they do."""
+    """Measure rounds of parties with large party state and little work."""
     torch.set_num_threads(1)
     fed = Federation(
         mlp, partial(make_population, 100, 32, 784), algorithms.FedAvg(),
@@ -105,20 +106,20 @@ def measure_party_state(rounds: int) -> None:
         times.append(time.perf_counter() - began)
     held_bytes = fed.engine_.party_states.held_bytes  # type: ignore[attr-defined]
     print(
-        f"100 parties that remember 1.6 MB each: {1000 * median(times):.0f} ms a round; "
-        f"{held_bytes / 2**20:.0f} MB of it with the driver, {unique_memory()['driver'] / 2**20:,.0f} MB in all"
+        f"100 parties with 1.6 MB of party state each: {1000 * median(times):.0f} ms per round; "
+        f"{held_bytes / 2**20:.0f} MB of it in the driver, {unique_memory()['driver'] / 2**20:,.0f} MB in all"
     )
 
 
 def unique_memory() -> Counter[str]:
-    """What nobody else has a part in, by whose it is."""
-    me = psutil.Process(os.getpid())
-    found = Counter[str]()
-    for process in (me, *me.children(recursive=True)):
+    """Return the private memory by owner: driver, workers, Ray."""
+    driver = psutil.Process(os.getpid())
+    memory = Counter[str]()
+    for process in (driver, *driver.children(recursive=True)):
         name = " ".join(process.cmdline())
-        owner = "driver" if process == me else "two workers" if "ray::Hand" in name else "Ray itself"
-        found[owner] += process.memory_full_info().uss
-    return found
+        owner = "driver" if process == driver else "two workers" if "ray::RayWorker" in name else "Ray itself"
+        memory[owner] += process.memory_full_info().uss
+    return memory
 
 
 def main() -> None:
@@ -132,7 +133,7 @@ def main() -> None:
     if len(given.parties) == 1:
         measure_many_parties(given.parties[0])
         return
-    for count in given.parties:  # what one has held is not counted to the next
+    for count in given.parties:  # new processes, so that memory of one does not count for the next
         subprocess.run([sys.executable, __file__, "--rounds", "0", "--parties", str(count)], check=True)
 
 

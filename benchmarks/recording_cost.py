@@ -1,6 +1,6 @@
-"""What recording costs a round: W1 of `descant bench` with FedGeoMed+, with and without a run folder, by turns.
+"""Cost of recording per round: W1 of `descant bench` with FedGeoMed+, with and without a run folder, in turns.
 
-python benchmarks/recording_cost.py [--rounds 600]        # half a minute; on one thread
+python benchmarks/recording_cost.py [--rounds 600]        # half a minute, on one thread
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROUNDS_PER_TURN = 100  # rounds
 
 
 def make_population() -> parties.Population:
-    """1,000 parties of unlike size."""
+    """Return 1,000 parties of different sizes."""
     rng = np.random.default_rng(0)
     sizes = np.maximum(10, rng.lognormal(3.6, 1.0, 1000).astype(int))
     data = [(rng.random((n, 784), dtype=np.float32), rng.integers(0, 10, n)) for n in sizes]
@@ -30,7 +30,7 @@ def make_population() -> parties.Population:
 
 
 def federation(population: parties.Population) -> Federation:
-    """Own models are kept, and a snapshot holds those of all who ever trained."""
+    """Return a federation with personal models; a snapshot holds those of all parties that ever trained."""
     settings = {"lr": 0.05, "steps": 20, "batch": 10, "participation": 10}
     return Federation(lambda: nn.Linear(784, 10), population, algorithms.FedGeoMedPlus(), **settings)
 
@@ -55,7 +55,7 @@ def main() -> None:
             times["recorded"].append(between - began)
             times["plain"].append(time.perf_counter() - between)
     with_run, without = (1e3 * mean(times[name]) / ROUNDS_PER_TURN for name in ("recorded", "plain"))
-    print(f"{without:.2f} ms a round; recorded {with_run:.2f} ms: {with_run - without:.2f} ms more")
+    print(f"{without:.2f} ms per round; recorded {with_run:.2f} ms: {with_run - without:.2f} ms more")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
-"""What representation matching costs: the paper's table 4, 30 steps of 64 samples, as a ratio to FedAvg.
+"""Cost of representation matching: the paper's table 4, 30 steps of 64 samples, as a ratio to FedAvg.
 
-Beside each ratio of time stands that of the arithmetic (forwards, backwards, the frozen model, the matching layers both
-ways), and the paper's own, which is a GPU's. Methods take turns, one round each; a ratio is the median over the turns.
+Each ratio of times comes with the ratio of floating-point operations (forward and backward passes, the frozen model,
+the matching layers), and the paper's own ratio, measured on a GPU. Methods take turns, one round each; a ratio is the
+median over the turns.
 
-    python benchmarks/representation_matching.py --only MNIST                                          # or CIFAR10, or KWS
-    python benchmarks/representation_matching.py --only KWS --parties 2 --methods FA+RM --turns 2      # large nets take long
+    python benchmarks/representation_matching.py --only MNIST               # or CIFAR10, or KWS
+
+Large networks take long; this is the shortest run for one of them:
+
+    python benchmarks/representation_matching.py --only KWS --parties 2 --methods FA+RM --turns 2
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from descant.reporting.table import Table
 
 STEPS = 30
 BATCH = 64
-VALIDATION = 500  # samples of the server's, as in papers/representation_matching; the paper: a very small subset
+VALIDATION = 500  # samples of the server, as in papers/representation_matching; the paper: a very small subset
 
 
 def mlp() -> nn.Module:
@@ -53,7 +57,7 @@ def kws() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4096, 1024), nn.ReLU(), nn.Linear(1024, 10))
 
 
-NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {  # the net and the shape of a sample
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {  # network and shape of a sample
     "MNIST": (mlp, (784,)),
     "CIFAR10": (cifar, (3, 32, 32)),
     "KWS": (kws, (1, 32, 32)),
@@ -66,10 +70,10 @@ PAPER = {  # table 4: seconds for 30 steps
 
 
 def benchmark_methods() -> dict[str, Algorithm]:
-    """The paper's five, with the server's loss as reward as in its experiments (§3.3), and its other way of rewards."""
+    """Return the paper's five methods, rewarded by the server's loss (§3.3), and one rewarded by the clients."""
     average = algorithms.FedAvg()
     matched = algorithms.RepresentationMatching()
-    grid = {"lr": (0.0099, 0.01), "work": None}  # of one kind of round, so that only the tuning itself is added
+    grid = {"lr": (0.0099, 0.01), "work": None}  # nearly equal rounds, so that only the tuning itself is added
     return {
         "FA": average,
         "FA+WD": algorithms.WeightDivergence(),
@@ -81,7 +85,7 @@ def benchmark_methods() -> dict[str, Algorithm]:
 
 
 def federation(net: str, count: int, algorithm: Algorithm) -> Federation:
-    """Parties of random samples, as many as 30 steps take; a tuner has the server's set as well."""
+    """Return parties with random samples for 30 steps; adaptive methods also get a validation set."""
     make, shape = NETS[net]
     generator = torch.Generator().manual_seed(0)
     sizes = [VALIDATION, *[STEPS * BATCH] * count]
@@ -92,16 +96,16 @@ def federation(net: str, count: int, algorithm: Algorithm) -> Federation:
 
 
 def count_flops(net: str, count: int, algorithm: Algorithm) -> float:
-    """The floating-point operations of a round, counted: 30 steps of every party, and what is done once."""
+    """Count the floating-point operations of a round: 30 steps of every party, and one-time work."""
     fed = federation(net, count, algorithm)
-    fed.state = replace(fed.state, way="looped")
+    fed.state = replace(fed.state, execution_mode="looped")
     with FlopCounterMode(display=False) as counter:
         fed.fit(1, progress=False)
     return float(counter.get_total_flops())
 
 
 def measure(net: str, count: int, turns: int, method_names: list[str]) -> list[dict[str, object]]:
-    """One row a method; FA is always there."""
+    """Return one row per method, always including FA."""
     methods_by_name = {
         name: algorithm
         for name, algorithm in benchmark_methods().items()
@@ -111,7 +115,7 @@ def measure(net: str, count: int, turns: int, method_names: list[str]) -> list[d
     times: dict[str, list[float]] = {name: [] for name in feds}
     for turn in range(turns + 1):
         for name, fed in feds.items():
-            began = time.process_time()  # of one thread: what else runs on the machine does not count
+            began = time.process_time()  # of one thread, unaffected by other processes
             fed.fit(1, progress=False)
             if turn:  # the first one warms up
                 times[name].append(time.process_time() - began)
@@ -128,7 +132,7 @@ def measure(net: str, count: int, turns: int, method_names: list[str]) -> list[d
                 "seconds": median(times[name]) / len(fed.population),
                 "× FA": ratio,
                 "arithmetic ×": counted,
-                "of it": ratio / counted,
+                "time / arithmetic": ratio / counted,
                 "paper s": PAPER[net].get(name, nan),
                 "paper ×": PAPER[net].get(name, nan) / PAPER[net]["FA"],
             }
@@ -140,16 +144,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--only", choices=list(NETS))
-    parser.add_argument("--parties", type=int, default=10, help="10 as in the paper; 2 is enough for matching's ratio")
     parser.add_argument(
-        "--methods", nargs="+", default=[], choices=list(benchmark_methods()), metavar="NAME", help="beside FA"
+        "--parties", type=int, default=10, help="10 as in the paper; 2 is enough for the ratio of matching"
+    )
+    parser.add_argument(
+        "--methods", nargs="+", default=[], choices=list(benchmark_methods()), metavar="NAME", help="in addition to FA"
     )
     given = parser.parse_args()
     torch.set_num_threads(1)
     for net in [given.only] if given.only else NETS:
         rows = measure(net, given.parties, given.turns, given.methods)
         print(f"{Table(tuple(rows[0]), rows)}\n", flush=True)
-    print("seconds: 30 steps of 64 samples of one party. × FA is a ratio of times, of it: divided by the arithmetic's.")
+    print("seconds: 30 steps of 64 samples of one party. × FA is a ratio of times.")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How time and memory of a round grow: with the parties that take part, with the parameters, with the population.
+"""Growth of a round's time and memory with participants, parameters and population.
 
     python benchmarks/round_scaling.py --out growth        # about three minutes; writes growth.json and growth.png
 
-Each point is a process of its own. Memory is what a run adds to a process that already holds the data: the peak over
-its rounds, less what it had before the first. Every party keeps a model of its own and Adam's moments, three rows in
-all; beyond a budget of 32 MB for models and as much for moments they are on disk.
+Each point is measured in its own process. Memory is the peak over the rounds of a run, minus the memory before the
+first round, when the data is already loaded. Every party keeps a personal model and Adam's moments, three rows in all.
+The budget is 32 MB for models and as much for moments; beyond it they are on disk.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 BUDGET = 2**25
 FEATURES = 20
 CLASSES = 10
-AXES = {"participants": "parties a round", "parameters": "parameters", "population": "parties in all"}
+AXES = {"participants": "parties per round", "parameters": "parameters", "population": "parties in all"}
 
 
 @dataclass(frozen=True)
 class GrowthPoint:
-    """One measurement: what is varied, and all three numbers."""
+    """One measurement: the varied axis, and all three numbers."""
 
     axis: str
     participants: int = 10
@@ -43,13 +43,13 @@ GROWTH_POINTS = [
 
 
 def proc_status_kilobytes(field: str) -> int:
-    """A line of /proc/self/status."""
+    """Return a field of /proc/self/status."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
 def measure(point: GrowthPoint) -> dict[str, Any]:
-    """The time of a round, and what it needs in memory beyond the data."""
+    """Measure the time of a round, and its memory beyond the data."""
     import torch
     from torch import nn
 
@@ -70,9 +70,9 @@ def measure(point: GrowthPoint) -> dict[str, Any]:
     )
     execution_mode = fed.state.execution_mode
     seconds = []
-    fed.engine_  # noqa: B018  made before memory is looked at
+    fed.engine_  # noqa: B018  creates the engine before memory is measured
     before = proc_status_kilobytes("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     end = time.perf_counter() + 4
     while len(seconds) < 3 or (len(seconds) < 40 and time.perf_counter() < end):
         began = time.perf_counter()
@@ -109,10 +109,10 @@ def draw(results: list[dict[str, Any]], file: Path) -> None:
             shown.grid(True, which="major", alpha=0.3)
             shown.set_ylim(bottom=0.5)
         axes[1][column].set_xlabel(label)
-    axes[0][0].set_ylabel("ms a round")
+    axes[0][0].set_ylabel("ms per round")
     axes[1][0].set_ylabel("MB beyond the data")
     axes[1][0].legend(fontsize=8)
-    figure.suptitle("How a round grows: 5 steps of Adam a party, own models kept, one thread")
+    figure.suptitle("How a round grows: 5 steps of Adam a party, personal models kept, one thread")
     figure.savefig(file, dpi=110)
 
 
@@ -131,10 +131,8 @@ def main() -> None:
         if done.returncode:
             sys.exit(f"{point} failed:\n{done.stderr}")
         results.append({**asdict(point), **json.loads(done.stdout)})
-        found = results[-1]
-        print(
-            f"{AXES[point.axis]:>16} {found[point.axis]:>10,}: {found['ms']:9.1f} ms {found['MB']:8.1f} MB", flush=True
-        )
+        last = results[-1]
+        print(f"{AXES[point.axis]:>17} {last[point.axis]:>10,}: {last['ms']:9.1f} ms {last['MB']:8.1f} MB", flush=True)
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "growth.json").write_text(json.dumps(results, indent=1))
     draw(results, given.out / "growth.png")

@@ -1,11 +1,14 @@
-"""What silos cost: seconds a round, the memory of every process, and whether it stays what it is.
+"""Cost of silos: seconds per round, memory of every process, and memory growth over time.
 
-    python benchmarks/silo_resources.py real --silos 8 --megabytes 40 --rounds 3     nginx, a SuperLink and silos on this machine
-    python benchmarks/silo_resources.py driver --parties 50 --megabytes 40           the driver alone, answered by one process
-    python benchmarks/silo_resources.py soak --seconds 3600                          tiny rounds, and by how much memory grows
+    python benchmarks/silo_resources.py real --silos 8 --megabytes 40 --rounds 3
+    python benchmarks/silo_resources.py driver --parties 50 --megabytes 40
+    python benchmarks/silo_resources.py soak --seconds 3600
 
-`real` and `soak` need an environment that has Flower, and nginx; all need Linux. Memory is what the kernel says:
-anonymous, which nobody can take away, and all that is resident, with files that are mapped (libraries, models on disk).
+`real` runs nginx, a SuperLink and silos on this machine. `driver` runs the driver alone, and one process sends all
+replies. `soak` runs tiny rounds and reports the growth of memory.
+
+`real` and `soak` need nginx and an environment that has Flower; all need Linux. Memory is reported by the kernel:
+anonymous RSS, and resident memory, which includes mapped files (libraries, models on disk).
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ METHODS = {
     "mean": algorithms.FedAvg,
     "coordinate median": algorithms.CoordinateMedian,
     "geometric median": algorithms.RFA,
-    "geometric median, own models": partial(algorithms.FedGeoMedPlus, alpha=0.1, rho=0.1),
+    "geometric median, personal models": partial(algorithms.FedGeoMedPlus, alpha=0.1, rho=0.1),
 }
 RECIPE = """
 [run]
@@ -71,36 +74,36 @@ SILO_FILE = """
 from functools import partial
 from itertools import pairwise
 import torch
-from descant import problems
+from descant import models
 
-model = partial(problems.mlp, {width}, 10, ({width},) * 4)
+model = partial(models.mlp, {width}, 10, ({width},) * 4)
 
 def data():
     generator = torch.Generator().manual_seed({seed})
     return torch.randn(8, {width}, generator=generator), torch.randint(10, (8,), generator=generator)
 """
 MEMORY_FIELDS = ("RssAnon", "VmRSS")
-SAMPLE_SECONDS = 0.02  # seconds between two looks at memory
-CHUNK_BYTES = 5 * 2**20  # bytes of an answer that come together, as Flower has it
+SAMPLE_SECONDS = 0.02  # seconds between two memory samples
+CHUNK_BYTES = 5 * 2**20  # bytes of a reply per chunk, as in Flower
 
 
 def width_of(megabytes: float) -> int:
-    """Of four square layers that have so many million bytes together."""
+    """Return the width of four square layers with this total size."""
     return max(2, round(math.sqrt(megabytes * 1e6 / 16)))
 
 
 def process_memory(pids: Collection[int]) -> np.ndarray:
-    """Anonymous and all resident memory of some processes together, in MB; of those that are gone, nothing."""
-    found = np.zeros(len(MEMORY_FIELDS))
+    """Return the anonymous and resident memory of running processes together, in MB."""
+    total = np.zeros(len(MEMORY_FIELDS))
     for pid in pids:
         with suppress(OSError):
             lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-            found += [int(lines.get(name, "0 kB").split()[0]) / 1000 for name in MEMORY_FIELDS]
-    return found
+            total += [int(lines.get(name, "0 kB").split()[0]) / 1000 for name in MEMORY_FIELDS]
+    return total
 
 
 class PeakMemory:
-    """Looks at processes, by the names of their groups, and keeps the most that each has had."""
+    """Samples the memory of named groups of processes and keeps the peaks."""
 
     def __init__(self, groups: Callable[[], Mapping[str, Collection[int]]]) -> None:
         self._groups = groups
@@ -114,12 +117,12 @@ class PeakMemory:
 
     def _watch(self) -> None:
         while not self._stop_event.wait(SAMPLE_SECONDS):
-            most = self.peaks
-            for name, found in self.current().items():
-                most[name] = np.maximum(most.get(name, found), found)
+            peaks = self.peaks
+            for name, memory in self.current().items():
+                peaks[name] = np.maximum(peaks.get(name, memory), memory)
 
     def reset(self) -> dict[str, np.ndarray]:
-        """What was the most so far; from now on it is counted anew."""
+        """Return the peaks so far, and start new ones."""
         previous = self.peaks
         self.peaks = {}
         return previous
@@ -130,18 +133,15 @@ class PeakMemory:
         return self.peaks
 
 
-def format_memory(name: str, found: np.ndarray) -> str:
-    return f"{name:<28}{found[0]:8.0f} MB anonymous{found[1]:8.0f} MB resident"
-
-
-# ── the driver alone ──────────────────────────────────────────────────────────────────────────────────────────────────
+def format_memory(name: str, memory: np.ndarray) -> str:
+    return f"{name:<28}{memory[0]:8.0f} MB anonymous{memory[1]:8.0f} MB resident"
 
 
 class PipeTransport:
-    """A post whose parties are all in the process at the other end of a line."""
+    """A transport whose parties are all in the process at the other end of a pipe."""
 
-    def __init__(self, line: Connection, names: Collection[str]) -> None:
-        self._connection = line
+    def __init__(self, connection: Connection, names: Collection[str]) -> None:
+        self._connection = connection
         self._names = names
         self._out = deque[str]()
 
@@ -170,9 +170,9 @@ class PipeTransport:
 
 
 def drive_rounds(given: argparse.Namespace) -> None:
-    """The driver's process: as `descant server start` does it, with a line in place of Flower."""
+    """Run rounds as `descant server start` does, with a pipe in place of Flower."""
     release_memory_eagerly()
-    connection = Connection(given.line)
+    connection = Connection(given.file_descriptor)
     width = width_of(given.megabytes)
     names = [f"{i:04}" for i in range(given.parties)]
     description = {"x": [width], "x_dtype": "float32", "y": [], "y_dtype": "int64", "samples": 8, "test_count": 0}
@@ -190,9 +190,9 @@ def drive_rounds(given: argparse.Namespace) -> None:
             connection.send_bytes(f"done {round.round.seconds} {round.round.gap}".encode())
 
 
-def make_reply(letter: bytes, layout: Layout) -> bytes:
-    """What a party might have learned: the centre, and a little of its own."""
-    task = unpack(letter, Task)
+def make_reply(message: bytes, layout: Layout) -> bytes:
+    """Return a plausible train reply: the model in the task plus a little noise."""
+    task = unpack(message, Task)
     generator = torch.Generator().manual_seed(int(task.party) + 1000 * task.round)
     row = task.arrays.get("personal", task.arrays["global_model"])
     arrays = layout.split(row + 0.01 * torch.randn(len(row), generator=generator))
@@ -200,7 +200,7 @@ def make_reply(letter: bytes, layout: Layout) -> bytes:
 
 
 def measure_driver(given: argparse.Namespace) -> None:
-    """How much memory the driver needs for the answers of many parties."""
+    """Measure the memory that the driver needs for the replies of many parties."""
     width = width_of(given.megabytes)
     layout = Layout.from_module(models.mlp(width, 10, (width,) * 4))
     for method in METHODS if given.method == "all" else [given.method]:
@@ -209,8 +209,8 @@ def measure_driver(given: argparse.Namespace) -> None:
         command = [
             sys.executable,
             __file__,
-            "driving",
-            f"--line={child_socket.fileno()}",
+            "driver-process",
+            f"--file-descriptor={child_socket.fileno()}",
             f"--method={method}",
             *options,
         ]
@@ -228,9 +228,9 @@ def measure_driver(given: argparse.Namespace) -> None:
                 if received == b"empty":
                     empty = process_memory([process.pid])
                 elif received == b"next":
-                    answer = make_reply(pending_messages.popleft(), layout)
-                    for begin in range(0, len(answer), CHUNK_BYTES):
-                        connection.send_bytes(answer, begin, min(CHUNK_BYTES, len(answer) - begin))
+                    reply = make_reply(pending_messages.popleft(), layout)
+                    for begin in range(0, len(reply), CHUNK_BYTES):
+                        connection.send_bytes(reply, begin, min(CHUNK_BYTES, len(reply) - begin))
                     connection.send_bytes(b"")
                 elif received.startswith(b"done "):
                     seconds.append(float(received.split()[1]))
@@ -238,19 +238,16 @@ def measure_driver(given: argparse.Namespace) -> None:
                     first = first if first.any() else peaks.reset()["driver"]
                     pending_messages.append(received)
         if process.wait():
-            raise SystemExit(f"The driver has ended with {process.returncode}.")
-        most = peaks.stop()["driver"]
-        print(f"{method}, {given.parties} parties x {given.megabytes:g} MB: {np.median(seconds):.1f} s a round")
-        for name, found in {"without a model": empty, "until the first letter": first, "in rounds": most}.items():
-            print(format_memory(f"  {name}", found))
-        print(f"  in rounds, beyond the first line: {(most - empty)[0] / given.megabytes:.1f} x the model")
-
-
-# ── real processes ────────────────────────────────────────────────────────────────────────────────────────────────────
+            raise SystemExit(f"The driver exited with status {process.returncode}.")
+        in_rounds = peaks.stop()["driver"]
+        print(f"{method}, {given.parties} parties x {given.megabytes:g} MB: {np.median(seconds):.1f} s per round")
+        for name, memory in {"without a model": empty, "until the first task": first, "in rounds": in_rounds}.items():
+            print(format_memory(f"  {name}", memory))
+        print(f"  in rounds, beyond the first line: {(in_rounds - empty)[0] / given.megabytes:.1f} x the model")
 
 
 class LocalDeployment:
-    """A federation in a folder: a server and silos, each with the processes that it has started."""
+    """A deployment in a folder: a server and silos, with all their processes."""
 
     def __init__(self, folder: Path, silos: int, width: int, rounds: int, method: str) -> None:
         self.folder = folder
@@ -261,7 +258,7 @@ class LocalDeployment:
         for seed, name in enumerate(self.names):
             self._call("server", "invite", "lab", name)
             (folder / f"{name}.py").write_text(SILO_FILE.format(width=width, seed=seed))
-        self._start("driver", "server", "start", "lab", "--gather", str(silos))
+        self._start("driver", "server", "start", "lab", "--min-parties", str(silos))
         for name in self.names:
             self._start(name, "silo", "join", f"{name}.invite", f"{name}.py")
 
@@ -283,23 +280,23 @@ class LocalDeployment:
         return self._processes["driver"].poll() is None
 
     def rounds_done(self) -> int:
-        """How many are done."""
+        """Return the number of completed rounds."""
         return (self.folder / "driver.log").read_text().count("\nRound ")
 
     def groups(self) -> dict[str, list[int]]:
-        """Numbers of processes, by what they are; a silo is whoever fetches its letters, and its worker."""
-        found: dict[str, list[int]] = {"driver": [], "SuperLink": [], "nginx": []}
+        """Return process ids by role; a silo includes its message client and its worker."""
+        pids: dict[str, list[int]] = {"driver": [], "SuperLink": [], "nginx": []}
         for name, process in self._processes.items():
             with suppress(psutil.NoSuchProcess):
-                below = psutil.Process(process.pid).children(recursive=True)
+                children = psutil.Process(process.pid).children(recursive=True)
                 if name != "driver":
-                    found[name] = [process.pid, *(one.pid for one in below)]
+                    pids[name] = [process.pid, *(child.pid for child in children)]
                     continue
-                found["driver"] = [process.pid]
-                for one in below:
-                    link = "flower-superlink" in " ".join(one.cmdline())
-                    found["SuperLink" if link else "nginx"].append(one.pid)
-        return found
+                pids["driver"] = [process.pid]
+                for child in children:
+                    is_superlink = "flower-superlink" in " ".join(child.cmdline())
+                    pids["SuperLink" if is_superlink else "nginx"].append(child.pid)
+        return pids
 
     def stop(self) -> None:
         for process in self._processes.values():
@@ -328,7 +325,7 @@ PeakByProcess = dict[str, np.ndarray]
 def measure_rounds(
     silos: int, megabytes: float, rounds: int, method: str
 ) -> tuple[list[float], PeakByProcess, PeakByProcess]:
-    """Seconds of every round, and the most memory by kind of process: until the first round is done, and after it."""
+    """Return seconds of every round, and peak memory by role until the first round is done and after it."""
     with local_deployment(silos, megabytes, rounds, method) as deployment:
         peaks = PeakMemory(deployment.groups)
         ends = [time.monotonic()]
@@ -346,24 +343,24 @@ def measure_rounds(
 
 
 def measure_deployment(given: argparse.Namespace) -> None:
-    """Rounds of real silos: how long they take, and the most memory of every kind of process."""
+    """Measure rounds of real silos: their time, and the peak memory by role of the process."""
     _, *tiny_peaks = measure_rounds(2, 0.001, 2, given.method)
-    empty = max(found["driver"][0] for found in tiny_peaks)
+    empty = max(memory["driver"][0] for memory in tiny_peaks)
     spans, *peaks = measure_rounds(given.silos, given.megabytes, given.rounds, given.method)
     print(f"{given.method}, {given.silos} silos x {given.megabytes:g} MB, {given.rounds} rounds")
-    print(f"  until the first round is done {spans[0]:.1f} s; a round after it {np.median(spans[1:]):.1f} s")
-    for when, found in zip(("until the first round is done", "after it"), peaks, strict=True):
-        silos = [found.pop(name) for name in [*found] if name.startswith("silo")]
-        print(f"  {when}:")
-        for name, one_of in {**found, "the largest silo": np.max(silos, axis=0)}.items():
-            print(format_memory(f"    {name}", one_of))
-        excess = found["driver"][0] - empty
-        print(f"    the driver beyond one whose model is tiny, {empty:.0f} MB: {excess:.0f} MB anonymous,")
-        print(f"    {excess / given.megabytes:.1f} x the model (3 x and 200 MB: {3 * given.megabytes + 200:g})")
+    print(f"  until the first round is done {spans[0]:.1f} s; a later round {np.median(spans[1:]):.1f} s")
+    for period, by_role in zip(("until the first round is done", "after it"), peaks, strict=True):
+        silos = [by_role.pop(name) for name in [*by_role] if name.startswith("silo")]
+        print(f"  {period}:")
+        for name, memory in {**by_role, "the largest silo": np.max(silos, axis=0)}.items():
+            print(format_memory(f"    {name}", memory))
+        excess = by_role["driver"][0] - empty
+        print(f"    the driver minus one with a tiny model ({empty:.0f} MB): {excess:.0f} MB anonymous,")
+        print(f"    {excess / given.megabytes:.1f} x the model (3 x plus 200 MB is {3 * given.megabytes + 200:g})")
 
 
 def measure_growth(given: argparse.Namespace) -> None:
-    """Tiny rounds for a time: memory at intervals, and how fast it grows in the second half."""
+    """Run tiny rounds for some time: memory at intervals, and its growth in the second half."""
     with local_deployment(given.silos, given.megabytes, 10**6, given.method) as deployment:
         peaks = PeakMemory(deployment.groups)
         began = time.monotonic()
@@ -372,7 +369,7 @@ def measure_growth(given: argparse.Namespace) -> None:
         samples: list[tuple[float, int, dict[str, np.ndarray]]] = []
         while deployment.alive and time.monotonic() - began < given.seconds:
             samples.append((time.monotonic() - began, deployment.rounds_done(), peaks.current()))
-            shown = {name: round(float(found[0]), 1) for name, found in samples[-1][2].items()}
+            shown = {name: round(float(memory[0]), 1) for name, memory in samples[-1][2].items()}
             print(
                 json.dumps({"seconds": round(samples[-1][0]), "rounds": samples[-1][1], "anonymous MB": shown}),
                 flush=True,
@@ -384,11 +381,11 @@ def measure_growth(given: argparse.Namespace) -> None:
     second_half = samples[len(samples) // 2 :]
     for name in second_half[0][2]:
         times = [at for at, _, _ in second_half]
-        sizes = [found[name] for _, _, found in second_half]
+        sizes = [memory[name] for _, _, memory in second_half]
         slopes = np.polyfit(times, sizes, 1)[0]
-        print(f"{name:<12} grows by {3600 * slopes[0]:+.1f} MB anonymous, {3600 * slopes[1]:+.1f} MB resident an hour")
+        print(f"{name:<12} grows by {3600 * slopes[0]:+.1f} MB anonymous, {3600 * slopes[1]:+.1f} MB resident per hour")
     spent, rounds = (second_half[-1][i] - second_half[0][i] for i in (0, 1))
-    print(f"{rounds} rounds in the second half, {spent / max(1, rounds):.2f} s a round")
+    print(f"{rounds} rounds in the second half, {spent / max(1, rounds):.2f} s per round")
 
 
 def main() -> None:
@@ -398,23 +395,25 @@ def main() -> None:
         ("real", measure_deployment),
         ("driver", measure_driver),
         ("soak", measure_growth),
-        ("driving", drive_rounds),
+        ("driver-process", drive_rounds),
     ):
         subcommand = subcommands.add_parser(name, help=function.__doc__)
         subcommand.set_defaults(function=function)
-        if name in ("driver", "driving"):
+        if name in ("driver", "driver-process"):
             subcommand.add_argument("--parties", type=int, default=50)
             subcommand.add_argument("--method", choices=[*METHODS, "all"], default="all")
         else:
             subcommand.add_argument("--silos", type=int, default=3 if name == "soak" else 8)
-            subcommand.add_argument("--method", default="fedavg", help="as a recipe names it")
-        subcommand.add_argument("--megabytes", type=float, default=0.01 if name == "soak" else 40, help="of the model")
+            subcommand.add_argument("--method", default="fedavg", help="name of the method in a recipe")
+        subcommand.add_argument(
+            "--megabytes", type=float, default=0.01 if name == "soak" else 40, help="size of the model"
+        )
         if name == "soak":
             subcommand.add_argument("--seconds", type=float, default=3600)
-            subcommand.add_argument("--every", type=float, default=60, help="seconds between two lines")
+            subcommand.add_argument("--every", type=float, default=60, help="seconds between two output lines")
         else:
             subcommand.add_argument("--rounds", type=int, default=3)
-    subcommands.choices["driving"].add_argument("--line", type=int)
+    subcommands.choices["driver-process"].add_argument("--file-descriptor", type=int)
     given = parser.parse_args()
     given.function(given)
 

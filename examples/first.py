@@ -1,4 +1,4 @@
-"""A whole experiment on one screen: ten parties with unlike handwriting samples, each keeping a model of its own."""
+"""A whole experiment on one screen: ten parties with different handwriting data, each with a personal model."""
 
 from torch import nn
 
@@ -9,13 +9,13 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
-people = parties.digits(count=10, split="dirichlet", alpha=0.5, seed=0)
+population = parties.digits(count=10, split="dirichlet", alpha=0.5, seed=0)
 solver = Sgd(lr=0.1, steps=20, batch=10)
 
-fed = Federation(net, people, algorithms.FedAvgPlus(), solver=solver, seed=0)
+fed = Federation(net, population, algorithms.FedAvgPlus(), solver=solver, seed=0)
 for round in fed.rounds(10):
     print(round.index, f"{round.scores.personal.mean:.3f}", f"{round.scores.global_model.mean:.3f}")
 print(fed.table())
 
-study = compare([algorithms.FedAvg(), algorithms.FedAvgPlus()], net, people, rounds=10, solver=solver)
+study = compare([algorithms.FedAvg(), algorithms.FedAvgPlus()], net, population, rounds=10, solver=solver)
 print(study.table())

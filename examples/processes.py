@@ -1,4 +1,4 @@
-"""All cores at work: the same federation in worker processes, with the same numbers as in one."""
+"""A federation in worker processes, with exactly the same numbers as in one process."""
 
 from functools import partial
 
@@ -13,13 +13,13 @@ def net(width: int) -> nn.Module:
 
 
 def main() -> None:
-    # A worker makes model and parties for itself, so they are given as what makes them, never as objects.
-    model, people = partial(net, 64), partial(parties.digits, count=10, seed=0)
+    # Each worker builds model and parties itself, so pass functions that make them, never the objects.
+    model, population = partial(net, 64), partial(parties.digits, count=10, seed=0)
     settings = {"lr": 0.1, "steps": 20, "batch": 10, "seed": 0}
-    there = Federation(model, people, algorithms.FedGeoMedPlus(), engine=Processes(workers=2), **settings)
-    here = Federation(model, people, algorithms.FedGeoMedPlus(), **settings)
-    print(there.fit(10).hash() == here.fit(10).hash())
+    in_workers = Federation(model, population, algorithms.FedGeoMedPlus(), engine=Processes(workers=2), **settings)
+    in_process = Federation(model, population, algorithms.FedGeoMedPlus(), **settings)
+    print(in_workers.fit(10).hash() == in_process.fit(10).hash())
 
 
-if __name__ == "__main__":  # a worker reads this file, too, and must not run it
+if __name__ == "__main__":  # workers import this file, too, and must not run main
     main()
