@@ -345,7 +345,7 @@ def test_a_run_that_was_not_judged_says_how_to(tiny):
         (["papers", "run", "fed_plus/synthetic", "--seeds", "1", "--update-expected"], "give at least --seeds 2"),
         (["compare", "tiny.toml", "--set", "vault.folder=v"], "[vault] of tiny is for descant run"),
         (["contributions", "tiny.toml", "--set", "vault.folder=v"], "[vault] of tiny is for descant run"),
-        (["run", "tiny.toml", "--set", "vault.folder=v"], "FedGeoMedPlus has no stand-ins to open a vault"),
+        (["run", "tiny.toml", "--set", "vault.folder=v"], "FedGeoMedPlus has no coreset proxies to use a vault"),
         (["run", "tiny.toml", "--set", "vault.fodler=v"], "no key of [vault] 'fodler'. Did you mean 'folder'"),
         (["run", "tiny.toml", "--set", "vault.key=k"], "[vault] lacks 'folder'"),
         (["run", "tiny.toml", "--set", "vault.share=2"], "The 'share' of [vault] must be >= 0 and <= 1. Got 2"),

@@ -76,7 +76,7 @@ def federation(folder: Path, host: str = "localhost", port: int = 8443, recipe: 
         "fl.example.org": "0.0.0.0:8443",
     }.items(),
 )
-def test_it_listens_at_the_address_that_was_given_and_only_for_a_name_at_all(
+def test_server_listens_on_its_address_and_on_all_only_for_a_host_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, listens: str
 ) -> None:
     found = list[Proxy]()
@@ -93,7 +93,7 @@ def test_it_listens_at_the_address_that_was_given_and_only_for_a_name_at_all(
     assert line.strip() == f"listen {listens} ssl;"
 
 
-def test_at_an_address_of_version_6_it_answers_there_and_nowhere_else(tmp_path: Path) -> None:
+def test_server_on_an_ipv6_address_answers_only_there(tmp_path: Path) -> None:
     try:
         find_nginx()
         with socket.socket(socket.AF_INET6) as tried:
@@ -137,7 +137,7 @@ def stopping(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["at the centre", "at the centre, waiting for all", "at the parties", "samples", "not private"],
 )
-def test_a_quorum_is_refused_where_the_centre_would_hide_parties(
+def test_quorum_is_rejected_with_central_dp(
     tmp_path: Path, recipe: str, quorum: int | None, why: str
 ) -> None:
     federation(tmp_path, recipe=recipe)
@@ -153,31 +153,31 @@ def wrapped(*wraps: str, method: str = "fedavg") -> str:
 
 UNFIT: dict[str, tuple[str, str]] = {
     "secure, then central": (
-        wrapped('by = "secure"', 'by = "central_privacy"'),
-        "FedAvg+SecAgg+DP does not add up unseen: CentralDP clips every single change",
+        wrapped('wrapper = "secure"', 'wrapper = "central_dp"'),
+        "FedAvg+SecAgg+DP cannot use secure aggregation: CentralDP clips every single change",
     ),
     "central, then secure": (
-        wrapped('by = "central_privacy"', 'by = "secure"'),
+        wrapped('wrapper = "central_dp"', 'wrapper = "secure"'),
         "SecureAggregation cannot wrap FedAvg+DP: CentralDP clips every single change",
     ),
-    "a budget for no round": (wrapped('by = "central_privacy", budget = 0.01'), "ends the run after 0 rounds"),
+    "a budget for no round": (wrapped('wrapper = "central_dp", budget = 0.01'), "ends the run after 0 rounds"),
     "hidden twice": (
         SAMPLES + 'wrap = [{wrapper = "local_dp"}]\n',
-        "PrivateSgd cannot hide samples in FedAvg+LDP: it hides whole parties",
+        "DpSgd cannot hide samples in FedAvg+LDP: it hides whole parties",
     ),
     "samples and terms": (SAMPLES.replace('"fedavg"', '"fedprox"'), "the loss has the term 'proximal'"),
-    "no validation set": (wrapped('by = "adaptive"'), "AdaptiveHyper needs the server's own validation set"),
+    "no validation set": (wrapped('wrapper = "adaptive"'), "AdaptiveHyper needs the server's own validation set"),
     "steps and epochs": (RECIPE.replace("steps = 2", "steps = 2\nepochs = 1"), "Give Sgd steps or epochs, not both"),
     "no such optimiser": (RECIPE.replace("lr =", 'optimizer = "Adm"\nlr ='), "There is no optimizer 'Adm'"),
     "nothing to share": (wrapped(method="fedper") + 'layers = ["*"]\n', "nothing is left to share"),
     "agents that have no samples": (
-        wrapped('by = "adaptive", lr = [0.1, 0.2], reward = "clients", measure = 4').replace(
+        wrapped('wrapper = "adaptive", lr = [0.1, 0.2], reward = "clients", measure = 4').replace(
             "lr", 'solver = "dqn"\nlr', 1
         ),
         "lets parties measure the loss on samples of theirs, and agents and desks have none",
     ),
     "code for parties": (
-        wrapped('by = "descant.algorithms:SecureAggregation"'),
+        wrapped('wrapper = "descant.algorithms:SecureAggregation"'),
         "names 'descant.algorithms:SecureAggregation': code and files of others are not used here",
     ),
     "speeds": (
@@ -188,21 +188,21 @@ UNFIT: dict[str, tuple[str, str]] = {
         RECIPE.replace("inputs", 'metric = "torch.nn.functional:mse_loss"\ninputs'),
         "The 'metric' of [model] of recipe is for simulations: parties on machines of their own judge by what goes",
     ),
-    "byzantine": (wrapped('by = "hostile"', method="rfa"), "The wrap 'hostile' of recipe is for simulations"),
-    "hostile, all": (RECIPE + '[[wrap]]\nwrapper = "byzantine"\n', "The wrap 'hostile' of recipe is for simulations"),
+    "byzantine": (wrapped('wrapper = "byzantine"', method="rfa"), "The wrap 'byzantine' of recipe is for simulations"),
+    "hostile, all": (RECIPE + '[[wrap]]\nwrapper = "byzantine"\n', "The wrap 'byzantine' of recipe is for simulations"),
     "a sweep": (RECIPE + "[sweep.training]\nlr = [0.1, 0.2]\n", "[sweep] of recipe is for simulations: one federation"),
     **{
         f"{key}, in {table}": (
             RECIPE.replace(f"[{table}]", f"[{table}]\n{key} = {value}"),
             f"The {key!r} of [{table}] of recipe is for simulations: parties on machines of their own come and go",
         )
-        for table in ("work", "method")
+        for table in ("training", "method")
         for key, value in {
-            "comes": "0.5",
-            "stint": "2",
-            "comes_every": "2",
-            "comes_first": "{a = 1}",
-            "drops": "{a = 1}",
+            "participation_probability": "0.5",
+            "redraw_every": "2",
+            "participation_interval": "2",
+            "first_rounds": "{a = 1}",
+            "last_rounds": "{a = 1}",
             "schedule": '[{party = "a", from = 1}]',
         }.items()
     },
@@ -213,7 +213,7 @@ UNFIT: dict[str, tuple[str, str]] = {
 
 @pytest.mark.usefixtures("stopping")
 @pytest.mark.parametrize("case", UNFIT)
-def test_a_recipe_that_cannot_work_is_refused_by_init_and_by_start(
+def test_init_and_start_reject_recipes_that_cannot_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     """Before there is a folder, or anything is started, and in the words of a simulation."""
@@ -241,9 +241,9 @@ rounds = 1
 
 
 @pytest.mark.usefixtures("stopping")
-def test_a_recipe_that_was_rehearsed_is_served_and_what_is_not_used_is_said(tmp_path: Path) -> None:
+def test_simulation_recipe_is_served_and_unused_settings_are_listed(tmp_path: Path) -> None:
     """And nothing is said of what is used, how many attend among it."""
-    (tmp_path / "recipe.toml").write_text(REHEARSED.replace("lr = 0.1", "lr = 0.1\nattend = 2\nstragglers = 0.5"))
+    (tmp_path / "recipe.toml").write_text(REHEARSED.replace("lr = 0.1", "lr = 0.1\nparticipation = 2\nstragglers = 0.5"))
     (tmp_path / "plain.toml").write_text(RECIPE)
 
     def made(recipe: str, *more: str) -> str:
@@ -262,7 +262,7 @@ def test_a_recipe_that_was_rehearsed_is_served_and_what_is_not_used_is_said(tmp_
 
 
 @pytest.mark.usefixtures("stopping")
-def test_an_organiser_may_name_code_of_its_own_for_the_model_and_parties_are_not_asked_to(
+def test_server_operator_may_use_own_model_code_that_parties_do_not_get(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -278,7 +278,7 @@ def test_an_organiser_may_name_code_of_its_own_for_the_model_and_parties_are_not
 
 @pytest.mark.usefixtures("stopping")
 @pytest.mark.parametrize("text", [CENTRAL, LOCAL, SAMPLES], ids=["at the centre", "at the parties", "samples"])
-def test_without_what_counts_epsilon_nothing_private_is_begun(
+def test_private_training_needs_the_privacy_accountant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     epsilon.cache_clear()
@@ -291,8 +291,8 @@ def test_without_what_counts_epsilon_nothing_private_is_begun(
 
 
 @pytest.mark.usefixtures("stopping")
-def test_fewer_than_a_sum_must_have_are_refused_by_start(tmp_path: Path) -> None:
-    roster = federation(tmp_path, recipe=wrapped('by = "secure"'))
+def test_start_rejects_too_few_parties_for_secure_aggregation(tmp_path: Path) -> None:
+    roster = federation(tmp_path, recipe=wrapped('wrapper = "secure"'))
     server = FederationServer(tmp_path / "lab", WaitLimits(), lambda text: None)
     for name in ("north", "south"):
         roster.invite(name, tmp_path / f"{name}.invite")
@@ -305,7 +305,7 @@ def test_fewer_than_a_sum_must_have_are_refused_by_start(tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("stopping")
 @pytest.mark.parametrize("name", ALL_SILO_CASES)
-def test_every_way_that_runs_over_silos_is_let_through(tmp_path: Path, name: str) -> None:
+def test_every_silo_case_passes_init_and_start(tmp_path: Path, name: str) -> None:
     text = ALL_SILO_CASES[name].recipe_text
     sealed = name == "coreset_proxies"
     if sealed:
@@ -356,48 +356,48 @@ def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence
     return serve
 
 
-def test_a_superlink_may_die_any_number_of_times_while_rounds_get_done(
+def test_superlink_may_die_any_number_of_times_while_rounds_complete(
     dying: Callable[[Sequence[bool]], dict[str, object]],
 ) -> None:
     assert dying([True, False, False] * 5)["rounds"] == 5
 
 
-def test_who_was_there_when_a_superlink_died_is_waited_for_until_it_is_back(
+def test_server_waits_for_connected_parties_after_a_superlink_death(
     dying: Callable[[Sequence[bool]], dict[str, object]],
 ) -> None:
     assert dying([True, False])["waited for"] == [set(), {"north"}, {"north"}]
 
 
-def test_a_superlink_that_dies_again_and_again_before_a_round_is_done_ends_the_server(
+def test_server_ends_when_the_superlink_keeps_dying_before_a_round(
     dying: Callable[[Sequence[bool]], dict[str, object]],
 ) -> None:
     with pytest.raises(EngineError, match="started anew 3 times in a row, and died before a round was done"):
         dying([True, False, False, False])
 
 
-def test_nginx_that_has_ended_is_a_server_that_is_away_whenever_that_is_found(tmp_path: Path) -> None:
+def test_dead_nginx_makes_the_server_unavailable(tmp_path: Path) -> None:
     """Before anything is asked of it, or while it is to read its keys again; what it cannot read ends the server."""
     roster = federation(tmp_path)
-    hub = SimpleNamespace(admit=len)
+    transport = SimpleNamespace(set_parties=len)
 
-    def look(alive: bool, keep_up: Callable[[], bool]) -> None:
-        proxy = SimpleNamespace(alive=alive, keep_up=keep_up, folder=tmp_path)
-        cast(Any, AccessMonitor)(proxy, roster, hub).look()
+    def refresh(alive: bool, reload_if_revoked: Callable[[], bool]) -> None:
+        proxy = SimpleNamespace(is_alive=alive, reload_if_revoked=reload_if_revoked, folder=tmp_path)
+        cast(Any, AccessMonitor)(proxy, roster, transport).refresh()
 
     def dies() -> bool:
         raise EngineError("nginx does not read its keys again")
 
-    look(True, lambda: True)
+    refresh(True, lambda: True)
     for case in (lambda: True, dies):
         with pytest.raises(PeerUnavailable, match="nginx has ended"):
-            look(False, case)
+            refresh(False, case)
     with pytest.raises(EngineError, match="does not read its keys") as error:
-        look(True, dies)
+        refresh(True, dies)
     assert not isinstance(error.value, PeerUnavailable)
 
 
 @pytest.mark.parametrize("killed", ["the master", "both"])
-def test_when_nginx_was_ended_its_port_is_free_for_the_next(tmp_path: Path, killed: str) -> None:
+def test_port_is_free_after_nginx_was_killed(tmp_path: Path, killed: str) -> None:
     """A worker whose master was killed goes on, and holds the port."""
     try:
         find_nginx()
@@ -440,7 +440,7 @@ def init(code: int = 0) -> str:
     return " ".join(done.output.split())
 
 
-def test_a_vault_is_found_from_where_the_recipe_was_and_nothing_of_it_is_copied(
+def test_vault_is_found_relative_to_the_recipe_and_not_copied(
     vault: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = list[VaultLocation]()
@@ -477,7 +477,7 @@ def rekeyed(file: Path) -> None:
 
 @pytest.mark.usefixtures("stopping")
 @pytest.mark.parametrize("case", BAD)
-def test_a_vault_that_cannot_be_used_is_said_by_init_and_by_start(vault: Path, case: str) -> None:
+def test_init_and_start_report_an_unusable_vault(vault: Path, case: str) -> None:
     spoil, why = BAD[case]
     init()
     spoil(vault)
@@ -488,13 +488,13 @@ def test_a_vault_that_cannot_be_used_is_said_by_init_and_by_start(vault: Path, c
 
 
 @pytest.mark.usefixtures("stopping")
-def test_stand_ins_without_a_vault_are_refused_by_init(vault: Path) -> None:
+def test_init_rejects_coreset_proxies_without_a_vault(vault: Path) -> None:
     (vault / "recipe.toml").write_text(SEALED.partition("[vault]")[0])
     assert "Stand-ins need a [vault]" in init(1) and not Path("lab").exists()
 
 
 @pytest.mark.usefixtures("stopping")
-def test_a_key_that_is_in_no_file_is_needed_by_start_and_not_by_init(
+def test_start_needs_the_vault_key_and_init_does_not(
     vault: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (vault / "recipe.toml").write_text(SEALED.replace('key = "vault.key"\n', ""))

@@ -271,7 +271,7 @@ def test_a_message_of_another_form_is_rejected(kind: str) -> None:
     message = Message(RecordDict(content), 3, "train")  # type: ignore[arg-type]
     held = {name: part.deflate() for name, part in parts.get_all_nested_objects(message).items()}
     lost = assemble_payload(parts.get_object_tree(message), held.__getitem__, 2**21)
-    assert isinstance(lost, UndeliveredError) and lost.is_final and "no letter" in str(lost)
+    assert isinstance(lost, UndeliveredError) and lost.is_final and "malformed" in str(lost)
 
 
 GARBAGE = {  # what Flower itself takes for an object, and carries
@@ -303,26 +303,26 @@ def test_a_garbage_reply_fails_that_party_only(
         def deflate(self) -> bytes:
             return held
 
-    with superlink_transports(roster, tmp_path, "north") as (hub, north), north.joined():
-        hub.here()
+    with superlink_transports(roster, tmp_path, "north") as (hub, north), north.session():
+        hub.connected_parties()
         number = hub.send("north", b"a letter", 60.0)
         while (got := north.pull()) is None:
             time.sleep(0.1)
         with monkeypatch.context() as falsified:
             falsified.setattr(parts, "get_object_tree", lambda message: ObjectTree(object_id=root))
             falsified.setattr(parts, "get_all_nested_objects", lambda message: {root: Part()})
-            announce = north._announced
+            announce = north._push_message
 
             def announced(message: Any, tree: Any) -> Any:
                 message.metadata.message_id = root
                 return announce(message, tree)
 
-            falsified.setattr(north, "_announced", announced)
+            falsified.setattr(north, "_push_message", announced)
             north.push(got[0], b"an answer")
-        while not (found := hub.fetch([number], MAX_REPLY_BYTES)):
+        while not (found := hub.fetch_replies([number], MAX_REPLY_BYTES)):
             time.sleep(0.1)
-        assert isinstance(found[number], UndeliveredError) and "no letter" in str(found[number])
-        assert hub.here().keys() == {"north"}
+        assert isinstance(found[number], UndeliveredError) and "malformed" in str(found[number])
+        assert hub.connected_parties().keys() == {"north"}
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
@@ -334,12 +334,12 @@ def test_a_malformed_task_or_full_disk_does_not_end_a_silo(
     """It says so, and goes on: what it does not take is sent again to whoever comes again."""
     from flwr.app import RecordDict
 
-    with superlink_transports(roster, tmp_path, "north") as (hub, north), north.joined():
-        hub.here()
+    with superlink_transports(roster, tmp_path, "north") as (hub, north), north.session():
+        hub.connected_parties()
         with monkeypatch.context() as wrong:
             wrong.setattr(driver_transport, "to_record", lambda letter: RecordDict({}))
             hub.send("north", b"a letter", 60.0)
-        with pytest.raises(PeerUnavailable, match=r"was given up: what came is no letter"):
+        with pytest.raises(PeerUnavailable, match=r"could not be received: the message is malformed"):
             north.pull()
         hub.send("north", b"a letter", 60.0)
         with monkeypatch.context() as full:
@@ -363,7 +363,7 @@ def test_unregistered_parties_and_stopped_runs_lead_to_the_same_model(
     one.wait_for_round(1)
     _, inner, ca = addresses(one)
     assert Stranger(inner, ca).strikes_off("north")
-    one.wait_until(lambda: "does not know north any more" in one.log_text() and "started anew" in one.log_text())
+    one.wait_until(lambda: "no longer knows north" in one.log_text() and "started anew" in one.log_text())
     one.wait_until(lambda: one.log_text().partition("started anew")[2].count("Round ") > 0)
     _, inner, ca = addresses(one)  # a new SuperLink has another port
     assert Stranger(inner, ca).stops_runs()
@@ -393,7 +393,7 @@ def test_a_driver_reports_a_stopped_run_or_an_unregistered_party_as_unavailable(
         assert stranger.strikes_off("south")
         later = time.monotonic() + driver_transport.HEARTBEAT_INTERVAL
         monkeypatch.setattr(driver_transport, "time", SimpleNamespace(monotonic=lambda: later, time=time.time))
-        with pytest.raises(PeerUnavailable, match="does not know south any more"):
+        with pytest.raises(PeerUnavailable, match="no longer knows south"):
             hub.connected_parties()
         hub.set_parties(
             {"north": next(key for key, held in hub._registered_keys.items() if held == hub._parties["north"])}
@@ -421,10 +421,10 @@ def test_a_message_id_gives_access_and_cannot_be_guessed(
 
     with (
         superlink_transports(roster, tmp_path, "north", "south") as (hub, north, south),
-        north.joined(),
-        south.joined(),
+        north.session(),
+        south.session(),
     ):
-        hub.here()
+        hub.connected_parties()
         number = hub.send("south", b"a letter", 60.0)
         assert make_pull_object_fn_protobuf(north._client.PullObject, north._node, hub._run)(number)
         while (got := south.pull()) is None:
@@ -434,15 +434,15 @@ def test_a_message_id_gives_access_and_cannot_be_guessed(
         with pytest.raises(PeerUnavailable, match="401"):
             north.push(got[0], b"by north, who says that it is south")
         north._node = own
-        announced = north._announced
+        announced = north._push_message
 
         def in_its_name(message: Any, tree: Any) -> Any:
             message.metadata.src_node_id = south._node.node_id
             return announced(message, tree)
 
-        monkeypatch.setattr(north, "_announced", in_its_name)
+        monkeypatch.setattr(north, "_push_message", in_its_name)
         north.push(got[0], b"by north, in the name of south")
-        assert reply_bytes(hub.fetch([number], MAX_REPLY_BYTES)) == {number: b"by north, in the name of south"}
+        assert reply_bytes(hub.fetch_replies([number], MAX_REPLY_BYTES)) == {number: b"by north, in the name of south"}
         at = datetime.now(UTC)
         monkeypatch.setattr(sys.modules["flwr.app.message.message"], "now", lambda: at)
         assert hub.send("south", b"the same", 60.0) != hub.send("south", b"the same", 60.0)

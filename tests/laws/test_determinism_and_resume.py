@@ -108,7 +108,7 @@ def test_an_old_state_is_refused_because_the_parties_have_moved_on() -> None:
     fed = made("FedAvgPlus")
     first = next(iter(fed.rounds(1))).round
     run(fed, 2)
-    with pytest.raises(StateError, match="state is of round 1, but the parties' models and memories are at 3"):
+    with pytest.raises(StateError, match="state is of round 1, but the parties' models and party states are at 3"):
         next(rounds(fed.plan_, fed.engine_, first.state, 1))
 
 

@@ -1,15 +1,15 @@
-"""Rows that cover the others: k-centre, k-means++ and sensitivity sampling.
+"""Coreset constructions by distance: k-center, k-means++ and sensitivity sampling.
 
 T. Gonzalez, "Clustering to minimize the maximum intercluster distance" (1985); D. Arthur and S. Vassilvitskii,
 "k-means++: the advantages of careful seeding" (2007); D. Feldman and M. Langberg, "A unified framework for
 approximating and clustering data" (2011), with the sensitivities of O. Bachem, M. Lucic and A. Krause, "Practical
 coreset constructions for machine learning" (2017).
 
-Distances count within a class only: a row of another class stands for nobody, however near it is. So a class is left
-out only where there are more classes than rows to choose; then the largest ones are kept.
+Distances count within a class only: a row never represents a row of another class. So a class is left out only where
+there are more classes than rows to choose; then the largest classes are kept.
 
-Both greedy methods choose one row after the other. Here they choose a block of rows at a time and still choose the same
-ones, because a distance to the nearest chosen row can only fall: one that is not up to date is a bound.
+Both greedy methods choose one row after the other. Here they process a block of rows at a time and still choose the
+same rows: the distance to the nearest chosen row can only fall, so an outdated distance is an upper bound.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from ..parties.partition import RowIndices
 from .features import FeatureSpace
 
 WeightedRows: TypeAlias = tuple[RowIndices, NDArray[np.float64]]
-"""Places of a space, and the weight of each."""
+"""Positions in a feature space, and the weight of each."""
 
-_BLOCK = 512  # rows whose mutual distances are looked at at once
+_BLOCK = 512  # rows whose mutual distances are computed at once
 _CHUNK = 4096  # rows whose distances to a block are in memory at once: 8 MB
 
 
 class Cover:
-    """Which rows are chosen, and for every place the nearest of them in its class."""
+    """The chosen rows, and for every position the nearest chosen row of its class."""
 
     def __init__(self, space: FeatureSpace) -> None:
         self.space = space
         self.chosen: list[int] = []
         self.distance = torch.full((len(space.order),), math.inf)
-        """Squared, to the nearest chosen row ``[n]``; 0 for itself, infinite where the class has none."""
+        """Squared distance to the nearest chosen row ``[n]``; infinite where the class has none."""
         self.nearest = torch.full((len(space.order),), -1)
-        """Which of the chosen that is ``[n]``; -1 for none."""
+        """Index of that row among the chosen ones ``[n]``; -1 for none."""
 
     def add(self, indices: Sequence[int]) -> None:
-        """Choose these, too."""
+        """Add rows to the cover."""
         new = torch.tensor(indices, dtype=torch.int64)
         chosen_indices = torch.arange(len(indices)) + len(self.chosen)
         self.chosen += indices
@@ -59,41 +59,41 @@ class Cover:
         self.distance[new], self.nearest[new] = 0.0, chosen_indices
 
     def _update_nearest(self, part: slice, new: Tensor, chosen_indices: Tensor) -> None:
-        distance, which = squared_distances(self.space, part, new).min(1)
+        distance, nearest = squared_distances(self.space, part, new).min(1)
         closer = distance < self.distance[part]
         self.distance[part] = torch.where(closer, distance, self.distance[part])
-        self.nearest[part] = torch.where(closer, chosen_indices[which], self.nearest[part])
+        self.nearest[part] = torch.where(closer, chosen_indices[nearest], self.nearest[part])
 
     def weighted_rows(self) -> WeightedRows:
-        """Every chosen row with the number of rows that it is nearest to, itself included."""
+        """Return every chosen row, weighted by the number of rows nearest to it, itself included."""
         weights = torch.bincount(self.nearest[self.nearest >= 0], minlength=len(self.chosen))
         return np.array(self.chosen), weights.double().numpy()
 
 
 def squared_distances(space: FeatureSpace, rows: slice | Tensor, others: Tensor) -> Tensor:
-    """Squared distances ``[some, others]``."""
+    """Return squared distances ``[rows, others]``."""
     distances = torch.addmm(space.squared_norms[others], space.points[rows], space.points[others].T, alpha=-2)
     return distances.add_(space.squared_norms[rows, None]).clamp_(min=0)
 
 
 def _block_distances(space: FeatureSpace, block: Tensor) -> NDArray[np.float32]:
-    """Squared distances within a block; infinite between classes."""
+    """Return squared distances within a block; infinite between classes."""
     distances = squared_distances(space, block, block)
     distances[space.class_indices[block, None] != space.class_indices[block]] = math.inf
-    distances[block[:, None] == block] = 0.0  # one row may stand there twice
+    distances[block[:, None] == block] = 0.0  # a row may be in the block twice
     mutual: NDArray[np.float32] = distances.numpy()
     return mutual
 
 
 def _largest_classes(space: FeatureSpace, count: int) -> list[slice]:
-    """The classes that are represented: all of them, or the largest ones."""
+    """Return the classes that are represented: all of them, or the largest ones."""
     return [space.class_slices[k] for k in np.argsort(-space.class_sizes, kind="stable")[:count]]
 
 
 def k_center(space: FeatureSpace, count: int, rng: np.random.Generator) -> WeightedRows:
-    """Farthest point first: no row is farther from its nearest one than twice the least that is possible (Gonzalez).
+    """Choose rows farthest-first; the covering radius is at most twice the optimum (Gonzalez).
 
-    It draws nothing: it begins with the row of each class that is nearest to the mean of the class.
+    It is deterministic: it starts with the row of each class that is nearest to the mean of the class.
     """
     cover = Cover(space)
     cover.add([_central_row(space, own) for own in _largest_classes(space, count)])
@@ -117,7 +117,7 @@ def _central_row(space: FeatureSpace, members: slice) -> int:
 
 
 def _pick_farthest(distances: NDArray[np.float32], bound: float, mutual: NDArray[np.float32], count: int) -> list[int]:
-    """Rows of a block, farthest first, as long as no row outside of it, all within the bound, can be farther."""
+    """Pick rows of a block, farthest first, while no row outside of the block, within the bound, can be farther."""
     distances = distances.copy()
     picked = list[int]()
     while len(picked) < count:
@@ -131,10 +131,10 @@ def _pick_farthest(distances: NDArray[np.float32], bound: float, mutual: NDArray
 
 
 def k_means_seeding(space: FeatureSpace, count: int, rng: np.random.Generator) -> WeightedRows:
-    """k-means++: each row is drawn with a probability in proportion to D², the square of its distance to the nearest.
+    """Draw rows by k-means++: with probability proportional to D², the squared distance to the chosen rows.
 
-    It begins with a row of each class, drawn evenly. The rows are the seeds themselves, with no iterations of k-means
-    behind them, which would make means out of rows.
+    It starts with a row of each class, drawn uniformly. The rows are the seeds themselves: iterations of k-means would
+    replace rows by means.
     """
     return _draw_cover(space, count, rng).weighted_rows()
 
@@ -146,7 +146,7 @@ def _draw_cover(space: FeatureSpace, count: int, rng: np.random.Generator) -> Co
         squared_distances_to_cover = cover.distance.double().numpy()
         cumulative = squared_distances_to_cover.cumsum()
         remaining = count - len(cover.chosen)
-        if not cumulative[-1]:  # all rows that are left repeat chosen ones
+        if not cumulative[-1]:  # all remaining rows repeat chosen ones
             others = np.setdiff1d(np.arange(len(squared_distances_to_cover)), cover.chosen)
             cover.add(rng.choice(others, remaining, replace=False).tolist())
             break
@@ -163,7 +163,7 @@ def _draw_cover(space: FeatureSpace, count: int, rng: np.random.Generator) -> Co
 def _accept_rows(
     bounds: NDArray[np.float64], thresholds: NDArray[np.float64], mutual: NDArray[np.float32], count: int
 ) -> list[int]:
-    """Rows drawn by their bounds are taken with probability D² / bound, which is to draw them by D² itself."""
+    """Accept rows drawn by their bounds with probability D² / bound, which equals drawing them by D²."""
     current = bounds.copy()
     picked = list[int]()
     for row in range(len(bounds)):
@@ -174,12 +174,12 @@ def _accept_rows(
 
 
 def sensitivity_sampling(space: FeatureSpace, count: int, rng: np.random.Generator) -> WeightedRows:
-    """Importance sampling by how much a row can matter to a clustering (Feldman-Langberg).
+    """Sample rows by importance: by how much a row can matter to a clustering (Feldman-Langberg).
 
-    k-means++ gives k = √count centres (at least one a class); with the mean c of all d² a row's sensitivity is α·d²/c +
-    2α·(the mean d² of its cluster)/c + 4·n/(the size of its cluster), α = 16·(ln k + 2). Rows are drawn with
-    probabilities π in proportion to it and weigh 1/π: so the weighted sum of any function of a row is an unbiased
-    estimate of its sum over all rows. (The papers draw with replacement; here no row is drawn twice.)
+    k-means++ gives k = √count centers (at least one per class). With the mean c of all d² a row's sensitivity is α·d²/c
+    + 2α·(the mean d² of its cluster)/c + 4·n/(the size of its cluster), α = 16·(ln k + 2). Rows are drawn with
+    probabilities π in proportion to it and weigh 1/π. So the weighted sum of any function of a row is an unbiased
+    estimate of its sum over all rows. The papers draw with replacement; here no row is drawn twice.
     """
     n = len(space.order)
     cover = _draw_cover(space, min(n, max(len(space.class_slices), round(math.sqrt(count)))), rng)
@@ -197,9 +197,9 @@ def sensitivity_sampling(space: FeatureSpace, count: int, rng: np.random.Generat
 
 
 def inclusion_probabilities(sizes: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-    """Probabilities in proportion to sizes that add up to a count, where none is above 1.
+    """Return probabilities in proportion to sizes that add up to a count, none above 1.
 
-    >>> inclusion(np.array([8.0, 1.0, 1.0]), 2).tolist()
+    >>> inclusion_probabilities(np.array([8.0, 1.0, 1.0]), 2).tolist()
     [1.0, 0.5, 0.5]
     """
     probabilities = np.zeros(len(sizes))
@@ -214,9 +214,9 @@ def inclusion_probabilities(sizes: NDArray[np.float64], count: int) -> NDArray[n
 
 
 def systematic_sample(probabilities: NDArray[np.float64], rng: np.random.Generator) -> RowIndices:
-    """Places drawn so that each is among them with its own probability, none twice, and always as many in all.
+    """Draw a fixed number of distinct positions, each with its own probability.
 
-    Of any places in a row, such as those of a class, there are as many as their chances add up to, but for one.
+    Any contiguous range of positions, such as a class, gets as many as its probabilities add up to, give or take one.
     """
     certain = np.flatnonzero(probabilities >= 1)
     others = np.flatnonzero(probabilities < 1)

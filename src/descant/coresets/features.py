@@ -1,6 +1,6 @@
-"""The rows of a party as points: its inputs, a model's activations for them, or the gradient of the loss at each.
+"""A party's rows as points: its inputs, a model's activations, or the gradient of the loss at each row.
 
-Only the party itself makes them: they are what a coreset is chosen by, and never leave.
+The party computes them to choose its coreset; they never leave the party.
 """
 
 from __future__ import annotations
@@ -25,49 +25,46 @@ from ..parties.partition import RowIndices
 Features: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Inputs ``[n, ...]`` and targets ``[n]`` -> points ``[n, d]``."""
 
-_BATCH = 1000  # rows that go through a module at once
+_BATCH = 1000  # rows per forward pass
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureSpace:
-    """The rows of a party, those of one class side by side, and where each of them lies.
+    """The rows of a party as points, ordered by class.
 
-    A place is a number from 0 to n-1 in this order. Targets that are no labels (floating, or several a row) are one
-    class.
+    A position is a number from 0 to n-1 in this order. Targets that are not labels (floating, or several per row) form
+    one class.
     """
 
-    order: RowIndices  # [n] which row of the party is at a place
-    class_slices: tuple[slice, ...]  # the places of each class, by rising labels
-    compute_points: Callable[[], Tensor]  # the points [n, d], in the party's own order; asked for once, if at all
+    order: RowIndices  # [n] the party's row at each position
+    class_slices: tuple[slice, ...]  # the positions of each class, by rising labels
+    compute_points: Callable[[], Tensor]  # the points [n, d], in the party's order; called at most once
 
     @classmethod
     def from_targets(cls, y: Tensor, compute_points: Callable[[], Tensor]) -> FeatureSpace:
         labels = y.numpy() if has_class_labels(y) else np.zeros(len(y), dtype=np.int64)
         order = np.argsort(labels, kind="stable")
         ends = np.cumsum(np.unique(labels, return_counts=True)[1])
-        return cls(
-            order, tuple(slice(int(a), int(b)) for a, b in zip((0, *ends[:-1]), ends, strict=True)), compute_points
-        )
+        class_slices = tuple(slice(int(begin), int(end)) for begin, end in zip((0, *ends[:-1]), ends, strict=True))
+        return cls(order, class_slices, compute_points)
 
     @property
     def class_sizes(self) -> RowIndices:
-        """How many rows each class has."""
+        """Number of rows of each class."""
         return np.array([own.stop - own.start for own in self.class_slices])
 
     @cached_property
     def points(self) -> Tensor:
-        """``[n, d]`` in float32, moved to a mean of 0 and scaled to at most 1, so that no square over- or underflows.
+        """``[n, d]`` in float32, centered and scaled to at most 1, so that squares neither overflow nor underflow.
 
-        Nothing here depends on where the origin is or how long a unit is; differences of squares do, in float32.
+        The constructions do not depend on origin or unit; differences of squares in float32 do.
         """
         features = self.compute_points().detach().flatten(1)
         if len(features) != len(self.order):
-            raise PartyError(f"There must be one point a row. Got {len(features)} points for {len(self.order)} rows.")
+            raise PartyError(f"There must be one point per row. Got {len(features)} points for {len(self.order)} rows.")
         scale = max(map(abs, map(float, torch.aminmax(features)))) if features.numel() else 0.0
         if not np.isfinite(scale):
-            raise PartyError(
-                "Some points are not finite, so that there is no distance. Mend the model or the features."
-            )
+            raise PartyError("Some points are not finite and have no distances. Correct the model or the features.")
         ordered = features[torch.from_numpy(self.order)].to(torch.promote_types(features.dtype, torch.float32))
         points = (ordered / (scale or 1.0)).to(torch.float32)
         return points.sub_(points.mean(0, dtype=torch.float64).to(torch.float32))
@@ -79,15 +76,15 @@ class FeatureSpace:
 
     @cached_property
     def class_indices(self) -> Tensor:
-        """The number of its class for every place, ``[n]``."""
+        """Index of the class at every position, ``[n]``."""
         return torch.repeat_interleave(torch.arange(len(self.class_slices)), torch.from_numpy(self.class_sizes))
 
 
 def embedding_features(module: nn.Module, layer: str | None = None) -> Features:
-    """Points that are activations: what comes out of the layer that is named, or what goes into the last linear one.
+    """Return a function from rows to activations: a named layer's output, or the last linear layer's input.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
-    >>> embedding(net)(torch.zeros(5, 2), torch.zeros(5)).shape
+    >>> embedding_features(net)(torch.zeros(5, 2), torch.zeros(5)).shape
     torch.Size([5, 3])
     """
     if layer is None:
@@ -99,13 +96,13 @@ def embedding_features(module: nn.Module, layer: str | None = None) -> Features:
 
 
 def gradient_features(module: nn.Module) -> Features:
-    """Points that are gradients of the cross-entropy in the last linear layer: (softmax - one-hot) ⊗ (activation, 1).
+    """Return a function that maps rows to gradients of the cross-entropy in the last linear layer.
 
-    The usual stand-in for the whole gradient; its 1 is for the bias, where there is one. A point has classes x
-    (activations + 1) numbers, so that a wide layer takes much memory.
+    A point is (softmax - one-hot) ⊗ (activation, 1), the usual approximation of the whole gradient; its 1 is for the
+    bias, if there is one. It has classes x (activations + 1) numbers, so a wide layer takes much memory.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
-    >>> gradient(net)(torch.zeros(5, 2), torch.zeros(5, dtype=torch.int64)).shape
+    >>> gradient_features(net)(torch.zeros(5, 2), torch.zeros(5, dtype=torch.int64)).shape
     torch.Size([5, 8])
     """
     return partial(_gradients, module, _last_linear(module))
@@ -114,7 +111,7 @@ def gradient_features(module: nn.Module) -> Features:
 FEATURE_SPACES: Mapping[str, Callable[[nn.Module], Features]] = MappingProxyType(
     {"embedding": embedding_features, "gradient": gradient_features}
 )
-"""What makes features of a model, by the name of the space."""
+"""Constructors of features from a model, by the name of the space."""
 
 
 def _activations(module: nn.Module, layer: nn.Module, use_input: bool, x: Tensor, y: Tensor) -> Tensor:
@@ -123,14 +120,11 @@ def _activations(module: nn.Module, layer: nn.Module, use_input: bool, x: Tensor
 
 def _gradients(module: nn.Module, head: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
     activations, output = _capture_layer(module, head, True, x=x)
-    if (
-        output.shape[1:] != (head.out_features,)
-        or activations.shape[1:] != (head.in_features,)
-        or not has_class_labels(y)
-    ):
+    is_classifier = output.shape[1:] == (head.out_features,) and activations.shape[1:] == (head.in_features,)
+    if not (is_classifier and has_class_labels(y)):
         raise ModelError(
-            "Gradient space needs a model whose last linear layer gives one number a class, and labels. Got outputs "
-            f"{tuple(output.shape[1:])} and targets {tuple(y.shape[1:])} of {y.dtype}. Take space='embedding'."
+            "Gradient space needs class labels and a model whose last linear layer gives one number per class. "
+            f"Got outputs {tuple(output.shape[1:])} and targets {tuple(y.shape[1:])} of {y.dtype}. Use space='embedding'."
         )
     if len(y) and not 0 <= int(y.min()) <= int(y.max()) < head.out_features:
         raise PartyError(f"The model knows the labels 0 to {head.out_features - 1}. Got {int(y.max())}.")
@@ -141,18 +135,18 @@ def _gradients(module: nn.Module, head: nn.Linear, x: Tensor, y: Tensor) -> Tens
 
 
 def _last_linear(module: nn.Module) -> nn.Linear:
-    found = [part for part in module.modules() if isinstance(part, nn.Linear)]
-    if not found:
+    layers = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    if not layers:
         raise ModelError(
-            f"{type(module).__name__} has no linear layer to take activations before. Name a layer: embedding(module, "
-            "layer)."
+            f"{type(module).__name__} has no linear layer whose input could be used. Name a layer: "
+            "embedding_features(module, layer)."
         )
-    return found[-1]
+    return layers[-1]
 
 
 @torch.no_grad()
 def _capture_layer(module: nn.Module, layer: nn.Module, use_input: bool, x: Tensor) -> tuple[Tensor, Tensor]:
-    """What goes into a layer (or comes out of it), and the module's output, for every row."""
+    """Return a layer's input (or its output) and the module's output, for every row."""
     captured = list[Tensor]()
     outputs = list[Tensor]()
 
@@ -169,7 +163,7 @@ def _capture_layer(module: nn.Module, layer: nn.Module, use_input: bool, x: Tens
     if len(captured) != len(outputs):
         name = type(layer).__name__
         raise ModelError(
-            f"The layer ({name}) ran {len(captured)} times in {len(outputs)} passes. Name one that runs once."
+            f"The layer ({name}) ran {len(captured)} times in {len(outputs)} passes. Name one that runs once per pass."
         )
     return torch.cat(captured), torch.cat(outputs)
 

@@ -1,4 +1,4 @@
-"""Which rows of a party would leave it as a coreset: to be looked at before they do."""
+"""Preview of the rows that would leave a party as its coreset."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .selection import SelectedCoreset
 def coreset_preview(
     party: Party, chosen: SelectedCoreset, dropped_columns: Sequence[int] = (), max_values: int | None = 6
 ) -> Table:
-    """Every row that would leave: its number among the party's training rows, target, weight and so many first values.
+    """Return a table of the rows that would leave: row number, target, weight and the first `max_values` values.
 
-    The values are those that leave (None: all of them): 0 in a column that is dropped.
+    The values are those that would leave (None: all of them), with 0 in a dropped column.
 
     >>> from descant.parties import Selection, from_arrays
     >>> party = from_arrays({"a": ([[0.0, 9.0], [0.1, 9.0], [0.2, 9.0], [5.0, 9.0]], [0, 0, 0, 1])}, test=0)["a"]
-    >>> selection = Selection(count=2, by="k-center", drop=(1,))
-    >>> print(preview(party, selection.choose(party, seed=0), selection.drop))
+    >>> selection = Selection(count=2, method="k-center", drop_columns=(1,))
+    >>> print(coreset_preview(party, selection.choose(party, seed=0), selection.drop_columns))
     row  label  weight      0      1
     1        0   3.000  0.100  0.000
     3        1   1.000  5.000  0.000
     2 of the 4 rows of party 'a' would leave (50.0 %).
-    - Columns 1 would not leave: 0 stands in their place.
+    - Columns 1 would not leave: they are 0 in the coreset.
     """
     coreset = chosen.coreset
     label = "label" if has_class_labels(party.y) else "target"
@@ -50,11 +50,10 @@ def coreset_preview(
 def _notes(party: Party, y: Tensor, dropped_columns: Sequence[int]) -> list[str]:
     notes = []
     if dropped_columns:
-        notes.append(
-            f"Columns {', '.join(map(str, sorted(dropped_columns)))} would not leave: 0 stands in their place."
-        )
+        names = ", ".join(map(str, sorted(dropped_columns)))
+        notes.append(f"Columns {names} would not leave: they are 0 in the coreset.")
     if has_class_labels(y):
         missing = sorted(set(torch.unique(party.y).tolist()) - set(torch.unique(y).tolist()))
         if missing:
-            notes.append(f"Nothing would stand for the labels {', '.join(map(str, missing))}, which the party has.")
+            notes.append(f"The coreset would lack the labels {', '.join(map(str, missing))}, which the party has.")
     return notes

@@ -1,4 +1,4 @@
-"""The round's side of stand-ins: whom to ask for a coreset, who is away, and who answers for them."""
+"""The server's side of coreset proxies: requests for coresets, their records, and tasks for proxies."""
 
 from __future__ import annotations
 
@@ -30,16 +30,18 @@ from .selection import Selection
 
 @dataclass(frozen=True)
 class DepositedCoresets:
-    """What parties have left behind, as the round knows it: one number a party, in their order."""
+    """The round's record of deposited coresets: one entry per party, in their order."""
 
-    generation: Tensor  # [parties] int64, of its newest coreset; 0: it has left none
+    generation: Tensor  # [parties] int64, of its newest coreset; 0: it has deposited none
     samples: Tensor  # [parties] int64, |D_i| as it last reported it (ERRATA 34)
-    pending: Tensor  # [parties] bool, whether it owes one: it was away since it last counted, or the vault took none
-    digest: Tensor  # [parties, 32] uint8, of that coreset as it is sealed; 0: it is not in a vault
+    pending: (
+        Tensor  # [parties] bool, a new one is due: it was away since it last counted, or the vault rejected its last
+    )
+    digest: Tensor  # [parties, 32] uint8, of its encrypted coreset; 0: it is not in a vault
 
     @classmethod
     def from_state(cls, plan: Plan, state: State) -> DepositedCoresets:
-        """As a state has it."""
+        """Read the record from a state; a state without one gives an empty record."""
         saved = state.server_state.get("proxy")
         if saved is not None:
             return cls(**saved)
@@ -47,23 +49,23 @@ class DepositedCoresets:
         return cls(zeros, zeros.clone(), zeros.bool(), torch.zeros(len(zeros), 32, dtype=torch.uint8))
 
     def to_tensors(self) -> NamedTensors:
-        """As tensors, to be saved."""
+        """Return the record as tensors, to be saved."""
         return dict(vars(self))
 
     def coreset_requests(
         self, plan: Plan, parties: Collection[str]
     ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-        """Settings by party that ask for a coreset, and why others that should be asked cannot be.
+        """Return task settings that request a coreset, by party, and errors by party that cannot be asked.
 
-        Who comes for the first time is asked, and who returns; who does not want to leave one is not asked again.
+        A party is asked when it comes for the first time and when it returns. A party that declined is not asked again
+        before it returns.
         """
         requests: dict[str, dict[str, Any]] = {}
         faults: dict[str, str] = {}
         if plan.algorithm.coreset_proxy is None:
             return requests, faults
-        vault = (
-            None if plan.vault is None else plan.vault.without_key
-        )  # what is no vault is an error; the rest are refusals
+        # A folder that is no vault is an error of the run; a fault below is one party's rejection.
+        vault = None if plan.vault is None else plan.vault.without_key
         for party in parties:
             index = plan.party_indices[party]
             if self.samples[index] and not self.pending[index]:
@@ -77,7 +79,7 @@ class DepositedCoresets:
     def proxy_tasks(
         self, plan: Plan, state: State, hyper: Hyper, present: Collection[str], index: int
     ) -> Iterator[Task]:
-        """A task for everybody who has left a coreset and is not there: τ′ units of work, eq. (6)."""
+        """Yield a task for each absent party with a deposited coreset: τ′ units of work, eq. (6)."""
         if plan.algorithm.coreset_proxy is None:
             return
         names = plan.population.names
@@ -94,11 +96,11 @@ class DepositedCoresets:
     def after_round(
         self, plan: Plan, trained: Sequence[Reply], present: Collection[str], faults: Mapping[str, str]
     ) -> tuple[DepositedCoresets, list[Rejection]]:
-        """The same when a round is over, and which coresets were not left or not taken, and why."""
+        """Return the record after a round, and a rejection for each coreset that was not deposited or not accepted."""
         new = DepositedCoresets(**{name: tensor.clone() for name, tensor in vars(self).items()})
         rejections = []
-        known = self.samples.nonzero().flatten().tolist()
-        new.pending[[k for k in known if plan.population.names[k] not in present]] = True
+        seen = self.samples.nonzero().flatten().tolist()
+        new.pending[[k for k in seen if plan.population.names[k] not in present]] = True
         for report in trained:
             index = plan.party_indices[report.party]
             reason = report.reason
@@ -109,7 +111,7 @@ class DepositedCoresets:
                     new.generation[index] = _store_coreset(plan, report) or int(self.generation[index]) + 1
                     new.digest[index] = _digest_tensor(report.encrypted_coreset)
                 except (VaultError, StateError) as error:
-                    fault = f"its coreset was not taken: {error}"
+                    fault = f"its coreset was not accepted: {error}"
             elif not reason and report.party in faults:
                 fault = f"it was not asked for a coreset: {faults[report.party]}"
             new.pending[index] = bool(fault)
@@ -119,7 +121,7 @@ class DepositedCoresets:
 
 
 def _invitation_settings(vault: Vault, party: str) -> dict[str, Any]:
-    """What a party seals with."""
+    """Return the settings with which a party encrypts its coreset."""
     public, generation = vault.invite(party)
     return {"public": public.hex(), "generation": generation, "run": vault.run}
 
@@ -130,7 +132,7 @@ def _digest_tensor(encrypted: bytes) -> Tensor:
 
 
 def _store_coreset(plan: Plan, report: Reply) -> int:
-    """The generation of the coreset that the vault has taken; 0 where there is no vault."""
+    """Store a coreset in the vault and return its generation; 0 without a vault."""
     if plan.vault is None:
         return 0
     samples = int(report.metrics["samples"])
@@ -139,13 +141,13 @@ def _store_coreset(plan: Plan, report: Reply) -> int:
 
 
 def check_coreset_proxies(plan: Plan) -> None:
-    """What can be told of stand-ins, of where their rows are kept, and of how many were agreed on."""
+    """Raise if the settings of coreset proxies, vault and coreset limit are not valid together."""
     algorithm = plan.algorithm
     name = plan.algorithm.name
     given: object
     for setting_name, given, kind, example in (
-        ("vault", plan.vault, VaultLocation, "descant.VaultAt('folder', 'key')"),
-        ("coreset_limit", plan.coreset_limit, CoresetLimit, "descant.Agreed(share=0.05)"),
+        ("vault", plan.vault, VaultLocation, "descant.VaultLocation('folder', 'key')"),
+        ("coreset_limit", plan.coreset_limit, CoresetLimit, "descant.CoresetLimit(share=0.05)"),
     ):
         if given is not None and not isinstance(given, kind):
             raise SettingError(f"The {setting_name!r} of Federation must be such as {example}. Got {given!r:.60}.")
@@ -153,12 +155,14 @@ def check_coreset_proxies(plan: Plan) -> None:
         check_settings(plan.coreset_limit)
     if algorithm.coreset_proxy is None:
         if plan.vault is not None:
-            raise SettingError(f"{name} has no stand-ins to open a vault. Wrap it in StandIns, or leave 'vault' out.")
+            raise SettingError(
+                f"{name} has no coreset proxies to use a vault. Wrap it in CoresetProxies, or leave 'vault' out."
+            )
         return
     if algorithm.quorum is not None:
         raise SettingError(
-            f"{name} does not wait for all parties (its quorum is {algorithm.quorum}): a stand-in would count in every "
-            "version, and its party would not. Take stand-ins with a method that waits, such as FedAvg."
+            f"{name} does not wait for all parties (its quorum is {algorithm.quorum}): a proxy would count in every "
+            "version, and its party would not. Use coreset proxies with a method that waits, such as FedAvg."
         )
     selection: object = algorithm.coreset_proxy.selection
     if not isinstance(selection, Selection):
@@ -166,13 +170,13 @@ def check_coreset_proxies(plan: Plan) -> None:
             f"The selection of {name} must be such as parties.Selection(share=0.05). Got {selection!r:.60}."
         )
     if not plan.samples:
-        raise SettingError(f"{name} leaves rows of the parties' data behind, and agents and desks have none.")
+        raise SettingError(f"{name} deposits rows of the parties' data, and agents and desks have none.")
     if plan.vault is not None:
-        replace(plan.vault).without_key  # noqa: B018  is it there? a copy: the plan's own goes to other processes
+        replace(plan.vault).without_key  # noqa: B018  check that it exists, on a copy: the plan's own is sent to other processes
 
 
 def dry_run_selection(plan: Plan, row: Tensor, selection: Selection) -> None:
-    """One of a party's first two rows is chosen, as all will be."""
+    """Choose one of a party's first two rows, to find errors before the run starts."""
     first = plan.population[plan.population.names[0]]
     two = Party(first.name, first.x[:2], first.y[:2], x_test=first.x[:0], y_test=first.y[:0])
     features = None if selection.space == "input" else FEATURE_SPACES[selection.space](plan.net.module_from_row(row))

@@ -1,9 +1,9 @@
-"""A few rows that stand for all rows of a party: how they are chosen, and what each of them weighs.
+"""Selection of a coreset: a few weighted rows that represent all rows of a party.
 
-"Asynchronous Collaborative Learning Across Data Silos" (Tuor, Lockhart and Magazzeni, 2021), §5.1: a small summary of a
-party's data is left with the centre and stands in for it when it is away. The paper does not say how it is made ("a
-multitude of techniques exist"); it takes 5 % of the rows. All methods here choose real rows, so what leaves can be
-looked at before it does.
+"Asynchronous Collaborative Learning Across Data Silos" (Tuor, Lockhart and Magazzeni, 2021), §5.1: the server keeps a
+small summary of a party's data and trains on it while the party is away. The paper does not say how it is made ("a
+multitude of techniques exist"); it takes 5 % of the rows. All methods here choose real rows, so a party can inspect
+what would leave.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .features import FEATURE_SPACES, Features, FeatureSpace
 
 @dataclass(frozen=True, eq=False)
 class Coreset:
-    """Rows of a party and their weights, which add up to the number of rows that they stand for."""
+    """Rows of a party and their weights, which add up to the number of rows that they represent."""
 
     x: Tensor  # [m, ...]
     y: Tensor  # [m, ...]
     weights: Tensor  # [m], float64
 
     def as_party(self, name: str) -> Party:
-        """A party that trains on these rows, and draws them in proportion to their weights; it has no test set."""
+        """Return a party without a test set that draws these rows in proportion to their weights."""
         m = len(self.x)
         label = f"The coreset of party {name!r}"
         if not m or len(self.y) != m or self.weights.shape != (m,):
@@ -50,20 +50,20 @@ class Coreset:
 
 @dataclass(frozen=True, eq=False)
 class SelectedCoreset:
-    """A coreset together with where it is from, which stays with the party."""
+    """A coreset with the numbers of its rows, which stay with the party."""
 
-    rows: RowIndices  # [m] of the party's training rows, rising
+    rows: RowIndices  # [m] among the party's training rows, rising
     coreset: Coreset
 
 
 def uniform_rows(space: FeatureSpace, count: int, rng: np.random.Generator) -> WeightedRows:
-    """Rows drawn evenly, all of one weight."""
+    """Draw rows uniformly, with equal weights."""
     n = len(space.order)
     return rng.choice(n, count, replace=False), np.full(count, n / count)
 
 
 def balanced_rows(space: FeatureSpace, count: int, rng: np.random.Generator) -> WeightedRows:
-    """As many rows of every class as of the others, where it has so many, drawn evenly within it."""
+    """Draw equally many rows of every class, as far as it has them, uniformly within the class."""
     counts = balanced_counts(space.class_sizes, count)
     parts = [
         own.start + rng.choice(size, k, replace=False)
@@ -73,10 +73,10 @@ def balanced_rows(space: FeatureSpace, count: int, rng: np.random.Generator) -> 
 
 
 def herding_rows(space: FeatureSpace, count: int, rng: np.random.Generator) -> WeightedRows:
-    """Rows of every class whose mean follows the mean of the class, one after the other; as many a class as `balanced`.
+    """Choose rows of every class greedily so that their mean follows the class mean; class counts as in `balanced`.
 
     S.-A. Rebuffi et al., "iCaRL: incremental classifier and representation learning" (2017), Algorithm 4, here without
-    scaling points to a length of 1, and never a row twice. It draws nothing.
+    scaling points to a length of 1, and never a row twice. It is deterministic.
     """
     counts = balanced_counts(space.class_sizes, count)
     parts = [
@@ -86,7 +86,7 @@ def herding_rows(space: FeatureSpace, count: int, rng: np.random.Generator) -> W
 
 
 def _herd_class(points: Tensor, count: int) -> RowIndices:
-    """argmin over rows z of |mean - (s + z) / k|² for k = 1, 2, …, where s is the sum of those chosen before."""
+    """Return argmin over rows z of |mean - (s + z) / k|² for k = 1, 2, …, where s is the sum of the earlier ones."""
     squares = points.square().sum(1)
     mean = points.mean(0, dtype=torch.float64)
     residual = torch.zeros_like(mean)
@@ -101,9 +101,9 @@ def _herd_class(points: Tensor, count: int) -> RowIndices:
 
 
 def balanced_counts(sizes: RowIndices, count: int) -> RowIndices:
-    """How many rows each class gives: as equal as their sizes allow, and what is left over to the largest classes.
+    """Return the number of rows per class: as equal as sizes allow, the remainder to the largest classes.
 
-    >>> level(np.array([100, 3, 50]), 20).tolist()
+    >>> balanced_counts(np.array([100, 3, 50]), 20).tolist()
     [9, 3, 8]
     """
     counts = np.zeros_like(sizes)
@@ -117,7 +117,7 @@ def balanced_counts(sizes: RowIndices, count: int) -> RowIndices:
 
 
 def _class_weights(sizes: RowIndices, counts: RowIndices) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Every chosen row stands for an equal part of its class."""
+    """Return weights by which every chosen row represents an equal part of its class."""
     return np.repeat(sizes / np.maximum(counts, 1), counts)
 
 
@@ -134,7 +134,7 @@ CONSTRUCTIONS: Mapping[str, Callable[[FeatureSpace, int, np.random.Generator], W
 
 
 def check_columns(party: Party, columns: Sequence[int], name: str, owner: str) -> None:
-    """Raise :class:`SettingError` unless a party has these columns; who names them, and where, is for the message."""
+    """Raise :class:`SettingError` unless a party has these columns; `name` and `owner` are for the message."""
     if not columns:
         return
     if party.x.dim() != 2:
@@ -151,35 +151,34 @@ def check_columns(party: Party, columns: Sequence[int], name: str, owner: str) -
 
 @dataclass(frozen=True)
 class Selection:
-    """How a party chooses its coreset (§5.1); the same rows for the same data, seed and, where one is used, model.
+    """The method by which a party chooses its coreset (§5.1); deterministic in data, seed and, if used, model.
 
-    So in the input's space choosing again shows no more. In the other spaces a later model chooses other rows, and with
-    every return more of a party's rows are known: what ever leaves is bounded by the party's `Agreed`, not by `share`.
-    `uniform` and `balanced` measure no distance and so are alike in all spaces. `uniform` may miss a rare class; so may
-    `sensitivity`, though it seeks what is rare; the others have every class that the party has, or the largest ones
-    where `count` is smaller than their number. Columns in `drop` are 0 in the coreset, since a model's input must keep
-    its shape, and the choice does not see them either. All rows are the party's data as they are, by any method.
+    In the input space choosing again reveals no more rows. In the other spaces a later model chooses other rows, so
+    every return reveals more of them. The party's `CoresetLimit` bounds all rows that ever leave; `share` does not.
+    `uniform` and `balanced` measure no distance, so they are equal in all spaces. `uniform` may miss a rare class; so
+    may `sensitivity`, though it prefers rare rows. The others keep every class of the party, or the largest ones if
+    `count` is smaller than their number. Columns in `drop_columns` are 0 in the coreset, since a model's input must
+    keep its shape, and the choice ignores them. All chosen rows are the party's unchanged data.
 
     >>> from descant.parties import digits
-    >>> coreset = Selection(share=0.1, by="k-center")(digits()["3"], seed=0)
+    >>> coreset = Selection(share=0.1, method="k-center")(digits()["3"], seed=0)
     >>> len(coreset.x), float(coreset.weights.sum())
     (6, 64.0)
     """
 
-    share: float = setting(0.05, "the share of its rows that a party gives", above=0, most=1)
-    count: int | None = setting(None, "how many rows it gives, instead of a share", least=1, whole=True)
-    method: str = setting("uniform", "how they are chosen", one_of=tuple(CONSTRUCTIONS))
-    space: str = setting("input", "where distances are measured", one_of=("input", *FEATURE_SPACES))
-    drop_columns: tuple[int, ...] = setting((), "columns that must not leave", least=0, whole=True)
+    share: float = setting(0.05, "share of its rows that a party deposits", above=0, most=1)
+    count: int | None = setting(None, "number of rows that it deposits, instead of a share", least=1, whole=True)
+    method: str = setting("uniform", "construction that chooses the rows", one_of=tuple(CONSTRUCTIONS))
+    space: str = setting("input", "space in which distances are measured", one_of=("input", *FEATURE_SPACES))
+    drop_columns: tuple[int, ...] = setting((), "columns that must not leave the party", least=0, whole=True)
 
     def __call__(self, party: Party, seed: int, features: Features | None = None) -> Coreset:
-        """The party's coreset."""
         return self.choose(party, seed, features).coreset
 
     def choose(self, party: Party, seed: int, features: Features | None = None) -> SelectedCoreset:
-        """The party's coreset, and which of its rows they are.
+        """Return the party's coreset with the numbers of its rows.
 
-        Spaces other than the input need `features`: ``spaces.embedding(module)`` or ``spaces.gradient(module)``.
+        Spaces other than the input need `features`: ``embedding_features(module)`` or ``gradient_features(module)``.
         """
         check_settings(self)
         x = self._remaining_features(party)
@@ -198,24 +197,24 @@ class Selection:
         return SelectedCoreset(rows, Coreset(x, y, torch.from_numpy(weights)))
 
     def rebuild(self, party: Party, rows: Tensor, weights: Tensor) -> Coreset:
-        """The coreset of rows that were chosen before."""
+        """Return the coreset of rows that were chosen before."""
         return Coreset(self._remaining_features(party)[rows], party.y[rows], weights)
 
     def coreset_size(self, party: Party) -> int:
-        """How many rows a party is asked for."""
+        """Return the number of rows in a party's coreset."""
         if self.count is None:
             return max(1, round(self.share * party.samples))
         if self.share != Selection.share:
             raise SettingError(f"Give Selection a share or a count, not both. Its share is {self.share:g}.")
         if self.count > party.samples:
             raise SettingError(
-                f"The 'count' of Selection is {self.count}, and party {party.name!r} has {party.samples} rows. Ask for "
-                "at most so many, or for a share."
+                f"The 'count' of Selection is {self.count}, and party {party.name!r} has {party.samples} rows. Give "
+                "at most that number, or a share."
             )
         return self.count
 
     def _remaining_features(self, party: Party) -> Tensor:
-        """The features with 0 in the columns that must not leave."""
+        """Return the features with 0 in the columns that must not leave."""
         check_columns(party, self.drop_columns, "drop_columns", owner="Selection")
         if not self.drop_columns:
             return party.x
@@ -227,13 +226,13 @@ class Selection:
         if self.space != "input":
             if features is None:
                 raise SettingError(
-                    f"The space {self.space!r} needs a model. Give features=spaces.{self.space}(module), or take "
+                    f"The space {self.space!r} needs a model. Give features={self.space}_features(module), or use "
                     "space='input'."
                 )
             return features(x, party.y)
         if not x.is_floating_point():
             raise SettingError(
-                f"The features of party {party.name!r} are whole numbers (of words, say), between which there is no "
-                f"distance. Take by='uniform' or 'balanced', or space='embedding'; not by={self.method!r} in the input."
+                f"The features of party {party.name!r} are whole numbers (of words, say), which have no distance. "
+                f"Use method='uniform' or 'balanced', or space='embedding'; not method={self.method!r} in the input."
             )
         return x

@@ -1,4 +1,4 @@
-"""What a private run has given away: counted round by round, kept with the run, and held below its budget."""
+"""Privacy accounting of a run: ε counted round by round, saved with the run and kept below its budget."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _RELEASES_KEY = "releases"
 
 
 def privacy_settings(plan: Plan) -> PrivacySettings | None:
-    """What a run hides, by its algorithm or by its solver."""
+    """Return a run's privacy settings, from its algorithm or its solver; None if it has none."""
     return plan.solver.privacy if isinstance(plan.solver, DpSgd) else plan.algorithm.privacy
 
 
 def has_unrepeatable_noise(plan: Plan) -> bool:
-    """Whether there is noise in its rounds that nobody can draw again."""
+    """Return True if the run's noise cannot be drawn again."""
     privacy = privacy_settings(plan)
     return privacy is not None and privacy.source != "seed"
 
 
 def privacy_message(spent: float | None, budget: float | None, delta: float) -> str:
-    """What was given away, of how much; None: there is no noise that would bound it.
+    """Return ε spent and its budget as text; None means no noise bounds ε.
 
-    >>> told(1.5, 8.0, 1e-5), told(None, None, 1e-5)
+    >>> privacy_message(1.5, 8.0, 1e-5), privacy_message(None, None, 1e-5)
     ('ε=1.5 of a budget of 8 at δ=1e-05', 'no noise: nothing is hidden')
     """
     if spent is None:
@@ -46,7 +46,7 @@ def privacy_message(spent: float | None, budget: float | None, delta: float) -> 
 
 
 def check_privacy(plan: Plan) -> None:
-    """Raise if the run promises what it cannot keep."""
+    """Raise if the run cannot keep the privacy that it promises."""
     check_private(plan.algorithm)
     _check_secure_aggregation(plan)
     if isinstance(plan.solver, DpSgd):
@@ -54,8 +54,8 @@ def check_privacy(plan: Plan) -> None:
     layout = plan.net.layout
     if privacy_settings(plan) is not None and layout.width > layout.trainable_width:
         raise ModelError(
-            f"Running statistics ({layout.names[layout.parameter_count]}) cannot be hidden: they are no changes of bounded "
-            "length. Use nn.GroupNorm or nn.LayerNorm, which have none."
+            f"Running statistics ({layout.names[layout.parameter_count]}) cannot be hidden: their changes have no "
+            "bounded norm. Use nn.GroupNorm or nn.LayerNorm, which have none."
         )
 
 
@@ -65,20 +65,20 @@ def _check_secure_aggregation(plan: Plan) -> None:
     check_summable(algorithm)
     if secure is not None and len(plan.population) < secure.min_parties:
         raise SettingError(
-            f"{algorithm.name} hides work in a sum of {secure.min_parties} parties at least, and there are "
-            f"{len(plan.population)}. In a smaller one it hides nothing: use the method without SecureAggregation."
+            f"{algorithm.name} needs sums of at least {secure.min_parties} parties, and there are "
+            f"{len(plan.population)}. Smaller sums hide nothing: use the method without SecureAggregation."
         )
     if secure is not None and algorithm.compute_weights is sample_weights and not plan.samples:
         raise SettingError(
-            f"{algorithm.name} weighs by samples, and agents and desks have none before the work. "
+            f"{algorithm.name} weights by samples, and agents and desks have none before training. "
             "Use weights='uniform'."
         )
 
 
 def cost_after_round(plan: Plan, state: State, hypers: Iterable[Hyper]) -> PrivacyCost:
-    """What will be given away by the end of a round of so much work; an error if that is more than the budget.
+    """Return the privacy cost up to the end of this round; raise if it exceeds the budget.
 
-    A round counts whether or not anybody answers, and for all parties, whoever is asked.
+    A round counts for all parties, whether or not they are asked or reply.
     """
     privacy = privacy_settings(plan)
     if privacy is None:
@@ -89,21 +89,21 @@ def cost_after_round(plan: Plan, state: State, hypers: Iterable[Hyper]) -> Priva
     if privacy.budget is not None and spent > privacy.budget:
         raise BudgetError(
             f"The privacy budget of ε={privacy.budget:g} at δ={privacy.delta:g} ends the run after {state.round} "
-            f"rounds: one more would make it {spent:.4g}. Give more noise for more rounds"
+            f"rounds: another one would need ε={spent:.4g}. Use more noise for more rounds"
         )
     metrics = {EPSILON_METRIC: spent} if math.isfinite(spent) else {}
     return PrivacyCost({_RELEASES_KEY: torch.tensor(releases)}, metrics)
 
 
 def _sampling_rate(plan: Plan, privacy: PrivacySettings) -> float:
-    """How likely it is that what is hidden takes part, for the party of which most is told."""
+    """Return the probability that a hidden unit takes part, for the party with the largest one."""
     if isinstance(plan.solver, DpSgd):
         return plan.solver.sampling_rate(min(plan.population.samples.values()))
     return sampling_rate(privacy, plan.algorithm.participation)
 
 
 def public_feedback(plan: Plan, feedback: Metrics) -> Metrics:
-    """What a tuner may know of the last round: nothing that parties said, where that is private."""
+    """Return the feedback that a tuner may use: in private runs nothing that parties reported."""
     if privacy_settings(plan) is None:
         return feedback
     return {name: value for name, value in feedback.items() if name == VALIDATION_LOSS}

@@ -1,7 +1,8 @@
-"""Differential privacy around any method for which it is sound; what is not, is refused with the reason.
+"""Wrappers for differential privacy, which reject methods for which it is not sound.
 
 McMahan et al. (2018), Learning differentially private recurrent language models; Kairouz et al. (2021), Practical and
-private (deep) learning without sampling or shuffling, whose neighbours (a party counts, or counts as 0) are ours.
+private (deep) learning without sampling or shuffling, whose neighboring relation (a party counts, or counts as 0) is
+used here.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from ..core.settings import check_settings, setting
 from ..errors import SettingError
 from .gaussian_mechanism import NoiseSource, PrivacySettings
 
-_PROXY_OBJECTION = "stand-ins are trained on rows of the parties' data, which leave them: no ε counts that."
-_LOSSES_OBJECTION = "hyper-parameters that go by clients' losses tell these without noise. Use a validation set."
+_PROXY_OBJECTION = "proxies are trained on rows that leave the parties, which no ε covers."
+_LOSSES_OBJECTION = "hyper-parameters tuned by clients' losses reveal them without noise. Use a validation set."
 _WEIGHTS_OBJECTION = (
-    "it weighs reports by what parties say of them, without noise and without a bound. Weigh uniformly."
+    "it weights updates by what parties report of them, without noise and without a bound. Use uniform weights."
 )
 
 
@@ -36,22 +37,22 @@ def CentralDP(
     budget: float | None = None,
     source: NoiseSource = "system",
 ) -> Algorithm:
-    """Any method whose centre is the mean, with noise on it: (ε, δ)-differential privacy of a whole party.
+    """Wrap a method that averages: noise on its mean gives (ε, δ)-differential privacy of a whole party.
 
-    The driver is trusted: it sees every party's model, and so do those who read its records. Against everybody else,
-    all other parties together included, what is released is the sequence of centres, and nothing of what a party keeps
-    for itself (its own model in Fed+, private layers, Ditto's columns) leaves it but to the driver: so personalisation
-    costs no privacy, and needs none.
+    The server is trusted: it sees every party's model, and so do readers of its records. To everybody else, even to all
+    other parties together, only the sequence of global models is released. What a party keeps for itself (its personal
+    model in Fed+, private layers, Ditto's columns) goes to the server at most. So personalization costs no privacy.
 
-    Every change w_k - w̃ is clipped to ‖·‖₂ ≤ ``clip``, their mean over the K parties that were asked has noise of
-    deviation ``noise``·clip/K in every column. All parties count alike, whatever the base weighs by: with n_k one of
-    them would move the mean by more than clip/K. Who does not answer, or is refused, counts as no change. Training ends
-    before a round that would exceed the ``budget`` ε at ``delta``. By ``source`` noise comes from the operating system,
-    or, to be repeated in simulations, from the run's seed, which hides nothing from those who know it.
+    Every change w_k - w̃ is clipped to ‖·‖₂ ≤ ``clip``. The mean over the K parties that were asked gets noise of
+    standard deviation ``noise``·clip/K in every column. All parties have equal weights, whatever the base uses: with
+    n_k one of them could move the mean by more than clip/K. A party that does not reply, or is rejected, counts as no
+    change. Training ends before a round that would exceed the ``budget`` ε at ``delta``. ``source`` selects where noise
+    comes from: the operating system, or the run's seed for repeatable simulations, which hides nothing from anybody who
+    knows the seed.
 
-    Not from a paper: clip, noise and delta, which go by the model and the number of parties.
+    Not from a paper: clip, noise and delta, which depend on the model and the number of parties.
 
-    >>> CentralPrivacy(clip=0.5).name
+    >>> CentralDP(clip=0.5).name
     'FedAvg+DP'
     """
     return _with_privacy(
@@ -70,19 +71,19 @@ def LocalDP(
     budget: float | None = None,
     source: NoiseSource = "system",
 ) -> Algorithm:
-    """Any method in which parties begin at the centre, each of them clipping and noising its change before it leaves.
+    """Wrap a method whose parties start at the global model: each clips and noises its change before it leaves.
 
-    The driver is curious, but keeps to the protocol: it asks a party once a round, and looks at all that it hears. Then
-    what it learns of one party in all rounds is (ε, δ)-differentially private, whatever data the party has.
+    The server is curious, but follows the protocol: it asks a party once per round, and reads all replies. What it
+    learns of one party in all rounds is then (ε, δ)-differentially private, whatever data the party has.
 
-    Noise of deviation ``noise``·clip is on every party's change, of which any two lie up to 2·clip apart: for one ε the
-    mean of K parties has 2·√K times the noise that it has by `CentralPrivacy`. Losses and numbers of samples stay with
-    the party, so that all count alike; a party refuses tasks beyond its ``budget``. With the system's randomness it has
-    a secret of its own, kept with its memory: a task that comes again has the same answer, to the bit.
+    Noise of standard deviation ``noise``·clip is on every party's change, of which any two lie up to 2·clip apart. For
+    the same ε the mean of K parties has 2·√K times the noise of `CentralDP`. Losses and sample counts stay with the
+    party, so all have equal weights. A party declines tasks beyond its ``budget``. With the system's randomness it has
+    a secret of its own in its party state, so a repeated task gets the same reply, bit for bit.
 
     Not from a paper: clip, noise and delta.
 
-    >>> LocalPrivacy().privacy.at
+    >>> LocalDP().privacy.at
     'party'
     """
     return _with_privacy(
@@ -93,11 +94,11 @@ def LocalDP(
 def _with_privacy(base: Algorithm, privacy: PrivacySettings, owner: str, suffix: str) -> Algorithm:
     check_settings(privacy, owner)
     if base.privacy is not None:
-        raise SettingError(f"{base.name} is private already. Wrap a method once.")
+        raise SettingError(f"{base.name} is already private. Wrap a method once.")
     if privacy.clip is None and privacy.noise:
         raise SettingError(f"{owner} without a 'clip' hides nothing, whatever the noise. Give both, or noise=0.")
     if privacy.budget is not None and not privacy.noise:
-        raise SettingError(f"{owner} cannot keep a budget without noise. Give some, or leave 'budget' out.")
+        raise SettingError(f"{owner} cannot keep a budget without noise. Add noise, or leave 'budget' out.")
     compute_weights = uniform_weights if base.compute_weights is sample_weights else base.compute_weights
     wrapped = replace(base, name=f"{base.name}+{suffix}", compute_weights=compute_weights, privacy=privacy)
     check_private(wrapped, f"{owner} cannot wrap {base.name}")
@@ -105,7 +106,7 @@ def _with_privacy(base: Algorithm, privacy: PrivacySettings, owner: str, suffix:
 
 
 def check_private(algorithm: Algorithm, message: str = "") -> None:
-    """Raise if an algorithm promises a privacy that it does not have; once more when all that wraps it is known."""
+    """Raise if an algorithm's privacy does not hold; called again once all its wrappers are known."""
     privacy = algorithm.privacy
     if privacy is None:
         return
@@ -118,23 +119,21 @@ def check_private(algorithm: Algorithm, message: str = "") -> None:
 
 
 def check_quorum_is_private(algorithm: Algorithm, quorum: int | None) -> None:
-    """Raise if a server that goes on with a quorum would tell more than an algorithm promises.
+    """Raise if a server that continues at a quorum would break an algorithm's privacy.
 
-    Without one each party is waited for by itself: who does not answer in time counts as no change, and nobody else.
+    Without a quorum the server waits for each party by itself: a late party counts as no change and affects no other.
     """
     if quorum is not None and algorithm.privacy is not None and algorithm.privacy.at == "server":
         raise SettingError(
-            f"{algorithm.name} is not private with a quorum: the answer that makes it decides whether slower ones "
-            "still count, so that one party can move the centre by more than clip/K. Leave --quorum out: each party is "
-            "then waited for by itself, --limit seconds at most. LocalPrivacy and PrivateSgd go with a quorum."
+            f"{algorithm.name} is not private with a quorum: the reply that completes it decides whether slower ones "
+            "still count, so one party can move the aggregate by more than clip/K. Leave --quorum out: the server then "
+            "waits for each party by itself, --timeout seconds at most. LocalDP and DpSgd work with a quorum."
         )
 
 
 def check_sample_privacy(algorithm: Algorithm) -> None:
-    """Raise if an algorithm tells more of samples than the model that a solver has hidden them in."""
-    reasons = (
-        [] if algorithm.privacy is None else ["it hides whole parties, and PrivateSgd samples. Choose one of them."]
-    )
+    """Raise if an algorithm reveals samples beyond the model in which a solver hides them."""
+    reasons = [] if algorithm.privacy is None else ["it hides whole parties, and DpSgd hides samples. Use one of them."]
     if algorithm.coreset_proxy is not None:
         reasons.append(_PROXY_OBJECTION)
     if algorithm.loss_samples:
@@ -142,14 +141,14 @@ def check_sample_privacy(algorithm: Algorithm) -> None:
     if algorithm.compute_weights not in (sample_weights, uniform_weights):
         reasons.append(_WEIGHTS_OBJECTION)
     if reasons:
-        raise SettingError(f"PrivateSgd cannot hide samples in {algorithm.name}: {reasons[0]}")
+        raise SettingError(f"DpSgd cannot hide samples in {algorithm.name}: {reasons[0]}")
 
 
 def _general_objections(algorithm: Algorithm) -> Iterator[str]:
     if algorithm.server_update is keep_global_model:
-        yield "it has no common model, and shares nothing that would have to be private."
+        yield "it has no global model, and shares nothing that needs privacy."
     if algorithm.server_update is take_sample_share:
-        yield 'normalize="total" moves the centre by numbers of samples, which are not noised. Use "selected".'
+        yield 'normalize="total" moves the global model by sample counts, which are not noised. Use "selected".'
     if algorithm.compute_weights is not uniform_weights:
         yield _WEIGHTS_OBJECTION
     if algorithm.coreset_proxy is not None:
@@ -159,57 +158,56 @@ def _general_objections(algorithm: Algorithm) -> Iterator[str]:
 
 
 def _central_objections(algorithm: Algorithm) -> Iterator[str]:
-    """What only a sum of bounded changes, each in its round, can promise."""
+    """Yield objections to central noise, which needs a sum of bounded changes, each in its own round."""
     if not is_mean(algorithm.aggregate):
         aggregator = aggregator_name(algorithm.aggregate)
         yield (
             f"noise of clip/K hides a party in a mean, and one party can move {aggregator} by more. "
-            "Use FedAvg, FedProx or FedAvgPlus, or LocalPrivacy, which fits any centre."
+            "Use FedAvg, FedProx or FedAvgPlus, or LocalDP, which works with any aggregator."
         )
     if algorithm.aggregate_over == "all":
         yield 'aggregate_over="all" counts the last models of the absent again in every round. Use "active".'
     if algorithm.quorum is not None or algorithm.max_staleness or algorithm.staleness_discount is not None:
         yield (
-            "its centre does not wait for all, so that a report may count in another round than the one it was asked "
-            "for, and how many there are is told by how fast parties are. Use a method that waits, such as FedAvg."
+            "it does not wait for all parties, so an update may count in another round than the one it was asked for, "
+            "and the number of updates reveals how fast parties are. Use a method that waits, such as FedAvg."
         )
 
 
 def _local_objections(algorithm: Algorithm) -> Iterator[str]:
     if algorithm.personalize is not None:
         yield (
-            "its parties go on from models of their own as they reported them, which would be noise on noise. Use a "
-            "method that begins at the centre, such as FedAvg, FedProx or Ditto."
+            "its parties continue from the personal models that they reported, which would be noise on noise. Use a "
+            "method that starts at the global model, such as FedAvg, FedProx or Ditto."
         )
 
 
 def is_mean(aggregate: Aggregate) -> bool:
-    """Whether what reports add up to is their mean."""
+    """Return True if the aggregate is the mean."""
     return isinstance(aggregate, Mean) or (
         isinstance(aggregate, PenaltyAggregator) and isinstance(aggregate.penalty, HalfSquare)
     )
 
 
 def aggregator_name(aggregate: Aggregate) -> str:
-    """What a centre is called in messages."""
+    """Return the name of an aggregator for messages."""
     named = aggregate.penalty if isinstance(aggregate, PenaltyAggregator) else aggregate
-    return f"the centre of {type(named).__name__}"
-
-
-# ── who takes part, without anybody knowing ───────────────────────────────────────────────────────────────────────────
+    return f"the aggregate of {type(named).__name__}"
 
 
 @dataclass(frozen=True)
 class PoissonSampling:
-    """Every party comes with some probability, by a draw of its own that nobody knows: Poisson sampling.
+    """Participation of each party with some probability, by its own secret draw (Poisson sampling).
 
-    It is the one attendance by which ε is smaller (amplification by sampling) for `CentralPrivacy`: draws by the run's
-    seed are known to whoever knows the recipe, so that with those every round counts in full. ``source="seed"`` is for
-    simulations, and counts only where the noise comes from there, too.
+    Only this participation lowers ε for `CentralDP` (amplification by sampling). Draws by the run's seed are known to
+    anybody with the recipe, so with those every round counts in full. ``source="seed"`` is for simulations, and lowers
+    ε only if the noise comes from the seed, too.
     """
 
-    probability: float = setting(0.5, "that a party comes", above=0, most=1)
-    source: NoiseSource = setting("system", "where draws come from", one_of=("system", "seed"))
+    probability: float = setting(0.5, "probability that a party takes part", above=0, most=1)
+    source: NoiseSource = setting(
+        "system", "source of the draws: the operating system, or the run's seed", one_of=("system", "seed")
+    )
 
     def __call__(self, context: ParticipationContext) -> dict[str, Hyper]:
         return {
@@ -223,12 +221,10 @@ class PoissonSampling:
 
 
 def sampling_rate(privacy: PrivacySettings, participation: Participation) -> float:
-    """With what probability a party is in a round, as far as nobody can know whether it is; else 1."""
+    """Return the probability that a party is in a round if its draw is secret; else 1."""
     is_secret = isinstance(participation, PoissonSampling) and (
         participation.source == "system" or privacy.source == "seed"
     )
-    return (
-        participation.probability
-        if isinstance(participation, PoissonSampling) and is_secret and privacy.at == "server"
-        else 1.0
-    )
+    if isinstance(participation, PoissonSampling) and is_secret and privacy.at == "server":
+        return participation.probability
+    return 1.0

@@ -1,4 +1,4 @@
-"""The party's side of local privacy: what leaves it is clipped and noised, and says nothing else of it."""
+"""The party's side of local differential privacy: it clips and noises its update before sending it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ _NOISE_SECRET = f"{SECRET_STATE}noise"
 def privatize_reply(
     plan: Plan, task: Task, party_state: NamedTensors, global_model: Tensor, answer: TaskResult
 ) -> TaskResult:
-    """An answer to training as it may leave the party."""
-    privacy, (report, new_party_state) = plan.algorithm.privacy, answer
+    """Return a training reply in the form in which it may leave the party."""
+    privacy = plan.algorithm.privacy
+    report, new_party_state = answer
     if privacy is None or privacy.at == "server" or report.status != "ok":
         return answer
     check_budget(privacy, task.round)
@@ -43,30 +44,29 @@ def privatize_reply(
         name: (received[name] * sends_model + part.view_as(sent)).to(sent.dtype)
         for (name, sent), part in zip(report.arrays.items(), parts, strict=True)
     }
-    if torch.equal(noised, change):  # bit for bit as without
+    if torch.equal(noised, change):  # without effect, send the reply unchanged, bit for bit
         arrays = dict(report.arrays)
     private_reply = Reply(task.party, task.round, task.kind, arrays=arrays, metrics={"samples": 1})
-    return private_reply, new_party_state if new_party_state is None or secret is None else {
-        **new_party_state,
-        _NOISE_SECRET: secret,
-    }
+    if new_party_state is None or secret is None:
+        return private_reply, new_party_state
+    return private_reply, {**new_party_state, _NOISE_SECRET: secret}
 
 
 def check_budget(privacy: PrivacySettings, round: int) -> None:
-    """Raise if a party may not answer in a round; or cannot count that, for want of what counts it."""
+    """Raise if a reply in this round would exceed the party's budget, or if ε cannot be computed."""
     if privacy.at == "party" and privacy.budget is not None and privacy.epsilon(round) > privacy.budget:
-        raise BudgetError(f"its budget of ε={privacy.budget:g} does not allow an answer in round {round}")
+        raise BudgetError(f"its budget of ε={privacy.budget:g} does not allow a reply in round {round}")
 
 
 def clip_update(privacy: PrivacySettings, update: Tensor) -> Tensor:
-    """A change ``[d]``, no longer than it may be; one that is not finite is none."""
+    """Return a change ``[d]`` clipped to its maximum norm; zeros if it is not finite."""
     if not is_finite(update):
         return torch.zeros_like(update)
     return update * privacy.clip_factors(torch.linalg.vector_norm(update))
 
 
 def update_noise(privacy: PrivacySettings, task: Task, clipped: Tensor, secret: Tensor | None) -> Tensor:
-    """What is added to a clipped change."""
+    """Return the noise for a clipped change."""
     if not privacy.noise_std:
         return torch.zeros_like(clipped)
     if secret is None:

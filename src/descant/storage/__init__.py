@@ -1,4 +1,4 @@
-"""State that outlives a round."""
+"""Durable storage: atomic files, locks, logs, party state, spill files and the vault."""
 
 from typing import TYPE_CHECKING
 

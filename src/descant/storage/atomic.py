@@ -1,6 +1,6 @@
-"""The one place that writes what must survive: files, renames, syncs and commits, each on the disk when it returns.
+"""Durable writes: files, renames, syncs and commits, each on disk when its function returns.
 
-Every change passes through :func:`_do`, one at a time, so that a test that dies there has died at each of them.
+Every change passes through :func:`_do`, one at a time, so that a test can simulate a kill at each of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PRIVATE_MODE = 0o600  # the mode of a file that only its owner may read
 
 
 def make_folder(folder: Path, mode: int = 0o777) -> None:
-    """A folder, with its parents as far as they are missing."""
+    """Create a folder and its missing parents."""
     if not folder.is_dir():
         make_folder(folder.parent)
         _do(os.mkdir, folder, mode)
@@ -32,18 +32,18 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
 
 
 def write(file: Path, data: bytes | mmap | Iterator[bytes], mode: int = 0o666) -> None:
-    """A new file with these bytes, which may come in parts."""
+    """Write a new file with these bytes, which may come in parts."""
     _append(file, data, os.O_CREAT | os.O_TRUNC, mode=mode)
 
 
 def write_once(file: Path, data: bytes, mode: int = 0o666) -> None:
-    """A new file with these bytes; FileExistsError if there is one already, and that one is not touched."""
+    """Write a new file; raise FileExistsError, and change nothing, if it exists."""
     _append(file, data, os.O_CREAT | os.O_EXCL, mode=mode)
     sync_folder(file.parent)
 
 
 def append(file: Path, data: bytes, size: int) -> None:
-    """These bytes behind a file's first ones, in place of what a write that broke off has left there."""
+    """Append bytes after the first `size` bytes of a file, in place of what an interrupted write left there."""
     found = file.stat().st_size
     if found < size:
         raise StateError(f"{file} has lost {size - found} of its {size} bytes since it was written. Restore it.")
@@ -53,26 +53,26 @@ def append(file: Path, data: bytes, size: int) -> None:
 
 
 def write_with(file: Path, writer: Callable[[Path], None]) -> None:
-    """A new file that another library writes."""
+    """Let another library write a new file, and sync it."""
     _do(writer, file)
     _sync(file, os.O_RDWR)
 
 
 def replace(file: Path, data: bytes | mmap | Iterator[bytes], temporary_name: str, mode: int = 0o666) -> None:
-    """A file's new content, whole or not at all: under another name first, then one rename makes it count."""
+    """Replace a file's content atomically: write under a temporary name, then rename."""
     write(file.with_name(temporary_name), data, mode)
-    sync_folder(file.parent)  # what the file speaks of is there before it
+    sync_folder(file.parent)  # what the file refers to is on disk before it
     rename(file.with_name(temporary_name), file)
 
 
 def rename(file: Path, to: Path) -> None:
-    """The file under another name of the same folder, in place of what had it."""
+    """Rename a file within its folder, replacing what had that name."""
     _do(os.replace, file, to)
     sync_folder(to.parent)
 
 
 def overwrite_with_zeros(file: Path) -> None:
-    """Zeros in place of a file's bytes, if the file system writes in place; copies that it keeps are out of reach."""
+    """Overwrite a file's bytes with zeros; a file system that copies on write keeps the old ones out of reach."""
     descriptor = open_no_follow(file, os.O_WRONLY)
     try:
         for begin in range(0, size := os.fstat(descriptor).st_size, 2**20):
@@ -83,13 +83,13 @@ def overwrite_with_zeros(file: Path) -> None:
 
 
 def truncate(file: Path, size: int) -> None:
-    """Only the first bytes of a file."""
+    """Keep only the first `size` bytes of a file."""
     _do(os.truncate, file, size)
     _sync(file, os.O_RDWR)
 
 
 def remove(file: Path) -> None:
-    """No such file or empty folder any more."""
+    """Remove a file or an empty folder, if it exists."""
     if file.is_dir():
         _do(os.rmdir, file)
     elif file.exists():
@@ -97,24 +97,24 @@ def remove(file: Path) -> None:
 
 
 def commit(connection: sqlite3.Connection) -> None:
-    """What was done in an open transaction counts; SQLite syncs by itself."""
+    """Commit the open transaction; SQLite syncs by itself."""
     _do(connection.execute, "COMMIT")
 
 
 def sync_folder(folder: Path) -> None:
-    """The names in a folder are on the disk."""
-    if os.name != "nt":  # which has no such thing
+    """Sync the names in a folder to disk."""
+    if os.name != "nt":  # Windows cannot sync a folder
         _sync(folder, os.O_RDONLY)
 
 
 def open_no_follow(file: Path, flags: int, mode: int = 0o666) -> int:
-    """A descriptor of a file that is to be overwritten: never of what a link points to, which may be anybody's."""
+    """Open a file for writing; never follow a link, which may lead to somebody else's file."""
     try:
         return os.open(file, flags | _NO_FOLLOW, mode)
     except OSError as error:
         if file.is_symlink():
             raise StateError(
-                f"{file} is a link, which Descant has not made. Look where it leads, and remove it."
+                f"{file} is a link that Descant did not make. Check where it leads, and remove it."
             ) from error
         raise
 

@@ -1,4 +1,4 @@
-"""A folder that is written whole or not at all."""
+"""Folders that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ..errors import StateError
 
 @contextmanager
 def replace_folder(folder: Path, files: Sequence[str]) -> Iterator[Path]:
-    """A new folder to fill, which takes the place of ``folder`` when the block ends well; else nothing has changed.
+    """Give a new folder to fill; it replaces ``folder`` when the block succeeds, and otherwise nothing changes.
 
-    What is replaced must be of our own making: a folder is refused if it holds anything else than ``files`` (shell
+    Only a folder that Descant wrote is replaced. It is an error if it holds files other than ``files`` (shell
     patterns), or if the first of them, the manifest, is not JSON with the key "descant".
     """
     check_replaceable(folder, files)
@@ -36,17 +36,17 @@ def replace_folder(folder: Path, files: Sequence[str]) -> Iterator[Path]:
                 if target.exists():
                     target.replace(old)
                 new.replace(target)
-            except BaseException:  # an interrupt, too: the old folder goes back before the temporary one is cleared
+            except BaseException:  # also an interrupt: put the old folder back before the temporary one is deleted
                 if old.exists() and not target.exists():
                     old.replace(target)
                 raise
 
 
 def check_replaceable(folder: Path, files: Sequence[str], in_place: bool = False) -> None:
-    """Raise StateError unless such files can be written there: to be asked before long work, not after it.
+    """Raise StateError unless these files can be written there; call it before long work, not after.
 
-    ``in_place`` is for files that are written into the folder, which itself stays: hidden files of others may lie there
-    (a desktop's .DS_Store), and such files without their manifest, of a first save that was killed.
+    With ``in_place`` the files are written into the existing folder. Then hidden files of other programs (.DS_Store)
+    are allowed, and so are files without their manifest, which a killed first save leaves.
     """
     target = folder.resolve()
     if target.is_dir():
@@ -62,13 +62,12 @@ def check_replaceable(folder: Path, files: Sequence[str], in_place: bool = False
             )
         if found and not recognized:
             raise StateError(
-                f"{folder} holds {found[0]!r}, but no {files[0]} that says that Descant wrote it. "
-                "Give a new or an empty folder."
+                f"{folder} holds {found[0]!r}, but no {files[0]} written by Descant. Give a new or an empty folder."
             )
         if target.is_mount() and not in_place:
             raise StateError(f"{folder} is a mount point, which cannot be replaced. Give a folder inside it.")
     elif target.exists():
-        raise StateError(f"{folder} is a file, and a folder is needed. Give a new or an empty folder.")
+        raise StateError(f"{folder} is a file. A folder is needed: give a new or an empty folder.")
     within = [target, *target.parents] if in_place else target.parents
     nearest = next(parent for parent in within if parent.exists())
     with write_errors(folder), tempfile.TemporaryDirectory(prefix=".descant-", dir=nearest):
@@ -85,17 +84,17 @@ def _is_manifest(file: Path) -> bool:
 
 @contextmanager
 def write_errors(folder: Path) -> Iterator[None]:
-    """What goes wrong while a folder is written, as one sentence."""
+    """Turn errors of writing a folder into a StateError of one sentence."""
     try:
         yield
     except (OSError, SafetensorError, sqlite3.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         disk_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or any(
-            said in reason for said in ("disk is full", "No space left")
+            text in reason for text in ("disk is full", "No space left")
         )
         hint = (
-            "What was saved before is whole: free some space and go on"
+            "What was saved before is complete: free some space and continue"
             if disk_full
-            else "Give one that you may write to"
+            else "Give a folder that you may write to"
         )
         raise StateError(f"{folder} cannot be written: {reason}. {hint}.") from error

@@ -1,25 +1,25 @@
-"""The audit log of a vault, or of a roster: who did what with what, in lines that cannot be changed unseen.
+"""The tamper-evident audit log of a vault or a roster.
 
-The lines are those of :mod:`.log`: numbered, each with a digest of itself and of all before it. On top of that chain,
-which anybody could write anew from an edited line on, goes a secret that runs along with the log:
+Its lines are those of :mod:`.event_log`: numbered, each with a hash of itself and of all lines before it. Anybody could
+recompute that chain after editing a line. So a secret evolves with the log:
 
-    secret(0) = derived from the owner's private key         secret(n) = HMAC-SHA256(secret(n - 1), seal of line n)
+    secret(0) = derived from the owner's private key
+    secret(n) = HMAC-SHA256(secret(n - 1), chain hash of line n)
 
-Only the newest one is kept, in the head beside the log, with the number and the seal of the last line; so lines can be
-added without the owner's key. None of the earlier secrets follows from it: who comes to the folder later cannot write
-a line that looks as if it had been there before. Each line carries a mark, a digest of the secret before it, by which
-the place of a change is found.
+The head file beside the log holds only the newest secret, with the number and the chain hash of the last line. So lines
+can be added without the owner's key. The earlier secrets cannot be computed from the newest one, so a later intruder
+cannot forge an older line. Each line carries a mark, a digest of the secret before it, which locates a change.
 
-What :meth:`Audit.catch_up` finds:
+:meth:`AuditLog.catch_up` detects:
 
-- without that key: any line that was edited, removed, inserted or moved, and lines that are missing at the end,
-  as long as the head beside the log was not written anew with it;
-- with the key: that, too;
-- not: a whole folder that was put back to an older copy (compare the last line with a note of it that is kept
-  elsewhere), nor false lines that are added at the end by somebody who may write to the folder.
+- without the owner's key: lines that were edited, removed, inserted or moved, and lines missing at the end, unless the
+  head was rewritten as well;
+- with the key: that case, too;
+- not: a whole folder restored from an older copy (compare the last line with a note of it that is kept elsewhere), nor
+  false lines added at the end by somebody who may write to the folder.
 
-A last line that a kill has torn is told from a damaged one by the head: a line counts once the head has it, and only
-what lies behind such lines is ever cut off, which the log then says.
+The head distinguishes a last line that a kill cut short from a damaged one. A line counts once the head has it. Only
+what lies behind such lines is ever cut off, and the log then says so.
 """
 
 from __future__ import annotations
@@ -41,16 +41,11 @@ from .event_log import LOG_START, EventLog, LogContent, LogLine
 
 AUDIT_LOG = "audit.jsonl"
 AUDIT_HEAD = "audit.head"
-CUSTODY_EVENTS = (
-    "invited",
-    "sealed",
-    "refreshed",
-    "forgetting",
-    "forgotten",
-)  # what is held of a party
+CUSTODY_EVENTS = ("invited", "sealed", "refreshed", "forgetting", "forgotten")  # they change what is held of a party
 _ADVICE = "Somebody or something changed it after it was written: find out who, and compare with a copy. "
 _VAULT_CONSEQUENCE = "The vault is not used until it is restored; the run and its models are not concerned."
 _PARSE_ERRORS = (ValueError, TypeError, KeyError, RecursionError)
+_EARLIER_HEAD_FIELDS = {"n", "seal", "secret"}  # of an earlier version of Descant
 
 
 @dataclass(frozen=True)
@@ -60,22 +55,22 @@ class _Head:
     secret: str
 
     def advance(self, chain_hash: str) -> _Head:
-        """The head when one more line, with this seal, is there."""
+        """Return the head after one more line with this chain hash."""
         return _Head(
             self.n + 1, chain_hash, hmac.digest(bytes.fromhex(self.secret), chain_hash.encode(), "sha256").hex()
         )
 
     @property
     def mark(self) -> str:
-        """What the next line says of all before it."""
+        """The digest that the next line carries of the secret before it."""
         return hashlib.sha256(b"descant mark" + bytes.fromhex(self.secret)).hexdigest()[:32]
 
 
 class AuditLog:
-    """A log that is read as far as it goes, and then written to; its user holds a lock on the folder meanwhile.
+    """A log that is first read to its end and then appended to, while its user holds a lock on the folder.
 
     `secret` is the first one, which only the owner's key gives: without it the chain is checked, but not the marks.
-    `changes` are the events that change what is held of a party, `meanwhile` says what a damaged log is in the way of.
+    `custody_events` are the events that change what is held of a party. `consequence` tells what a damaged log blocks.
     """
 
     def __init__(
@@ -93,23 +88,22 @@ class AuditLog:
         self.rewind()
 
     def rewind(self) -> None:
-        """Forget what was read, so that :meth:`catch_up` begins with the first line again."""
+        """Forget what was read, so that :meth:`catch_up` starts at the first line again."""
         self.last_line: LogLine = LOG_START
-        self._verified_head = (
-            self._initial_head
-        )  # the head as it must have been after the last line that was read, if that is known
+        # The head as it must have been after the last line that was read; None if that is unknown.
+        self._verified_head = self._initial_head
         self.latest_events: dict[str, dict[str, Any]] = {}  # by party, the last event that changed what is held of it
         self.open_counts: dict[str, int] = {}  # by party, how often its coreset was opened
 
     def start(self, event: str, **fields: Any) -> None:
-        """The first line of a new log; it needs the first secret."""
+        """Write the first line of a new log; this needs the first secret."""
         if self._initial_head is None:
-            raise StateError(f"{self._file} cannot be begun without its owner's key.")
+            raise StateError(f"{self._file} cannot be started without its owner's key.")
         self._verified_head = self._initial_head
         self.add(event, **fields)
 
     def add(self, event: str, **fields: Any) -> None:
-        """One more line, on the disk when this returns; the head follows it."""
+        """Append a line, which is on disk when this returns, and then the head."""
         if self._verified_head is None:
             raise StateError(f"{self._file} must be read before it is written to.")
         lines = EventLog(self._file, self.last_line)
@@ -119,9 +113,9 @@ class AuditLog:
         self.catch_up()
 
     def catch_up(self) -> tuple[str, ...]:
-        """Read and check what was added since the last time, by whatever process, and mend what a kill has left.
+        """Read and check the lines added since the last call by any process, and repair what a kill left.
 
-        It gives the seals of the lines that it has read; none are kept, because a log grows with the rounds.
+        It returns the chain hashes of these lines. They are not kept, because a log grows with the rounds.
         """
         head = self._read_head()
         if head.n < self.last_line.number:
@@ -149,34 +143,36 @@ class AuditLog:
         return found.chain_hashes
 
     def verify_all(self, line: int = 0, chain_hash: str = "") -> None:
-        """Check all from the first line on; a line and its seal that were noted elsewhere must be there."""
+        """Check the log from its first line; a line number and chain hash noted elsewhere must match."""
         self.rewind()
         chain_hashes = self.catch_up()
         if line and (line > len(chain_hashes) or chain_hashes[line - 1] != chain_hash):
             raise StateError(
                 f"Line {line} of {self._file} is not the one that was noted, {chain_hash!r:.80}: the folder was "
-                "put back to an older copy, or its log was written anew."
+                "restored from an older copy, or its log was rewritten."
             )
 
     def _check_chain(self, content: LogContent, head: _Head) -> None:
-        """The head is that of these lines; with the key, or behind what was read before, so is everything in them."""
+        """Raise unless the head belongs to these lines, and the marks do where the previous head is known."""
         if [self.last_line.chain_hash, *content.chain_hashes][head.n - self.last_line.number] != head.chain_hash:
-            raise self._damage_error(
-                f"The lines of {self._file} were sealed anew, or its head was: line {head.n} differs."
-            )
+            raise self._damage_error(f"The lines of {self._file} or its head were rewritten: line {head.n} differs.")
         expected_head = self._verified_head
         self._compare_heads(expected_head, head)
-        for event, seal in zip(content.events, content.chain_hashes, strict=True):
+        for event, chain_hash in zip(content.events, content.chain_hashes, strict=True):
             n = event["n"]
             expected_head = head if n == head.n + 1 else expected_head
             if expected_head is not None and event.get("mark") != expected_head.mark:
-                raise self._damage_error(f"Line {max(1, n - 1)} or {n} of {self._file} was changed and sealed anew.")
-            expected_head = None if expected_head is None else expected_head.advance(seal)
+                raise self._damage_error(
+                    f"Line {max(1, n - 1)} or {n} of {self._file} was changed and its hash recomputed."
+                )
+            expected_head = None if expected_head is None else expected_head.advance(chain_hash)
             self._compare_heads(expected_head, head)
 
     def _compare_heads(self, expected_head: _Head | None, head: _Head) -> None:
         if expected_head is not None and expected_head.n == head.n and expected_head != head:
-            raise self._damage_error(f"Line {head.n} of {self._file}, or its head, was changed and sealed anew.")
+            raise self._damage_error(
+                f"Line {head.n} of {self._file}, or its head, was changed and its hash recomputed."
+            )
 
     def _apply(self, content: LogContent, head: _Head) -> None:
         for event in content.events:
@@ -190,15 +186,18 @@ class AuditLog:
 
     def _read_head(self) -> _Head:
         try:
-            found = _Head(**json.loads(self._head_file.read_bytes()))
-            whole = (
+            fields = json.loads(self._head_file.read_bytes())
+            if isinstance(fields, dict) and fields.keys() == _EARLIER_HEAD_FIELDS:
+                raise StateError(event_log.earlier_version_message(self._file))
+            found = _Head(**fields)
+            is_valid = (
                 type(found.n) is int and isinstance(found.chain_hash, str) and len(bytes.fromhex(found.secret)) == 32
             )
         except OSError as error:
             raise self._damage_error(f"{self._head_file} cannot be read: {error.strerror}.") from None
         except _PARSE_ERRORS:
-            whole = False
-        if not whole:
+            is_valid = False
+        if not is_valid:
             raise self._damage_error(f"{self._head_file} is damaged.")
         return found
 
@@ -210,7 +209,7 @@ class AuditLog:
 
 
 def current_user() -> str:
-    """Who does it, for the log: user, machine and process."""
+    """Return user, machine and process, for the log."""
     try:
         name = getpass.getuser()
     except (OSError, KeyError, ImportError):  # a container whose user has no name

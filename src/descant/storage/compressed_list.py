@@ -1,5 +1,6 @@
-"""A record that only grows. What was written of it once is kept small, and as it was written: to save a run again after
-each of its rounds takes neither memory nor work for the rounds before, but that of putting their bytes there.
+"""An append-only list that keeps its older entries as compressed JSON.
+
+Saving a run after each round therefore needs no memory or encoding for earlier rounds, only the writing of their bytes.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 @dataclass(frozen=True)
 class _Block:
-    """Entries as JSON without its brackets, compressed."""
+    """A block of entries as compressed JSON without its brackets."""
 
     exact: bytes  # with nan and infinities
-    finite_json: bytes  # as :meth:`Kept.json` has them
-    sorted_json: bytes  # and the same by their keys
+    finite_json: bytes  # as :meth:`CompressedList.json_chunks` gives them
+    sorted_json: bytes  # the same with sorted keys
 
     def entries(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads(
@@ -36,11 +37,11 @@ class _Block:
 
 
 class CompressedList(Sequence[T]):
-    """Reads like a list. `packed` makes an entry a mapping that JSON has, but for numbers; `opened` is its inverse.
+    """A list of entries; `encode` turns an entry into a mapping for JSON, and `decode` inverts it.
 
-    >>> kept = Kept([{"round": 1, "loss": math.inf}], dict, dict)
-    >>> kept.append({"round": 2, "loss": 0.5})
-    >>> kept[-1]["round"], len(kept), b"".join(kept.json())
+    >>> entries = CompressedList([{"round": 1, "loss": math.inf}], dict, dict)
+    >>> entries.append({"round": 2, "loss": 0.5})
+    >>> entries[-1]["round"], len(entries), b"".join(entries.json_chunks())
     (2, 2, b'[{"round": 1, "loss": null}, {"round": 2, "loss": 0.5}]')
     """
 
@@ -49,10 +50,8 @@ class CompressedList(Sequence[T]):
     ) -> None:
         self._encode = encode
         self._decode = decode
-        self._blocks_and_tail: tuple[list[_Block], list[T]] = (
-            [],
-            list(entries),
-        )  # replaced whole, for whoever interrupts
+        # One tuple, replaced in one assignment, so that an interrupt leaves the list consistent.
+        self._blocks_and_tail: tuple[list[_Block], list[T]] = ([], list(entries))
 
     def __copy__(self) -> CompressedList[T]:
         copy = CompressedList[T]((), self._encode, self._decode)
@@ -66,7 +65,7 @@ class CompressedList(Sequence[T]):
         self._blocks_and_tail[1].extend(entries)
 
     def json_chunks(self, sort_keys: bool = False) -> Iterator[bytes]:
-        """All of it as one JSON array, in pieces; where a number is not finite there is none."""
+        """Yield the list as one JSON array, in pieces; numbers that are not finite become null."""
         blocks, entries = self._blocks_and_tail
         found = (zlib.decompress(block.sorted_json if sort_keys else block.finite_json) for block in blocks)
         between = b"["
@@ -76,7 +75,7 @@ class CompressedList(Sequence[T]):
         yield b"]" if blocks or entries else b"[]"
 
     def compress(self) -> None:
-        """Keep all but the last entries small. Whoever changes one that was kept so changes a copy; never the last."""
+        """Compress all but the last entries; reading a compressed entry then gives a copy."""
         blocks, entries = self._blocks_and_tail
         compressible = (len(entries) - 1) // _BLOCK_SIZE * _BLOCK_SIZE
         if compressible > 0:
@@ -86,13 +85,14 @@ class CompressedList(Sequence[T]):
     def _compress_block(self, entries: Sequence[T]) -> _Block:
         exact = json.dumps([*map(self._encode, entries)])[1:-1].encode()
         texts = (exact, self._json_text(entries), self._json_text(entries, sort_keys=True))
-        small = {text: zlib.compress(text) for text in texts}  # mostly all numbers are finite, and two are one
+        small = {
+            text: zlib.compress(text) for text in texts
+        }  # where all numbers are finite, two of the texts are equal
         return _Block(*(small[text] for text in texts))
 
     def _json_text(self, entries: Sequence[T], sort_keys: bool = False) -> bytes:
-        return json.dumps(replace_non_finite([*map(self._encode, entries)]), sort_keys=sort_keys, allow_nan=False)[
-            1:-1
-        ].encode()
+        finite = replace_non_finite([*map(self._encode, entries)])
+        return json.dumps(finite, sort_keys=sort_keys, allow_nan=False)[1:-1].encode()
 
     def __len__(self) -> int:
         blocks, entries = self._blocks_and_tail
@@ -118,7 +118,7 @@ class CompressedList(Sequence[T]):
         return self._decode(blocks[block].entries()[place])
 
     def _select(self, indices: Sequence[int]) -> list[T]:
-        """These entries; no block before them is opened."""
+        """Return these entries without decompressing the blocks before them."""
         blocks, entries = self._blocks_and_tail
         first = min(min(indices, default=len(self)) // _BLOCK_SIZE, len(blocks))
         found = [*(self._decode(one) for block in blocks[first:] for one in block.entries()), *entries]
@@ -134,9 +134,9 @@ class CompressedList(Sequence[T]):
 
 
 def manifest_chunks(manifest: Mapping[str, Any], sort_keys: bool = False) -> Iterator[bytes]:
-    """A mapping as JSON, in pieces, with all that is kept in it.
+    """Yield a mapping as JSON, in pieces, including its compressed lists.
 
-    >>> b"".join(pieces({"b": 1, "a": Kept([], dict, dict)}, ordered=True))
+    >>> b"".join(manifest_chunks({"b": 1, "a": CompressedList([], dict, dict)}, sort_keys=True))
     b'{"a": [], "b": 1}'
     """
     separator = "{"

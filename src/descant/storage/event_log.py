@@ -1,6 +1,7 @@
-"""An append-only log: a line of JSON an event, numbered, each sealed with a digest of itself and of all before it.
+"""An append-only log with one numbered JSON event per line, chained by hashes.
 
-A last line that was torn by a kill is told from a line that was damaged later: the first is cut off, the second named.
+Each line carries a hash of itself and of all lines before it. A last line that a kill cut short is removed. A line that
+was damaged later is an error that names it.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from . import atomic
 
 _HASH_FIELD = ',"chain_hash":"'
 _RESERVED_FIELDS = {"n", "at", "chain_hash"}
+_EARLIER_HASH_FIELD = b',"seal":"'  # of an earlier version of Descant
 _HASH_FIELD_LENGTH = len(_HASH_FIELD) + 32 + len('"}')
 
 
 def replace_non_finite(value: Any) -> Any:
-    """The same, however deep, without nan and infinities, which JSON does not have.
+    """Return the value with None in place of nan and infinities, at any depth: JSON has no such numbers.
 
-    >>> plain({"a": [1.0, float("nan")], "b": {"c": float("-inf")}})
+    >>> replace_non_finite({"a": [1.0, float("nan")], "b": {"c": float("-inf")}})
     {'a': [1.0, None], 'b': {'c': None}}
     """
     if isinstance(value, Mapping):
@@ -37,7 +39,7 @@ def replace_non_finite(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line with its number, and the bytes that the log takes up to its end."""
+    """A line of the log: its number, its chain hash, and the size of the log up to its end."""
 
     number: int
     chain_hash: str
@@ -50,7 +52,7 @@ LOG_START = LogLine(0, "", 0)
 
 @dataclass(frozen=True)
 class LogContent:
-    """What a log holds: its events with their seals, the bytes up to their end, and those of a torn line behind it."""
+    """The content of a log: events with their chain hashes, the last whole line, and the bytes of a torn line."""
 
     events: tuple[dict[str, Any], ...]
     chain_hashes: tuple[str, ...]
@@ -59,9 +61,9 @@ class LogContent:
 
 
 class EventLog:
-    """Events are kept here until :meth:`flush` puts them on the disk.
+    """Writer of an event log; events wait in memory until :meth:`flush` writes them to disk.
 
-    Each step takes effect by one assignment: an interrupt between any two of them is made good by the next flush.
+    Each step takes effect by one assignment, so the next flush repairs an interrupt between any two of them.
     """
 
     def __init__(self, file: Path, last_written: LogLine = LOG_START) -> None:
@@ -70,7 +72,7 @@ class EventLog:
         self._pending: list[LogLine] = []
 
     def add(self, event: str, **fields: Any) -> None:
-        """One more event; its number and its time come before what it says."""
+        """Add an event; the log fills in its number and its time."""
         reserved = sorted(fields.keys() & _RESERVED_FIELDS)
         if reserved:
             raise SettingError(
@@ -92,7 +94,7 @@ class EventLog:
         self._pending.append(LogLine(last.number + 1, chain_hash, last.end + len(data), data=data))
 
     def flush(self) -> None:
-        """All events are on the disk; if that fails they wait for the next time."""
+        """Write all pending events to disk; if that fails, the next flush writes them."""
         lines = [line for line in self._pending if line.number > self.last_written.number]
         data = b"".join(line.data for line in lines)
         if self.last_written.number == 0:
@@ -108,7 +110,7 @@ _RUN_ADVICE = "Restore the file from a copy; the snapshots in models/ can still 
 
 
 def read_log(file: Path, after: LogLine = LOG_START, advice: str = _RUN_ADVICE) -> LogContent:
-    """The events of a log behind a line that was read before, each checked; only the last line may be torn."""
+    """Read and check the events after a line that was read before; only the last line may be torn."""
     with file.open("rb") as stream:
         stream.seek(after.end)
         data = stream.read()
@@ -124,19 +126,29 @@ def read_log(file: Path, after: LogLine = LOG_START, advice: str = _RUN_ADVICE) 
         if event is None or event.get("n") != number or index == len(lines):
             if any(lines[index:]):
                 raise StateError(
-                    f"Line {number} of {file} is damaged: it does not have the seal it was written with. {advice}"
+                    f"Line {number} of {file} is damaged: its chain hash is not the one it was written with. {advice}"
                 )
             break
         events.append(event)
         chain_hashes.append(chain_hash)
         last = LogLine(number, chain_hash, last.end + len(line) + 1)
+    if last == LOG_START and _EARLIER_HASH_FIELD in lines[0]:
+        raise StateError(earlier_version_message(file))
     if last == LOG_START:
         raise StateError(f"Line 1 of {file} is damaged or missing. {advice}")
     return LogContent(tuple(events), tuple(chain_hashes), last, torn_bytes=after.end + len(data) - last.end)
 
 
+def earlier_version_message(file: Path) -> str:
+    """Return the sentence for a file that an earlier version of Descant wrote."""
+    return (
+        f"{file} was written by an earlier version of Descant, which this version cannot read. "
+        "Use the version that wrote it, or start again in a new folder."
+    )
+
+
 def first_event(file: Path) -> dict[str, Any]:
-    """The event of a log's first line; nothing if it is damaged or missing, which :func:`read` names."""
+    """Return the event in the first line of a log; empty if it is damaged or missing (see :func:`read_log`)."""
     try:
         with file.open("rb") as stream:
             return _parse_line(stream.readline().removesuffix(b"\n"), "")[0] or {}
@@ -149,15 +161,13 @@ def _chain_hash(previous_hash: str, text: str) -> str:
 
 
 def _parse_line(line: bytes, previous_hash: str) -> tuple[dict[str, Any] | None, str]:
-    """The event in a line and its seal, or none if the line is not as it was written."""
+    """Return the event and the chain hash of a line, or None and "" if the line is damaged."""
     try:
         text = line.decode()
         event = json.loads(text)
         chain_hash = event.pop("chain_hash")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None, ""
-    return (
-        (event, chain_hash)
-        if chain_hash == _chain_hash(previous_hash, text[:-_HASH_FIELD_LENGTH] + "}")
-        else (None, "")
-    )
+    if chain_hash != _chain_hash(previous_hash, text[:-_HASH_FIELD_LENGTH] + "}"):
+        return None, ""
+    return event, chain_hash

@@ -1,4 +1,4 @@
-"""One process at a time on a folder. The system holds the lock for its owner: a process that died blocks nobody."""
+"""An exclusive lock on a folder. The operating system releases it when its process dies."""
 
 from __future__ import annotations
 
@@ -30,21 +30,20 @@ if sys.platform != "win32":
         while _HELD_DESCRIPTORS:
             os.close(_HELD_DESCRIPTORS.pop())
 
-    os.register_at_fork(
-        after_in_child=_close_inherited
-    )  # or a child that outlives its parent would hold the parent's lock
+    # Without this, a child that outlives its parent would keep the parent's lock.
+    os.register_at_fork(after_in_child=_close_inherited)
 
 else:
 
-    def _try_lock(descriptor: int, alone: bool) -> bool:
-        return True  # Windows has no such lock: there the user sees to it
+    def _try_lock(descriptor: int, exclusive: bool) -> bool:
+        return True  # Windows has no flock: the user must start one process only
 
 
 class FolderLock:
-    """Held from its making to :meth:`release`, or to the end of the process, however it ends.
+    """A lock held from its creation until :meth:`release` or the end of the process.
 
-    Its patience is how many seconds it waits for another holder; a reader that looks whether a run is alive is one for
-    a moment. `then` says what can be done about one that stays.
+    `timeout` is how many seconds it waits for another holder: a reader that checks whether a run is alive holds the
+    lock for a moment. `advice` ends the error message when the other holder stays.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class FolderLock:
 
 
 def lock_holder(file: Path) -> str:
-    """Who holds the lock now: "process 12 on north since …", or "" if nobody does."""
+    """Return a description of the lock's holder ("process 12 on north since …"), or "" if it is free."""
     try:
         descriptor = os.open(file, os.O_RDONLY)
     except OSError:

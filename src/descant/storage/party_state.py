@@ -1,4 +1,4 @@
-"""Tensors by party: in memory up to a budget, on disk beyond it, so that a hundred thousand parties fit."""
+"""Tensors by party, in memory up to a budget and on disk beyond it, so that 100,000 parties fit."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .spill import spill_buffer
 
 DEFAULT_BUDGET = 2**30
 _TRIM_THRESHOLD = 2**25
-_MMAP_THRESHOLD = -3
-_MMAP_BYTES = 2**20  # glibc's number for it, and bytes
+_MMAP_THRESHOLD = -3  # glibc's number of this option of mallopt
+_MMAP_BYTES = 2**20  # bytes
 
 
 class PartyStore:
-    """A `core.Store`. What was used last stays in memory; the rest goes to a folder that vanishes with the store.
+    """A `core.Store` that keeps the most recently used parties in memory and spills the rest to a temporary folder.
 
-    A commit can be undone, even one that was broken off half-way by an interrupt or a full disk: what it replaces is
-    noted before anything changes, and :meth:`rollback` to the round before puts it back.
+    The folder disappears with the store. A commit can be undone, even one that an interrupt or a full disk broke off:
+    what it replaces is noted before anything changes, and :meth:`rollback` to the previous round restores it.
 
     >>> import torch
     >>> store = PartyStore()
@@ -46,20 +46,20 @@ class PartyStore:
         self._in_memory: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
         self._memory_bytes = 0
         self._staged: dict[str, dict[str, Tensor]] = {}
-        self._staged_bytes = 0  # bytes that are staged
-        self._on_disk: set[str] = set()  # parties whose file is as new as their memory
+        self._staged_bytes = 0
+        self._on_disk: set[str] = set()  # parties whose file is up to date
         self._parties: set[str] = set()
         self._round = 0
-        self._undo: tuple[int, dict[str, dict[str, Tensor]]] | None = None  # the round before, and what was replaced
+        self._undo: tuple[int, dict[str, dict[str, Tensor]]] | None = None  # the previous round, and what was replaced
         self._folder: Path | None = None
-        self._spilled_bytes = 0  # bytes since memory was last given back
+        self._spilled_bytes = 0  # bytes since memory was last trimmed
 
     @property
     def round(self) -> int:
         return self._round
 
     def get(self, party: str) -> dict[str, Tensor]:
-        """What is committed of a party; empty for one that never kept anything."""
+        """Return the committed tensors of a party; empty for a party without any."""
         return {name: self._copy(name, tensor) for name, tensor in self._load(party).items()}
 
     def stage(self, party: str, tensors: Mapping[str, Tensor]) -> None:
@@ -67,7 +67,7 @@ class PartyStore:
         self._staged_bytes += total_bytes(self._staged[party])
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor:
-        """A copy to be used or kept; of what is large it is in a file, where not everything fits into memory."""
+        """Return a copy; of a large tensor it is in a file if not everything fits into memory."""
         if name.startswith(APPEND_ONLY):
             return tensor
         over_budget = len(self._in_memory) < len(self._parties) or self._staged_bytes > self._budget
@@ -83,7 +83,7 @@ class PartyStore:
         self._staged_bytes = 0
 
     def rollback(self, round: int) -> None:
-        """Forget what is staged, a commit that went beyond this round, and what was before: nobody goes back there."""
+        """Discard what is staged, undo a commit beyond this round, and drop the undo record."""
         self._staged = {}
         self._staged_bytes = 0
         if self._round == round:
@@ -91,15 +91,17 @@ class PartyStore:
             return
         if self._undo is None or self._undo[0] != round:
             raise StateError(
-                f"The state is of round {round}, but the parties' models and memories are at {self._round}."
+                f"The state is of round {round}, but the parties' models and party states are at {self._round}."
             )
         self._assign(self._undo[1])
-        self._memory_bytes = sum(map(total_bytes, self._in_memory.values()))  # the broken commit may have lost count
+        self._memory_bytes = sum(
+            map(total_bytes, self._in_memory.values())
+        )  # the interrupted commit may have miscounted
         self._round = round
         self._undo = None
 
     def clear(self) -> None:
-        """Forget everybody."""
+        """Remove all parties."""
         self._in_memory.clear()
         self._memory_bytes = 0
         self._staged = {}
@@ -114,7 +116,7 @@ class PartyStore:
 
     @property
     def memory_bytes(self) -> int:
-        """How much of it is in memory now."""
+        """Bytes that are in memory now."""
         return self._memory_bytes
 
     def _load(self, party: str) -> dict[str, Tensor]:
@@ -148,7 +150,7 @@ class PartyStore:
         if party in self._on_disk:
             return
         try:
-            self._file(party).unlink(missing_ok=True)  # somebody may have mapped what is there
+            self._file(party).unlink(missing_ok=True)  # the old file may still be mapped
             save_file({name: tensor.contiguous() for name, tensor in self._in_memory[party].items()}, self._file(party))
         except (OSError, SafetensorError) as error:
             raise StateError(
@@ -169,19 +171,18 @@ class PartyStore:
 
 
 def total_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Bytes of them all."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def _trim_heap() -> None:
-    """Return freed memory to the system: rows that come and go between larger arrays leave holes that glibc keeps."""
+    """Return freed memory to the system: glibc keeps the holes that rows leave between larger arrays."""
     _call_glibc("malloc_trim", 0)
 
 
 def release_memory_eagerly() -> None:
-    """From now on a large array goes back to the system when it is freed, and leaves no hole: for a process that lasts.
+    """Let glibc return each large array to the system when it is freed; use it in long-lived processes.
 
-    It costs the time to find and clear its pages anew.
+    The cost is that the system must map and clear new pages for the next array.
     """
     _call_glibc("mallopt", _MMAP_THRESHOLD, _MMAP_BYTES)
 

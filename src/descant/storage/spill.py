@@ -1,7 +1,7 @@
-"""Room for stacks that are too large for memory: in a file without a name, which goes with its tensor or its process.
+"""Buffers for stacks that are too large for memory, in unnamed temporary files.
 
-The file lies where temporary files do (TMPDIR). What is mapped from it is in memory only as long as nobody else needs
-the memory.
+A file lies in the folder for temporary files (TMPDIR) and disappears with its tensor or its process. Its mapped pages
+stay in memory only while the memory is not needed elsewhere.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ..errors import StateError
 
 
 def spill_buffer(shape: tuple[int, ...], dtype: torch.dtype, budget: int) -> Tensor:
-    """A tensor to be filled: in memory while it is within a budget of bytes, in a file beyond.
+    """Return an uninitialized tensor: in memory within a budget of bytes, in a file beyond it.
 
-    >>> room((2, 3), torch.float32, budget=0).fill_(1).sum()
+    >>> spill_buffer((2, 3), torch.float32, budget=0).fill_(1).sum()
     tensor(6.)
     """
     size = math.prod(shape) * dtype.itemsize
@@ -37,10 +37,10 @@ def spill_buffer(shape: tuple[int, ...], dtype: torch.dtype, budget: int) -> Ten
 
 
 class SpillFile:
-    """Bytes in a file without a name, which goes when nobody holds it and nothing is mapped from it any more.
+    """Bytes in an unnamed file, which disappears when neither this object nor a memory map uses it.
 
-    >>> filed = Filed()
-    >>> filed.add(b"ab"), filed.add(b"c"), len(filed), filed[1:]
+    >>> file = SpillFile()
+    >>> file.append(b"ab"), file.append(b"c"), len(file), file[1:]
     (None, None, 3, b'bc')
     """
 
@@ -50,7 +50,6 @@ class SpillFile:
         weakref.finalize(self, os.close, self._descriptor)
 
     def append(self, data: bytes | memoryview) -> None:
-        """Put more behind what is there."""
         with allocation_errors(len(data)):
             remaining = memoryview(data)
             while remaining:
@@ -64,31 +63,31 @@ class SpillFile:
         return os.pread(self._descriptor, end - begin, begin)
 
     def memory_map(self) -> mmap.mmap:
-        """All of it, to be read: in memory only as long as nobody else needs the memory."""
+        """Return a read-only map of the whole file; its pages leave memory when it is needed elsewhere."""
         return mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
 
     @property
     def path(self) -> Path | None:
-        """By which others in this process can open it; None where the system gives it none."""
-        place = Path(f"/proc/self/fd/{self._descriptor}")
-        return place if place.exists() else None
+        """The path by which this process can open the file; None on systems without /proc."""
+        path = Path(f"/proc/self/fd/{self._descriptor}")
+        return path if path.exists() else None
 
 
 @contextmanager
 def allocation_errors(size: int) -> Iterator[None]:
-    """Room for so many bytes is asked for inside: an error says where it could not be had."""
+    """Turn errors of allocating file space into a StateError that names the folder."""
     try:
         yield
     except OSError as error:
         folder = tempfile.tempdir or os.environ.get("TMPDIR", "the folder for temporary files")
         raise StateError(
-            f"{size / 1e6:.0f} MB for models cannot be had in {folder}: {error.strerror}. Make room there, or set "
-            "TMPDIR to a folder that has it."
+            f"{size / 1e6:.0f} MB for models cannot be allocated in {folder}: {error.strerror}. Free space there, or "
+            "set TMPDIR to a folder with more."
         ) from error
 
 
 def reserve(descriptor: int, size: int) -> None:
-    """Let a file have so many bytes at least, which are its own: a full disk would end a process that writes a map."""
+    """Allocate at least `size` bytes to a file: writing to a map on a full disk kills the process."""
     os.truncate(descriptor, max(size, os.fstat(descriptor).st_size))
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)

@@ -1,11 +1,11 @@
-"""Durable runs: a folder that can be copied, killed at any moment and resumed, and read without the federation.
+"""Durable runs: a folder that survives a kill at any moment, and that can be copied, resumed and read by itself.
 
-    run/run.toml        the recipe, as it was given
-    run/events.jsonl    what happened: a line an event, each sealed with all before it
+    run/run.toml        the recipe as given
+    run/events.jsonl    one line per event, chained by hashes
     run/metrics.db      numbers by round and by party, in SQLite
     run/models/         the last two snapshots, each a folder of safetensors that `Federation.load` reads too
 
-Writing: the loop stays visible, and recording is what the iterator does.
+Writing: the loop stays visible; the iterator records each round.
 
     with Run.start("run", federation, recipe=text) as run:       # or Run.resume("run", federation), if is_run("run")
         for round in run.rounds(200 - run.round, score_every=10):
@@ -14,21 +14,21 @@ Writing: the loop stays visible, and recording is what the iterator does.
 
 Reading: no federation, no torch.
 
-    found = read("run")                  # Recorded: state, round, recipe, settings, events, numbers, scores
-    found.to_csv("run.csv")              # and to_jsonl
-    for found in runs("experiments"):    # every run below a folder, the oldest first
-        print(found.folder, found.state, found.round)
+    recorded = read_run("run")           # RecordedRun: state, round, recipe, settings, events, numbers
+    recorded.to_csv("run.csv")           # and to_jsonl
+    for recorded in find_runs("experiments"):    # every run below a folder, the oldest first
+        print(recorded.folder, recorded.state, recorded.round)
 
-What is promised. A round is acknowledged when the loop's body gets it. Everything below holds after `kill -9` and
-after a power cut; a run that was resumed ends with the same model hash as one that was never disturbed.
+Guarantees. A round is acknowledged when the loop's body gets it. Everything below holds after `kill -9` and after a
+power cut. A resumed run ends with the same model hash as an undisturbed one.
 
-- sync="spaced" (simulations): snapshots are spaced so that they take a few per cent of the time. A resumed
-  run goes on from the last one and does the rounds since then again, with the same numbers.
+- sync="spaced" (simulations): snapshots are spaced to take a few percent of the time. A resumed run continues from the
+  last one and repeats the rounds since then, with the same numbers.
 - sync=n: the same with a snapshot every n rounds.
-- sync="always" (deployments, where a round cannot be done again): a round's numbers and the models after it are on the
-  disk, synced, before the body gets it. A snapshot that is damaged is then an error, and not passed over.
+- sync="always" (deployments, where a round cannot be repeated): a round's numbers and models are synced to disk before
+  the body gets it. A damaged snapshot is then an error; otherwise the one before it is used.
 
-Events: begun, resumed, round, scored, refused, warning, snapshot, ended (closed in order), stopped (by an error).
+Events: started, resumed, round, scored, rejected, warning, snapshot, finished (closed in order), failed (by an error).
 """
 
 from typing import TYPE_CHECKING

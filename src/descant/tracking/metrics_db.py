@@ -1,9 +1,9 @@
-"""The numbers of a run in one SQLite file, for everybody's tools: parties, rounds, who took part, scores by party.
+"""The numbers of a run in one SQLite file: parties, rounds, participation, and scores by party.
 
-    SELECT party, own, center FROM scores JOIN parties USING (id) WHERE round = 50
+    SELECT party, personal, global_model FROM scores JOIN parties USING (id) WHERE round = 50
 
-The journal is SQLite's own rollback journal, not a write-ahead log: between commits the file is whole by itself, so
-that a run's folder can be copied. Every commit is synced.
+It uses SQLite's rollback journal, not a write-ahead log. So between commits the file is complete by itself, and a run's
+folder can be copied. Every commit is synced.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ _PRIMARY_KEY = "round INTEGER, id INTEGER REFERENCES parties, PRIMARY KEY (round
 _SCHEMA = (
     "CREATE TABLE parties (id INTEGER PRIMARY KEY, party TEXT UNIQUE, samples INTEGER)",
     "CREATE TABLE rounds (round INTEGER, metric TEXT, value REAL, PRIMARY KEY (round, metric)) WITHOUT ROWID",
-    f"CREATE TABLE participation (accepted INTEGER, {_PRIMARY_KEY}) WITHOUT ROWID",  # 0: no, 1: yes, 2: stood in for
+    f"CREATE TABLE participation (accepted INTEGER, {_PRIMARY_KEY}) WITHOUT ROWID",  # 0: no, 1: yes, 2: by proxy
     f"CREATE TABLE scores (personal REAL, global_model REAL, majority REAL, {_PRIMARY_KEY}) WITHOUT ROWID",
 )
 _BUSY_TIMEOUT = 60.0  # seconds to wait for a reader
 
 
 class MetricsDatabase:
-    """What is added waits in memory for :meth:`commit`; a round that comes again replaces itself."""
+    """Writer of a run's numbers: rows wait in memory for :meth:`commit`, and a repeated round replaces itself."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         with _database_errors(file):
             self._connection = _connect(file)
-            held = self._connection.execute("SELECT party, id, samples FROM parties").fetchall()
-            self._ids = {name: id for name, id, _ in held}
-            self._samples = {name: samples for name, _, samples in held}
+            parties = self._connection.execute("SELECT party, id, samples FROM parties").fetchall()
+            self._ids = {name: id for name, id, _ in parties}
+            self._samples = {name: samples for name, _, samples in parties}
             self._columns = _columns(self._connection)
         self._pending: list[tuple[str, list[tuple[Any, ...]]]] = []
 
     @classmethod
     def create(cls, file: Path, samples: Mapping[str, int]) -> MetricsDatabase:
-        """A new file, in place of one that was left over."""
-        for left in (file.with_name(f"{file.name}-journal"), file):
-            atomic.remove(left)
+        """Create a database file, in place of one left by a killed start."""
+        for leftover in (file.with_name(f"{file.name}-journal"), file):
+            atomic.remove(leftover)
         with closing(_connect(file, "rwc")) as connection:
             connection.execute("BEGIN")
             for statement in _SCHEMA:
@@ -63,14 +63,14 @@ class MetricsDatabase:
         return cls(file)
 
     def add_parties(self, samples: Mapping[str, int]) -> None:
-        """Parties that have come since, behind the others, and those of whom more is known now."""
+        """Add parties that joined later, after the others, and update changed sample counts."""
         self._ids |= {name: id for id, name in enumerate(samples) if name not in self._ids}
         rows = [(self._ids[name], name, count) for name, count in samples.items() if self._samples.get(name) != count]
         self._samples = dict(samples)
         self._pending.append(("INSERT OR REPLACE INTO parties VALUES (?, ?, ?)", rows))
 
     def add_round(self, round: int, numbers: Mapping[str, float], participation: Mapping[str, int]) -> None:
-        """The numbers of a round, and everybody who took part with whether the report was accepted, or stood in for."""
+        """Add a round's numbers and its participants: 0 not accepted, 1 accepted, 2 replaced by a proxy."""
         rows = [(round, metric, value) for metric, value in numbers.items()]
         self._pending.append(("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", rows))
         rows_by_party = [(round, self._ids[name], counts) for name, counts in participation.items()]
@@ -79,26 +79,28 @@ class MetricsDatabase:
         )
 
     def add_scores(self, round: int, names: Sequence[str], columns: Mapping[str, Numbers]) -> None:
-        """A number a party in every column; one that is new becomes a column of the table."""
+        """Add one number per party and column; a new column is added to the table."""
         self._columns += [name for name in columns if name not in self._columns]
-        into = ", ".join(map(_quoted, columns))
-        marks = ", ".join("?" for _ in range(len(columns) + 2))
+        column_list = ", ".join(map(_quoted, columns))
+        placeholders = ", ".join("?" for _ in range(len(columns) + 2))
         values = zip(*(column.tolist() for column in columns.values()), strict=True)
-        rows = [(round, self._ids[name], *found) for name, found in zip(names, values, strict=True)]
-        self._pending.append((f"INSERT OR REPLACE INTO scores (round, id, {into}) VALUES ({marks})", rows))
+        rows = [(round, self._ids[name], *scores) for name, scores in zip(names, values, strict=True)]
+        self._pending.append(
+            (f"INSERT OR REPLACE INTO scores (round, id, {column_list}) VALUES ({placeholders})", rows)
+        )
 
     def is_missing_scores(self, round: int) -> bool:
-        """Whether a round is on record, and its scores are not."""
-        recorded, scored = (f"EXISTS (SELECT 1 FROM {of} WHERE round = :round)" for of in ("rounds", "scores"))
+        """Return True if the round was recorded and its scores were not."""
+        recorded, scored = (f"EXISTS (SELECT 1 FROM {table} WHERE round = :round)" for table in ("rounds", "scores"))
         return bool(self._connection.execute(f"SELECT {recorded} AND NOT {scored}", {"round": round}).fetchone()[0])
 
     def delete_after(self, round: int) -> None:
-        """Forget what lies beyond a round: it comes again."""
+        """Delete later rounds: they will be repeated."""
         for table in ("rounds", "participation", "scores"):
             self._pending.append((f"DELETE FROM {table} WHERE round > ?", [(round,)]))
 
     def commit(self) -> None:
-        """All that was added is on the disk; if that fails it waits for the next time. Done twice, it is the same."""
+        """Write all pending rows to disk; if that fails, the next call writes them. It is idempotent."""
         if not self._pending:
             return
         with _database_errors(self._file):
@@ -123,7 +125,7 @@ class MetricsDatabase:
 
 @dataclass(frozen=True, eq=False)
 class RunMetrics:
-    """What the tables hold, as arrays: R rounds, S of them scored, K parties."""
+    """The content of the tables as arrays: R rounds, S of them scored, K parties."""
 
     parties: tuple[str, ...]
     samples: NDArray[np.int64]  # [K]
@@ -133,21 +135,21 @@ class RunMetrics:
     accepted: NDArray[np.bool_]  # [R, K]
     proxied: NDArray[np.bool_]  # [R, K]
     scored_rounds: NDArray[np.int64]  # [S]
-    scores: Mapping[str, Numbers]  # own, center, majority, ... -> [S, K], nan for a party without a score
+    scores: Mapping[str, Numbers]  # personal, global_model, majority, ... -> [S, K], nan for a party without a score
 
 
 def read_metrics(file: Path) -> RunMetrics:
-    """Everything in the tables, at one moment."""
+    """Read all tables in one transaction."""
     with closing(_connect(file)) as connection:
         connection.execute("BEGIN")
         parties = connection.execute("SELECT party, samples FROM parties ORDER BY id").fetchall()
         values = connection.execute("SELECT round, metric, value FROM rounds").fetchall()
         names = [name for name in _columns(connection) if name not in ("round", "id")]
-        key = f"round * {len(parties)} + id"  # one number in place of two: there may be a million rows
+        key = f"round * {len(parties)} + id"  # one number instead of two: there may be a million rows
         cells = connection.execute(f"SELECT ({key}) * 3 + accepted FROM participation")
         participation = np.fromiter(chain.from_iterable(cells), dtype=np.int64)
-        wanted = ", ".join(map(_quoted, names))
-        rows = connection.execute(f"SELECT {key}, {wanted} FROM scores").fetchall()
+        column_list = ", ".join(map(_quoted, names))
+        rows = connection.execute(f"SELECT {key}, {column_list} FROM scores").fetchall()
         scores = np.array(rows, dtype=np.float64).reshape(-1, 1 + len(names))  # NULL becomes nan
     rounds = np.array(sorted({row[0] for row in values}), dtype=np.int64)
     row_of = {round: i for i, round in enumerate(rounds.tolist())}
@@ -155,31 +157,31 @@ def read_metrics(file: Path) -> RunMetrics:
     for round, metric, value in values:
         metrics[metric][row_of[round]] = np.nan if value is None else value
     status = np.full((len(rounds), len(parties)), -1)
-    at, party = np.divmod(participation // 3, len(parties))
-    status[np.searchsorted(rounds, at), party] = participation % 3
-    at, party = np.divmod(scores[:, 0].astype(np.int64), len(parties))
-    scored, row = np.unique(at, return_inverse=True)
-    found = {name: np.full((len(scored), len(parties)), np.nan) for name in names}
+    row_rounds, party = np.divmod(participation // 3, len(parties))
+    status[np.searchsorted(rounds, row_rounds), party] = participation % 3
+    row_rounds, party = np.divmod(scores[:, 0].astype(np.int64), len(parties))
+    scored_rounds, row = np.unique(row_rounds, return_inverse=True)
+    columns = {name: np.full((len(scored_rounds), len(parties)), np.nan) for name in names}
     for i, name in enumerate(names, 1):
-        found[name][row, party] = scores[:, i]
+        columns[name][row, party] = scores[:, i]
     samples = np.array([count for _, count in parties], dtype=np.int64)
-    whole = tuple(name for name, _ in parties)
+    party_names = tuple(name for name, _ in parties)
     participated = (status >= 0) & (status < 2)
     return RunMetrics(
-        whole,
+        party_names,
         samples,
         rounds,
         metrics=metrics,
         participated=participated,
         accepted=status == 1,
         proxied=status == 2,
-        scored_rounds=scored,
-        scores=found,
+        scored_rounds=scored_rounds,
+        scores=columns,
     )
 
 
 def _connect(file: Path, mode: str = "rw") -> sqlite3.Connection:
-    """A file that may be read-only; a transaction that was killed is rolled back by SQLite."""
+    """Open a file, which may be read-only; SQLite rolls back a transaction that was killed."""
     address = f"{file.resolve().as_uri()}?mode={mode}"
     connection = sqlite3.connect(
         address, uri=True, timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
@@ -194,7 +196,7 @@ def _columns(connection: sqlite3.Connection) -> list[str]:
 
 @contextmanager
 def _database_errors(file: Path) -> Iterator[None]:
-    """A file that is damaged or gone is told from one that cannot be written."""
+    """Turn errors of a damaged or missing file into StateError; other errors pass."""
     try:
         yield
     except sqlite3.DatabaseError as error:

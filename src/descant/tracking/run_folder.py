@@ -1,4 +1,4 @@
-"""Where things are in a run's folder."""
+"""Names of the files in a run's folder."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ RUN_FILES = (
 
 
 def last_round(events: Iterable[Mapping[str, Any]]) -> int:
-    """The round that a log ends at, by our own events; "resumed" may set it back."""
+    """Return the round at which a log ends, by our own events; "resumed" may set it back."""
     rounds = [event["round"] for event in events if event["event"] in ("started", "resumed", "round")]
     return int(rounds[-1]) if rounds else 0
 
 
 def snapshots(folder: Path) -> list[Path]:
-    """The snapshots that have a manifest, the newest first."""
+    """Return the snapshots that have a manifest, the newest first."""
     return sorted((file.parent for file in (folder / MODELS_FOLDER).glob("*/state.json")), reverse=True)

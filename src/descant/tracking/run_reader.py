@@ -1,4 +1,4 @@
-"""A run that was recorded: read from its folder alone, also while it is still going on."""
+"""Reader of recorded runs: needs only the folder, also while the run is still running."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ RunStatus: TypeAlias = Literal["running", "finished", "interrupted", "damaged"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RecordedRun:
-    """What a run's folder says. The arrays in :attr:`numbers` are read when they are first asked for."""
+    """A run as its folder describes it; the arrays in :attr:`numbers` are read on first use."""
 
     folder: Path
     state: RunStatus
-    round: int  # the last one on record
-    reason: str  # who runs it, or why it is broken or damaged
+    round: int  # the last one recorded
+    reason: str  # the process that runs it, or why it was interrupted or is damaged
     events: tuple[Mapping[str, Any], ...]
 
     def __repr__(self) -> str:
@@ -37,23 +37,23 @@ class RecordedRun:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the federation was made of: seed, algorithm, solver, loss, versions."""
+        """The federation's settings: seed, algorithm, solver, loss, versions."""
         return dict(self.events[0]["settings"]) if self.events else {}
 
     @property
     def started_at(self) -> str:
-        """When, in UTC."""
+        """The time of the start, in UTC."""
         return str(self.events[0]["at"]) if self.events else ""
 
     @property
     def warnings(self) -> list[str]:
-        """Every warning, with its round where it has one."""
-        found = [event for event in self.events if event["event"] == "warning"]
-        return [f"Round {event['round']}: {event['text']}" if "round" in event else event["text"] for event in found]
+        """All warnings, with their round if they have one."""
+        events = [event for event in self.events if event["event"] == "warning"]
+        return [f"Round {event['round']}: {event['text']}" if "round" in event else event["text"] for event in events]
 
     @property
     def metric(self) -> str:
-        """What the scores measure, such as "accuracy"; "" if nothing was scored."""
+        """The name of the scores' metric, such as "accuracy"; "" if nothing was scored."""
         return str(self._scored_event.get("metric", ""))
 
     @property
@@ -67,16 +67,16 @@ class RecordedRun:
 
     @cached_property
     def recipe(self) -> str:
-        """The recipe as it was given."""
+        """The recipe as given."""
         return _read_or_raise(self.folder / RECIPE_FILE, _text)
 
     @cached_property
     def numbers(self) -> metrics_db.RunMetrics:
-        """Parties, rounds, attendance and scores as arrays."""
+        """Parties, rounds, participation and scores as arrays."""
         return _read_or_raise(self.folder / METRICS_FILE, metrics_db.read_metrics)
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """One record a round (round, loss, ...), then one a party where it was scored (round, party, own, ...)."""
+        """Yield a record per round, and after a scored round one per party (round, party, personal, ...)."""
         tables = self.numbers
         row = {round: s for s, round in enumerate(tables.scored_rounds.tolist())}
         for r, round in enumerate(tables.rounds.tolist()):
@@ -89,13 +89,13 @@ class RecordedRun:
                         yield {"round": round, "party": party, **scores}
 
     def to_jsonl(self, file: str | Path) -> Path:
-        """Write the records, one JSON object a line."""
+        """Write the records as JSON lines."""
         with Path(file).open("w", encoding="utf-8") as stream:
             stream.writelines(json.dumps(record) + "\n" for record in self.records())
         return Path(file)
 
     def to_csv(self, file: str | Path) -> Path:
-        """Write the records as one table; a round's own line has no party, and what is not known is empty."""
+        """Write the records as one table; the line of a round has no party, and unknown values are empty."""
         names = ["round", "party", *self.numbers.metrics]
         names += [name for name in self.numbers.scores if name not in names]
         with Path(file).open("w", encoding="utf-8", newline="") as stream:
@@ -110,12 +110,12 @@ class RecordedRun:
 
 
 def is_run(folder: str | Path) -> bool:
-    """Whether there is a run to resume; a start that was killed half-way left none, and can be done again."""
+    """Return True if there is a run to resume; a killed start leaves none and can be repeated."""
     return (Path(folder) / EVENTS_FILE).is_file()
 
 
 def read_run(folder: str | Path) -> RecordedRun:
-    """The run in a folder; a log that was damaged is an error that names the line."""
+    """Read the run in a folder; a damaged log is an error that names the line."""
     target = Path(folder)
     if not is_run(target):
         raise StateError(f"{target} holds no run: there is no {EVENTS_FILE} in it.")
@@ -127,19 +127,19 @@ def read_run(folder: str | Path) -> RecordedRun:
         return RecordedRun(target, "running", at, reason=running, events=events)
     if last["event"] == "finished":
         return RecordedRun(target, "finished", at, reason="", events=events)
-    reason = last["reason"] if last["event"] == "failed" else "it was killed, or could not write any more"
+    reason = last["reason"] if last["event"] == "failed" else "it was killed, or could not write to disk"
     return RecordedRun(target, "interrupted", at, reason=reason, events=events)
 
 
 def find_runs(folder: str | Path) -> list[RecordedRun]:
-    """Every run in a folder and below it, the oldest first; a damaged one says so in its state."""
-    found = []
+    """Read every run in a folder and below it, the oldest first; a damaged one has the state "damaged"."""
+    runs = []
     for file in sorted(Path(folder).rglob(EVENTS_FILE)):
         try:
-            found.append(read_run(file.parent))
+            runs.append(read_run(file.parent))
         except StateError as error:
-            found.append(RecordedRun(file.parent, "damaged", 0, reason=str(error), events=()))
-    return sorted(found, key=lambda run: run.started_at)
+            runs.append(RecordedRun(file.parent, "damaged", 0, reason=str(error), events=()))
+    return sorted(runs, key=lambda run: run.started_at)
 
 
 def _read_or_raise(file: Path, reader: Callable[[Path], T]) -> T:

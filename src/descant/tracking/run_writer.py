@@ -1,4 +1,4 @@
-"""A run that is being recorded."""
+"""Recording of a federation's rounds in a run folder."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ if TYPE_CHECKING:
     from ..rounds.state import Round
 
 SnapshotPolicy: TypeAlias = int | Literal["spaced", "always"]
-"""When a snapshot is taken: every so many rounds, spaced by what they cost, or before each round is handed out."""
+"""Every n rounds, "spaced" by what snapshots cost, or "always": before each round is handed out."""
 
-_SNAPSHOT_SPACING = 40  # times as long as a snapshot took passes before the next one
-_KEPT_SNAPSHOTS = 2  # snapshots
+_SNAPSHOT_SPACING = 40  # the pause between snapshots, in durations of a snapshot
+_KEPT_SNAPSHOTS = 2
 
 
 class Run:
-    """A federation whose rounds go into a folder. Made by :meth:`start` or :meth:`resume`; it is its only writer."""
+    """A federation whose rounds are recorded in a folder; made by :meth:`start` or :meth:`resume`.
+
+    It is the only writer of that folder.
+    """
 
     def __init__(
         self,
@@ -52,23 +55,22 @@ class Run:
         self._snapshot_time = time.perf_counter()
         self._snapshot_seconds = 0.0
         self._logged_round = self.round
-        self._scored_round = 0  # the round whose scores were noted last
+        self._scored_round = 0  # the round whose scores were recorded last
 
     @classmethod
     def start(
         cls, folder: str | Path, federation: Federation, recipe: str = "", sync: SnapshotPolicy = "spaced"
     ) -> Run:
-        """Begin a run in a new or empty folder; the recipe is any text that says how it was made."""
+        """Start a run in a new or empty folder; the recipe is any text that describes how it was made."""
         from ..parties.fingerprints import data_fingerprints
 
         target = Path(folder)
         sync = _resolve_policy(federation, sync)
         _check_policy(sync)
         if (target / EVENTS_FILE).exists():
-            raise StateError(f"{target} holds a run already. Resume it (Run.resume, --resume), or give another folder.")
-        leftover_files = (
-            RUN_FILES if (target / LOCK_FILE).exists() else (EVENTS_FILE,)
-        )  # the lock comes first: without it, nothing here is ours
+            raise StateError(f"{target} already holds a run. Resume it (Run.resume, --resume), or give another folder.")
+        # The lock is written first: without it, no file here is ours.
+        leftover_files = RUN_FILES if (target / LOCK_FILE).exists() else (EVENTS_FILE,)
         check_replaceable(target, leftover_files, in_place=True)
         with write_errors(target), ExitStack() as undo:
             atomic.make_folder(target)
@@ -78,23 +80,23 @@ class Run:
             metrics = MetricsDatabase.create(target / METRICS_FILE, federation.population.samples)
             undo.callback(metrics.close)
             run = cls(target, federation, sync, lock, EventLog(target / EVENTS_FILE), metrics)
-            run._remove_snapshots(0)  # what is left of a start that was killed
-            data_fingerprints(federation.population)  # read once, so that they are no part of what a snapshot costs
+            run._remove_snapshots(0)  # left by a killed start
+            data_fingerprints(federation.population)  # computed once, so that they do not count as cost of a snapshot
             start_time = time.perf_counter()
             run._write_snapshot()
             run._snapshot_seconds = time.perf_counter() - start_time
             settings = run_settings(run._snapshot_folder(run.round), federation.population.note)
             run.log("started", round=run.round, sync=sync, settings=settings)
-            run._log.flush()  # the folder holds a run from here on
+            run._log.flush()  # from here on the folder holds a run
             undo.pop_all()
         return run
 
     @classmethod
     def resume(cls, folder: str | Path, federation: Federation, sync: SnapshotPolicy | None = None) -> Run:
-        """Go on with a run where its last snapshot stands, with a federation made as the first one was."""
+        """Resume a run at its last snapshot, with a federation made like the first one."""
         target = Path(folder)
         if not (target / EVENTS_FILE).exists():
-            raise StateError(f"{target} holds no run that could be resumed. Start one there.")
+            raise StateError(f"{target} holds no run to resume. Start one there.")
         with write_errors(target), ExitStack() as undo:
             lock = FolderLock(target / LOCK_FILE)
             undo.callback(lock.release)
@@ -124,14 +126,14 @@ class Run:
 
     @property
     def round(self) -> int:
-        """The round that the federation stands at."""
+        """The federation's current round."""
         return self.federation.state.round
 
     def rounds(self, n: int, score_every: int = 0) -> Iterator[ScoredRound]:
-        """The federation's next n rounds, recorded; every so many of them, and the last of all, are scored.
+        """Run and record the next n rounds; score every `score_every`-th of them and the last one.
 
-        Where a privacy budget ends them before that, the round at which they end is. Scores that the loop's body asks
-        for are recorded, too; a round whose scoring broke off is scored first.
+        If a privacy budget ends them early, the round at which they end is scored. Scores that the loop's body asks
+        for are recorded, too. A round whose scoring was interrupted is scored first.
         """
         from ..privacy.budget import has_unrepeatable_noise
 
@@ -142,7 +144,7 @@ class Run:
         for count, scored in enumerate(self.federation.rounds(n), 1):
             self._record_round(scored)
             if has_unrepeatable_noise(self.federation.plan_):
-                self.snapshot()  # parties are shown its centre when they judge it
+                self.snapshot()  # before parties receive its global model to evaluate it
             if score_every and (scored.index % score_every == 0 or count == n):
                 scored.scores  # noqa: B018
             self._record_scores(scored.index, vars(scored).get("scores"))
@@ -164,16 +166,18 @@ class Run:
             self.snapshot()
 
     def log(self, event: str, **fields: Any) -> None:
-        """Add an event; it is on the disk with the next snapshot."""
+        """Add an event; the next snapshot writes it to disk."""
         self._require_open()
         self._log.add(event, **fields)
 
     def snapshot(self) -> None:
-        """Put everything on the disk now: the numbers and events so far, then the models."""
+        """Write everything to disk now: first numbers and events, then the models."""
         self._require_open()
         start_time = time.perf_counter()
         with write_errors(self.folder):
-            if self.round != self._logged_round:  # somebody went on without us: the log says where the snapshot stands
+            if (
+                self.round != self._logged_round
+            ):  # rounds were run outside of this recorder: log where the snapshot stands
                 self._log.add("round", round=self.round)
                 self._logged_round = self.round
             self._metrics.commit()
@@ -185,8 +189,8 @@ class Run:
         self._log.add("snapshot", round=self.round, seconds=round(self._snapshot_seconds, 4))
 
     def close(self, reason: str = "") -> None:
-        """Put everything on the disk and let go of the folder; the reason says why it stopped, if an error did."""
-        from ..rounds.checkpoint import digest_of_models  # torch, which nobody needs who only reads
+        """Write everything to disk and release the folder; a reason marks the run as failed."""
+        from ..rounds.checkpoint import digest_of_models  # imports torch, which reading does not need
 
         if not self._open:
             return
@@ -202,8 +206,6 @@ class Run:
             self._metrics.close()
             self._lock.release()
 
-    # ── what is noted ─────────────────────────────────────────────────────────────────────────────────────────────────
-
     def _record_round(self, scored: ScoredRound) -> None:
         finished_round = scored.round
         numbers = self.federation.history_[-1]
@@ -217,19 +219,19 @@ class Run:
         )
         self._log.add("round", round=finished_round.index, **numbers)
         self._logged_round = finished_round.index
-        for refusal in finished_round.rejections:
-            self._log.add("rejected", round=finished_round.index, text=str(refusal))
+        for rejection in finished_round.rejections:
+            self._log.add("rejected", round=finished_round.index, text=str(rejection))
         for note in filter(None, (finished_round.note, finished_round.tuner_note, _missing_prices(finished_round))):
             self._log.add("warning", round=finished_round.index, text=note)
 
     def _record_scores(self, round: int, scores: Scores | None) -> None:
-        """Scores, once somebody has asked for them."""
+        """Record a round's scores once, if they were computed."""
         from ..analysis.scores import ScoreColumn
 
         if scores is None or round == self._scored_round:
             return
         self._scored_round = round
-        self._snapshot_round = -1  # a snapshot of this round that is there knows nothing of them
+        self._snapshot_round = -1  # an existing snapshot of this round lacks them
         columns = {name: column for name, column in vars(scores).items() if isinstance(column, ScoreColumn)}
         self._metrics.add_scores(round, scores.names, {name: c.values for name, c in columns.items()})
         means = {name: column.mean for name, column in columns.items()}
@@ -237,15 +239,13 @@ class Run:
         self._log.add("scored", round=round, metric=scores.metric, higher_is_better=better, **means)
 
     def _record_resume(self, content: LogContent) -> None:
-        """What lies beyond the snapshot comes again: it is taken out of the tables, and the log says so."""
+        """Delete the rounds after the snapshot, which will be repeated, and log the resumption."""
         self._metrics.add_parties(self.federation.population.samples)
         self._metrics.delete_after(self.round)
         self._metrics.commit()
         self._remove_snapshots(_KEPT_SNAPSHOTS)
         self.log("resumed", round=self.round, torn=content.torn_bytes)
         self._log.flush()
-
-    # ── snapshots ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _snapshot_due(self) -> bool:
         if isinstance(self.sync, int):
@@ -264,25 +264,24 @@ class Run:
         return self.folder / MODELS_FOLDER / f"{round:08d}"
 
     def _remove_snapshots(self, keep: int) -> None:
-        """Remove snapshots beyond the round, broken ones, and all but the last few; the manifest goes first."""
-        retained = [snapshot for snapshot in snapshots(self.folder) if snapshot <= self._snapshot_folder(self.round)][
-            :keep
-        ]
+        """Remove later and incomplete snapshots, and all but the last few; the manifest goes first."""
+        newest = self._snapshot_folder(self.round)
+        retained = [snapshot for snapshot in snapshots(self.folder) if snapshot <= newest][:keep]
         for place in (self.folder / MODELS_FOLDER).glob("[0-9]" * 8):
             if place not in retained:
                 atomic.remove(place / "state.json")
                 for file in (*place.glob("*.safetensors"), *place.glob("state-*.json")):
                     atomic.remove(file)
-                if not any(place.iterdir()):  # what somebody else put there (a desktop's .DS_Store) keeps the folder
+                if not any(place.iterdir()):  # files of other programs (.DS_Store) keep the folder
                     atomic.remove(place)
 
     def _require_open(self) -> None:
         if not self._open:
-            raise StateError(f"The run in {self.folder} was closed. Go on with Run.resume.")
+            raise StateError(f"The run in {self.folder} is closed. Continue it with Run.resume.")
 
 
 def _missing_prices(round: Round) -> str:
-    """Say which desks could not make up prices, and why; "" if all could."""
+    """Return which desks could not generate prices, and why; "" if all could."""
     if not round.real_only:
         return ""
     from ..portfolio.price_augmentation import real_only_message
@@ -291,15 +290,15 @@ def _missing_prices(round: Round) -> str:
 
 
 def _resolve_policy(federation: Federation, sync: SnapshotPolicy) -> SnapshotPolicy:
-    """Noise that nobody can draw again is on the disk before anybody sees it, so that no round is let out twice."""
+    """Return the snapshot policy; unrepeatable noise needs "always", so that no round is released twice."""
     from ..privacy.budget import has_unrepeatable_noise
 
     if sync == "always" or not has_unrepeatable_noise(federation.plan_):
         return sync
     if sync != "spaced":
         raise SettingError(
-            f"{federation.algorithm.name} draws noise that cannot be drawn again: a run that goes on from an older "
-            f"snapshot would give its rounds away twice. Its 'sync' must be 'always'. Got {sync!r}."
+            f"{federation.algorithm.name} draws noise that cannot be drawn again: a run that is resumed from an older "
+            f"snapshot would release its rounds twice. Its 'sync' must be 'always'. Got {sync!r}."
         )
     return "always"
 

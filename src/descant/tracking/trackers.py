@@ -1,11 +1,11 @@
-"""A run's numbers in TensorBoard, MLflow or Weights & Biases: a callable each, for the loop's body.
+"""Trackers for TensorBoard, MLflow and Weights & Biases: callables for the loop's body.
 
     log = TensorBoard("logs")
     for round in federation.rounds(50):
         log(federation.history_[-1])
     log.close()
 
-They write to a local folder and send nothing: whoever wants a server says so with its own address or mode.
+They write to a local folder and send nothing, unless given a server's address or an online mode.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INSTALL_HINT = "pip install 'descant[track]'"
 
 
 class TensorBoard:
-    """Scalars in an event file."""
+    """Tracker that writes scalars to a TensorBoard event file."""
 
     def __init__(self, folder: str | Path) -> None:
         self._writer = _import_library("torch.utils.tensorboard", "TensorBoard").SummaryWriter(str(folder))
@@ -37,7 +37,7 @@ class TensorBoard:
 
 
 class MLflow:
-    """Metrics of one MLflow run; ``store`` is a folder, or the address of a server."""
+    """Tracker that writes metrics to one MLflow run; ``store`` is a folder or the address of a server."""
 
     def __init__(self, store: str | Path, experiment: str = "descant") -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -56,7 +56,7 @@ class MLflow:
 
 
 class WeightsAndBiases:
-    """A run of W&B, offline unless ``mode="online"`` is asked for; `wandb sync` uploads it later."""
+    """Tracker that writes to a W&B run, offline unless ``mode="online"``; `wandb sync` uploads it later."""
 
     def __init__(self, folder: str | Path, project: str = "descant", mode: str = "offline") -> None:
         if mode not in ("offline", "online"):
@@ -73,7 +73,7 @@ class WeightsAndBiases:
 
 
 def _finite_numbers(entry: Mapping[str, Any]) -> dict[str, float]:
-    """What can be drawn: finite numbers beside the round itself."""
+    """Return the finite numbers of an entry, without the round itself."""
     numbers = {name: value for name, value in entry.items() if isinstance(value, int | float) and name != "round"}
     return {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
 

@@ -1,4 +1,4 @@
-"""The party's side of secure aggregation: a key before the work, and work that says nothing but in the sum of all."""
+"""The party's side of secure aggregation: a key before training, and a masked update after it."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ if TYPE_CHECKING:
 
 KEY_ARRAY = "key"
 SAMPLES_METRIC = "samples"
-"""The array and the metric of an answer to a task of the kind "keys"."""
+"""The array and the metric of a reply to a task of the kind "keys"."""
 COHORT_SETTING = "cohort"
 KEYS_ARRAY = "keys"
 WEIGHTS_ARRAY = "weights"
-"""The setting and the arrays by which a task of training tells with whom a party's work is added up."""
+"""The setting and the arrays of a training task that describe the cohort."""
 
 
 def key_reply(plan: Plan, task: Task) -> TaskResult:
-    """A party's public key of a round; and how many samples it has, where work counts by them."""
+    """Return a party's public key of a round, and its sample count if updates are weighted by it."""
     _secure_settings(plan)
     public = torch.frombuffer(bytearray(_round_key(plan, task).public), dtype=torch.uint8)
-    metrics = (
-        {SAMPLES_METRIC: _party_weight(plan, task.party)} if plan.algorithm.compute_weights is sample_weights else {}
-    )
+    is_weighted = plan.algorithm.compute_weights is sample_weights
+    metrics = {SAMPLES_METRIC: _party_weight(plan, task.party)} if is_weighted else {}
     return Reply(task.party, task.round, task.kind, arrays={KEY_ARRAY: public}, metrics=metrics), None
 
 
 def mask_reply(plan: Plan, task: Task, answer: TaskResult) -> TaskResult:
-    """An answer to training as it may leave the party; where it may not, why."""
+    """Return a training reply with masked arrays, or a declined reply with the reason."""
     report, party_state = answer
     if plan.algorithm.secure_aggregation is None or report.status != "ok":
         return answer
@@ -67,28 +66,30 @@ def _masked_arrays(plan: Plan, task: Task, report: Reply) -> dict[str, Tensor]:
 
 
 def _checked_cohort(plan: Plan, task: Task, public: bytes) -> Cohort:
-    """With whom a party's work is added up, if that hides it; it believes nothing of it that it can know better."""
+    """Return the task's cohort, checked against everything that the party knows itself."""
     cohort = _read_cohort(task)
     min_parties = _secure_settings(plan).min_parties
     own_weight = _party_weight(plan, task.party)
     count = len(cohort.names)
     if count < min_parties:
-        raise EngineError(f"a sum of {count} does not hide its work: it adds up with {min_parties} at least.")
+        raise EngineError(f"a sum of {count} does not hide its update: it requires at least {min_parties}.")
     if len({cohort.key(name) for name in cohort.names}) < count:
-        raise EngineError("two parties of the cohort have the same key: one of them may be made up.")
+        raise EngineError("two parties of the cohort have the same key: one of them may be forged.")
     if cohort.key(task.party) != public:
-        raise EngineError("the cohort has another key for it than the one that it gave.")
+        raise EngineError("the cohort has another key for it than the one that it sent.")
     if cohort.weight(task.party) != own_weight:
-        raise EngineError(f"the cohort counts it by {cohort.weight(task.party)}, and it counts by {own_weight}.")
+        raise EngineError(
+            f"the cohort gives it the weight {cohort.weight(task.party)}, and its weight is {own_weight}."
+        )
     return cohort
 
 
 def _read_cohort(task: Task) -> Cohort:
-    """As a task tells it, which may be anything."""
+    """Parse the cohort of a task, whose content is untrusted."""
     names: object = task.settings.get(COHORT_SETTING)
     keys, weights = (task.arrays.get(name, torch.empty(0)) for name in (KEYS_ARRAY, WEIGHTS_ARRAY))
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or task.party not in names:
-        raise EngineError(f"it is asked to train without a cohort that {task.party!r} is in.")
+        raise EngineError(f"it is asked to train without a cohort that includes {task.party!r}.")
     found = (len(set(names)), keys.dtype, tuple(keys.shape), weights.dtype, tuple(weights.shape))
     count = len(names)
     if found != (count, torch.uint8, (count, pairwise_masks.KEY_BYTES), torch.int64, (count,)) or bool(
@@ -99,7 +100,7 @@ def _read_cohort(task: Task) -> Cohort:
 
 
 def _round_key(plan: Plan, task: Task) -> PrivateKey:
-    """Where all parties are simulated nobody is hidden from anybody, and the run's seed will do for a secret."""
+    """Return the party's key of the round; a simulation hides nothing and uses the run's seed as secret."""
     return pairwise_masks.round_key(plan.secret or str(plan.seed).encode(), plan.seed, task.round, task.party)
 
 
@@ -109,5 +110,7 @@ def _party_weight(plan: Plan, party: str) -> int:
 
 def _secure_settings(plan: Plan) -> SecureSettings:
     if plan.algorithm.secure_aggregation is None:
-        raise SettingError(f"{plan.algorithm.name} hides no work in sums. Wrap it: algorithms.SecureAggregation(...).")
+        raise SettingError(
+            f"{plan.algorithm.name} has no secure aggregation. Wrap it: algorithms.SecureAggregation(...)."
+        )
     return plan.algorithm.secure_aggregation

@@ -1,22 +1,21 @@
-"""Sealing: what a party makes of its coreset before it leaves, and the only way back.
+"""Encryption of a coreset by its party, and decryption with the vault's key.
 
-A sealed coreset is a mark with the version, the length of a header, the header as plain JSON, and a ciphertext. Whoever
-carries or keeps it reads the header: for which run it is, from whom, of which generation. Nothing else.
+An encrypted coreset consists of a magic string with the version, the length of a header, the header as plain JSON, and
+a ciphertext. The header tells carriers the run, the party and the generation. Nothing else is readable.
 
-Two private keys are needed to open it, and each alone opens nothing: the *vault's*, which the worker that stands in
-holds in memory, and the *party's* own in that vault, which lies in the vault's folder and is destroyed when the party
-is forgotten. The party agrees with both (X25519) by a key that it makes for this one message and drops, so that it
-could not open it again itself:
+Two private keys are needed to open it, and each alone opens nothing. The *vault's* key is in the memory of the worker
+that trains the proxy. The *party's* key in that vault lies in the vault's folder and is destroyed when the party is
+forgotten. The party makes an ephemeral key for one message, agrees with both keys (X25519) and drops it. So it cannot
+open the message again itself:
 
     secret = X25519(once, vault) ‖ X25519(once, party)
     k1 ‖ k2 = HKDF-SHA256(secret, info = version ‖ once ‖ vault ‖ party)
     header.digest = HMAC-SHA256(k2, plain)
-    ciphertext = AES-256-GCM(k1, nonce, plain, associated data = mark ‖ length ‖ header)
+    ciphertext = AES-256-GCM(k1, nonce, plain, associated data = magic ‖ length ‖ header)
 
-So a stolen disk has the party's key but not the vault's; and once the party's key is gone, no copy of the ciphertext,
-wherever it lies (a backup, a database's journal), can be opened even with the vault's key. Nothing secret is sent to
-the party: what it needs, the invitation, is two public keys. The digest is keyed, because a plain one would let anybody
-who guesses the rows see that the guess is right.
+A stolen disk has the party's key but not the vault's. Once the party's key is destroyed, no copy of the ciphertext (in
+a backup or a database's journal) can be opened, even with the vault's key. Nothing secret is sent to the party: its
+invitation is two public keys. The digest is keyed, because a plain one would confirm a correct guess of the rows.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from ...errors import VaultError
 from .private_keys import PrivateKey, hkdf_sha256, key_fingerprint, shared_secret
 
 MAX_BYTES = 2**30  # of a plain coreset
-MAX_GENERATION = 2**53  # what every reader of JSON takes for a whole number
+MAX_GENERATION = 2**53  # every JSON reader keeps whole numbers up to this exactly
 _MAGIC = b"descant sealed 1\n"
 _MAX_HEADER_BYTES = 4096
 _TAG_BYTES = 16
@@ -44,44 +43,45 @@ _PARSE_ERRORS = (ValueError, TypeError, RecursionError)
 
 @dataclass(frozen=True)
 class CoresetHeader:
-    """What everybody may read of a sealed coreset. It is believed only once the coreset has been opened."""
+    """The public header of an encrypted coreset; trust it only after decryption."""
 
     run: str
     party: str
-    generation: int  # grows with every coreset of the party, so that an older one is known by it
-    vault: str  # the two public keys that it is sealed for, and the one that was made for it
+    generation: int  # grows with every coreset of the party, which identifies older ones
+    vault: str  # public keys: the vault's, the party's, and the ephemeral one
     key: str
     once: str
     nonce: str
     digest: str
-    size: int  # bytes of the plain coreset
+    size: int  # bytes of the plaintext
 
 
 class Invitation(NamedTuple):
-    """What a vault gives a party to seal with; nothing in it is secret."""
+    """The public keys and the generation that a party encrypts its coreset with; nothing in it is secret."""
 
-    public_keys: bytes  # the vault's public key, which all its parties are told, and the party's own
-    generation: int  # of the coreset that the vault will take next
+    public_keys: bytes  # the vault's public key, the same for all parties, and the party's own
+    generation: int  # of the coreset that the vault accepts next
 
 
 def encrypt_coreset(
     invitation: Invitation, plaintext: bytes, run: str, party: str, expected_fingerprint: str = ""
 ) -> bytes:
-    """Bytes that only this run's vault can open, and only until the party is forgotten there.
+    """Encrypt a coreset so that only this run's vault can open it, until the party is forgotten there.
 
-    `pinned` is the vault's fingerprint, as the party was told it by another way than the one the invitation came:
-    without it, whoever carries the invitation could put a key of his own in it.
+    `expected_fingerprint` is the vault's, received through another channel than the invitation. Without it, anybody
+    who carries the invitation could replace the key in it.
     """
     public, generation = invitation
     if expected_fingerprint and key_fingerprint(public) != expected_fingerprint:
         raise VaultError(
-            f"Party {party!r} is asked to seal for vault {key_fingerprint(public)}, and knows the vault {expected_fingerprint!r:.80}. "
-            "Nothing has left: ask the organiser, by another way, which one it is."
+            f"Party {party!r} is asked to encrypt for vault {key_fingerprint(public)}, and expects the vault "
+            f"{expected_fingerprint!r:.80}. Nothing has left: ask the server operator, through another channel, "
+            "which one is right."
         )
     if len(public) != 64:
-        raise VaultError(f"An invitation has two keys of 32 bytes. Got {len(public)} bytes. Ask for one: Vault.invite.")
+        raise VaultError(f"An invitation has two keys of 32 bytes. Got {len(public)} bytes. Request one: Vault.invite.")
     if len(plaintext) > MAX_BYTES:
-        raise VaultError(f"A coreset has at most {MAX_BYTES} bytes. This one has {len(plaintext)}: send fewer rows.")
+        raise VaultError(f"A coreset has at most {MAX_BYTES} bytes. This one has {len(plaintext)}: choose fewer rows.")
     if not 0 <= generation <= MAX_GENERATION:
         raise VaultError(f"The generation of a coreset is a number from 0 to 2**53. Got {generation}.")
     ephemeral_key = X25519PrivateKey.generate()
@@ -105,12 +105,12 @@ def encrypt_coreset(
 
 
 def read_coreset_header(ciphertext: bytes) -> CoresetHeader:
-    """The header, read without any key and not yet to be believed; what is too long is not even looked at."""
+    """Read the header without a key; it is not yet trustworthy. Overlong headers are rejected unread."""
     return _split_message(ciphertext)[0]
 
 
 def decrypt_coreset(ciphertext: bytes, vault: PrivateKey, party_key: PrivateKey, run: str, party: str) -> bytes:
-    """The plain bytes; a VaultError says what is wrong with anything else. After it the header can be believed."""
+    """Decrypt and verify a coreset, or raise VaultError; afterwards its header can be trusted."""
     header, prefix, body = _split_message(ciphertext)
     check_recipient(header, run, party, vault=vault.public, party_key=party_key.public)
     ephemeral_public = bytes.fromhex(header.once)
@@ -125,51 +125,51 @@ def decrypt_coreset(ciphertext: bytes, vault: PrivateKey, party_key: PrivateKey,
         plaintext = AESGCM(secret).decrypt(nonce, body, prefix)
     except InvalidTag:
         raise VaultError(
-            f"The coreset of party {party!r} was changed after it was sealed. Let the party seal it again."
+            f"The coreset of party {party!r} was changed after encryption. Let the party encrypt it again."
         ) from None
     if not hmac.compare_digest(_digest(mac_key, plaintext), header.digest):
-        raise VaultError(f"The coreset of party {party!r} is not the one that its header speaks of. It is refused.")
+        raise VaultError(f"The coreset of party {party!r} does not match its header. It is rejected.")
     return plaintext
 
 
 def check_recipient(header: CoresetHeader, run: str, party: str, vault: bytes, party_key: bytes) -> None:
-    """Refuse a coreset that is for others, by its header."""
-    for what, found, expected, hint in (
-        ("of party", header.party, party, "Coresets are not exchanged between parties."),
-        ("for run", header.run, run, "Coresets are not carried from run to run."),
-        ("for the vault", header.vault, vault.hex(), "The party must seal it with this vault's invitation."),
+    """Raise unless the header names this party, run, vault and key."""
+    for field, found, expected, hint in (
+        ("of party", header.party, party, "Coresets cannot be exchanged between parties."),
+        ("for run", header.run, run, "Coresets cannot be moved from run to run."),
+        ("for the vault", header.vault, vault.hex(), "The party must encrypt it with this vault's invitation."),
         (
             "for the key",
             header.key,
             party_key.hex(),
-            "That key is not the party's in this vault: it was forgotten since.",
+            "That is not the party's key in this vault: the party was forgotten since.",
         ),
     ):
         if found != expected:
-            raise VaultError(f"This coreset is {what} {found!r:.80}, and {expected!r:.80} was expected. {hint}")
+            raise VaultError(f"This coreset is {field} {found!r:.80}, and {expected!r:.80} was expected. {hint}")
 
 
 def _split_message(ciphertext: bytes) -> tuple[CoresetHeader, bytes, bytes]:
-    """Header, everything before the ciphertext, and the ciphertext."""
+    """Split a message into its header, everything before the ciphertext, and the ciphertext."""
     begin = len(_MAGIC) + 4
     if ciphertext[: len(_MAGIC)] != _MAGIC:
-        raise VaultError("These bytes are no sealed coreset of this version.")
+        raise VaultError("These bytes are no encrypted coreset of this version.")
     length = int.from_bytes(ciphertext[len(_MAGIC) : begin], "big")
     if not 0 < length <= min(_MAX_HEADER_BYTES, len(ciphertext) - begin):
         raise VaultError(
-            f"A sealed coreset says that its header has {length} bytes. At most {_MAX_HEADER_BYTES} are allowed, "
-            f"and {max(0, len(ciphertext) - begin)} are there."
+            f"An encrypted coreset declares a header of {length} bytes. At most {_MAX_HEADER_BYTES} are allowed, "
+            f"and {max(0, len(ciphertext) - begin)} are present."
         )
     prefix = ciphertext[: begin + length]
     body = ciphertext[begin + length :]
     try:
         header = _validated_header(json.loads(prefix[begin:]))
     except _PARSE_ERRORS:
-        raise VaultError("The header of a sealed coreset is not one of this version.") from None
+        raise VaultError("The header of an encrypted coreset is not one of this version.") from None
     if len(body) != header.size + _TAG_BYTES:
         raise VaultError(
-            f"The sealed coreset of party {header.party!r:.80} has {len(body)} bytes behind its header where "
-            f"{header.size + _TAG_BYTES} were sealed: it was cut, or something was added."
+            f"The encrypted coreset of party {header.party!r:.80} has {len(body)} bytes after its header instead of "
+            f"{header.size + _TAG_BYTES}: it was truncated, or bytes were added."
         )
     return header, prefix, body
 

@@ -1,8 +1,8 @@
-"""The drawers of a vault, one a party: a key and a sealed coreset, changed only together with the audit log.
+"""The entries of a vault, one per party: a key and an encrypted coreset, changed only together with the audit log.
 
-A change counts once its line is in the log; what lies in a drawer beyond that was begun by a process that was killed,
-and is finished or undone before anything else happens (:meth:`Drawers.alone`). So a kill at any moment leaves what was
-there before, or what should be there after.
+A change counts once its line is in the log. Anything beyond that in an entry was started by a killed process; it is
+finished or undone before anything else happens (:meth:`VaultEntries.exclusive_access`). So a kill at any moment leaves
+either the state before or the state after.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .private_keys import PrivateKey, load_key
 
 PARTIES_FOLDER = "parties"
 LOCK_FILE = ".lock"
-LOCK_TIMEOUT = 10.0  # seconds to wait for another process, which needs the folder for moments only
+LOCK_TIMEOUT = 10.0  # seconds to wait for another process, which uses the folder only briefly
 _FILES = _KEY, _CORESET, _PREVIOUS, _NEW = "key", "coreset", "coreset.old", "coreset.new"
 _FORGOTTEN_EVENTS = ("forgetting", "forgotten")  # events after which nothing is held of a party
-_NO_KEY_ADVICE = "Nobody can open what the party has sealed: forget it, and invite it again."
+_NO_KEY_ADVICE = "Nobody can open what the party has encrypted: forget the party, and invite it again."
 
 
 class VaultEntries:
-    """What a vault holds of its parties. All but :meth:`alone` is done within it."""
+    """The entries of all parties. Call every other method inside :meth:`exclusive_access`."""
 
     def __init__(self, folder: Path, audit: AuditLog, user: str) -> None:
         self.folder = folder
@@ -40,10 +40,10 @@ class VaultEntries:
 
     @contextmanager
     def exclusive_access(self, party_to_forget: str | None = None) -> Iterator[set[str]]:
-        """While no other process is at the folder, and after what one that died has left was put in order.
+        """Lock the folder against other processes, and first repair what a killed one left.
 
-        It gives the parties whose forgetting was finished by that. Whoever is to be forgotten is destroyed even where
-        nothing else can be done: when the log is damaged, or when a copy of a forgotten drawer was put back.
+        It yields the parties whose forgetting this repair finished. The entry of `party_to_forget` is destroyed even
+        where nothing else can be done: when the log is damaged, or when a forgotten entry was restored from a copy.
         """
         with write_errors(self.folder):
             lock = FolderLock(self.folder / LOCK_FILE, LOCK_TIMEOUT)
@@ -54,33 +54,33 @@ class VaultEntries:
                 lock.release()
 
     def log_event(self, event: str, party: str, **fields: Any) -> None:
-        """A line in the audit log, on the disk when this returns."""
+        """Add a line to the audit log; it is on disk when this returns."""
         self.audit.add(event, party=party, who=self._user, **fields)
 
     def names(self) -> list[str]:
-        """Who was invited and not forgotten."""
+        """Return the parties that were invited and not forgotten."""
         return sorted(
             party for party, latest in self.audit.latest_events.items() if latest["event"] not in _FORGOTTEN_EVENTS
         )
 
     def entry(self, party: str) -> dict[str, Any] | None:
-        """What the log says is held of a party: with a digest and a generation, if it has sealed something."""
+        """Return the logged state of a party, with a digest and a generation if it has stored a coreset."""
         latest = self.audit.latest_events.get(party)
         return None if latest is None or latest["event"] in _FORGOTTEN_EVENTS else latest
 
     def key(self, party: str) -> PrivateKey:
-        """The party's own key in this vault."""
+        """Return the party's own key in this vault."""
         return load_key(self._party_folder(party) / _KEY, _NO_KEY_ADVICE)
 
     def add(self, party: str, key: PrivateKey, key_fingerprint: str) -> None:
-        """A drawer with a key; until the log has it, it is nobody's. Generations go on from what was forgotten."""
+        """Create a party's entry with its key; generations continue after a forgotten entry."""
         known = self.audit.latest_events.get(party, {}).get("generation")
         atomic.make_folder(self._party_folder(party), 0o700)
         key.write(self._party_folder(party) / _KEY)
         self.log_event("invited", party, key=key_fingerprint, **({} if known is None else {"generation": known}))
 
     def store(self, party: str, ciphertext: bytes, generation: int) -> None:
-        """A sealed coreset. The one before it is kept, for a run that is resumed from then; older ones are not."""
+        """Store an encrypted coreset and keep the one before it, for a run resumed from then; drop older ones."""
         folder = self._party_folder(party)
         latest = self.audit.latest_events[party]
         atomic.write(folder / _NEW, ciphertext, atomic.PRIVATE_MODE)
@@ -88,12 +88,12 @@ class VaultEntries:
         event = "refreshed" if "digest" in latest else "sealed"
         previous = {}
         if (folder / _CORESET).exists() and ciphertext_digest((folder / _CORESET).read_bytes()) == latest.get("digest"):
-            previous = {"previous_digest": latest["digest"]}  # one that was changed since is not kept
+            previous = {"previous_digest": latest["digest"]}  # a file that was changed since is not kept
         self.log_event(event, party, digest=ciphertext_digest(ciphertext), generation=generation, **previous)
         self._finish_store(folder, self.audit.latest_events[party])
 
     def digests(self, party: str) -> list[str]:
-        """Of the coresets that are held of a party, the newest first."""
+        """Return the digests of the coresets held of a party, the newest first."""
         return [
             self.audit.latest_events[party][name]
             for name in ("digest", "previous_digest")
@@ -101,34 +101,36 @@ class VaultEntries:
         ]
 
     def load(self, party: str, expected_digest: str) -> bytes:
-        """The sealed coreset of this digest, which is one of those that the log speaks of."""
+        """Read the encrypted coreset with this digest, which must be one of the logged ones."""
         newest = expected_digest == self.audit.latest_events[party]["digest"]
         file = self._party_folder(party) / (_CORESET if newest else _PREVIOUS)
         try:
-            found = file.read_bytes()
+            ciphertext = file.read_bytes()
         except OSError as error:
             raise VaultError(f"The coreset of party {party!r} cannot be read: {error.strerror}.") from None
-        if ciphertext_digest(found) != expected_digest:
+        if ciphertext_digest(ciphertext) != expected_digest:
             number = self.audit.latest_events[party]["generation"]
             raise VaultError(
                 f"The coreset of party {party!r} is not the one {'of' if newest else 'before'} generation {number} "
-                f"that was stored: {file} was changed, or replaced by another one. Let the party seal a new one."
+                f"that was stored: {file} was changed, or replaced by another one. Let the party encrypt a new one."
             )
-        return found
+        return ciphertext
 
     def forget(self, party: str) -> None:
-        """No key, no coreset, and a line that says so."""
+        """Destroy the party's key and coreset, and log it."""
         latest = self.audit.latest_events.get(party)
         if latest is not None and latest["event"] == "forgotten":
-            raise VaultError(f"Party {party!r} was forgotten already, at {latest['at']}. Nothing of it is held.")
+            raise VaultError(
+                f"Party {party!r} was already forgotten, at {latest['at']}. The vault holds nothing of it."
+            )
         if latest is None and not self.names():
-            raise VaultError(f"Party {party!r} is not in the vault {self.folder}, and nobody else is.")
+            raise VaultError(f"Party {party!r} is not in the vault {self.folder}, which is empty.")
         if latest is None:
             raise unknown_name_error("party in this vault", party, self.names())
         self._forget(party)
 
     def _forget(self, party: str) -> None:
-        """From the first line on it is forgotten, by whom the line says, whatever happens and whatever is missing."""
+        """Forget a party: once the first line is logged this will finish, whatever happens and whatever is missing."""
         self.log_event("forgetting", party, **_coreset_fields(self.audit.latest_events[party]))
         self._finish_forget(party)
 
@@ -144,8 +146,8 @@ class VaultEntries:
                 raise
             _destroy_entry(self._party_folder(party_to_forget))
             raise StateError(
-                f"The key and the coreset of party {party_to_forget!r} are destroyed, but the log cannot say so. {error} "
-                "Then forget the party once more, so that the log has it."
+                f"The key and the coreset of party {party_to_forget!r} are destroyed, but the log could not record it. "
+                f"{error} Then forget the party again, so that the log has it."
             ) from error
 
     def _repair(self, party_to_forget: str | None) -> set[str]:
@@ -165,13 +167,13 @@ class VaultEntries:
             if party is not None and (held := self.entry(party)):
                 self._finish_store(folder, held)
             elif not _has_coreset(folder):
-                _destroy_entry(folder)  # an invitation that nobody got, or the last of a forgotten party
+                _destroy_entry(folder)  # an invitation that was never sent, or the rest of a forgotten party
             else:
                 raise self._unexpected_coreset_error(folder, None if party is None else self.audit.latest_events[party])
         return finished
 
     def _finish_store(self, folder: Path, latest: dict[str, Any]) -> None:
-        """A new coreset is in its place if the log has it; if not, it was never there."""
+        """Move a new coreset into place if the log has it; otherwise remove it."""
         if not (folder / _NEW).exists():
             return
         if ciphertext_digest((folder / _NEW).read_bytes()) != latest.get("digest"):
@@ -184,15 +186,15 @@ class VaultEntries:
         atomic.rename(folder / _NEW, folder / _CORESET)
 
     def _unexpected_coreset_error(self, folder: Path, forgotten_event: dict[str, Any] | None) -> StateError:
-        """What is wrong with a coreset that should not be there."""
+        """Return the error for a coreset that should not exist."""
         if forgotten_event is None:
             return StateError(
-                f"{folder} holds a coreset that {self.folder / AUDIT_LOG} knows nothing of: one of them was put back "
-                "to an older copy. Restore both from the same one."
+                f"{folder} holds a coreset that {self.folder / AUDIT_LOG} does not mention: one of them was restored "
+                "from an older copy. Restore both from the same copy."
             )
         return StateError(
-            f"{folder} holds a coreset of party {forgotten_event['party']!r}, which was forgotten at {forgotten_event['at']}: somebody has "
-            "put it back from a copy. Forget the party once more, and this copy is destroyed, too."
+            f"{folder} holds a coreset of party {forgotten_event['party']!r}, which was forgotten at "
+            f"{forgotten_event['at']}: somebody restored it from a copy. Forget the party again to destroy this copy."
         )
 
     def _party_folder(self, party: str) -> Path:
@@ -200,7 +202,7 @@ class VaultEntries:
 
 
 def ciphertext_digest(ciphertext: bytes) -> str:
-    """The name of a sealed coreset, of its ciphertext: it says nothing of the rows, and may stay when they go."""
+    """Return the digest that names an encrypted coreset; it reveals nothing of the rows and may outlive them."""
     return hashlib.sha256(ciphertext).hexdigest()
 
 
@@ -213,7 +215,7 @@ def _coreset_fields(latest: dict[str, Any]) -> dict[str, Any]:
 
 
 def _destroy_entry(folder: Path) -> None:
-    """No such drawer any more; what a vault puts there is overwritten first, and anything else named."""
+    """Overwrite and remove an entry's files; anything that is not the vault's is an error that names it."""
     foreign = []
     for file in sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else [folder]:
         if file.name in _FILES and file.is_file() and not file.is_symlink():
@@ -222,6 +224,6 @@ def _destroy_entry(folder: Path) -> None:
         elif file != folder or os.path.lexists(folder):
             foreign.append(file)
     if foreign:
-        raise StateError(f"{foreign[0]} is nothing that a vault puts there. Look what it is, and take it away.")
+        raise StateError(f"{foreign[0]} is not a file of the vault. Check what it is, and move it away.")
     atomic.remove(folder)
     atomic.sync_folder(folder.parent)

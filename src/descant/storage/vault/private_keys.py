@@ -1,4 +1,4 @@
-"""Private keys: read from a file, an environment variable or a prompt, held in memory, and shown nowhere."""
+"""Private keys: read from a file, an environment variable or a prompt, kept in memory and never shown."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ...errors import DescantError, VaultError
 from .. import atomic
 
 KEY_VARIABLE = "DESCANT_VAULT_KEY"
-_KEY_PREFIX = "descant-key-1:"  # before 64 hexadecimal digits: whoever finds such a line knows that it is secret
-_MAX_FILE_BYTES = 4096  # bytes that are read of a file that should hold a key
+_KEY_PREFIX = "descant-key-1:"  # before 64 hexadecimal digits, so that such a line is recognized as a secret
+_MAX_FILE_BYTES = 4096  # bytes read of a file that should hold a key
 LOST_KEY_ADVICE = (
-    "Without the vault's private key nobody can open its coresets: absent parties are not stood in for until they have "
-    "sealed new ones for the vault of a new run. The run, its models and the audit log are not lost, and `descant "
+    "Without the vault's private key nobody can open its coresets: absent parties have no proxy until they have "
+    "encrypted new ones for the vault of a new run. The run, its models and the audit log are not lost, and `descant "
     "vault forget` and `descant vault verify` work without the key."
 )
 
 
 class PrivateKey:
-    """An X25519 private key. It shows only its public half, and cannot be pickled or copied."""
+    """An X25519 private key; it shows only its public half and cannot be pickled or copied."""
 
     __slots__ = ("_key", "public")
 
@@ -42,7 +42,7 @@ class PrivateKey:
 
     @classmethod
     def from_text(cls, text: str, source: str, advice: str = LOST_KEY_ADVICE) -> PrivateKey:
-        """The key of a line of text; the message of what is wrong shows nothing of it."""
+        """Parse a key from a line of text; error messages show nothing of it."""
         digits = text.strip().removeprefix(_KEY_PREFIX)
         if len(digits) != 64 or not set(digits) <= set("0123456789abcdef"):
             raise VaultError(
@@ -51,15 +51,15 @@ class PrivateKey:
         return cls(bytes.fromhex(digits))
 
     def exchange(self, public: bytes) -> bytes:
-        """The secret that this key has in common with another one, given by its public half."""
+        """Return the secret shared with another key, which is given by its public half."""
         return shared_secret(self._key, public)
 
     def derive(self, purpose: bytes) -> bytes:
-        """A secret of this key's own for one purpose; neither the key nor those of other purposes follow from it."""
+        """Derive a secret for one purpose; it reveals neither the key nor the secrets of other purposes."""
         return hkdf_sha256(self._key.private_bytes_raw(), purpose, 32)
 
     def write(self, file: Path) -> None:
-        """Into a new file that only its owner may read."""
+        """Write the key to a new file that only its owner may read."""
         atomic.write_once(file, f"{_KEY_PREFIX}{self._key.private_bytes_raw().hex()}\n".encode(), atomic.PRIVATE_MODE)
 
     def __repr__(self) -> str:
@@ -70,35 +70,34 @@ class PrivateKey:
 
 
 def key_fingerprint(public: bytes) -> str:
-    """What people compare, by another way than the network, to know a vault by: of its key, or of an invitation."""
+    """Return the fingerprint of a public key or an invitation, to compare through a channel other than the network."""
     return hashlib.sha256(public[:32]).hexdigest()[:32]
 
 
 def shared_secret(key: X25519PrivateKey, public: bytes) -> bytes:
     try:
         return key.exchange(X25519PublicKey.from_public_bytes(public))
-    except ValueError:  # not 32 bytes, or one of the few points with which every key agrees on zero
-        raise VaultError("This is no public key: nothing can be agreed on with it.") from None
+    except ValueError:  # not 32 bytes, or one of the few points that give zero with every key
+        raise VaultError("This is not a valid public key: no shared secret can be computed with it.") from None
 
 
 def hkdf_sha256(secret: bytes, purpose: bytes, length: int) -> bytes:
-    """HKDF-SHA256."""
     return HKDF(hashes.SHA256(), length, None, purpose).derive(secret)
 
 
 def read_key(file: str | Path | None = None) -> PrivateKey:
-    """The vault's private key: of a file, else of the environment variable DESCANT_VAULT_KEY, else asked for."""
+    """Read the vault's private key: from a file, else the variable DESCANT_VAULT_KEY, else a prompt."""
     if file is not None:
         return load_key(Path(file))
     if os.environ.get(KEY_VARIABLE):
         return PrivateKey.from_text(os.environ[KEY_VARIABLE], f"The environment variable {KEY_VARIABLE}")
     if sys.stdin is not None and sys.stdin.isatty():
-        return PrivateKey.from_text(getpass.getpass("The vault's private key: "), "What was typed")
+        return PrivateKey.from_text(getpass.getpass("The vault's private key: "), "The typed text")
     raise VaultError(f"There is no private key: give its file, or set {KEY_VARIABLE}. {LOST_KEY_ADVICE}")
 
 
 def load_key(file: Path, advice: str = LOST_KEY_ADVICE) -> PrivateKey:
-    """The key in a file, which must be its owner's alone."""
+    """Read the key in a file, which only its owner may access."""
     return PrivateKey.from_text(read_secret_file(file, advice).decode("ascii", "replace"), str(file), advice)
 
 
@@ -109,9 +108,9 @@ def read_secret_file(
     error_type: type[DescantError] = VaultError,
     check: Callable[[bytes], object] | None = None,
 ) -> bytes:
-    """The first bytes of a file that holds a private key, and must be its owner's alone.
+    """Read the first bytes of a file with a private key, which only its owner may access.
 
-    `check` raises if they are something else altogether, of which nobody need be told to guard it.
+    `check` raises if the content is no key at all; then file permissions do not matter.
     """
     try:
         with file.open("rb") as stream:
@@ -124,6 +123,6 @@ def read_secret_file(
     if os.name != "nt" and mode & 0o077:
         raise error_type(
             f"The private key in {file} may be read or written by others than its owner (mode {mode & 0o777:04o}). "
-            f"Ask yourself who has read it, then: chmod 600 {file}"
+            f"Consider who may have read it, then run: chmod 600 {file}"
         )
     return data

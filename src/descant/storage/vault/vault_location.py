@@ -1,4 +1,4 @@
-"""Where a vault is: by its folder and the file of its key, so that a plan can say it to another process."""
+"""The location of a vault: its folder and its key file, which a plan can pass to another process."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from .vault_manifest import MANIFEST
 
 @dataclass(frozen=True)
 class VaultLocation:
-    """A vault by its folder. Its private key is read by whoever opens a coreset, and by nobody else.
+    """A vault by its folder; only the process that opens a coreset reads its private key.
 
-    The fingerprint is the one that `descant vault init` has shown, as the parties were told it by another way than the
-    folder: they seal for that vault only. Without it they trust the folder, and so whoever may write to it.
+    The fingerprint is the one that `descant vault init` printed, sent to the parties through another channel. They
+    encrypt for that vault only. Without it they trust the folder, and so anybody who may write to it.
     """
 
     folder: str
-    key: str | None = None  # the file of the private key; None: DESCANT_VAULT_KEY, else it is asked for
+    key: str | None = None  # file of the private key; None: the variable DESCANT_VAULT_KEY, else a prompt
     fingerprint: str = ""
 
     @cached_property
     def without_key(self) -> Vault:
-        """Without its key: to invite, and to store what parties sealed."""
+        """The vault without its key: enough to invite parties and to store their coresets."""
         return Vault(self.folder)
 
     @property
     def identity(self) -> dict[str, str]:
-        """Which vault it is, wherever it lies: a run goes on with that one only."""
+        """The vault's identity in any folder: a run resumes only with the same vault."""
         return {"run": self.without_key.run, "fingerprint": key_fingerprint(self.without_key.public)}
 
     @property
     def public_fingerprint(self) -> str:
-        """The fingerprint that parties are told: the one given, or else the vault's own; "" before it is made."""
+        """The fingerprint given to parties: the configured one, else the vault's own; "" before it exists."""
         exists = (Path(self.folder) / MANIFEST).exists()
         return self.fingerprint or (self.identity["fingerprint"] if exists else "")
 
     @cached_property
     def with_key(self) -> Vault:
-        """With its key."""
+        """The vault with its private key."""
         return Vault(self.folder, read_key(self.key))

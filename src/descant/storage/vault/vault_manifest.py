@@ -1,4 +1,4 @@
-"""What a vault's folder says of itself, and that its log says the same."""
+"""The manifest of a vault, checked against the first line of its audit log."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ MANIFEST = "vault.json"
 
 
 def read_manifest(folder: Path) -> tuple[str, bytes]:
-    """The run and the public key of a vault."""
+    """Return the run and the public key of a vault."""
     file = folder / MANIFEST
     if not file.exists():
         raise StateError(
-            f"{folder} holds no vault: there is no {MANIFEST} in it. Make one: descant vault init {folder}"
+            f"{folder} holds no vault: there is no {MANIFEST} in it. Create one: descant vault init {folder}"
         )
     try:
-        found = json.loads(file.read_bytes())
-        run = str(found["run"])
-        public = bytes.fromhex(found["public"])
-        if found["vault"] != 1 or len(public) != 32:
+        manifest = json.loads(file.read_bytes())
+        run = str(manifest["run"])
+        public = bytes.fromhex(manifest["public"])
+        if manifest["vault"] != 1 or len(public) != 32:
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise StateError(f"{file} is damaged, or of another version of Descant. Restore it from a copy.") from None
@@ -33,12 +33,12 @@ def read_manifest(folder: Path) -> tuple[str, bytes]:
 
 
 def _check_against_log(file: Path, **claims: str) -> None:
-    """Refuse a vault of another run or key than the one that was made; a log without its first line is named later."""
+    """Raise if run or key differ from those at creation; a log without its first line is an error later."""
     creation = first_event(file.with_name(AUDIT_LOG))
-    for what, found in claims.items():
-        if creation and creation.get(what) != found:
+    for field, value in claims.items():
+        if creation and creation.get(field) != value:
             raise StateError(
-                f"{file} speaks of the {what} {found!r:.80}, and the first line of {AUDIT_LOG} of {creation.get(what)!r:.80}: "
-                "one of them was changed after the vault was made. Nothing is sealed for it. Find out who did that, "
-                "and restore them from a copy."
+                f"{file} names the {field} {value!r:.80}, and the first line of {AUDIT_LOG} names "
+                f"{creation.get(field)!r:.80}: one of them was changed after the vault was created. "
+                "Nothing is encrypted for it. Find out who did that, and restore them from a copy."
             )
