@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bytes_engine import BytesEngine
 from descant import DescantError, Federation, Sgd, algorithms, analysis, parties
-from descant.analysis import biggest_jump, coverage, interpolation, lasting_drop, proximal_share_per_round
+from descant.analysis import biggest_jump, coverage, interpolate, lasting_drop, proximal_share_per_round
 from descant.analysis.collapse import shortfall_start
 from descant.analysis.findings import detect_collapse
 from descant.analysis.scores import Numbers, ScoreColumn, Scores
@@ -85,7 +85,7 @@ def test_every_cut_and_bytes_judge_alike(name: str) -> None:
     def judged(**settings: object) -> tuple[np.ndarray, np.ndarray, list[float]]:
         fed = ran(made(name, **settings), 3)
         scores = fed.scores()
-        return scores.before.values, scores.after.values, interpolation(fed, points=3).mean.tolist()
+        return scores.before.values, scores.after.values, interpolate(fed, points=3).mean.tolist()
 
     whole = judged()
     for pieces in (2, 5):
@@ -94,7 +94,7 @@ def test_every_cut_and_bytes_judge_alike(name: str) -> None:
 
 
 def test_only_the_last_round_is_judged_unless_one_says_otherwise() -> None:
-    fed = made("FedAvg", attend=2)
+    fed = made("FedAvg", participation=2)
     ran(fed, 4)
     assert ["after" in entry for entry in fed.history_] == [False, False, False, True]
     assert {found.round for found in fed.state.local_scores.values()} == {4} and len(fed.state.local_scores) <= 2
@@ -126,17 +126,17 @@ def test_what_parties_say_of_themselves_is_not_fed_back_to_tune() -> None:
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedAvgPlus", "Local"])
 def test_coverage_counts_the_accepted_and_survives_a_stop(name: str, tmp_path: Path) -> None:
-    fed = made(name, attend=2)
+    fed = made(name, participation=2)
     counted = dict.fromkeys(fed.population, 0)
     for scored in fed.rounds(2):
         for party in scored.round.accepted:
             counted[party] += 1
     assert coverage(fed).rounds == counted
     fed.save(tmp_path / "run")
-    again = made(name, attend=2).load(tmp_path / "run")
+    again = made(name, participation=2).load(tmp_path / "run")
     assert coverage(again).rounds == counted
     assert again.state.local_scores == fed.state.local_scores
-    assert coverage(ran(again, 3)).rounds == coverage(ran(made(name, attend=2), 5)).rounds
+    assert coverage(ran(again, 3)).rounds == coverage(ran(made(name, participation=2), 5)).rounds
 
 
 def test_a_refused_party_has_not_trained() -> None:
@@ -146,17 +146,17 @@ def test_a_refused_party_has_not_trained() -> None:
         return [report]
 
     fed = made("FedAvg", engine=partial(BytesEngine, tamper=spoil))
-    with pytest.warns(match="refused"):
+    with pytest.warns(match="rejected"):
         ran(fed, 2)
     assert coverage(fed).untrained == ("1",)
-    assert "1 of 5 parties never trained and are judged by the centre." in fed.findings()
+    assert "1 of 5 parties never trained and are evaluated with the global model." in fed.findings()
 
 
 def test_who_never_trained_alone_is_judged_by_the_first_model() -> None:
-    fed = ran(made("Local", attend=1), 1)
+    fed = ran(made("Local", participation=1), 1)
     found = fed.findings()
     assert f"\n- {found[0]}" in str(fed.table())
-    assert found == ("4 of 5 parties never trained and are judged by the model that all began with.",)
+    assert found == ("4 of 5 parties never trained and are evaluated with the initial model.",)
     assert not any("never trained" in sentence for sentence in made("Local").findings())  # before the first round
 
 
@@ -271,8 +271,9 @@ def test_a_weak_pull_is_told_and_epochs_count_as_steps() -> None:
         fed = Federation(network(), with_tests(), algorithms.FedAvgPlus(alpha), solver=Sgd(lr=0.01, batch=4, **work))  # type: ignore[arg-type]
         return " ".join(ran(fed, 1).findings())
 
-    assert "The pull of FedAvgPlus is 0.2 % a round: federation is nearly off" in found(steps=20)
-    assert "0.12 % a round" in found(epochs=2)  # the largest party has 22 samples: 6 batches an epoch
+    assert "The proximal term of FedAvgPlus moves a party at most 0.2 % of the way to the global model per round: federation is "
+        "nearly off" in found(steps=20)
+    assert "0.12 % of the way" in found(epochs=2)  # the largest party has 22 samples: 6 batches an epoch
     assert "nearly off" not in found(alpha=0.1, steps=20)
 
 
@@ -419,7 +420,7 @@ def test_a_study_marks_a_collapse_that_only_training_alone_can_tell() -> None:
     study = Study((result("Local", days), result("FedAvg", held), result("FedAvg+", days)), {})
     assert list(study.collapse_rounds()) == ["FedAvg"] and 20 <= study.collapse_rounds()["FedAvg"] <= 26
     assert "FedAvg collapsed at round" in study.verdict()
-    assert "less than half of what training alone did" in " ".join(study.findings())
+    assert "less than half of what local training earned" in " ".join(study.findings())
 
 
 def test_a_run_that_breaks_down_is_found_out() -> None:
@@ -441,14 +442,14 @@ def test_a_run_that_breaks_down_is_found_out() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_the_walk_shows_the_next_round_and_leaves_no_trace(name: str) -> None:
     """λ=0 is the own model after the local work, λ=1 the new centre, dotted the centre of the round before."""
-    fed = ran(made(name, attend=3), 2)
+    fed = ran(made(name, participation=3), 2)
     before = fed.hash()
     history = list(fed.history_)
     scores = fed.scores()
-    walked = interpolation(fed, points=3)
+    walked = interpolate(fed, points=3)
     assert fed.hash() == before and fed.history_ == history and fed.state.round == 2
     next(iter(fed.rounds(1)))
-    undisturbed = ran(made(name, attend=3), 3)
+    undisturbed = ran(made(name, participation=3), 3)
     assert fed.hash() == undisturbed.hash()
     at = [fed.population.names.index(party) for party in walked.names]
     now = undisturbed.scores()
@@ -463,8 +464,8 @@ def test_a_walk_by_hand() -> None:
     """From (±3, 0) to 0 with half the squared error against 1: ½(±3(1-λ) - 1)²."""
     fed = placed(algorithms.FedAvg(), a=[3.0, 0.0], b=[-3.0, 0.0])
     test = {name: ([[1.0, 0.0]], [1.0], [[1.0, 0.0]], [1.0]) for name in ("a", "b")}
-    fed.data = parties.from_arrays(test)
-    walked = interpolation(fed, points=4)
+    fed.population = parties.from_arrays(test)
+    walked = interpolate(fed, points=4)
     np.testing.assert_allclose(walked.scores, [[2.0, 0.5, 0.0, 0.5], [8.0, 4.5, 2.0, 0.5]], atol=1e-5)
     np.testing.assert_allclose(walked.mean, [5.0, 2.5, 1.0, 0.5], atol=1e-5)
     assert walked.mean_previous == 0.5 and not walked.higher_is_better
@@ -472,13 +473,13 @@ def test_a_walk_by_hand() -> None:
 
 def test_a_walk_with_some_and_bad_walks() -> None:
     fed = ran(made("FedAvg"), 1)
-    assert interpolation(fed, points=2, most=3).names == ("0", "2", "4")
+    assert interpolate(fed, points=2, max_parties=3).names == ("0", "2", "4")
     with pytest.raises(SettingError, match="at least 2 points"):
-        interpolation(fed, points=1)
+        interpolate(fed, points=1)
     deaf = made("FedAvg", engine=partial(BytesEngine, tamper=lambda report: []))
     deaf_hash = deaf.hash()
     with pytest.raises(DescantError, match="no report was accepted"):
-        interpolation(deaf)
+        interpolate(deaf)
     assert deaf.hash() == deaf_hash
 
 

@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from torch import Tensor, nn
 
 from descant import parties
-from descant.analysis import RocCurve, membership_inference
+from descant.analysis import RocCurve, attack_membership
 from descant.analysis.membership_inference import MODEL_AND_CORESET, MODEL_ONLY
 from descant.errors import PartyError
 from descant.parties import Party, Selection
@@ -51,13 +51,13 @@ def guessing(rows: int = 200, tested: int = 200) -> Party:
 def test_a_model_that_never_saw_the_rows_gives_nothing_away_and_the_coreset_gives_itself() -> None:
     party = guessing()
     chosen = Selection(share=0.1).choose(party, seed=0)
-    found = membership_inference(nn.Linear(3, 2), party, chosen.coreset)
-    model = found.attacks[MODEL_ONLY]
-    both = found.attacks[MODEL_AND_CORESET]
-    assert abs(model.auc - 0.5) < 3 * model.error
-    assert both.caught(0.0) >= 20 / 200 and both.auc > model.auc
-    assert both.caught(0.0) <= 20 / 200 + model.caught(0.0) + 0.01  # what is known, and no more than that
-    assert found.left == 20 and "of 20 rows" in found.table().verdict
+    found = attack_membership(nn.Linear(3, 2), party, chosen.coreset)
+    model = found.roc_curves[MODEL_ONLY]
+    both = found.roc_curves[MODEL_AND_CORESET]
+    assert abs(model.auc - 0.5) < 3 * model.auc_error
+    assert both.recall_at(0.0) >= 20 / 200 and both.auc > model.auc
+    assert both.recall_at(0.0) <= 20 / 200 + model.recall_at(0.0) + 0.01  # what is known, and no more than that
+    assert found.coreset_rows == 20 and "of 20 rows" in found.table().verdict
 
 
 def test_a_model_that_knows_its_rows_by_heart_gives_all_away() -> None:
@@ -67,10 +67,10 @@ def test_a_model_that_knows_its_rows_by_heart_gives_all_away() -> None:
         known = (output[:, None] == party.x[None]).all(-1).any(-1)
         return 1.0 - known.double()
 
-    found = membership_inference(nn.Identity(), party, loss=remembered)
-    assert list(found.attacks) == [MODEL_ONLY]
-    roc = found.attacks[MODEL_ONLY]
-    assert (roc.auc, roc.caught(), roc.advantage) == (1.0, 1.0, 1.0)
+    found = attack_membership(nn.Identity(), party, loss=remembered)
+    assert list(found.roc_curves) == [MODEL_ONLY]
+    roc = found.roc_curves[MODEL_ONLY]
+    assert (roc.auc, roc.recall_at(), roc.advantage) == (1.0, 1.0, 1.0)
 
 
 def test_a_test_row_that_equals_one_of_the_coreset_is_a_false_alarm() -> None:
@@ -78,8 +78,8 @@ def test_a_test_row_that_equals_one_of_the_coreset_is_a_false_alarm() -> None:
     y = torch.zeros(8).long()
     party = parties.from_arrays({"a": (x[:4], y[:4], x[3:], y[3:])})["a"]
     everything = Selection(share=1)(party, seed=0)
-    found = membership_inference(nn.Linear(1, 2), party, everything).attacks[MODEL_AND_CORESET]
-    assert found.true[1] == 1.0 and found.false[1] == pytest.approx(1 / 5)
+    found = attack_membership(nn.Linear(1, 2), party, everything).roc_curves[MODEL_AND_CORESET]
+    assert found.true_positive_rates[1] == 1.0 and found.false_positive_rates[1] == pytest.approx(1 / 5)
 
 
 def test_columns_that_did_not_leave_are_not_compared() -> None:
@@ -87,10 +87,10 @@ def test_columns_that_did_not_leave_are_not_compared() -> None:
     selection = Selection(count=5, drop_columns=(1,))
     coreset = selection(party, seed=0)
     with_drop, without = (
-        membership_inference(nn.Linear(3, 2), party, coreset, drop, loss=zero).attacks[MODEL_AND_CORESET]
+        attack_membership(nn.Linear(3, 2), party, coreset, drop, loss=zero).roc_curves[MODEL_AND_CORESET]
         for drop in (selection.drop_columns, ())
     )
-    assert with_drop.caught(0.0) == 5 / 20 and without.caught(0.0) == 0
+    assert with_drop.recall_at(0.0) == 5 / 20 and without.recall_at(0.0) == 0
 
 
 def zero(output: Tensor, target: Tensor) -> Tensor:
@@ -102,27 +102,27 @@ def test_the_module_stays_as_it_was_and_a_loss_that_is_no_number_looks_like_nobo
     module = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5), nn.BatchNorm1d(2))
     module[2].eval()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    membership_inference(module, party)
+    attack_membership(module, party)
     assert module.training and not module[2].training
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
 
     def broken(output: Tensor, target: Tensor) -> Tensor:
         return output.sum() * torch.nan
 
-    assert membership_inference(module, party, loss=broken).attacks[MODEL_ONLY].auc == 0.5
+    assert attack_membership(module, party, loss=broken).roc_curves[MODEL_ONLY].auc == 0.5
 
 
 def test_a_party_without_a_test_set_is_an_error() -> None:
     party = parties.from_arrays({"a": ([[0.0], [1.0]], [0, 1])}, test=0)["a"]
     with pytest.raises(PartyError, match="has no test set"):
-        membership_inference(nn.Linear(1, 2), party)
+        attack_membership(nn.Linear(1, 2), party)
 
 
 def test_the_picture_and_the_table(tmp_path: Path) -> None:
     party = guessing(30, 20)
-    found = membership_inference(nn.Linear(3, 2), party, Selection(share=0.1)(party, seed=0))
+    found = attack_membership(nn.Linear(3, 2), party, Selection(share=0.1)(party, seed=0))
     assert found.plot(tmp_path / "made" / "roc.png").read_bytes()[:4] == b"\x89PNG"
     assert [row["attacker holds"] for row in found.table().rows] == [MODEL_ONLY, MODEL_AND_CORESET]
     assert "only 20 rows" in str(found.table()) and "only" not in str(
-        membership_inference(nn.Linear(3, 2), guessing()).table()
+        attack_membership(nn.Linear(3, 2), guessing()).table()
     )

@@ -49,9 +49,9 @@ def test_what_each_agent_earned_is_in_the_history_and_drawn_with_the_merges(
     drawn: dict[str, Any] = {}
     real = plots.draw_rewards
 
-    def spy(file: Path, rewards: Any, steps: Any, method: str, merged: bool, who: Any) -> Path:
-        drawn.update(rewards=rewards, steps=steps, merged=merged)
-        return real(file, rewards, steps, method, merged, who)
+    def spy(file: Path, rewards: Any, steps: Any, **settings: Any) -> Path:
+        drawn.update(rewards=rewards, steps=steps, merged=settings["aggregates"])
+        return real(file, rewards, steps, **settings)
 
     monkeypatch.setattr("descant.analysis.federation_plots.draw_rewards", spy)
     fed = learned()
@@ -101,18 +101,18 @@ def test_the_reports_of_runs_and_of_comparisons_show_what_the_agents_earned(
     drawn: dict[str, Any] = {}
     real = plots.draw_reward_lines
 
-    def spy(file: Path, lines: Any, merges: Any, who: Any) -> Path:
+    def spy(file: Path, lines: Any, merges: Any, labels: Any) -> Path:
         drawn.update(lines=lines, merges=merges.tolist())
-        return real(file, lines, merges, who)
+        return real(file, lines, merges, labels)
 
-    monkeypatch.setattr("descant.studies.study_report.draw_earned", spy)
+    monkeypatch.setattr("descant.studies.study_report.draw_reward_lines", spy)
     recipe = read_recipe(RECIPE)
     with Run.start(tmp_path / "run", recipe.federation(), recipe=recipe.text) as run:
         list(run.rounds(3, score_every=1))
         evaluate_run(run)
         earned = [entry["reward"] for entry in run.federation.history_]
     page = write_report(study_from_run(tmp_path / "run"), tmp_path / "run").read_text()
-    assert "What the agents earned" in page and drawn["merges"] == [60, 120, 180]
+    assert "Rewards of the agents" in page and drawn["merges"] == [60, 120, 180]
     assert drawn["lines"]["FedRL"].y.tolist() == earned and set(drawn["lines"]) == {"Local", "FedRL"}
     study = recipe.with_values("run.seeds=2").study(progress=False)
     assert study.plot("rewards", tmp_path / "rewards.png").exists() and len(drawn["lines"]["Local"].low) == 3

@@ -192,7 +192,7 @@ def test_parties_of_equal_data_are_worth_the_same() -> None:
 
 @pytest.mark.filterwarnings("ignore::descant.DescantWarning")  # where it is all there is, nobody comes
 def test_a_party_that_never_comes_is_worth_nothing_and_may_be_in_a_timetable() -> None:
-    found = valued(attend=algorithms.Dropouts({"c": 0}))
+    found = valued(participation=algorithms.Dropouts({"c": 0}))
     assert found.given_to_others[0][2] == 0 and found.pairwise[2].tolist() == [0, 0, 0] and found.leave_one_out[2] == 0
     assert found.given_to_others[0][0] != 0
 
@@ -230,7 +230,7 @@ def test_seeds_give_errors_and_the_same_seeds_the_same_numbers(tmp_path: Path) -
     assert len(one.draws) == 2 and (one.fair_share[1] > 0).all()
     assert "6 trainings with 2 seeds" in str(one.table())
     single = valued(people(2))
-    assert np.isnan(single.fair_share[1]).all() and "one seed" in str(single.table())
+    assert np.isnan(single.fair_share[1]).all() and "One seed" in str(single.table())
     assert one.plot(tmp_path / "contributions.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -253,9 +253,9 @@ def made_up(share: list[float], gain: list[float]) -> Contributions:
 
 
 def test_who_takes_from_the_others_puts_in_nothing() -> None:
-    assert "puts in" not in str(made_up([-0.458, -0.6, -0.7], [-0.6, -0.6, -0.6]).table())
+    assert "beyond what it gets" not in str(made_up([-0.458, -0.6, -0.7], [-0.6, -0.6, -0.6]).table())
     told = str(made_up([-0.1, 0.3, 0.2], [-0.9, 0.2, 0.2]).table())
-    assert "Party 'b' puts in the most beyond what it gets: its share of the joint gain is +0.300" in told
+    assert "Party 'b' contributes most beyond what it gets: its share of the joint gain is +0.300" in told
 
 
 def test_the_grid_is_seen_on_every_party(tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_the_command(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     out = tmp_path / "out"
     recipe.write_text(RECIPE)
-    words = ["worth", str(recipe), "--json", "--out", str(out)]
+    words = ["contributions", str(recipe), "--json", "--out", str(out)]
     found = json.loads(CliRunner().invoke(typer.main.get_command(app), words).stdout)
-    assert [row["party"] for row in found["table"]] == ["0", "1"] and "together" in found["verdict"]
+    assert [row["party"] for row in found["table"]] == ["0", "1"] and "joint" in found["verdict"]
     assert (out / "contributions.png").exists() and np.array(found["pairwise"]).shape == (2, 2)

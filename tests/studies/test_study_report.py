@@ -122,7 +122,7 @@ def test_what_must_be_known_of_the_data_is_in_every_picture(tmp_path, monkeypatc
     people = parties.Population(map(made._source, made), "digits stand in")
     federation = Federation(Small, people, algorithms.FedAvg(), steps=1).fit(2, progress=False)
     federation.plot("spikes", tmp_path / "it.png")
-    assert said == ["Of the data: digits stand in."] * 6
+    assert said == ["Data: digits stand in."] * 6
     draw_study_plot(replace(study, settings={}), "curves", tmp_path / "it.png")
     assert said[-1] == ""
 
@@ -162,20 +162,23 @@ def test_the_page_gives_the_verdict_first_then_table_pictures_and_settings():
     text = study_page(
         with_finding(study_of(), "FedAvg", Finding("jump", "It <broke>.")), {"curves": b"1", "parties": b"2"}
     )
-    assert "FedAvg served the parties best: 0.655 accuracy against 0.555 alone. 4 of 4" in text
+    assert "FedAvg served the parties best: 0.655 accuracy against 0.555 with local training. 4 of 4" in text
     marks = ["served the parties best", "<td>FedAvg</td>", "base64,MQ==", "base64,Mg==", "<li>It &lt;broke&gt;.</li>"]
     marks += ["<th>seeds</th><td>0, 1</td>"]
     assert [text.index(mark) for mark in marks] == sorted(text.index(mark) for mark in marks)
-    assert re.search(r"<th>Local</th><td>start: Mix\(init_mix=0\), advance: stay, keep: keep_own</td>", text)
+    assert re.search(
+        r"<th>Local</th><td>local_start: MixedStart\(init_mix=0\), server_update: keep_global_model, personalize: keep_local_model</td>",
+        text,
+    )
 
 
 def test_the_verdict_does_not_praise_a_method_that_lost_to_training_alone():
-    assert study_of(gain=-0.1).verdict().startswith("Nothing beat training alone; FedAvg came closest: 0.455")
+    assert study_of(gain=-0.1).verdict().startswith("No method beat local training; FedAvg came closest: 0.455")
     assert study_of(gain=-0.1, higher=False).verdict().startswith("FedAvg served the parties best")
     assert (
         study_of(gain=0.0)
         .verdict()
-        .endswith("0 of 4 parties gained by joining, 0 lost, over 2 seeds. Without learning: majority class 0.250.")
+        .endswith("0 of 4 parties gained by joining, 0 lost, over 2 seeds. Without training: majority class 0.250.")
     )
     lost = "0 of 4 parties gained by joining, 4 lost, over 2 seeds. Party p0 lost most: 10.0 points."
     assert lost in study_of(gain=-0.1).verdict()
@@ -191,9 +194,9 @@ def with_finding(study, method, *findings, seeds=(0, 1)):
 def test_a_collapse_is_in_the_verdict_and_findings_say_in_how_many_seeds():
     study = with_finding(study_of(), "FedAvg", Finding("collapse", "It collapsed.", 41), seeds=(1,))
     assert study.verdict().endswith(
-        "FedAvg collapsed at round 41 with 1 of 2 seeds. Without learning: majority class 0.250."
+        "FedAvg collapsed at round 41 with 1 of 2 seeds. Without training: majority class 0.250."
     )
-    assert study.findings() == ("It collapsed. So with 1 of 2 seeds.",)
+    assert study.findings() == ("It collapsed. Found with 1 of 2 seeds.",)
     both = with_finding(study_of(), "FedAvg", Finding("coverage", "Some never trained."))
     both = with_finding(both, "Local", Finding("coverage", "Some never trained."))
     assert both.findings() == ("Some never trained.",)  # once, however many methods and seeds say it
@@ -242,7 +245,8 @@ def test_who_did_not_train_is_not_in_the_picture_of_gains(monkeypatch, tmp_path)
         result.rounds_trained[0] = 0
     study.of("FedAvg")[0].rounds_trained[1] = 0
     monkeypatch.setattr(
-        "descant.studies.study_report.draw_parties", lambda file, names, scores, *rest: drawn.append(scores) or file
+        "descant.studies.study_report.draw_party_scores",
+        lambda file, names, scores, **rest: drawn.append(scores) or file,
     )
     study.plot("parties", tmp_path / "it.png")
     own = study.of("FedAvg")[1].scores.personal.values
@@ -261,19 +265,21 @@ def test_a_seed_in_which_a_party_did_not_train_does_not_count_for_it():
 def test_each_method_is_held_against_its_own_yardstick():
     """RFA has the higher mean and is below its own yardstick; FedAvg is above its own, and has helped."""
     study = study_of(seeds=1, methods=("Local", "FedAvg", "RFA"))
-    rfa = replace(study.of("RFA")[0], beside="Local, as RFA")
-    better = replace(rfa.scores, own=ScoreColumn(rfa.scores.personal.values + 0.01))
-    beside = replace(study.of("Local")[0], method="Local, as RFA", beside="Local, as RFA", scores=better)
+    rfa = replace(study.of("RFA")[0], baseline="Local, as RFA")
+    better = replace(rfa.scores, personal=ScoreColumn(rfa.scores.personal.values + 0.01))
+    beside = replace(study.of("Local")[0], method="Local, as RFA", baseline="Local, as RFA", scores=better)
     study = replace(study, results=(*study.of("Local"), beside, *study.of("FedAvg"), rfa))
-    assert study.verdict().startswith("FedAvg served the parties best: 0.650 accuracy against 0.550 alone.")
+    assert study.verdict().startswith(
+        "FedAvg served the parties best: 0.650 accuracy against 0.550 with local training."
+    )
 
 
 @pytest.mark.parametrize(
     ("gains", "told"),
     [
-        ([0.1, 0.1, 0.1, -0.01], "FedAvg served the parties best: 0.622 accuracy against 0.550 alone."),
-        ([0.9, -0.01, -0.01, -0.01], "Nothing beat training alone for most parties; FedAvg came closest"),
-        ([0.0004, 0.0004, 0.0, 0.0], "Nothing beat training alone; FedAvg is level with it: 0.550 accuracy"),
+        ([0.1, 0.1, 0.1, -0.01], "FedAvg served the parties best: 0.622 accuracy against 0.550 with local training."),
+        ([0.9, -0.01, -0.01, -0.01], "No method beat local training for most parties; FedAvg came closest"),
+        ([0.0004, 0.0004, 0.0, 0.0], "No method beat local training; FedAvg is level with it: 0.550 accuracy"),
     ],
 )
 def test_a_method_has_helped_if_it_shows_and_more_gained_than_lost(gains, told):
@@ -308,7 +314,7 @@ def test_a_study_without_a_curve_is_saved_and_says_what_it_lacks(tmp_path):
     people = parties.digits(count=2, seed=0)
     study = compare([algorithms.FedAvg()], Small, people, rounds=2, points=0, progress=False, lr=0.1, steps=1)
     folder = study.save(tmp_path / "s")
-    assert not (folder / "curves.png").exists() and (folder / "walk.png").exists()
+    assert not (folder / "curves.png").exists() and (folder / "interpolation.png").exists()
     assert Study.load(folder).to_json() == study.to_json()
     with pytest.raises(DescantError, match="no numbers for the picture 'curves'"):
         study.plot("curves", tmp_path / "it.png")
@@ -379,7 +385,8 @@ def test_a_failure_while_writing_leaves_the_older_study_whole(tmp_path, monkeypa
     folder = write_study(study_of(), tmp_path / "s")
     before = (folder / "report.html").read_bytes()
     monkeypatch.setattr(
-        "descant.studies.study_report.page", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        "descant.studies.study_report.render_page",
+        lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")),
     )
     with pytest.raises(DescantError, match="No space left on device"):
         write_study(study_of(gain=0.2), folder)

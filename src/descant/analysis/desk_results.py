@@ -29,7 +29,7 @@ def _empty_matrix() -> Numbers:
 
 @dataclass(frozen=True, eq=False)
 class BacktestResults:
-    """The test days of all desks, one row per desk; trivial strategies are included for local training only."""
+    """The test days of all desks, one row per desk."""
 
     names: tuple[str, ...]
     dates: tuple[str, ...]
@@ -51,7 +51,7 @@ class BacktestResults:
         return mean
 
     def measures(self, strategy: str = "growth") -> dict[str, Numbers]:
-        """Return the :data:`MEASURES` of every desk; older studies lack turnover and shares of the trivial strategies."""
+        """Return the :data:`MEASURES` of every desk; older studies lack some of the trivial strategies."""
         policy = {"growth": np.stack([self.turnover, self.cash, self.largest])}
         shares = {**policy, "uniform": self.uniform_shares, "hold": self.hold_shares}[strategy]
         return {**growth_measures(getattr(self, strategy)), **dict(zip(MEASURES[3:], shares, strict=False))}

@@ -70,7 +70,7 @@ def _page(found: dict[str, Any], picture: bytes) -> tuple[str, str]:
         link_list("The reports", [(f"{name}/{PAGE}", name, point["verdict"]) for name, point in points]),
         score_table("The paper's figures", Table(("the paper says", "where", "paper", "ours"), figures))
         if figures
-        else "",
+        else None,
         sentence_list("What it took", [found["cost"]]),
         key_value_table("Made by", [("descant", found["descant"]), ("recipe", found["recipe"])]),
     )

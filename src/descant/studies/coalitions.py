@@ -1,4 +1,4 @@
-"""What coalitions of parties reach: each is a federation of its own, and its scores are kept in a plain file."""
+"""Scores of coalitions of parties: each coalition trains as a federation, and its scores are stored in a plain file."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ READ_ERRORS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 @dataclass(frozen=True)
 class FixedPopulation:
-    """Who takes part, as among all parties: a timetable may name one that is not in the coalition."""
+    """A participation rule that sees all parties, because it may name parties outside the coalition."""
 
-    participation: Participation = setting(help="who takes part", apart=True)
+    participation: Participation = setting(help="The participation rule.", apart=True)
     all_parties: Sequence[str] = ()
 
     def __call__(self, context: ParticipationContext) -> dict[str, Hyper]:
@@ -40,14 +40,15 @@ class FixedPopulation:
 def coalition_scores(
     full_federation: Federation, coalition: Coalition, rounds: int, settings: dict[str, Any]
 ) -> Numbers:
-    """Every party's test score with what a coalition has learned: its own model, or the centre if it is not in it.
+    """Return every party's test score after a coalition has trained.
 
-    Nobody learns nothing: all are judged by the first model. ``everybody`` has not run and stays so.
+    Members are evaluated with their personal models, the others with the coalition's global model, and for the empty
+    coalition all parties with the initial model. ``full_federation`` is not trained.
     """
     names = full_federation.population.names
     members = [name for name in names if name in coalition]
     non_members = [name for name in names if name not in coalition]
-    found = dict[str, float]()
+    scores = dict[str, float]()
     state = full_federation.state
     if members:
         member_population = full_federation.population.subset(members)
@@ -66,15 +67,15 @@ def coalition_scores(
         for _ in federation.rounds(rounds, evaluate_local_in=()):
             pass
         state = federation.state
-        found |= zip(members, federation.scores().personal.values.tolist(), strict=True)
+        scores |= zip(members, federation.scores().personal.values.tolist(), strict=True)
     if non_members:
         evaluated = evaluate_parties(full_federation.plan_, full_federation.engine_, state, names=non_members)
-        found |= zip(non_members, evaluated.global_model.values.tolist(), strict=True)
-    values = np.array([found[name] for name in names])
+        scores |= zip(non_members, evaluated.global_model.values.tolist(), strict=True)
+    values = np.array([scores[name] for name in names])
     if np.isnan(values).all():
-        raise SettingError("No party has a test set to be judged by. Give parties.from_arrays(..., test=0.2).")
+        raise SettingError("No party has a test set, so there are no scores. Give parties.from_arrays(..., test=0.2).")
     if np.isinf(values).any():
-        member_names = ", ".join(map(repr, members)) or "nobody"
+        member_names = ", ".join(map(repr, members)) or "the empty coalition"
         raise DescantError(
             f"The model of {member_names} has no score: the training diverged. Try a smaller learning rate."
         )
@@ -83,13 +84,13 @@ def coalition_scores(
 
 @dataclass
 class CoalitionScores:
-    """Scores by coalition, in a file if there is one: a line of JSON on what was trained, then one a coalition."""
+    """Scores by coalition, in an optional file of JSON lines: the identity of the training, then one per coalition."""
 
     file: Path | None
     _scores: dict[CoalitionKey, Numbers] = field(default_factory=dict)
 
     def load(self, full_federation: Federation, rounds: int) -> None:
-        """Read what is there, if it is of the same training; another one is an error."""
+        """Read the file if it belongs to the same training; raise if it belongs to another."""
         if self.file is None:
             return
         identity = {k: v for k, v in _identity(full_federation.plan_).items() if k != "seed"} | {"rounds": rounds}
@@ -97,9 +98,9 @@ class CoalitionScores:
             with write_errors(self.file):
                 self.file.parent.mkdir(parents=True, exist_ok=True)
                 self.file.write_text(json.dumps(identity) + "\n", encoding="utf-8")
-        whole, _, torn = self.file.read_bytes().rpartition(b"\n")
+        complete, _, torn = self.file.read_bytes().rpartition(b"\n")
         try:
-            head, *lines = map(json.loads, whole.splitlines())
+            head, *lines = map(json.loads, complete.splitlines())
             _check_identity(self.file, head, identity)
             for line in lines:
                 key = (int(line["seed"]), str(line["first"]), frozenset(line["parties"]))
@@ -108,19 +109,16 @@ class CoalitionScores:
             raise StateError(
                 f"{self.file} does not hold scores of coalitions ({type(error).__name__}: {error}). Give another file."
             ) from error
-        if torn:  # by a kill: that coalition trains again
+        if torn:  # the last line was cut by a kill: that coalition trains again
             with write_errors(self.file):
-                self.file.write_bytes(whole + b"\n")
+                self.file.write_bytes(complete + b"\n")
 
     def get_or_train(
         self, full_federation: Federation, coalition: Coalition, rounds: int, settings: dict[str, Any]
     ) -> Numbers:
-        """The scores of a coalition: known, or trained now and noted at once."""
-        key = (
-            full_federation.seed,
-            tensor_fingerprint(full_federation.state.initial_model),
-            coalition,
-        )  # a model may have been brought along
+        """Return the stored scores of a coalition, or train it and store them at once."""
+        initial_model = tensor_fingerprint(full_federation.state.initial_model)  # the user may give a trained model
+        key = (full_federation.seed, initial_model, coalition)
         if key in self._scores:
             return self._scores[key]
         scores = coalition_scores(full_federation, coalition, rounds, settings=settings)

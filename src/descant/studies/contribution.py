@@ -1,9 +1,10 @@
-"""What is each party worth? By its own gain, and by what it gives to the others.
+"""Contributions of the parties: the gain of each, and its effect on the others.
 
 "Asynchronous Collaborative Learning Across Data Silos" (Tuor, Lockhart and Magazzeni, 2021), §8, leaves it open how to
 quantify the contribution of each client; "there is always a client that profits more than what they put in". Here
-coalitions of parties train by themselves, with the same settings and draws, and are judged on the test sets of all
-parties: who is in it by its own model, who is not by the coalition's centre, and nobody's coalition is the first model.
+every coalition of parties trains with the same settings and draws and is evaluated on the test sets of all parties:
+members with their personal models, the others with the coalition's global model. The empty coalition has the initial
+model.
 """
 
 from __future__ import annotations
@@ -34,49 +35,49 @@ _COLUMNS = ("party", "samples", "local", "joint", "gain", "share", "± share", "
 
 @dataclass(frozen=True)
 class Contributions:
-    """What every party is worth. Differences are gains: above 0 is better, whichever way the metric goes.
+    """The contribution of every party. Differences are gains: above 0 is better for any metric.
 
-    ``each`` has one draw a seed, or one an order of arrival if there is a single seed; a draw is ``[parties, parties +
-    1]``: what a party (row) adds to the score of each (column), and, in the last column, to the gains of all together.
+    ``draws`` has one draw per seed, or with a single seed one per order of arrival. A draw is ``[parties, parties +
+    1]``: the contribution of a party (row) to each score (column) and, in the last column, to the sum of all gains.
     """
 
     names: tuple[str, ...]
     samples: tuple[int, ...]
     metric: str
-    local: Numbers  # [parties] the score on its own test set, of a coalition of one
-    joint: Numbers  # [parties] the same, of all
-    gain: Numbers  # [parties] together - alone
-    left_out: Numbers  # [parties, parties] what the score of each (column) loses when one (row) is left out
+    local: Numbers  # [parties] score on its own test set after local training
+    joint: Numbers  # [parties] the same after joint training of all
+    gain: Numbers  # [parties] joint - local, with the sign of the metric
+    left_out: Numbers  # [parties, parties] loss of each score (column) when a party (row) is left out
     draws: Numbers  # [draws, parties, parties + 1] Shapley values
-    description: str  # what was trained, in a sentence
+    description: str  # the trainings in a sentence
 
     @property
     def pairwise(self) -> Numbers:
-        """Who gives what to whom: the Shapley value of a party (row) for the score of another (column)."""
+        """The Shapley value of each party (row) for the score of each party (column)."""
         mean: Numbers = self.draws.mean(0)[:, :-1]
         return mean
 
     @property
     def fair_share(self) -> tuple[Numbers, Numbers]:
-        """A party's fair share of what all gain over being alone, in sum, and its standard error.
+        """Each party's Shapley share of the sum of all gains, and its standard error.
 
-        It adds up to the sum of the gains. Who has a larger share than its own gain puts in more than it gets out.
+        The shares add up to the sum of the gains. A party with a larger share than gain contributes more than it gets.
         """
         return self.draws.mean(0)[:, -1], standard_error(self.draws[..., -1])
 
     @property
     def given_to_others(self) -> tuple[Numbers, Numbers]:
-        """What a party adds to the score of another one, the mean over the others, and its standard error."""
+        """Each party's mean contribution to the score of another party, and its standard error."""
         to_others = np.stack([mean_over_others(draw[:, :-1]) for draw in self.draws])
         return to_others.mean(0), standard_error(to_others)
 
     @property
     def leave_one_out(self) -> Numbers:
-        """What the others lose when a party is left out of all, the mean over them."""
+        """The mean loss of the other parties when a party is left out."""
         return mean_over_others(self.left_out)
 
     def table(self) -> Table:
-        """One row a party: alone and together, its share of the joint gain, and what it gives to the others."""
+        """Return one row per party: local and joint score, share of the joint gain, contribution to others."""
         numbers = (self.local, self.joint, self.gain, *self.fair_share, *self.given_to_others, self.leave_one_out)
         rows: list[dict[str, Any]] = [
             dict(zip(_COLUMNS, (name, size, *map(float, values)), strict=True))
@@ -89,35 +90,33 @@ class Contributions:
         given = self.given_to_others[0]
         top_giver = int(np.nanargmax(self.given_to_others[0]))
         top_gainer = int(np.nanargmax(self.gain))
-        giver = f"Party {self.names[top_giver]!r} gives most to the others ({given[top_giver]:+.3f} each)"
-        giver = giver if given[top_giver] > 0 else "No party gives anything to the others"
+        giver = f"Party {self.names[top_giver]!r} contributes most to the others ({given[top_giver]:+.3f} each)"
+        giver = giver if given[top_giver] > 0 else "No party contributes to the others"
         gainer = f"party {self.names[top_gainer]!r} gains most ({self.gain[top_gainer]:+.3f})"
         gainer = gainer if self.gain[top_gainer] > 0 else "no party gains"
-        return f"{self.metric}: alone {local:.3f}, together {joint:.3f}. {giver}, {gainer}."
+        return f"{self.metric}: local {local:.3f}, joint {joint:.3f}. {giver}, {gainer}."
 
     def _notes(self) -> list[str]:
         share = self.fair_share[0]
-        surplus = np.where(
-            share > 0, np.nan_to_num(share - self.gain), 0.0
-        )  # who takes from the others puts in nothing
+        surplus = np.where(share > 0, np.nan_to_num(share - self.gain), 0.0)  # a negative share contributes nothing
         top_contributor = int(surplus.argmax())
         notes = [self.description]
         if surplus[top_contributor] > 0:
             notes.append(
-                f"Party {self.names[top_contributor]!r} puts in the most beyond what it gets: its share of the joint gain is "
-                f"{share[top_contributor]:+.3f}, its own gain {self.gain[top_contributor]:+.3f}."
+                f"Party {self.names[top_contributor]!r} contributes most beyond what it gets: its share of the joint "
+                f"gain is {share[top_contributor]:+.3f}, its own gain {self.gain[top_contributor]:+.3f}."
             )
         if len(self.draws) < 2:
-            notes.append("With one seed it is not known how much another seed would change: give seeds=3.")
+            notes.append("One seed says nothing about the spread over seeds: give seeds=3.")
         return notes
 
     def plot(self, file: str | Path) -> Path:
-        """Draw each party's gain, its share and what it gives to the others into a PNG file; bars are ± 2 errors."""
+        """Draw each party's gain, share and contribution to others into a PNG file; bars are ± 2 standard errors."""
         unknown = np.full(len(self.names), np.nan)
         lines = {
-            "its own gain": (self.gain, unknown),
-            "its share of all gains": self.fair_share,
-            "gives to each other party": self.given_to_others,
+            "own gain": (self.gain, unknown),
+            "share of all gains": self.fair_share,
+            "contribution to each other party": self.given_to_others,
             "leave-one-out": (self.leave_one_out, unknown),
         }
         positions = np.arange(len(self.names))
@@ -135,7 +134,7 @@ class Contributions:
             )
             axes.set_xlabel("party")
             axes.set_ylabel(f"{label(self.metric, 40)}: above 0 is better")
-            axes.set_title("What each party gets and gives", loc="left")
+            axes.set_title("Gains and contributions of the parties", loc="left")
         return Path(file)
 
 
@@ -152,17 +151,19 @@ def contributions(
     participation: Participation | int | None = None,
     **settings: Any,
 ) -> Contributions:
-    """Shapley values and leave-one-out of the parties, and alone against together. ``settings`` are Federation's.
+    """Return Shapley values, leave-one-out losses and local against joint scores of the parties.
 
-    Up to 10 parties all coalitions train (2^n - 1 trainings a seed) and the values are exact for that seed; of more,
-    or with ``permutations``, so many orders of arrival are drawn (20 if nobody says, at most n trainings each) and the
-    values have standard errors. Scores of coalitions are kept in ``file``, from which work that was broken off goes on.
+    ``settings`` are those of :class:`Federation`. Up to 10 parties, all coalitions train (2^n - 1 trainings per seed)
+    and the values are exact for that seed. With more parties, or with ``permutations``, orders of arrival are drawn (20
+    by default, at most n trainings each) and the values have standard errors. Scores of coalitions are stored in
+    ``file``: an interrupted call continues from there.
 
     >>> from torch import nn
     >>> from descant import algorithms, parties
-    >>> people = parties.digits(count=3, seed=0)
-    >>> found = worth(algorithms.FedAvg(), lambda: nn.Linear(64, 10), people, rounds=2, progress=False, lr=0.1, steps=5)
-    >>> bool(abs(found.share[0].sum() - found.gain.sum()) < 1e-9)
+    >>> population = parties.digits(count=3, seed=0)
+    >>> settings = {"rounds": 2, "progress": False, "lr": 0.1, "steps": 5}
+    >>> result = contributions(algorithms.FedAvg(), lambda: nn.Linear(64, 10), population, **settings)
+    >>> bool(abs(result.fair_share[0].sum() - result.gain.sum()) < 1e-9)
     True
     """
     chosen_seeds = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
@@ -170,7 +171,7 @@ def contributions(
     algorithm = with_participation(algorithm, participation)
     check_arguments(rounds, chosen_seeds, population_object.names, settings=settings)
     coalitions_by_seed = [coalitions_to_train(population_object.names, permutations, seed) for seed in chosen_seeds]
-    trainings = sum(len(group) - 1 for group in coalitions_by_seed)  # nobody does not train
+    trainings = sum(len(group) - 1 for group in coalitions_by_seed)  # the empty coalition does not train
     values = CoalitionScores(None if file is None else Path(file))
     seed_results = list[_SeedResult]()
     with progress_bar(disable=not progress) as shown:
@@ -197,13 +198,15 @@ def contributions(
 
 
 def cost_sentence(trainings: int, first_seconds: float) -> str:
-    total_sentence = f"at most {trainings * first_seconds / 60:.1f} min in all"  # nobody takes longer than all together
-    return f"What each party is worth: {trainings} trainings; the first, of all parties, took {first_seconds:.1f} s: {total_sentence}."
+    total_sentence = (
+        f"at most {trainings * first_seconds / 60:.1f} min in all"  # no coalition takes longer than that of all parties
+    )
+    return f"{trainings} trainings. The first, with all parties, took {first_seconds:.1f} s: {total_sentence}."
 
 
 @dataclass(frozen=True)
 class _SeedResult:
-    """What came of one seed: scores as they are, differences as gains."""
+    """The result of one seed: scores as measured, differences as gains."""
 
     local: Numbers
     joint: Numbers
@@ -218,10 +221,10 @@ class _SeedResult:
         all_parties = frozenset(names)
         local = np.array([scores[frozenset({name})][i] for i, name in enumerate(names)])
 
-        def value(one: Coalition) -> Numbers:
-            """Every party's score and, in the end, what those who are in it gain over being alone, in sum."""
-            inside = np.array([name in one for name in names])
-            return sign * np.append(scores[one], np.nansum((scores[one] - local)[inside]))
+        def value(coalition: Coalition) -> Numbers:
+            """Return every party's score and, at the end, the sum of the members' gains over local training."""
+            members = np.array([name in coalition for name in names])
+            return sign * np.append(scores[coalition], np.nansum((scores[coalition] - local)[members]))
 
         left_out = np.stack([scores[all_parties] - scores[all_parties - {name}] for name in names])
         draws = shapley(names, value, permutations, seed=seed).draws
@@ -231,7 +234,7 @@ class _SeedResult:
 def average_over_seeds(
     samples: dict[str, int], metric: str, seed_results: list[_SeedResult], description: str
 ) -> Contributions:
-    """The mean over seeds; where there are several, they are the draws that errors are reckoned from."""
+    """Return the mean over seeds; with several seeds, standard errors are computed over seeds."""
     draws = seed_results[0].draws if len(seed_results) == 1 else np.stack([one.draws.mean(0) for one in seed_results])
     means = {
         name: np.mean([getattr(s, name) for s in seed_results], 0) for name in ("local", "joint", "gain", "left_out")
@@ -240,10 +243,10 @@ def average_over_seeds(
 
 
 def coalitions_to_train(names: Sequence[str], permutations: int | None, seed: int) -> list[Coalition]:
-    """All first, then those of the Shapley values, of training alone, and of leaving one out; each once."""
+    """Return the coalitions to train, each once: all parties, those of Shapley values, singles, leave-one-out."""
     orders = draw_orders(names, permutations, seed)
     all_parties = frozenset(names)
-    more = [one for name in names for one in (frozenset({name}), all_parties - {name})]
+    more = [each for name in names for each in (frozenset({name}), all_parties - {name})]
     return list(dict.fromkeys([*needed_coalitions(names, orders), *more]))
 
 
@@ -251,13 +254,15 @@ def check_arguments(rounds: int, seeds: Sequence[int], names: Sequence[str], set
     if not isinstance(rounds, int) or rounds < 1 or not seeds or "seed" in settings or len(names) < 2:
         extra = " and a 'seed'" if "seed" in settings else ""
         raise SettingError(
-            "worth needs at least two parties, one round and one seed (seeds=3, or seeds=[1, 2]). Got "
+            "contributions needs at least two parties, one round and one seed (seeds=3, or seeds=[1, 2]). Got "
             f"{len(names)} parties, rounds={rounds!r:.40}, seeds={seeds!r:.40}{extra}."
         )
     if settings.get("vault") is not None:
-        raise SettingError("worth trains many coalitions, each of which would seal coresets: leave 'vault' out.")
+        raise SettingError(
+            "contributions trains many coalitions, each of which would seal coresets: leave 'vault' out."
+        )
 
 
 def mean_over_others(rows: Numbers) -> Numbers:
-    """The mean of every row without its own entry, ``[parties]``; who has no test set does not count."""
+    """Return the mean of every row without its diagonal entry, ``[parties]``; nan entries do not count."""
     return nanmean(np.where(np.eye(len(rows), dtype=bool), np.nan, rows).T)

@@ -1,4 +1,4 @@
-"""What portfolio desks made of their tests: a table and a picture of a study."""
+"""Back-tests of portfolio desks in a study: a table and pictures."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ if TYPE_CHECKING:
     from .study import Study
 
 LEGEND = (
-    "Annual return, Sharpe ratio (of a year) and largest drawdown are of the value after fees, a mean over the desks; "
-    "turnover is the share bought and sold on a day; cash and largest are shares held, a mean over days. Uniform "
-    "rebalancing holds the same share of every asset, and buy and hold has bought it once: a policy that is below them "
-    "has earned nothing by its skill. A desk whose value never varies has no Sharpe ratio, and is left out of its mean."
+    "Annual return, annual Sharpe ratio and largest drawdown are of the value after fees, means over the desks. "
+    "Turnover is the share traded per day; cash and largest are shares held; both are means over days. Uniform "
+    "rebalancing holds the same share of every asset; buy and hold buys them once. A policy below these two has earned "
+    "nothing by skill. A desk whose value never varies has no Sharpe ratio and is left out of its mean."
 )
 
 
 def has_backtests(study: Study) -> bool:
-    """Whether its parties are portfolio desks."""
+    """Return True if the parties of the study are portfolio desks."""
     return all(result.backtest is not None for result in study.results)
 
 
 def has_holdings(study: Study) -> bool:
-    """Whether it is known what a desk held; older studies have not kept it."""
+    """Return True if the holdings of a desk are on record; older studies lack them."""
     return all(result.backtest is not None and result.backtest.assets for result in study.results)
 
 
 def portfolio_table(study: Study) -> Table:
-    """One row a method, and what needs no skill first; a mean over desks and seeds."""
+    """Return one row per method, trivial strategies first; means over desks and seeds."""
     local_backtest = backtests_of(study, LOCAL)[0]
     rows = [
-        {"method": name, **_means([local_backtest.measures(of)])} for name, of in ((UNIFORM, "uniform"), (HOLD, "hold"))
+        {"method": name, **_means([local_backtest.measures(strategy)])}
+        for name, strategy in ((UNIFORM, "uniform"), (HOLD, "hold"))
     ]
     notes = list[str]()
     for method in study.methods:
@@ -70,22 +71,23 @@ def missing_ratio_notes(method: str, ratios: Numbers) -> list[str]:
     constant_count = int(np.isnan(ratios).sum())
     if not constant_count:
         return []
-    message = f"{method}: {constant_count} of {ratios.size} back-tests stood still and {'has' if constant_count == 1 else 'have'} no Sharpe"
-    return [f"{message} ratio; the mean is over the others."]
+    verb = "has" if constant_count == 1 else "have"
+    constant = f"{constant_count} of {ratios.size} back-tests had a constant value"
+    return [f"{method}: {constant} and {verb} no Sharpe ratio; the mean is over the others."]
 
 
 def draw_holdings(study: Study, file: Path) -> Path:
-    """What the first desk holds by day, by method, with the first seed."""
+    """Draw the first desk's holdings by day, one panel per method, with the first seed."""
     first_results = {method: backtests_of(study, method)[0] for method in study.methods[:MAX_PANELS]}
     held, assets = (
         {method: getattr(one, part) for method, one in first_results.items()} for part in ("held", "assets")
     )
     first = backtests_of(study, LOCAL)[0]
-    return draw_weights(file, held, assets, dates=first.dates, title=f"What desk {first.names[0]} holds, day by day")
+    return draw_weights(file, held, assets, dates=first.dates, title=f"Holdings of desk {first.names[0]} by day")
 
 
 def draw_portfolio_values(study: Study, file: Path) -> Path:
-    """The mean value of the desks by day, and below how far it stands under its peak."""
+    """Draw the mean value of the desks by day and its drawdown."""
     local_backtest = backtests_of(study, LOCAL)[0]
     values = {
         method: np.mean([one.mean_values() for one in backtests_of(study, method)], 0) for method in study.methods

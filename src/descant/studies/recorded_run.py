@@ -1,7 +1,6 @@
-"""A recorded run, judged: a study of two, the run's method and training alone, read from the run's folder.
+"""A recorded run as a study of two methods, the run's own and local training, read from the run's folder.
 
-What the parties reach alone is the one thing that a run does not know by itself. It is trained once, when the run has
-ended, and kept in the run's log.
+A run does not know the scores of local training. They are computed once, when the run has ended, and stored in its log.
 """
 
 from __future__ import annotations
@@ -28,16 +27,22 @@ from ..tracking import RecordedRun, Run, read_run
 from .result import AGENT_SERIES, SERIES, available_series, from_json_numbers, to_json_numbers
 from .study import LOCAL, Study, StudyResult
 
-LOCAL_CURVE_NOTE = "Training alone was scored at the end of the run only: its line by round stands at that score."
+LOCAL_CURVE_NOTE = "Local training was scored at the end of the run only: its line by round is constant at that score."
 
-OMITTED_SETTINGS = ("algorithm", "seed", "version", "layout", "constants")  # told elsewhere, or of the folder's form
+OMITTED_SETTINGS = (
+    "algorithm",
+    "seed",
+    "version",
+    "layout",
+    "constants",
+)  # shown elsewhere, or about the folder's format
 
 
 def evaluate_run(run: Run) -> Table:
-    """Party by party, whether joining helped; what a party reaches alone is noted for later."""
+    """Return the table that says party by party if joining helped, and log the scores of local training."""
     table = run.federation.table()
     local_scores = {row["party"]: row["local"] for row in table.to_json_rows()}
-    local_federation = run.federation._twin  # the table trained it
+    local_federation = run.federation._twin  # trained by the table
     history = local_federation.history_
     series_names = SERIES + tuple(name for name in AGENT_SERIES if any("steps" in entry for entry in history))
     series = {name: to_json_numbers([entry.get(name, np.nan) for entry in history]) for name in series_names}
@@ -52,7 +57,7 @@ def evaluate_run(run: Run) -> Table:
 
 
 def read_scored_run(folder: Path) -> tuple[RecordedRun, StudyResult]:
-    """The run in a folder, and what is on record of it; an error if nothing was scored yet."""
+    """Read the run in a folder and its result; raise if it has no scores yet."""
     recorded = read_run(folder)
     if not len(recorded.numbers.scored_rounds):
         raise StateError(f"The run in {folder} has no scores yet. {resume_hint(recorded)}")
@@ -60,15 +65,14 @@ def read_scored_run(folder: Path) -> tuple[RecordedRun, StudyResult]:
 
 
 def study_from_run(folder: Path) -> Study:
-    """What came of the run in a folder."""
+    """Return the study of the run in a folder; raise if local training is not on record."""
     recorded, result = read_scored_run(folder)
     if result.method == LOCAL:
         return Study((result,), _settings(recorded))
     events = [event for event in recorded.events if event["event"] == "local"]
     if not events:
         raise StateError(
-            f"Whether the run in {folder} helped is not known yet: nobody has trained alone beside it. "
-            f"{resume_hint(recorded)}"
+            f"The run in {folder} has no scores of local training yet to compare with. {resume_hint(recorded)}"
         )
     backtest_records = events[-1].get("backtest", {})
     backtests = {
@@ -83,7 +87,7 @@ def study_from_run(folder: Path) -> Study:
 
 
 def write_report(study: Study, folder: Path) -> Path:
-    """Put report.html into a run's folder."""
+    """Write report.html into a run's folder."""
     with write_errors(folder), tempfile.TemporaryDirectory() as temporary_folder:
         study_folder = study.save(Path(temporary_folder) / "study")
         shutil.copyfile(study_folder / "report.html", folder / "report.html")
@@ -117,7 +121,7 @@ def _result(recorded: RecordedRun, method: str) -> StudyResult:
 
 
 def _local_result(recorded: RecordedRun, method: StudyResult, event: Mapping[str, Any]) -> StudyResult:
-    """Training alone, as the run's log has it."""
+    """Return the result of local training from the run's log."""
     local_scores: Mapping[str, float | None] = event["personal"]
     values = np.array(
         [np.nan if local_scores.get(name) is None else local_scores[name] for name in method.scores.names], dtype=float
@@ -141,7 +145,7 @@ def _local_result(recorded: RecordedRun, method: StudyResult, event: Mapping[str
 
 
 def _series(recorded: RecordedRun, known: Mapping[str, Numbers]) -> dict[str, Numbers]:
-    """Numbers by round; nan where they are not known, or are not of these rounds."""
+    """Return numbers by round; nan where they are missing or of other rounds."""
     rounds = recorded.numbers.rounds.astype(float)
     matching = {name: values for name, values in known.items() if len(values) == len(rounds)}
     unknown = np.full(len(rounds), np.nan)
@@ -149,12 +153,12 @@ def _series(recorded: RecordedRun, known: Mapping[str, Numbers]) -> dict[str, Nu
 
 
 def _rejections(recorded: RecordedRun) -> set[tuple[int, str]]:
-    """Round and text of each; a round that was done again refused the same ones."""
+    """Return the round and text of each rejection, once even if its round was repeated."""
     return {(event["round"], event["text"]) for event in recorded.events if event["event"] == "rejected"}
 
 
 def trained_means(recorded: RecordedRun) -> dict[int, float]:
-    """By round, the mean score of the parties that had trained by then."""
+    """Return, by scored round, the mean score of the parties that had trained by then."""
     numbers_by_round = recorded.numbers
     trained = np.logical_or.accumulate(numbers_by_round.accepted, axis=0)[
         np.searchsorted(numbers_by_round.rounds, numbers_by_round.scored_rounds)
@@ -168,7 +172,7 @@ def trained_means(recorded: RecordedRun) -> dict[int, float]:
 
 
 def _findings(recorded: RecordedRun, method: str) -> Iterator[Finding]:
-    """Whether it collapsed, and every warning on record, each once with the rounds at which it came."""
+    """Yield a collapse, the rejections, and every logged warning once with its rounds."""
     series = _series(recorded, recorded.numbers.metrics)
     personal_trained = trained_means(recorded)
     rounds = recorded.numbers.rounds.tolist()
@@ -188,11 +192,11 @@ def _findings(recorded: RecordedRun, method: str) -> Iterator[Finding]:
             text in other for other in rounds_by_warning if other != text
         )
         if not already_covered:
-            yield Finding(text, text + rounds_suffix(at))  # a kind of its own, because a study tells one finding a kind
+            yield Finding(text, text + rounds_suffix(at))  # its own kind: a study shows one finding per kind
 
 
 def current_warnings(recorded: RecordedRun) -> Iterator[Mapping[str, Any]]:
-    """Every warning but those of a judgement that came before the last, which the run has outgrown."""
+    """Yield every warning except those of evaluations before the last one."""
     last = max((event["n"] for event in recorded.events if event["event"] == "local"), default=None)
     superseded = False
     for event in recorded.events:
@@ -209,7 +213,7 @@ def rounds_suffix(rounds: set[int]) -> str:
 
 
 def _scores(recorded: RecordedRun, columns: Mapping[str, ScoreColumn]) -> Scores:
-    """Scores of these columns; what is not known is nan."""
+    """Return scores with these columns; missing columns are nan."""
     names = recorded.numbers.parties
     unknown = ScoreColumn(np.full(len(names), np.nan), recorded.higher_is_better)
     rest = [each.name for each in fields(Scores) if each.name not in ("names", "metric")]
@@ -217,7 +221,7 @@ def _scores(recorded: RecordedRun, columns: Mapping[str, ScoreColumn]) -> Scores
 
 
 def _settings(recorded: RecordedRun) -> dict[str, Any]:
-    """What a reader asks for; the recipe stands in the folder."""
+    """Return the settings for the report; the recipe is in the folder."""
     settings = {key: value for key, value in recorded.settings.items() if key not in OMITTED_SETTINGS}
     run_settings = {
         "run": str(recorded.folder),

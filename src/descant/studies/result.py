@@ -1,4 +1,4 @@
-"""One method with one seed, as a comparison keeps it: all its numbers, and their way to JSON and back."""
+"""The result of one method with one seed, with its conversion to JSON and back."""
 
 from __future__ import annotations
 
@@ -22,69 +22,65 @@ from ..rounds.state import PRESENT
 
 LOCAL = "Local"
 SERIES = ("round", "loss", "change", "norm", "jump", "jump_sd")
-MAX_INTERPOLATED_PARTIES = 100  # parties a walk, at most
+MAX_INTERPOLATED_PARTIES = 100  # most parties in an interpolation
 TUNED_SERIES = ("lr", "work", "lr_mean", "work_mean", "rolled_back", "validation", "received_loss")
-AGENT_SERIES = ("reward", "steps")  # of agents: what they earned in a round's episodes, and how many steps one took
+AGENT_SERIES = ("reward", "steps")  # of agents and desks: mean reward of a round and steps per agent
 SCORE_COLUMNS = ("personal", "global_model", "majority", "before", "after")
 
 
 @dataclass(frozen=True)
 class StudyResult:
-    """One method with one seed: its scores at the end, and a curve of (round, mean own, mean centre) on the way."""
+    """One method with one seed: final scores and a curve of (round, mean personal score, mean global score)."""
 
     method: str
     seed: int
     scores: Scores
     curve: tuple[tuple[int, float, float], ...]
     seconds: float
-    rejected: int  # updates; what was not left of coresets is in the findings
-    baseline: str = LOCAL  # the local-only run with the same attendance and work
-    rounds_trained: Numbers = field(default_factory=lambda: np.empty(0))  # [parties] in how many rounds each trained
-    series: Mapping[str, Numbers] = field(
-        default_factory=dict
-    )  # numbers by round, by the names of SERIES, TUNED and AGENTS
+    rejected: int  # number of rejected updates; missing coresets are in the findings
+    baseline: str = LOCAL  # name of local training with the same participation and work
+    rounds_trained: Numbers = field(default_factory=lambda: np.empty(0))  # [parties] rounds trained
+    series: Mapping[str, Numbers] = field(default_factory=dict)  # by round: SERIES, TUNED_SERIES and AGENT_SERIES
     findings: tuple[Finding, ...] = ()
     interpolation: Interpolation | None = None
-    presence: tuple[str, ...] = ()  # a text a round, a letter a party (see state.PRESENT); () of too many parties
-    global_model_scores: tuple[
-        tuple[int, Numbers], ...
-    ] = ()  # where it was scored: the round, and the centre's score by party
-    backtest: BacktestResults | None = None  # of portfolio desks
+    presence: tuple[str, ...] = ()  # one text per round, one character per party (see state.PRESENT)
+    global_model_scores: tuple[tuple[int, Numbers], ...] = ()  # scored rounds with the global model's score by party
+    backtest: BacktestResults | None = None  # portfolio desks only
 
     @property
     def has_absences(self) -> bool:
-        """Whether some party that could be there was not, in any round."""
-        return any(set(letters) != {PRESENT} for letters in self.presence)
+        """Return True if an available party was absent in any round."""
+        return any(set(codes) != {PRESENT} for codes in self.presence)
 
     @property
     def trained_count(self) -> float:
-        """How many parties ever trained; nan where nobody counted."""
+        """The number of parties that ever trained; nan if it is not on record."""
         return float((self.rounds_trained > 0).sum()) if len(self.rounds_trained) else math.nan
 
     @property
     def trained_scores(self) -> ScoreColumn:
-        """The scores of the parties that trained; nan for others."""
+        """The personal scores of the parties that trained; nan for the others."""
         return self.mask_untrained(self.scores.personal)
 
     def mask_untrained(self, column: ScoreColumn) -> ScoreColumn:
-        """A column without the parties that never trained: they are judged by a model that they had no part in."""
+        """Return the column with nan for parties that never trained: they did not influence their model."""
         return column.masked(self.rounds_trained > 0) if len(self.rounds_trained) else column
 
     @property
     def best(self) -> tuple[int, float]:
-        """The round of the curve with the best mean score of the parties' own models, and that score."""
+        """The round of the curve with the best mean score of the personal models, and that score."""
         sign = 1 if self.scores.personal.higher_is_better else -1
-        known = [(at, own) for at, own, _ in self.curve if own == own]
+        known = [(at, personal) for at, personal, _ in self.curve if personal == personal]
         return max(known, key=lambda point: sign * point[1]) if known else (0, math.nan)
 
     @property
     def tuned_rounds(self) -> list[dict[str, Any]]:
-        """By round, the rate and the steps that a tuner chose; nothing without one."""
+        """The learning rate and the work that a tuner chose, by round; empty without a tuner."""
         rates, steps = (self.series.get(name, np.empty(0)).tolist() for name in ("lr", "work"))
         return [{"lr": lr, "work": int(work)} for lr, work in zip(rates, steps, strict=True)]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values: nan is null, and the infinite score of a model that failed a string."""
+        """Return JSON values: nan is null, and the infinite score of a diverged model is a string."""
         interpolation = (
             None
             if self.interpolation is None
@@ -113,7 +109,7 @@ class StudyResult:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> StudyResult:
-        """What :meth:`to_json` made."""
+        """Return the result that :meth:`to_json` described."""
         better = record["higher_is_better"]
         interpolation = record["interpolation"]
         columns = (ScoreColumn(from_json_numbers(record[name]), better) for name in SCORE_COLUMNS)
@@ -141,7 +137,7 @@ class StudyResult:
 
 
 def available_series(names: Collection[str]) -> tuple[str, ...]:
-    """The series that are kept, of numbers by these names; a tuner may have rewards, but it takes no steps."""
+    """Return the series to store from numbers of these names; rewards without steps belong to a tuner."""
     agents = AGENT_SERIES if "steps" in names else ()
     return SERIES + tuple(name for name in (*TUNED_SERIES, *agents) if name in names)
 
@@ -152,7 +148,7 @@ def make_result(
     seconds: float,
     interpolation: Interpolation | None,
 ) -> StudyResult:
-    """What came of a federation that has run."""
+    """Return the result of a federation that has run."""
     scores = federation.scores()
     history = federation.history_
     rounds_by_party = coverage(federation).rounds
@@ -164,7 +160,7 @@ def make_result(
         scores,
         curve=tuple(curve),
         seconds=seconds,
-        rejected=sum(not is_coreset_rejection(str(refusal)) for refusal in federation.rejections_),
+        rejected=sum(not is_coreset_rejection(str(rejection)) for rejection in federation.rejections_),
         rounds_trained=np.array([rounds_by_party[name] for name in scores.names], dtype=float),
         series=series,
         findings=federation._findings(),
@@ -180,7 +176,7 @@ def make_result(
 
 
 def run_and_score(federation: Federation, rounds: int, points: int, tick: Callable[..., None]) -> StudyResult:
-    """Run it, its curve measured so many times on the way, and walk at the end."""
+    """Run a federation, score ``points`` rounds for its curve, and interpolate at the end."""
     scored_rounds = {round(at) for at in np.linspace(rounds, 1, min(points, rounds))}
     curve = []
     seconds = 0.0
@@ -190,14 +186,14 @@ def run_and_score(federation: Federation, rounds: int, points: int, tick: Callab
         if scored.index in scored_rounds:
             curve.append((scored.index, scored.scores.personal.mean, scored.scores.global_model.mean))
     interpolation = None
-    if federation.algorithm.server_update is not keep_global_model:  # else there is no centre to walk to
-        with suppress(DescantError):  # where every report is refused, there is nowhere to walk from
+    if federation.algorithm.server_update is not keep_global_model:  # else there is no global model to interpolate to
+        with suppress(DescantError):  # not possible if every update was rejected
             interpolation = interpolate(federation, max_parties=MAX_INTERPOLATED_PARTIES)
     return make_result(federation, curve, seconds, interpolation=interpolation)
 
 
 def score_spread(columns: Sequence[ScoreColumn]) -> dict[str, float]:
-    """How unlike the parties fare, the mean over seeds."""
+    """Return the spread of scores over parties, as means over seeds."""
     each = {
         "worst": [column.worst for column in columns],
         **{f"p{share}": [column.quantile(share / 100) for column in columns] for share in (10, 50, 90)},
@@ -207,9 +203,9 @@ def score_spread(columns: Sequence[ScoreColumn]) -> dict[str, float]:
 
 
 def nanmean(each: Numbers) -> Numbers:
-    """The mean over the first axis of what is not nan.
+    """Return the mean over the first axis, without nan entries and without a warning.
 
-    >>> mean_of_known(np.array([[1.0, np.nan, np.nan], [3.0, 5.0, np.nan]]))
+    >>> nanmean(np.array([[1.0, np.nan, np.nan], [3.0, 5.0, np.nan]]))
     array([ 2.,  5., nan])
     """
     known = ~np.isnan(each)
@@ -218,9 +214,9 @@ def nanmean(each: Numbers) -> Numbers:
 
 
 def to_json_numbers(values: Any) -> Any:
-    """Numbers as JSON has them.
+    """Return numbers as JSON values.
 
-    >>> plain([1.0, float("nan"), float("-inf")])
+    >>> to_json_numbers([1.0, float("nan"), float("-inf")])
     [1.0, None, '-inf']
     """
     if isinstance(values, np.ndarray | list | tuple):
@@ -230,9 +226,9 @@ def to_json_numbers(values: Any) -> Any:
 
 
 def from_json_numbers(values: Any) -> Numbers:
-    """What :func:`plain` made, as numbers.
+    """Return the numbers that :func:`to_json_numbers` encoded.
 
-    >>> numbers([1.0, None, "-inf"])
+    >>> from_json_numbers([1.0, None, "-inf"])
     array([  1.,  nan, -inf])
     """
     if isinstance(values, list) and values and isinstance(values[0], list):

@@ -1,4 +1,4 @@
-"""Trainings that have finished, each kept in a file: a comparison that was broken off goes on behind them."""
+"""A cache of finished trainings, one file each, from which an interrupted comparison continues."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ READ_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, Recursi
 
 
 class ResultCache:
-    """A folder with a file of JSON a training; without one, nothing is kept."""
+    """A folder with one JSON file per finished training; without a folder, nothing is stored."""
 
     def __init__(self, folder: Path | None) -> None:
         if folder is not None and folder.exists() and not folder.is_dir():
-            raise StateError(f"{folder} is a file, and finished trainings are to be kept in a folder of that name.")
+            raise StateError(f"{folder} is a file. Finished trainings are kept in a folder: give another name.")
         self.folder = folder
-        self.used_files: set[Path] = set()  # the files of this comparison
-        self.saved_seconds = 0.0  # seconds that those took which need not be done again
+        self.used_files: set[Path] = set()  # files of this comparison
+        self.saved_seconds = 0.0  # training time of the results that were read
 
     @classmethod
     def from_path(cls, cache: str | Path | ResultCache | None) -> ResultCache:
-        """A folder by its name, if it is not one already."""
+        """Return a cache for a path, a cache itself, or None."""
         return cache if isinstance(cache, ResultCache) else cls(None if cache is None else Path(cache))
 
     def get_or_train(
         self, federation: Federation, rounds: int, points: int, train: Callable[[], StudyResult]
     ) -> StudyResult:
-        """What came of a federation that has not run yet: known, or trained now and kept at once."""
+        """Return the stored result of a federation that has not run yet, or train it and store the result."""
         if self.folder is None:
             return train()
         try:
             file = self.folder / f"{cache_key(federation, rounds, points)}.json"
-        except SettingError as error:  # it could be taken for another one
-            warnings.warn(f"These trainings are not kept on the way. {error}", DescantWarning, stacklevel=2)
+        except SettingError as error:  # it could not be told apart from another training
+            warnings.warn(f"These trainings are not kept for a restart. {error}", DescantWarning, stacklevel=2)
             return train()
         if file.exists():
             record = read_record(file)
@@ -62,7 +62,7 @@ class ResultCache:
             record = {"result": train().to_json(), "seconds": time.perf_counter() - started}
             self._store(file, record)
         self.used_files.add(file)
-        return StudyResult.from_json(record["result"])  # as it will be read again
+        return StudyResult.from_json(record["result"])  # the same values whether trained or read
 
     def _store(self, file: Path, record: dict[str, Any]) -> None:
         text = json.dumps({"descant": __version__, "digest": _digest(record), **record}, allow_nan=False)
@@ -74,7 +74,7 @@ class ResultCache:
             warnings.warn(f"A finished training cannot be kept: {error}", DescantWarning, stacklevel=3)
 
     def clear(self) -> None:
-        """Remove what this comparison has kept, when the whole is safe elsewhere."""
+        """Remove the files of this comparison, once its study has been saved."""
         if self.folder is not None and self.folder.is_dir():
             with write_errors(self.folder):
                 for file in self.used_files:
@@ -84,9 +84,9 @@ class ResultCache:
 
 
 def cache_key(federation: Federation, rounds: int, points: int) -> str:
-    """A digest of all that decides what comes of it: settings, the parties' data, and the code that is the user's.
+    """Return a digest of everything that determines a result: settings, the parties' data, the user's code.
 
-    What another process could not find by its address (a lambda, a live module) is an error: it says too little.
+    Objects that cannot be imported by name (a lambda, a live module) raise: they cannot be identified.
     """
     plan = federation.plan_
     arrays = dict[str, torch.Tensor]()
@@ -113,7 +113,7 @@ def cache_key(federation: Federation, rounds: int, points: int) -> str:
 
 
 def referenced_modules(serialized: Any) -> Iterator[str]:
-    """The modules and files of what was spelled."""
+    """Yield the modules and files that serialized parts refer to."""
     if isinstance(serialized, list):
         for part in serialized:
             yield from referenced_modules(part)
@@ -126,7 +126,7 @@ def referenced_modules(serialized: Any) -> Iterator[str]:
 
 
 def source_digest(module: str) -> str:
-    """A digest of a file of the user's own; "" of what is installed, which has a version."""
+    """Return a digest of a user's source file; "" for installed modules, which have a version."""
     spec = None if module.endswith(".py") else importlib.util.find_spec(module)
     file = Path(module if spec is None else spec.origin or "").resolve()
     paths = sysconfig.get_paths()
@@ -140,9 +140,9 @@ def read_record(file: Path) -> dict[str, Any]:
     try:
         record = json.loads(file.read_bytes())
         if record["digest"] != _digest({name: record[name] for name in ("result", "seconds")}):
-            raise ValueError("it does not have the digest that it was written with")
-        found: dict[str, Any] = record
-        return found
+            raise ValueError("its digest is wrong")
+        checked: dict[str, Any] = record
+        return checked
     except READ_ERRORS as error:
         raise StateError(
             f"{file} does not hold a finished training ({type(error).__name__}: {error}). Remove it to train again."

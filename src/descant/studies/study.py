@@ -1,4 +1,4 @@
-"""Methods side by side: the same parties, rounds, work and draws; local-only and the majority class stand beside."""
+"""Methods side by side on the same parties, rounds, work and draws, with local training and the trivial baseline."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SHOWN_COLUMNS = (
     "worst",
     "p10",
     "spread",
-    "centre",
+    "global_model",
     "before",
     "after",
     "gained",
@@ -46,16 +46,16 @@ SHOWN_COLUMNS = (
     "trained",
 )
 COLUMN_DECIMALS = {"gained": 0, "lost": 0, "trained": 0}
-TIE_TOLERANCE = 1e-9  # a difference in score that is the noise of adding up
+TIE_TOLERANCE = 1e-9  # a smaller difference in score is rounding noise
 RunSeeds: TypeAlias = Callable[[Sequence[Algorithm]], tuple[list[StudyResult], list[Algorithm]]]
-"""An algorithm, one a seed -> what came of it, and training alone beside it, one a seed."""
+"""A function from an algorithm (one per seed) to its results and its local baselines (one per seed each)."""
 
 READ_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
 class Study:
-    """What came of a comparison."""
+    """The results and settings of a comparison."""
 
     results: tuple[StudyResult, ...]
     settings: dict[str, Any]
@@ -66,24 +66,24 @@ class Study:
 
     @property
     def note(self) -> str:
-        """What must be known of the data, in a sentence; "" if there is nothing."""
+        """The remark on the data as a sentence; "" without a remark."""
         return data_note_sentence(str(self.settings.get("note", "")))
 
     def __repr__(self) -> str:
         return f"<Study of {', '.join(self.methods)}>"
 
     def of(self, method: str) -> list[StudyResult]:
-        """The results of one method, one a seed."""
+        """Return the results of one method, one per seed."""
         return [result for result in self.results if result.method == method]
 
     def local_results(self, method: str) -> list[StudyResult]:
-        """Local-only training with the same attendance and work, one result a seed."""
+        """Return the results of local training with the method's participation and work, one per seed."""
         return self.of(self.of(method)[0].baseline)
 
     def gains(self, method: str, other_method: str | None = None) -> Numbers:
-        """What each party gained over training alone, or over another method: paired by seed, the mean over the seeds.
+        """Return each party's gain over local training or another method, ``[parties]``.
 
-        ``[parties]``; nan where it never trained, because then it is judged by a model that it had no part in.
+        Gains are paired by seed and averaged over seeds. A party that never trained did not influence its model: nan.
         """
         others = self.local_results(method) if other_method is None else self.of(other_method)
         return self._gains(
@@ -92,13 +92,15 @@ class Study:
 
     def _gains(self, pairs: Sequence[tuple[ScoreColumn, ScoreColumn]]) -> Numbers:
         sign = 1 if pairs[0][0].higher_is_better else -1
-        with np.errstate(invalid="ignore"):  # two models that failed
-            gains_by_seed = sign * np.array([own.values - alone.values for own, alone in pairs])  # [seeds, parties]
+        with np.errstate(invalid="ignore"):  # two diverged models
+            gains_by_seed = sign * np.array(
+                [column.values - other.values for column, other in pairs]
+            )  # [seeds, parties]
         gains = nanmean(gains_by_seed)
         return np.where(np.abs(gains) <= TIE_TOLERANCE, 0.0, gains)
 
     def table(self) -> Table:
-        """One row a method, over its parties and seeds; more is in the rows than is printed (p50, p90, best round)."""
+        """Return one row per method; the rows also hold columns that are not printed (p50, p90, best round)."""
         rows = [self._trivial_row(self.of(LOCAL)), *(self._method_row(method) for method in self.methods)]
         all_trained = all(row["mean"] == row["personal_trained"] or row["mean"] != row["mean"] for row in rows)
         shown = [name for name in SHOWN_COLUMNS if name != "personal_trained" or not all_trained]
@@ -116,9 +118,7 @@ class Study:
             "best": float(np.mean([score for _, score in best])),
             "best round": float(np.mean([at for at, _ in best])),
             **score_spread([result.scores.personal for result in results]),
-            "centre": float("nan")
-            if method == results[0].baseline
-            else _mean(results, "global_model"),  # alone has none
+            "global_model": float("nan") if method == results[0].baseline else _mean(results, "global_model"),
             "before": _mean(results, "before"),
             "after": _mean(results, "after"),
             **gain_counts(self.gains(method)),
@@ -127,50 +127,52 @@ class Study:
 
     def _trivial_row(self, local_results: list[StudyResult]) -> dict[str, Any]:
         columns = [result.scores.majority for result in local_results]
-        unknown = dict.fromkeys(("± seeds", "best", "best round", "centre", "before", "after", "trained"), float("nan"))
+        missing = ("± seeds", "best", "best round", "global_model", "before", "after", "trained")
         return {
             "method": trivial_baseline(local_results[0].scores.metric),
             "mean": float(np.mean([column.mean for column in columns])),
             "personal_trained": float(
                 np.mean([result.mask_untrained(result.scores.majority).mean for result in local_results])
             ),
-            **unknown,
+            **dict.fromkeys(missing, float("nan")),
             **score_spread(columns),
             **gain_counts(self._gains([(result.scores.majority, result.trained_scores) for result in local_results])),
         }
 
     def verdict(self) -> str:
-        """In a few sentences: which method served the parties best, if any did, who gained and lost, what collapsed."""
+        """Return a few sentences: the best method, the parties that gained and lost, collapses, baselines."""
         return verdict(self)
 
     def collapse_rounds(self) -> dict[str, int]:
-        """The methods that collapsed, each with the first round at which it did, in any seed."""
-        found = [(name, at) for name in self.methods for at in self.collapse_by_seed(name) if at is not None]
-        return {method: min(at for name, at in found if name == method) for method, _ in found}
+        """Return the methods that collapsed, each with its first round of collapse over all seeds."""
+        rounds = {method: [at for at in self.collapse_by_seed(method) if at is not None] for method in self.methods}
+        return {method: min(each) for method, each in rounds.items() if each}
 
     def collapse_by_seed(self, method: str) -> list[int | None]:
-        """The round at which a method collapsed, or None, one a seed."""
-        each = [
-            [f.round for f in found if f.kind == "collapse" and f.round] for found in self._findings_by_seed(method)
-        ]
-        return [min(rounds, default=None) for rounds in each]
+        """Return the round of collapse or None, one per seed."""
+        by_seed = self._findings_by_seed(method)
+        rounds_by_seed = [[f.round for f in findings if f.kind == "collapse" and f.round] for findings in by_seed]
+        return [min(rounds, default=None) for rounds in rounds_by_seed]
 
     def findings(self) -> tuple[str, ...]:
-        """What is wrong, in sentences, each once."""
+        """Return the findings of all methods as sentences, each once."""
         return tuple(
             dict.fromkeys(f.text for name in self.methods for f in merge_over_seeds(self._findings_by_seed(name)))
         )
 
     def _findings_by_seed(self, method: str) -> list[tuple[Finding, ...]]:
-        """The findings of a method, one tuple a seed, with what only training alone beside it can tell."""
+        """Return a method's findings, one tuple per seed, including those that compare with local training."""
         return [
             (*result.findings, *shortfall_findings(result, beside))
             for result, beside in zip(self.of(method), self.local_results(method), strict=True)
         ]
 
     def plot(self, kind: str, file: str | Path) -> Path:
-        """Draw "curves", "parties", "spikes", "collapse", "walk", "hyper", "presence", "rewards", "portfolio" or
-        "weights"."""
+        """Draw one kind of picture into a PNG file.
+
+        The kinds are "curves", "parties", "spikes", "collapse", "interpolation", "hyperparameters", "presence",
+        "rewards", "portfolio" and "weights".
+        """
         from .study_report import draw_study_plot
 
         return draw_study_plot(self, kind, Path(file))
@@ -183,7 +185,7 @@ class Study:
 
     @classmethod
     def load(cls, folder: str | Path) -> Study:
-        """The study that :meth:`save` wrote into a folder."""
+        """Read a study that :meth:`save` wrote into a folder."""
         try:
             record = json.loads((Path(folder) / "study.json").read_text(encoding="utf-8"))
             return cls(tuple(map(StudyResult.from_json, record["results"])), record["settings"])
@@ -194,7 +196,7 @@ class Study:
             ) from error
 
     def to_json(self) -> str:
-        """Everything in it, for programs."""
+        """Return the whole study as JSON text."""
         table = [
             {k: to_json_numbers(v) if isinstance(v, float) else v for k, v in row.items()} for row in self.table().rows
         ]
@@ -225,11 +227,11 @@ def compare(
     cache: str | Path | ResultCache | None = None,
     **settings: Any,
 ) -> Study:
-    """Run every algorithm with every seed, and local-only training beside. ``settings`` are Federation's.
+    """Run every algorithm with every seed, and local training with the same work.
 
-    ``seeds`` is how many, or which; the curve is measured ``points`` times on the way. ``local`` is how a party trains
-    alone, where all algorithms have something in their loss that it should have, too. ``kept`` is a folder for the
-    trainings that have finished: broken off, the same comparison goes on behind them.
+    ``settings`` are those of :class:`Federation`. ``seeds`` is a number of seeds or a list of seeds; ``points`` rounds
+    are scored for the curve. ``local`` is the baseline algorithm, for comparisons in which all algorithms share a loss term
+    that it should have too. ``cache`` is a folder for finished trainings: an interrupted comparison continues from it.
     """
     chosen_seeds = list(range(seeds)) if isinstance(seeds, int) else list(map(int, seeds))
     if isinstance(algorithms, Algorithm) or rounds < 1 or not chosen_seeds or "seed" in settings:
@@ -258,7 +260,7 @@ def compare(
                 local_algorithms.append(local_baseline(algorithm, results[-1].tuned_rounds, local))
             return results, local_algorithms
 
-        results, yardsticks = run_with_baselines(
+        results, baselines = run_with_baselines(
             [[algorithm] * len(chosen_seeds) for algorithm in checked_algorithms], run_seeds
         )
     study_settings = {
@@ -269,7 +271,7 @@ def compare(
     }
     study_settings |= {"note": population_object.note} if population_object.note else {}
     study_settings["algorithms"] = [
-        to_json_values(algorithm) for algorithm in [*yardsticks, *filter(is_federated, checked_algorithms)]
+        to_json_values(algorithm) for algorithm in [*baselines, *filter(is_federated, checked_algorithms)]
     ]
     return Study(tuple(results), study_settings)
 
@@ -277,43 +279,44 @@ def compare(
 def run_with_baselines(
     algorithms_by_seed: Sequence[list[Algorithm]], run_seeds: RunSeeds
 ) -> tuple[list[StudyResult], list[Algorithm]]:
-    """Every algorithm (one a seed) and, before them, its yardstick: training alone with the same attendance and work.
+    """Run every algorithm (one per seed) and its baseline: local training with the same participation and work.
 
-    What work that was is known when the algorithm has run: a tuner may have chosen it. Those of like work share one.
+    The work is known only after the algorithm has run, because a tuner may have chosen it. Algorithms with equal work
+    share one baseline. The results of baselines come first.
     """
     local_results: list[StudyResult] = []
     other_results: list[StudyResult] = []
-    yardsticks: list[list[Algorithm]] = []
+    baselines: list[list[Algorithm]] = []
     for each in sorted(algorithms_by_seed, key=lambda each: is_federated(each[0])):
         results, local_algorithms = run_seeds(each)
         existing_baseline = next(
-            (one for one in yardsticks if [replace(a, name=LOCAL) for a in one] == local_algorithms), None
+            (one for one in baselines if [replace(a, name=LOCAL) for a in one] == local_algorithms), None
         )
         if existing_baseline is None:
-            name = f"{LOCAL}, as {each[0].name}" if yardsticks else LOCAL
+            name = f"{LOCAL}, as {each[0].name}" if baselines else LOCAL
             existing_baseline = [replace(algorithm, name=name) for algorithm in local_algorithms]
-            yardsticks.append(existing_baseline)
+            baselines.append(existing_baseline)
             baseline_results = run_seeds(existing_baseline)[0] if is_federated(each[0]) else results
             local_results += [replace(result, baseline=name) for result in baseline_results]
         if is_federated(each[0]):
             other_results += [replace(result, baseline=existing_baseline[0].name) for result in results]
-    return local_results + other_results, [known[0] for known in yardsticks]
+    return local_results + other_results, [known[0] for known in baselines]
 
 
 def is_federated(algorithm: Algorithm) -> bool:
-    """Whether it is anything but training alone."""
+    """Return True for any algorithm except local training."""
     return algorithm.name != LOCAL
 
 
 def check_names(algorithms: list[Algorithm], local: Algorithm) -> list[Algorithm]:
-    """The algorithms, if they can be told apart by their names."""
+    """Return the algorithms; raise if their names are not distinct."""
     names = [algorithm.name for algorithm in algorithms]
     if len(set(names)) < len(names) or any(name.startswith(f"{LOCAL}, as ") for name in names):
-        raise SettingError(f"Two algorithms have one name: {names}. Use dataclasses.replace(..., name=...).")
+        raise SettingError(f"Two algorithms have the same name: {names}. Use dataclasses.replace(..., name=...).")
     for algorithm in algorithms:
         untuned = replace(algorithm, tune=fixed_hyper)
         if algorithm.name == LOCAL and untuned != local_baseline(untuned, (), local):
-            raise SettingError(f"{LOCAL!r} is the name of training alone. Give your algorithm another one.")
+            raise SettingError(f"{LOCAL!r} is the name of local training. Give your algorithm another name.")
     return algorithms
 
 

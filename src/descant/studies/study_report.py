@@ -1,4 +1,4 @@
-"""A study as a folder to pass on: study.json, pictures, and one page that opens anywhere, without a network."""
+"""A study as a folder to share: study.json, pictures, and one HTML page that needs no network."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ..errors import SettingError
 from ..reporting.captions import CAPTIONS, EARNED_BY_DESKS
 from ..reporting.figure import BandLine, Numbers, with_footnote
 from ..reporting.html import (
+    Section,
     figure_section,
     format_setting,
     key_value_table,
@@ -37,7 +38,7 @@ from ..reporting.plots import (
 )
 from ..rounds.state import PROXIED
 from ..storage import replace_folder
-from .portfolio_tables import LEGEND as TRADED
+from .portfolio_tables import LEGEND as BACKTEST_LEGEND
 from .portfolio_tables import draw_holdings, draw_portfolio_values, has_backtests, has_holdings, portfolio_table
 from .result import nanmean
 
@@ -46,20 +47,17 @@ if TYPE_CHECKING:
     from .study import Study
 
 LEGEND = (
-    "Mean (at the last round), best (of the rounds on the curve), worst, p10 (a tenth of the parties is no better) and "
-    "spread (standard deviation) are over the parties, each with its own model on its own test set; ± is over the "
-    "seeds. Learned: the mean over those that ever trained; others are judged by the centre, or alone by the model "
-    "that all began with, and neither gain nor lose. Centre: the common model. Before, after: the parties' models "
-    "before and after their local work of the rounds that were judged. Gained, lost: parties better and worse off than "
-    "with Local, which is training alone with the same work. Trained: parties that ever trained."
+    "Mean (last round), best (over the scored rounds), worst, p10 (a tenth of the parties is no better) and spread "
+    "(standard deviation) are over the parties, each with its personal model on its own test set; ± is over the seeds. "
+    "personal_trained: the mean over parties that ever trained. The others are evaluated with the global model, or "
+    "under Local with the initial model, and neither gain nor lose. global_model: the server's model. Before, after: "
+    "the parties' models before and after local training in the evaluated rounds. Gained, lost: parties better and "
+    "worse off than with Local, which is local training with the same work. Trained: parties that ever trained."
 )
 
 
-# ── the pictures of a study ───────────────────────────────────────────────────────────────────────────────────────────
-
-
 def draw_study_plot(study: Study, kind: str, file: Path) -> Path:
-    """Draw one of a study's pictures into a PNG file."""
+    """Draw one of the pictures of a study into a PNG file."""
     if kind not in _KINDS:
         raise unknown_name_error("picture", kind, _KINDS)
     if kind not in available_plots(study):
@@ -71,7 +69,7 @@ def draw_study_plot(study: Study, kind: str, file: Path) -> Path:
 
 
 def available_plots(study: Study) -> tuple[str, ...]:
-    """The pictures that a study has numbers for."""
+    """Return the kinds of pictures for which a study has numbers."""
     has_numbers = {
         "curves": all(result.curve for result in study.results),
         "spikes": all(result.series for result in study.results),
@@ -103,7 +101,7 @@ def _parties(study: Study, file: Path) -> Path:
 
 
 def mean_series(study: Study, method: str, name: str) -> Numbers:
-    """One number a round, the mean over seeds."""
+    """Return one number per round, the mean over seeds."""
     mean: Numbers = np.mean([result.series[name] for result in study.of(method)], axis=0)
     return mean
 
@@ -117,25 +115,25 @@ def _spikes(study: Study, file: Path) -> Path:
 
 
 def _collapse(study: Study, file: Path) -> Path:
-    local_names = {result.baseline for result in study.results}  # whose centre never moves
+    local_names = {result.baseline for result in study.results}  # their global model never moves
     losses, norms = (
         {
-            m: BandLine(mean_series(study, m, "round"), mean_series(study, m, what))
-            for m in study.methods
-            if m not in without
+            method: BandLine(mean_series(study, method, "round"), mean_series(study, method, name))
+            for method in study.methods
+            if method not in omitted
         }
-        for what, without in (("loss", set()), ("norm", local_names))
+        for name, omitted in (("loss", set()), ("norm", local_names))
     )
     if len(reward_methods(study)) < len(study.methods):
         return draw_collapse(file, losses, norms, collapse_rounds=study.collapse_rounds())
     leads = {method: BandLine(line.x, cumulative_lead(study, method)) for method, line in norms.items()}
     return draw_collapse(
-        file, leads, norms, collapse_rounds=study.collapse_rounds(), upper_label="earned beyond training alone"
+        file, leads, norms, collapse_rounds=study.collapse_rounds(), upper_label="reward beyond local training"
     )
 
 
 def cumulative_lead(study: Study, method: str) -> Numbers:
-    """What a method earned beyond training alone, added up over the rounds, the mean over seeds."""
+    """Return a method's cumulative reward beyond local training by round, the mean over seeds."""
     pairs = zip(study.of(method), study.local_results(method), strict=True)
     each = [np.nancumsum(one.series["reward"] - other.series["reward"]) for one, other in pairs]
     return np.asarray(np.mean(each, axis=0))
@@ -145,22 +143,24 @@ def _interpolation(study: Study, file: Path) -> Path:
     interpolations = {
         method: [r.interpolation for r in study.of(method) if r.interpolation is not None] for method in study.methods
     }
-    interpolations = {method: found for method, found in interpolations.items() if found}
+    interpolations = {method: by_seed for method, by_seed in interpolations.items() if by_seed}
     lines = {
-        method: BandLine.from_repeats(found[0].shares, [walk.mean for walk in found])
-        for method, found in interpolations.items()
+        method: BandLine.from_repeats(by_seed[0].shares, [each.mean for each in by_seed])
+        for method, by_seed in interpolations.items()
     }
     previous = {
-        method: float(np.mean([walk.mean_previous for walk in found])) for method, found in interpolations.items()
+        method: float(np.mean([each.mean_previous for each in by_seed])) for method, by_seed in interpolations.items()
     }
     return draw_interpolation(file, lines, previous, metric=_metric(study))
 
 
 def tuned_series(study: Study) -> dict[str, list[Mapping[str, Numbers]]]:
-    """The numbers by round of the methods that were tuned; training alone only repeats their work."""
-    found = {method: study.of(method) for method in study.methods}
+    """Return the series of the tuned methods; local baselines are left out, as they only repeat the work."""
+    by_method = {method: study.of(method) for method in study.methods}
     return {
-        m: [r.series for r in each] for m, each in found.items() if each[0].baseline != m and "lr" in each[0].series
+        method: [result.series for result in results]
+        for method, results in by_method.items()
+        if results[0].baseline != method and "lr" in results[0].series
     }
 
 
@@ -169,16 +169,20 @@ def _hyper(study: Study, file: Path) -> Path:
 
 
 def methods_with_absences(study: Study) -> list[str]:
-    """Methods whose parties came and went; those with stand-ins first, because they show most."""
-    found = {method: study.of(method)[0] for method in study.methods}
+    """Return the methods with absent parties, those with coreset proxies first."""
+    first_results = {method: study.of(method)[0] for method in study.methods}
     with_absences = [
-        m for m, one in found.items() if one.baseline != m and one.has_absences and one.global_model_scores
+        method
+        for method, result in first_results.items()
+        if result.baseline != method and result.has_absences and result.global_model_scores
     ]
-    return sorted(with_absences, key=lambda m: not any(PROXIED in letters for letters in found[m].presence))
+    return sorted(
+        with_absences, key=lambda method: not any(PROXIED in codes for codes in first_results[method].presence)
+    )
 
 
 def _presence(study: Study, file: Path) -> Path:
-    """Of the first seed: with others, others come."""
+    """Draw the participation with the first seed; other seeds select other parties."""
     timelines = {}
     for method in methods_with_absences(study)[:MAX_METHODS]:
         first_result = study.of(method)[0]
@@ -188,7 +192,7 @@ def _presence(study: Study, file: Path) -> Path:
 
 
 def reward_methods(study: Study) -> list[str]:
-    """Methods of agents or desks: their rewards by round are known."""
+    """Return the methods of agents or desks, which have rewards by round."""
     return [method for method in study.methods if all("steps" in result.series for result in study.of(method))]
 
 
@@ -197,9 +201,8 @@ def _rewards(study: Study, file: Path) -> Path:
     for method in reward_methods(study):
         steps_per_round = mean_series(study, method, "steps")
         known = steps_per_round[np.isfinite(steps_per_round)]
-        steps = np.cumsum(
-            np.where(np.isfinite(steps_per_round), steps_per_round, known[0] if len(known) else 0)
-        )  # no episode had ended
+        fill = known[0] if len(known) else 0  # for rounds in which no episode ended
+        steps = np.cumsum(np.where(np.isfinite(steps_per_round), steps_per_round, fill))
         lines[method] = BandLine.from_repeats(steps, np.array([result.series["reward"] for result in study.of(method)]))
     federated_x = [line.x for method, line in lines.items() if method not in {r.baseline for r in study.results}]
     return draw_reward_lines(
@@ -233,11 +236,8 @@ def _metric(study: Study) -> str:
     return f"{study.results[0].scores.metric} ({'higher' if higher_is_better(study) else 'lower'} is better)"
 
 
-# ── the folder and the page of a study ────────────────────────────────────────────────────────────────────────────────
-
-
 def write_study(study: Study, folder: Path) -> Path:
-    """Write study.json, the pictures and report.html, whole or not at all; an older study there is replaced."""
+    """Write study.json, the pictures and report.html, all or none; replace an older study."""
     with replace_folder(folder, STUDY_FILES) as new:
         (new / "study.json").write_text(study.to_json(), encoding="utf-8")
         pictures = {
@@ -248,7 +248,7 @@ def write_study(study: Study, folder: Path) -> Path:
 
 
 def study_page(study: Study, pictures: dict[str, bytes]) -> str:
-    """The report as one HTML page that needs nothing else: the pictures are in it."""
+    """Return the report as one HTML page with embedded pictures."""
     settings = {
         **{key: value for key, value in study.settings.items() if key != "algorithms"},
         "seeds": sorted({result.seed for result in study.results}),
@@ -258,7 +258,8 @@ def study_page(study: Study, pictures: dict[str, bytes]) -> str:
     better_side = "above" if higher_is_better(study) else "below"
     captions = {**CAPTIONS, "rewards": EARNED_BY_DESKS} if has_backtests(study) else CAPTIONS
     baseline_name = trivial_baseline(study.results[0].scores.metric)
-    baseline_note = f"{baseline_name.capitalize()}: {TRIVIAL_BASELINES[baseline_name]}; a method below it is worse than no learning."
+    baseline_meaning = f"{baseline_name.capitalize()}: {TRIVIAL_BASELINES[baseline_name]}"
+    baseline_note = f"{baseline_meaning}; a method below it is worse than no training."
     return render_page(
         "Did joining help?",
         study.verdict() or "Only local training was run: there is nothing to compare it with.",
@@ -266,27 +267,26 @@ def study_page(study: Study, pictures: dict[str, bytes]) -> str:
         score_table("Method by method", study.table(), f"Scores are {_metric(study)}. {LEGEND} {baseline_note}"),
         *([backtest_section(portfolio_table(study))] if has_backtests(study) else []),
         *(figure_section(*captions[kind], pictures[kind], better_side) for kind in captions if kind in pictures),
-        sentence_list("What else was found", (told for told in study.findings() if told != study.note)),
+        sentence_list("Other findings", (sentence for sentence in study.findings() if sentence != study.note)),
         key_value_table("Settings and seeds", ((key, format_setting(value)) for key, value in settings.items())),
         key_value_table(
-            "The methods, by what they change against FedAvg",
+            "The methods and their changes to FedAvg",
             (describe_changes(record) for record in study.settings.get("algorithms", ())),
         ),
     )
 
 
-def backtest_section(table: Table) -> str:
-    return score_table("What the portfolios made of it", table, " ".join([TRADED, *table.notes]))
+def backtest_section(table: Table) -> Section:
+    return score_table("Back-tests of the portfolios", table, " ".join([BACKTEST_LEGEND, *table.notes]))
 
 
 def describe_changes(record: dict[str, Any]) -> tuple[str, str]:
-    """A method's name, and what it changes: FedAvg is the base."""
+    """Return a method's name and its changes to FedAvg, the base of all methods."""
     from ..algorithms import FedAvg
 
     base = to_json_values(FedAvg())
     changed_settings = {
         key: value for key, value in record.items() if key not in ("is", "name") and value != base.get(key)
     }
-    return str(record.get("name")), ", ".join(
-        f"{key}: {format_setting(value)}" for key, value in changed_settings.items()
-    ) or "nothing"
+    changes = ", ".join(f"{key}: {format_setting(value)}" for key, value in changed_settings.items())
+    return str(record.get("name")), changes or "none"

@@ -1,4 +1,4 @@
-"""What a study says in a few sentences."""
+"""The verdict of a study in a few sentences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def verdict(study: Study) -> str:
-    """In a few sentences: which method served the parties best, if any did, who gained and lost, what collapsed."""
+    """Return a few sentences: the best method, the parties that gained and lost, collapses, baselines."""
     means = mean_scores(study)
     leads = leads_over_local(study)
     if not means:
@@ -34,29 +34,31 @@ def verdict(study: Study) -> str:
         best = max(means, key=lambda method: sign * (means[method] - local_means[method]))
         most = " for most parties" if leads[best] > 0 else ""
         closeness = "is level with it" if leads[best] == 0 else "came closest"
-        opening = f"Nothing beat training alone{most}; {best} {closeness}"
-    first_sentence = f"{opening}: {means[best]:.3f} {scores.metric} against {local_means[best]:.3f} alone."
+        opening = f"No method beat local training{most}; {best} {closeness}"
+    first_sentence = (
+        f"{opening}: {means[best]:.3f} {scores.metric} against {local_means[best]:.3f} with local training."
+    )
     return " ".join(
         [first_sentence, *gain_sentences(study, best), *incident_sentences(study), *trivial_sentences(study)]
     )
 
 
 def helpful_methods(study: Study) -> list[str]:
-    """The methods that serve parties better than training alone: in the mean, and more of them gained than lost."""
-    number = {method: gain_counts(study.gains(method)) for method in study.methods}
+    """Return the methods that beat local training: a better mean, and more parties gained than lost."""
+    counts = {method: gain_counts(study.gains(method)) for method in study.methods}
     leads = leads_over_local(study)
-    return [method for method in leads if leads[method] > 0 and number[method]["gained"] > number[method]["lost"]]
+    return [method for method in leads if leads[method] > 0 and counts[method]["gained"] > counts[method]["lost"]]
 
 
 def mean_scores(study: Study) -> dict[str, float]:
-    """Of every method that is no yardstick, the mean over those who trained; who has none is left out."""
+    """Return each federated method's mean over the parties that trained; methods without a mean are left out."""
     baselines = {result.baseline for result in study.results}
     means = {method: mean_over_trained(study.of(method)) for method in study.methods if method not in baselines}
     return {method: mean for method, mean in means.items() if mean == mean}
 
 
 def leads_over_local(study: Study) -> dict[str, float]:
-    """How far above training alone each method is, as it is printed."""
+    """Return each method's lead over local training, rounded as it is printed."""
     sign = 1 if study.results[0].scores.personal.higher_is_better else -1
     return {
         method: round(sign * (mean - mean_over_trained(study.local_results(method))), 3)
@@ -74,8 +76,9 @@ def gain_sentences(study: Study, method: str) -> Iterator[str]:
     party_phrase = (
         f"{evaluated_count} parties" if trained == evaluated_count else f"the {trained} parties that ever trained"
     )
-    yield f"{gained_and_lost['gained']} of {party_phrase} gained by joining, {gained_and_lost['lost']} lost{seeds_suffix}."
-    if gained_and_lost["lost"]:
+    gained, lost = gained_and_lost["gained"], gained_and_lost["lost"]
+    yield f"{gained} of {party_phrase} gained by joining, {lost} lost{seeds_suffix}."
+    if lost:
         worst_index = int(np.nanargmin(gains))
         largest_loss = -float(gains[worst_index])
         loss_phrase = (
@@ -87,38 +90,38 @@ def gain_sentences(study: Study, method: str) -> Iterator[str]:
 
 
 def incident_sentences(study: Study) -> Iterator[str]:
-    """Collapses and refusals."""
+    """Yield sentences on collapses and rejected updates."""
     for method, at in study.collapse_rounds().items():
         seeds = study.collapse_by_seed(method)
-        collapsed_seeds = sum(found is not None for found in seeds)
-        some = "" if collapsed_seeds == len(seeds) else f" with {collapsed_seeds} of {len(seeds)} seeds"
-        yield f"{method} collapsed at round {at}{some}."
+        collapsed_seeds = sum(collapse_round is not None for collapse_round in seeds)
+        with_seeds = "" if collapsed_seeds == len(seeds) else f" with {collapsed_seeds} of {len(seeds)} seeds"
+        yield f"{method} collapsed at round {at}{with_seeds}."
     rejected_count = sum(result.rejected for result in study.results)
     if rejected_count:
-        yield f"{rejected_count} updates were refused on the way."
+        yield f"{rejected_count} updates were rejected."
 
 
 def trivial_sentences(study: Study) -> Iterator[str]:
-    """What is reached without learning, by those who trained."""
+    """Yield a sentence on the trivial baselines, over the parties that trained."""
     local_results = study.of(LOCAL)
     metric = study.results[0].scores.metric
-    found = {
+    means = {
         trivial_baseline(metric): float(
             np.mean([result.mask_untrained(result.scores.majority).mean for result in local_results])
         )
     }
     if local_results[0].backtest is not None and metric in MEASURES:
-        found[HOLD] = float(nanmean(local_results[0].backtest.measures("hold")[metric]))
-    parts = [f"{name} {mean:.3f}" for name, mean in found.items() if mean == mean]
+        means[HOLD] = float(nanmean(local_results[0].backtest.measures("hold")[metric]))
+    parts = [f"{name} {mean:.3f}" for name, mean in means.items() if mean == mean]
     if parts:
-        yield f"Without learning: {', '.join(parts)}."
+        yield f"Without training: {', '.join(parts)}."
 
 
 def gain_counts(gains: Numbers) -> dict[str, int]:
-    """How many parties gained, and how many lost."""
+    """Return the numbers of parties that gained and that lost."""
     return {"gained": int((gains > 0).sum()), "lost": int((gains < 0).sum())}
 
 
 def mean_over_trained(results: Sequence[StudyResult]) -> float:
-    """The mean over the parties that trained."""
+    """Return the mean score of the parties that trained, over seeds."""
     return float(np.mean([result.trained_scores.mean for result in results]))

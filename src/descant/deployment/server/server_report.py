@@ -13,7 +13,15 @@ from ...config import server_folder
 from ...core.metrics import TRIVIAL_BASELINES, trivial_baseline
 from ...errors import StateError
 from ...reporting.captions import CAPTIONS
-from ...reporting.html import figure_section, format_setting, key_value_table, render_page, score_table, sentence_list
+from ...reporting.html import (
+    Section,
+    figure_section,
+    format_setting,
+    key_value_table,
+    render_page,
+    score_table,
+    sentence_list,
+)
 from ...reporting.participation_timeline import ParticipationTimeline, draw_participation
 from ...reporting.table import Table
 from ...storage import atomic, write_errors
@@ -77,9 +85,9 @@ def _verdict(result: StudyResult) -> str:
     return f"After round {at}, as judged by {evaluated_by}: {means}. {_EVALUATION_HINT}"
 
 
-def _participation_figure(result: StudyResult) -> str:
+def _participation_figure(result: StudyResult) -> Section | None:
     if not result.presence:  # of too many parties
-        return ""
+        return None
     at, values = (np.array(each) for each in zip(*result.global_model_scores, strict=True))
     timeline = ParticipationTimeline(result.scores.names, result.presence, at, scores=values)
     with tempfile.TemporaryDirectory() as folder:
